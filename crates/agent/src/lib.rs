@@ -1,0 +1,1 @@
+//! The daemon of one host: its API and its VMs.

@@ -1,0 +1,19 @@
+//! What the agent's HTTP API says, as types: shared by the agent and the
+//! command, and the format of a saved report.
+
+mod migration;
+mod report;
+mod vm;
+
+pub use migration::{Compress, Limit, MigrateRequest, Outcome, Phase, Progress, TapChoice};
+pub use report::{LaneReport, PhaseTime, Report, Sample};
+pub use vm::{AttachRequest, RunRequest, VmStatus, VmSummary};
+
+use serde::{Deserialize, Serialize};
+
+/// The body of every answer that is not 2xx.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// What went wrong and what to do, for a person.
+    pub error: String,
+}

@@ -1,0 +1,159 @@
+//! One migration: asked for, watched, ended.
+
+use serde::{Deserialize, Serialize};
+
+/// How page bodies are encoded on the lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compress {
+    /// By who waits for whom.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Always lz4, but for content that doesn't shrink.
+    Lz4,
+    /// Always zstd, but for content that doesn't shrink.
+    Zstd,
+}
+
+/// Which of QEMU's streams is tapped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TapChoice {
+    /// Multifd where QEMU and the VM's devices allow it.
+    #[default]
+    Auto,
+    /// Multifd, or fail.
+    Multifd,
+    /// The classic stream.
+    Classic,
+}
+
+/// `droveway migrate`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateRequest {
+    /// The VM to move.
+    pub vm: String,
+    /// The host to move it to, as named in the peers file.
+    pub to: String,
+    /// Connections to carry it; by default one per core up to 8, and at least
+    /// one per NIC.
+    #[serde(default)]
+    pub lanes: Option<u16>,
+    /// The blackout that the operator accepts.
+    #[serde(default = "default_downtime_ms")]
+    pub downtime_ms: u64,
+    /// How bodies are encoded.
+    #[serde(default)]
+    pub compress: Compress,
+    /// Which stream to tap.
+    #[serde(default)]
+    pub tap: TapChoice,
+    /// The operator's word that both hosts see the same storage.
+    #[serde(default)]
+    pub shared_disks: bool,
+    /// `OLD=NEW`: texts of the command line that differ at the destination.
+    #[serde(default)]
+    pub set: Vec<String>,
+    /// QMP socket, at the destination, of a QEMU that waits with
+    /// `-incoming defer -S` and was started by somebody else.
+    #[serde(default)]
+    pub incoming_qmp: Option<String>,
+}
+
+/// 300 ms: QEMU's own default for its downtime-limit.
+fn default_downtime_ms() -> u64 {
+    300
+}
+
+/// Where a migration is. In this order; a failure may end it at any point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Both ends check, the destination starts QEMU, lanes connect.
+    Prepare,
+    /// QEMU's first sweep over all of RAM.
+    FirstPass,
+    /// Further sweeps over what was dirtied meanwhile.
+    LaterPass,
+    /// The VM is stopped; the last pages and the device state travel.
+    Stopped,
+    /// The destination has loaded everything and is paused.
+    Loaded,
+    /// The source gave the VM up. The point of no return.
+    Committed,
+    /// The VM runs at the destination (or is paused there, as it was here).
+    Running,
+}
+
+/// What keeps a migration from being faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limit {
+    /// Nothing measured yet.
+    Unknown,
+    /// Lanes wait for their sockets.
+    Network,
+    /// Lanes are busy encoding.
+    Cpu,
+    /// Lanes wait for QEMU to hand pages over.
+    Qemu,
+    /// The guest dirties pages as fast as they are delivered.
+    Guest,
+    /// QEMU is held until the backlog fits the downtime goal.
+    Hold,
+}
+
+/// How it ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "outcome", content = "reason")]
+pub enum Outcome {
+    /// The VM runs at the destination.
+    Done,
+    /// It goes on at the source, and why.
+    Failed(String),
+    /// The operator cancelled; it goes on at the source.
+    Cancelled,
+}
+
+/// One line of `GET /v1/migrations/ID/progress` (NDJSON) and what
+/// `GET /v1/migrations/ID` answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Progress {
+    /// The migration.
+    pub id: String,
+    /// Which VM.
+    pub vm: String,
+    /// From which host.
+    pub from: String,
+    /// To which host.
+    pub to: String,
+    /// Where it is.
+    pub phase: Phase,
+    /// Seconds since the command.
+    pub elapsed_s: f64,
+    /// Guest RAM that counts as 100 %.
+    pub ram_bytes: u64,
+    /// Of it, how much the destination has in its newest known version.
+    pub percent: f64,
+    /// Guest bytes per second placed at the destination.
+    pub delivered_bytes_per_s: f64,
+    /// Bytes per second on the lanes.
+    pub wire_bytes_per_s: f64,
+    /// Guest bytes per second that the guest dirties, as QEMU estimates.
+    pub dirty_bytes_per_s: f64,
+    /// QEMU's sweeps so far, the present one counted.
+    pub pass: u32,
+    /// Guest bytes not yet placed, QEMU's and ours together.
+    pub left_bytes: u64,
+    /// Seconds to the end, where that can be said.
+    pub time_left_s: Option<f64>,
+    /// What limits it now.
+    pub limit: Limit,
+    /// Features that are not used, and why.
+    pub notes: Vec<String>,
+    /// Set once it ended.
+    pub outcome: Option<Outcome>,
+}

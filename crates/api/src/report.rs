@@ -1,0 +1,106 @@
+//! What remains of a migration: saved as JSON, shown as text or HTML.
+
+use serde::{Deserialize, Serialize};
+
+use crate::migration::{Outcome, Phase};
+
+/// When a phase began, in seconds since the command.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct PhaseTime {
+    /// Which.
+    pub phase: Phase,
+    /// When it began.
+    pub start_s: f64,
+}
+
+/// The state of a migration at one instant.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Sample {
+    /// Seconds since the command.
+    pub at_s: f64,
+    /// Guest bytes per second placed at the destination.
+    pub delivered_bytes_per_s: f64,
+    /// Bytes per second on the lanes.
+    pub wire_bytes_per_s: f64,
+    /// Guest bytes per second dirtied.
+    pub dirty_bytes_per_s: f64,
+    /// Guest bytes not yet placed.
+    pub left_bytes: u64,
+    /// Bytes in buffers between tap and placer, at the source.
+    pub pool_bytes: u64,
+    /// Bytes per second of each lane.
+    pub lanes_bytes_per_s: Vec<f64>,
+}
+
+/// One lane over the whole migration.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LaneReport {
+    /// Local and remote address.
+    pub name: String,
+    /// Bytes written to it.
+    pub wire_bytes: u64,
+    /// Batches that were acknowledged on it.
+    pub batches: u64,
+    /// How often it died and its batches went to others.
+    pub deaths: u32,
+}
+
+/// The whole story of one migration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// The migration.
+    pub id: String,
+    /// Which VM.
+    pub vm: String,
+    /// From which host.
+    pub from: String,
+    /// To which host.
+    pub to: String,
+    /// When the command came, seconds since 1970.
+    pub started_unix_s: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// QEMU at the source and at the destination.
+    pub qemu: [String; 2],
+    /// `multifd` or `classic`, or `whole` where the stream could not be split.
+    pub tap: String,
+    /// `mapped` or `inline`.
+    pub placement: String,
+    /// From the command to the end.
+    pub total_s: f64,
+    /// Of it, until the destination's QEMU was ready.
+    pub prepare_s: f64,
+    /// The downtime goal.
+    pub downtime_goal_ms: u64,
+    /// From the source's STOP to the destination's RESUME; none if the VM was
+    /// paused or never left.
+    pub downtime_ms: Option<f64>,
+    /// What was predicted when QEMU was let finish.
+    pub predicted_downtime_ms: Option<f64>,
+    /// Guest RAM.
+    pub ram_bytes: u64,
+    /// QEMU's sweeps.
+    pub passes: u32,
+    /// Page bodies that QEMU handed over, in bytes.
+    pub body_bytes: u64,
+    /// Zero and other fill pages that QEMU handed over, in bytes.
+    pub fill_bytes: u64,
+    /// Residue, in bytes.
+    pub residue_bytes: u64,
+    /// Bytes written to all lanes and the control connection.
+    pub wire_bytes: u64,
+    /// CPU seconds of the source agent's data threads.
+    pub cpu_source_s: f64,
+    /// CPU seconds of the destination agent's data threads.
+    pub cpu_destination_s: f64,
+    /// Most bytes ever held in buffers, source and destination.
+    pub pool_high_water_bytes: [u64; 2],
+    /// Features that were not used, and why.
+    pub notes: Vec<String>,
+    /// The phases it went through.
+    pub phases: Vec<PhaseTime>,
+    /// Each lane.
+    pub lanes: Vec<LaneReport>,
+    /// Over time, some 10 a second, thinned for long migrations.
+    pub samples: Vec<Sample>,
+}

@@ -1,0 +1,60 @@
+//! VMs of one host, as the API shows them.
+
+use serde::{Deserialize, Serialize};
+
+/// Start a VM under this agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunRequest {
+    /// The VM's name, unique on its host.
+    pub name: String,
+    /// QEMU and its arguments, as the user typed them.
+    pub argv: Vec<String>,
+    /// The directory that relative paths in `argv` are meant from.
+    pub cwd: String,
+}
+
+/// Adopt a VM that somebody else started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AttachRequest {
+    /// The name it gets here.
+    pub name: String,
+    /// Its QMP socket.
+    pub qmp: String,
+}
+
+/// What a VM is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VmStatus {
+    /// Its vCPUs run.
+    Running,
+    /// Its owner (or an error on its disks) stopped it.
+    Paused,
+    /// It is arriving here; it runs at its source.
+    Arriving,
+    /// QEMU is gone.
+    Dead,
+}
+
+/// One VM.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VmSummary {
+    /// Its name.
+    pub name: String,
+    /// What it is doing.
+    pub status: VmStatus,
+    /// QEMU's process.
+    pub pid: u32,
+    /// QEMU's version, such as `10.0.2`.
+    pub qemu: String,
+    /// Guest RAM.
+    pub ram_bytes: u64,
+    /// Whether the agent shares its RAM (mapped placement) or not (inline).
+    pub shared_ram: bool,
+    /// Whether it was started elsewhere and adopted.
+    pub attached: bool,
+    /// The migration that moves it now.
+    pub migration: Option<String>,
+    /// The user's command line.
+    pub argv: Vec<String>,
+}

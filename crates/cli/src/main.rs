@@ -1,0 +1,2 @@
+//! The `droveway` command.
+fn main() {}

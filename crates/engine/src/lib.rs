@@ -1,0 +1,1 @@
+//! One migration: source, destination, phases and report.

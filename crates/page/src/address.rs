@@ -1,0 +1,62 @@
+//! Where a page is and which of its versions it is.
+
+use std::fmt;
+
+/// Bytes of a guest page. x86's target page; QEMU's stream counts in it.
+pub const PAGE_BYTES: usize = 4096;
+
+/// The number of a page within its RAM block (offset / [`PAGE_BYTES`]).
+///
+/// 32 bits of pages reach 16 TiB in one block, beyond what QEMU boots today.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageIndex(pub u32);
+
+impl PageIndex {
+    /// The page that holds byte `offset` of its block, if the offset is the
+    /// start of a page and within reach.
+    #[must_use]
+    pub fn from_offset(offset: u64) -> Option<Self> {
+        let page_bytes = PAGE_BYTES as u64;
+        if offset % page_bytes != 0 {
+            return None;
+        }
+        u32::try_from(offset / page_bytes).ok().map(Self)
+    }
+
+    /// The page's first byte, counted from the start of its block.
+    #[must_use]
+    pub fn offset(self) -> u64 {
+        u64::from(self.0) * PAGE_BYTES as u64
+    }
+}
+
+/// The position of a RAM block in the block list that QEMU announced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub u16);
+
+/// The count of rounds that QEMU finished before it sent a page.
+///
+/// A page appears at most once in an epoch, so of two versions of a page the
+/// one with the higher epoch is the newer, whatever order lanes deliver in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u32);
+
+impl fmt::Display for PageIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "page {}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_page_starts_within_reach_are_pages() {
+        assert_eq!(PageIndex::from_offset(8192), Some(PageIndex(2)));
+        assert_eq!(PageIndex::from_offset(8193), None);
+        assert_eq!(PageIndex::from_offset(1 << 44), None);
+        assert_eq!(PageIndex::from_offset((1 << 44) - 4096), Some(PageIndex(u32::MAX)));
+        assert_eq!(PageIndex(u32::MAX).offset(), (1 << 44) - 4096);
+    }
+}

@@ -1,0 +1,147 @@
+//! Pages handled together: the unit of work, of hand-over and of locking.
+
+use std::sync::Arc;
+
+use crate::pool::{Pool, Slot};
+use crate::{BlockId, Epoch, PAGE_BYTES, PageIndex};
+
+/// Most page bodies in one batch: what one multifd packet of QEMU carries.
+pub const BATCH_PAGES: usize = 128;
+
+/// Bytes of a batch's buffer.
+///
+/// 128 bodies as classic records take 128 x (8 + 4,096) bytes and once a block
+/// name (1 + 255); the rest is room for the records between them, so that a
+/// classic tap can parse in place in the buffer it read into.
+pub const SLOT_BYTES: usize = 544 * 1024;
+const _: () = assert!(SLOT_BYTES > BATCH_PAGES * (8 + PAGE_BYTES) + 256);
+
+/// A page whose bytes are in the batch's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// Which page.
+    pub page: PageIndex,
+    /// Where its [`PAGE_BYTES`] bytes start in the buffer.
+    pub at: u32,
+}
+
+/// A run of pages that are one byte repeated, nearly always zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// The first page of the run.
+    pub first: PageIndex,
+    /// How many pages.
+    pub count: u32,
+    /// The byte they are full of.
+    pub byte: u8,
+}
+
+/// Pages of one block and one epoch, with the pooled buffer of their bytes.
+#[derive(Debug)]
+pub struct Batch {
+    /// The block all pages of the batch belong to.
+    pub block: BlockId,
+    /// The epoch they were sent in.
+    pub epoch: Epoch,
+    slot: Slot,
+    pool: Arc<Pool>,
+}
+
+impl Batch {
+    pub(crate) fn new(slot: Slot, pool: Arc<Pool>) -> Self {
+        Self { block: BlockId::default(), epoch: Epoch::default(), slot, pool }
+    }
+
+    /// The pages with bytes, in the order they were added.
+    #[must_use]
+    pub fn bodies(&self) -> &[Body] {
+        &self.slot.bodies
+    }
+
+    /// The fill runs, in the order they were added.
+    #[must_use]
+    pub fn fills(&self) -> &[Fill] {
+        &self.slot.fills
+    }
+
+    /// Whether it carries nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.slot.bodies.is_empty() && self.slot.fills.is_empty()
+    }
+
+    /// How many more bodies it can take.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        BATCH_PAGES - self.slot.bodies.len()
+    }
+
+    /// Guest bytes that it stands for.
+    #[must_use]
+    pub fn guest_bytes(&self) -> u64 {
+        let fills: u64 = self.slot.fills.iter().map(|fill| u64::from(fill.count)).sum();
+        (self.slot.bodies.len() as u64 + fills) * PAGE_BYTES as u64
+    }
+
+    /// Adds a page whose bytes start at `at` in the buffer.
+    ///
+    /// # Panics
+    /// If the batch is full or the bytes are not inside the buffer: both are
+    /// the tap's own arithmetic, never a value from the stream.
+    pub fn push_body(&mut self, page: PageIndex, at: usize) {
+        assert!(self.room() > 0, "a batch holds {BATCH_PAGES} bodies");
+        assert!(at + PAGE_BYTES <= SLOT_BYTES, "a body lies inside its buffer");
+        let at = u32::try_from(at).expect("a buffer is below 4 GiB");
+        self.slot.bodies.push(Body { page, at });
+    }
+
+    /// Adds one page of `byte`, to the last run where it continues it.
+    pub fn push_fill(&mut self, page: PageIndex, byte: u8) {
+        if let Some(last) = self.slot.fills.last_mut()
+            && last.byte == byte
+            && last.first.0.checked_add(last.count) == Some(page.0)
+        {
+            last.count += 1;
+            return;
+        }
+        self.slot.fills.push(Fill { first: page, count: 1, byte });
+    }
+
+    /// The bytes of one body.
+    #[must_use]
+    pub fn bytes_of(&self, body: Body) -> &[u8] {
+        let at = body.at as usize;
+        &self.slot.bytes[at..at + PAGE_BYTES]
+    }
+
+    /// All bodies' bytes as one slice, if they lie one after the other (as a
+    /// multifd packet's do). A classic stream's don't.
+    #[must_use]
+    pub fn contiguous(&self) -> Option<&[u8]> {
+        let first = self.slot.bodies.first()?.at as usize;
+        let in_order = self
+            .slot
+            .bodies
+            .iter()
+            .enumerate()
+            .all(|(nth, body)| body.at as usize == first + nth * PAGE_BYTES);
+        in_order.then(|| &self.slot.bytes[first..first + self.slot.bodies.len() * PAGE_BYTES])
+    }
+
+    /// The whole buffer, to be read into.
+    pub fn buffer_mut(&mut self) -> &mut [u8] {
+        &mut self.slot.bytes
+    }
+
+    /// The whole buffer.
+    #[must_use]
+    pub fn buffer(&self) -> &[u8] {
+        &self.slot.bytes
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.pool.give_back(std::mem::take(&mut self.slot));
+    }
+}

@@ -1,0 +1,190 @@
+//! The bounded pool that batches come from.
+//!
+//! A pool that is empty blocks whoever asks: the tap stops reading, QEMU stops
+//! writing, and nothing grows. The limit can be moved while batches are out:
+//! lowering it is how QEMU is held near the end of a pass.
+
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::batch::{BATCH_PAGES, Batch, Body, Fill, SLOT_BYTES};
+
+/// What a batch owns and the pool keeps for the next one.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    pub(crate) bytes: Box<[u8]>,
+    pub(crate) bodies: Vec<Body>,
+    pub(crate) fills: Vec<Fill>,
+}
+
+/// The pool was closed while somebody waited: the migration is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the buffer pool was closed")]
+pub struct PoolClosed;
+
+#[derive(Debug)]
+struct State {
+    free: Vec<Slot>,
+    out_bytes: usize,
+    limit_bytes: usize,
+    high_water_bytes: usize,
+    closed: bool,
+}
+
+/// A bounded pool of batches. Counted in bytes, whole slots at a time.
+#[derive(Debug)]
+pub struct Pool {
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+impl Pool {
+    /// A pool of at most `limit_bytes`, and at least one slot.
+    #[must_use]
+    pub fn new(limit_bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                free: Vec::new(),
+                out_bytes: 0,
+                limit_bytes: limit_bytes.max(SLOT_BYTES),
+                high_water_bytes: 0,
+                closed: false,
+            }),
+            freed: Condvar::new(),
+        })
+    }
+
+    /// An empty batch. Blocks while the pool is used up.
+    ///
+    /// # Errors
+    /// [`PoolClosed`] once [`Pool::close`] was called.
+    pub fn take(self: &Arc<Self>) -> Result<Batch, PoolClosed> {
+        let mut state = self.state.lock();
+        while !state.closed && state.out_bytes + SLOT_BYTES > state.limit_bytes {
+            self.freed.wait(&mut state);
+        }
+        if state.closed {
+            return Err(PoolClosed);
+        }
+        state.out_bytes += SLOT_BYTES;
+        state.high_water_bytes = state.high_water_bytes.max(state.out_bytes);
+        let slot = state.free.pop();
+        drop(state);
+        let slot = slot.unwrap_or_else(|| Slot {
+            bytes: vec![0; SLOT_BYTES].into_boxed_slice(),
+            bodies: Vec::with_capacity(BATCH_PAGES),
+            fills: Vec::with_capacity(BATCH_PAGES),
+        });
+        Ok(Batch::new(slot, Arc::clone(self)))
+    }
+
+    /// Moves the limit. Batches that are out stay out; a lower limit is
+    /// reached as they come back.
+    pub fn set_limit_bytes(&self, limit_bytes: usize) {
+        let mut state = self.state.lock();
+        let grown = limit_bytes > state.limit_bytes;
+        state.limit_bytes = limit_bytes.max(SLOT_BYTES);
+        let keep = state.limit_bytes / SLOT_BYTES;
+        state.free.truncate(keep);
+        drop(state);
+        if grown {
+            self.freed.notify_all();
+        }
+    }
+
+    /// Bytes of the batches that are out.
+    #[must_use]
+    pub fn out_bytes(&self) -> usize {
+        self.state.lock().out_bytes
+    }
+
+    /// The most bytes that were ever out.
+    #[must_use]
+    pub fn high_water_bytes(&self) -> usize {
+        self.state.lock().high_water_bytes
+    }
+
+    /// Wakes everybody who waits and refuses from now on.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+        self.freed.notify_all();
+    }
+
+    pub(crate) fn give_back(&self, mut slot: Slot) {
+        slot.bodies.clear();
+        slot.fills.clear();
+        let mut state = self.state.lock();
+        state.out_bytes -= SLOT_BYTES;
+        if (state.out_bytes + (state.free.len() + 1) * SLOT_BYTES) <= state.limit_bytes {
+            state.free.push(slot);
+        }
+        drop(state);
+        self.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::PageIndex;
+
+    #[test]
+    fn an_empty_pool_blocks_until_a_batch_comes_back() {
+        let pool = Pool::new(SLOT_BYTES);
+        let held = pool.take().unwrap();
+        let waiter = thread::spawn({
+            let pool = Arc::clone(&pool);
+            move || pool.take().map(drop)
+        });
+        assert_eq!(pool.out_bytes(), SLOT_BYTES);
+        drop(held);
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+        assert_eq!(pool.high_water_bytes(), SLOT_BYTES);
+        assert_eq!(pool.out_bytes(), 0);
+    }
+
+    #[test]
+    fn closing_wakes_whoever_waits() {
+        let pool = Pool::new(1);
+        let _held = pool.take().unwrap();
+        let waiter = thread::spawn({
+            let pool = Arc::clone(&pool);
+            move || pool.take().map(drop)
+        });
+        pool.close();
+        assert_eq!(waiter.join().unwrap(), Err(PoolClosed));
+    }
+
+    #[test]
+    fn a_batch_comes_back_empty_and_runs_of_fills_merge() {
+        let pool = Pool::new(SLOT_BYTES);
+        let mut batch = pool.take().unwrap();
+        batch.push_fill(PageIndex(7), 0);
+        batch.push_fill(PageIndex(8), 0);
+        batch.push_fill(PageIndex(10), 0);
+        batch.push_body(PageIndex(9), 0);
+        assert_eq!(batch.fills().len(), 2);
+        assert_eq!(batch.guest_bytes(), 4 * 4096);
+        drop(batch);
+        assert!(pool.take().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_lower_limit_is_reached_as_batches_come_back() {
+        let pool = Pool::new(3 * SLOT_BYTES);
+        let first = pool.take().unwrap();
+        let second = pool.take().unwrap();
+        pool.set_limit_bytes(SLOT_BYTES);
+        let waiter = thread::spawn({
+            let pool = Arc::clone(&pool);
+            move || pool.take().map(drop)
+        });
+        drop(first);
+        assert_eq!(pool.out_bytes(), SLOT_BYTES);
+        drop(second);
+        assert_eq!(waiter.join().unwrap(), Ok(()));
+    }
+}

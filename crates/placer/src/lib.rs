@@ -1,0 +1,1 @@
+//! What writes pages into the destination's RAM.

@@ -1,0 +1,1 @@
+//! Guest RAM that the agent made and shares with QEMU.

@@ -1,0 +1,1 @@
+//! A lock over ranges of addresses, kept in a skip list.

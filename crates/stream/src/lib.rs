@@ -1,0 +1,1 @@
+//! QEMU's migration stream: read, split, write, without I/O.

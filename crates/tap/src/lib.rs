@@ -1,0 +1,1 @@
+//! Reads QEMU's stream from its sockets and hands on batches.

@@ -1,0 +1,1 @@
+//! Lanes: connections between two agents that carry batches.
