@@ -1,1 +1,27 @@
-//! What two agents say to each other, without I/O.
+//! What two agents say to each other, as bytes: no sockets, no threads.
+//!
+//! A connection opens with a [`Preamble`] that says what it is: the control
+//! connection of a migration, or one of its lanes.
+//!
+//! - control: [`Frame`]s; most carry one message as JSON
+//!   ([`ToDestination`], [`ToSource`]), the others pieces of the residue.
+//! - lane: from the source [`BatchHeader`]s with their tables and bodies, from
+//!   the destination [`Ack`]s.
+//!
+//! Everything read here comes from a peer: lengths and counts are capped
+//! before anyone allocates or loops by them. docs/PROTOCOL.md tells the story.
+
+#![forbid(unsafe_code)]
+
+mod batch;
+mod control;
+mod error;
+mod preamble;
+mod read;
+
+pub use batch::{Ack, BatchHeader, FILLS_MAX, Tables};
+pub use control::{
+    Announced, Frame, FrameHeader, Prepare, Prepared, ToDestination, ToSource, read_frame,
+};
+pub use error::WireError;
+pub use preamble::{Kind, Preamble, Reply, Token, VERSION};

@@ -1,0 +1,241 @@
+//! A batch on a lane, and its acknowledgement.
+//!
+//! ```text
+//! header   0 magic u16   2 encoding u8   3 zero u8   4 block u16   6 bodies u16
+//!          8 fills u16  10 zero u16     12 epoch u32  16 payload bytes u32
+//! tables   bodies x page u32, then fills x { first u32, count u32, byte u8 }
+//! payload  the bodies' bytes, in the table's order, encoded as one
+//! ```
+//! All little-endian. An [`Ack`] counts the batches of this connection that
+//! are placed, so one lost in a dead connection costs nothing: whatever was not
+//! acknowledged there is sent again on another lane.
+
+use page::{BATCH_PAGES, Batch, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+
+use crate::error::WireError;
+use crate::read::{le16, le32, le64};
+
+const MAGIC: u16 = 0xd7b1;
+const ACK_MAGIC: u32 = 0xd7ac_0001;
+const PAGE_ENTRY_BYTES: usize = 4;
+const FILL_ENTRY_BYTES: usize = 9;
+
+/// Most fill runs in one batch; the tap hands on long before.
+pub const FILLS_MAX: usize = 8192;
+
+/// What stands before a batch's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchHeader {
+    /// How the payload is encoded, as `page::Encoding`'s code.
+    pub encoding: u8,
+    /// The block its pages belong to.
+    pub block: BlockId,
+    /// Their epoch.
+    pub epoch: Epoch,
+    /// How many pages come as bytes.
+    pub bodies: u16,
+    /// How many fill runs.
+    pub fills: u16,
+    /// Bytes of payload.
+    pub payload_bytes: u32,
+}
+
+impl BatchHeader {
+    /// Its length on the wire.
+    pub const BYTES: usize = 20;
+
+    /// From a peer's bytes. Whether the block exists is for the placer.
+    ///
+    /// # Errors
+    /// If a count is above its cap, or the fields contradict each other.
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
+        if le16(bytes, 0) != MAGIC {
+            return Err(WireError::Unknown { what: "kind of frame", value: u64::from(le16(bytes, 0)) });
+        }
+        let header = Self {
+            encoding: bytes[2],
+            block: BlockId(le16(bytes, 4)),
+            bodies: le16(bytes, 6),
+            fills: le16(bytes, 8),
+            epoch: Epoch(le32(bytes, 12)),
+            payload_bytes: le32(bytes, 16),
+        };
+        let cap = |what, value: u64, max: usize| {
+            if value > max as u64 {
+                return Err(WireError::TooLarge { what, value, max: max as u64 });
+            }
+            Ok(())
+        };
+        cap("a number of pages", u64::from(header.bodies), BATCH_PAGES)?;
+        cap("a number of fill runs", u64::from(header.fills), FILLS_MAX)?;
+        let raw_bytes = usize::from(header.bodies) * PAGE_BYTES;
+        cap("a payload", u64::from(header.payload_bytes), raw_bytes)?;
+        if header.bodies > 0 && header.payload_bytes == 0 {
+            return Err(WireError::Contradiction("pages without a payload"));
+        }
+        Ok(header)
+    }
+
+    fn write(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&MAGIC.to_le_bytes());
+        out.extend_from_slice(&[self.encoding, 0]);
+        out.extend_from_slice(&self.block.0.to_le_bytes());
+        out.extend_from_slice(&self.bodies.to_le_bytes());
+        out.extend_from_slice(&self.fills.to_le_bytes());
+        out.extend_from_slice(&[0, 0]);
+        out.extend_from_slice(&self.epoch.0.to_le_bytes());
+        out.extend_from_slice(&self.payload_bytes.to_le_bytes());
+    }
+
+    /// Bytes of the tables that follow.
+    #[must_use]
+    pub fn tables_bytes(self) -> usize {
+        usize::from(self.bodies) * PAGE_ENTRY_BYTES + usize::from(self.fills) * FILL_ENTRY_BYTES
+    }
+
+    /// Writes the header and the tables of `batch` after what `out` holds.
+    ///
+    /// # Panics
+    /// If the batch has more fill runs than [`FILLS_MAX`]: the tap's error.
+    pub fn write_for(batch: &Batch, encoding: u8, payload_bytes: usize, out: &mut Vec<u8>) {
+        assert!(batch.fills().len() <= FILLS_MAX, "the tap hands on before {FILLS_MAX} runs");
+        let header = Self {
+            encoding,
+            block: batch.block,
+            epoch: batch.epoch,
+            bodies: u16::try_from(batch.bodies().len()).expect("at most BATCH_PAGES"),
+            fills: u16::try_from(batch.fills().len()).expect("at most FILLS_MAX"),
+            payload_bytes: u32::try_from(payload_bytes).expect("at most BATCH_PAGES pages"),
+        };
+        header.write(out);
+        for body in batch.bodies() {
+            out.extend_from_slice(&body.page.0.to_le_bytes());
+        }
+        for fill in batch.fills() {
+            out.extend_from_slice(&fill.first.0.to_le_bytes());
+            out.extend_from_slice(&fill.count.to_le_bytes());
+            out.push(fill.byte);
+        }
+    }
+}
+
+/// The tables of one batch after the other, in vectors that are used again.
+#[derive(Debug, Default)]
+pub struct Tables {
+    /// The pages that come as bytes, in the payload's order.
+    pub pages: Vec<PageIndex>,
+    /// The fill runs.
+    pub fills: Vec<Fill>,
+}
+
+impl Tables {
+    /// Reads the tables that `header` announces. `bytes` are exactly
+    /// [`BatchHeader::tables_bytes`] of them; addresses are for the placer to
+    /// check.
+    ///
+    /// # Errors
+    /// If the length is another one.
+    pub fn parse(&mut self, header: BatchHeader, bytes: &[u8]) -> Result<(), WireError> {
+        self.pages.clear();
+        self.fills.clear();
+        if bytes.len() != header.tables_bytes() {
+            return Err(WireError::Contradiction("tables of another length than announced"));
+        }
+        let (pages, fills) = bytes.split_at(usize::from(header.bodies) * PAGE_ENTRY_BYTES);
+        self.pages
+            .extend(pages.chunks_exact(PAGE_ENTRY_BYTES).map(|entry| PageIndex(le32(entry, 0))));
+        self.fills.extend(fills.chunks_exact(FILL_ENTRY_BYTES).map(|entry| Fill {
+            first: PageIndex(le32(entry, 0)),
+            count: le32(entry, 4),
+            byte: entry[8],
+        }));
+        Ok(())
+    }
+}
+
+/// How many batches of this connection are placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ack {
+    /// Counted from the connection's start.
+    pub placed: u64,
+}
+
+impl Ack {
+    /// Its length on the wire.
+    pub const BYTES: usize = 12;
+
+    /// As bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&ACK_MAGIC.to_le_bytes());
+        bytes[4..].copy_from_slice(&self.placed.to_le_bytes());
+        bytes
+    }
+
+    /// From a peer's bytes.
+    ///
+    /// # Errors
+    /// If it is no acknowledgement.
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
+        match le32(bytes, 0) {
+            ACK_MAGIC => Ok(Self { placed: le64(bytes, 4) }),
+            other => Err(WireError::Unknown { what: "acknowledgement", value: u64::from(other) }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use page::{Pool, SLOT_BYTES};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_batch_comes_back_as_it_went(
+            block: u16, epoch: u32, encoding: u8,
+            pages in prop::collection::vec(any::<u32>(), 0..=BATCH_PAGES),
+            fills in prop::collection::vec((any::<u32>(), any::<u8>()), 0..300),
+        ) {
+            let mut batch = Pool::new(SLOT_BYTES).take().unwrap();
+            batch.block = BlockId(block);
+            batch.epoch = Epoch(epoch);
+            for (nth, page) in pages.iter().enumerate() {
+                batch.push_body(PageIndex(*page), nth * PAGE_BYTES);
+            }
+            for (page, byte) in &fills {
+                batch.push_fill(PageIndex(*page), *byte);
+            }
+            let mut bytes = Vec::new();
+            BatchHeader::write_for(&batch, encoding, pages.len() * PAGE_BYTES, &mut bytes);
+            let (head, rest) = bytes.split_first_chunk::<{ BatchHeader::BYTES }>().unwrap();
+            let header = BatchHeader::parse(head).unwrap();
+            prop_assert_eq!((header.block, header.epoch), (batch.block, batch.epoch));
+            prop_assert_eq!(header.encoding, encoding);
+            let mut tables = Tables::default();
+            tables.parse(header, rest).unwrap();
+            prop_assert_eq!(tables.pages, pages.into_iter().map(PageIndex).collect::<Vec<_>>());
+            prop_assert_eq!(tables.fills.as_slice(), batch.fills());
+        }
+
+        #[test]
+        fn any_bytes_are_a_header_or_an_error(bytes: [u8; BatchHeader::BYTES]) {
+            let mut bytes = bytes;
+            bytes[..2].copy_from_slice(&MAGIC.to_le_bytes());
+            if let Ok(header) = BatchHeader::parse(&bytes) {
+                prop_assert!(usize::from(header.bodies) <= BATCH_PAGES);
+                prop_assert!(usize::from(header.fills) <= FILLS_MAX);
+                prop_assert!(header.payload_bytes as usize <= BATCH_PAGES * PAGE_BYTES);
+            }
+        }
+    }
+
+    #[test]
+    fn an_ack_comes_back_and_garbage_does_not() {
+        let ack = Ack { placed: u64::MAX - 1 };
+        assert_eq!(Ack::parse(&ack.to_bytes()).unwrap(), ack);
+        assert!(Ack::parse(&[0; Ack::BYTES]).is_err());
+    }
+}

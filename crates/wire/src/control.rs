@@ -1,0 +1,290 @@
+//! The control connection: messages, and the residue between them.
+//!
+//! ```text
+//! 0 length u32 (of what follows the kind)   4 kind u8   5 content
+//! ```
+
+use std::io::{Read, Write};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::WireError;
+use crate::read::le32;
+
+/// Longest message. A shape of a VM with hundreds of devices is some 100 KiB.
+const MESSAGE_BYTES_MAX: u64 = 8 << 20;
+/// Longest piece of residue in a frame. The head of a VM (its block list) is
+/// some KiB, with a thousand blocks below 1 MiB; the tail is cut into pieces.
+const RESIDUE_BYTES_MAX: u64 = 4 << 20;
+
+/// What the source asks the destination to prepare for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Prepare {
+    /// The migration's id, for both ends' logs and reports.
+    pub migration: String,
+    /// The agent that asks.
+    pub from: String,
+    /// The VM's name.
+    pub vm: String,
+    /// QEMU and its arguments, as the user typed them.
+    pub argv: Vec<String>,
+    /// The directory its relative paths are meant from.
+    pub cwd: String,
+    /// Texts to replace in `argv`.
+    pub overrides: Vec<(String, String)>,
+    /// The source QEMU's version.
+    pub qemu: String,
+    /// What the live VM is made of (`qemu::shape::Shape`).
+    pub shape: serde_json::Value,
+    /// How the destination can see that storage is shared
+    /// (`qemu::disks::Challenge`s).
+    pub disks: serde_json::Value,
+    /// The operator's word that it is.
+    pub shared_disks: bool,
+    /// QMP socket of a QEMU that somebody else started there.
+    pub incoming_qmp: Option<String>,
+    /// Whether the VM's vCPUs run (else its owner paused it).
+    pub was_running: bool,
+}
+
+/// The destination's answer, when it is ready.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Prepared {
+    /// What lanes identify themselves with, in hex.
+    pub token: String,
+    /// The destination QEMU's version.
+    pub qemu: String,
+    /// Features not used at the destination, and why.
+    pub notes: Vec<String>,
+}
+
+/// A RAM block as QEMU announced it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announced {
+    /// QEMU's name for it.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// From the source.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "say")]
+pub enum ToDestination {
+    /// Get ready.
+    Prepare(Box<Prepare>),
+    /// The RAM blocks; a [`Frame::Head`] follows.
+    Blocks {
+        /// In the order their numbers on the lanes mean.
+        blocks: Vec<Announced>,
+        /// QEMU's number for the section `ram`.
+        ram_section: u32,
+        /// Whether sections end in footers.
+        footers: bool,
+    },
+    /// Every batch is placed and the whole residue was sent: load it.
+    Complete {
+        /// Bytes of tail (or of the whole stream) sent, as a check.
+        residue_bytes: u64,
+    },
+    /// The source gave the VM up: run it.
+    Go,
+    /// It stays at the source.
+    Abort {
+        /// Why, for the log.
+        reason: String,
+    },
+}
+
+/// From the destination.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "say")]
+pub enum ToSource {
+    /// QEMU waits; lanes may come.
+    Prepared(Prepared),
+    /// It can't or won't take the VM.
+    Refused {
+        /// Why, for the operator.
+        reason: String,
+    },
+    /// How pages are placed, known once the block list is.
+    Placement {
+        /// Blocks written to directly.
+        mapped: Vec<String>,
+        /// Blocks written through the residue.
+        inline: Vec<String>,
+    },
+    /// Loaded and paused.
+    Loaded,
+    /// It runs here now (or is paused here, as it was there).
+    Running {
+        /// CPU seconds the agent's threads spent on this migration.
+        cpu_s: f64,
+        /// Most bytes ever buffered.
+        pool_high_water_bytes: u64,
+    },
+    /// It was told to run the VM and could not; the VM never ran there.
+    CannotRun {
+        /// Why.
+        reason: String,
+    },
+    /// Something broke before the commit; QEMU is gone there.
+    Failed {
+        /// What.
+        reason: String,
+    },
+}
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A message as JSON.
+    Message(Vec<u8>),
+    /// The residue's head.
+    Head(Vec<u8>),
+    /// A piece of the residue's tail.
+    Tail(Vec<u8>),
+    /// A piece of a stream that could not be split.
+    Whole(Vec<u8>),
+}
+
+/// What stands before a frame's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHeader {
+    kind: u8,
+    content_bytes: u32,
+}
+
+impl FrameHeader {
+    /// Its length on the wire.
+    pub const BYTES: usize = 5;
+
+    /// From a peer's bytes.
+    ///
+    /// # Errors
+    /// If the kind is unknown or the length above the kind's cap.
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
+        let header = Self { content_bytes: le32(bytes, 0), kind: bytes[4] };
+        let (what, max) = match header.kind {
+            0 => ("a message", MESSAGE_BYTES_MAX),
+            1..=3 => ("a piece of residue", RESIDUE_BYTES_MAX),
+            other => return Err(WireError::Unknown { what: "kind of frame", value: u64::from(other) }),
+        };
+        let value = u64::from(header.content_bytes);
+        if value > max {
+            return Err(WireError::TooLarge { what, value, max });
+        }
+        Ok(header)
+    }
+}
+
+impl Frame {
+    /// A message as a frame.
+    ///
+    /// # Errors
+    /// If it can't be put as JSON or is too long, which is our own doing.
+    pub fn message<M: Serialize>(message: &M) -> Result<Self, WireError> {
+        Ok(Self::Message(serde_json::to_vec(message)?))
+    }
+
+    fn parts(&self) -> (u8, &[u8]) {
+        match self {
+            Self::Message(content) => (0, content),
+            Self::Head(content) => (1, content),
+            Self::Tail(content) => (2, content),
+            Self::Whole(content) => (3, content),
+        }
+    }
+
+    /// Writes it in one piece.
+    ///
+    /// # Errors
+    /// If it is longer than a peer would take, or the writer fails.
+    pub fn write_to(&self, out: &mut impl Write) -> Result<(), WireError> {
+        let (kind, content) = self.parts();
+        write_frame(kind, content, out)
+    }
+
+    /// Writes `residue` as tail (or `whole` stream) frames, without a copy.
+    ///
+    /// # Errors
+    /// If the writer fails.
+    pub fn write_residue(whole: bool, residue: &[u8], out: &mut impl Write) -> Result<(), WireError> {
+        for piece in residue.chunks(1 << 20) {
+            write_frame(if whole { 3 } else { 2 }, piece, out)?;
+        }
+        Ok(())
+    }
+}
+
+fn write_frame(kind: u8, content: &[u8], out: &mut impl Write) -> Result<(), WireError> {
+    let content_bytes = u32::try_from(content.len()).unwrap_or(u32::MAX);
+    let mut header = [0; FrameHeader::BYTES];
+    header[..4].copy_from_slice(&content_bytes.to_le_bytes());
+    header[4] = kind;
+    FrameHeader::parse(&header)?;
+    out.write_all(&header)?;
+    out.write_all(content)?;
+    Ok(out.flush()?)
+}
+
+/// Reads one frame. `None` if the peer closed the connection between frames.
+///
+/// # Errors
+/// If the connection breaks or the peer breaks the rules.
+pub fn read_frame(from: &mut impl Read) -> Result<Option<Frame>, WireError> {
+    let mut header = [0; FrameHeader::BYTES];
+    let first = from.read(&mut header)?;
+    if first == 0 {
+        return Ok(None);
+    }
+    from.read_exact(&mut header[first..])?;
+    let header = FrameHeader::parse(&header)?;
+    let mut content = vec![0; header.content_bytes as usize];
+    from.read_exact(&mut content)?;
+    Ok(Some(match header.kind {
+        0 => Frame::Message(content),
+        1 => Frame::Head(content),
+        2 => Frame::Tail(content),
+        _ => Frame::Whole(content),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_come_back_as_they_went() {
+        let said = ToDestination::Complete { residue_bytes: 77 };
+        let mut bytes = Vec::new();
+        Frame::message(&said).unwrap().write_to(&mut bytes).unwrap();
+        Frame::write_residue(false, &[5; 1_500_000], &mut bytes).unwrap();
+        let mut rest = bytes.as_slice();
+        let Some(Frame::Message(json)) = read_frame(&mut rest).unwrap() else { panic!() };
+        let heard: ToDestination = serde_json::from_slice(&json).unwrap();
+        assert!(matches!(heard, ToDestination::Complete { residue_bytes: 77 }));
+        let mut tail = 0;
+        while let Some(frame) = read_frame(&mut rest).unwrap() {
+            let Frame::Tail(piece) = frame else { panic!("{frame:?}") };
+            tail += piece.len();
+        }
+        assert_eq!(tail, 1_500_000);
+    }
+
+    #[test]
+    fn a_length_above_the_cap_is_refused_before_anything_is_allocated() {
+        let error = read_frame(&mut [0xff, 0xff, 0xff, 0xff, 2].as_slice()).unwrap_err();
+        assert!(matches!(error, WireError::TooLarge { .. }), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_frames_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut rest = bytes.as_slice();
+            while let Ok(Some(_)) = read_frame(&mut rest) {}
+        }
+    }
+}
