@@ -1,0 +1,76 @@
+//! What a migration needs to know of the host it runs on.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use qemu::machine::Machine;
+
+/// This agent, as far as migrations care.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// Its name.
+    pub agent: String,
+    /// The NICs that lanes leave by; empty means that routing decides.
+    pub nics: Vec<IpAddr>,
+    /// Bound of the buffers of one migration in one direction.
+    pub pool_bytes: usize,
+    /// A directory for sockets between the agent and QEMU.
+    pub scratch: PathBuf,
+}
+
+/// The agent to migrate to.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its name.
+    pub name: String,
+    /// Where its control connection goes.
+    pub address: SocketAddr,
+    /// Its data NICs, each reached at the port of `address`. Empty means that
+    /// lanes go to `address` too.
+    pub nics: Vec<IpAddr>,
+}
+
+/// The VM to move.
+#[derive(Clone)]
+pub struct SourceVm {
+    /// Its name.
+    pub name: String,
+    /// Its QEMU.
+    pub machine: Arc<Machine>,
+    /// The directory that relative paths on its command line are meant from.
+    pub cwd: String,
+}
+
+/// Why a destination does not take a VM, for the operator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(pub String);
+
+/// What the destination side of a migration asks of its host.
+pub trait Host: Send + Sync + 'static {
+    /// Checks that the VM can come and makes a QEMU that waits for it, or says
+    /// why not.
+    ///
+    /// # Errors
+    /// With the reason; nothing is left behind.
+    fn receive(&self, order: &wire::Prepare) -> Result<Box<dyn Arriving>, Refusal>;
+}
+
+/// A VM on its way here. Dropped without [`Arriving::adopt`], it is discarded.
+pub trait Arriving: Send {
+    /// Its QEMU, which waits with `-incoming defer -S`.
+    fn machine(&self) -> Arc<Machine>;
+
+    /// Features that are not used here, and why.
+    fn notes(&self) -> Vec<String>;
+
+    /// It runs here from now on.
+    ///
+    /// # Errors
+    /// If the host can't note that down; the VM runs all the same.
+    fn adopt(self: Box<Self>) -> Result<(), String>;
+
+    /// It doesn't come: ends QEMU and removes what was made for it.
+    fn discard(self: Box<Self>);
+}
