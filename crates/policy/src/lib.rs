@@ -1,1 +1,7 @@
-//! Decisions as pure functions of samples.
+//! Decisions as pure functions: a sample of what is, in; what to do, out.
+//! No sockets, no clocks, no threads: tested with tables and simulated time.
+
+#![forbid(unsafe_code)]
+
+pub mod effort;
+pub mod switchover;

@@ -1,1 +1,28 @@
 //! Lanes: connections between two agents that carry batches.
+//!
+//! At the source, [`Lanes`] owns one sender and one acknowledgement thread per
+//! lane. All lanes pull from one queue, so a slow one takes less and a dead
+//! one nothing; what a dead one had not delivered goes back to the queue's
+//! head. A batch keeps its pool buffer until the destination says that it is
+//! *placed*, so the pool bounds everything between QEMU and the far RAM.
+//!
+//! At the destination, [`receive`] reads one lane and hands pages to the
+//! placer, raw bodies from the socket straight into guest RAM.
+
+#![forbid(unsafe_code)]
+
+mod connect;
+mod error;
+mod flight;
+mod lanes;
+mod meter;
+mod queue;
+mod receiver;
+mod reluctance;
+mod sender;
+
+pub use connect::{Endpoint, connect_control, tune};
+pub use error::{LaneError, LanesError};
+pub use lanes::{Lanes, LanesPlan};
+pub use meter::{Delivered, LaneMeter, LaneTimes, thread_cpu};
+pub use receiver::{LaneEnd, receive};

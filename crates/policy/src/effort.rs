@@ -1,0 +1,214 @@
+//! How hard to compress: by who waits for whom.
+//!
+//! Lanes that wait in their sockets have CPU to spare, so a harder encoding may
+//! deliver more; but a full socket can also mean a receiver without CPU, and
+//! content may not shrink. So a change is an experiment: it stays only if it
+//! delivers clearly more guest bytes per second than what it replaced, and each
+//! failed one is repeated half as often.
+
+/// The encodings in order of effort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Bytes as they are.
+    Raw,
+    /// lz4.
+    Light,
+    /// zstd.
+    Hard,
+}
+
+/// What lanes did in one window.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// Share of the lanes' time in writes to their sockets.
+    pub writing: f64,
+    /// Share spent encoding.
+    pub encoding: f64,
+    /// Share without a batch to send.
+    pub waiting: f64,
+    /// Page bodies delivered per second, in guest bytes.
+    pub delivered_bytes_per_s: f64,
+}
+
+/// Lanes that wait this much of their time in the socket could do more.
+const WRITING_MUCH: f64 = 0.5;
+/// Lanes that encode this much are what limits.
+const ENCODING_MUCH: f64 = 0.85;
+/// Lanes that have nothing to send this much say nothing about the link.
+const WAITING_MUCH: f64 = 0.6;
+/// What an experiment must gain to stay.
+const GAIN_MIN: f64 = 1.05;
+/// Windows between two experiments, at first and at most.
+const REST_FIRST: u32 = 4;
+const REST_MAX: u32 = 128;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Experiment {
+    from: Level,
+    from_bytes_per_s: f64,
+    /// The window in which the change was made still carries old batches.
+    settled: bool,
+}
+
+/// The state between two decisions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Effort {
+    level: Level,
+    experiment: Option<Experiment>,
+    rest: u32,
+    rest_next: u32,
+}
+
+impl Effort {
+    /// Begins at a level.
+    #[must_use]
+    pub fn new(level: Level) -> Self {
+        Self { level, experiment: None, rest: 0, rest_next: REST_FIRST }
+    }
+
+    /// The level to use now.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// The state after one more window.
+    #[must_use]
+    pub fn next(self, sample: Sample) -> Self {
+        if sample.waiting > WAITING_MUCH {
+            return self;
+        }
+        match self.experiment {
+            Some(experiment) if !experiment.settled => {
+                Self { experiment: Some(Experiment { settled: true, ..experiment }), ..self }
+            }
+            Some(experiment) => self.judge(experiment, sample),
+            None if self.rest > 0 => Self { rest: self.rest - 1, ..self },
+            None => self.propose(sample),
+        }
+    }
+
+    fn judge(self, experiment: Experiment, sample: Sample) -> Self {
+        if sample.delivered_bytes_per_s >= experiment.from_bytes_per_s * GAIN_MIN {
+            return Self { experiment: None, rest: 0, rest_next: REST_FIRST, ..self };
+        }
+        Self {
+            level: experiment.from,
+            experiment: None,
+            rest: self.rest_next,
+            rest_next: (self.rest_next * 2).min(REST_MAX),
+        }
+    }
+
+    fn propose(self, sample: Sample) -> Self {
+        let to = match self.level {
+            Level::Raw if sample.writing > WRITING_MUCH => Level::Hard,
+            Level::Light if sample.writing > WRITING_MUCH => Level::Hard,
+            Level::Hard if sample.encoding > ENCODING_MUCH => Level::Light,
+            Level::Light if sample.encoding > ENCODING_MUCH => Level::Raw,
+            _ => return self,
+        };
+        let experiment = Experiment {
+            from: self.level,
+            from_bytes_per_s: sample.delivered_bytes_per_s,
+            settled: false,
+        };
+        Self { level: to, experiment: Some(experiment), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host and a link: what each level delivers, and what it is bound by.
+    struct World {
+        link_bytes_per_s: f64,
+        /// Guest bytes per second that the encoder manages, by level.
+        encoder_bytes_per_s: [f64; 3],
+        /// Encoded size over raw size, by level.
+        ratio: [f64; 3],
+    }
+
+    impl World {
+        fn run(&self, level: Level) -> Sample {
+            let at = level as usize;
+            let by_link = self.link_bytes_per_s / self.ratio[at];
+            let by_encoder = self.encoder_bytes_per_s[at];
+            let delivered = by_link.min(by_encoder);
+            let encoding = delivered / by_encoder;
+            Sample {
+                writing: 1.0 - encoding,
+                encoding,
+                waiting: 0.0,
+                delivered_bytes_per_s: delivered,
+            }
+        }
+
+        /// Windows spent on each level, and the level at the end.
+        fn windows(&self, count: usize) -> ([usize; 3], Level) {
+            let mut effort = Effort::new(Level::Raw);
+            let mut spent = [0; 3];
+            for _ in 0..count {
+                spent[effort.level() as usize] += 1;
+                effort = effort.next(self.run(effort.level()));
+            }
+            (spent, effort.level())
+        }
+    }
+
+    #[test]
+    fn a_slow_link_and_content_that_shrinks_are_compressed_hard_at_once() {
+        let world = World {
+            link_bytes_per_s: 119e6,
+            encoder_bytes_per_s: [20e9, 1.5e9, 400e6],
+            ratio: [1.0, 0.6, 0.4],
+        };
+        let (spent, level) = world.windows(100);
+        assert_eq!(level, Level::Hard);
+        assert!(spent[Level::Hard as usize] >= 95, "{spent:?}");
+    }
+
+    #[test]
+    fn a_fast_link_is_left_alone_but_for_ever_rarer_tries() {
+        let world = World {
+            link_bytes_per_s: 2e9,
+            encoder_bytes_per_s: [20e9, 1.2e9, 300e6],
+            ratio: [1.0, 0.7, 0.5],
+        };
+        let (spent, _) = world.windows(1000);
+        assert!(spent[Level::Raw as usize] > 950, "{spent:?}");
+    }
+
+    #[test]
+    fn content_that_does_not_shrink_is_sent_raw() {
+        let world = World {
+            link_bytes_per_s: 119e6,
+            encoder_bytes_per_s: [20e9, 1.5e9, 400e6],
+            ratio: [1.0, 1.0, 1.0],
+        };
+        let (spent, _) = world.windows(1000);
+        assert!(spent[Level::Raw as usize] > 950, "{spent:?}");
+    }
+
+    #[test]
+    fn an_encoder_that_limits_gives_way_to_a_lighter_one() {
+        let world = World {
+            link_bytes_per_s: 1e9,
+            encoder_bytes_per_s: [20e9, 4e9, 900e6],
+            ratio: [1.0, 0.5, 0.45],
+        };
+        let mut effort = Effort::new(Level::Hard);
+        for _ in 0..3 {
+            effort = effort.next(world.run(effort.level()));
+        }
+        assert_eq!(effort.level(), Level::Light);
+    }
+
+    #[test]
+    fn lanes_without_work_decide_nothing() {
+        let effort = Effort::new(Level::Hard);
+        let idle = Sample { writing: 0.0, encoding: 0.1, waiting: 0.9, delivered_bytes_per_s: 1.0 };
+        assert_eq!(effort.next(idle), effort);
+    }
+}

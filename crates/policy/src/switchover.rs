@@ -1,0 +1,192 @@
+//! When QEMU may finish, and how much may be on its way until then.
+//!
+//! QEMU decides from how fast our socket took bytes, which says nothing about
+//! how fast the destination gets them. Left alone it stops a VM with a full
+//! pool behind it. So the pool is kept small from before the end of the first
+//! pass on, and QEMU is told a threshold that counts what the pool holds.
+
+use std::time::Duration;
+
+/// Share of the downtime goal that the backlog may use. The rest is for what
+/// QEMU still has, the device state and the load at the destination.
+const BACKLOG_SHARE: f64 = 0.25;
+
+/// Least time to plan for moving pages, when fixed cost and backlog already eat
+/// the goal: QEMU must be let finish at some time.
+const MOVE_MS_MIN: f64 = 1.0;
+
+/// What the backlog's bound depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct BacklogInput {
+    /// Guest bytes that the first pass has yet to hand over, as the tap counts;
+    /// none when it is over.
+    pub first_pass_left_bytes: Option<u64>,
+    /// Guest bytes that QEMU can be ahead of the tap, in socket buffers full of
+    /// records for zero pages.
+    pub hidden_bytes: u64,
+    /// Page bodies delivered per second; none before the first are.
+    pub bodies_per_s: Option<f64>,
+    /// The downtime goal.
+    pub goal: Duration,
+    /// The pool's full size.
+    pub pool_bytes: u64,
+    /// What the lanes need to have something to send at all.
+    pub least_bytes: u64,
+}
+
+/// How many bytes may be between tap and placer now.
+///
+/// The full pool only while QEMU can't possibly be near the end of its first
+/// pass. Twice what can be hidden: when that line is crossed QEMU has more left
+/// than fits in the sockets, so it blocks until the pool has drained to the
+/// small bound.
+#[must_use]
+pub fn backlog_limit_bytes(input: BacklogInput) -> u64 {
+    let far = input
+        .first_pass_left_bytes
+        .is_some_and(|left| left > input.hidden_bytes.saturating_mul(2));
+    if far {
+        return input.pool_bytes;
+    }
+    let Some(bodies_per_s) = input.bodies_per_s else {
+        return input.least_bytes.min(input.pool_bytes);
+    };
+    let within_goal = whole(bodies_per_s * input.goal.as_secs_f64() * BACKLOG_SHARE);
+    within_goal.clamp(input.least_bytes.min(input.pool_bytes), input.pool_bytes)
+}
+
+/// What QEMU is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// For `avail-switchover-bandwidth`, where QEMU has it.
+    pub bytes_per_s: u64,
+    /// For `downtime-limit`. Never 0: QEMU 7.2 then finishes after one pass
+    /// with everything dirty left for the blackout.
+    pub downtime_ms: u64,
+}
+
+/// What the permission to finish depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct FinishInput {
+    /// Whether the first pass is over.
+    pub first_pass_over: bool,
+    /// Page bodies delivered per second.
+    pub bodies_per_s: Option<f64>,
+    /// The downtime goal.
+    pub goal: Duration,
+    /// What a blackout costs without any page: device state, load, `cont`.
+    pub fixed: Duration,
+    /// The backlog's bound, all of which may have to be delivered in it.
+    pub backlog_bytes: u64,
+    /// Whether QEMU takes a bandwidth from us. Else it multiplies the limit by
+    /// what our socket took in its last 100 ms.
+    pub exact: bool,
+}
+
+/// The threshold QEMU gets, or none while it must not finish.
+#[must_use]
+pub fn allowance(input: FinishInput) -> Option<Allowance> {
+    let bodies_per_s = input.bodies_per_s.filter(|rate| *rate >= 1.0)?;
+    if !input.first_pass_over {
+        return None;
+    }
+    let backlog_ms = input.backlog_bytes as f64 / bodies_per_s * 1e3;
+    let goal_ms = input.goal.as_secs_f64() * 1e3;
+    let fixed_ms = input.fixed.as_secs_f64() * 1e3;
+    let mut move_ms = (goal_ms - fixed_ms - backlog_ms).max(MOVE_MS_MIN);
+    if !input.exact {
+        // In 100 ms our socket takes at most what is delivered meanwhile and
+        // an empty pool's worth: QEMU may believe in that much more.
+        let believed = 1.0 + backlog_ms / 100.0;
+        move_ms = (move_ms / believed).max(MOVE_MS_MIN);
+    }
+    Some(Allowance { bytes_per_s: whole(bodies_per_s).max(1), downtime_ms: whole(move_ms).max(1) })
+}
+
+/// The blackout to expect if the VM stopped now.
+#[must_use]
+pub fn predicted_blackout(left_bytes: u64, bodies_per_s: f64, fixed: Duration) -> Duration {
+    let moving = left_bytes as f64 / bodies_per_s.max(1.0);
+    fixed + Duration::from_secs_f64(moving.min(1e9))
+}
+
+/// A rate or size as a whole number; nonsense becomes 0 or the largest.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn whole(value: f64) -> u64 {
+    value as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn input() -> BacklogInput {
+        BacklogInput {
+            first_pass_left_bytes: Some(10_000 * MIB),
+            hidden_bytes: 400 * MIB,
+            bodies_per_s: Some(119e6),
+            goal: Duration::from_millis(300),
+            pool_bytes: 128 * MIB,
+            least_bytes: MIB,
+        }
+    }
+
+    #[test]
+    fn far_from_the_end_the_pool_is_used_in_full() {
+        assert_eq!(backlog_limit_bytes(input()), 128 * MIB);
+    }
+
+    #[test]
+    fn near_the_end_a_quarter_of_the_goal_may_be_on_its_way() {
+        let near = BacklogInput { first_pass_left_bytes: Some(800 * MIB), ..input() };
+        assert_eq!(backlog_limit_bytes(near), 8_925_000);
+        let later = BacklogInput { first_pass_left_bytes: None, ..input() };
+        assert_eq!(backlog_limit_bytes(later), 8_925_000);
+    }
+
+    #[test]
+    fn a_small_vm_before_any_measurement_gets_the_least() {
+        let small = BacklogInput {
+            first_pass_left_bytes: Some(512 * MIB),
+            bodies_per_s: None,
+            ..input()
+        };
+        assert_eq!(backlog_limit_bytes(small), MIB);
+    }
+
+    fn finish() -> FinishInput {
+        FinishInput {
+            first_pass_over: true,
+            bodies_per_s: Some(12e6),
+            goal: Duration::from_millis(300),
+            fixed: Duration::from_millis(50),
+            backlog_bytes: MIB,
+            exact: true,
+        }
+    }
+
+    #[test]
+    fn what_qemu_may_leave_fits_the_goal_with_backlog_and_fixed_cost() {
+        let allowance = allowance(finish()).unwrap();
+        assert_eq!(allowance, Allowance { bytes_per_s: 12_000_000, downtime_ms: 162 });
+        let left = allowance.bytes_per_s * allowance.downtime_ms / 1000 + MIB;
+        let blackout = predicted_blackout(left, 12e6, Duration::from_millis(50));
+        assert!(blackout <= Duration::from_millis(300), "{blackout:?}");
+    }
+
+    #[test]
+    fn a_qemu_that_measures_by_itself_gets_less() {
+        let old = allowance(FinishInput { exact: false, ..finish() }).unwrap();
+        assert!(old.downtime_ms < 100, "{old:?}");
+    }
+
+    #[test]
+    fn never_before_the_first_pass_is_over_or_a_rate_is_known_and_never_zero() {
+        assert_eq!(allowance(FinishInput { first_pass_over: false, ..finish() }), None);
+        assert_eq!(allowance(FinishInput { bodies_per_s: None, ..finish() }), None);
+        let tight = FinishInput { goal: Duration::from_millis(1), ..finish() };
+        assert_eq!(allowance(tight).unwrap().downtime_ms, 1);
+    }
+}

@@ -1,0 +1,97 @@
+//! Making connections: bound to a NIC, tuned, and introduced.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+use wire::{Kind, Preamble, Reply};
+
+use crate::error::LaneError;
+
+/// A host in the same network answers in milliseconds; one across the world in
+/// half a second, thrice with a lost SYN.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Unacknowledged data this old means that the path is gone. Long enough for a
+/// switch to fail over, short enough to move on to the other lanes.
+const DEAD_AFTER: Duration = Duration::from_secs(8);
+/// How much unsent data the kernel takes per lane. The rest waits in our queue,
+/// where any lane that has room can take it.
+const NOT_SENT_BYTES: u32 = 256 << 10;
+
+/// The two ends of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The NIC's address to leave by.
+    pub local: Option<IpAddr>,
+    /// The agent's address to reach.
+    pub remote: SocketAddr,
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.local {
+            Some(local) => write!(f, "{local} -> {}", self.remote),
+            None => write!(f, "{}", self.remote),
+        }
+    }
+}
+
+/// Connects for control.
+///
+/// # Errors
+/// If the agent isn't there or doesn't take it.
+pub fn connect_control(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
+    introduce(open(endpoint)?, endpoint.remote, Kind::Control)
+}
+
+pub(crate) fn connect_lane(endpoint: Endpoint, kind: Kind) -> Result<TcpStream, LaneError> {
+    introduce(open(endpoint)?, endpoint.remote, kind)
+}
+
+fn open(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
+    let Endpoint { local, remote } = endpoint;
+    let failed = |source| LaneError::Connect { remote, source };
+    let socket = Socket::new(Domain::for_address(remote), Type::STREAM, Some(Protocol::TCP))
+        .map_err(failed)?;
+    if let Some(local) = local {
+        socket
+            .bind(&SockAddr::from(SocketAddr::new(local, 0)))
+            .map_err(|source| LaneError::Bind { local, source })?;
+    }
+    socket.connect_timeout(&SockAddr::from(remote), CONNECT_TIMEOUT).map_err(failed)?;
+    let stream = TcpStream::from(socket);
+    tune(&stream).map_err(failed)?;
+    Ok(stream)
+}
+
+/// Sets what every connection between agents has: no delay for small writes,
+/// a dead path noticed, a short queue in the kernel.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn tune(stream: &TcpStream) -> std::io::Result<()> {
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(Duration::from_secs(4))
+            .with_interval(Duration::from_secs(2))
+            .with_retries(2),
+    )?;
+    socket.set_tcp_user_timeout(Some(DEAD_AFTER))?;
+    socket.set_tcp_notsent_lowat(NOT_SENT_BYTES)
+}
+
+fn introduce(mut stream: TcpStream, remote: SocketAddr, kind: Kind) -> Result<TcpStream, LaneError> {
+    let broken = |source| LaneError::Broken { remote, source };
+    stream.set_read_timeout(Some(CONNECT_TIMEOUT)).map_err(broken)?;
+    stream.write_all(&Preamble { kind }.to_bytes()).map_err(broken)?;
+    let mut reply = [0; Reply::BYTES];
+    stream.read_exact(&mut reply).map_err(broken)?;
+    stream.set_read_timeout(None).map_err(broken)?;
+    match Reply::parse(&reply)? {
+        Reply::Welcome => Ok(stream),
+        reply => Err(LaneError::Turned { remote, reply }),
+    }
+}

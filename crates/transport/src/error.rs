@@ -1,0 +1,62 @@
+//! How a lane, or all of them, can fail.
+
+use std::io;
+use std::net::SocketAddr;
+
+use wire::{Reply, WireError};
+
+/// One lane failed. Its batches go to the others.
+#[derive(Debug, thiserror::Error)]
+pub enum LaneError {
+    /// No connection.
+    #[error("cannot connect to {remote}: {source}; is the agent there running, and the port open?")]
+    Connect {
+        /// Where to.
+        remote: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The NIC's address can't be used.
+    #[error("cannot leave by the NIC address {local}: {source}; check --nic")]
+    Bind {
+        /// The address.
+        local: std::net::IpAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The destination does not take the connection.
+    #[error("{remote} does not take the connection: {reply:?}")]
+    Turned {
+        /// Who.
+        remote: SocketAddr,
+        /// What it answered.
+        reply: Reply,
+    },
+    /// It broke.
+    #[error("the connection to {remote} broke: {source}")]
+    Broken {
+        /// Which.
+        remote: SocketAddr,
+        /// How.
+        source: io::Error,
+    },
+    /// The peer breaks the rules.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
+
+/// No lane is left.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LanesError {
+    /// None could be (re)connected for too long.
+    #[error("no lane to the destination for {seconds} s; the last one said: {last}")]
+    AllDead {
+        /// How long.
+        seconds: u64,
+        /// The last error.
+        last: String,
+    },
+    /// The lanes were stopped by their owner.
+    #[error("the lanes were stopped")]
+    Stopped,
+}

@@ -1,0 +1,146 @@
+//! The source's end of all lanes of one migration.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use page::{Batch, Encoding};
+use parking_lot::Mutex;
+use wire::Token;
+
+use crate::connect::Endpoint;
+use crate::error::LanesError;
+use crate::meter::{Delivered, LaneMeter, LaneTimes};
+use crate::queue::Queue;
+use crate::sender;
+
+/// What lanes a migration gets.
+#[derive(Clone, Debug)]
+pub struct LanesPlan {
+    /// One for each lane.
+    pub endpoints: Vec<Endpoint>,
+    /// What they identify themselves with.
+    pub token: Token,
+    /// The encoding to begin with.
+    pub encoding: Encoding,
+}
+
+/// All lanes of a migration. Dropping it ends them.
+#[derive(Debug)]
+pub struct Lanes {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What the threads of all lanes see.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) queue: Queue,
+    pub(crate) meters: Vec<LaneMeter>,
+    pub(crate) encoding: AtomicU8,
+    pub(crate) cpu_ns: AtomicU64,
+    pub(crate) plan: LanesPlan,
+}
+
+impl Lanes {
+    /// Starts the lanes; they connect by themselves and again after a failure.
+    ///
+    /// # Errors
+    /// If the system gives no threads.
+    pub fn start(plan: LanesPlan) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            queue: Queue::new(),
+            meters: plan.endpoints.iter().map(|_| LaneMeter::default()).collect(),
+            encoding: AtomicU8::new(plan.encoding as u8),
+            cpu_ns: AtomicU64::new(0),
+            plan,
+        });
+        let lanes = Self { shared, threads: Mutex::new(Vec::new()) };
+        for number in 0..lanes.shared.plan.endpoints.len() {
+            let shared = Arc::clone(&lanes.shared);
+            let thread = thread::Builder::new()
+                .name(format!("lane-{number}-send"))
+                .spawn(move || sender::run(&shared, number))?;
+            lanes.threads.lock().push(thread);
+        }
+        Ok(lanes)
+    }
+
+    /// Hands a batch over. Never blocks: the pool bounds how many there are.
+    ///
+    /// # Errors
+    /// If the lanes failed or were stopped.
+    pub fn submit(&self, batch: Batch) -> Result<(), LanesError> {
+        self.shared.queue.submit(batch)
+    }
+
+    /// The barrier: blocks until every batch submitted so far is placed.
+    ///
+    /// # Errors
+    /// If the lanes fail first.
+    pub fn wait_drained(&self) -> Result<(), LanesError> {
+        self.shared.queue.wait_drained()
+    }
+
+    /// Why they failed, if they did.
+    #[must_use]
+    pub fn failure(&self) -> Option<LanesError> {
+        self.shared.queue.failure()
+    }
+
+    /// How bodies are encoded from now on.
+    pub fn set_encoding(&self, encoding: Encoding) {
+        self.shared.encoding.store(encoding as u8, Relaxed);
+    }
+
+    /// What is delivered so far.
+    #[must_use]
+    pub fn delivered(&self) -> Delivered {
+        self.shared.queue.delivered()
+    }
+
+    /// How the lanes spent their time so far.
+    #[must_use]
+    pub fn times(&self) -> LaneTimes {
+        self.shared.meters.iter().map(LaneMeter::times).sum()
+    }
+
+    /// Each lane's ends and counters.
+    pub fn meters(&self) -> impl Iterator<Item = (Endpoint, &LaneMeter)> {
+        self.shared.plan.endpoints.iter().copied().zip(&self.shared.meters)
+    }
+
+    /// Bytes written on all lanes.
+    #[must_use]
+    pub fn wire_bytes(&self) -> u64 {
+        self.shared.meters.iter().map(|meter| meter.wire_bytes.load(Relaxed)).sum()
+    }
+
+    /// Ends the lanes in order: all that was submitted is delivered first.
+    /// Returns the CPU time that their threads used.
+    pub fn finish(&self) -> Duration {
+        self.shared.queue.close();
+        self.join()
+    }
+
+    /// Ends the lanes now. Returns the CPU time that their threads used.
+    pub fn stop(&self) -> Duration {
+        self.shared.queue.fail(LanesError::Stopped);
+        self.join()
+    }
+
+    fn join(&self) -> Duration {
+        for thread in self.threads.lock().drain(..) {
+            // A lane that panicked has printed why; the others end as well.
+            let _ = thread.join();
+        }
+        Duration::from_nanos(self.shared.cpu_ns.load(Relaxed))
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,221 @@
+//! The queue that all lanes pull from.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use page::Batch;
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::LanesError;
+use crate::meter::Delivered;
+
+/// How long there may be no lane at all before the migration fails: two
+/// rounds of noticing a dead path.
+const ALL_DEAD_MAX: Duration = Duration::from_secs(16);
+
+#[derive(Debug)]
+struct State {
+    waiting: VecDeque<Batch>,
+    /// Batches that a lane has taken and that are not acknowledged.
+    under_way: usize,
+    /// No more will be submitted; lanes end when all is delivered.
+    closed: bool,
+    failed: Option<LanesError>,
+    alive: usize,
+    none_alive_since: Instant,
+    delivered: Delivered,
+    busy_since: Option<Instant>,
+}
+
+/// Batches on their way, shared by the tap's threads and the lanes'.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    /// For lanes: a batch, the end, or a broken connection.
+    work: Condvar,
+    /// For the barrier: everything placed, or failed.
+    drained: Condvar,
+}
+
+/// What a lane that asked for work gets.
+pub(crate) enum Work {
+    Send(Batch),
+    /// The connection was found broken meanwhile.
+    Broken,
+    /// Nothing will come any more.
+    End,
+}
+
+impl Queue {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                waiting: VecDeque::new(),
+                under_way: 0,
+                closed: false,
+                failed: None,
+                alive: 0,
+                none_alive_since: Instant::now(),
+                delivered: Delivered::default(),
+                busy_since: None,
+            }),
+            work: Condvar::new(),
+            drained: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn submit(&self, batch: Batch) -> Result<(), LanesError> {
+        let mut state = self.state.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        if state.closed {
+            return Err(LanesError::Stopped);
+        }
+        state.busy_since.get_or_insert_with(Instant::now);
+        state.delivered.backlog_bytes += body_bytes(&batch);
+        state.waiting.push_back(batch);
+        drop(state);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    /// The next batch for a lane, or why there is none. Blocks.
+    pub(crate) fn take(&self, broken: impl Fn() -> bool) -> Work {
+        let mut state = self.state.lock();
+        loop {
+            if broken() {
+                return Work::Broken;
+            }
+            if state.failed.is_some() {
+                return Work::End;
+            }
+            if let Some(batch) = state.waiting.pop_front() {
+                state.under_way += 1;
+                return Work::Send(batch);
+            }
+            if state.closed && state.under_way == 0 {
+                return Work::End;
+            }
+            self.work.wait(&mut state);
+        }
+    }
+
+    /// A batch is placed. Its buffer goes back to the pool here.
+    pub(crate) fn placed(&self, batch: Batch) {
+        let bodies = body_bytes(&batch);
+        let guest_bytes = batch.guest_bytes();
+        drop(batch);
+        let mut state = self.state.lock();
+        state.delivered.body_bytes += bodies;
+        state.delivered.fill_bytes += guest_bytes - bodies;
+        state.delivered.backlog_bytes -= bodies;
+        state.under_way -= 1;
+        if state.under_way == 0 && state.waiting.is_empty() {
+            if let Some(since) = state.busy_since.take() {
+                state.delivered.busy += since.elapsed();
+            }
+            drop(state);
+            self.drained.notify_all();
+            self.work.notify_all();
+        }
+    }
+
+    /// A lane died with these batches not acknowledged: others carry them, and
+    /// before anything else, since they are the oldest.
+    pub(crate) fn hand_back(&self, batches: impl DoubleEndedIterator<Item = Batch>) {
+        let mut state = self.state.lock();
+        for batch in batches.rev() {
+            state.under_way -= 1;
+            state.waiting.push_front(batch);
+        }
+        drop(state);
+        self.work.notify_all();
+    }
+
+    /// Wakes all lanes, so that one sees that its connection broke.
+    pub(crate) fn wake_lanes(&self) {
+        let _state = self.state.lock();
+        self.work.notify_all();
+    }
+
+    pub(crate) fn lane_up(&self) {
+        self.state.lock().alive += 1;
+    }
+
+    pub(crate) fn lane_down(&self) {
+        let mut state = self.state.lock();
+        state.alive -= 1;
+        if state.alive == 0 {
+            state.none_alive_since = Instant::now();
+        }
+    }
+
+    /// A lane could not connect. Fails everything if that is so for all lanes
+    /// and for too long; returns whether to go on trying, after `pause`.
+    pub(crate) fn could_not_connect(&self, why: &str, pause: Duration) -> bool {
+        let mut state = self.state.lock();
+        if state.alive == 0 && state.none_alive_since.elapsed() > ALL_DEAD_MAX {
+            let seconds = ALL_DEAD_MAX.as_secs();
+            self.fail_locked(&mut state, LanesError::AllDead { seconds, last: why.to_owned() });
+        }
+        let until = Instant::now() + pause;
+        loop {
+            if state.failed.is_some() || (state.closed && state.waiting.is_empty() && state.under_way == 0) {
+                return false;
+            }
+            if self.work.wait_until(&mut state, until).timed_out() {
+                return true;
+            }
+        }
+    }
+
+    /// Blocks until all that was submitted is placed.
+    pub(crate) fn wait_drained(&self) -> Result<(), LanesError> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if state.under_way == 0 && state.waiting.is_empty() {
+                return Ok(());
+            }
+            self.drained.wait(&mut state);
+        }
+    }
+
+    /// No more batches; lanes end once all is delivered.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        self.work.notify_all();
+    }
+
+    /// Ends everything now; batches that wait are dropped.
+    pub(crate) fn fail(&self, error: LanesError) {
+        self.fail_locked(&mut self.state.lock(), error);
+    }
+
+    fn fail_locked(&self, state: &mut State, error: LanesError) {
+        state.failed.get_or_insert(error);
+        state.waiting.clear();
+        self.work.notify_all();
+        self.drained.notify_all();
+    }
+
+    pub(crate) fn failure(&self) -> Option<LanesError> {
+        self.state.lock().failed.clone()
+    }
+
+    pub(crate) fn delivered(&self) -> Delivered {
+        let state = self.state.lock();
+        let mut delivered = state.delivered;
+        if let Some(since) = state.busy_since {
+            delivered.busy += since.elapsed();
+        }
+        delivered
+    }
+}
+
+fn body_bytes(batch: &Batch) -> u64 {
+    batch.bodies().len() as u64 * page::PAGE_BYTES as u64
+}

@@ -1,0 +1,162 @@
+//! One lane at the destination.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use page::{Decoder, Encoding};
+use placer::{PlaceError, Placer, RawSource};
+use rustix::net::{RecvFlags, recv};
+use wire::{Ack, BatchHeader, Tables, WireError};
+
+/// Batches placed before an acknowledgement is due even while more are coming:
+/// 2 MiB, a fraction of any pool.
+const ACK_EVERY: u64 = 4;
+
+/// Why a lane ended other than by the source closing it.
+#[derive(Debug, thiserror::Error)]
+pub enum LaneEnd {
+    /// The connection broke; the source sends again what was not acknowledged.
+    #[error("the lane broke: {0}")]
+    Io(#[from] io::Error),
+    /// The source broke the rules, or RAM can't be written: the migration ends.
+    #[error(transparent)]
+    Peer(#[from] WireError),
+    /// The source sent what can't be placed.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// An encoding that is none, or bytes that can't be decoded.
+    #[error("the source sent a batch that cannot be decoded: {0}")]
+    Decode(String),
+    /// The migration ended before the block list came.
+    #[error("the migration ended")]
+    Over,
+}
+
+impl LaneEnd {
+    /// Whether only this connection is lost, not the migration.
+    #[must_use]
+    pub fn only_this_lane(&self) -> bool {
+        matches!(self, Self::Io(_) | Self::Over)
+    }
+}
+
+/// Reads a lane to its end. `placer` is asked for at the first batch and may
+/// block until the block list is known.
+///
+/// # Errors
+/// If it ends other than by the source closing it between batches.
+pub fn receive(
+    socket: &TcpStream,
+    placer: impl FnOnce() -> Option<Arc<Placer>>,
+) -> Result<(), LaneEnd> {
+    let mut lane = Lane { socket, placed: 0, acknowledged: 0 };
+    let Some(mut header) = lane.next_header()? else { return Ok(()) };
+    let placer = placer().ok_or(LaneEnd::Over)?;
+    let mut work = Work::default();
+    loop {
+        work.place(&mut lane, &placer, header)?;
+        lane.placed += 1;
+        if lane.placed - lane.acknowledged >= ACK_EVERY {
+            lane.acknowledge()?;
+        }
+        match lane.next_header()? {
+            Some(next) => header = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+struct Lane<'s> {
+    socket: &'s TcpStream,
+    placed: u64,
+    acknowledged: u64,
+}
+
+impl Lane<'_> {
+    /// The next batch's header, or none at the end. Before it waits for one,
+    /// it acknowledges what is placed: the source may wait for just that.
+    fn next_header(&mut self) -> Result<Option<BatchHeader>, LaneEnd> {
+        let mut bytes = [0; BatchHeader::BYTES];
+        let ready = match recv(self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((count, _)) => count,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                self.acknowledge()?;
+                let mut socket = self.socket;
+                socket.read(&mut bytes)?
+            }
+            Err(error) => return Err(LaneEnd::Io(error.into())),
+        };
+        if ready == 0 {
+            self.acknowledge()?;
+            return Ok(None);
+        }
+        let mut socket = self.socket;
+        socket.read_exact(&mut bytes[ready..])?;
+        Ok(Some(BatchHeader::parse(&bytes)?))
+    }
+
+    fn acknowledge(&mut self) -> Result<(), LaneEnd> {
+        if self.acknowledged < self.placed {
+            let mut socket = self.socket;
+            socket.write_all(&Ack { placed: self.placed }.to_bytes())?;
+            self.acknowledged = self.placed;
+        }
+        Ok(())
+    }
+}
+
+impl RawSource for Lane<'_> {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn read_exact(&mut self, buf: &mut [u8]) -> io::Result<()> {
+        let mut socket = self.socket;
+        socket.read_exact(buf)
+    }
+}
+
+/// Buffers of one lane, used again for each batch.
+#[derive(Default)]
+struct Work {
+    table_bytes: Vec<u8>,
+    tables: Tables,
+    payload: Vec<u8>,
+    scratch: Vec<u8>,
+    decoder: Decoder,
+}
+
+impl Work {
+    fn place(&mut self, lane: &mut Lane<'_>, placer: &Placer, header: BatchHeader) -> Result<(), LaneEnd> {
+        self.table_bytes.resize(header.tables_bytes(), 0);
+        RawSource::read_exact(lane, &mut self.table_bytes)?;
+        self.tables.parse(header, &self.table_bytes)?;
+        if !self.tables.fills.is_empty() {
+            placer.place_fills(header.block, header.epoch, &self.tables.fills)?;
+        }
+        if self.tables.pages.is_empty() {
+            return Ok(());
+        }
+        let encoding = Encoding::try_from(header.encoding)
+            .map_err(|_| LaneEnd::Decode(format!("unknown encoding {}", header.encoding)))?;
+        let pages = &self.tables.pages;
+        let payload_bytes = header.payload_bytes as usize;
+        if encoding == Encoding::Raw {
+            if payload_bytes != pages.len() * page::PAGE_BYTES {
+                return Err(WireError::Contradiction("raw pages of another length").into());
+            }
+            placer.place_raw(header.block, header.epoch, pages, lane, &mut self.scratch)?;
+        } else {
+            self.payload.resize(payload_bytes, 0);
+            RawSource::read_exact(lane, &mut self.payload)?;
+            let bytes = self
+                .decoder
+                .decode(encoding, &self.payload, pages.len())
+                .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+            placer.place_bodies(header.block, header.epoch, pages, bytes)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,50 @@
+//! When not to try compressing, because the last tries were in vain.
+
+/// Most batches passed by between two tries: at 512 KiB each, 32 MiB.
+const SKIP_MAX: u32 = 64;
+
+/// Backs off from content that doesn't shrink: after each batch that came out
+/// raw, twice as many are not tried; the first that shrinks resets it.
+#[derive(Debug, Default)]
+pub(crate) struct Reluctance {
+    skip_next: u32,
+    to_skip: u32,
+}
+
+impl Reluctance {
+    /// Whether the next batch should be tried.
+    pub(crate) fn try_next(&mut self) -> bool {
+        if self.to_skip == 0 {
+            return true;
+        }
+        self.to_skip -= 1;
+        false
+    }
+
+    /// How a try came out.
+    pub(crate) fn tried(&mut self, shrank: bool) {
+        self.skip_next = if shrank { 0 } else { (self.skip_next * 2).clamp(1, SKIP_MAX) };
+        self.to_skip = self.skip_next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_that_does_not_shrink_is_tried_ever_more_rarely() {
+        let mut reluctance = Reluctance::default();
+        let tries = (0..1000).filter(|_| {
+            let tried = reluctance.try_next();
+            if tried {
+                reluctance.tried(false);
+            }
+            tried
+        });
+        assert!(tries.count() < 25);
+        while !reluctance.try_next() {}
+        reluctance.tried(true);
+        assert!(reluctance.try_next());
+    }
+}

@@ -1,0 +1,224 @@
+//! One lane at the source: its sender thread and its acknowledgement thread.
+
+use std::io::{IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use page::{Batch, Encoded, Encoder, Encoding};
+use wire::{Ack, BatchHeader, Kind, Reply};
+
+use crate::connect::connect_lane;
+use crate::error::{LaneError, LanesError};
+use crate::flight::Flight;
+use crate::lanes::Shared;
+use crate::meter::{LaneMeter, thread_cpu};
+use crate::queue::Work;
+use crate::reluctance::Reluctance;
+
+/// Between two tries to connect: at once the first time, then longer.
+const PAUSES: [Duration; 4] =
+    [Duration::from_millis(20), Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1)];
+
+/// The life of a lane: connect, carry, and again, until all is delivered.
+pub(crate) fn run(shared: &Shared, number: usize) {
+    let endpoint = shared.plan.endpoints[number];
+    let kind = Kind::Lane {
+        number: u16::try_from(number).unwrap_or(u16::MAX),
+        token: shared.plan.token,
+    };
+    let meter = &shared.meters[number];
+    let mut failures = 0;
+    loop {
+        let error = match connect_lane(endpoint, kind) {
+            Ok(socket) => {
+                failures = 0;
+                match carry(shared, number, &socket) {
+                    Ok(()) => break,
+                    Err(source) => LaneError::Broken { remote: endpoint.remote, source },
+                }
+            }
+            Err(LaneError::Turned { reply: Reply::UnknownToken, .. }) => {
+                // The destination has ended the migration; control says why.
+                break;
+            }
+            Err(error) => error,
+        };
+        tracing::warn!(lane = number, %endpoint, %error, "lane down; its batches go to the others");
+        meter.deaths.fetch_add(1, Relaxed);
+        let pause = PAUSES[usize::min(failures, PAUSES.len() - 1)];
+        failures += 1;
+        if !shared.queue.could_not_connect(&error.to_string(), pause) {
+            break;
+        }
+    }
+    add_cpu(shared);
+}
+
+fn add_cpu(shared: &Shared) {
+    add(&shared.cpu_ns, thread_cpu());
+}
+
+fn add(counter: &AtomicU64, time: Duration) {
+    counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+}
+
+/// Carries batches over one connection, until the queue ends (`Ok`) or the
+/// connection does (`Err`; what it had not delivered is handed back).
+fn carry(shared: &Shared, number: usize, socket: &TcpStream) -> std::io::Result<()> {
+    let flight = Flight::default();
+    shared.queue.lane_up();
+    let outcome = thread::scope(|scope| {
+        let acks = thread::Builder::new()
+            .name(format!("lane-{number}-ack"))
+            .spawn_scoped(scope, || {
+                let outcome = read_acks(shared, number, socket, &flight);
+                flight.break_off();
+                shared.queue.wake_lanes();
+                add_cpu(shared);
+                outcome
+            })?;
+        let sent = send(shared, number, socket, &flight);
+        // Wakes the acknowledgement thread, whichever way sending ended.
+        let _ = socket.shutdown(Shutdown::Both);
+        let heard = acks.join().unwrap_or(Ok(()));
+        match sent {
+            Ok(Sent::All) => Ok(()),
+            Ok(Sent::UntilBroken) => Err(heard.err().unwrap_or_else(|| {
+                std::io::Error::new(std::io::ErrorKind::ConnectionReset, "closed by the destination")
+            })),
+            Err(error) => Err(error),
+        }
+    });
+    flight.hand_back(&shared.queue);
+    shared.queue.lane_down();
+    outcome
+}
+
+enum Sent {
+    All,
+    UntilBroken,
+}
+
+fn send(shared: &Shared, number: usize, socket: &TcpStream, flight: &Flight) -> std::io::Result<Sent> {
+    let meter = &shared.meters[number];
+    let mut encoder = Encoder::default();
+    let mut reluctance = Reluctance::default();
+    let mut head = Vec::new();
+    let mut now = Instant::now();
+    loop {
+        let work = shared.queue.take(|| flight.is_broken());
+        lap(&mut now, &meter.waiting_ns);
+        let batch = match work {
+            Work::Send(batch) => batch,
+            Work::Broken => return Ok(Sent::UntilBroken),
+            Work::End => return Ok(Sent::All),
+        };
+        let encoded = encode(shared, &mut encoder, &mut reluctance, &batch);
+        lap(&mut now, &meter.encoding_ns);
+        head.clear();
+        let written = write_batch(socket, &batch, encoded, &mut head);
+        lap(&mut now, &meter.writing_ns);
+        match written {
+            Ok(bytes) => {
+                meter.wire_bytes.fetch_add(bytes as u64, Relaxed);
+                meter.batches.fetch_add(flight.sent(batch, &shared.queue), Relaxed);
+            }
+            Err(error) => {
+                shared.queue.hand_back(std::iter::once(batch));
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// Adds the time since `since` to a counter, and starts again.
+fn lap(since: &mut Instant, counter: &AtomicU64) {
+    let now = Instant::now();
+    add(counter, now - *since);
+    *since = now;
+}
+
+fn encode<'e>(
+    shared: &Shared,
+    encoder: &'e mut Encoder,
+    reluctance: &mut Reluctance,
+    batch: &Batch,
+) -> Encoded<'e> {
+    let wanted = Encoding::try_from(shared.encoding.load(Relaxed)).unwrap_or(Encoding::Raw);
+    if wanted == Encoding::Raw || batch.bodies().is_empty() || !reluctance.try_next() {
+        return Encoded::Raw;
+    }
+    let encoded = encoder.encode(wanted, batch);
+    reluctance.tried(!matches!(encoded, Encoded::Raw));
+    encoded
+}
+
+/// Writes header, tables and payload; returns how many bytes that were.
+fn write_batch(
+    mut socket: &TcpStream,
+    batch: &Batch,
+    encoded: Encoded<'_>,
+    head: &mut Vec<u8>,
+) -> std::io::Result<usize> {
+    let raw_bytes = batch.bodies().len() * page::PAGE_BYTES;
+    match encoded {
+        Encoded::Raw => {
+            BatchHeader::write_for(batch, Encoding::Raw as u8, raw_bytes, head);
+            if let Some(bytes) = batch.contiguous() {
+                write_all(&mut socket, &mut [IoSlice::new(head), IoSlice::new(bytes)])?;
+            } else {
+                let bodies = batch.bodies().iter().map(|body| IoSlice::new(batch.bytes_of(*body)));
+                let mut pieces: Vec<_> = std::iter::once(IoSlice::new(head)).chain(bodies).collect();
+                write_all(&mut socket, &mut pieces)?;
+            }
+            Ok(head.len() + raw_bytes)
+        }
+        Encoded::Packed { encoding, bytes } => {
+            BatchHeader::write_for(batch, encoding as u8, bytes.len(), head);
+            write_all(&mut socket, &mut [IoSlice::new(head), IoSlice::new(bytes)])?;
+            Ok(head.len() + bytes.len())
+        }
+    }
+}
+
+fn write_all(socket: &mut impl Write, mut pieces: &mut [IoSlice<'_>]) -> std::io::Result<()> {
+    while !pieces.is_empty() {
+        match socket.write_vectored(pieces) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(written) => IoSlice::advance_slices(&mut pieces, written),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn read_acks(
+    shared: &Shared,
+    number: usize,
+    mut socket: &TcpStream,
+    flight: &Flight,
+) -> std::io::Result<()> {
+    let mut bytes = [0; Ack::BYTES];
+    loop {
+        socket.read_exact(&mut bytes)?;
+        let released = Ack::parse(&bytes)
+            .ok()
+            .and_then(|ack| flight.acknowledged(ack.placed, &shared.queue));
+        let Some(released) = released else {
+            let error = "the destination's acknowledgement makes no sense";
+            // Not a matter of this connection: the peer is broken or hostile.
+            shared.queue.fail(LanesError::AllDead { seconds: 0, last: error.to_owned() });
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, error));
+        };
+        LaneMeter::count(&shared.meters[number], released);
+    }
+}
+
+impl LaneMeter {
+    fn count(&self, batches: u64) {
+        self.batches.fetch_add(batches, Relaxed);
+    }
+}
