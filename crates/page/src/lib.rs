@@ -1,5 +1,6 @@
 //! Pages of guest RAM on their way: addresses and counts as types, the
-//! batches they travel in, and the bounded pool those batches come from.
+//! batches they travel in, the bounded pool those batches come from, and the
+//! encodings they have on a lane.
 //!
 //! Everything between the tap and the placer moves as a [`Batch`]: at most
 //! [`BATCH_PAGES`] page bodies and any number of fill runs, of one RAM block
@@ -8,8 +9,14 @@
 
 mod address;
 mod batch;
+mod encoding;
+mod fill;
 mod pool;
 
 pub use address::{BlockId, Epoch, PAGE_BYTES, PageIndex};
 pub use batch::{BATCH_PAGES, Batch, Body, Fill, SLOT_BYTES};
+pub use encoding::{
+    DecodeError, Decoder, Encoded, Encoder, Encoding, SHRINK_WORTH, encoded_bytes_max,
+};
+pub use fill::{filled_with, is_zero};
 pub use pool::{Pool, PoolClosed};
