@@ -1,13 +1,17 @@
 //! What the agent's HTTP API says, as types: shared by the agent and the
 //! command, and the format of a saved report.
 
+mod host;
 mod migration;
 mod report;
 mod vm;
 
-pub use migration::{Compress, Limit, MigrateRequest, Outcome, Phase, Progress, TapChoice};
+pub use host::{HostInfo, PeerInfo};
+pub use migration::{
+    Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
+};
 pub use report::{LaneReport, PhaseTime, Report, Sample};
-pub use vm::{AttachRequest, RunRequest, VmStatus, VmSummary};
+pub use vm::{AttachRequest, RunRequest, StopHow, VmStatus, VmSummary};
 
 use serde::{Deserialize, Serialize};
 

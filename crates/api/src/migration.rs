@@ -63,6 +63,13 @@ pub struct MigrateRequest {
     pub incoming_qmp: Option<String>,
 }
 
+/// What `POST /v1/migrations` answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MigrationStarted {
+    /// The migration, for watching and cancelling it.
+    pub id: String,
+}
+
 /// 300 ms: QEMU's own default for its downtime-limit.
 fn default_downtime_ms() -> u64 {
     300

@@ -22,6 +22,22 @@ pub struct AttachRequest {
     pub qmp: String,
 }
 
+/// How to stop a VM: the query of `DELETE /v1/vms/NAME`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct StopHow {
+    /// Pull the plug at once.
+    #[serde(default)]
+    pub force: bool,
+    /// How long the guest may take to shut down before the plug is pulled.
+    #[serde(default = "default_stop_timeout_s")]
+    pub timeout_s: u64,
+}
+
+/// Guests with services to stop take tens of seconds.
+fn default_stop_timeout_s() -> u64 {
+    60
+}
+
 /// What a VM is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -55,6 +71,9 @@ pub struct VmSummary {
     pub attached: bool,
     /// The migration that moves it now.
     pub migration: Option<String>,
+    /// What is wrong with it; for a dead VM the end of QEMU's log.
+    #[serde(default)]
+    pub problem: Option<String>,
     /// The user's command line.
     pub argv: Vec<String>,
 }
