@@ -1,0 +1,164 @@
+//! Who holds what and who waits for whom: the range lock without its threads.
+
+use std::ops::Range;
+
+use crate::list::SkipList;
+
+#[derive(Debug)]
+struct Waiting<W> {
+    range: Range<u64>,
+    /// How many ranges that were asked for earlier, and are not given back,
+    /// overlap this one.
+    ahead: usize,
+    who: W,
+}
+
+/// Ranges that are held and those that are waited for, `W` telling by whom.
+#[derive(Debug)]
+pub(crate) struct Turns<W> {
+    held: SkipList,
+    waiting: Vec<Waiting<W>>,
+    granted: Vec<W>,
+}
+
+impl<W> Turns<W> {
+    pub(crate) const fn new() -> Self {
+        Self { held: SkipList::new(), waiting: Vec::new(), granted: Vec::new() }
+    }
+
+    /// Takes `range` if nobody holds or waits for any of it.
+    pub(crate) fn take(&mut self, range: &Range<u64>) -> bool {
+        let free = self.ahead_of(range) == 0;
+        if free {
+            self.held.insert(range);
+        }
+        free
+    }
+
+    /// Queues for `range`, which [`Turns::take`] just refused.
+    pub(crate) fn wait(&mut self, range: Range<u64>, who: W) {
+        let ahead = self.ahead_of(&range);
+        debug_assert!(ahead > 0, "waiting for nobody is waiting for ever");
+        self.waiting.push(Waiting { range, ahead, who });
+    }
+
+    /// Gives `range` back, and to whom it was the last thing ahead, their own.
+    ///
+    /// Whoever waits and overlaps `range` asked later than its holder: had
+    /// they asked earlier, the holder would still be waiting behind them. So
+    /// each of them counted it once, and uncounts it here.
+    pub(crate) fn give_back(&mut self, range: &Range<u64>) {
+        self.held.remove(range.start);
+        let mut at = 0;
+        while let Some(waiting) = self.waiting.get_mut(at) {
+            if overlap(&waiting.range, range) {
+                waiting.ahead -= 1;
+            }
+            if waiting.ahead > 0 {
+                at += 1;
+                continue;
+            }
+            // The order of the vector means nothing, the counts do.
+            let waiting = self.waiting.swap_remove(at);
+            self.held.insert(&waiting.range);
+            self.granted.push(waiting.who);
+        }
+    }
+
+    /// Somebody who got their range and doesn't know yet.
+    pub(crate) fn granted(&mut self) -> Option<W> {
+        self.granted.pop()
+    }
+
+    fn ahead_of(&self, range: &Range<u64>) -> usize {
+        let queued = self.waiting.iter().filter(|waiting| overlap(&waiting.range, range)).count();
+        self.held.overlapping(range) + queued
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a range lock is, in the slowest way: everybody in the order they
+    /// asked, and a range is held if nothing before it in the line overlaps.
+    #[derive(Default)]
+    struct Line(Vec<(usize, Range<u64>)>);
+
+    impl Line {
+        fn holders(&self) -> Vec<usize> {
+            let is_free = |at: usize| {
+                let (_, range) = &self.0[at];
+                self.0[..at].iter().all(|(_, earlier)| !overlap(earlier, range))
+            };
+            let mut holders: Vec<_> =
+                (0..self.0.len()).filter(|&at| is_free(at)).map(|at| self.0[at].0).collect();
+            holders.sort_unstable();
+            holders
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Lock(Range<u64>),
+        TryLock(Range<u64>),
+        GiveBack(prop::sample::Index),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let range = || (0..100_u64, 1..40_u64).prop_map(|(start, len)| start..start + len);
+        let step = prop_oneof![
+            3 => range().prop_map(Step::Lock),
+            1 => range().prop_map(Step::TryLock),
+            3 => any::<prop::sample::Index>().prop_map(Step::GiveBack),
+        ];
+        prop::collection::vec(step, 1..200)
+    }
+
+    proptest! {
+        #[test]
+        fn everybody_gets_their_turn_as_in_a_line(steps in steps()) {
+            let mut turns = Turns::new();
+            let mut line = Line::default();
+            let mut holders: Vec<usize> = Vec::new();
+            for (who, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Lock(range) => {
+                        line.0.push((who, range.clone()));
+                        if turns.take(&range) {
+                            holders.push(who);
+                        } else {
+                            turns.wait(range, who);
+                        }
+                    }
+                    Step::TryLock(range) => {
+                        let free = line.0.iter().all(|(_, other)| !overlap(other, &range));
+                        prop_assert_eq!(turns.take(&range), free);
+                        if free {
+                            line.0.push((who, range));
+                            holders.push(who);
+                        }
+                    }
+                    Step::GiveBack(_) if holders.is_empty() => {}
+                    Step::GiveBack(index) => {
+                        let who = holders.swap_remove(index.index(holders.len()));
+                        let at = line.0.iter().position(|(other, _)| *other == who).unwrap();
+                        let (_, range) = line.0.remove(at);
+                        turns.give_back(&range);
+                        while let Some(who) = turns.granted() {
+                            holders.push(who);
+                        }
+                    }
+                }
+                holders.sort_unstable();
+                prop_assert_eq!(&holders, &line.holders());
+            }
+        }
+    }
+}
