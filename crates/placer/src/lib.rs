@@ -1,1 +1,45 @@
 //! What writes pages into the destination's RAM.
+//!
+//! Lanes deliver batches in any order, some twice, some cut off in the middle,
+//! and the same page in several epochs at once. The [`Placer`] is shared by all
+//! of their receivers and makes one RAM out of that, by three rules:
+//!
+//! 1. **The newest epoch wins.** For each page it keeps the epoch of what it
+//!    last began to write. Older content is dropped. Content of the same epoch
+//!    is the same content again, after a lane died within it, and is written
+//!    again: the earlier attempt may have got half-way.
+//! 2. **One writer for a page.** A batch locks the range from its first to its
+//!    last page while it looks at epochs and writes. One lock for the span, not
+//!    one for each run: QEMU sweeps its RAM upwards, so the spans of batches of
+//!    one pass are disjoint however scattered their pages are, and batches of
+//!    different passes are rarely under way together.
+//! 3. **Nobody waits for a peer while holding a lock.** A receiver moves what
+//!    its socket holds already, unlocks, waits, locks, and looks at the epochs
+//!    again before it goes on. So a lane that stalls or dies stops nobody else,
+//!    and a page that it wrote in half is finished by whoever brings it again
+//!    (the source repeats what was not acknowledged).
+//!
+//! Placement is *mapped*, into RAM that this process shares with QEMU, or
+//! *inline*: as records of QEMU's own stream, which the [`Feeder`] writes to the
+//! QEMU that is waiting for it. There, the place in the queue is what counts,
+//! and it is taken under the same lock as the look at the epochs.
+//!
+//! A page of zeros for memory that is zero already touches nothing: holes stay
+//! holes, at both ends. RAM is never read to find that out; the placer knows
+//! what it wrote, and what was there before from the file's map of holes.
+
+#![forbid(unsafe_code)]
+
+mod block;
+mod error;
+mod feeder;
+mod inline;
+mod mapped;
+mod placer;
+mod records;
+mod versions;
+
+pub use block::{BlockPlan, Placement};
+pub use error::{FeederError, PlaceError};
+pub use feeder::{Feeder, FeederHandle};
+pub use placer::{Counts, Placer, RawSource};

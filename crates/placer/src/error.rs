@@ -1,0 +1,142 @@
+//! Why a page could not be placed, and who is to blame.
+
+use std::io;
+use std::sync::Arc;
+
+use page::{BATCH_PAGES, BlockId, PageIndex};
+use ram::RamError;
+
+/// Why pages could not be placed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaceError {
+    /// The source named a block that is not in its list.
+    #[error("the source sent pages of RAM block {}, but announced {blocks} blocks", block.0)]
+    UnknownBlock {
+        /// The block as it came.
+        block: BlockId,
+        /// How many there are.
+        blocks: usize,
+    },
+    /// The source sent pages beyond the end of a block.
+    #[error(
+        "the source sent {count} pages from {first} on of RAM block {name}, which has {pages} pages"
+    )]
+    Outside {
+        /// The block's name.
+        name: String,
+        /// The first page.
+        first: PageIndex,
+        /// How many.
+        count: u32,
+        /// How many the block has.
+        pages: u64,
+    },
+    /// The source sent a page twice in one batch: which would win?
+    #[error("the source sent a page of RAM block {name} twice in one batch")]
+    Twice {
+        /// The block's name.
+        name: String,
+    },
+    /// The source sent more bodies than a batch holds.
+    #[error("the source sent {pages} pages in one batch; {BATCH_PAGES} are the most")]
+    TooManyPages {
+        /// How many came.
+        pages: usize,
+    },
+    /// The bytes are not those of the announced pages.
+    #[error("the source sent {bytes} bytes for {pages} pages")]
+    WrongLength {
+        /// How many bytes came.
+        bytes: usize,
+        /// How many pages they were to be.
+        pages: usize,
+    },
+    /// The source announced a block that can't be.
+    #[error(
+        "the source announced RAM block {name:?} with {bytes} bytes: a name has 1 to 255 bytes, \
+         a block whole pages, below 16 TiB"
+    )]
+    BadBlock {
+        /// The block's name.
+        name: String,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The RAM made here is not as large as the source's.
+    #[error("RAM block {name} has {bytes} bytes at the source and {here_bytes} here")]
+    OtherSize {
+        /// The block's name.
+        name: String,
+        /// Its size at the source.
+        bytes: u64,
+        /// The size of the RAM here.
+        here_bytes: u64,
+    },
+    /// The source announced more RAM than this host could ever hold.
+    #[error("the source announced RAM of {bytes} bytes; this host takes at most {max_bytes}")]
+    TooMuchRam {
+        /// The sum of all blocks.
+        bytes: u64,
+        /// Four times the host's memory.
+        max_bytes: u64,
+    },
+    /// The RAM can't be written. This host is to blame.
+    #[error("writing RAM block {name}")]
+    Ram {
+        /// The block's name.
+        name: String,
+        /// What went wrong.
+        source: RamError,
+    },
+    /// The lane that the pages came by broke within them.
+    #[error("the lane broke within a page: {0}")]
+    Lane(#[source] io::Error),
+    /// The destination's QEMU takes no more of its stream.
+    #[error(transparent)]
+    Feeder(FeederError),
+    /// RAM is complete: nothing is placed any more.
+    #[error("a batch came after the RAM was complete")]
+    Closed,
+}
+
+impl PlaceError {
+    /// Whether only the lane is lost that brought the pages, and not the
+    /// migration: the source sends them again by another.
+    #[must_use]
+    pub fn only_this_lane(&self) -> bool {
+        matches!(self, Self::Lane(_) | Self::Closed)
+    }
+}
+
+impl From<FeederError> for PlaceError {
+    fn from(error: FeederError) -> Self {
+        match error {
+            // A copy of something that was placed long ago.
+            FeederError::Ended => Self::Closed,
+            error => Self::Feeder(error),
+        }
+    }
+}
+
+/// Why nothing more can be fed to the destination's QEMU. The first reason
+/// stays and is what every later call returns.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FeederError {
+    /// QEMU closed its end: it refused the stream, or died.
+    #[error("the destination's QEMU stopped reading its stream: {0}")]
+    Write(#[source] Arc<io::Error>),
+    /// We were told to stop.
+    #[error("feeding the destination's QEMU was stopped")]
+    Stopped,
+    /// The tail was fed already; nothing may follow it.
+    #[error("the destination's QEMU has its whole stream already")]
+    Ended,
+    /// Pages before the head: QEMU would not know what they belong to.
+    #[error("pages came before the head of the stream")]
+    NoHead,
+    /// A stream begins once.
+    #[error("the head of the stream came twice")]
+    SecondHead,
+}

@@ -1,0 +1,339 @@
+//! What writes the stream that the destination's QEMU loads.
+//!
+//! One thread owns the writing end of the socket. Whoever has something for
+//! QEMU puts it into a chunk and queues the chunk; the order of the queue is
+//! the order of the stream. Chunks are counted, so a QEMU that reads slowly
+//! makes lanes wait instead of filling memory; a chunk is obtained *before* any
+//! range is locked, and queueing one never waits.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use page::BATCH_PAGES;
+use parking_lot::{Condvar, Mutex};
+
+use crate::FeederError;
+use crate::records::{RamSection, section_bytes_max};
+
+/// A whole batch fits, and a little more.
+pub(crate) const CHUNK_BYTES: usize = 544 * 1024;
+const _: () = assert!(CHUNK_BYTES >= section_bytes_max(BATCH_PAGES));
+
+/// What is queued behind a chunk with room is copied into it if it is no larger
+/// than this: a few fills must not take up a chunk.
+const JOIN_BYTES_MAX: usize = 64 * 1024;
+
+#[derive(Debug)]
+struct State {
+    queue: VecDeque<Vec<u8>>,
+    free: Vec<Vec<u8>>,
+    /// Chunks that are being filled, queued or written.
+    out: usize,
+    out_max: usize,
+    out_high_water: usize,
+    ram: Option<RamSection>,
+    /// The tail was fed.
+    ended: bool,
+    /// Nothing will be fed any more; the thread ends when the queue is empty.
+    finishing: bool,
+    failed: Option<FeederError>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    queued: Condvar,
+    freed: Condvar,
+    /// For [`FeederHandle::stop`]: shutting it down ends a write that QEMU
+    /// doesn't read.
+    socket: UnixStream,
+}
+
+/// Feeds the destination's QEMU with its stream: the head, pages, the tail.
+/// Dropped before [`Feeder::finish`], it stops where it is.
+#[derive(Debug)]
+pub struct Feeder {
+    handle: FeederHandle,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The feeder for those who don't end it.
+#[derive(Clone, Debug)]
+pub struct FeederHandle {
+    shared: Arc<Shared>,
+}
+
+impl Feeder {
+    /// Starts feeding `socket`, which a QEMU reads that was told to load a
+    /// stream. At most `limit_bytes` are kept waiting (but at least a chunk).
+    ///
+    /// # Errors
+    /// If there are too many open files or threads.
+    pub fn start(socket: UnixStream, limit_bytes: usize) -> io::Result<Self> {
+        let state = State {
+            queue: VecDeque::new(),
+            free: Vec::new(),
+            out: 0,
+            out_max: (limit_bytes / CHUNK_BYTES).max(1),
+            out_high_water: 0,
+            ram: None,
+            ended: false,
+            finishing: false,
+            failed: None,
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            queued: Condvar::new(),
+            freed: Condvar::new(),
+            socket: socket.try_clone()?,
+        });
+        let thread = thread::Builder::new().name("feeder".to_owned()).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.feed(socket)
+        })?;
+        Ok(Self { handle: FeederHandle { shared }, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// For the placer, and for whoever may have to stop it.
+    #[must_use]
+    pub fn handle(&self) -> FeederHandle {
+        self.handle.clone()
+    }
+
+    /// Feeds what comes before the pages: everything up to the block list.
+    /// Pages then come in sections called `ram_section`, with `footers` if the
+    /// machine type writes them.
+    ///
+    /// # Errors
+    /// If QEMU stopped reading, or this was called before.
+    pub fn head(&self, bytes: &[u8], ram_section: u32, footers: bool) -> Result<(), FeederError> {
+        let shared = &self.handle.shared;
+        {
+            let mut state = shared.state.lock();
+            if state.ram.is_some() {
+                return Err(FeederError::SecondHead);
+            }
+            state.ram = Some(RamSection { id: ram_section, footers });
+        }
+        self.handle.feed(bytes)
+    }
+
+    /// Feeds what comes after the pages. No page can follow.
+    ///
+    /// # Errors
+    /// If QEMU stopped reading.
+    pub fn tail(&self, bytes: &[u8]) -> Result<(), FeederError> {
+        self.handle.shared.state.lock().ended = true;
+        self.handle.feed(bytes)
+    }
+
+    /// Feeds a piece of a stream that is passed through as it is.
+    ///
+    /// # Errors
+    /// If QEMU stopped reading.
+    pub fn whole(&self, bytes: &[u8]) -> Result<(), FeederError> {
+        self.handle.feed(bytes)
+    }
+
+    /// Stops feeding at once. See [`FeederHandle::stop`].
+    pub fn stop(&self) {
+        self.handle.stop();
+    }
+
+    /// The most bytes that were ever waiting for QEMU.
+    #[must_use]
+    pub fn high_water_bytes(&self) -> u64 {
+        self.handle.shared.state.lock().out_high_water as u64 * CHUNK_BYTES as u64
+    }
+
+    /// Waits until QEMU has read everything, and tells it that nothing more
+    /// comes.
+    ///
+    /// # Errors
+    /// If anything of the stream was not written; the first reason.
+    pub fn finish(&self) -> Result<(), FeederError> {
+        let shared = &self.handle.shared;
+        shared.state.lock().finishing = true;
+        shared.queued.notify_one();
+        self.join();
+        shared.state.lock().failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn join(&self) {
+        if let Some(thread) = self.thread.lock().take() {
+            thread.join().expect("the feeder's thread does not panic");
+        }
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        if self.thread.lock().is_some() {
+            self.stop();
+            self.join();
+        }
+    }
+}
+
+impl FeederHandle {
+    /// Stops feeding at once, also in the middle of a write. QEMU sees its
+    /// stream end early, and everybody who waits here gets
+    /// [`FeederError::Stopped`]. Does nothing after [`Feeder::finish`].
+    pub fn stop(&self) {
+        self.shared.fail(FeederError::Stopped);
+    }
+
+    /// An empty chunk for pages, and how their section looks. Waits for QEMU
+    /// to read if too much is waiting for it.
+    pub(crate) fn chunk_for_pages(&self) -> Result<(Chunk<'_>, RamSection), FeederError> {
+        let chunk = self.shared.chunk()?;
+        let state = self.shared.state.lock();
+        if state.ended {
+            return Err(FeederError::Ended);
+        }
+        let ram = state.ram.ok_or(FeederError::NoHead)?;
+        drop(state);
+        Ok((chunk, ram))
+    }
+
+    fn feed(&self, bytes: &[u8]) -> Result<(), FeederError> {
+        for piece in bytes.chunks(CHUNK_BYTES) {
+            let mut chunk = self.shared.chunk()?;
+            chunk.bytes.extend_from_slice(piece);
+            chunk.queue()?;
+        }
+        Ok(())
+    }
+}
+
+/// A buffer on its way to QEMU. Dropped without being queued, it is given back.
+pub(crate) struct Chunk<'f> {
+    pub(crate) bytes: Vec<u8>,
+    shared: &'f Shared,
+}
+
+impl Chunk<'_> {
+    /// Takes its place in the stream. Never waits.
+    pub(crate) fn queue(mut self) -> Result<(), FeederError> {
+        if self.bytes.is_empty() {
+            return Ok(());
+        }
+        let mut state = self.shared.state.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        if state.finishing {
+            return Err(FeederError::Ended);
+        }
+        match state.queue.back_mut() {
+            Some(last)
+                if self.bytes.len() <= JOIN_BYTES_MAX
+                    && last.len() + self.bytes.len() <= CHUNK_BYTES =>
+            {
+                // Our own buffer goes back when `self` is dropped, after the
+                // state is unlocked.
+                last.extend_from_slice(&self.bytes);
+                drop(state);
+            }
+            _ => {
+                state.queue.push_back(std::mem::take(&mut self.bytes));
+                drop(state);
+                self.shared.queued.notify_one();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Chunk<'_> {
+    fn drop(&mut self) {
+        // One that was queued has left an empty vector here, and is out still.
+        if self.bytes.capacity() > 0 {
+            self.shared.give_back(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+impl Shared {
+    fn chunk(&self) -> Result<Chunk<'_>, FeederError> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if state.finishing {
+                return Err(FeederError::Ended);
+            }
+            if state.out < state.out_max {
+                break;
+            }
+            self.freed.wait(&mut state);
+        }
+        state.out += 1;
+        state.out_high_water = state.out_high_water.max(state.out);
+        let free = state.free.pop();
+        drop(state);
+        let bytes = free.unwrap_or_else(|| Vec::with_capacity(CHUNK_BYTES));
+        Ok(Chunk { bytes, shared: self })
+    }
+
+    fn give_back(&self, mut bytes: Vec<u8>) {
+        bytes.clear();
+        let mut state = self.state.lock();
+        state.out -= 1;
+        state.free.push(bytes);
+        drop(state);
+        self.freed.notify_one();
+    }
+
+    /// Keeps the first reason, and ends everybody's wait.
+    fn fail(&self, error: FeederError) {
+        let mut state = self.state.lock();
+        if state.failed.is_none() {
+            state.failed = Some(error);
+        }
+        drop(state);
+        // It fails only if the other end is gone already.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        self.queued.notify_all();
+        self.freed.notify_all();
+    }
+
+    /// The thread: writes chunk after chunk.
+    fn feed(&self, mut socket: UnixStream) {
+        while let Some(bytes) = self.next() {
+            let written = socket.write_all(&bytes);
+            self.give_back(bytes);
+            if let Err(error) = written {
+                self.fail(FeederError::Write(Arc::new(error)));
+                return;
+            }
+        }
+        if self.state.lock().failed.is_none()
+            && let Err(error) = socket.flush().and_then(|()| socket.shutdown(Shutdown::Write))
+        {
+            self.fail(FeederError::Write(Arc::new(error)));
+        }
+    }
+
+    /// The next chunk to write, or none when it is over.
+    fn next(&self) -> Option<Vec<u8>> {
+        let mut state = self.state.lock();
+        loop {
+            if state.failed.is_some() {
+                return None;
+            }
+            if let Some(bytes) = state.queue.pop_front() {
+                return Some(bytes);
+            }
+            if state.finishing {
+                return None;
+            }
+            self.queued.wait(&mut state);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The placer: checks what came, and hands it to the block's placement.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+
+use crate::block::{Block, BlockPlan, Placement};
+use crate::{FeederHandle, PlaceError, inline, mapped};
+
+/// RAM may be promised several times over, but not without end: the placer's
+/// own tables take a thousandth of what is announced.
+const OVERCOMMIT_MAX: u64 = 4;
+
+/// Where uncompressed page bodies come from.
+pub trait RawSource {
+    /// The socket they can be read from directly, if nothing (such as TLS)
+    /// stands in between. It must be in blocking mode; its receive timeout is
+    /// kept to.
+    fn fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Reads exactly as many bytes as `buf` has.
+    ///
+    /// # Errors
+    /// If the connection ends, fails, or is silent for too long.
+    fn read_exact(&mut self, buf: &mut [u8]) -> io::Result<()>;
+}
+
+/// What was done with pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Bodies that were written.
+    pub placed: u64,
+    /// Pages, bodies or fills, that were older than what is there.
+    pub stale: u64,
+    /// Zero pages whose memory was zero already, and was left alone.
+    pub fills_skipped: u64,
+    /// Pages of one byte that were written.
+    pub fills_written: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    placed: AtomicU64,
+    stale: AtomicU64,
+    fills_skipped: AtomicU64,
+    fills_written: AtomicU64,
+}
+
+/// Shut when RAM is complete. Looked at under a range's lock, so that whoever
+/// shuts it can wait for those who passed it.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    shut: AtomicBool,
+}
+
+impl Gate {
+    pub(crate) fn check(&self) -> Result<(), PlaceError> {
+        if self.shut.load(Relaxed) { Err(PlaceError::Closed) } else { Ok(()) }
+    }
+}
+
+/// Writes the pages that lanes bring into the RAM of the VM that arrives.
+/// Shared by all lanes.
+#[derive(Debug)]
+pub struct Placer {
+    blocks: Vec<Block>,
+    feeder: FeederHandle,
+    gate: Gate,
+    counters: Counters,
+}
+
+impl Placer {
+    /// A placer for `blocks`, in the order of the source's block list.
+    ///
+    /// What mapped RAM holds already is found out here: QEMU must have built
+    /// its machine before, and must not write RAM by itself afterwards.
+    ///
+    /// # Errors
+    /// If a block is not as it is here, or can't be.
+    pub fn new(blocks: Vec<BlockPlan>, feeder: FeederHandle) -> Result<Self, PlaceError> {
+        let host_bytes = host_bytes();
+        let max_bytes = host_bytes.saturating_mul(OVERCOMMIT_MAX);
+        let announced_bytes = blocks
+            .iter()
+            .filter(|plan| matches!(plan.placement, Placement::Inline))
+            .fold(0_u64, |sum, plan| sum.saturating_add(plan.bytes));
+        if announced_bytes > max_bytes {
+            return Err(PlaceError::TooMuchRam { bytes: announced_bytes, max_bytes });
+        }
+        let blocks = blocks.into_iter().map(Block::new).collect::<Result<_, _>>()?;
+        Ok(Self { blocks, feeder, gate: Gate::default(), counters: Counters::default() })
+    }
+
+    /// Places runs of one byte.
+    ///
+    /// # Errors
+    /// If the source sent what can't be, with nothing placed; or if RAM can't
+    /// be written or QEMU stopped reading.
+    pub fn place_fills(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        fills: &[Fill],
+    ) -> Result<(), PlaceError> {
+        let block = self.block(block)?;
+        let counts = match &block.placement {
+            Placement::Mapped(mapping) => {
+                mapped::place_fills(block, mapping, &self.gate, epoch, fills)
+            }
+            Placement::Inline => inline::place_fills(block, &self.feeder, &self.gate, epoch, fills),
+        };
+        self.count(counts?);
+        Ok(())
+    }
+
+    /// Places bodies that are in memory, one after the other in `bytes`.
+    ///
+    /// # Errors
+    /// As [`Placer::place_fills`].
+    pub fn place_bodies(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: &[PageIndex],
+        bytes: &[u8],
+    ) -> Result<(), PlaceError> {
+        let block = self.block(block)?;
+        if bytes.len() != pages.len() * PAGE_BYTES {
+            return Err(PlaceError::WrongLength { bytes: bytes.len(), pages: pages.len() });
+        }
+        let counts = match &block.placement {
+            Placement::Mapped(mapping) => {
+                mapped::place_bodies(block, mapping, &self.gate, epoch, pages, bytes)
+            }
+            Placement::Inline => {
+                inline::place_bodies(block, &self.feeder, &self.gate, epoch, pages, bytes)
+            }
+        };
+        self.count(counts?);
+        Ok(())
+    }
+
+    /// Reads exactly the bytes of `pages` from `source` and places them: into
+    /// RAM directly if it can be, without a copy of our own. `scratch` is for
+    /// what can't, and grows to at most a batch's bodies.
+    ///
+    /// # Errors
+    /// As [`Placer::place_fills`], and [`PlaceError::Lane`] if the connection
+    /// breaks: some of the pages may then hold half of the new content, until
+    /// they come again.
+    pub fn place_raw(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: &[PageIndex],
+        source: &mut dyn RawSource,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), PlaceError> {
+        let known = self.block(block)?;
+        known.span_of_pages(pages)?;
+        if let Placement::Mapped(mapping) = &known.placement
+            && let Some(socket) = source.fd()
+        {
+            let counts =
+                mapped::receive_bodies(known, mapping, &self.gate, epoch, pages, socket, scratch);
+            self.count(counts?);
+            return Ok(());
+        }
+        // Read before any lock is taken.
+        let bytes = pages.len() * PAGE_BYTES;
+        scratch.resize(scratch.len().max(bytes), 0);
+        source.read_exact(&mut scratch[..bytes]).map_err(PlaceError::Lane)?;
+        self.place_bodies(block, epoch, pages, &scratch[..bytes])
+    }
+
+    /// Lets nothing be placed any more. When this returns, nobody writes RAM:
+    /// to be called when RAM is complete and before the VM runs, since a lane
+    /// given up long ago may still come back with a batch that arrived by
+    /// another.
+    pub fn close(&self) {
+        self.gate.shut.store(true, Relaxed);
+        // Whoever passed the gate before holds a range; whoever locks one after
+        // this sees the gate shut, because the lock orders it.
+        for block in &self.blocks {
+            drop(block.lock.lock(0..block.pages));
+        }
+    }
+
+    /// What was done until now.
+    #[must_use]
+    pub fn counters(&self) -> Counts {
+        Counts {
+            placed: self.counters.placed.load(Relaxed),
+            stale: self.counters.stale.load(Relaxed),
+            fills_skipped: self.counters.fills_skipped.load(Relaxed),
+            fills_written: self.counters.fills_written.load(Relaxed),
+        }
+    }
+
+    fn block(&self, block: BlockId) -> Result<&Block, PlaceError> {
+        self.blocks
+            .get(usize::from(block.0))
+            .ok_or(PlaceError::UnknownBlock { block, blocks: self.blocks.len() })
+    }
+
+    fn count(&self, counts: Counts) {
+        let add = |counter: &AtomicU64, count| {
+            if count > 0 {
+                counter.fetch_add(count, Relaxed);
+            }
+        };
+        add(&self.counters.placed, counts.placed);
+        add(&self.counters.stale, counts.stale);
+        add(&self.counters.fills_skipped, counts.fills_skipped);
+        add(&self.counters.fills_written, counts.fills_written);
+    }
+}
+
+fn host_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    #[allow(clippy::useless_conversion, reason = "other widths on other machines")]
+    let (total, unit) = (u64::from(info.totalram), u64::from(info.mem_unit.max(1)));
+    total.saturating_mul(unit)
+}

@@ -1,0 +1,108 @@
+//! What is known of each page of a block: which version was written last, and
+//! whether it may hold anything but zeros.
+//!
+//! Both are read and written only for pages whose range the caller has locked;
+//! the atomics are there because neighbours in a word, or in the table, may be
+//! locked by others. The range lock orders what they hold.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use page::{Epoch, PageIndex};
+
+#[derive(Debug)]
+pub(crate) struct Versions {
+    /// Epoch of what was last begun to be written; 0 also for pages that never
+    /// were, since that is not newer than anything.
+    epochs: Box<[AtomicU32]>,
+    /// A bit for each page that may hold anything but zeros.
+    nonzero: Box<[AtomicU64]>,
+}
+
+impl Versions {
+    /// For `pages` pages, all of them zero or all of them unknown.
+    pub(crate) fn new(pages: usize, zero: bool) -> Self {
+        let bits = if zero { 0 } else { u64::MAX };
+        Self {
+            epochs: (0..pages).map(|_| AtomicU32::new(0)).collect(),
+            nonzero: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(bits)).collect(),
+        }
+    }
+
+    /// Whether content of `epoch` is not older than what `page` has; if so, it
+    /// counts as its newest from now on.
+    pub(crate) fn claim(&self, page: PageIndex, epoch: Epoch) -> bool {
+        let last = &self.epochs[page.0 as usize];
+        if last.load(Relaxed) > epoch.0 {
+            return false;
+        }
+        last.store(epoch.0, Relaxed);
+        true
+    }
+
+    pub(crate) fn may_be_nonzero(&self, page: PageIndex) -> bool {
+        let (word, bit) = self.place(page);
+        word.load(Relaxed) & bit != 0
+    }
+
+    pub(crate) fn set_nonzero(&self, page: PageIndex) {
+        let (word, bit) = self.place(page);
+        // Looked at first, because most pages have the bit already after the
+        // first pass, and a write would take the line from the other lanes.
+        if word.load(Relaxed) & bit == 0 {
+            word.fetch_or(bit, Relaxed);
+        }
+    }
+
+    pub(crate) fn set_zero(&self, page: PageIndex) {
+        let (word, bit) = self.place(page);
+        word.fetch_and(!bit, Relaxed);
+    }
+
+    /// For [`Versions::set_nonzero`] on many.
+    pub(crate) fn set_nonzero_all(&self, pages: Range<u32>) {
+        pages.for_each(|page| self.set_nonzero(PageIndex(page)));
+    }
+
+    /// For [`Versions::set_zero`] on many.
+    pub(crate) fn set_zero_all(&self, pages: Range<u32>) {
+        pages.for_each(|page| self.set_zero(PageIndex(page)));
+    }
+
+    fn place(&self, page: PageIndex) -> (&AtomicU64, u64) {
+        (&self.nonzero[page.0 as usize / 64], 1 << (page.0 % 64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_content_is_refused_and_equal_is_taken_again() {
+        let versions = Versions::new(2, true);
+        let page = PageIndex(1);
+        assert!(versions.claim(page, Epoch(0)));
+        assert!(versions.claim(page, Epoch(3)));
+        assert!(versions.claim(page, Epoch(3)));
+        assert!(!versions.claim(page, Epoch(2)));
+        assert!(versions.claim(PageIndex(0), Epoch(2)));
+        assert!(versions.claim(page, Epoch(u32::MAX)));
+        assert!(!versions.claim(page, Epoch(3)));
+    }
+
+    #[test]
+    fn each_page_has_its_own_bit() {
+        for zero in [true, false] {
+            let versions = Versions::new(130, zero);
+            assert!((0..130).all(|page| versions.may_be_nonzero(PageIndex(page)) != zero));
+        }
+        let versions = Versions::new(130, true);
+        versions.set_nonzero_all(60..70);
+        versions.set_zero_all(64..65);
+        for page in 0..130 {
+            let expected = (60..70).contains(&page) && page != 64;
+            assert_eq!(versions.may_be_nonzero(PageIndex(page)), expected, "page {page}");
+        }
+    }
+}
