@@ -1,1 +1,31 @@
 //! QEMU's migration stream: read, split, write, without I/O.
+//!
+//! ```text
+//! QEVM 3 | configuration | commands | START ram: block list, EOS | footer
+//!        `----------------------- head --------------------------------'
+//! PART ram: PAGE, ZERO, ..., EOS | footer        pages, any number of sections
+//! END ram:  PAGE, ZERO, ..., EOS | footer        the last pages
+//! FULL ... FULL | EOF | description              devices
+//! ```
+//!
+//! The [`Splitter`] takes the pages out. What remains is the residue: the
+//! head, and the tail, which is the END section without its pages and
+//! everything after it. The destination puts pages that it can't place into
+//! mapped RAM back in between, with [`PartSection`]. Pages of a multifd
+//! migration come in [`multifd`] packets on channels of their own.
+#![forbid(unsafe_code)]
+
+mod blocks;
+
+mod error;
+
+mod record;
+
+pub mod write;
+
+pub use blocks::{BLOCK_BYTES_MAX, BLOCKS_MAX, Block, Blocks};
+/// Most bytes of a head.
+pub const HEAD_BYTES_MAX: usize = 32 << 20;
+pub use error::{StreamError, Unsplittable};
+pub use record::{MAGIC, RECORD_BYTES_MAX, VERSION};
+pub use write::{NameTooLong, PartSection};

@@ -1,0 +1,233 @@
+//! Writes the main stream: the sections that the destination makes of pages
+//! that it can't place into mapped RAM, and whole streams for tests.
+
+use page::{PAGE_BYTES, PageIndex};
+
+use crate::Block;
+use crate::record::{MAGIC, RAM, VERSION, command, flag, kind};
+
+/// The name is longer than the stream's one length byte can say.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the RAM block name {name:?} is longer than 255 bytes")]
+pub struct NameTooLong {
+    /// The name.
+    pub name: String,
+}
+
+/// One section of classic RAM records, appended to a buffer.
+///
+/// Each section names its first block, so that sections of any origin can
+/// follow each other. Nothing is valid before [`PartSection::finish`].
+#[derive(Debug)]
+#[must_use = "a section that isn't finished can't be loaded"]
+pub struct PartSection<'a> {
+    out: &'a mut Vec<u8>,
+    section: u32,
+    footers: bool,
+    /// Where the current block's name stands in `out`, to compare with; a copy
+    /// would be an allocation for each section.
+    block: Option<(usize, usize)>,
+}
+
+impl<'a> PartSection<'a> {
+    /// Begins a PART section of the section `section`.
+    pub fn begin(out: &'a mut Vec<u8>, section: u32, footers: bool) -> Self {
+        Self::header(out, kind::PART, section, footers)
+    }
+
+    /// Begins the END section, the RAM's last.
+    pub fn begin_end(out: &'a mut Vec<u8>, section: u32, footers: bool) -> Self {
+        Self::header(out, kind::END, section, footers)
+    }
+
+    fn header(out: &'a mut Vec<u8>, kind: u8, section: u32, footers: bool) -> Self {
+        out.push(kind);
+        out.extend_from_slice(&section.to_be_bytes());
+        Self { out, section, footers, block: None }
+    }
+
+    /// Adds a page with its bytes.
+    ///
+    /// # Errors
+    /// [`NameTooLong`]; nothing is written then.
+    pub fn body(
+        &mut self,
+        block: &str,
+        page: PageIndex,
+        bytes: &[u8; PAGE_BYTES],
+    ) -> Result<(), NameTooLong> {
+        self.body_header(block, page)?;
+        self.out.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Adds a page's record without its bytes: the next [`PAGE_BYTES`] bytes
+    /// that go to the stream are the page's. For who writes the bytes from
+    /// where they are.
+    ///
+    /// # Errors
+    /// [`NameTooLong`]; nothing is written then.
+    pub fn body_header(&mut self, block: &str, page: PageIndex) -> Result<(), NameTooLong> {
+        self.word(block, page, flag::PAGE)
+    }
+
+    /// Adds a page that is `byte` throughout.
+    ///
+    /// # Errors
+    /// [`NameTooLong`]; nothing is written then.
+    pub fn fill(&mut self, block: &str, page: PageIndex, byte: u8) -> Result<(), NameTooLong> {
+        self.word(block, page, flag::ZERO)?;
+        self.out.push(byte);
+        Ok(())
+    }
+
+    /// Adds a MULTIFD_FLUSH mark, as QEMU 8.1 and newer do in multifd streams.
+    pub fn multifd_flush(&mut self) {
+        self.out.extend_from_slice(&flag::MULTIFD_FLUSH.to_be_bytes());
+    }
+
+    /// Ends the section, with its footer where the stream has footers.
+    pub fn finish(self) {
+        end_of_section(self.out, self.section, self.footers);
+    }
+
+    fn word(&mut self, block: &str, page: PageIndex, flags: u64) -> Result<(), NameTooLong> {
+        let same = self.block.is_some_and(|(from, to)| self.out[from..to] == *block.as_bytes());
+        if same {
+            let word = page.offset() | flags | flag::CONTINUE;
+            self.out.extend_from_slice(&word.to_be_bytes());
+            return Ok(());
+        }
+        let Ok(length) = u8::try_from(block.len()) else {
+            return Err(NameTooLong { name: block.to_owned() });
+        };
+        self.out.extend_from_slice(&(page.offset() | flags).to_be_bytes());
+        self.out.push(length);
+        let from = self.out.len();
+        self.out.extend_from_slice(block.as_bytes());
+        self.block = Some((from, self.out.len()));
+        Ok(())
+    }
+}
+
+fn end_of_section(out: &mut Vec<u8>, section: u32, footers: bool) {
+    out.extend_from_slice(&flag::EOS.to_be_bytes());
+    if footers {
+        out.push(kind::FOOTER);
+        out.extend_from_slice(&section.to_be_bytes());
+    }
+}
+
+/// Appends the stream's first bytes, and the configuration record unless the
+/// machine type is from before QEMU 2.4.
+pub fn header(out: &mut Vec<u8>, machine: Option<&str>) {
+    out.extend_from_slice(&MAGIC.to_be_bytes());
+    out.extend_from_slice(&VERSION.to_be_bytes());
+    if let Some(machine) = machine {
+        out.push(kind::CONFIGURATION);
+        let length = u32::try_from(machine.len()).unwrap_or(u32::MAX);
+        out.extend_from_slice(&length.to_be_bytes());
+        out.extend_from_slice(machine.as_bytes());
+    }
+}
+
+/// Appends the configuration's list of capabilities that both ends must have.
+pub fn capabilities(out: &mut Vec<u8>, names: &[&str]) {
+    const NAME: &[u8] = b"configuration/capabilities";
+    out.push(kind::SUBSECTION);
+    out.push(length_byte(NAME.len()));
+    out.extend_from_slice(NAME);
+    out.extend_from_slice(&1u32.to_be_bytes());
+    let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
+    out.extend_from_slice(&count.to_be_bytes());
+    for name in names {
+        out.push(length_byte(name.len()));
+        out.extend_from_slice(name.as_bytes());
+    }
+}
+
+/// Appends a PING command, one that stands in front of setup in real streams.
+pub fn ping(out: &mut Vec<u8>, value: u32) {
+    out.push(kind::COMMAND);
+    out.extend_from_slice(&command::PING.to_be_bytes());
+    out.extend_from_slice(&4u16.to_be_bytes());
+    out.extend_from_slice(&value.to_be_bytes());
+}
+
+/// Appends the header of a START (`full` false) or FULL section.
+pub fn section_header(out: &mut Vec<u8>, full: bool, section: u32, name: &str, version: u32) {
+    out.push(if full { kind::FULL } else { kind::START });
+    out.extend_from_slice(&section.to_be_bytes());
+    out.push(length_byte(name.len()));
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(&0u32.to_be_bytes());
+    out.extend_from_slice(&version.to_be_bytes());
+}
+
+/// Appends the RAM's START section with its block list.
+///
+/// `multifd_flush` puts the mark in that QEMU 8.1 and newer put into setup of
+/// a multifd stream.
+pub fn ram_setup(
+    out: &mut Vec<u8>,
+    section: u32,
+    blocks: &[Block],
+    footers: bool,
+    multifd_flush: bool,
+) {
+    section_header(out, false, section, "ram", 4);
+    debug_assert_eq!(RAM, b"ram");
+    let total: u64 = blocks.iter().map(|block| block.bytes).sum();
+    out.extend_from_slice(&(total | flag::MEM_SIZE).to_be_bytes());
+    for block in blocks {
+        out.push(length_byte(block.name.len()));
+        out.extend_from_slice(block.name.as_bytes());
+        out.extend_from_slice(&block.bytes.to_be_bytes());
+    }
+    if multifd_flush {
+        out.extend_from_slice(&flag::MULTIFD_FLUSH.to_be_bytes());
+    }
+    end_of_section(out, section, footers);
+}
+
+/// A name's length as the stream writes it; too long a name shows up at once
+/// in whatever reads the test's stream.
+fn length_byte(length: usize) -> u8 {
+    u8::try_from(length).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_section_names_its_block_once() {
+        let mut out = Vec::new();
+        let mut part = PartSection::begin(&mut out, 2, true);
+        part.fill("pc.ram", PageIndex(3), 0).unwrap();
+        part.fill("pc.ram", PageIndex(4), 9).unwrap();
+        part.fill("vga", PageIndex(0), 0).unwrap();
+        part.finish();
+        let mut expected = vec![2, 0, 0, 0, 2];
+        expected.extend_from_slice(&0x3002u64.to_be_bytes());
+        expected.extend_from_slice(b"\x06pc.ram\x00");
+        expected.extend_from_slice(&0x4022u64.to_be_bytes());
+        expected.push(9);
+        expected.extend_from_slice(&0x0002u64.to_be_bytes());
+        expected.extend_from_slice(b"\x03vga\x00");
+        expected.extend_from_slice(&0x10u64.to_be_bytes());
+        expected.extend_from_slice(&[0x7e, 0, 0, 0, 2]);
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn too_long_a_name_writes_nothing() {
+        let mut out = Vec::new();
+        let mut part = PartSection::begin(&mut out, 2, false);
+        let name = "x".repeat(256);
+        assert!(part.fill(&name, PageIndex(0), 0).is_err());
+        part.body("a", PageIndex(0), &[7; PAGE_BYTES]).unwrap();
+        part.finish();
+        assert_eq!(out.len(), 5 + 8 + 2 + PAGE_BYTES + 8);
+    }
+}
