@@ -99,13 +99,6 @@ impl Block {
         Ok(span(fills.iter().map(run).filter(|run| !run.is_empty())))
     }
 
-    pub(crate) fn ram_error(&self, source: ram::RamError) -> PlaceError {
-        match source {
-            ram::RamError::Receive { source } => PlaceError::Lane(source),
-            source => PlaceError::Ram { name: self.name.clone(), source },
-        }
-    }
-
     fn outside(&self, first: PageIndex, count: u32) -> PlaceError {
         PlaceError::Outside { name: self.name.clone(), first, count, pages: self.pages }
     }
@@ -122,7 +115,7 @@ fn versions_of(mapping: &Mapping, pages: usize) -> Result<Versions, ram::RamErro
         let first = range.start / PAGE_BYTES as u64;
         let end = range.end.div_ceil(PAGE_BYTES as u64).min(pages as u64);
         let page = |number: u64| u32::try_from(number).expect("a block has fewer pages");
-        versions.set_nonzero_all(page(first)..page(end));
+        (page(first)..page(end)).for_each(|page| versions.set_nonzero(PageIndex(page)));
     }
     Ok(versions)
 }

@@ -13,19 +13,31 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use page::BATCH_PAGES;
+use page::{BATCH_PAGES, PAGE_BYTES};
 use parking_lot::{Condvar, Mutex};
 
 use crate::FeederError;
-use crate::records::{RamSection, section_bytes_max};
 
-/// A whole batch fits, and a little more.
-pub(crate) const CHUNK_BYTES: usize = 544 * 1024;
-const _: () = assert!(CHUNK_BYTES >= section_bytes_max(BATCH_PAGES));
+/// A section with a whole batch fits.
+const CHUNK_BYTES: usize = 520 * 1024;
+/// What a section of one block has besides its records: 5 bytes before them,
+/// the block's name once, and 8 + 5 bytes after them.
+const SECTION_BYTES_MAX: usize = 5 + 256 + 8 + 5;
+const _: () = assert!(CHUNK_BYTES >= SECTION_BYTES_MAX + BATCH_PAGES * (8 + PAGE_BYTES));
+
+/// As many fill records as fit a chunk.
+pub(crate) const FILLS_MAX: usize = (CHUNK_BYTES - SECTION_BYTES_MAX) / (8 + 1);
 
 /// What is queued behind a chunk with room is copied into it if it is no larger
 /// than this: a few fills must not take up a chunk.
 const JOIN_BYTES_MAX: usize = 64 * 1024;
+
+/// How the stream's RAM sections look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RamSection {
+    pub(crate) id: u32,
+    pub(crate) footers: bool,
+}
 
 #[derive(Debug)]
 struct State {
@@ -35,6 +47,8 @@ struct State {
     out: usize,
     out_max: usize,
     out_high_water: usize,
+    begun: bool,
+    /// Known when the head is queued.
     ram: Option<RamSection>,
     /// The tail was fed.
     ended: bool,
@@ -80,6 +94,7 @@ impl Feeder {
             out: 0,
             out_max: (limit_bytes / CHUNK_BYTES).max(1),
             out_high_water: 0,
+            begun: false,
             ram: None,
             ended: false,
             finishing: false,
@@ -114,12 +129,15 @@ impl Feeder {
         let shared = &self.handle.shared;
         {
             let mut state = shared.state.lock();
-            if state.ram.is_some() {
+            if state.begun {
                 return Err(FeederError::SecondHead);
             }
-            state.ram = Some(RamSection { id: ram_section, footers });
+            state.begun = true;
         }
-        self.handle.feed(bytes)
+        self.handle.feed(bytes)?;
+        // From here pages are taken: they queue behind the head.
+        shared.state.lock().ram = Some(RamSection { id: ram_section, footers });
+        Ok(())
     }
 
     /// Feeds what comes after the pages. No page can follow.

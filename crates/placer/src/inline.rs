@@ -5,81 +5,97 @@
 //! page the one that the epochs call newer is also the later in the stream.
 
 use page::{Epoch, Fill, PAGE_BYTES, PageIndex};
+use stream::PartSection;
 
-use crate::PlaceError;
+use crate::Placed;
 use crate::block::Block;
-use crate::feeder::{CHUNK_BYTES, FeederHandle};
+use crate::feeder::{FILLS_MAX, FeederHandle};
 use crate::placer::{Counts, Gate};
-use crate::records::Section;
 
-/// Bodies that are in memory.
-pub(crate) fn place_bodies(
-    block: &Block,
-    feeder: &FeederHandle,
-    gate: &Gate,
-    epoch: Epoch,
-    pages: &[PageIndex],
-    bytes: &[u8],
-) -> Result<Counts, PlaceError> {
-    let span = block.span_of_pages(pages)?;
-    let mut counts = Counts::default();
-    let (mut chunk, ram) = feeder.chunk_for_pages()?;
-    let _guard = block.lock.lock(span);
-    gate.check()?;
-    let mut section = Section::begin(&mut chunk.bytes, ram, &block.name);
-    for (&page, bytes) in pages.iter().zip(bytes.chunks_exact(PAGE_BYTES)) {
-        if !block.versions.claim(page, epoch) {
-            counts.stale += 1;
-            continue;
-        }
-        block.versions.set_nonzero(page);
-        section.body(page, bytes);
-        counts.placed += 1;
-    }
-    section.end();
-    chunk.queue()?;
-    Ok(counts)
+/// Names were measured when the placer was made.
+const NAME_FITS: &str = "a block's name has at most 255 bytes";
+
+/// Pages of one epoch for a block that is not mapped.
+pub(crate) struct Inline<'p> {
+    pub(crate) block: &'p Block,
+    pub(crate) feeder: &'p FeederHandle,
+    pub(crate) gate: &'p Gate,
+    pub(crate) epoch: Epoch,
 }
 
-/// Runs of one byte.
-pub(crate) fn place_fills(
-    block: &Block,
-    feeder: &FeederHandle,
-    gate: &Gate,
-    epoch: Epoch,
-    fills: &[Fill],
-) -> Result<Counts, PlaceError> {
-    let span = block.span_of_fills(fills)?;
-    let mut counts = Counts::default();
-    let mut pages = fills.iter().flat_map(|fill| {
-        (fill.first.0..).take(fill.count as usize).map(|page| (PageIndex(page), fill.byte))
-    });
-    let mut next = pages.next();
-    while next.is_some() {
-        let (mut chunk, ram) = feeder.chunk_for_pages()?;
-        let _guard = block.lock.lock(span.clone());
-        gate.check()?;
-        let mut section = Section::begin(&mut chunk.bytes, ram, &block.name);
-        while let Some((page, byte)) = next
-            && section.has_room(CHUNK_BYTES)
-        {
-            if !block.versions.claim(page, epoch) {
+impl Inline<'_> {
+    /// Bodies that are in memory.
+    pub(crate) fn place_bodies(&self, pages: &[PageIndex], bytes: &[u8]) -> Placed {
+        let span = self.block.span_of_pages(pages)?;
+        let mut counts = Counts::default();
+        let (mut chunk, ram) = self.feeder.chunk_for_pages()?;
+        let _guard = self.block.lock.lock(span);
+        self.gate.check()?;
+        let mut section = PartSection::begin(&mut chunk.bytes, ram.id, ram.footers);
+        let bodies = bytes.chunks_exact(PAGE_BYTES).filter_map(<[u8]>::first_chunk);
+        for (&page, body) in pages.iter().zip(bodies) {
+            if !self.block.versions.claim(page, self.epoch) {
                 counts.stale += 1;
-            } else if byte == 0 && !block.versions.may_be_nonzero(page) {
-                counts.fills_skipped += 1;
-            } else {
-                section.fill(page, byte);
-                counts.fills_written += 1;
-                if byte == 0 {
-                    block.versions.set_zero(page);
-                } else {
-                    block.versions.set_nonzero(page);
-                }
+                continue;
             }
-            next = pages.next();
+            self.block.versions.set_nonzero(page);
+            section.body(&self.block.name, page, body).expect(NAME_FITS);
+            counts.placed += 1;
         }
-        section.end();
-        chunk.queue()?;
+        if counts.placed > 0 {
+            section.finish();
+            chunk.queue()?;
+        }
+        Ok(counts)
     }
-    Ok(counts)
+
+    /// Runs of one byte. As many chunks as it takes, one after the other.
+    pub(crate) fn place_fills(&self, fills: &[Fill]) -> Placed {
+        let span = self.block.span_of_fills(fills)?;
+        let mut counts = Counts::default();
+        let mut pages = fills.iter().flat_map(|fill| {
+            (fill.first.0..).take(fill.count as usize).map(|page| (PageIndex(page), fill.byte))
+        });
+        let mut next = pages.next();
+        while next.is_some() {
+            let (mut chunk, ram) = self.feeder.chunk_for_pages()?;
+            let _guard = self.block.lock.lock(span.clone());
+            self.gate.check()?;
+            let mut section = PartSection::begin(&mut chunk.bytes, ram.id, ram.footers);
+            let mut records = 0;
+            while let Some((page, byte)) = next
+                && records < FILLS_MAX
+            {
+                if self.claim_fill(page, byte, &mut counts) {
+                    section.fill(&self.block.name, page, byte).expect(NAME_FITS);
+                    records += 1;
+                }
+                next = pages.next();
+            }
+            if records > 0 {
+                section.finish();
+                chunk.queue()?;
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Whether QEMU must be told of a page of `byte`.
+    fn claim_fill(&self, page: PageIndex, byte: u8, counts: &mut Counts) -> bool {
+        let versions = &self.block.versions;
+        if !versions.claim(page, self.epoch) {
+            counts.stale += 1;
+            return false;
+        }
+        if byte != 0 {
+            versions.set_nonzero(page);
+        } else if versions.may_be_nonzero(page) {
+            versions.set_zero(page);
+        } else {
+            counts.fills_skipped += 1;
+            return false;
+        }
+        counts.fills_written += 1;
+        true
+    }
 }

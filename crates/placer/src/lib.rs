@@ -36,10 +36,12 @@ mod feeder;
 mod inline;
 mod mapped;
 mod placer;
-mod records;
 mod versions;
 
 pub use block::{BlockPlan, Placement};
 pub use error::{FeederError, PlaceError};
 pub use feeder::{Feeder, FeederHandle};
 pub use placer::{Counts, Placer, RawSource};
+
+/// What came of an attempt to place pages.
+type Placed = Result<Counts, PlaceError>;

@@ -5,9 +5,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+use ram::Mapping;
 
 use crate::block::{Block, BlockPlan, Placement};
-use crate::{FeederHandle, PlaceError, inline, mapped};
+use crate::inline::Inline;
+use crate::mapped::Mapped;
+use crate::{FeederHandle, PlaceError};
 
 /// RAM may be promised several times over, but not without end: the placer's
 /// own tables take a thousandth of what is announced.
@@ -106,10 +109,8 @@ impl Placer {
     ) -> Result<(), PlaceError> {
         let block = self.block(block)?;
         let counts = match &block.placement {
-            Placement::Mapped(mapping) => {
-                mapped::place_fills(block, mapping, &self.gate, epoch, fills)
-            }
-            Placement::Inline => inline::place_fills(block, &self.feeder, &self.gate, epoch, fills),
+            Placement::Mapped(mapping) => self.mapped(block, mapping, epoch).place_fills(fills),
+            Placement::Inline => self.inline(block, epoch).place_fills(fills),
         };
         self.count(counts?);
         Ok(())
@@ -132,11 +133,9 @@ impl Placer {
         }
         let counts = match &block.placement {
             Placement::Mapped(mapping) => {
-                mapped::place_bodies(block, mapping, &self.gate, epoch, pages, bytes)
+                self.mapped(block, mapping, epoch).place_bodies(pages, bytes)
             }
-            Placement::Inline => {
-                inline::place_bodies(block, &self.feeder, &self.gate, epoch, pages, bytes)
-            }
+            Placement::Inline => self.inline(block, epoch).place_bodies(pages, bytes),
         };
         self.count(counts?);
         Ok(())
@@ -163,9 +162,8 @@ impl Placer {
         if let Placement::Mapped(mapping) = &known.placement
             && let Some(socket) = source.fd()
         {
-            let counts =
-                mapped::receive_bodies(known, mapping, &self.gate, epoch, pages, socket, scratch);
-            self.count(counts?);
+            let mapped = self.mapped(known, mapping, epoch);
+            self.count(mapped.receive_bodies(pages, socket, scratch)?);
             return Ok(());
         }
         // Read before any lock is taken.
@@ -197,6 +195,14 @@ impl Placer {
             fills_skipped: self.counters.fills_skipped.load(Relaxed),
             fills_written: self.counters.fills_written.load(Relaxed),
         }
+    }
+
+    fn mapped<'p>(&'p self, block: &'p Block, mapping: &'p Mapping, epoch: Epoch) -> Mapped<'p> {
+        Mapped { block, mapping, gate: &self.gate, epoch }
+    }
+
+    fn inline<'p>(&'p self, block: &'p Block, epoch: Epoch) -> Inline<'p> {
+        Inline { block, feeder: &self.feeder, gate: &self.gate, epoch }
     }
 
     fn block(&self, block: BlockId) -> Result<&Block, PlaceError> {

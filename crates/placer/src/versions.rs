@@ -5,7 +5,6 @@
 //! the atomics are there because neighbours in a word, or in the table, may be
 //! locked by others. The range lock orders what they hold.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use page::{Epoch, PageIndex};
@@ -59,16 +58,6 @@ impl Versions {
         word.fetch_and(!bit, Relaxed);
     }
 
-    /// For [`Versions::set_nonzero`] on many.
-    pub(crate) fn set_nonzero_all(&self, pages: Range<u32>) {
-        pages.for_each(|page| self.set_nonzero(PageIndex(page)));
-    }
-
-    /// For [`Versions::set_zero`] on many.
-    pub(crate) fn set_zero_all(&self, pages: Range<u32>) {
-        pages.for_each(|page| self.set_zero(PageIndex(page)));
-    }
-
     fn place(&self, page: PageIndex) -> (&AtomicU64, u64) {
         (&self.nonzero[page.0 as usize / 64], 1 << (page.0 % 64))
     }
@@ -98,8 +87,8 @@ mod tests {
             assert!((0..130).all(|page| versions.may_be_nonzero(PageIndex(page)) != zero));
         }
         let versions = Versions::new(130, true);
-        versions.set_nonzero_all(60..70);
-        versions.set_zero_all(64..65);
+        (60..70).for_each(|page| versions.set_nonzero(PageIndex(page)));
+        versions.set_zero(PageIndex(64));
         for page in 0..130 {
             let expected = (60..70).contains(&page) && page != 64;
             assert_eq!(versions.may_be_nonzero(PageIndex(page)), expected, "page {page}");

@@ -1,0 +1,240 @@
+//! Whatever order lanes deliver in, however often, and wherever they break off:
+//! the RAM at the end is what the source had at its end.
+
+mod common;
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+
+use common::{Fed, PageSource, QemuEnd, body, content_after};
+use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+use placer::{BlockPlan, Feeder, PlaceError, Placement, Placer};
+use proptest::prelude::*;
+use ram::{Mapping, RamFile};
+
+const PAGES: u32 = 96;
+const MAPPED: BlockId = BlockId(0);
+const INLINE: BlockId = BlockId(1);
+
+/// What the source sent of a page in one epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    Body(u8),
+    Fill(u8),
+}
+
+impl Content {
+    fn bytes(self) -> Vec<u8> {
+        match self {
+            Self::Body(seed) => body(seed),
+            Self::Fill(byte) => vec![byte; PAGE_BYTES],
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Decoded,
+    /// From a socket that RAM can be filled from.
+    Socket,
+    /// From a source whose bytes have to be read first.
+    Reader,
+    /// From a socket that ends after some bytes.
+    CutOff(usize),
+}
+
+#[derive(Clone, Debug)]
+struct Delivery {
+    block: BlockId,
+    epoch: Epoch,
+    pages: Vec<(PageIndex, Content)>,
+    how: How,
+}
+
+impl Delivery {
+    fn give(&self, placer: &Placer) {
+        let fill = |&(first, content): &(PageIndex, Content)| match content {
+            Content::Fill(byte) => Some(Fill { first, count: 1, byte }),
+            Content::Body(_) => None,
+        };
+        let fills: Vec<_> = self.pages.iter().filter_map(fill).collect();
+        placer.place_fills(self.block, self.epoch, &fills).unwrap();
+        let is_body = |(_, content): &&(PageIndex, Content)| matches!(content, Content::Body(_));
+        let bodies: Vec<_> = self.pages.iter().filter(is_body).collect();
+        let pages: Vec<_> = bodies.iter().map(|(page, _)| *page).collect();
+        let bytes: Vec<_> = bodies.iter().flat_map(|(_, content)| content.bytes()).collect();
+        let (block, epoch) = (self.block, self.epoch);
+        match self.how {
+            How::Decoded => placer.place_bodies(block, epoch, &pages, &bytes).unwrap(),
+            How::Reader => {
+                let mut source = PageSource::Reader(&bytes);
+                placer.place_raw(block, epoch, &pages, &mut source, &mut Vec::new()).unwrap();
+                let PageSource::Reader(left) = source else { unreachable!() };
+                assert!(left.is_empty());
+            }
+            How::Socket => give_by_socket(placer, block, epoch, &pages, &bytes).unwrap(),
+            How::CutOff(at) => {
+                let cut = at % bytes.len().max(1);
+                let given = give_by_socket(placer, block, epoch, &pages, &bytes[..cut]);
+                match given {
+                    Err(error) => assert!(error.only_this_lane(), "{error}"),
+                    Ok(()) => assert!(pages.is_empty()),
+                }
+            }
+        }
+    }
+}
+
+fn give_by_socket(
+    placer: &Placer,
+    block: BlockId,
+    epoch: Epoch,
+    pages: &[PageIndex],
+    bytes: &[u8],
+) -> Result<(), PlaceError> {
+    let (mut sender, receiver) = UnixStream::pair().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for piece in bytes.chunks(30_011) {
+                sender.write_all(piece).unwrap();
+            }
+        });
+        let mut source = PageSource::Socket(receiver);
+        placer.place_raw(block, epoch, pages, &mut source, &mut Vec::new())
+    })
+}
+
+/// For each epoch and block what pages were sent; some pages in each.
+type Epochs = Vec<Vec<Option<Content>>>;
+
+fn epochs() -> impl Strategy<Value = Epochs> {
+    let content = prop_oneof![
+        3 => any::<u8>().prop_map(Content::Body),
+        3 => Just(Content::Fill(0)),
+        1 => any::<u8>().prop_map(Content::Fill),
+    ];
+    let page = prop::option::weighted(0.6, content);
+    prop::collection::vec(prop::collection::vec(page, PAGES as usize), 1..6)
+}
+
+/// Batches of the epochs, each at least once as a whole.
+fn deliveries(
+    block: BlockId,
+    epochs: &Epochs,
+    dice: &mut impl FnMut(usize) -> usize,
+) -> Vec<Delivery> {
+    let mut deliveries = Vec::new();
+    for (epoch, sent) in (0..).map(Epoch).zip(epochs) {
+        let mut pages: Vec<_> = (0..)
+            .map(PageIndex)
+            .zip(sent)
+            .filter_map(|(page, content)| content.map(|content| (page, content)))
+            .collect();
+        if dice(2) == 0 {
+            shuffle(&mut pages, dice);
+        }
+        while !pages.is_empty() {
+            let batch = pages.split_off(pages.len().saturating_sub(1 + dice(40)));
+            let mut delivery = Delivery { block, epoch, pages: batch, how: How::Decoded };
+            for _ in 0..dice(3) {
+                let twice = match dice(4) {
+                    0 => How::Decoded,
+                    1 => How::Reader,
+                    _ => How::CutOff(dice(40 * PAGE_BYTES)),
+                };
+                deliveries.push(Delivery { how: twice, ..delivery.clone() });
+            }
+            delivery.how = [How::Decoded, How::Socket, How::Reader][dice(3)];
+            deliveries.push(delivery);
+        }
+    }
+    deliveries
+}
+
+fn shuffle<T>(items: &mut [T], dice: &mut impl FnMut(usize) -> usize) {
+    for at in (1..items.len()).rev() {
+        items.swap(at, dice(at + 1));
+    }
+}
+
+/// What each page is at the end, given what it was.
+fn last_of(epochs: &Epochs, before: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let mut pages = before.to_vec();
+    for sent in epochs {
+        for (page, content) in pages.iter_mut().zip(sent) {
+            if let Some(content) = content {
+                *page = content.bytes();
+            }
+        }
+    }
+    pages
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn the_last_epoch_is_what_remains(
+        mapped in epochs(),
+        inline in epochs(),
+        preloaded in prop::collection::vec(any::<bool>(), PAGES as usize),
+        seed in 1..u64::MAX,
+    ) {
+        let mut state = seed;
+        let mut dice = |sides: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state >> 16).unwrap() % sides
+        };
+        let before: Vec<_> = preloaded
+            .iter()
+            .map(|&preloaded| if preloaded { body(0xfe) } else { vec![0; PAGE_BYTES] })
+            .collect();
+        let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
+        let file = RamFile::create("placer-test", bytes, None).unwrap();
+        let mapping = Arc::new(Mapping::new(&file).unwrap());
+        for (page, bytes) in (0..).map(PageIndex).zip(&before) {
+            if bytes[0] != 0 {
+                mapping.write(page.offset(), bytes).unwrap();
+            }
+        }
+        let qemu = QemuEnd::start();
+        let feeder = Feeder::start(qemu.socket(), 1 << 20).unwrap();
+        feeder.head(b"head", 7, true).unwrap();
+        let plan = |name: &str, placement| BlockPlan { name: name.to_owned(), bytes, placement };
+        let plans = vec![
+            plan("pc.ram", Placement::Mapped(Arc::clone(&mapping))),
+            plan("pc.bios", Placement::Inline),
+        ];
+        let placer = Placer::new(plans, feeder.handle()).unwrap();
+
+        let mut all = deliveries(MAPPED, &mapped, &mut dice);
+        all.extend(deliveries(INLINE, &inline, &mut dice));
+        shuffle(&mut all, &mut dice);
+        let lanes = 4;
+        thread::scope(|scope| {
+            for lane in all.chunks(all.len().div_ceil(lanes).max(1)) {
+                let placer = &placer;
+                scope.spawn(move || lane.iter().for_each(|delivery| delivery.give(placer)));
+            }
+        });
+        placer.close();
+        feeder.tail(b"tail").unwrap();
+        feeder.finish().unwrap();
+
+        let expected = last_of(&mapped, &before);
+        for (page, expected) in (0..).map(PageIndex).zip(&expected) {
+            let mut found = vec![0; PAGE_BYTES];
+            mapping.read(page.offset(), &mut found).unwrap();
+            prop_assert!(&found == expected, "mapped {}", page);
+        }
+        let fed = Fed::parse(&qemu.end(), b"head", b"tail", 7, true);
+        let found = content_after(&fed.records, "pc.bios", &before);
+        for (page, (found, expected)) in found.iter().zip(last_of(&inline, &before)).enumerate() {
+            prop_assert!(found == &expected, "inline page {}", page);
+        }
+    }
+}
