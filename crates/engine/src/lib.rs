@@ -1,10 +1,18 @@
-//! One migration: the source's side, the destination's side, their phases and
-//! the report.
+//! One migration: the source's side ([`migrate`]), the destination's side
+//! ([`serve`]), their phases and the report.
 
 #![forbid(unsafe_code)]
 
+mod destination;
+mod error;
 mod host;
+mod link;
+mod source;
+mod story;
 mod watch;
 
-pub use host::{Arriving, Host, Local, Peer, Refusal, SourceVm};
+pub use destination::{Server, serve};
+pub use error::MigrationError;
+pub use host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm};
+pub use source::migrate;
 pub use watch::Watch;

@@ -117,10 +117,15 @@ impl Lanes {
         self.shared.meters.iter().map(|meter| meter.wire_bytes.load(Relaxed)).sum()
     }
 
+    /// Nothing more will be submitted: lanes end once all is delivered.
+    pub fn close(&self) {
+        self.shared.queue.close();
+    }
+
     /// Ends the lanes in order: all that was submitted is delivered first.
     /// Returns the CPU time that their threads used.
     pub fn finish(&self) -> Duration {
-        self.shared.queue.close();
+        self.close();
         self.join()
     }
 

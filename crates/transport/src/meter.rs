@@ -1,7 +1,8 @@
 //! What the lanes count, for progress, policies and the report.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// One lane. All counters only grow.
 #[derive(Debug, Default)]
@@ -12,12 +13,17 @@ pub struct LaneMeter {
     pub batches: AtomicU64,
     /// How often its connection died.
     pub deaths: AtomicU32,
-    /// Nanoseconds in writes to the socket.
-    pub(crate) writing_ns: AtomicU64,
-    /// Nanoseconds encoding.
-    pub(crate) encoding_ns: AtomicU64,
-    /// Nanoseconds without a batch to send.
-    pub(crate) waiting_ns: AtomicU64,
+    spent_ns: [AtomicU64; 3],
+    doing: AtomicU8,
+    since_ns: AtomicU64,
+}
+
+/// What a lane's sender does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doing {
+    Waiting = 0,
+    Encoding = 1,
+    Writing = 2,
 }
 
 /// How lanes spent their time, summed over all of them.
@@ -32,13 +38,45 @@ pub struct LaneTimes {
 }
 
 impl LaneMeter {
+    /// The sender turns to something else. Only its own thread calls this.
+    pub(crate) fn turn_to(&self, next: Doing) {
+        let now = now_ns();
+        let spent = now - self.since_ns.swap(now, Relaxed);
+        let before = self.doing.swap(next as u8, Relaxed);
+        self.spent_ns[usize::from(before)].fetch_add(spent, Relaxed);
+    }
+
+    /// The sender has begun.
+    pub(crate) fn begin(&self) {
+        self.since_ns.store(now_ns(), Relaxed);
+        self.doing.store(Doing::Waiting as u8, Relaxed);
+    }
+
+    /// The times so far, what it does at this moment counted up to now.
     pub(crate) fn times(&self) -> LaneTimes {
+        let since = self.since_ns.load(Relaxed);
+        if since == 0 {
+            return LaneTimes::default();
+        }
+        let doing = self.doing.load(Relaxed);
+        let unfinished = now_ns().saturating_sub(since);
+        let spent = |what: Doing| {
+            let more = if doing == what as u8 { unfinished } else { 0 };
+            Duration::from_nanos(self.spent_ns[what as usize].load(Relaxed) + more)
+        };
         LaneTimes {
-            writing: Duration::from_nanos(self.writing_ns.load(Relaxed)),
-            encoding: Duration::from_nanos(self.encoding_ns.load(Relaxed)),
-            waiting: Duration::from_nanos(self.waiting_ns.load(Relaxed)),
+            writing: spent(Doing::Writing),
+            encoding: spent(Doing::Encoding),
+            waiting: spent(Doing::Waiting),
         }
     }
+}
+
+/// Nanoseconds since this was first asked, never 0.
+fn now_ns() -> u64 {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    let passed = FIRST.get_or_init(Instant::now).elapsed();
+    u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX).saturating_add(1)
 }
 
 impl std::iter::Sum for LaneTimes {

@@ -27,6 +27,16 @@ struct State {
     busy_since: Option<Instant>,
 }
 
+impl State {
+    fn is_drained(&self) -> bool {
+        self.under_way == 0 && self.waiting.is_empty()
+    }
+
+    fn is_over(&self) -> bool {
+        self.closed && self.is_drained()
+    }
+}
+
 /// Batches on their way, shared by the tap's threads and the lanes'.
 #[derive(Debug)]
 pub(crate) struct Queue {
@@ -84,18 +94,15 @@ impl Queue {
     pub(crate) fn take(&self, broken: impl Fn() -> bool) -> Work {
         let mut state = self.state.lock();
         loop {
+            if state.failed.is_some() || state.is_over() {
+                return Work::End;
+            }
             if broken() {
                 return Work::Broken;
-            }
-            if state.failed.is_some() {
-                return Work::End;
             }
             if let Some(batch) = state.waiting.pop_front() {
                 state.under_way += 1;
                 return Work::Send(batch);
-            }
-            if state.closed && state.under_way == 0 {
-                return Work::End;
             }
             self.work.wait(&mut state);
         }
@@ -111,7 +118,7 @@ impl Queue {
         state.delivered.fill_bytes += guest_bytes - bodies;
         state.delivered.backlog_bytes -= bodies;
         state.under_way -= 1;
-        if state.under_way == 0 && state.waiting.is_empty() {
+        if state.is_drained() {
             if let Some(since) = state.busy_since.take() {
                 state.delivered.busy += since.elapsed();
             }
@@ -161,7 +168,7 @@ impl Queue {
         }
         let until = Instant::now() + pause;
         loop {
-            if state.failed.is_some() || (state.closed && state.waiting.is_empty() && state.under_way == 0) {
+            if state.failed.is_some() || state.is_over() {
                 return false;
             }
             if self.work.wait_until(&mut state, until).timed_out() {
@@ -177,7 +184,7 @@ impl Queue {
             if let Some(error) = &state.failed {
                 return Err(error.clone());
             }
-            if state.under_way == 0 && state.waiting.is_empty() {
+            if state.is_drained() {
                 return Ok(());
             }
             self.drained.wait(&mut state);

@@ -38,7 +38,11 @@ impl LaneEnd {
     /// Whether only this connection is lost, not the migration.
     #[must_use]
     pub fn only_this_lane(&self) -> bool {
-        matches!(self, Self::Io(_) | Self::Over)
+        match self {
+            Self::Io(_) | Self::Over => true,
+            Self::Place(error) => error.only_this_lane(),
+            Self::Peer(_) | Self::Decode(_) => false,
+        }
     }
 }
 

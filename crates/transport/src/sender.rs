@@ -2,9 +2,9 @@
 
 use std::io::{IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use page::{Batch, Encoded, Encoder, Encoding};
 use wire::{Ack, BatchHeader, Kind, Reply};
@@ -13,7 +13,7 @@ use crate::connect::connect_lane;
 use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
 use crate::lanes::Shared;
-use crate::meter::{LaneMeter, thread_cpu};
+use crate::meter::{Doing, thread_cpu};
 use crate::queue::Work;
 use crate::reluctance::Reluctance;
 
@@ -56,12 +56,10 @@ pub(crate) fn run(shared: &Shared, number: usize) {
     add_cpu(shared);
 }
 
+/// Called by each thread of a lane as it ends.
 fn add_cpu(shared: &Shared) {
-    add(&shared.cpu_ns, thread_cpu());
-}
-
-fn add(counter: &AtomicU64, time: Duration) {
-    counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    let used = u64::try_from(thread_cpu().as_nanos()).unwrap_or(u64::MAX);
+    shared.cpu_ns.fetch_add(used, Relaxed);
 }
 
 /// Carries batches over one connection, until the queue ends (`Ok`) or the
@@ -106,20 +104,20 @@ fn send(shared: &Shared, number: usize, socket: &TcpStream, flight: &Flight) -> 
     let mut encoder = Encoder::default();
     let mut reluctance = Reluctance::default();
     let mut head = Vec::new();
-    let mut now = Instant::now();
+    meter.begin();
     loop {
         let work = shared.queue.take(|| flight.is_broken());
-        lap(&mut now, &meter.waiting_ns);
         let batch = match work {
             Work::Send(batch) => batch,
             Work::Broken => return Ok(Sent::UntilBroken),
             Work::End => return Ok(Sent::All),
         };
+        meter.turn_to(Doing::Encoding);
         let encoded = encode(shared, &mut encoder, &mut reluctance, &batch);
-        lap(&mut now, &meter.encoding_ns);
+        meter.turn_to(Doing::Writing);
         head.clear();
         let written = write_batch(socket, &batch, encoded, &mut head);
-        lap(&mut now, &meter.writing_ns);
+        meter.turn_to(Doing::Waiting);
         match written {
             Ok(bytes) => {
                 meter.wire_bytes.fetch_add(bytes as u64, Relaxed);
@@ -133,13 +131,6 @@ fn send(shared: &Shared, number: usize, socket: &TcpStream, flight: &Flight) -> 
     }
 }
 
-/// Adds the time since `since` to a counter, and starts again.
-fn lap(since: &mut Instant, counter: &AtomicU64) {
-    let now = Instant::now();
-    add(counter, now - *since);
-    *since = now;
-}
-
 fn encode<'e>(
     shared: &Shared,
     encoder: &'e mut Encoder,
@@ -148,10 +139,10 @@ fn encode<'e>(
 ) -> Encoded<'e> {
     let wanted = Encoding::try_from(shared.encoding.load(Relaxed)).unwrap_or(Encoding::Raw);
     if wanted == Encoding::Raw || batch.bodies().is_empty() || !reluctance.try_next() {
-        return Encoded::Raw;
+        return Encoded { encoding: Encoding::Raw, bytes: &[] };
     }
     let encoded = encoder.encode(wanted, batch);
-    reluctance.tried(!matches!(encoded, Encoded::Raw));
+    reluctance.tried(encoded.encoding != Encoding::Raw);
     encoded
 }
 
@@ -162,25 +153,22 @@ fn write_batch(
     encoded: Encoded<'_>,
     head: &mut Vec<u8>,
 ) -> std::io::Result<usize> {
-    let raw_bytes = batch.bodies().len() * page::PAGE_BYTES;
-    match encoded {
-        Encoded::Raw => {
-            BatchHeader::write_for(batch, Encoding::Raw as u8, raw_bytes, head);
-            if let Some(bytes) = batch.contiguous() {
-                write_all(&mut socket, &mut [IoSlice::new(head), IoSlice::new(bytes)])?;
-            } else {
-                let bodies = batch.bodies().iter().map(|body| IoSlice::new(batch.bytes_of(*body)));
-                let mut pieces: Vec<_> = std::iter::once(IoSlice::new(head)).chain(bodies).collect();
-                write_all(&mut socket, &mut pieces)?;
-            }
-            Ok(head.len() + raw_bytes)
-        }
-        Encoded::Packed { encoding, bytes } => {
-            BatchHeader::write_for(batch, encoding as u8, bytes.len(), head);
-            write_all(&mut socket, &mut [IoSlice::new(head), IoSlice::new(bytes)])?;
-            Ok(head.len() + bytes.len())
-        }
+    let code = u8::from(encoded.encoding);
+    if encoded.encoding != Encoding::Raw {
+        BatchHeader::write_for(batch, code, encoded.bytes.len(), head);
+        write_all(&mut socket, &mut [IoSlice::new(head), IoSlice::new(encoded.bytes)])?;
+        return Ok(head.len() + encoded.bytes.len());
     }
+    let raw_bytes = batch.bodies().len() * page::PAGE_BYTES;
+    BatchHeader::write_for(batch, code, raw_bytes, head);
+    if let Some(bytes) = batch.contiguous() {
+        write_all(&mut socket, &mut [IoSlice::new(head), IoSlice::new(bytes)])?;
+    } else {
+        let bodies = batch.bodies().iter().map(|body| IoSlice::new(batch.bytes_of(*body)));
+        let mut pieces: Vec<_> = std::iter::once(IoSlice::new(head)).chain(bodies).collect();
+        write_all(&mut socket, &mut pieces)?;
+    }
+    Ok(head.len() + raw_bytes)
 }
 
 fn write_all(socket: &mut impl Write, mut pieces: &mut [IoSlice<'_>]) -> std::io::Result<()> {
@@ -213,12 +201,6 @@ fn read_acks(
             shared.queue.fail(LanesError::AllDead { seconds: 0, last: error.to_owned() });
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, error));
         };
-        LaneMeter::count(&shared.meters[number], released);
-    }
-}
-
-impl LaneMeter {
-    fn count(&self, batches: u64) {
-        self.batches.fetch_add(batches, Relaxed);
+        shared.meters[number].batches.fetch_add(released, Relaxed);
     }
 }

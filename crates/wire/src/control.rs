@@ -43,8 +43,6 @@ pub struct Prepare {
     pub shared_disks: bool,
     /// QMP socket of a QEMU that somebody else started there.
     pub incoming_qmp: Option<String>,
-    /// Whether the VM's vCPUs run (else its owner paused it).
-    pub was_running: bool,
 }
 
 /// The destination's answer, when it is ready.
@@ -87,8 +85,12 @@ pub enum ToDestination {
         /// Bytes of tail (or of the whole stream) sent, as a check.
         residue_bytes: u64,
     },
-    /// The source gave the VM up: run it.
-    Go,
+    /// The source gave the VM up.
+    Go {
+        /// Whether its vCPUs ran when it was stopped; a VM that its owner
+        /// paused arrives paused.
+        run: bool,
+    },
     /// It stays at the source.
     Abort {
         /// Why, for the log.

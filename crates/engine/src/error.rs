@@ -1,0 +1,97 @@
+//! Why a migration ended without its VM at the destination.
+
+use std::io;
+
+use qemu::qmp::QmpError;
+use transport::LanesError;
+use wire::WireError;
+
+/// Why, and by it who has to act. After all but [`MigrationError::InDoubt`]
+/// and [`MigrationError::VmGone`] the VM goes on at its source.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrationError {
+    /// The operator cancelled.
+    #[error("cancelled")]
+    Cancelled,
+    /// The destination does not take the VM.
+    #[error("{host} does not take the VM: {reason}")]
+    Refused {
+        /// The destination.
+        host: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// Something broke at the destination before the commit.
+    #[error("{host} gave up: {reason}")]
+    DestinationFailed {
+        /// The destination.
+        host: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// No control connection, or no more.
+    #[error("lost the agent of {host}: {why}")]
+    PeerLost {
+        /// The destination.
+        host: String,
+        /// How.
+        why: String,
+    },
+    /// No lanes.
+    #[error("the data connections to {host} failed: {source}")]
+    Lanes {
+        /// The destination.
+        host: String,
+        /// How.
+        source: LanesError,
+    },
+    /// QEMU's stream can't be read.
+    #[error("reading QEMU's migration stream: {0}")]
+    Tap(String),
+    /// The source's QEMU refuses or fails.
+    #[error("the source's QEMU: {0}")]
+    Qemu(String),
+    /// The guest powered off, or QEMU died.
+    #[error("the VM ended while it was being moved: {0}")]
+    VmGone(String),
+    /// The destination was told to run the VM, and was not heard again.
+    #[error(
+        "{host} was told to run the VM and has not answered ({why}). The VM stays stopped here. \
+         Look at {host}: if the VM runs there, `droveway stop` it here; if it certainly does not, \
+         `cont` it here by QMP"
+    )]
+    InDoubt {
+        /// The destination.
+        host: String,
+        /// What happened.
+        why: String,
+    },
+    /// This host lacks something.
+    #[error("{what}: {source}")]
+    Local {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl From<QmpError> for MigrationError {
+    fn from(error: QmpError) -> Self {
+        match error {
+            QmpError::Closed => Self::VmGone("its QEMU closed the QMP connection".to_owned()),
+            error => Self::Qemu(error.to_string()),
+        }
+    }
+}
+
+/// What can go wrong on a control connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    /// It broke, or the peer broke the rules.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The peer closed it.
+    #[error("it closed the connection")]
+    Closed,
+}

@@ -1,0 +1,130 @@
+//! A control connection: whoever wants writes, one thread reads.
+
+use std::marker::PhantomData;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use crossbeam_channel::{Receiver, bounded};
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use wire::{Frame, WireError, read_frame};
+
+use crate::error::LinkError;
+
+/// What came over a control connection.
+#[derive(Debug)]
+pub(crate) enum Heard<M> {
+    Message(M),
+    Head(Vec<u8>),
+    Tail(Vec<u8>),
+    Whole(Vec<u8>),
+    /// The last thing: nothing comes after it.
+    Gone(LinkError),
+}
+
+/// Frames that may wait for the engine; then the peer waits.
+const HEARD_MAX: usize = 8;
+
+/// The writing half, and the means to end it.
+#[derive(Debug)]
+pub(crate) struct Link<Said> {
+    stream: TcpStream,
+    writing: Mutex<()>,
+    bytes: AtomicU64,
+    said: PhantomData<fn(Said)>,
+}
+
+impl<Said: Serialize> Link<Said> {
+    /// Takes a connection that is past its preamble; `name` is for its thread.
+    pub(crate) fn start<M: DeserializeOwned + Send + 'static>(
+        stream: TcpStream,
+        name: &str,
+    ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
+        let reading = stream.try_clone()?;
+        let (heard, hear) = bounded(HEARD_MAX);
+        thread::Builder::new().name(format!("hear-{name}")).spawn(move || {
+            let mut reading = std::io::BufReader::new(reading);
+            loop {
+                let next = read_one(&mut reading);
+                let over = matches!(next, Heard::Gone(_));
+                // An error means that nobody listens any more.
+                if heard.send(next).is_err() || over {
+                    return;
+                }
+            }
+        })?;
+        let link =
+            Self { stream, writing: Mutex::new(()), bytes: AtomicU64::new(0), said: PhantomData };
+        Ok((link, hear))
+    }
+
+    pub(crate) fn say(&self, message: &Said) -> Result<(), LinkError> {
+        self.write(|out| Frame::message(message)?.write_to(out))
+    }
+
+    pub(crate) fn head(&self, head: Vec<u8>) -> Result<(), LinkError> {
+        self.write(|out| Frame::Head(head).write_to(out))
+    }
+
+    pub(crate) fn residue(&self, whole: bool, bytes: &[u8]) -> Result<(), LinkError> {
+        self.write(|out| Frame::write_residue(whole, bytes, out))
+    }
+
+    fn write(
+        &self,
+        write: impl FnOnce(&mut Counting<'_>) -> Result<(), WireError>,
+    ) -> Result<(), LinkError> {
+        let _alone = self.writing.lock();
+        let mut out = Counting { stream: &self.stream, bytes: &self.bytes };
+        Ok(write(&mut out)?)
+    }
+
+    /// Bytes written so far.
+    pub(crate) fn wire_bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Ends both directions; the reading thread ends by it.
+    pub(crate) fn close(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+impl<Said> Drop for Link<Said> {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+fn read_one<M: DeserializeOwned>(reading: &mut impl std::io::Read) -> Heard<M> {
+    match read_frame(reading) {
+        Ok(Some(Frame::Message(json))) => match serde_json::from_slice(&json) {
+            Ok(message) => Heard::Message(message),
+            Err(error) => Heard::Gone(WireError::from(error).into()),
+        },
+        Ok(Some(Frame::Head(bytes))) => Heard::Head(bytes),
+        Ok(Some(Frame::Tail(bytes))) => Heard::Tail(bytes),
+        Ok(Some(Frame::Whole(bytes))) => Heard::Whole(bytes),
+        Ok(None) => Heard::Gone(LinkError::Closed),
+        Err(error) => Heard::Gone(error.into()),
+    }
+}
+
+struct Counting<'l> {
+    stream: &'l TcpStream,
+    bytes: &'l AtomicU64,
+}
+
+impl std::io::Write for Counting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.stream.write(bytes)?;
+        self.bytes.fetch_add(written as u64, Relaxed);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

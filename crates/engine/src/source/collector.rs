@@ -1,0 +1,70 @@
+//! Where the tap hands things to: pages to the lanes, residue to the control
+//! connection.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crossbeam_channel::Sender;
+use page::Batch;
+use tap::{Head, Output, Stopped};
+use transport::Lanes;
+use wire::{Announced, ToDestination};
+
+use super::Notice;
+use super::live::Live;
+use crate::link::Link;
+
+pub(crate) struct Collector {
+    pub(crate) live: Arc<Live>,
+    pub(crate) lanes: Arc<Lanes>,
+    pub(crate) link: Arc<Link<ToDestination>>,
+    pub(crate) notices: Sender<Notice>,
+}
+
+impl Collector {
+    fn notice(&self, notice: Notice) {
+        // Nobody listens any more only once the migration has ended.
+        let _ = self.notices.send(notice);
+    }
+
+    fn residue(&self, whole: bool, bytes: &[u8]) -> Result<(), Stopped> {
+        let before = self.live.residue_bytes.fetch_add(bytes.len() as u64, Relaxed);
+        if before == 0 && !whole {
+            self.notice(Notice::TailBegins);
+        }
+        self.link.residue(whole, bytes).map_err(|_| Stopped)
+    }
+}
+
+impl Output for Collector {
+    fn head(&self, head: Head) -> Result<(), Stopped> {
+        self.live.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
+        let blocks = head
+            .blocks
+            .iter()
+            .map(|block| Announced { name: block.name.clone(), bytes: block.bytes })
+            .collect();
+        let said = ToDestination::Blocks {
+            blocks,
+            ram_section: head.ram_section,
+            footers: head.footers,
+        };
+        self.link.say(&said).and_then(|()| self.link.head(head.bytes)).map_err(|_| Stopped)
+    }
+
+    fn batch(&self, batch: Batch) -> Result<(), Stopped> {
+        self.live.took(&batch);
+        self.lanes.submit(batch).map_err(|_| Stopped)
+    }
+
+    fn tail(&self, bytes: &[u8]) -> Result<(), Stopped> {
+        self.residue(false, bytes)
+    }
+
+    fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped> {
+        if let Some(reason) = reason {
+            self.notice(Notice::Unsplittable(reason.to_owned()));
+        }
+        self.residue(true, bytes)
+    }
+}

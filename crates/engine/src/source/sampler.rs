@@ -1,0 +1,294 @@
+//! Ten times a second: what is, for whoever watches; and what follows from it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use api::{Compress, Limit, Phase, Sample};
+use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use page::Encoding;
+use policy::effort::{self, Effort, Level};
+use policy::switchover::{Allowance, FinishInput, allowance, predicted_blackout};
+use qemu::outgoing::Outgoing;
+use transport::{Delivered, LaneTimes, Lanes};
+
+use super::live::Live;
+use crate::story::Story;
+
+const EVERY: Duration = Duration::from_millis(100);
+/// The delivered rate is the mean over this much busy time.
+const RATE_WINDOWS: usize = 10;
+/// Less busy time than this says nothing about a rate.
+const BUSY_LEAST: Duration = Duration::from_millis(30);
+
+pub(crate) struct Sampler {
+    stop: Sender<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+pub(crate) struct Watched {
+    pub(crate) live: Arc<Live>,
+    pub(crate) lanes: Arc<Lanes>,
+    pub(crate) story: Arc<Story>,
+    pub(crate) outgoing: Arc<Outgoing>,
+    pub(crate) compress: Compress,
+    /// What a blackout cost without pages, as last measured.
+    pub(crate) fixed: Duration,
+}
+
+impl Sampler {
+    pub(crate) fn start(watched: Watched) -> std::io::Result<Self> {
+        let (stop, stopped) = bounded(0);
+        let thread = std::thread::Builder::new()
+            .name("sampler".to_owned())
+            .spawn(move || Sampling::new(watched).run(&stopped))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        let (nobody, _) = bounded(0);
+        self.stop = nobody;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Counters at one instant.
+#[derive(Clone, Default)]
+struct Counts {
+    delivered: Delivered,
+    times: LaneTimes,
+    wire_bytes: u64,
+    lanes_bytes: Vec<u64>,
+}
+
+struct Sampling {
+    watched: Watched,
+    last: Counts,
+    last_at: Instant,
+    busy: VecDeque<(u64, Duration)>,
+    effort: Effort,
+    allowed: Option<Allowance>,
+    dirty_bytes_per_s: f64,
+}
+
+impl Sampling {
+    fn new(watched: Watched) -> Self {
+        Self {
+            watched,
+            last: Counts::default(),
+            last_at: Instant::now(),
+            busy: VecDeque::new(),
+            effort: Effort::new(Level::Raw),
+            allowed: None,
+            dirty_bytes_per_s: 0.0,
+        }
+    }
+
+    fn run(mut self, stopped: &Receiver<()>) {
+        let ticks = tick(EVERY);
+        loop {
+            select! {
+                recv(ticks) -> _ => self.sample(),
+                recv(stopped) -> _ => return,
+            }
+        }
+    }
+
+    fn counts(&self) -> Counts {
+        let lanes = &self.watched.lanes;
+        Counts {
+            delivered: lanes.delivered(),
+            times: lanes.times(),
+            wire_bytes: lanes.wire_bytes(),
+            lanes_bytes: lanes.meters().map(|(_, meter)| meter.wire_bytes.load(Relaxed)).collect(),
+        }
+    }
+
+    fn sample(&mut self) {
+        let counts = self.counts();
+        let now = Instant::now();
+        let seconds = (now - self.last_at).as_secs_f64();
+        if seconds <= 0.0 {
+            return;
+        }
+        let window = Window::between(&self.last, &counts, seconds);
+        self.last = counts;
+        self.last_at = now;
+        self.measure_rate(&window);
+        self.decide_effort(&window);
+        self.watched.live.adjust_pool();
+        // A QEMU that is stopping the VM may not answer: no figure is missed.
+        if let Ok(qemu) = self.watched.outgoing.progress() {
+            self.follow_qemu(&qemu, &window);
+        }
+    }
+
+    fn measure_rate(&mut self, window: &Window) {
+        self.busy.push_back((window.bodies, window.busy));
+        if self.busy.len() > RATE_WINDOWS {
+            self.busy.pop_front();
+        }
+        let bodies: u64 = self.busy.iter().map(|(bodies, _)| bodies).sum();
+        let busy: Duration = self.busy.iter().map(|(_, busy)| *busy).sum();
+        if busy >= BUSY_LEAST && bodies > 0 {
+            self.watched.live.set_bodies_per_s(bodies as f64 / busy.as_secs_f64());
+        }
+    }
+
+    fn decide_effort(&mut self, window: &Window) {
+        if self.watched.compress != Compress::Auto {
+            return;
+        }
+        self.effort = self.effort.next(window.effort);
+        self.watched.lanes.set_encoding(encoding(self.effort.level()));
+    }
+
+    fn follow_qemu(&mut self, qemu: &qemu::outgoing::Progress, window: &Window) {
+        let Watched { live, story, outgoing, fixed, .. } = &self.watched;
+        if qemu.dirty_sync_count >= 2 && !live.first_pass_over.swap(true, Relaxed) {
+            story.enter(Phase::LaterPass);
+            live.adjust_pool();
+        }
+        self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;
+        let allowed = allowance(FinishInput {
+            first_pass_over: live.first_pass_over.load(Relaxed),
+            bodies_per_s: live.bodies_per_s(),
+            goal: live.goal,
+            fixed: *fixed,
+            backlog_bytes: live.limit_bytes(),
+            exact: outgoing.takes_bandwidth(),
+        });
+        if let Some(allowed) = allowed
+            && self.allowed.is_none_or(|before| differs(before, allowed))
+            && outgoing.allow(allowed.bytes_per_s, allowed.downtime_ms).is_ok()
+        {
+            self.allowed = Some(allowed);
+        }
+        let left_bytes = qemu.remaining_bytes + self.last.delivered.backlog_bytes;
+        if let Some(rate) = live.bodies_per_s() {
+            let blackout = predicted_blackout(left_bytes, rate, *fixed);
+            story.tell(|report| {
+                report.predicted_downtime_ms = Some(blackout.as_secs_f64() * 1e3);
+                report.passes = qemu.dirty_sync_count;
+            });
+        }
+        self.show(qemu, window, left_bytes);
+    }
+
+    fn show(&self, qemu: &qemu::outgoing::Progress, window: &Window, left_bytes: u64) {
+        let live = &self.watched.live;
+        let sample = Sample {
+            at_s: self.watched.story.elapsed_s(),
+            delivered_bytes_per_s: window.delivered_per_s,
+            wire_bytes_per_s: window.wire_per_s,
+            dirty_bytes_per_s: self.dirty_bytes_per_s,
+            left_bytes,
+            pool_bytes: live.pool.out_bytes() as u64,
+            lanes_bytes_per_s: window.lanes_per_s.clone(),
+        };
+        let rate = live.bodies_per_s();
+        let limit = self.limit(window, rate);
+        self.watched.story.sample(sample, |progress| {
+            progress.pass = qemu.dirty_sync_count;
+            progress.ram_bytes = qemu.total_bytes;
+            progress.left_bytes = left_bytes;
+            progress.percent = percent(left_bytes, qemu.total_bytes);
+            progress.delivered_bytes_per_s = window.delivered_per_s;
+            progress.wire_bytes_per_s = window.wire_per_s;
+            progress.dirty_bytes_per_s = self.dirty_bytes_per_s;
+            progress.limit = limit;
+            progress.time_left_s = rate
+                .map(|rate| rate - self.dirty_bytes_per_s)
+                .filter(|gain| *gain > 0.0)
+                .map(|gain| left_bytes as f64 / gain);
+        });
+    }
+
+    fn limit(&self, window: &Window, rate: Option<f64>) -> Limit {
+        let live = &self.watched.live;
+        let later = live.first_pass_over.load(Relaxed);
+        if later && rate.is_some_and(|rate| self.dirty_bytes_per_s > 0.8 * rate) {
+            return Limit::Guest;
+        }
+        let sample = window.effort;
+        let most = sample.writing.max(sample.encoding).max(sample.waiting);
+        if most <= 0.0 {
+            Limit::Unknown
+        } else if sample.waiting >= most {
+            Limit::Qemu
+        } else if sample.encoding >= most {
+            Limit::Cpu
+        } else if live.limit_bytes() < live.pool_bytes && !later {
+            Limit::Hold
+        } else {
+            Limit::Network
+        }
+    }
+}
+
+/// What happened between two samples.
+struct Window {
+    bodies: u64,
+    busy: Duration,
+    delivered_per_s: f64,
+    wire_per_s: f64,
+    lanes_per_s: Vec<f64>,
+    effort: effort::Sample,
+}
+
+impl Window {
+    fn between(from: &Counts, to: &Counts, seconds: f64) -> Self {
+        let bodies = to.delivered.body_bytes - from.delivered.body_bytes;
+        let fills = to.delivered.fill_bytes - from.delivered.fill_bytes;
+        let times = to.times - from.times;
+        let all = (times.writing + times.encoding + times.waiting).as_secs_f64();
+        let share = |time: Duration| if all > 0.0 { time.as_secs_f64() / all } else { 0.0 };
+        Self {
+            bodies,
+            busy: to.delivered.busy.saturating_sub(from.delivered.busy),
+            delivered_per_s: (bodies + fills) as f64 / seconds,
+            wire_per_s: (to.wire_bytes - from.wire_bytes) as f64 / seconds,
+            lanes_per_s: to
+                .lanes_bytes
+                .iter()
+                .enumerate()
+                .map(|(nth, bytes)| {
+                    (bytes - from.lanes_bytes.get(nth).unwrap_or(&0)) as f64 / seconds
+                })
+                .collect(),
+            effort: effort::Sample {
+                writing: share(times.writing),
+                encoding: share(times.encoding),
+                waiting: share(times.waiting),
+                delivered_bytes_per_s: bodies as f64 / seconds,
+            },
+        }
+    }
+}
+
+fn encoding(level: Level) -> Encoding {
+    match level {
+        Level::Raw => Encoding::Raw,
+        Level::Light => Encoding::Lz4,
+        Level::Hard => Encoding::Zstd,
+    }
+}
+
+/// Whether telling QEMU again is worth a command: a twentieth off.
+fn differs(before: Allowance, now: Allowance) -> bool {
+    let far = |a: u64, b: u64| a.abs_diff(b) * 20 > a;
+    far(before.bytes_per_s, now.bytes_per_s) || far(before.downtime_ms, now.downtime_ms)
+}
+
+fn percent(left_bytes: u64, total_bytes: u64) -> f64 {
+    if total_bytes == 0 {
+        return 0.0;
+    }
+    100.0 * (1.0 - left_bytes.min(total_bytes) as f64 / total_bytes as f64)
+}

@@ -1,0 +1,260 @@
+//! From the command to a flowing stream: connect, prepare, tap.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::time::Instant;
+
+use api::{Compress, Phase, TapChoice};
+use page::Encoding;
+use qemu::outgoing::{self, Outgoing, StreamKind};
+use qemu::shape::Shape;
+use tap::{Channels, Tap};
+use transport::{Endpoint, Lanes, LanesPlan, connect_control};
+use wire::{Prepare, ToDestination, ToSource, Token};
+
+use super::collector::Collector;
+use super::live::Live;
+use super::sampler::{Sampler, Watched};
+use super::{Control, Happening, Notice, PREPARE_MAX, Source, Stream};
+use crate::error::MigrationError;
+use crate::link::Link;
+
+/// QEMU's multifd channels: its threads copy pages into our socket, and more
+/// than four only compete with the tap's for cores.
+const CHANNELS: u8 = 4;
+/// Most lanes by default; more than one per core only adds switches.
+const LANES_DEFAULT_MAX: usize = 8;
+/// Most lanes at all.
+const LANES_MAX: u16 = 64;
+
+impl Source<'_> {
+    pub(super) fn connect(&mut self) -> Result<(), MigrationError> {
+        let lost = |why: String| MigrationError::PeerLost { host: self.peer.name.clone(), why };
+        let remote = self.peer.address;
+        let stream =
+            connect_control(Endpoint { local: None, remote }).map_err(|e| lost(e.to_string()))?;
+        let (link, hear) =
+            Link::start(stream, &self.peer.name).map_err(|e| lost(e.to_string()))?;
+        self.control = Some(Control { link: Arc::new(link), hear, prepared: None });
+        Ok(())
+    }
+
+    /// Has the destination check, and start a QEMU that waits.
+    pub(super) fn prepare(&mut self) -> Result<(), MigrationError> {
+        let qmp = &self.vm.machine.qmp;
+        self.was_running = outgoing::runs(qmp)?;
+        let shape = Shape::of(qmp)?;
+        let id = self.story.watch().progress().1.id;
+        // The challenges' files beside the images go when this is dropped.
+        let (challenges, _cleanup) = if self.request.shared_disks {
+            Default::default()
+        } else {
+            qemu::disks::challenges(&shape, &id)
+        };
+        let json = |value: Result<serde_json::Value, serde_json::Error>| {
+            value.map_err(|error| MigrationError::Qemu(error.to_string()))
+        };
+        let order = Prepare {
+            migration: id,
+            from: self.local.agent.clone(),
+            vm: self.vm.name.clone(),
+            argv: self.vm.machine.argv.clone(),
+            cwd: self.vm.cwd.clone(),
+            overrides: overrides(&self.request.set)?,
+            qemu: self.vm.machine.version.clone(),
+            shape: json(serde_json::to_value(&shape))?,
+            disks: json(serde_json::to_value(&challenges))?,
+            shared_disks: self.request.shared_disks,
+            incoming_qmp: self.request.incoming_qmp.clone(),
+        };
+        self.say(&ToDestination::Prepare(Box::new(order)))?;
+        let prepared = self.wait_prepared()?;
+        for note in &prepared.notes {
+            self.story.note(note);
+        }
+        let qemu = [self.vm.machine.version.clone(), prepared.qemu.clone()];
+        let prepare_s = self.story.elapsed_s();
+        self.story.tell(|report| {
+            report.qemu = qemu;
+            report.prepare_s = prepare_s;
+        });
+        self.control.as_mut().expect("connected").prepared = Some(prepared);
+        Ok(())
+    }
+
+    fn wait_prepared(&mut self) -> Result<wire::Prepared, MigrationError> {
+        let until = Instant::now() + PREPARE_MAX;
+        loop {
+            match self.next(Some(until))? {
+                Happening::Peer(ToSource::Prepared(prepared)) => return Ok(prepared),
+                Happening::Peer(other) => return Err(self.unexpected(&other)),
+                Happening::Qemu(event) => self.follow(&event)?,
+                Happening::Notice(_) => {}
+            }
+        }
+    }
+
+    /// Starts lanes, tap and QEMU's migration into it.
+    pub(super) fn stream(&mut self) -> Result<(), MigrationError> {
+        let kind = self.choose_stream()?;
+        let channels = match kind {
+            StreamKind::Classic => 0,
+            StreamKind::Multifd(count) => count,
+        };
+        self.story.tell(|report| {
+            report.tap = if channels == 0 { "classic" } else { "multifd" }.to_owned();
+        });
+        let goal = std::time::Duration::from_millis(self.request.downtime_ms.max(1));
+        let live = Arc::new(Live::new(self.local.pool_bytes, goal, channels));
+        let lanes = Arc::new(self.start_lanes()?);
+        let control = self.control.as_ref().expect("connected");
+        let collector = Arc::new(Collector {
+            live: Arc::clone(&live),
+            lanes: Arc::clone(&lanes),
+            link: Arc::clone(&control.link),
+            notices: self.notices.0.clone(),
+        });
+        let (listener, socket) = self.tap_socket()?;
+        let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
+        let tap = Tap::start(listener, channels, Arc::clone(&live.pool), collector)
+            .map_err(|error| MigrationError::Tap(error.to_string()))?;
+        let stopper = tap.stopper();
+        let outgoing =
+            Arc::new(Outgoing::new(Arc::clone(&self.vm.machine.qmp), kind, &socket)?);
+        let sampler = Sampler::start(Watched {
+            live: Arc::clone(&live),
+            lanes: Arc::clone(&lanes),
+            story: Arc::clone(&self.story),
+            outgoing: Arc::clone(&outgoing),
+            compress: self.request.compress,
+            fixed: self.local.fixed_cost.expected(),
+        });
+        let sampler = Some(sampler.map_err(|e| local("starting a thread", e))?);
+        self.stream = Some(Stream {
+            outgoing: Arc::clone(&outgoing),
+            live,
+            lanes: Arc::clone(&lanes),
+            tap: stopper,
+            sampler,
+            socket,
+        });
+        self.wait_in_background(tap, lanes)?;
+        outgoing.start()?;
+        self.story.enter(Phase::FirstPass);
+        Ok(())
+    }
+
+    fn choose_stream(&self) -> Result<StreamKind, MigrationError> {
+        if self.request.tap == TapChoice::Classic {
+            return Ok(StreamKind::Classic);
+        }
+        let (kind, reason) = outgoing::choose_stream(&self.vm.machine.qmp, CHANNELS)?;
+        if let Some(reason) = reason {
+            if self.request.tap == TapChoice::Multifd {
+                return Err(MigrationError::Qemu(format!("multifd cannot be used: {reason}")));
+            }
+            self.story.note(format!("classic stream: {reason}"));
+        }
+        Ok(kind)
+    }
+
+    fn start_lanes(&self) -> Result<Lanes, MigrationError> {
+        let prepared = self.control.as_ref().and_then(|control| control.prepared.as_ref());
+        let token = prepared.and_then(|prepared| token(&prepared.token)).ok_or_else(|| {
+            MigrationError::PeerLost {
+                host: self.peer.name.clone(),
+                why: "it named the migration in a way that cannot be read".to_owned(),
+            }
+        })?;
+        let encoding = match self.request.compress {
+            Compress::Auto | Compress::Off => Encoding::Raw,
+            Compress::Lz4 => Encoding::Lz4,
+            Compress::Zstd => Encoding::Zstd,
+        };
+        let endpoints = self.endpoints();
+        Lanes::start(LanesPlan { endpoints, token, encoding })
+            .map_err(|error| local("starting the lanes' threads", error))
+    }
+
+    fn endpoints(&self) -> Vec<Endpoint> {
+        let here = &self.local.nics;
+        let there = &self.peer.nics;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let nics = here.len().max(there.len());
+        let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
+        let count = self
+            .request
+            .lanes
+            .map_or(by_default, |lanes| usize::from(lanes.clamp(1, LANES_MAX)));
+        (0..count)
+            .map(|nth| Endpoint {
+                local: around(here, nth),
+                remote: around(there, nth).map_or(self.peer.address, |nic| {
+                    SocketAddr::new(nic, self.peer.address.port())
+                }),
+            })
+            .collect()
+    }
+
+    fn tap_socket(&self) -> Result<(UnixListener, tempfile::TempPath), MigrationError> {
+        let bound = tempfile::Builder::new()
+            .prefix("tap-")
+            .suffix(".sock")
+            .make_in(&self.local.scratch, |path| UnixListener::bind(path))
+            .map_err(|error| local("making a socket for QEMU's stream", error))?;
+        Ok(bound.into_parts())
+    }
+
+    /// Tells the leading thread when the tap is through and all is placed.
+    fn wait_in_background(&self, tap: Tap, lanes: Arc<Lanes>) -> Result<(), MigrationError> {
+        let notices = self.notices.0.clone();
+        let host = self.peer.name.clone();
+        let wait = move || {
+            let lanes_failed = |source| MigrationError::Lanes { host: host.clone(), source };
+            let outcome = tap
+                .join()
+                // A tap that was refused a batch knows nothing of why.
+                .map_err(|error| {
+                    lanes
+                        .failure()
+                        .map_or_else(|| MigrationError::Tap(error.to_string()), lanes_failed)
+                })
+                .and_then(|summary| {
+                    lanes.wait_drained().map_err(lanes_failed)?;
+                    // The destination ends the lanes when it loads: that is no
+                    // failure to mend.
+                    lanes.close();
+                    Ok(summary)
+                });
+            let _ = notices.send(Notice::Delivered(outcome));
+        };
+        std::thread::Builder::new()
+            .name("barrier".to_owned())
+            .spawn(wait)
+            .map_err(|error| local("starting a thread", error))?;
+        Ok(())
+    }
+}
+
+fn local(what: &'static str, source: std::io::Error) -> MigrationError {
+    MigrationError::Local { what, source }
+}
+
+fn around(nics: &[IpAddr], nth: usize) -> Option<IpAddr> {
+    (!nics.is_empty()).then(|| nics[nth % nics.len()])
+}
+
+fn token(hex: &str) -> Option<Token> {
+    let number = u128::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 32)?;
+    Some(Token(number.to_be_bytes()))
+}
+
+fn overrides(set: &[String]) -> Result<Vec<(String, String)>, MigrationError> {
+    set.iter()
+        .map(|one| match one.split_once('=') {
+            Some((old, new)) if !old.is_empty() => Ok((old.to_owned(), new.to_owned())),
+            _ => Err(MigrationError::Qemu(format!("--set {one}: write it as OLD=NEW"))),
+        })
+        .collect()
+}

@@ -1,0 +1,84 @@
+//! The way back: whatever happened before the commit, the VM goes on here.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use api::{LaneReport, Outcome};
+use wire::ToDestination;
+
+use super::Source;
+use crate::error::MigrationError;
+
+impl Source<'_> {
+    /// Ends the migration and has the VM go on here. Says how it came out.
+    pub(super) fn undo(&mut self, error: &MigrationError) -> Outcome {
+        let mut reason = error.to_string();
+        if self.committed {
+            self.stop_stream(false);
+            return Outcome::Failed(reason);
+        }
+        tracing::warn!(vm = self.vm.name, %error, "the migration ends; the VM stays here");
+        let _ = self.say_if_connected(&ToDestination::Abort { reason: reason.clone() });
+        self.stop_stream(false);
+        match error {
+            MigrationError::VmGone(_) => return Outcome::Failed(reason),
+            MigrationError::Cancelled => {}
+            _ => reason = format!("{reason}. The VM stays where it was"),
+        }
+        if let Err(error) = self.go_on() {
+            return Outcome::Failed(format!("{reason}; but it does not run: {error}"));
+        }
+        match error {
+            MigrationError::Cancelled => Outcome::Cancelled,
+            _ => Outcome::Failed(reason),
+        }
+    }
+
+    fn say_if_connected(&self, message: &ToDestination) -> Option<()> {
+        self.control.as_ref()?.link.say(message).ok()
+    }
+
+    /// The VM runs again if it ran before, and QEMU is as it was.
+    fn go_on(&self) -> Result<(), MigrationError> {
+        if let Some(stream) = &self.stream {
+            stream.outgoing.back_out(self.was_running)?;
+        }
+        Ok(())
+    }
+
+    /// Ends everything that lives while QEMU streams. With `in_order` all was
+    /// delivered; else QEMU is cut off, so that it does not wait for us.
+    pub(super) fn stop_stream(&mut self, in_order: bool) {
+        let Some(stream) = &mut self.stream else { return };
+        stream.sampler = None;
+        if !in_order {
+            stream.tap.stop();
+            stream.live.pool.close();
+        }
+        self.cpu += if in_order { stream.lanes.finish() } else { stream.lanes.stop() };
+    }
+
+    /// What it cost, for the report.
+    pub(super) fn account(&mut self) {
+        let control_bytes = self.control.as_ref().map_or(0, |control| control.link.wire_bytes());
+        let cpu = self.cpu + self.stream.as_ref().map_or_else(Default::default, |s| s.tap.cpu());
+        let Some(stream) = &self.stream else { return };
+        let (body_bytes, fill_bytes) = stream.live.taken();
+        let lanes = stream.lanes.meters().map(|(endpoint, meter)| LaneReport {
+            name: endpoint.to_string(),
+            wire_bytes: meter.wire_bytes.load(Relaxed),
+            batches: meter.batches.load(Relaxed),
+            deaths: meter.deaths.load(Relaxed),
+        });
+        self.story.tell(|report| {
+            report.ram_bytes = stream.live.ram_bytes().max(report.ram_bytes);
+            report.body_bytes = body_bytes;
+            report.fill_bytes = fill_bytes;
+            report.residue_bytes = stream.live.residue_bytes.load(Relaxed);
+            report.wire_bytes = stream.lanes.wire_bytes() + control_bytes;
+            report.cpu_source_s = cpu.as_secs_f64();
+            report.pool_high_water_bytes[0] = stream.live.pool.high_water_bytes() as u64;
+            report.lanes = lanes.collect();
+        });
+        tracing::debug!(socket = %stream.socket.display(), "the tap's socket goes");
+    }
+}

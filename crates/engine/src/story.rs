@@ -1,0 +1,149 @@
+//! What happened in one migration, as it happens: for whoever watches, and
+//! for the report.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use api::{Outcome, Phase, PhaseTime, Progress, Report, Sample};
+use parking_lot::Mutex;
+
+use crate::watch::Watch;
+
+/// Most samples kept. When there are more, every second one goes and they are
+/// taken half as often.
+const SAMPLES_MAX: usize = 1200;
+
+pub(crate) struct Story {
+    started: Instant,
+    watch: Arc<Watch>,
+    state: Mutex<State>,
+}
+
+struct State {
+    report: Report,
+    /// Samples passed by for each one kept.
+    thin: u32,
+    passed: u32,
+}
+
+impl Story {
+    pub(crate) fn new(watch: Arc<Watch>, goal_ms: u64) -> Self {
+        let (_, progress) = watch.progress();
+        let started_unix_s =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let report = Report {
+            id: progress.id,
+            vm: progress.vm,
+            from: progress.from,
+            to: progress.to,
+            started_unix_s,
+            outcome: Outcome::Cancelled,
+            qemu: Default::default(),
+            tap: String::new(),
+            placement: String::new(),
+            total_s: 0.0,
+            prepare_s: 0.0,
+            downtime_goal_ms: goal_ms,
+            downtime_ms: None,
+            predicted_downtime_ms: None,
+            ram_bytes: progress.ram_bytes,
+            passes: 0,
+            body_bytes: 0,
+            fill_bytes: 0,
+            residue_bytes: 0,
+            wire_bytes: 0,
+            cpu_source_s: 0.0,
+            cpu_destination_s: 0.0,
+            pool_high_water_bytes: [0; 2],
+            notes: Vec::new(),
+            phases: vec![PhaseTime { phase: Phase::Prepare, start_s: 0.0 }],
+            lanes: Vec::new(),
+            samples: Vec::new(),
+        };
+        let state = Mutex::new(State { report, thin: 0, passed: 0 });
+        Self { started: Instant::now(), watch, state }
+    }
+
+    pub(crate) fn elapsed_s(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// The migration is in `phase` from now on. Phases only go forward.
+    pub(crate) fn enter(&self, phase: Phase) {
+        let start_s = self.elapsed_s();
+        let mut state = self.state.lock();
+        let phases = &mut state.report.phases;
+        if phases.last().is_some_and(|last| last.phase >= phase) {
+            return;
+        }
+        phases.push(PhaseTime { phase, start_s });
+        tracing::info!(migration = state.report.id, ?phase, at_s = start_s, "phase");
+        drop(state);
+        self.watch.update(|progress| {
+            progress.phase = phase;
+            progress.elapsed_s = start_s;
+        });
+    }
+
+    /// A feature that is not used, and why.
+    pub(crate) fn note(&self, note: impl Into<String>) {
+        let note = note.into();
+        let mut state = self.state.lock();
+        if state.report.notes.contains(&note) {
+            return;
+        }
+        state.report.notes.push(note.clone());
+        drop(state);
+        self.watch.update(|progress| progress.notes.push(note));
+    }
+
+    pub(crate) fn sample(&self, sample: Sample, change: impl FnOnce(&mut Progress)) {
+        let elapsed_s = sample.at_s;
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if state.passed < state.thin {
+            state.passed += 1;
+        } else {
+            state.passed = 0;
+            state.report.samples.push(sample);
+        }
+        if state.report.samples.len() > SAMPLES_MAX {
+            let mut odd = false;
+            state.report.samples.retain(|_| {
+                odd = !odd;
+                odd
+            });
+            state.thin = state.thin * 2 + 1;
+        }
+        self.watch.update(|progress| {
+            progress.elapsed_s = elapsed_s;
+            change(progress);
+        });
+    }
+
+    /// Changes what the report says.
+    pub(crate) fn tell(&self, change: impl FnOnce(&mut Report)) {
+        change(&mut self.state.lock().report);
+    }
+
+    /// The end: the report, after whoever watches has heard the outcome.
+    pub(crate) fn end(&self, outcome: Outcome) -> Report {
+        let mut report = self.state.lock().report.clone();
+        report.outcome = outcome.clone();
+        report.total_s = self.elapsed_s();
+        let done = outcome == Outcome::Done;
+        self.watch.update(|progress| {
+            progress.elapsed_s = report.total_s;
+            if done {
+                progress.percent = 100.0;
+                progress.left_bytes = 0;
+            }
+            progress.outcome = Some(outcome);
+        });
+        report
+    }
+}

@@ -1,0 +1,206 @@
+//! Batches over real sockets into real memory, with lanes that are cut.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+
+use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use parking_lot::Mutex;
+use placer::{BlockPlan, Feeder, Placement, Placer};
+use ram::{Mapping, RamFile};
+use transport::{Endpoint, Lanes, LanesError, LanesPlan, receive};
+use wire::{Preamble, Reply, Token};
+
+const PAGES: u32 = 2048;
+const EPOCHS: u32 = 6;
+
+/// A destination: accepts lanes, places what they bring, and cuts the
+/// connection number `n` after `cut_after(n)` bytes have passed through.
+struct Destination {
+    address: SocketAddr,
+    mapping: Arc<Mapping>,
+    stopping: Arc<AtomicBool>,
+    accepting: Option<JoinHandle<()>>,
+    accepted: Arc<AtomicU64>,
+}
+
+impl Destination {
+    fn start(cut_after: impl Fn(u64) -> Option<usize> + Send + 'static) -> Self {
+        let mapping = Mapping::new(
+            &RamFile::create("lanes-test", u64::from(PAGES) * PAGE_BYTES as u64, None).unwrap(),
+        )
+        .unwrap();
+        let mapping = Arc::new(mapping);
+        let (qemu, _other_end) = UnixStream::pair().unwrap();
+        let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+        let plan = BlockPlan {
+            name: "pc.ram".to_owned(),
+            bytes: u64::from(PAGES) * PAGE_BYTES as u64,
+            placement: Placement::Mapped(Arc::clone(&mapping)),
+        };
+        let placer = Arc::new(Placer::new(vec![plan], feeder.handle()).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let accepted = Arc::new(AtomicU64::new(0));
+        let accepting = thread::spawn({
+            let (stopping, accepted) = (Arc::clone(&stopping), Arc::clone(&accepted));
+            move || {
+                let _feeder = feeder;
+                let threads = Mutex::new(Vec::new());
+                loop {
+                    let (stream, _) = listener.accept().unwrap();
+                    if stopping.load(SeqCst) {
+                        break;
+                    }
+                    let cut = cut_after(accepted.fetch_add(1, SeqCst));
+                    let placer = Arc::clone(&placer);
+                    threads.lock().push(thread::spawn(move || serve(stream, cut, &placer)));
+                }
+                for thread in threads.into_inner() {
+                    thread.join().unwrap();
+                }
+            }
+        });
+        Self { address, mapping, stopping, accepting: Some(accepting), accepted }
+    }
+
+    fn page(&self, page: u32) -> Vec<u8> {
+        let mut bytes = vec![0; PAGE_BYTES];
+        self.mapping.read(PageIndex(page).offset(), &mut bytes).unwrap();
+        bytes
+    }
+}
+
+impl Drop for Destination {
+    fn drop(&mut self) {
+        self.stopping.store(true, SeqCst);
+        drop(TcpStream::connect(self.address));
+        self.accepting.take().unwrap().join().unwrap();
+    }
+}
+
+fn serve(mut stream: TcpStream, cut: Option<usize>, placer: &Arc<Placer>) {
+    let mut preamble = [0; Preamble::BYTES];
+    stream.read_exact(&mut preamble).unwrap();
+    Preamble::parse(&preamble).unwrap();
+    stream.write_all(&Reply::Welcome.to_bytes()).unwrap();
+    let inner = match cut {
+        None => stream,
+        Some(bytes) => through_a_proxy(stream, bytes),
+    };
+    if let Err(error) = receive(&inner, || Some(Arc::clone(placer))) {
+        assert!(error.only_this_lane(), "{error}");
+    }
+}
+
+/// A connection that passes on `bytes` from the source, then both ends see it
+/// break.
+fn through_a_proxy(outer: TcpStream, bytes: usize) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let inner = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    let back = (inner.try_clone().unwrap(), outer.try_clone().unwrap());
+    thread::spawn(move || std::io::copy(&mut &back.0, &mut &back.1));
+    thread::spawn(move || {
+        let mut limited = (&outer).take(bytes as u64);
+        let _ = std::io::copy(&mut limited, &mut &inner);
+        let _ = outer.shutdown(Shutdown::Both);
+        let _ = inner.shutdown(Shutdown::Both);
+    });
+    far
+}
+
+fn content(page: u32, epoch: u32) -> Vec<u8> {
+    let mut state = (u64::from(page) << 32 | u64::from(epoch)) + 1;
+    let mut bytes = Vec::with_capacity(PAGE_BYTES);
+    while bytes.len() < PAGE_BYTES {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Half of it repeats, so that it shrinks.
+        bytes.extend_from_slice(&state.to_le_bytes());
+        bytes.extend_from_slice(&[7; 8]);
+    }
+    bytes
+}
+
+/// Which pages an epoch carries: all in the first, then ever fewer.
+fn carried(page: u32, epoch: u32) -> bool {
+    page % (epoch + 1) == 0
+}
+
+fn newest(page: u32) -> u32 {
+    (0..EPOCHS).rev().find(|epoch| carried(page, *epoch)).unwrap()
+}
+
+/// Sends all epochs over `lanes` connections, and checks every byte.
+fn send_all(lanes: usize, encoding: Encoding, destination: &Destination) -> u32 {
+    let pool = Pool::new(24 * SLOT_BYTES);
+    let endpoint = Endpoint { local: None, remote: destination.address };
+    let plan = LanesPlan { endpoints: vec![endpoint; lanes], token: Token([1; 16]), encoding };
+    let carrier = Lanes::start(plan).unwrap();
+    for epoch in 0..EPOCHS {
+        let mut batch = pool.take().unwrap();
+        batch.epoch = Epoch(epoch);
+        for page in (0..PAGES).filter(|page| carried(*page, epoch)) {
+            if batch.room() == 0 {
+                carrier.submit(std::mem::replace(&mut batch, pool.take().unwrap())).unwrap();
+                batch.epoch = Epoch(epoch);
+            }
+            let at = batch.bodies().len() * PAGE_BYTES;
+            batch.buffer_mut()[at..at + PAGE_BYTES].copy_from_slice(&content(page, epoch));
+            batch.push_body(PageIndex(page), at);
+        }
+        batch.block = BlockId(0);
+        carrier.submit(batch).unwrap();
+    }
+    carrier.wait_drained().unwrap();
+    assert_eq!(pool.out_bytes(), 0, "every buffer is back");
+    for page in 0..PAGES {
+        assert!(destination.page(page) == content(page, newest(page)), "page {page}");
+    }
+    let deaths = carrier.meters().map(|(_, meter)| meter.deaths.load(SeqCst)).sum();
+    carrier.finish();
+    deaths
+}
+
+#[test]
+fn one_two_and_eight_lanes_deliver_every_newest_page() {
+    for lanes in [1, 2, 8] {
+        for encoding in [Encoding::Raw, Encoding::Lz4, Encoding::Zstd] {
+            let destination = Destination::start(|_| None);
+            assert_eq!(send_all(lanes, encoding, &destination), 0);
+        }
+    }
+}
+
+#[test]
+fn lanes_that_are_cut_anywhere_come_back_and_lose_nothing() {
+    for seed in 1..12u64 {
+        // The first five connections are cut, in headers, tables and bodies.
+        let cut = move |nth: u64| (nth < 5).then_some((seed * (nth + 1) * 77_773 % 900_000) as usize);
+        let destination = Destination::start(cut);
+        let lanes = 1 + (seed % 3) as usize;
+        assert!(send_all(lanes, Encoding::Raw, &destination) > 0);
+        assert!(destination.accepted.load(SeqCst) > lanes as u64);
+    }
+}
+
+#[test]
+fn lanes_that_are_stopped_give_everything_back() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = Endpoint { local: None, remote: silent.local_addr().unwrap() };
+    let plan =
+        LanesPlan { endpoints: vec![endpoint], token: Token([1; 16]), encoding: Encoding::Raw };
+    let lanes = Lanes::start(plan).unwrap();
+    let pool = Pool::new(4 * SLOT_BYTES);
+    let mut batch = pool.take().unwrap();
+    batch.push_fill(PageIndex(0), 0);
+    lanes.submit(batch).unwrap();
+    drop(silent);
+    lanes.stop();
+    assert_eq!(pool.out_bytes(), 0);
+    assert!(matches!(lanes.submit(pool.take().unwrap()), Err(LanesError::Stopped)));
+}
