@@ -5,7 +5,7 @@ mod common;
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 
 use common::{Fed, PageSource, QemuEnd, body, content_after};
@@ -237,4 +237,40 @@ proptest! {
             prop_assert!(found == &expected, "inline page {}", page);
         }
     }
+}
+
+#[test]
+fn of_epochs_that_come_at_the_same_time_the_last_is_the_last_in_the_stream() {
+    const LANES: u32 = 4;
+    const BATCHES: u32 = 100;
+    const BATCH_PAGES: u32 = 32;
+    const PAGES: u32 = BATCHES * BATCH_PAGES;
+    let qemu = QemuEnd::start();
+    let feeder = Feeder::start(qemu.socket(), 64 << 20).unwrap();
+    feeder.head(b"head", 7, false).unwrap();
+    let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
+    let plan = BlockPlan { name: "pc.ram".to_owned(), bytes, placement: Placement::Inline };
+    let placer = Placer::new(vec![plan], feeder.handle()).unwrap();
+    let begin = Barrier::new(LANES as usize);
+    thread::scope(|scope| {
+        for epoch in 1..=LANES {
+            let (placer, begin) = (&placer, &begin);
+            scope.spawn(move || {
+                let bytes = vec![epoch.to_le_bytes()[0]; BATCH_PAGES as usize * PAGE_BYTES];
+                begin.wait();
+                for first in (0..PAGES).step_by(BATCH_PAGES as usize) {
+                    let pages: Vec<_> = (first..first + BATCH_PAGES).map(PageIndex).collect();
+                    placer.place_bodies(BlockId(0), Epoch(epoch), &pages, &bytes).unwrap();
+                }
+            });
+        }
+    });
+    feeder.tail(b"tail").unwrap();
+    feeder.finish().unwrap();
+    let mut last = vec![0; PAGES as usize];
+    for record in Fed::parse(&qemu.end(), b"head", b"tail", 7, false).records {
+        last[record.page] = record.bytes[0];
+    }
+    let wrong = last.iter().filter(|&&byte| u32::from(byte) != LANES).count();
+    assert_eq!(wrong, 0, "pages whose last record is not the newest");
 }
