@@ -77,7 +77,7 @@ impl Blocks {
         let Some(id) = u16::try_from(self.list.len()).ok().filter(|id| *id < u16::MAX) else {
             return Err(StreamError::TooManyBlocks);
         };
-        let name = match str::from_utf8(name) {
+        let name = match std::str::from_utf8(name) {
             Ok(text) if sound(text) => text,
             _ => {
                 return Err(StreamError::BlockName {
@@ -85,7 +85,7 @@ impl Blocks {
                 });
             }
         };
-        if !bytes.is_multiple_of(PAGE_BYTES as u64) || bytes > BLOCK_BYTES_MAX {
+        if bytes % PAGE_BYTES as u64 != 0 || bytes > BLOCK_BYTES_MAX {
             return Err(StreamError::BlockLength { name: name.to_owned(), bytes });
         }
         if self.by_name.insert(name.as_bytes().into(), BlockId(id)).is_some() {

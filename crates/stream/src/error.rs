@@ -181,10 +181,11 @@ pub enum StreamError {
     /// More epochs than can be counted.
     #[error("the stream has more rounds than can be counted")]
     TooManyRounds,
-    /// Found when it was too late to pass the stream on whole.
+    /// Found when it was too late to pass the stream on whole: pages were
+    /// taken out, or travel on multifd channels.
     #[error(
-        "the stream turned out to be one that can't be split, after pages were taken out: {0}; \
-         migrate with the classic stream, or without what is named"
+        "the stream can't be split, and it is too late to pass it on whole: {0}; migrate without \
+         that, or with the classic stream from the start"
     )]
     Late(Unsplittable),
 }

@@ -16,16 +16,17 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
-
+mod cursor;
 mod error;
-
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod multifd;
 mod record;
-
+mod splitter;
 pub mod write;
 
 pub use blocks::{BLOCK_BYTES_MAX, BLOCKS_MAX, Block, Blocks};
-/// Most bytes of a head.
-pub const HEAD_BYTES_MAX: usize = 32 << 20;
 pub use error::{StreamError, Unsplittable};
 pub use record::{MAGIC, RECORD_BYTES_MAX, VERSION};
+pub use splitter::{HEAD_BYTES_MAX, Head, Progress, Sink, Splitter, Step, StreamKind};
 pub use write::{NameTooLong, PartSection};

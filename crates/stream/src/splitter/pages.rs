@@ -1,0 +1,126 @@
+//! RAM sections: where the pages are.
+
+use page::{BlockId, PAGE_BYTES};
+
+use super::{Halt, Place, Sink, Splitter, Step, StreamKind};
+use crate::cursor::Cursor;
+use crate::record::{FLAGS_MASK, WORD_BYTES, flag};
+use crate::{StreamError, Unsplittable};
+
+impl Splitter {
+    /// The records of a RAM section, as many as there are. `at` moves past each
+    /// record that was taken.
+    pub(super) fn pages<S: Sink>(
+        &mut self,
+        input: &[u8],
+        end: bool,
+        at: &mut usize,
+        sink: &mut S,
+    ) -> Result<(), Halt> {
+        loop {
+            let rest = input.get(*at..).unwrap_or_default();
+            let word = *rest.first_chunk::<WORD_BYTES>().ok_or(Halt::Short(WORD_BYTES))?;
+            let word = u64::from_be_bytes(word);
+            let (offset, flags) = (word & !FLAGS_MASK, word & FLAGS_MASK);
+            match flags & !flag::CONTINUE {
+                flag::PAGE => {
+                    let (block, body_at) = self.block_of(rest, flags)?;
+                    let page = self.blocks.page(block, offset)?;
+                    self.send_head()?;
+                    let record_bytes = body_at + PAGE_BYTES;
+                    if rest.len() < record_bytes {
+                        return Err(Halt::Short(record_bytes));
+                    }
+                    if sink.body(block, page, *at + body_at).is_break() {
+                        return Err(Halt::Paused);
+                    }
+                    *at += record_bytes;
+                    self.block = Some(block);
+                }
+                flag::ZERO => {
+                    let (block, byte_at) = self.block_of(rest, flags)?;
+                    let page = self.blocks.page(block, offset)?;
+                    self.send_head()?;
+                    let Some(byte) = rest.get(byte_at) else {
+                        return Err(Halt::Short(byte_at + 1));
+                    };
+                    if sink.fill(block, page, *byte).is_break() {
+                        return Err(Halt::Paused);
+                    }
+                    *at += byte_at + 1;
+                    self.block = Some(block);
+                }
+                _ => {
+                    self.mark(rest, flags, end, sink)?;
+                    *at += WORD_BYTES;
+                    match (flags, end) {
+                        (flag::EOS, true) => return Err(self.ram_ends()),
+                        (flag::EOS, false) => return Ok(()),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// A record's block, and where the record goes on after naming it.
+    fn block_of(&self, rest: &[u8], flags: u64) -> Result<(BlockId, usize), Halt> {
+        if flags & flag::CONTINUE != 0 {
+            let block = self.block.ok_or(StreamError::ContinueWithoutBlock)?;
+            return Ok((block, WORD_BYTES));
+        }
+        let mut cursor = Cursor::new(rest);
+        cursor.u64()?;
+        let name = cursor.name()?;
+        let block = self.blocks.find(name).ok_or_else(|| StreamError::UnknownBlock {
+            name: String::from_utf8_lossy(name).into_owned(),
+        })?;
+        Ok((block, cursor.at()))
+    }
+
+    /// A record that is no page.
+    fn mark<S: Sink>(
+        &mut self,
+        rest: &[u8],
+        flags: u64,
+        end: bool,
+        sink: &mut S,
+    ) -> Result<(), Halt> {
+        let record = rest.get(..WORD_BYTES).unwrap_or_default();
+        match flags {
+            flag::EOS => {
+                self.send_head()?;
+                if !self.epoch_by_flush {
+                    self.next_epoch(sink)?;
+                }
+                if end {
+                    self.tail.extend_from_slice(record);
+                } else {
+                    self.place = Place::Footer;
+                }
+                Ok(())
+            }
+            // QEMU 8.1 also marks streams without multifd; there it means nothing.
+            flag::MULTIFD_FLUSH if self.stream == StreamKind::Classic => {
+                Ok(self.keep_whole(record)?)
+            }
+            flag::MULTIFD_FLUSH if self.epoch_by_flush => self.next_epoch(sink),
+            flag::MULTIFD_FLUSH => Err(StreamError::StrayFlush.into()),
+            _ => Err(unknown(flags).into()),
+        }
+    }
+
+    fn ram_ends(&mut self) -> Halt {
+        self.place = Place::Over;
+        Halt::Done(Step::Tail(std::mem::take(&mut self.tail)))
+    }
+}
+
+fn unknown(flags: u64) -> Unsplittable {
+    match flags & !flag::CONTINUE {
+        flag::XBZRLE => Unsplittable::Xbzrle,
+        flag::COMPRESS_PAGE => Unsplittable::Compressed,
+        flag::HOOK => Unsplittable::Hook,
+        _ => Unsplittable::Flags { flags },
+    }
+}
