@@ -1,1 +1,16 @@
-//! QMP, launching QEMU, its command line, and what a VM is made of.
+//! QMP, launching QEMU, its command line, and what a VM is made of; and
+//! QEMU's part in a migration at both ends.
+//!
+//! Nothing here reads QEMU's migration stream: that is `tap`'s.
+
+#![deny(unsafe_code)]
+
+pub mod command_line;
+pub mod disks;
+pub mod incoming;
+pub mod launch;
+pub mod machine;
+pub mod outgoing;
+pub mod process;
+pub mod qmp;
+pub mod shape;

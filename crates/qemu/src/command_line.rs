@@ -1,0 +1,247 @@
+//! QEMU's command line, as the user typed it, and as the agent needs it.
+//!
+//! Only what the agent has to know or change is understood: everything else
+//! stays where it is, letter by letter. QEMU itself judges it.
+
+mod key_values;
+mod memory;
+mod object;
+mod options;
+mod overrides;
+mod size;
+
+use std::os::fd::RawFd;
+
+pub use memory::{Backend, LeftAlone, MemoryPlan};
+pub use overrides::{apply_overrides, overridden, parse_override};
+
+use key_values::KeyValues;
+
+/// The id of the agent's own QMP connection.
+const QMP_ID: &str = "droveway-qmp";
+
+/// A command line can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandLineError {
+    /// Nothing is there.
+    #[error("the command line is empty: give QEMU's program and its arguments")]
+    Empty,
+    /// An option at the end wants more.
+    #[error("{option} needs an argument")]
+    MissingArgument {
+        /// The option as typed.
+        option: String,
+    },
+    /// An option that keeps the agent from doing its work.
+    #[error("{option} can't be used here: {reason}")]
+    Unsupported {
+        /// The option as typed.
+        option: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A size that QEMU would not understand either.
+    #[error("{option}: `{text}` is not a size")]
+    BadSize {
+        /// Where it stands.
+        option: String,
+        /// What stands there.
+        text: String,
+    },
+    /// An object that can't be read.
+    #[error("-object {text}: {reason}")]
+    BadObject {
+        /// Its argument.
+        text: String,
+        /// Why not.
+        reason: String,
+    },
+    /// `--set` that is not `OLD=NEW`.
+    #[error("--set {text}: write it as OLD=NEW")]
+    BadOverride {
+        /// What was typed.
+        text: String,
+    },
+    /// `--set` that changes nothing.
+    #[error("--set: `{old}` occurs nowhere in the VM's command line")]
+    OverrideUnused {
+        /// The text that was looked for.
+        old: String,
+    },
+}
+
+/// One piece of a command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Item {
+    /// An option: as typed, by its name, and what follows it.
+    Option { typed: String, name: String, argument: Option<String> },
+    /// A word by itself: a disk image.
+    Word(String),
+}
+
+/// QEMU's command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandLine {
+    program: String,
+    items: Vec<Item>,
+}
+
+impl CommandLine {
+    /// Reads what the user typed.
+    ///
+    /// # Errors
+    /// If it is cut short, or holds what only the agent may say.
+    pub fn parse<S: AsRef<str>>(argv: &[S]) -> Result<Self, CommandLineError> {
+        let mut words = argv.iter().map(AsRef::as_ref);
+        let program =
+            words.next().filter(|word| !word.is_empty()).ok_or(CommandLineError::Empty)?;
+        let mut items = Vec::new();
+        while let Some(word) = words.next() {
+            let Some(name) = options::name(word) else {
+                items.push(Item::Word(word.to_owned()));
+                continue;
+            };
+            if let Some(reason) = options::refused(name) {
+                return Err(CommandLineError::Unsupported { option: word.to_owned(), reason });
+            }
+            let argument = if options::takes_argument(name) {
+                let missing = || CommandLineError::MissingArgument { option: word.to_owned() };
+                Some(words.next().ok_or_else(missing)?.to_owned())
+            } else {
+                None
+            };
+            items.push(Item::Option { typed: word.to_owned(), name: name.to_owned(), argument });
+        }
+        let line = Self { program: program.to_owned(), items };
+        let taken = |argument: &str| KeyValues::parse(argument, None).value("id") == Some(QMP_ID);
+        if line.arguments("chardev").any(taken) {
+            return Err(CommandLineError::Unsupported {
+                option: format!("-chardev id={QMP_ID}"),
+                reason: "that id is the agent's",
+            });
+        }
+        Ok(line)
+    }
+
+    /// The command line of a QEMU that runs already, as its owner would have
+    /// typed it for another start: without what only said how that one began.
+    #[must_use]
+    pub fn of_running(argv: &[String]) -> Vec<String> {
+        let mut kept = Vec::new();
+        let mut words = argv.iter();
+        kept.extend(words.next().cloned());
+        while let Some(word) = words.next() {
+            let name = options::name(word);
+            let argument = name.filter(|name| options::takes_argument(name)).and(words.next());
+            let begins = name.is_some_and(|name| matches!(name, "daemonize" | "incoming"));
+            if !begins {
+                kept.push(word.clone());
+                kept.extend(argument.cloned());
+            }
+        }
+        kept
+    }
+
+    /// As QEMU gets it.
+    #[must_use]
+    pub fn argv(&self) -> Vec<String> {
+        let mut argv = vec![self.program.clone()];
+        for item in &self.items {
+            match item {
+                Item::Option { typed, argument, .. } => {
+                    argv.push(typed.clone());
+                    argv.extend(argument.clone());
+                }
+                Item::Word(word) => argv.push(word.clone()),
+            }
+        }
+        argv
+    }
+
+    /// QEMU's program.
+    #[must_use]
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+
+    /// Whether an option is there, by its name without dashes.
+    #[must_use]
+    pub fn has(&self, option: &str) -> bool {
+        self.items.iter().any(|item| matches!(item, Item::Option { name, .. } if name == option))
+    }
+
+    /// The arguments of all options of this name, in order.
+    pub fn arguments<'a>(&'a self, option: &'a str) -> impl Iterator<Item = &'a str> {
+        self.items.iter().filter_map(move |item| match item {
+            Item::Option { name, argument, .. } if name == option => argument.as_deref(),
+            _ => None,
+        })
+    }
+
+    /// Why a VM started like this can never move, if that is so.
+    #[must_use]
+    pub fn bound_to_host(&self) -> Option<&'static str> {
+        self.has("snapshot").then_some(
+            "it was started with -snapshot: what it writes is in temporary files of this host",
+        )
+    }
+
+    /// What RAM the VM has, and which of it the agent can make and share.
+    ///
+    /// # Errors
+    /// If a size or an object can't be read.
+    pub fn memory_plan(&self) -> Result<MemoryPlan, CommandLineError> {
+        memory::plan(self)
+    }
+
+    /// With the files `fds` as the RAM of those ids, which come from
+    /// [`CommandLine::memory_plan`]. All else is kept, in order and verbatim.
+    #[must_use]
+    pub fn with_shared_ram(&self, fds: &[(&str, RawFd)]) -> Self {
+        memory::rewrite(self, fds)
+    }
+
+    /// With QMP for the agent at a listening socket that QEMU inherits.
+    #[must_use]
+    pub fn with_qmp(&self, listener: RawFd) -> Self {
+        let chardev = format!("socket,id={QMP_ID},fd={listener},server=on,wait=off");
+        let mon = format!("chardev={QMP_ID},mode=control");
+        self.clone().and("-chardev", &chardev).and("-mon", &mon)
+    }
+
+    /// Waiting, stopped, for a VM to come: as exactly the machine type that
+    /// the VM has, since `q35` means another one in each version of QEMU.
+    #[must_use]
+    pub fn waiting(&self, machine: Option<&str>) -> Self {
+        let mut line = self.clone();
+        // A snapshot to start from has no place in a VM that comes with its state.
+        line.items.retain(|item| !matches!(item, Item::Option { name, .. } if name == "loadvm"));
+        if let Some(machine) = machine {
+            line = line.and("-machine", &format!("type={machine}"));
+        }
+        if !line.has("S") {
+            line.items.push(option("-S", None));
+        }
+        line.and("-incoming", "defer")
+    }
+
+    fn and(mut self, typed: &str, argument: &str) -> Self {
+        self.items.push(option(typed, Some(argument)));
+        self
+    }
+
+    /// The last value of a key in the merged `-machine` options.
+    fn machine(&self, key: &str) -> Option<String> {
+        self.arguments("machine")
+            .filter_map(|text| KeyValues::parse(text, Some("type")).value(key).map(str::to_owned))
+            .last()
+    }
+}
+
+fn option(typed: &str, argument: Option<&str>) -> Item {
+    let name = options::name(typed).unwrap_or(typed).to_owned();
+    Item::Option { typed: typed.to_owned(), name, argument: argument.map(str::to_owned) }
+}
+
+#[cfg(test)]
+mod tests;

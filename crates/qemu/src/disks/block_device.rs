@@ -1,0 +1,74 @@
+//! The identity that a block device has at every host that sees it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What the hardware or the volume manager calls the device of this number.
+pub(super) fn identity(number: u64) -> Result<String, String> {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    identity_in(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
+}
+
+fn identity_in(folder: &Path) -> Result<String, String> {
+    let folder = folder.canonicalize().map_err(|error| format!("it is not in sysfs: {error}"))?;
+    if let Some(number) = attribute(&folder, "partition") {
+        let disk = folder.parent().ok_or("its disk is not in sysfs")?;
+        return Ok(format!("{} part {number}", whole(disk)?));
+    }
+    whole(&folder)
+}
+
+fn whole(folder: &Path) -> Result<String, String> {
+    // Volumes of LVM and multipath devices carry the identity of what they are
+    // made of; other device-mapper names are a host's own.
+    if let Some(uuid) = attribute(folder, "dm/uuid") {
+        if uuid.starts_with("LVM-") || uuid.starts_with("mpath-") {
+            return Ok(uuid);
+        }
+        return Err("its device-mapper target has no identity that other hosts know".to_owned());
+    }
+    attribute(folder, "wwid")
+        .or_else(|| attribute(folder, "device/wwid"))
+        .ok_or_else(|| "the block device has no world-wide name".to_owned())
+}
+
+fn attribute(folder: &Path, name: &str) -> Option<String> {
+    let text = fs::read_to_string(folder.join(name)).ok()?;
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sysfs(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn what_other_hosts_would_see_too_is_an_identity() {
+        let dir = sysfs(&[
+            ("sda/device/wwid", "naa.5000c500a1b2c3d4\n"),
+            ("sda/sda2/partition", "2\n"),
+            ("nvme0n1/wwid", "eui.0025388b710116a1\n"),
+            ("dm-0/dm/uuid", "LVM-abcdef\n"),
+            ("dm-1/dm/uuid", "CRYPT-LUKS2-abc\n"),
+            ("loop0/size", "8\n"),
+        ]);
+        let of = |name: &str| identity_in(&dir.path().join(name));
+        assert_eq!(of("sda").unwrap(), "naa.5000c500a1b2c3d4");
+        assert_eq!(of("sda/sda2").unwrap(), "naa.5000c500a1b2c3d4 part 2");
+        assert_eq!(of("nvme0n1").unwrap(), "eui.0025388b710116a1");
+        assert_eq!(of("dm-0").unwrap(), "LVM-abcdef");
+        assert!(of("dm-1").is_err());
+        assert!(of("loop0").is_err());
+        assert!(of("nothing").is_err());
+    }
+}

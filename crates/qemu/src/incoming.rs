@@ -1,0 +1,202 @@
+//! The destination's side of QEMU's migration: wait, load, run.
+
+use std::fmt::Display;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::launch::log_tail;
+use crate::machine::Machine;
+use crate::outgoing::{Progress, Settings, Status};
+use crate::qmp::{Event, Qmp, QmpError, RunState};
+
+/// How long a query may take while QEMU loads device state under its big lock.
+const ASK: Duration = Duration::from_secs(1);
+/// How long QEMU may take to say why, once its stream has broken.
+const EXPLAIN: Duration = Duration::from_secs(2);
+/// From this version on, a QEMU that can't load stays and says why.
+const STAYS_SINCE: (u32, u32, u32) = (9, 1, 0);
+
+/// QEMU's migration to this host.
+#[derive(Debug)]
+pub struct Incoming {
+    qmp: Arc<Qmp>,
+    settings: Mutex<Settings>,
+    events: Receiver<Event>,
+    log: Option<(PathBuf, u64)>,
+}
+
+impl Incoming {
+    /// Sets up a QEMU that waits with `-incoming defer -S`.
+    ///
+    /// # Errors
+    /// If it doesn't wait for a migration, or refuses a setting.
+    pub fn prepare(qmp: Arc<Qmp>) -> Result<Self, QmpError> {
+        let state = qmp.run_state()?;
+        if state != RunState::InMigrate {
+            return Err(QmpError::Migration(format!(
+                "the destination's QEMU is {state} and doesn't wait for a VM: start it with \
+                 -incoming defer -S"
+            )));
+        }
+        let events = qmp.events_named(&["MIGRATION", "STOP", "RESUME"]);
+        let mut settings = Settings::note(&qmp)?;
+        // Disks are taken, and their locks, when the VM runs, not when it is
+        // loaded: a source that has to go on must find them free.
+        let wanted = |name: &str| matches!(name, "events" | "late-block-activate");
+        settings.set_capabilities(&qmp, wanted)?;
+        // QEMU announces a VM that it has loaded, even one that doesn't run.
+        settings.set_parameters(
+            &qmp,
+            &[
+                ("announce-rounds", 0.into()),
+                ("tls-creds", "".into()),
+                ("tls-hostname", "".into()),
+                ("tls-authz", "".into()),
+            ],
+        )?;
+        Ok(Self { qmp, settings: Mutex::new(settings), events, log: None })
+    }
+
+    /// As [`Incoming::prepare`], with the machine's log to explain its death:
+    /// a QEMU before 9.1 that can't load a VM says why there, and ends.
+    ///
+    /// # Errors
+    /// As [`Incoming::prepare`].
+    pub fn of(machine: &Machine) -> Result<Self, QmpError> {
+        let mut incoming = Self::prepare(Arc::clone(&machine.qmp))?;
+        incoming.log = machine.log().map(|path| {
+            let length = std::fs::metadata(path).map_or(0, |file| file.len());
+            (path.to_owned(), length)
+        });
+        Ok(incoming)
+    }
+
+    /// Has QEMU listen at `socket` and connects to it. What is written there
+    /// is what QEMU loads.
+    ///
+    /// # Errors
+    /// If QEMU refuses, or can't be connected to.
+    pub fn listen(&self, socket: &Path) -> Result<UnixStream, QmpError> {
+        let mut arguments = json!({ "uri": format!("unix:{}", socket.display()) });
+        if self.qmp.version() >= STAYS_SINCE {
+            arguments["exit-on-error"] = false.into();
+        }
+        self.qmp.execute("migrate-incoming", arguments)?;
+        let stream = UnixStream::connect(socket)
+            .map_err(|source| QmpError::Connect { path: socket.to_owned(), source });
+        // Both ends are open: the name has done its work.
+        let _ = std::fs::remove_file(socket);
+        stream
+    }
+
+    /// Blocks until the VM is loaded and paused.
+    ///
+    /// # Errors
+    /// With QEMU's own words if it can't load the VM; after `timeout`.
+    pub fn wait_loaded(&self, timeout: Duration) -> Result<(), QmpError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match Progress::query(&self.qmp, ASK) {
+                Ok(Progress { status: Status::Completed, .. }) => break,
+                Ok(Progress { status: Status::Failed | Status::Cancelled, error, .. }) => {
+                    let why = error.unwrap_or_else(|| "it doesn't say why".to_owned());
+                    return Err(cannot_load(&why));
+                }
+                Ok(_) | Err(QmpError::Timeout { .. }) => {}
+                Err(QmpError::Closed) => return Err(self.died()),
+                Err(error) => return Err(error),
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(cannot_load(&format!("not loaded after {} s", timeout.as_secs())));
+            }
+            // An event says that there is something to ask. The end of the
+            // connection says so too, and the next question finds it out.
+            let _ = self.events.recv_timeout(left.min(ASK));
+        }
+        self.wait_paused(deadline)
+    }
+
+    /// `completed` comes a moment before the VM's state is settled.
+    fn wait_paused(&self, deadline: Instant) -> Result<(), QmpError> {
+        loop {
+            match self.qmp.run_state()? {
+                RunState::InMigrate if Instant::now() < deadline => {
+                    let _ = self.events.recv_timeout(Duration::from_millis(10));
+                }
+                RunState::InMigrate => return Err(cannot_load("it stays in `inmigrate`")),
+                RunState::Running => {
+                    return Err(cannot_load(
+                        "it runs the VM unasked: start the destination's QEMU with -S",
+                    ));
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// QEMU's own words on a stream that broke, if it has any, else `error`.
+    #[must_use]
+    pub fn explain(&self, error: &impl Display) -> String {
+        let deadline = Instant::now() + EXPLAIN;
+        loop {
+            match Progress::query(&self.qmp, ASK) {
+                Ok(Progress { status: Status::Failed, error: Some(why), .. }) => {
+                    return cannot_load(&why).to_string();
+                }
+                Err(QmpError::Closed) => return self.died().to_string(),
+                _ => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return error.to_string();
+            }
+            let _ = self.events.recv_timeout(left);
+        }
+    }
+
+    /// Runs the VM. Its disks are taken here.
+    ///
+    /// # Errors
+    /// If QEMU can't; then the VM never ran here.
+    pub fn cont(&self) -> Result<(), QmpError> {
+        self.qmp.execute_within("cont", json!({}), Duration::from_secs(30)).map(drop)
+    }
+
+    /// Tells switches where the VM is now, as QEMU would have done by itself,
+    /// and puts QEMU's settings back. The VM runs, whether that works or not.
+    pub fn announce(&self) {
+        let arguments = self.settings.lock().announcement();
+        let silent = arguments["rounds"] == Value::from(0);
+        if !silent && let Err(error) = self.qmp.execute("announce-self", arguments) {
+            tracing::warn!(%error, "the VM can't announce itself to its network");
+        }
+        self.restore();
+    }
+
+    /// Puts QEMU's settings back, for a VM that stays paused.
+    pub fn restore(&self) {
+        self.settings.lock().restore(&self.qmp);
+    }
+
+    fn died(&self) -> QmpError {
+        let words = self.log.as_ref().and_then(|(path, from)| log_tail(path, *from));
+        cannot_load(&words.unwrap_or_else(|| "it ended while it loaded the VM".to_owned()))
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.restore();
+    }
+}
+
+fn cannot_load(why: &str) -> QmpError {
+    QmpError::Migration(format!("the destination's QEMU can't load the VM: {why}"))
+}

@@ -1,0 +1,220 @@
+//! Starting a QEMU that outlives the agent.
+//!
+//! It gets a session of its own, so that no terminal or signal meant for the
+//! agent reaches it, and inherits exactly the files it is told about.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::io::FdFlags;
+
+use crate::process::{Process, ProcessError};
+
+/// Most that is shown of what QEMU wrote.
+const TAIL_BYTES: u64 = 4096;
+/// `O_CLOEXEC` as `/proc/PID/fdinfo` shows it.
+const CLOEXEC_SHOWN: u32 = 0o2_000_000;
+
+/// What to start.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// The program and its arguments.
+    pub argv: &'a [String],
+    /// The directory that relative paths in them are meant from.
+    pub cwd: &'a Path,
+    /// The file that gets what it writes to stdout and stderr.
+    pub log: &'a Path,
+    /// The files it inherits, each under the number it has here.
+    pub inherit: &'a [BorrowedFd<'a>],
+}
+
+/// QEMU could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// Nothing to start.
+    #[error("the command line is empty")]
+    Empty,
+    /// The directory isn't there.
+    #[error("the directory {} can't be used: {source}", path.display())]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The log can't be written.
+    #[error("QEMU's log {} can't be written: {source}", path.display())]
+    Log {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The program isn't there or can't be executed.
+    #[error("{program} can't be started: {source}; is QEMU installed, and is its path right?")]
+    Program {
+        /// Which.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It was started, and can't be watched.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+}
+
+/// Starts it. Whether it comes up is for QMP to tell.
+///
+/// # Errors
+/// If it can't even be executed.
+pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
+    let (program, arguments) = launch.argv.split_first().ok_or(LaunchError::Empty)?;
+    let directory = |source| LaunchError::Directory { path: launch.cwd.to_owned(), source };
+    if !fs::metadata(launch.cwd).map_err(directory)?.is_dir() {
+        return Err(directory(io::ErrorKind::NotADirectory.into()));
+    }
+    let log = |source| LaunchError::Log { path: launch.log.to_owned(), source };
+    let out = OpenOptions::new().create(true).append(true).open(launch.log).map_err(log)?;
+    let err = out.try_clone().map_err(log)?;
+
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(launch.cwd).stdin(Stdio::null()).stdout(out).stderr(err);
+    prepare_child(&mut command, launch.inherit);
+    let child = command
+        .spawn()
+        .map_err(|source| LaunchError::Program { program: program.clone(), source })?;
+    // `Process` reaps it; dropping `child` only closes what it piped: nothing.
+    Ok(Process::now(child.id())?)
+}
+
+/// What QEMU wrote to its log after byte `from`: the end of it, if there is any.
+#[must_use]
+pub fn log_tail(path: &Path, from: u64) -> Option<String> {
+    let mut file = File::open(path).ok()?;
+    let end = file.metadata().ok()?.len();
+    let start = from.max(end.saturating_sub(TAIL_BYTES));
+    file.seek(SeekFrom::Start(start)).ok()?;
+    let mut bytes = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+    (!text.is_empty()).then_some(text)
+}
+
+#[expect(unsafe_code, reason = "a session and inherited files can only be arranged in the child")]
+fn prepare_child(command: &mut Command, inherit: &[BorrowedFd<'_>]) {
+    let inherit: Vec<RawFd> = inherit.iter().map(AsRawFd::as_raw_fd).collect();
+    let strays = strays(&inherit);
+    let in_child = move || {
+        rustix::process::setsid()?;
+        for (fds, flags) in [(&strays, FdFlags::CLOEXEC), (&inherit, FdFlags::empty())] {
+            for &fd in fds {
+                // SAFETY: the number is only handed to fcntl. Those to be
+                // inherited are borrowed by the caller until the child has
+                // executed; a stray that was closed meanwhile gives EBADF.
+                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+                match rustix::io::fcntl_setfd(fd, flags) {
+                    Ok(()) | Err(rustix::io::Errno::BADF) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes system calls only: it
+    // allocates nothing and takes no lock.
+    unsafe { command.pre_exec(in_child) };
+}
+
+/// Files that would be inherited without anybody having said so: those that
+/// the agent itself inherited, since all it opens are closed on execution.
+fn strays(inherit: &[RawFd]) -> Vec<RawFd> {
+    let Ok(entries) = fs::read_dir("/proc/self/fdinfo") else { return Vec::new() };
+    let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    numbers
+        .filter(|fd: &RawFd| *fd > 2 && !inherit.contains(fd))
+        .filter(|fd| {
+            let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+            let flags = flags.and_then(|text| u32::from_str_radix(text.trim(), 8).ok());
+            flags.is_some_and(|flags| flags & CLOEXEC_SHOWN == 0)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn run(script: &str, inherit: &[BorrowedFd<'_>]) -> (Process, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let argv = ["sh", "-c", script].map(str::to_owned);
+        let log = dir.path().join("log");
+        let process = launch(&Launch { argv: &argv, cwd: dir.path(), log: &log, inherit }).unwrap();
+        (process, dir)
+    }
+
+    fn finished(script: &str, inherit: &[BorrowedFd<'_>]) -> Option<String> {
+        let (process, dir) = run(script, inherit);
+        process.wait_gone(Duration::from_secs(20)).unwrap();
+        log_tail(&dir.path().join("log"), 0)
+    }
+
+    #[test]
+    fn it_has_its_own_session_its_directory_and_no_input() {
+        let (process, dir) = run("pwd; cat; cut -d' ' -f6 /proc/self/stat >&2", &[]);
+        process.wait_gone(Duration::from_secs(20)).unwrap();
+        let expected = format!("{}\n{}", dir.path().display(), process.pid());
+        assert_eq!(log_tail(&dir.path().join("log"), 0), Some(expected));
+    }
+
+    #[test]
+    fn it_inherits_what_was_listed_and_nothing_else() {
+        let (listed, kept) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let stray = tempfile::tempfile().unwrap();
+        rustix::io::fcntl_setfd(&stray, FdFlags::empty()).unwrap();
+        let test =
+            |fd: &File| format!("test -e /proc/self/fd/{} && echo yes || echo no", fd.as_raw_fd());
+        let script = [test(&listed), test(&kept), test(&stray)].join(";");
+        assert_eq!(finished(&script, &[listed.as_fd()]).as_deref(), Some("yes\nno\nno"));
+        let flags = rustix::io::fcntl_getfd(&listed).unwrap();
+        assert!(flags.contains(FdFlags::CLOEXEC), "nothing changes in the agent");
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let start = |program: &str, cwd: &Path, log: &Path| {
+            let argv = [program.to_owned()];
+            launch(&Launch { argv: &argv, cwd, log, inherit: &[] }).unwrap_err().to_string()
+        };
+        assert!(
+            start("/nonexistent/qemu", dir.path(), &log).starts_with("/nonexistent/qemu can't")
+        );
+        assert!(
+            start("sh", Path::new("/nonexistent"), &log).starts_with("the directory /nonexistent")
+        );
+        assert!(start("sh", dir.path(), Path::new("/nonexistent/log")).starts_with("QEMU's log"));
+        assert!(matches!(
+            launch(&Launch { argv: &[], cwd: dir.path(), log: &log, inherit: &[] }),
+            Err(LaunchError::Empty)
+        ));
+    }
+
+    #[test]
+    fn the_end_of_a_long_log_is_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        fs::write(&log, format!("{}the end\n", "x".repeat(10_000))).unwrap();
+        assert!(log_tail(&log, 0).unwrap().ends_with("xthe end"));
+        assert_eq!(log_tail(&log, 10_004).as_deref(), Some("end"));
+        assert_eq!(log_tail(&log, 20_000), None);
+    }
+}

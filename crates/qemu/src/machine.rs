@@ -1,0 +1,150 @@
+//! A VM's QEMU: started, found again, or met; and ended.
+
+mod error;
+mod found;
+mod started;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::command_line::LeftAlone;
+use crate::process::{Process, ProcessError, ProcessId};
+use crate::qmp::{Qmp, QmpError};
+
+pub use error::StartError;
+pub use found::{attach, reopen};
+pub use started::{Start, start};
+
+/// How long QEMU may take to end by itself before it is made to.
+const QUIT_WAIT: Duration = Duration::from_secs(10);
+const QUIT_ASK: Duration = Duration::from_secs(2);
+
+/// RAM of a VM that the agent made and has mapped.
+#[derive(Clone, Debug)]
+pub struct SharedRam {
+    /// The RAM block's name.
+    pub id: String,
+    /// The RAM.
+    pub mapping: Arc<ram::Mapping>,
+    /// Its size.
+    pub bytes: u64,
+    fd: i32,
+    inode: u64,
+}
+
+/// A VM's QEMU.
+///
+/// Dropping it ends nothing: QEMU outlives the agent, and is found again by
+/// its [`Record`].
+#[derive(Debug)]
+pub struct Machine {
+    /// Its process.
+    pub process: Process,
+    /// Its QMP connection.
+    pub qmp: Arc<Qmp>,
+    /// RAM that is shared with the agent; none of an attached VM.
+    pub ram: Vec<SharedRam>,
+    /// RAM that the agent could not make, and why.
+    pub left: Vec<LeftAlone>,
+    /// QEMU's command line, as its owner typed it.
+    pub argv: Vec<String>,
+    /// The directory that relative paths in it are meant from.
+    pub cwd: PathBuf,
+    /// QEMU's version.
+    pub version: String,
+    socket: PathBuf,
+    log: Option<PathBuf>,
+}
+
+/// How to find a [`Machine`] again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    process: ProcessId,
+    socket: PathBuf,
+    log: Option<PathBuf>,
+    ram: Vec<RamRecord>,
+    left: Vec<LeftAlone>,
+    argv: Vec<String>,
+    cwd: PathBuf,
+}
+
+/// A file of RAM as QEMU has it open.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct RamRecord {
+    id: String,
+    fd: i32,
+    inode: u64,
+}
+
+impl Record {
+    /// QEMU's process, for what has to be said of one that is gone.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid
+    }
+
+    /// QEMU's command line, as its owner typed it.
+    #[must_use]
+    pub fn argv(&self) -> &[String] {
+        &self.argv
+    }
+}
+
+impl Machine {
+    /// How to find it again.
+    #[must_use]
+    pub fn record(&self) -> Record {
+        let ram = self.ram.iter();
+        Record {
+            process: self.process.id().clone(),
+            socket: self.socket.clone(),
+            log: self.log.clone(),
+            ram: ram
+                .map(|ram| RamRecord { id: ram.id.clone(), fd: ram.fd, inode: ram.inode })
+                .collect(),
+            left: self.left.clone(),
+            argv: self.argv.clone(),
+            cwd: self.cwd.clone(),
+        }
+    }
+
+    /// Whether somebody else started it.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.log.is_none()
+    }
+
+    /// What QEMU wrote to stdout and stderr; none of an attached VM.
+    #[must_use]
+    pub fn log(&self) -> Option<&Path> {
+        self.log.as_deref()
+    }
+
+    /// Ends QEMU, and with it the VM: by QMP, else by force.
+    ///
+    /// # Errors
+    /// If even the kernel can't end it in time.
+    pub fn quit(&self) -> Result<(), ProcessError> {
+        match self.qmp.execute_within("quit", json!({}), QUIT_ASK) {
+            // It may be gone before its answer is read.
+            Ok(_) | Err(QmpError::Closed) => {}
+            Err(error) => {
+                tracing::warn!(pid = self.process.pid(), %error, "QEMU doesn't quit; ending it");
+                self.process.kill()?;
+            }
+        }
+        if self.process.wait_gone(QUIT_WAIT).is_err() {
+            self.process.kill()?;
+            self.process.wait_gone(QUIT_WAIT)?;
+        }
+        if !self.is_attached() {
+            // QEMU may have removed it.
+            let _ = std::fs::remove_file(&self.socket);
+        }
+        Ok(())
+    }
+}

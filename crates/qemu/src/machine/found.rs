@@ -1,0 +1,86 @@
+//! A QEMU that runs already: the agent's own after its restart, or one that
+//! somebody else started.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use ram::RamFile;
+
+use super::started::{inode, shared_ram};
+use super::{Machine, RamRecord, Record, SharedRam, StartError};
+use crate::command_line::CommandLine;
+use crate::process::{Process, ProcessError, command_line_of, directory_of, proc_path};
+use crate::qmp::Qmp;
+
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Finds a VM that an earlier run of the agent started or attached.
+///
+/// # Errors
+/// If its QEMU is gone, or isn't reachable as it was.
+pub fn reopen(record: &Record) -> Result<Machine, StartError> {
+    let process = Process::find(&record.process)?;
+    let ram = record.ram.iter().map(|ram| reopen_ram(process.pid(), ram));
+    let ram = ram.collect::<Result<Vec<SharedRam>, StartError>>()?;
+    let qmp = Qmp::connect(&record.socket, CONNECT)?;
+    Ok(Machine {
+        process,
+        version: qmp.version_text(),
+        qmp,
+        ram,
+        left: record.left.clone(),
+        argv: record.argv.clone(),
+        cwd: record.cwd.clone(),
+        socket: record.socket.clone(),
+        log: record.log.clone(),
+    })
+}
+
+/// Meets a VM that somebody else started: no RAM is shared with it.
+///
+/// # Errors
+/// If its QMP can't be reached or its process can't be found.
+pub fn attach(socket: &Path) -> Result<Machine, StartError> {
+    let qmp = Qmp::connect(socket, CONNECT)?;
+    let pid = qemu_process(&qmp).ok_or(ProcessError::Gone { pid: 0 })?;
+    let process = Process::now(pid)?;
+    let socket = socket.canonicalize().unwrap_or_else(|_| socket.to_owned());
+    Ok(Machine {
+        argv: CommandLine::of_running(&command_line_of(pid)?),
+        cwd: directory_of(pid)?,
+        process,
+        version: qmp.version_text(),
+        qmp,
+        ram: Vec::new(),
+        left: Vec::new(),
+        socket,
+        log: None,
+    })
+}
+
+/// Under another program's management the socket was made by that; a QEMU in
+/// a container counts threads in its own way. One of the two is QEMU.
+fn qemu_process(qmp: &Qmp) -> Option<u32> {
+    let is_qemu = |pid: &u32| {
+        let program = fs::read_link(proc_path(*pid, "exe")).unwrap_or_default();
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.contains("qemu") || name.contains("kvm")
+    };
+    let candidates = [qmp.process_of_vcpu(), qmp.peer_pid()];
+    candidates.into_iter().flatten().find(is_qemu)
+}
+
+fn reopen_ram(pid: u32, record: &RamRecord) -> Result<SharedRam, StartError> {
+    let refused = |source| StartError::Ram { id: record.id.clone(), source };
+    let lost = || StartError::RamLost { pid, id: record.id.clone() };
+    let path = proc_path(pid, &format!("fd/{}", record.fd));
+    let file = RamFile::open(&path).map_err(refused)?;
+    // The number may stand for another file by now, if QEMU closed ours.
+    if inode(&file) != record.inode {
+        return Err(lost());
+    }
+    let mut ram = shared_ram(record.id.clone(), &file).map_err(refused)?;
+    ram.fd = record.fd;
+    Ok(ram)
+}

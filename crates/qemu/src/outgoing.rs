@@ -1,0 +1,301 @@
+//! The source's side of QEMU's migration: settings, start, progress, end.
+//!
+//! QEMU keeps capabilities and parameters from one migration to the next, and
+//! people set them for reasons of their own. So all are noted before and put
+//! back after, and none is left to chance meanwhile.
+
+mod progress;
+mod settings;
+mod stream_kind;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::qmp::{Event, Qmp, QmpError, RunState};
+pub(crate) use settings::Settings;
+
+pub use progress::{Progress, Status};
+pub use stream_kind::{StreamKind, choose_stream};
+
+/// Our policy decides when QEMU may finish, so its own budget stays as small
+/// as it can be. Never 0: QEMU 7.2 then stops the VM after one pass, with
+/// everything dirty left for the blackout.
+const DOWNTIME_HELD_MS: u64 = 1;
+/// QEMU's own cap of `downtime-limit`.
+const DOWNTIME_MAX_MS: u64 = 2_000_000;
+/// Bytes per second at which QEMU, where it can be told, computes its budget
+/// until our policy says more: 1 KiB in 1 ms, less than a page.
+const SWITCHOVER_HELD: u64 = 1 << 20;
+/// No pace of QEMU's own. Beyond any memory, and within what 7.2 accepts.
+const BANDWIDTH_MAX: u64 = 1 << 50;
+/// A QEMU that stops a VM holds its big lock; a figure is not worth the wait.
+const PROGRESS_WAIT: Duration = Duration::from_secs(1);
+/// How long a cancelled migration may take to end.
+const CANCEL_WAIT: Duration = Duration::from_secs(10);
+
+/// Capabilities of which the tap knows what to make. All others that this QEMU
+/// has are switched off.
+const CAPABILITIES_ON: [&str; 2] = ["events", "multifd"];
+
+/// Whether the VM's vCPUs run, as its owner wants it.
+///
+/// # Errors
+/// If QEMU doesn't say, or the VM is in no state to be moved.
+pub fn runs(qmp: &Qmp) -> Result<bool, QmpError> {
+    match qmp.run_state()? {
+        RunState::Running | RunState::Suspended => Ok(true),
+        RunState::Paused | RunState::Prelaunch => Ok(false),
+        state => Err(QmpError::Migration(format!(
+            "the VM is {state}; only a running or paused one can be moved"
+        ))),
+    }
+}
+
+/// QEMU's migration from this host.
+#[derive(Debug)]
+pub struct Outgoing {
+    qmp: Arc<Qmp>,
+    uri: String,
+    settings: Mutex<Settings>,
+    events: Receiver<Event>,
+    takes_bandwidth: bool,
+}
+
+impl Outgoing {
+    /// Sets QEMU up to stream into the unix socket `socket`, and notes how it
+    /// was.
+    ///
+    /// # Errors
+    /// If something of the VM keeps QEMU from migrating it, if a migration is
+    /// going on, or if QEMU refuses a setting. All is as before then.
+    pub fn new(qmp: Arc<Qmp>, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
+        let now = Progress::query(&qmp, PROGRESS_WAIT)?;
+        if now.status.is_going_on() {
+            return Err(QmpError::Migration(
+                "another migration of this VM is going on; wait for it or `migrate_cancel` it"
+                    .to_owned(),
+            ));
+        }
+        if !now.blocked.is_empty() {
+            return Err(QmpError::Migration(format!(
+                "this VM can't be moved: {}",
+                now.blocked.join("; ")
+            )));
+        }
+        let events = qmp.events_named(&["MIGRATION", "STOP", "RESUME"]);
+        let mut settings = Settings::note(&qmp)?;
+        let takes_bandwidth = settings.has_parameter("avail-switchover-bandwidth");
+        let outcome = set_up(&qmp, &mut settings, kind);
+        let uri = format!("unix:{}", socket.display());
+        let outgoing = Self { qmp, uri, settings: Mutex::new(settings), events, takes_bandwidth };
+        // On an error what was set already is put back as `outgoing` goes.
+        outcome.map(|()| outgoing)
+    }
+
+    /// Starts it: QEMU connects to the socket.
+    ///
+    /// # Errors
+    /// If QEMU refuses.
+    pub fn start(&self) -> Result<(), QmpError> {
+        self.qmp.execute("migrate", json!({ "uri": self.uri })).map(drop)
+    }
+
+    /// Whether QEMU (8.2 and newer) can be told what it delivers, rather than
+    /// go by how fast our socket takes bytes.
+    #[must_use]
+    pub fn takes_bandwidth(&self) -> bool {
+        self.takes_bandwidth
+    }
+
+    /// Lets QEMU stop the VM once what is left would take `downtime_ms` at
+    /// `bytes_per_s`. A QEMU that can't be told the rate uses its own measure.
+    ///
+    /// # Errors
+    /// If QEMU refuses.
+    pub fn allow(&self, bytes_per_s: u64, downtime_ms: u64) -> Result<(), QmpError> {
+        let mut parameters =
+            json!({ "downtime-limit": downtime_ms.clamp(DOWNTIME_HELD_MS, DOWNTIME_MAX_MS) });
+        if self.takes_bandwidth {
+            parameters["avail-switchover-bandwidth"] = bytes_per_s.max(1).into();
+        }
+        self.qmp.execute_within("migrate-set-parameters", parameters, PROGRESS_WAIT).map(drop)
+    }
+
+    /// Where QEMU is.
+    ///
+    /// # Errors
+    /// If it doesn't say, such as while it stops the VM.
+    pub fn progress(&self) -> Result<Progress, QmpError> {
+        Progress::query(&self.qmp, PROGRESS_WAIT)
+    }
+
+    /// `MIGRATION`, `STOP` and `RESUME`, as they come.
+    #[must_use]
+    pub fn events(&self) -> &Receiver<Event> {
+        &self.events
+    }
+
+    /// What QEMU says about a migration that failed.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        self.progress().ok()?.error
+    }
+
+    /// Blocks until QEMU has let go of the VM: `completed` and `postmigrate`.
+    ///
+    /// # Errors
+    /// If it ended otherwise, or did not end within `timeout`.
+    pub fn wait_completed(&self, timeout: Duration) -> Result<(), QmpError> {
+        match self.wait_end(timeout)? {
+            Status::Completed => {}
+            status => return Err(self.ended(&status)),
+        }
+        match self.qmp.run_state()? {
+            RunState::PostMigrate => Ok(()),
+            state => Err(QmpError::Migration(format!(
+                "it says that all was sent, and yet the VM is {state}"
+            ))),
+        }
+    }
+
+    /// Ends it and has the VM go on here, if it ran: whatever state it is in,
+    /// as long as it never ran elsewhere. Settings are put back.
+    ///
+    /// Whoever reads the stream must have closed its sockets: a QEMU that is
+    /// stopping the VM answers nothing until its writes end.
+    ///
+    /// # Errors
+    /// If QEMU is gone, or does not let the VM run.
+    pub fn back_out(&self, was_running: bool) -> Result<(), QmpError> {
+        let status = self.cancel()?;
+        tracing::debug!(?status, "backed out");
+        if was_running && !self.runs_again()? {
+            self.qmp.cont()?;
+            if status == Status::Completed {
+                // Switches may have learned that it left.
+                self.announce();
+            }
+        }
+        self.restore();
+        Ok(())
+    }
+
+    /// Ends it, if it has not ended, and says how it came out: it may have
+    /// completed just before.
+    ///
+    /// # Errors
+    /// If QEMU is gone, or does not end it.
+    pub fn cancel(&self) -> Result<Status, QmpError> {
+        if let Err(error) = self.qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
+            match error {
+                QmpError::Timeout { .. } => self.yank(),
+                error => return Err(error),
+            }
+        }
+        self.wait_end(CANCEL_WAIT)
+    }
+
+    /// Puts all settings back, as well as it can be done.
+    pub fn restore(&self) {
+        self.settings.lock().restore(&self.qmp);
+    }
+
+    /// Out of band: ends QEMU's sockets while it holds its big lock.
+    fn yank(&self) {
+        let instances = json!({ "instances": [{ "type": "migration" }] });
+        if let Err(error) = self.qmp.execute_oob("yank", instances) {
+            tracing::warn!(%error, "QEMU's migration sockets can't be yanked");
+        }
+    }
+
+    /// A `failed` or `cancelled` QEMU runs the VM again by itself, a moment
+    /// later than it says so.
+    fn runs_again(&self) -> Result<bool, QmpError> {
+        let deadline = Instant::now() + CANCEL_WAIT;
+        loop {
+            match self.qmp.run_state()? {
+                RunState::Running => return Ok(true),
+                RunState::FinishMigrate if Instant::now() < deadline => {
+                    // RESUME wakes us; a state that changes unannounced does too.
+                    let _ = self.events.recv_timeout(Duration::from_millis(100));
+                }
+                _ => return Ok(false),
+            }
+        }
+    }
+
+    fn wait_end(&self, timeout: Duration) -> Result<Status, QmpError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Ask first: the event may have come before we listened.
+            match Progress::query(&self.qmp, left.max(PROGRESS_WAIT)) {
+                Ok(progress) if !progress.status.is_going_on() => return Ok(progress.status),
+                Ok(_) | Err(QmpError::Timeout { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            if left.is_zero() {
+                return Err(QmpError::Migration(format!(
+                    "it did not end within {} s",
+                    timeout.as_secs()
+                )));
+            }
+            // An event tells that there is something to ask; one that was
+            // taken by somebody else costs a second.
+            let _ = self.events.recv_timeout(left.min(PROGRESS_WAIT));
+        }
+    }
+
+    fn ended(&self, status: &Status) -> QmpError {
+        let why = self.error().map(|error| format!(": {error}")).unwrap_or_default();
+        QmpError::Migration(format!("it ended {status}{why}"))
+    }
+
+    fn announce(&self) {
+        let parameters = self.settings.lock().announcement();
+        if let Err(error) = self.qmp.execute("announce-self", parameters) {
+            tracing::warn!(%error, "the VM can't announce itself to its network");
+        }
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        self.restore();
+    }
+}
+
+fn set_up(qmp: &Qmp, settings: &mut Settings, kind: StreamKind) -> Result<(), QmpError> {
+    let (multifd, channels) = match kind {
+        StreamKind::Classic => (false, None),
+        StreamKind::Multifd(channels) => (true, Some(channels.max(1))),
+    };
+    let wanted = |name: &str| match name {
+        "multifd" => multifd,
+        name => CAPABILITIES_ON.contains(&name),
+    };
+    settings.set_capabilities(qmp, wanted)?;
+
+    let mut parameters: Vec<(&str, Value)> = vec![
+        ("max-bandwidth", BANDWIDTH_MAX.into()),
+        ("downtime-limit", DOWNTIME_HELD_MS.into()),
+        ("avail-switchover-bandwidth", SWITCHOVER_HELD.into()),
+        ("tls-creds", "".into()),
+        ("tls-hostname", "".into()),
+        ("tls-authz", "".into()),
+        ("mode", "normal".into()),
+        ("direct-io", false.into()),
+    ];
+    if let Some(channels) = channels {
+        parameters.push(("multifd-channels", channels.into()));
+        parameters.push(("multifd-compression", "none".into()));
+        // Its channel threads look for zeros then, not its one main thread.
+        parameters.push(("zero-page-detection", "multifd".into()));
+    }
+    settings.set_parameters(qmp, &parameters)
+}

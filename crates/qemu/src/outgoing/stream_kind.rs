@@ -1,0 +1,67 @@
+//! Which of QEMU's streams to tap.
+
+use super::Settings;
+use crate::qmp::{Qmp, QmpError};
+use crate::shape::Shape;
+
+/// QEMU's streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamKind {
+    /// One socket, one thread of QEMU.
+    Classic,
+    /// This many channels beside the main one.
+    Multifd(u8),
+}
+
+/// Kinds of device that write sections of their own before RAM has ended, by
+/// the start of their type's name. A classic stream with such a section can
+/// still be passed through whole; with multifd there is no whole to pass.
+const ITERATING: [(&str, &str); 4] = [
+    ("vfio", "sends its state while RAM is still being sent"),
+    ("virtio-mem", "sends a section of its own before RAM"),
+    ("x-vfio", "sends its state while RAM is still being sent"),
+    ("vhost-vdpa", "may send its state while RAM is still being sent"),
+];
+
+/// Multifd with `channels` channels where QEMU and the VM's devices allow it,
+/// else the classic stream and the reason.
+///
+/// # Errors
+/// If QEMU doesn't say what it can or what the VM is made of.
+pub fn choose_stream(qmp: &Qmp, channels: u8) -> Result<(StreamKind, Option<String>), QmpError> {
+    let settings = Settings::note(qmp)?;
+    if !settings.has_capability("multifd") {
+        return Ok((StreamKind::Classic, Some("this QEMU has no multifd".to_owned())));
+    }
+    let shape = Shape::of(qmp)?;
+    Ok(match iterating(&shape) {
+        Some(reason) => (StreamKind::Classic, Some(reason)),
+        None => (StreamKind::Multifd(channels), None),
+    })
+}
+
+fn iterating(shape: &Shape) -> Option<String> {
+    shape.devices.iter().find_map(|device| {
+        let (_, why) = ITERATING.iter().find(|(start, _)| device.kind.starts_with(start))?;
+        Some(format!("{device} {why}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::Device;
+
+    #[test]
+    fn devices_with_sections_of_their_own_make_it_classic() {
+        let shape = |kind: &str| Shape {
+            devices: vec![Device { id: Some("d0".to_owned()), kind: kind.to_owned() }],
+            ..Shape::default()
+        };
+        assert_eq!(iterating(&shape("virtio-net-pci")), None);
+        assert_eq!(iterating(&shape("virtio-blk-pci")), None);
+        let reason = iterating(&shape("vfio-pci")).unwrap();
+        assert!(reason.starts_with("the vfio-pci device `d0` sends its state"), "{reason}");
+        assert!(iterating(&shape("virtio-mem-pci")).is_some());
+    }
+}

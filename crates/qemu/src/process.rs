@@ -1,0 +1,274 @@
+//! A QEMU process, told apart from any later process of the same number.
+//!
+//! The agent starts QEMU and has to reap it; after a restart it finds the same
+//! QEMU again, which is nobody's child then. A pidfd serves both, and the
+//! process's start time says whether a number from a record is still the one.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use serde::{Deserialize, Serialize};
+
+/// Which process, in a form that outlives the agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, in ticks since the host booted.
+    pub start_time: u64,
+    /// Which boot of the host that was.
+    pub boot: String,
+}
+
+/// A process of this host, alive or gone.
+#[derive(Debug)]
+pub struct Process {
+    id: ProcessId,
+    pidfd: OwnedFd,
+}
+
+/// A process can't be watched or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// There is no such process any more.
+    #[error("process {pid} is gone")]
+    Gone {
+        /// Its number.
+        pid: u32,
+    },
+    /// The kernel refused.
+    #[error("{action} process {pid}: {source}")]
+    Local {
+        /// What was tried.
+        action: &'static str,
+        /// Its number.
+        pid: u32,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It is still there.
+    #[error("process {pid} is still there {} s after it was told to end", waited.as_secs())]
+    Stays {
+        /// Its number.
+        pid: u32,
+        /// How long we waited.
+        waited: Duration,
+    },
+}
+
+impl Process {
+    /// The process that has this number now.
+    ///
+    /// # Errors
+    /// If there is none, or the kernel doesn't let us watch it.
+    pub fn now(pid: u32) -> Result<Self, ProcessError> {
+        let pidfd = pidfd(pid)?;
+        let start_time = start_time(pid).ok_or(ProcessError::Gone { pid })?;
+        Ok(Self { id: ProcessId { pid, start_time, boot: boot() }, pidfd })
+    }
+
+    /// The process of a record.
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] also if another process has its number now.
+    pub fn find(id: &ProcessId) -> Result<Self, ProcessError> {
+        let found = Self::now(id.pid)?;
+        if found.id == *id && found.is_alive() {
+            Ok(found)
+        } else {
+            Err(ProcessError::Gone { pid: id.pid })
+        }
+    }
+
+    /// Which process, for a record.
+    #[must_use]
+    pub fn id(&self) -> &ProcessId {
+        &self.id
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.id.pid
+    }
+
+    /// Whether it has not ended. Reaps it if it has and is our child.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        !self.ended_within(Duration::ZERO)
+    }
+
+    /// Ends it at once, as the kernel does.
+    ///
+    /// # Errors
+    /// If we may not.
+    pub fn kill(&self) -> Result<(), ProcessError> {
+        match rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(errno) => Err(self.local("ending", errno)),
+        }
+    }
+
+    /// Blocks until it ended.
+    ///
+    /// # Errors
+    /// [`ProcessError::Stays`] after `timeout`.
+    pub fn wait_gone(&self, timeout: Duration) -> Result<(), ProcessError> {
+        if self.ended_within(timeout) {
+            Ok(())
+        } else {
+            Err(ProcessError::Stays { pid: self.id.pid, waited: timeout })
+        }
+    }
+
+    /// Becomes readable when the process ends, for who waits for several things.
+    #[must_use]
+    pub fn pidfd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    fn ended_within(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+            match poll(&mut ended, Some(&left)) {
+                Ok(0) => return false,
+                Ok(_) => {
+                    self.reap();
+                    return true;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => {
+                    // Not seen in practice; a process that can't be watched is
+                    // treated as there, so that nothing is done in its place.
+                    tracing::error!(pid = self.id.pid, %errno, "can't watch a process");
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn reap(&self) {
+        let which = WaitId::PidFd(self.pidfd.as_fd());
+        // It fails if it is not our child, or was reaped before: both are fine.
+        let _ = rustix::process::waitid(which, WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    }
+
+    fn local(&self, action: &'static str, errno: Errno) -> ProcessError {
+        ProcessError::Local { action, pid: self.id.pid, source: errno.into() }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A child that ended must not stay behind as a zombie.
+        let _ = self.is_alive();
+    }
+}
+
+/// What a process was started with, as it says.
+///
+/// # Errors
+/// If it is gone or not ours to look at.
+pub fn command_line_of(pid: u32) -> Result<Vec<String>, ProcessError> {
+    let path = proc_path(pid, "cmdline");
+    let text = fs::read(path).map_err(|source| ProcessError::Local {
+        action: "looking at",
+        pid,
+        source,
+    })?;
+    let text = text.strip_suffix(b"\0").unwrap_or(&text);
+    if text.is_empty() {
+        return Err(ProcessError::Gone { pid });
+    }
+    Ok(text.split(|&byte| byte == 0).map(|one| String::from_utf8_lossy(one).into_owned()).collect())
+}
+
+/// The directory that a process's relative paths are meant from.
+///
+/// # Errors
+/// If it is gone or not ours to look at.
+pub fn directory_of(pid: u32) -> Result<PathBuf, ProcessError> {
+    fs::read_link(proc_path(pid, "cwd")).map_err(|source| ProcessError::Local {
+        action: "looking at",
+        pid,
+        source,
+    })
+}
+
+pub(crate) fn proc_path(pid: u32, what: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{what}"))
+}
+
+fn pidfd(pid: u32) -> Result<OwnedFd, ProcessError> {
+    let number =
+        i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(ProcessError::Gone { pid })?;
+    rustix::process::pidfd_open(number, PidfdFlags::empty()).map_err(|errno| match errno {
+        Errno::SRCH => ProcessError::Gone { pid },
+        errno => ProcessError::Local { action: "watching", pid, source: errno.into() },
+    })
+}
+
+/// Field 22 of `/proc/PID/stat`. The name before it may hold spaces and
+/// brackets, so fields are counted after the last bracket.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(proc_path(pid, "stat")).ok()?;
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    #[expect(clippy::zombie_processes, reason = "Process reaps it, which is tested")]
+    fn a_child_is_seen_ended_and_reaped() {
+        let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = Process::now(child.id()).unwrap();
+        assert!(process.is_alive());
+        assert!(Process::find(process.id()).is_ok());
+        assert!(process.wait_gone(Duration::ZERO).is_err());
+        process.kill().unwrap();
+        process.wait_gone(Duration::from_secs(10)).unwrap();
+        assert!(!process.is_alive());
+        assert!(!proc_path(process.pid(), "stat").exists(), "reaped");
+        process.kill().unwrap();
+    }
+
+    #[test]
+    fn another_process_of_the_same_number_is_not_it() {
+        let me = Process::now(std::process::id()).unwrap();
+        assert!(Process::find(me.id()).is_ok());
+        let earlier = ProcessId { start_time: me.id().start_time - 1, ..me.id().clone() };
+        assert!(matches!(Process::find(&earlier), Err(ProcessError::Gone { .. })));
+        let other_boot = ProcessId { boot: "other".to_owned(), ..me.id().clone() };
+        assert!(matches!(Process::find(&other_boot), Err(ProcessError::Gone { .. })));
+    }
+
+    #[test]
+    fn what_a_process_was_started_with() {
+        let argv = command_line_of(std::process::id()).unwrap();
+        assert_eq!(argv, std::env::args().collect::<Vec<_>>());
+        assert_eq!(directory_of(std::process::id()).unwrap(), std::env::current_dir().unwrap());
+    }
+}

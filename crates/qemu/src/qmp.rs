@@ -1,0 +1,256 @@
+//! A blocking QMP client: one connection, any number of callers.
+//!
+//! A reader thread owns the receiving half. It hands answers to whoever waits
+//! for that id and events to whoever subscribed. Callers share the sending
+//! half. When the connection ends, everybody who waits hears so at once.
+
+mod error;
+mod event;
+mod line;
+mod query;
+mod reader;
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+pub use error::QmpError;
+pub use event::Event;
+pub use query::{MemoryBackend, RunState, Vcpu};
+pub(crate) use query::{list, odd};
+
+use line::Lines;
+use reader::Shared;
+
+/// How long a command may take that does nothing long.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection to one QEMU.
+pub struct Qmp {
+    writer: Mutex<UnixStream>,
+    shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
+    next_id: AtomicU64,
+    version: (u32, u32, u32),
+    out_of_band: bool,
+    peer_pid: Option<u32>,
+}
+
+impl std::fmt::Debug for Qmp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Qmp").field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+impl Qmp {
+    /// Connects, greets and agrees on out-of-band commands where QEMU has them.
+    ///
+    /// # Errors
+    /// If nobody listens, if what listens is not QEMU or serves somebody else
+    /// already (QEMU serves one client at a time), or after `timeout`.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Arc<Self>, QmpError> {
+        let connect = |source| QmpError::Connect { path: path.to_owned(), source };
+        let stream = UnixStream::connect(path).map_err(connect)?;
+        stream.set_read_timeout(Some(timeout)).map_err(connect)?;
+        stream.set_write_timeout(Some(TIMEOUT)).map_err(connect)?;
+        let peer_pid = rustix::net::sockopt::socket_peercred(stream.as_fd())
+            .ok()
+            .and_then(|credentials| u32::try_from(credentials.pid.as_raw_nonzero().get()).ok());
+        let mut lines = Lines::new(stream.try_clone().map_err(connect)?);
+
+        let greeting = match lines.next_value() {
+            Err(QmpError::Timeout { .. }) => {
+                return Err(QmpError::NoGreeting { path: path.to_owned() });
+            }
+            other => other?,
+        };
+        let version = greeted_version(&greeting)?;
+        let out_of_band = greeting["QMP"]["capabilities"]
+            .as_array()
+            .is_some_and(|offered| offered.iter().any(|one| one == "oob"));
+
+        stream.set_read_timeout(None).map_err(connect)?;
+        let shared = Arc::new(Shared::default());
+        let name = thread_name(path);
+        let reader = std::thread::Builder::new()
+            .name(name)
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || reader::run(lines, &shared)
+            })
+            .map_err(connect)?;
+        let qmp = Self {
+            writer: Mutex::new(stream),
+            shared,
+            reader: Some(reader),
+            next_id: AtomicU64::new(1),
+            version,
+            out_of_band,
+            peer_pid,
+        };
+        let enable = if out_of_band { json!({"enable": ["oob"]}) } else { json!({}) };
+        qmp.execute_within("qmp_capabilities", enable, timeout)?;
+        Ok(Arc::new(qmp))
+    }
+
+    /// Runs a command that does nothing long, and waits for its answer.
+    ///
+    /// # Errors
+    /// If QEMU refuses it, doesn't answer within 10 s, or is gone.
+    pub fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.execute_within(command, arguments, TIMEOUT)
+    }
+
+    /// Runs a command and waits at most `timeout` for its answer.
+    ///
+    /// # Errors
+    /// If QEMU refuses it, doesn't answer in time, or is gone. After a timeout
+    /// the command may still take effect.
+    pub fn execute_within(
+        &self,
+        command: &str,
+        arguments: Value,
+        timeout: Duration,
+    ) -> Result<Value, QmpError> {
+        self.call("execute", command, arguments, timeout)
+    }
+
+    /// Runs a command that QEMU executes even while its main loop is blocked
+    /// (such as `yank` and `migrate-pause`).
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`], and if this QEMU has no out-of-band commands.
+    pub fn execute_oob(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        if !self.out_of_band {
+            return Err(QmpError::Refused {
+                command: command.to_owned(),
+                class: "CommandNotFound".to_owned(),
+                desc: "this QEMU offers no out-of-band commands".to_owned(),
+            });
+        }
+        self.call("exec-oob", command, arguments, TIMEOUT)
+    }
+
+    /// Every event from now on. The receiver disconnects when the connection
+    /// ends, or when it is left unread for thousands of events.
+    #[must_use]
+    pub fn events(&self) -> Receiver<Event> {
+        self.shared.subscribe(None)
+    }
+
+    /// The events of these names from now on: what a guest can cause at will
+    /// doesn't push them out.
+    #[must_use]
+    pub fn events_named(&self, names: &'static [&'static str]) -> Receiver<Event> {
+        self.shared.subscribe(Some(names))
+    }
+
+    /// Whether the connection ended: QEMU is gone, or has thrown us out.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.is_closed()
+    }
+
+    /// QEMU's version, as it greeted.
+    #[must_use]
+    pub fn version(&self) -> (u32, u32, u32) {
+        self.version
+    }
+
+    /// QEMU's version as people write it.
+    #[must_use]
+    pub fn version_text(&self) -> String {
+        let (major, minor, micro) = self.version;
+        format!("{major}.{minor}.{micro}")
+    }
+
+    /// The process that made the socket: QEMU, unless somebody made it for it.
+    #[must_use]
+    pub fn peer_pid(&self) -> Option<u32> {
+        self.peer_pid
+    }
+
+    fn call(
+        &self,
+        how: &str,
+        command: &str,
+        arguments: Value,
+        timeout: Duration,
+    ) -> Result<Value, QmpError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut message = json!({ how: command, "id": id });
+        if arguments.as_object().is_some_and(|members| !members.is_empty()) {
+            message["arguments"] = arguments;
+        }
+        let mut text = message.to_string().into_bytes();
+        text.push(b'\n');
+
+        let (answer, answered) = bounded(1);
+        self.shared.expect(id, answer)?;
+        tracing::trace!(command, id, "to QEMU");
+        let written = self.writer.lock().write_all(&text);
+        if let Err(error) = written {
+            // Half a command may be written: nothing sensible can follow it.
+            tracing::debug!(command, %error, "QMP can't be written to");
+            self.shut_down();
+            return Err(QmpError::Closed);
+        }
+        let outcome = match answered.recv_timeout(timeout) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) => {
+                self.shared.forget(id);
+                return Err(QmpError::Timeout { command: command.to_owned(), waited: timeout });
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(QmpError::Closed),
+        };
+        outcome.map_err(|refusal| QmpError::Refused {
+            command: command.to_owned(),
+            class: refusal.class,
+            desc: refusal.desc,
+        })
+    }
+
+    fn shut_down(&self) {
+        // If it fails the connection is gone already, which is what we want.
+        let _ = self.writer.lock().shutdown(std::net::Shutdown::Both);
+    }
+}
+
+impl Drop for Qmp {
+    fn drop(&mut self) {
+        self.shut_down();
+        if let Some(reader) = self.reader.take()
+            && reader.join().is_err()
+        {
+            tracing::error!("the QMP reader thread panicked");
+        }
+    }
+}
+
+fn greeted_version(greeting: &Value) -> Result<(u32, u32, u32), QmpError> {
+    let version = &greeting["QMP"]["version"]["qemu"];
+    let part = |name: &str| version[name].as_u64().and_then(|value| u32::try_from(value).ok());
+    match (part("major"), part("minor"), part("micro")) {
+        (Some(major), Some(minor), Some(micro)) => Ok((major, minor, micro)),
+        _ => Err(QmpError::Garbage("its greeting names no QEMU version".to_owned())),
+    }
+}
+
+/// Linux keeps 15 bytes of a thread's name; the folder tells VMs apart.
+fn thread_name(path: &Path) -> String {
+    let folder = path.parent().and_then(Path::file_name).unwrap_or_default();
+    let short: String = folder.to_string_lossy().chars().take(11).collect();
+    format!("qmp-{}", short.replace('\0', ""))
+}
+
+#[cfg(test)]
+mod tests;

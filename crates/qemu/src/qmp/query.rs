@@ -1,0 +1,179 @@
+//! Queries with an answer that has a type.
+
+use serde_json::{Value, json};
+
+use super::{Qmp, QmpError};
+
+/// What QEMU does with the VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// The vCPUs run.
+    Running,
+    /// Stopped by a person or a program; after an incoming migration under
+    /// `-S`: loaded.
+    Paused,
+    /// Never ran: started with `-S`.
+    Prelaunch,
+    /// Waits for, or receives, a migration.
+    InMigrate,
+    /// Stopped: its last pages and device state are being sent.
+    FinishMigrate,
+    /// Stopped: its migration was sent completely.
+    PostMigrate,
+    /// The guest switched itself off and QEMU was told to stay.
+    Shutdown,
+    /// The guest sleeps.
+    Suspended,
+    /// Stopped by an error of a disk.
+    IoError,
+    /// Any other, as QEMU calls it.
+    Other(String),
+}
+
+impl RunState {
+    fn parse(status: &str) -> Self {
+        match status {
+            "running" => Self::Running,
+            "paused" => Self::Paused,
+            "prelaunch" => Self::Prelaunch,
+            "inmigrate" => Self::InMigrate,
+            "finish-migrate" => Self::FinishMigrate,
+            "postmigrate" => Self::PostMigrate,
+            "shutdown" => Self::Shutdown,
+            "suspended" => Self::Suspended,
+            "io-error" => Self::IoError,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+}
+
+impl std::fmt::Display for RunState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Prelaunch => "prelaunch",
+            Self::InMigrate => "inmigrate",
+            Self::FinishMigrate => "finish-migrate",
+            Self::PostMigrate => "postmigrate",
+            Self::Shutdown => "shutdown",
+            Self::Suspended => "suspended",
+            Self::IoError => "io-error",
+            Self::Other(name) => name,
+        })
+    }
+}
+
+/// One vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vcpu {
+    /// QEMU's number for it.
+    pub index: u32,
+    /// Its thread on the host.
+    pub thread: u32,
+}
+
+/// One memory backend object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryBackend {
+    /// Its id; empty where QEMU made it without one.
+    pub id: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Whether it is mapped shared.
+    pub share: bool,
+}
+
+impl Qmp {
+    /// What QEMU does with the VM now.
+    ///
+    /// # Errors
+    /// If QEMU doesn't say.
+    pub fn run_state(&self) -> Result<RunState, QmpError> {
+        let answer = self.execute("query-status", json!({}))?;
+        let status = answer["status"].as_str().ok_or_else(|| odd("query-status", &answer))?;
+        Ok(RunState::parse(status))
+    }
+
+    /// The VM's vCPUs.
+    ///
+    /// # Errors
+    /// If QEMU doesn't say.
+    pub fn vcpus(&self) -> Result<Vec<Vcpu>, QmpError> {
+        let answer = self.execute("query-cpus-fast", json!({}))?;
+        let vcpu = |one: &Value| {
+            let number =
+                |name: &str| one[name].as_u64().and_then(|value| u32::try_from(value).ok());
+            Some(Vcpu { index: number("cpu-index")?, thread: number("thread-id")? })
+        };
+        list(&answer, "query-cpus-fast", vcpu)
+    }
+
+    /// The process that the vCPUs' threads belong to, if it can be seen from
+    /// here. Unlike [`Qmp::peer_pid`] it is right whoever made the socket, but
+    /// only where QEMU counts processes as we do: see that it fits.
+    pub(crate) fn process_of_vcpu(&self) -> Option<u32> {
+        let thread = self.vcpus().ok()?.first()?.thread;
+        let status = std::fs::read_to_string(crate::process::proc_path(thread, "status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+    }
+
+    /// Guest RAM: what the VM started with and what was plugged in since.
+    ///
+    /// # Errors
+    /// If QEMU doesn't say.
+    pub fn ram_bytes(&self) -> Result<u64, QmpError> {
+        let answer = self.execute("query-memory-size-summary", json!({}))?;
+        let base = answer["base-memory"]
+            .as_u64()
+            .ok_or_else(|| odd("query-memory-size-summary", &answer))?;
+        Ok(base.saturating_add(answer["plugged-memory"].as_u64().unwrap_or(0)))
+    }
+
+    /// The VM's memory backends.
+    ///
+    /// # Errors
+    /// If QEMU doesn't say.
+    pub fn memory_backends(&self) -> Result<Vec<MemoryBackend>, QmpError> {
+        let answer = self.execute("query-memdev", json!({}))?;
+        let backend = |one: &Value| {
+            Some(MemoryBackend {
+                id: one["id"].as_str().unwrap_or_default().to_owned(),
+                bytes: one["size"].as_u64()?,
+                share: one["share"].as_bool().unwrap_or(false),
+            })
+        };
+        list(&answer, "query-memdev", backend)
+    }
+
+    /// Lets the vCPUs run.
+    ///
+    /// # Errors
+    /// If QEMU can't, such as when an image is locked by another QEMU.
+    pub fn cont(&self) -> Result<(), QmpError> {
+        self.execute("cont", json!({})).map(drop)
+    }
+
+    /// Stops the vCPUs.
+    ///
+    /// # Errors
+    /// If QEMU doesn't.
+    pub fn stop(&self) -> Result<(), QmpError> {
+        self.execute("stop", json!({})).map(drop)
+    }
+}
+
+/// An answer that is a list, each of whose items has what `item` wants.
+pub(crate) fn list<T>(
+    answer: &Value,
+    command: &str,
+    item: impl Fn(&Value) -> Option<T>,
+) -> Result<Vec<T>, QmpError> {
+    let items = answer.as_array().ok_or_else(|| odd(command, answer))?;
+    items.iter().map(|one| item(one).ok_or_else(|| odd(command, one))).collect()
+}
+
+pub(crate) fn odd(command: &str, answer: &Value) -> QmpError {
+    let shown: String = answer.to_string().chars().take(200).collect();
+    QmpError::Garbage(format!("{command} answered {shown}"))
+}

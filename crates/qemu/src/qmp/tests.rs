@@ -1,0 +1,158 @@
+//! The client against a socket that plays QEMU.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixListener;
+use std::thread;
+
+use super::*;
+
+const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}, "package": ""}, "capabilities": ["oob"]}}"#;
+
+/// Greets one client, agrees, then answers each command with what `play` says.
+fn played(
+    play: impl Fn(&Value) -> Option<String> + Send + 'static,
+) -> (tempfile::TempDir, Result<Arc<Qmp>, QmpError>, thread::JoinHandle<()>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let player = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        writeln!(stream, "{GREETING}").unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        while let Some(Ok(line)) = lines.next() {
+            let command: Value = serde_json::from_str(&line).unwrap();
+            if command["execute"] == "qmp_capabilities" {
+                writeln!(stream, r#"{{"return": {{}}, "id": {}}}"#, command["id"]).unwrap();
+                continue;
+            }
+            match play(&command) {
+                Some(text) if stream.write_all(text.as_bytes()).is_ok() => {}
+                _ => break,
+            }
+        }
+    });
+    let qmp = Qmp::connect(&path, Duration::from_secs(5));
+    (dir, qmp, player)
+}
+
+#[test]
+fn answers_find_their_callers_whatever_their_order() {
+    let held = Mutex::new(Vec::new());
+    let (_dir, qmp, player) = played(move |command| {
+        let mut held = held.lock();
+        held.push(format!(
+            "{{\"return\": {}, \"id\": {}}}\n",
+            command["arguments"]["n"], command["id"]
+        ));
+        // Answer only once all four asked, last first.
+        let all = held.len() == 4;
+        Some(if all { held.drain(..).rev().collect() } else { String::new() })
+    });
+    let qmp = qmp.unwrap();
+    assert_eq!(qmp.version(), (10, 0, 2));
+    thread::scope(|scope| {
+        for n in 0..4 {
+            let qmp = &qmp;
+            scope.spawn(move || assert_eq!(qmp.execute("echo", json!({ "n": n })).unwrap(), n));
+        }
+    });
+    drop(qmp);
+    player.join().unwrap();
+}
+
+#[test]
+fn a_refusal_carries_qemus_words() {
+    let (_dir, qmp, player) = played(|command| {
+        Some(format!(
+            "{{\"error\": {{\"class\": \"GenericError\", \"desc\": \"no such thing\"}}, \"id\": {}}}\n",
+            command["id"]
+        ))
+    });
+    let error = qmp.unwrap().execute("cont", json!({})).unwrap_err();
+    assert_eq!(error.to_string(), "QEMU refused cont: no such thing");
+    player.join().unwrap();
+}
+
+#[test]
+fn events_reach_those_who_asked_for_them_until_the_end() {
+    let (_dir, qmp, player) = played(|command| {
+        Some(format!(
+            "{}\n{}\n{{\"return\": {{}}, \"id\": {}}}\n",
+            r#"{"event": "STOP", "timestamp": {"seconds": 12, "microseconds": 500000}}"#,
+            r#"{"event": "MIGRATION", "data": {"status": "active"}, "timestamp": {"seconds": -1, "microseconds": -1}}"#,
+            command["id"]
+        ))
+    });
+    let qmp = qmp.unwrap();
+    let (all, some) = (qmp.events(), qmp.events_named(&["MIGRATION"]));
+    qmp.execute("stop", json!({})).unwrap();
+    let stop = all.recv().unwrap();
+    assert_eq!((stop.name.as_str(), stop.happened), ("STOP", Some(Duration::from_millis(12_500))));
+    let migration = some.recv().unwrap();
+    assert!(migration.is_migration("active"));
+    assert_eq!(migration.happened, None);
+    drop(qmp);
+    player.join().unwrap();
+    assert_eq!(all.recv().unwrap().name, "MIGRATION");
+    assert!(all.recv().is_err(), "disconnects at the end");
+}
+
+#[test]
+fn a_qemu_that_goes_away_wakes_who_waits() {
+    let (_dir, qmp, player) = played(|_| None);
+    let qmp = qmp.unwrap();
+    assert!(matches!(qmp.execute("query-status", json!({})), Err(QmpError::Closed)));
+    assert!(qmp.is_closed());
+    assert!(matches!(qmp.execute("query-status", json!({})), Err(QmpError::Closed)));
+    player.join().unwrap();
+}
+
+#[test]
+fn no_answer_is_a_timeout_and_a_late_one_is_dropped() {
+    let (_dir, qmp, player) = played(|command| {
+        let id = command["id"].as_u64().unwrap();
+        // The first command is answered only together with the second.
+        Some(match command["execute"].as_str() {
+            Some("late") => String::new(),
+            _ => {
+                format!("{{\"return\": 1, \"id\": {}}}\n{{\"return\": 2, \"id\": {id}}}\n", id - 1)
+            }
+        })
+    });
+    let qmp = qmp.unwrap();
+    let late = qmp.execute_within("late", json!({}), Duration::from_millis(20));
+    assert!(matches!(late, Err(QmpError::Timeout { .. })));
+    assert_eq!(qmp.execute("next", json!({})).unwrap(), 2);
+    drop(qmp);
+    player.join().unwrap();
+}
+
+#[test]
+fn garbage_ends_the_connection() {
+    for garbage in ["}{\n", "\u{0}\u{1}\n", "[[[[\n", "{\"event\": \n", "nul\n"] {
+        let (_dir, qmp, player) = played(move |_| Some(garbage.to_owned()));
+        let qmp = qmp.unwrap();
+        assert!(qmp.execute("query-status", json!({})).is_err(), "{garbage:?}");
+        assert!(qmp.is_closed());
+        drop(qmp);
+        player.join().unwrap();
+    }
+}
+
+#[test]
+fn answers_that_nobody_asked_for_change_nothing() {
+    let (_dir, qmp, player) = played(|command| {
+        let stray = "{\"return\": 5}\n7\n[]\n{\"return\": 1, \"id\": 999}\n{\"id\": \"x\"}\n";
+        Some(format!("{stray}{{\"return\": 3, \"id\": {}}}\n", command["id"]))
+    });
+    let qmp = qmp.unwrap();
+    assert_eq!(qmp.execute("query", json!({})).unwrap(), 3);
+    drop(qmp);
+    player.join().unwrap();
+}
+
+#[test]
+fn nobody_at_the_socket_is_said_so() {
+    let error = Qmp::connect(Path::new("/nonexistent/qmp"), TIMEOUT).unwrap_err();
+    assert!(error.to_string().starts_with("cannot connect to QMP at /nonexistent/qmp"));
+}

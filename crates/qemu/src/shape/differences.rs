@@ -1,0 +1,283 @@
+//! Two shapes compared, and told in sentences.
+
+use super::{Device, Drive, Medium, Node, Shape};
+use crate::command_line::overridden;
+
+pub(super) fn differences(
+    here: &Shape,
+    there: &Shape,
+    overrides: &[(String, String)],
+) -> Vec<String> {
+    let mut found = Vec::new();
+    if here.machine != there.machine {
+        found.push(format!(
+            "the VM is a {}, the destination's QEMU made a {}: name the machine type with its \
+             version (-machine {})",
+            here.machine, there.machine, here.machine
+        ));
+    }
+    if here.cpu != there.cpu {
+        found.push(format!(
+            "the VM's CPU is {}, at the destination it is {}: name it with -cpu",
+            here.cpu, there.cpu
+        ));
+    }
+    if here.vcpus != there.vcpus {
+        found.push(format!(
+            "the VM has {} vCPUs now, its command line gives {}: unplug what was plugged in \
+             later, or start it anew with that number",
+            here.vcpus, there.vcpus
+        ));
+    }
+    memory(here, there, &mut found);
+    devices(&here.devices, &there.devices, &mut found);
+    devices(&here.memory_devices, &there.memory_devices, &mut found);
+    drives(here, there, overrides, &mut found);
+    nodes(&here.nodes, &there.nodes, overrides, &mut found);
+    found
+}
+
+fn memory(here: &Shape, there: &Shape, found: &mut Vec<String>) {
+    if here.ram_bytes != there.ram_bytes {
+        found.push(format!(
+            "the VM has {} bytes of RAM, the destination's has {}: give both the same -m",
+            here.ram_bytes, there.ram_bytes
+        ));
+        return;
+    }
+    let missing = |from: &Shape, to: &Shape| {
+        let lacks = |id: &str| !to.memory.iter().any(|other| other.id == id);
+        from.memory.iter().find(|one| lacks(&one.id)).map(|one| one.id.clone())
+    };
+    if let Some(id) = missing(here, there) {
+        found.push(format!("the VM has memory `{id}` that its command line doesn't: unplug it"));
+    }
+    if let Some(id) = missing(there, here) {
+        found.push(format!(
+            "the destination's QEMU has memory `{id}` that the VM doesn't: give both the same \
+             memory backends"
+        ));
+    }
+    for one in &here.memory {
+        let other = there.memory.iter().find(|other| other.id == one.id);
+        if let Some(other) = other.filter(|other| other.bytes != one.bytes) {
+            found.push(format!(
+                "memory `{}` has {} bytes in the VM and {} at the destination",
+                one.id, one.bytes, other.bytes
+            ));
+        }
+    }
+}
+
+/// Devices are matched by name, those without one by their number of a type.
+fn devices(here: &[Device], there: &[Device], found: &mut Vec<String>) {
+    let mut unmatched: Vec<&Device> = there.iter().collect();
+    for device in here {
+        match unmatched.iter().position(|other| *other == device) {
+            Some(at) => drop(unmatched.swap_remove(at)),
+            None => found.push(format!(
+                "the VM has {device} that its command line doesn't: it was plugged in later; \
+                 unplug it, or start the VM anew with it"
+            )),
+        }
+    }
+    unmatched.sort_by(|a, b| (&a.id, &a.kind).cmp(&(&b.id, &b.kind)));
+    for device in unmatched {
+        found.push(format!(
+            "the command line has {device} that the VM doesn't: it was unplugged; plug it in \
+             again, or start the VM anew without it"
+        ));
+    }
+}
+
+fn drives(here: &Shape, there: &Shape, overrides: &[(String, String)], found: &mut Vec<String>) {
+    for drive in &here.drives {
+        let other = there.drives.iter().find(|other| other.name == drive.name);
+        match (other, &drive.medium) {
+            (Some(other), _) => found.extend(drive_difference(drive, other, overrides)),
+            // Some versions make an empty drive by themselves, others don't.
+            (None, None) => {}
+            (None, Some(medium)) => found.push(format!(
+                "the VM has a drive `{}` with {} that its command line doesn't: it was plugged \
+                 in later; unplug it, or start the VM anew with it",
+                drive.name,
+                shown(medium)
+            )),
+        }
+    }
+    for other in there.drives.iter().filter(|other| other.medium.is_some()) {
+        if !here.drives.iter().any(|drive| drive.name == other.name) {
+            found.push(format!(
+                "the command line has a drive `{}` that the VM doesn't: it was unplugged",
+                other.name
+            ));
+        }
+    }
+}
+
+fn drive_difference(here: &Drive, there: &Drive, overrides: &[(String, String)]) -> Option<String> {
+    let name = &here.name;
+    let (mine, other) = match (&here.medium, &there.medium) {
+        (None, None) => return None,
+        (Some(medium), None) => {
+            return Some(format!(
+                "drive `{name}` holds {} in the VM and nothing at the destination",
+                shown(medium)
+            ));
+        }
+        (None, Some(medium)) => {
+            return Some(format!(
+                "drive `{name}` is empty in the VM, its command line puts {} in: it was ejected; \
+                 change it back, or --set its file to nothing",
+                shown(medium)
+            ));
+        }
+        (Some(mine), Some(other)) => (mine, other),
+    };
+    let files: Vec<String> = mine.files.iter().map(|file| overridden(file, overrides)).collect();
+    if files != other.files {
+        return Some(format!(
+            "drive `{name}` holds {} in the VM and {} at the destination: the medium was changed \
+             or a snapshot was taken; give its present file with --set OLD=NEW",
+            shown(mine),
+            shown(other)
+        ));
+    }
+    if mine.driver != other.driver {
+        return Some(format!(
+            "drive `{name}` is read as {} in the VM and as {} at the destination",
+            mine.driver, other.driver
+        ));
+    }
+    if mine.read_only != other.read_only {
+        return Some(format!("drive `{name}` is read-only at one end and writable at the other"));
+    }
+    (mine.bytes != other.bytes).then(|| {
+        format!(
+            "drive `{name}` has {} bytes in the VM and {} at the destination: {} is not the same \
+             image there",
+            mine.bytes,
+            other.bytes,
+            shown(other)
+        )
+    })
+}
+
+fn nodes(here: &[Node], there: &[Node], overrides: &[(String, String)], found: &mut Vec<String>) {
+    for node in here {
+        match there.iter().find(|other| other.name == node.name) {
+            None => found.push(format!(
+                "the VM has a block node `{}` that its command line doesn't: it was added later",
+                node.name
+            )),
+            Some(other) if other.driver != node.driver => found.push(format!(
+                "block node `{}` is {} in the VM and {} at the destination",
+                node.name, node.driver, other.driver
+            )),
+            Some(other) if other.file != overridden(&node.file, overrides) => found.push(format!(
+                "block node `{}` is {} in the VM and {} at the destination: give the present \
+                 file with --set OLD=NEW",
+                node.name, node.file, other.file
+            )),
+            Some(_) => {}
+        }
+    }
+    for other in there {
+        if !here.iter().any(|node| node.name == other.name) {
+            found.push(format!(
+                "the command line has a block node `{}` that the VM doesn't: it was removed",
+                other.name
+            ));
+        }
+    }
+}
+
+fn shown(medium: &Medium) -> &str {
+    medium.files.first().map_or("(nothing)", String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::Memory;
+
+    fn device(id: &str, kind: &str) -> Device {
+        Device { id: (!id.is_empty()).then(|| id.to_owned()), kind: kind.to_owned() }
+    }
+
+    fn drive(name: &str, file: Option<&str>) -> Drive {
+        let medium = file.map(|file| Medium {
+            driver: "raw".to_owned(),
+            files: vec![file.to_owned()],
+            read_only: false,
+            bytes: 1 << 20,
+        });
+        Drive { name: name.to_owned(), removable: true, medium }
+    }
+
+    fn vm() -> Shape {
+        Shape {
+            machine: "pc-q35-7.2".to_owned(),
+            cpu: "qemu64-x86_64-cpu".to_owned(),
+            vcpus: 2,
+            ram_bytes: 1 << 30,
+            memory: vec![Memory { id: "pc.ram".to_owned(), bytes: 1 << 30 }],
+            devices: vec![device("nic0", "virtio-net-pci"), device("", "virtio-rng-pci")],
+            drives: vec![drive("cd", Some("/a.iso")), drive("sd0", None)],
+            ..Shape::default()
+        }
+    }
+
+    /// Each change to the VM at the source, and a piece of what is said of it.
+    #[test]
+    fn every_drift_is_told() {
+        type Change = fn(&mut Shape);
+        let table: [(Change, &str); 13] = [
+            (|vm| vm.machine = "pc-q35-8.0".to_owned(), "-machine pc-q35-8.0"),
+            (|vm| vm.cpu = "EPYC-x86_64-cpu".to_owned(), "CPU is EPYC-x86_64-cpu"),
+            (|vm| vm.vcpus = 3, "3 vCPUs now"),
+            (|vm| vm.ram_bytes = 5, "5 bytes of RAM"),
+            (|vm| vm.memory[0].id = "ram0".to_owned(), "memory `ram0` that its command line"),
+            (|vm| vm.memory[0].bytes = 7, "`pc.ram` has 7 bytes"),
+            (
+                |vm| vm.devices.push(device("nic1", "virtio-net-pci")),
+                "the virtio-net-pci device `nic1` that its command line doesn't",
+            ),
+            (
+                |vm| vm.devices.push(device("", "virtio-rng-pci")),
+                "a virtio-rng-pci device without id that its command line doesn't",
+            ),
+            (|vm| drop(vm.devices.remove(0)), "`nic0` that the VM doesn't: it was unplugged"),
+            (|vm| vm.drives[0] = drive("cd", Some("/b.iso")), "/b.iso in the VM and /a.iso"),
+            (|vm| vm.drives[0] = drive("cd", None), "is empty in the VM"),
+            (|vm| vm.drives[0].medium.as_mut().unwrap().bytes = 9, "not the same image"),
+            (
+                |vm| {
+                    vm.nodes.push(Node {
+                        name: "late".to_owned(),
+                        driver: "raw".to_owned(),
+                        file: "/x".to_owned(),
+                        read_only: true,
+                    });
+                },
+                "block node `late`",
+            ),
+        ];
+        for (change, piece) in table {
+            let mut source = vm();
+            change(&mut source);
+            let told = source.differences(&vm(), &[]);
+            assert!(told.iter().any(|one| one.contains(piece)), "{piece}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_equal_but_for_overrides_order_and_empty_drives_is_equal() {
+        assert_eq!(vm().differences(&vm(), &[]), Vec::<String>::new());
+        let mut destination = vm();
+        destination.devices.reverse();
+        destination.drives = vec![drive("cd", Some("/mnt/a.iso"))];
+        let overrides = [("/a.iso".to_owned(), "/mnt/a.iso".to_owned())];
+        assert_eq!(vm().differences(&destination, &overrides), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,200 @@
+//! Asking QEMU what it is made of.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::{Device, Drive, Image, Medium, Memory, Node, Shape};
+use crate::qmp::{Qmp, QmpError, list, odd};
+
+/// A chain of backing files longer than this is a loop.
+const CHAIN_MAX: usize = 1000;
+
+/// Drivers whose nodes are where bytes are, not a layer over other nodes.
+const LAYERS: [&str; 22] = [
+    "raw",
+    "qcow2",
+    "qcow",
+    "qed",
+    "vmdk",
+    "vdi",
+    "vhdx",
+    "vpc",
+    "parallels",
+    "cloop",
+    "dmg",
+    "bochs",
+    "luks",
+    "throttle",
+    "copy-on-read",
+    "snapshot-access",
+    "copy-before-write",
+    "compress",
+    "preallocate",
+    "blkdebug",
+    "blkverify",
+    "quorum",
+];
+
+pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
+    let (cpu, vcpus) = cpus(qmp)?;
+    let mut memory: Vec<Memory> = qmp
+        .memory_backends()?
+        .into_iter()
+        .map(|backend| Memory { id: backend.id, bytes: backend.bytes })
+        .collect();
+    memory.sort_by(|a, b| a.id.cmp(&b.id));
+    let mut devices = children(qmp, "/machine/peripheral", true)?;
+    devices.extend(children(qmp, "/machine/peripheral-anon", false)?);
+    let (nodes, images) = nodes(qmp)?;
+    Ok(Shape {
+        machine: machine(qmp)?,
+        cpu,
+        vcpus,
+        ram_bytes: base_memory(qmp)?,
+        memory,
+        memory_devices: memory_devices(qmp)?,
+        devices,
+        drives: drives(qmp)?,
+        nodes,
+        images,
+        pid: qmp.process_of_vcpu(),
+    })
+}
+
+fn machine(qmp: &Qmp) -> Result<String, QmpError> {
+    let answer = qmp.execute("qom-get", json!({ "path": "/machine", "property": "type" }))?;
+    let kind = answer.as_str().ok_or_else(|| odd("qom-get", &answer))?;
+    Ok(kind.strip_suffix("-machine").unwrap_or(kind).to_owned())
+}
+
+fn base_memory(qmp: &Qmp) -> Result<u64, QmpError> {
+    let answer = qmp.execute("query-memory-size-summary", json!({}))?;
+    answer["base-memory"].as_u64().ok_or_else(|| odd("query-memory-size-summary", &answer))
+}
+
+fn cpus(qmp: &Qmp) -> Result<(String, u32), QmpError> {
+    let plugged = qmp.execute("query-cpus-fast", json!({}))?;
+    let paths =
+        list(&plugged, "query-cpus-fast", |one| Some(one["qom-path"].as_str()?.to_owned()))?;
+    let count = u32::try_from(paths.len()).unwrap_or(u32::MAX);
+    let Some(first) = paths.first() else { return Ok((String::new(), 0)) };
+    let kind = qmp.execute("qom-get", json!({ "path": first, "property": "type" }))?;
+    Ok((kind.as_str().unwrap_or_default().to_owned(), count))
+}
+
+fn children(qmp: &Qmp, path: &str, named: bool) -> Result<Vec<Device>, QmpError> {
+    let answer = qmp.execute("qom-list", json!({ "path": path }))?;
+    let properties = list(&answer, "qom-list", |one| {
+        Some((one["name"].as_str()?.to_owned(), one["type"].as_str()?.to_owned()))
+    })?;
+    let devices = properties.into_iter().filter_map(|(name, kind)| {
+        let kind = kind.strip_prefix("child<")?.strip_suffix('>')?.to_owned();
+        Some(Device { id: named.then_some(name), kind })
+    });
+    let mut devices: Vec<Device> = devices.collect();
+    devices.sort_by(|a, b| (&a.id, &a.kind).cmp(&(&b.id, &b.kind)));
+    Ok(devices)
+}
+
+fn memory_devices(qmp: &Qmp) -> Result<Vec<Device>, QmpError> {
+    let answer = qmp.execute("query-memory-devices", json!({}))?;
+    list(&answer, "query-memory-devices", |one| {
+        let id = one["data"]["id"].as_str().map(str::to_owned);
+        Some(Device { id, kind: one["type"].as_str()?.to_owned() })
+    })
+}
+
+fn drives(qmp: &Qmp) -> Result<Vec<Drive>, QmpError> {
+    let answer = qmp.execute("query-block", json!({}))?;
+    let mut drives = list(&answer, "query-block", |one| {
+        Some(Drive {
+            name: drive_name(one),
+            removable: one["removable"].as_bool()?,
+            medium: one.get("inserted").map(medium),
+        })
+    })?;
+    drives.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(drives)
+}
+
+/// The name of `-drive`, or of the device that `-device` put on a node: paths
+/// of devices that QEMU makes itself differ between versions.
+fn drive_name(one: &Value) -> String {
+    let device = one["device"].as_str().unwrap_or_default();
+    if !device.is_empty() {
+        return device.to_owned();
+    }
+    let path = one["qdev"].as_str().unwrap_or_default();
+    path.trim_start_matches("/machine/peripheral/").trim_end_matches("/virtio-backend").to_owned()
+}
+
+fn medium(inserted: &Value) -> Medium {
+    let mut files = vec![inserted["file"].as_str().unwrap_or_default().to_owned()];
+    let mut image = &inserted["image"];
+    while let Some(behind) = image.get("backing-image")
+        && files.len() < CHAIN_MAX
+    {
+        files.push(behind["filename"].as_str().unwrap_or_default().to_owned());
+        image = behind;
+    }
+    Medium {
+        driver: inserted["drv"].as_str().unwrap_or_default().to_owned(),
+        files,
+        read_only: inserted["ro"].as_bool().unwrap_or(false),
+        bytes: inserted["image"]["virtual-size"].as_u64().unwrap_or(0),
+    }
+}
+
+fn nodes(qmp: &Qmp) -> Result<(Vec<Node>, Vec<Image>), QmpError> {
+    let answer = qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
+    let all = list(&answer, "query-named-block-nodes", |one| {
+        let node = Node {
+            name: one["node-name"].as_str()?.to_owned(),
+            driver: one["drv"].as_str()?.to_owned(),
+            file: one["file"].as_str()?.to_owned(),
+            read_only: one["ro"].as_bool()?,
+        };
+        Some((node, one["image"]["virtual-size"].as_u64().unwrap_or(0)))
+    })?;
+    let mut images = BTreeSet::new();
+    for (node, bytes) in &all {
+        if !LAYERS.contains(&node.driver.as_str()) {
+            images.insert(Image {
+                driver: node.driver.clone(),
+                file: node.file.clone(),
+                read_only: node.read_only,
+                bytes: *bytes,
+            });
+        }
+    }
+    // QEMU's own names begin with `#` and differ each time.
+    let mut nodes: Vec<Node> =
+        all.into_iter().map(|(node, _)| node).filter(|node| !node.name.starts_with('#')).collect();
+    nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok((nodes, images.into_iter().collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drives_are_called_what_the_user_calls_them() {
+        let name = |device: &str, qdev: &str| drive_name(&json!({"device": device, "qdev": qdev}));
+        assert_eq!(name("virtio0", "/machine/peripheral-anon/device[1]/virtio-backend"), "virtio0");
+        assert_eq!(name("", "/machine/peripheral/disk0/virtio-backend"), "disk0");
+        assert_eq!(name("", "disk0"), "disk0");
+    }
+
+    #[test]
+    fn a_medium_names_the_files_behind_it() {
+        let inserted = json!({"file": "c", "drv": "qcow2", "ro": false, "image": {
+            "virtual-size": 7, "filename": "c",
+            "backing-image": {"filename": "b", "backing-image": {"filename": "a"}}}});
+        let medium = medium(&inserted);
+        assert_eq!(medium.files, ["c", "b", "a"]);
+        assert_eq!((medium.driver.as_str(), medium.bytes), ("qcow2", 7));
+        assert_eq!(super::medium(&json!(null)).files, [""]);
+    }
+}
