@@ -89,22 +89,12 @@ impl Batch {
     /// If the batch is full or the bytes are not inside the buffer: both are
     /// the tap's own arithmetic, never a value from the stream.
     pub fn push_body(&mut self, page: PageIndex, at: usize) {
-        assert!(self.room() > 0, "a batch holds {BATCH_PAGES} bodies");
-        assert!(at + PAGE_BYTES <= SLOT_BYTES, "a body lies inside its buffer");
-        let at = u32::try_from(at).expect("a buffer is below 4 GiB");
-        self.slot.bodies.push(Body { page, at });
+        self.parse_in_place().1.push_body(page, at);
     }
 
     /// Adds one page of `byte`, to the last run where it continues it.
     pub fn push_fill(&mut self, page: PageIndex, byte: u8) {
-        if let Some(last) = self.slot.fills.last_mut()
-            && last.byte == byte
-            && last.first.0.checked_add(last.count) == Some(page.0)
-        {
-            last.count += 1;
-            return;
-        }
-        self.slot.fills.push(Fill { first: page, count: 1, byte });
+        self.parse_in_place().1.push_fill(page, byte);
     }
 
     /// The bytes of one body.
@@ -128,6 +118,14 @@ impl Batch {
         in_order.then(|| &self.slot.bytes[first..first + self.slot.bodies.len() * PAGE_BYTES])
     }
 
+    /// The buffer to read and the tables to write, at the same time: for a tap
+    /// that parses in place.
+    pub fn parse_in_place(&mut self) -> (&[u8], PagesMut<'_>) {
+        let Slot { bytes, bodies, fills } = &mut self.slot;
+        let pages = PagesMut { block: &mut self.block, epoch: &mut self.epoch, bodies, fills };
+        (bytes, pages)
+    }
+
     /// The whole buffer, to be read into.
     pub fn buffer_mut(&mut self) -> &mut [u8] {
         &mut self.slot.bytes
@@ -137,6 +135,60 @@ impl Batch {
     #[must_use]
     pub fn buffer(&self) -> &[u8] {
         &self.slot.bytes
+    }
+}
+
+/// A batch's tables, while its buffer is read.
+#[derive(Debug)]
+pub struct PagesMut<'b> {
+    /// The block all pages of the batch belong to.
+    pub block: &'b mut BlockId,
+    /// The epoch they were sent in.
+    pub epoch: &'b mut Epoch,
+    bodies: &'b mut Vec<Body>,
+    fills: &'b mut Vec<Fill>,
+}
+
+impl PagesMut<'_> {
+    /// Whether the batch carries nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bodies.is_empty() && self.fills.is_empty()
+    }
+
+    /// How many more bodies it can take.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        BATCH_PAGES - self.bodies.len()
+    }
+
+    /// How many fill runs it has.
+    #[must_use]
+    pub fn fill_runs(&self) -> usize {
+        self.fills.len()
+    }
+
+    /// As [`Batch::push_body`].
+    ///
+    /// # Panics
+    /// As there.
+    pub fn push_body(&mut self, page: PageIndex, at: usize) {
+        assert!(self.room() > 0, "a batch holds {BATCH_PAGES} bodies");
+        assert!(at + PAGE_BYTES <= SLOT_BYTES, "a body lies inside its buffer");
+        let at = u32::try_from(at).expect("a buffer is below 4 GiB");
+        self.bodies.push(Body { page, at });
+    }
+
+    /// As [`Batch::push_fill`].
+    pub fn push_fill(&mut self, page: PageIndex, byte: u8) {
+        if let Some(last) = self.fills.last_mut()
+            && last.byte == byte
+            && last.first.0.checked_add(last.count) == Some(page.0)
+        {
+            last.count += 1;
+            return;
+        }
+        self.fills.push(Fill { first: page, count: 1, byte });
     }
 }
 

@@ -14,7 +14,7 @@ mod fill;
 mod pool;
 
 pub use address::{BlockId, Epoch, PAGE_BYTES, PageIndex};
-pub use batch::{BATCH_PAGES, Batch, Body, Fill, SLOT_BYTES};
+pub use batch::{BATCH_PAGES, Batch, Body, Fill, PagesMut, SLOT_BYTES};
 pub use encoding::{
     DecodeError, Decoder, Encoded, Encoder, Encoding, SHRINK_WORTH, encoded_bytes_max,
 };

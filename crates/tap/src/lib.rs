@@ -1,1 +1,26 @@
-//! Reads QEMU's stream from its sockets and hands on batches.
+//! Reads QEMU's migration stream from its sockets: pages go on as batches, the
+//! rest as residue.
+//!
+//! QEMU connects to one unix socket, once for the main channel and once for
+//! each multifd channel, in no particular order. Each connection gets a thread.
+//! Pages are parsed in place, in the pool's buffers that they were read into;
+//! an empty pool makes the threads wait, and so QEMU.
+//!
+//! The stream is over when every connection has reached its end, each between
+//! two packets or sections: at the end of a migration QEMU closes them all.
+
+#![forbid(unsafe_code)]
+
+mod accept;
+mod channel;
+mod counters;
+mod error;
+mod filling;
+mod main_channel;
+mod output;
+mod socket;
+
+pub use accept::{Channels, Stopper, Summary, Tap};
+pub use counters::Counters;
+pub use error::TapError;
+pub use output::{Block, Head, Output, Stopped};

@@ -1,0 +1,271 @@
+//! QEMU's connections: which is which, a thread for each, and their end.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use page::Pool;
+use parking_lot::{Condvar, Mutex};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use stream::Blocks;
+
+use crate::channel::{self, Announced};
+use crate::counters::Counters;
+use crate::error::TapError;
+use crate::main_channel;
+use crate::output::Output;
+
+/// Which connections QEMU will make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channels {
+    /// The main channel only, with the pages in it.
+    Classic,
+    /// The main channel and this many multifd channels.
+    Multifd(u8),
+}
+
+/// How a stream that came to its end went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Whether its pages were taken out, or it was passed on whole.
+    pub split: bool,
+}
+
+/// The threads that read one migration of QEMU.
+#[derive(Debug)]
+pub struct Tap {
+    shared: Arc<Shared>,
+    accepting: JoinHandle<()>,
+}
+
+/// Ends a tap from elsewhere.
+#[derive(Clone, Debug)]
+pub struct Stopper {
+    shared: Arc<Shared>,
+}
+
+/// What a tap's threads share.
+pub(crate) struct Shared {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) output: Arc<dyn Output>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) channels: Channels,
+    listener: UnixListener,
+    stopping: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    blocks: Announced,
+    main_over: bool,
+    sockets: Vec<UnixStream>,
+    error: Option<TapError>,
+    split: bool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("channels", &self.channels).finish_non_exhaustive()
+    }
+}
+
+impl Tap {
+    /// Waits for QEMU's connections on `listener` and reads them.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(
+        listener: UnixListener,
+        channels: Channels,
+        pool: Arc<Pool>,
+        output: Arc<dyn Output>,
+    ) -> Result<Self, TapError> {
+        let shared = Arc::new(Shared {
+            pool,
+            output,
+            counters: Arc::default(),
+            channels,
+            listener,
+            stopping: AtomicBool::new(false),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let accepting = thread::Builder::new()
+            .name("tap-accept".to_owned())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || accept(&shared)
+            })
+            .map_err(|source| TapError::Io { what: "starting a thread", source })?;
+        Ok(Self { shared, accepting })
+    }
+
+    /// What it has taken so far.
+    #[must_use]
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.shared.counters)
+    }
+
+    /// A handle to end it with.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        Stopper { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Waits until all of QEMU's connections have come to their end.
+    ///
+    /// # Errors
+    /// The first thing that went wrong.
+    pub fn join(self) -> Result<Summary, TapError> {
+        if self.accepting.join().is_err() {
+            return Err(TapError::Stopped);
+        }
+        let mut state = self.shared.state.lock();
+        match state.error.take() {
+            Some(error) => Err(error),
+            None => Ok(Summary { split: state.split }),
+        }
+    }
+}
+
+impl Stopper {
+    /// Closes QEMU's connections; the threads end, wherever they wait.
+    pub fn stop(&self) {
+        self.shared.end(TapError::Stopped);
+    }
+
+    /// CPU time of the tap's threads that have ended.
+    #[must_use]
+    pub fn cpu(&self) -> Duration {
+        self.shared.counters.cpu()
+    }
+}
+
+impl Shared {
+    /// The block list, once it is known; none if the main channel ends without
+    /// one.
+    pub(crate) fn wait_blocks(&self) -> Result<Announced, TapError> {
+        let mut state = self.state.lock();
+        loop {
+            if self.stopping.load(SeqCst) {
+                return Err(TapError::Stopped);
+            }
+            if state.blocks.is_some() || state.main_over {
+                return Ok(state.blocks.clone());
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// The main channel has come to the block list.
+    pub(crate) fn announce(&self, blocks: Arc<Blocks>) {
+        let mut state = self.state.lock();
+        state.blocks = Some(blocks);
+        state.split = true;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Ends everything; the first error stays.
+    fn end(&self, error: TapError) {
+        let mut state = self.state.lock();
+        state.error.get_or_insert(error);
+        self.stopping.store(true, SeqCst);
+        for socket in &state.sockets {
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+        drop(state);
+        // Wakes the accept.
+        let _ = shutdown(&self.listener, Shutdown::Both);
+        self.changed.notify_all();
+    }
+
+    /// Notes a connection, to be closed when the tap is stopped.
+    fn note(&self, socket: &UnixStream) -> Result<(), TapError> {
+        let clone = socket
+            .try_clone()
+            .map_err(|source| TapError::Io { what: "keeping a connection of QEMU", source })?;
+        let mut state = self.state.lock();
+        if self.stopping.load(SeqCst) {
+            return Err(TapError::Stopped);
+        }
+        state.sockets.push(clone);
+        Ok(())
+    }
+}
+
+/// Takes as many connections as QEMU makes, and waits for all to end.
+fn accept(shared: &Arc<Shared>) {
+    let expected = match shared.channels {
+        Channels::Classic => 1,
+        Channels::Multifd(count) => 1 + usize::from(count),
+    };
+    let mut threads = Vec::with_capacity(expected);
+    for number in 0..expected {
+        let served = accept_one(shared, number);
+        match served {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                shared.end(error);
+                break;
+            }
+        }
+    }
+    for thread in threads {
+        if thread.join().is_err() {
+            shared.end(TapError::Stopped);
+        }
+    }
+}
+
+fn accept_one(shared: &Arc<Shared>, number: usize) -> Result<JoinHandle<()>, TapError> {
+    let io = |what| move |source| TapError::Io { what, source };
+    let (socket, _) = shared.listener.accept().map_err(|source| {
+        if shared.stopping.load(SeqCst) {
+            return TapError::Stopped;
+        }
+        TapError::Io { what: "waiting for QEMU to connect", source }
+    })?;
+    shared.note(&socket)?;
+    let shared = Arc::clone(shared);
+    thread::Builder::new()
+        .name(format!("tap-{number}"))
+        .spawn(move || {
+            if let Err(error) = serve(&shared, &socket) {
+                shared.end(error);
+            }
+            shared.counters.add_thread_cpu();
+        })
+        .map_err(io("starting a thread"))
+}
+
+/// Finds out which channel it is, and reads it to its end.
+fn serve(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
+    let mut magic = [0; 4];
+    let mut seen = 0;
+    // Four bytes come in one piece from QEMU; anybody else may dribble.
+    while seen < magic.len() {
+        let (count, _) = recv(socket, &mut magic[..], RecvFlags::PEEK | RecvFlags::WAITALL)
+            .map_err(|error| TapError::Io { what: "reading QEMU's stream", source: error.into() })?;
+        if count == seen {
+            return Err(TapError::Truncated { what: "its first bytes" });
+        }
+        seen = count;
+    }
+    match u32::from_be_bytes(magic) {
+        stream::multifd::MAGIC if shared.channels == Channels::Classic => {
+            Err(TapError::Connection("a multifd channel, though multifd is off"))
+        }
+        stream::multifd::MAGIC => channel::run(shared, socket),
+        _ => {
+            let outcome = main_channel::run(shared, socket);
+            shared.state.lock().main_over = true;
+            shared.changed.notify_all();
+            outcome
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! One multifd channel: packets, straight into batches.
+
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering::Relaxed;
+
+use page::{Epoch, PAGE_BYTES};
+use stream::Blocks;
+use stream::multifd::{HEAD_BYTES, INIT_BYTES, Init, Packet, Pages};
+
+use crate::accept::Shared;
+use crate::error::TapError;
+use crate::filling::Filling;
+use crate::socket::{Found, read_all, read_ready, read_some};
+
+/// Reads a channel to its end.
+pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
+    let mut init = [0; INIT_BYTES];
+    read_all(socket, &mut init, "a channel's first message")?;
+    Init::parse(&init)?;
+    let Some(blocks) = shared.wait_blocks()? else { return Ok(()) };
+    let mut filling = Filling::new(&shared.pool, &*shared.output, &shared.counters);
+    let mut head = [0; HEAD_BYTES];
+    let mut epoch = Epoch(0);
+    while read_head(socket, &mut head, &mut filling)? {
+        let packet = Packet::parse(&head)?;
+        let mut bytes = HEAD_BYTES;
+        if let Some(pages) = packet.pages(&blocks)? {
+            bytes += take(&mut filling, pages, epoch, socket)?;
+        }
+        shared.counters.stream_bytes.fetch_add(bytes as u64, Relaxed);
+        if packet.sync() {
+            filling.hand_on()?;
+            epoch.0 = epoch.0.wrapping_add(1);
+        }
+    }
+    filling.hand_on()
+}
+
+/// Reads a packet's head; `false` at the channel's end. Before it waits for
+/// one, it hands on what it has.
+fn read_head(
+    socket: &UnixStream,
+    head: &mut [u8; HEAD_BYTES],
+    filling: &mut Filling<'_>,
+) -> Result<bool, TapError> {
+    let found = match read_ready(socket, head)? {
+        Found::Nothing => {
+            filling.hand_on()?;
+            read_some(socket, head)?
+        }
+        found => found,
+    };
+    let Found::Bytes(count) = found else { return Ok(false) };
+    read_all(socket, &mut head[count..], "a multifd packet's head")?;
+    Ok(true)
+}
+
+/// Takes a packet's pages: bodies from the socket into the batch's buffer,
+/// one after the other. Returns how many bytes those were.
+fn take(
+    filling: &mut Filling<'_>,
+    pages: Pages<'_>,
+    epoch: Epoch,
+    socket: &UnixStream,
+) -> Result<usize, TapError> {
+    let count = pages.normal().len();
+    let bytes = count * PAGE_BYTES;
+    if count > 0 {
+        let batch = filling.batch(pages.block, epoch, count)?;
+        let start = batch.bodies().len() * PAGE_BYTES;
+        read_all(socket, &mut batch.buffer_mut()[start..start + bytes], "a multifd packet")?;
+        for (nth, page) in pages.normal().enumerate() {
+            batch.push_body(page, start + nth * PAGE_BYTES);
+        }
+    }
+    for page in pages.zero() {
+        filling.fill(pages.block, epoch, page, 0)?;
+    }
+    Ok(bytes)
+}
+
+/// Blocks of the VM, once the main channel has announced them.
+pub(crate) type Announced = Option<std::sync::Arc<Blocks>>;

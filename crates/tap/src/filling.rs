@@ -1,0 +1,84 @@
+//! The batch that a thread is filling.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, Pool};
+
+use crate::counters::Counters;
+use crate::error::TapError;
+use crate::output::Output;
+
+/// Fill runs after which a batch goes on, and guest bytes of fills: zero pages
+/// take no room in a buffer, but they are not to be late either.
+const FILLS_MAX: usize = 1024;
+const FILL_PAGES_MAX: u64 = (64 << 20) / PAGE_BYTES as u64;
+
+/// Collects pages of one block and epoch, over packets, until the batch is
+/// full, something changes, or the thread is about to wait: a thread that waits
+/// holds no buffer, or the others might wait for it.
+pub(crate) struct Filling<'t> {
+    pool: &'t Arc<Pool>,
+    output: &'t dyn Output,
+    counters: &'t Counters,
+    batch: Option<Batch>,
+    fill_pages: u64,
+}
+
+impl<'t> Filling<'t> {
+    pub(crate) fn new(
+        pool: &'t Arc<Pool>,
+        output: &'t dyn Output,
+        counters: &'t Counters,
+    ) -> Self {
+        Self { pool, output, counters, batch: None, fill_pages: 0 }
+    }
+
+    /// A batch for pages of `block` and `epoch` that takes `bodies` more.
+    pub(crate) fn batch(
+        &mut self,
+        block: BlockId,
+        epoch: Epoch,
+        bodies: usize,
+    ) -> Result<&mut Batch, TapError> {
+        let fits = self.batch.as_ref().is_some_and(|batch| {
+            batch.block == block && batch.epoch == epoch && batch.room() >= bodies
+        });
+        if !fits {
+            self.hand_on()?;
+            let mut batch = self.pool.take()?;
+            batch.block = block;
+            batch.epoch = epoch;
+            self.batch = Some(batch);
+        }
+        self.batch.as_mut().ok_or(TapError::Stopped)
+    }
+
+    /// Adds one page of a repeated byte.
+    pub(crate) fn fill(
+        &mut self,
+        block: BlockId,
+        epoch: Epoch,
+        page: PageIndex,
+        byte: u8,
+    ) -> Result<(), TapError> {
+        let batch = self.batch(block, epoch, 0)?;
+        batch.push_fill(page, byte);
+        let full = batch.fills().len() >= FILLS_MAX;
+        self.fill_pages += 1;
+        if full || self.fill_pages >= FILL_PAGES_MAX { self.hand_on() } else { Ok(()) }
+    }
+
+    /// Hands on what there is.
+    pub(crate) fn hand_on(&mut self) -> Result<(), TapError> {
+        let fills = std::mem::take(&mut self.fill_pages);
+        match self.batch.take() {
+            Some(batch) if !batch.is_empty() => {
+                self.counters.body_pages.fetch_add(batch.bodies().len() as u64, Relaxed);
+                self.counters.fill_pages.fetch_add(fills, Relaxed);
+                Ok(self.output.batch(batch)?)
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The main channel: pages of a classic stream, in place in the batch's own
+//! buffer; and the residue, which needs no buffer of the pool.
+
+use std::ops::ControlFlow;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use page::{BATCH_PAGES, Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, PagesMut};
+use stream::{Progress, RECORD_BYTES_MAX, Sink, Splitter, Step, StreamKind};
+
+use crate::accept::{Channels, Shared};
+use crate::error::TapError;
+use crate::filling::Filling;
+use crate::output::Head;
+use crate::socket::{Found, read_ready, read_some};
+
+/// Bytes read for one batch: its bodies with their records, and once a name. A
+/// batch is full when they are parsed, and little is left over to carry.
+const BATCH_READ_BYTES: usize = BATCH_PAGES * (8 + PAGE_BYTES) + 256;
+/// Bytes read at a time where no bodies are.
+const RESIDUE_READ_BYTES: usize = 256 << 10;
+/// Fill runs in a batch; then it goes on.
+const FILL_RUNS_MAX: usize = 1024;
+
+/// Reads the main channel to its end.
+pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
+    let mut reader = Reader { shared, socket, fill_pages: 0 };
+    match shared.channels {
+        Channels::Classic => reader.classic(),
+        Channels::Multifd(_) => reader.beside_channels(),
+    }
+}
+
+/// What to do after a step of the splitter.
+enum Next {
+    /// Read more.
+    Read,
+    /// The batch can't take the next record.
+    HandOn,
+    Again,
+    /// Everything from here on is residue, whole or tail.
+    Residue { whole: bool },
+}
+
+struct Reader<'t> {
+    shared: &'t Shared,
+    socket: &'t UnixStream,
+    fill_pages: u64,
+}
+
+impl Reader<'_> {
+    /// A stream with its pages in it.
+    fn classic(&mut self) -> Result<(), TapError> {
+        let mut splitter = Splitter::new(StreamKind::Classic);
+        // What is left of a record when a batch goes on, for the next.
+        let mut carry: Vec<u8> = Vec::new();
+        loop {
+            let mut batch = self.shared.pool.take()?;
+            let mut filled = carry.len();
+            batch.buffer_mut()[..filled].copy_from_slice(&carry);
+            carry.clear();
+            let mut start = 0;
+            let next = loop {
+                let progress = self.parse(&mut splitter, &mut batch, start, filled)?;
+                start += progress.consumed;
+                match self.follow(progress.step, splitter.blocks())? {
+                    Next::Again => {}
+                    Next::Read if filled >= BATCH_READ_BYTES => break Next::HandOn,
+                    // Waiting with a buffer in hand is no harm here: this is
+                    // the only thread that takes any. QEMU writes 32 KiB at a
+                    // time, and a batch is to be larger.
+                    Next::Read => {
+                        let room = &mut batch.buffer_mut()[filled..BATCH_READ_BYTES];
+                        let Found::Bytes(count) = read_some(self.socket, room)? else {
+                            self.hand_on(batch)?;
+                            return Ok(splitter.finish()?);
+                        };
+                        self.shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
+                        filled += count;
+                    }
+                    next => break next,
+                }
+            };
+            carry.extend_from_slice(&batch.buffer()[start..filled]);
+            self.hand_on(batch)?;
+            if let Next::Residue { whole } = next {
+                return self.residue(whole, carry);
+            }
+        }
+    }
+
+    /// One look of the splitter at the batch's buffer.
+    fn parse(
+        &mut self,
+        splitter: &mut Splitter,
+        batch: &mut Batch,
+        start: usize,
+        filled: usize,
+    ) -> Result<Progress, TapError> {
+        let epoch = splitter.epoch();
+        let (bytes, pages) = batch.parse_in_place();
+        let mut sink = InPlace { pages, base: start, epoch, fill_pages: &mut self.fill_pages };
+        Ok(splitter.push(&bytes[start..filled], &mut sink)?)
+    }
+
+    /// The main channel of a multifd migration: residue, marks, and in old
+    /// versions zero pages.
+    fn beside_channels(&mut self) -> Result<(), TapError> {
+        let shared = self.shared;
+        let mut splitter = Splitter::new(StreamKind::Multifd);
+        let mut filling = Filling::new(&shared.pool, &*shared.output, &shared.counters);
+        let mut buffer: Vec<u8> = vec![0; RESIDUE_READ_BYTES.max(RECORD_BYTES_MAX)];
+        let (mut start, mut filled) = (0, 0);
+        loop {
+            let mut sink = Beside { filling: &mut filling, epoch: splitter.epoch(), error: None };
+            let progress = splitter.push(&buffer[start..filled], &mut sink);
+            if let Some(error) = sink.error {
+                return Err(error);
+            }
+            let progress = progress?;
+            start += progress.consumed;
+            match self.follow(progress.step, splitter.blocks())? {
+                Next::Again | Next::HandOn => {}
+                Next::Residue { whole } => {
+                    filling.hand_on()?;
+                    return self.residue(whole, buffer[start..filled].to_vec());
+                }
+                Next::Read => {
+                    buffer.copy_within(start..filled, 0);
+                    (start, filled) = (0, filled - start);
+                    let found = match read_ready(self.socket, &mut buffer[filled..])? {
+                        Found::Nothing => {
+                            filling.hand_on()?;
+                            read_some(self.socket, &mut buffer[filled..])?
+                        }
+                        found => found,
+                    };
+                    let Found::Bytes(count) = found else {
+                        filling.hand_on()?;
+                        return Ok(splitter.finish()?);
+                    };
+                    shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
+                    filled += count;
+                }
+            }
+        }
+    }
+
+    fn follow(&self, step: Step, blocks: &stream::Blocks) -> Result<Next, TapError> {
+        let output = &self.shared.output;
+        match step {
+            Step::More { .. } => Ok(Next::Read),
+            Step::Paused => Ok(Next::HandOn),
+            Step::Head(head) => {
+                self.shared.announce(Arc::new(blocks.clone()));
+                output.head(Head {
+                    bytes: head.bytes,
+                    blocks: head.blocks,
+                    ram_section: head.ram_section,
+                    footers: head.footers,
+                })?;
+                Ok(Next::Again)
+            }
+            Step::Tail(bytes) => {
+                output.tail(&bytes)?;
+                Ok(Next::Residue { whole: false })
+            }
+            Step::Whole { bytes, reason } => {
+                let reason = reason.to_string();
+                if self.shared.channels != Channels::Classic {
+                    return Err(TapError::Unsplittable(reason));
+                }
+                output.whole(&bytes, Some(&reason))?;
+                Ok(Next::Residue { whole: true })
+            }
+        }
+    }
+
+    /// Passes on everything to the end, beginning with what was read already.
+    fn residue(&self, whole: bool, mut buffer: Vec<u8>) -> Result<(), TapError> {
+        let output = &self.shared.output;
+        let pass = |bytes: &[u8]| {
+            if bytes.is_empty() {
+                Ok(())
+            } else if whole {
+                output.whole(bytes, None)
+            } else {
+                output.tail(bytes)
+            }
+        };
+        pass(&buffer)?;
+        buffer.resize(RESIDUE_READ_BYTES, 0);
+        while let Found::Bytes(count) = read_some(self.socket, &mut buffer)? {
+            self.shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
+            pass(&buffer[..count])?;
+        }
+        Ok(())
+    }
+
+    fn hand_on(&mut self, batch: Batch) -> Result<(), TapError> {
+        let fill_pages = std::mem::take(&mut self.fill_pages);
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let counters = &self.shared.counters;
+        counters.body_pages.fetch_add(batch.bodies().len() as u64, Relaxed);
+        counters.fill_pages.fetch_add(fill_pages, Relaxed);
+        Ok(self.shared.output.batch(batch)?)
+    }
+}
+
+/// Puts what the splitter finds in a batch's buffer into its tables.
+struct InPlace<'b> {
+    pages: PagesMut<'b>,
+    /// Where in the buffer the splitter began to look.
+    base: usize,
+    epoch: Epoch,
+    fill_pages: &'b mut u64,
+}
+
+impl InPlace<'_> {
+    /// Whether the batch can take a page of this block.
+    fn takes(&mut self, block: BlockId) -> ControlFlow<()> {
+        if self.pages.is_empty() {
+            *self.pages.block = block;
+            *self.pages.epoch = self.epoch;
+        }
+        if *self.pages.block == block && *self.pages.epoch == self.epoch {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    }
+}
+
+impl Sink for InPlace<'_> {
+    fn body(&mut self, block: BlockId, page: PageIndex, at: usize) -> ControlFlow<()> {
+        if self.pages.room() == 0 {
+            return ControlFlow::Break(());
+        }
+        self.takes(block)?;
+        self.pages.push_body(page, self.base + at);
+        ControlFlow::Continue(())
+    }
+
+    fn fill(&mut self, block: BlockId, page: PageIndex, byte: u8) -> ControlFlow<()> {
+        if self.pages.fill_runs() >= FILL_RUNS_MAX {
+            return ControlFlow::Break(());
+        }
+        self.takes(block)?;
+        self.pages.push_fill(page, byte);
+        *self.fill_pages += 1;
+        ControlFlow::Continue(())
+    }
+
+    fn epoch(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+    }
+}
+
+/// Takes the zero pages that come beside the channels.
+struct Beside<'s, 't> {
+    filling: &'s mut Filling<'t>,
+    epoch: Epoch,
+    error: Option<TapError>,
+}
+
+impl Beside<'_, '_> {
+    fn noted(&mut self, outcome: Result<(), TapError>) -> ControlFlow<()> {
+        match outcome {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                self.error = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    }
+}
+
+impl Sink for Beside<'_, '_> {
+    fn body(&mut self, _: BlockId, _: PageIndex, _: usize) -> ControlFlow<()> {
+        self.noted(Err(TapError::Connection("pages on the main channel beside multifd")))
+    }
+
+    fn fill(&mut self, block: BlockId, page: PageIndex, byte: u8) -> ControlFlow<()> {
+        let outcome = self.filling.fill(block, self.epoch, page, byte);
+        self.noted(outcome)
+    }
+
+    fn epoch(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+    }
+}

@@ -1,0 +1,53 @@
+//! Where the tap hands things to.
+
+use page::Batch;
+
+/// A RAM block, as QEMU announced it.
+pub use stream::Block;
+
+/// What comes before the first page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The residue up to the end of RAM's setup, for the destination's QEMU.
+    pub bytes: Vec<u8>,
+    /// The RAM blocks; a `BlockId` is a place in this list.
+    pub blocks: Vec<Block>,
+    /// QEMU's number for the section `ram`.
+    pub ram_section: u32,
+    /// Whether sections end in footers.
+    pub footers: bool,
+}
+
+/// Whoever takes the tap's output wants no more of it. Why is for them to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("nobody takes the stream any more")]
+pub struct Stopped;
+
+/// Takes what the tap reads. Called from all of its threads; a call that blocks
+/// makes QEMU wait.
+pub trait Output: Send + Sync + 'static {
+    /// The head: once, before any batch.
+    ///
+    /// # Errors
+    /// To end the tap.
+    fn head(&self, head: Head) -> Result<(), Stopped>;
+
+    /// Pages. From all threads at once; epochs tell which version is newer.
+    ///
+    /// # Errors
+    /// To end the tap.
+    fn batch(&self, batch: Batch) -> Result<(), Stopped>;
+
+    /// A piece of the residue after RAM, in order.
+    ///
+    /// # Errors
+    /// To end the tap.
+    fn tail(&self, bytes: &[u8]) -> Result<(), Stopped>;
+
+    /// A piece of a stream that can't be split, in order from its first byte;
+    /// the first piece comes with the reason.
+    ///
+    /// # Errors
+    /// To end the tap.
+    fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped>;
+}

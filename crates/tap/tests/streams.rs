@@ -1,0 +1,283 @@
+//! Streams over real sockets: whole, cut short, hostile, and stopped.
+
+use std::io::Write;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use page::{Batch, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use parking_lot::Mutex;
+use stream::multifd::{Init, write_head};
+use stream::{PartSection, write};
+use tap::{Block, Channels, Head, Output, Stopped, Summary, Tap, TapError};
+
+const SECTION: u32 = 3;
+
+/// A destination that keeps pages as (block, page, epoch, first byte or fill).
+#[derive(Default)]
+struct Kept {
+    head: Mutex<Option<Head>>,
+    pages: Mutex<Vec<(u16, u32, u32, u8)>>,
+    tail: Mutex<Vec<u8>>,
+    whole: Mutex<(Vec<u8>, Option<String>)>,
+    slow: bool,
+}
+
+impl Output for Kept {
+    fn head(&self, head: Head) -> Result<(), Stopped> {
+        *self.head.lock() = Some(head);
+        Ok(())
+    }
+
+    fn batch(&self, batch: Batch) -> Result<(), Stopped> {
+        let mut pages = self.pages.lock();
+        for body in batch.bodies() {
+            let bytes = batch.bytes_of(*body);
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a body is not torn");
+            pages.push((batch.block.0, body.page.0, batch.epoch.0, bytes[0]));
+        }
+        for fill in batch.fills() {
+            let run = fill.first.0..fill.first.0 + fill.count;
+            pages.extend(run.map(|page| (batch.block.0, page, batch.epoch.0, fill.byte)));
+        }
+        drop(pages);
+        if self.slow {
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn tail(&self, bytes: &[u8]) -> Result<(), Stopped> {
+        self.tail.lock().extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped> {
+        let mut whole = self.whole.lock();
+        whole.0.extend_from_slice(bytes);
+        if let Some(reason) = reason {
+            whole.1 = Some(reason.to_owned());
+        }
+        Ok(())
+    }
+}
+
+struct Setup {
+    path: tempfile::TempPath,
+    tap: Tap,
+    kept: Arc<Kept>,
+    pool: Arc<Pool>,
+}
+
+fn start(channels: Channels, slots: usize) -> Setup {
+    let bound = tempfile::Builder::new().make(|path| UnixListener::bind(path)).unwrap();
+    let (listener, path) = bound.into_parts();
+    let kept = Arc::new(Kept { slow: true, ..Kept::default() });
+    let pool = Pool::new(slots * SLOT_BYTES);
+    let tap = Tap::start(listener, channels, Arc::clone(&pool), Arc::clone(&kept) as _).unwrap();
+    Setup { path, tap, kept, pool }
+}
+
+impl Setup {
+    fn connect(&self) -> UnixStream {
+        UnixStream::connect(&self.path).unwrap()
+    }
+}
+
+fn blocks() -> Vec<Block> {
+    let block = |name: &str, pages: u64| Block { name: name.to_owned(), bytes: pages * 4096 };
+    vec![block("pc.ram", 4096), block("pc.bios", 64)]
+}
+
+fn setup_bytes() -> Vec<u8> {
+    let mut out = Vec::new();
+    write::header(&mut out, Some("pc-q35-7.2"));
+    let blocks = blocks();
+    write::ram_setup(&mut out, SECTION, &blocks, true, false);
+    out
+}
+
+fn body(byte: u8) -> [u8; PAGE_BYTES] {
+    [byte; PAGE_BYTES]
+}
+
+/// A classic stream of `sections` RAM sections, and the pages in it.
+fn classic(sections: u32) -> (Vec<u8>, Vec<(u16, u32, u32, u8)>) {
+    let mut out = setup_bytes();
+    let mut pages = Vec::new();
+    for nth in 0..=sections {
+        let epoch = nth + 1;
+        let mut section = if nth == sections {
+            PartSection::begin_end(&mut out, SECTION, true)
+        } else {
+            PartSection::begin(&mut out, SECTION, true)
+        };
+        for page in 0..700u32 {
+            let byte = u8::try_from((page + epoch) % 255).unwrap();
+            if page % 5 == 0 {
+                section.fill("pc.ram", PageIndex(page), 0).unwrap();
+                pages.push((0, page, epoch, 0));
+            } else {
+                section.body("pc.ram", PageIndex(page), &body(byte)).unwrap();
+                pages.push((0, page, epoch, byte));
+            }
+        }
+        section.body("pc.bios", PageIndex(9), &body(77)).unwrap();
+        pages.push((1, 9, epoch, 77));
+        section.finish();
+    }
+    out.extend_from_slice(b"devices");
+    (out, pages)
+}
+
+#[test]
+fn a_classic_stream_comes_out_as_pages_and_residue_with_a_pool_of_one_slot() {
+    let setup = start(Channels::Classic, 1);
+    let (bytes, mut expected) = classic(4);
+    let mut qemu = setup.connect();
+    // In pieces that end anywhere.
+    for piece in bytes.chunks(100_003) {
+        qemu.write_all(piece).unwrap();
+    }
+    drop(qemu);
+    assert_eq!(setup.tap.join().unwrap(), Summary { split: true });
+    let mut pages = std::mem::take(&mut *setup.kept.pages.lock());
+    let epoch_first = pages.iter().map(|page| page.2).min().unwrap();
+    let shift = 1 - i64::from(epoch_first);
+    for page in &mut pages {
+        page.2 = u32::try_from(i64::from(page.2) + shift).unwrap();
+    }
+    pages.sort_unstable();
+    expected.sort_unstable();
+    assert!(pages == expected);
+    assert_eq!(setup.kept.head.lock().as_ref().unwrap().blocks, blocks());
+    assert!(setup.kept.tail.lock().ends_with(b"devices"));
+    assert_eq!(setup.pool.out_bytes(), 0);
+}
+
+#[test]
+fn four_channels_share_a_pool_of_two_slots_without_waiting_for_each_other() {
+    let setup = start(Channels::Multifd(4), 2);
+    let channels: Vec<_> = (0..4u32)
+        .map(|id| {
+            let mut socket = setup.connect();
+            thread::spawn(move || {
+                let mut out = Vec::new();
+                Init { uuid: [0; 16], id: u8::try_from(id).unwrap() }.write(&mut out);
+                for round in 0..6u32 {
+                    for packet in 0..6 {
+                        let at = (id * 6 + packet) * 128;
+                        let normal: Vec<_> = (at..at + 70).map(PageIndex).collect();
+                        let zero: Vec<_> = (at + 70..at + 128).map(PageIndex).collect();
+                        write_head(&mut out, "pc.ram", &normal, &zero, false);
+                        let byte = u8::try_from(round + 1).unwrap();
+                        out.resize(out.len() + 70 * PAGE_BYTES, byte);
+                    }
+                    write_head(&mut out, "", &[], &[], true);
+                }
+                socket.write_all(&out).unwrap();
+            })
+        })
+        .collect();
+    let mut main = setup.connect();
+    let mut out = setup_bytes();
+    PartSection::begin_end(&mut out, SECTION, true).finish();
+    out.extend_from_slice(b"devices");
+    main.write_all(&out).unwrap();
+    for channel in channels {
+        channel.join().unwrap();
+    }
+    drop(main);
+    setup.tap.join().unwrap();
+    let pages = setup.kept.pages.lock();
+    assert_eq!(pages.len(), 4 * 6 * 6 * 128);
+    for (_, _, epoch, byte) in pages.iter().filter(|page| page.3 != 0) {
+        assert_eq!(*epoch + 1, u32::from(*byte), "a page has the epoch of its round");
+    }
+    assert!(setup.kept.tail.lock().ends_with(b"devices"));
+}
+
+#[test]
+fn a_stream_that_ends_early_is_an_error_wherever_it_ends() {
+    let (bytes, _) = classic(1);
+    for end in [0, 3, 40, 900, 5000, 700_000, bytes.len() - 4106] {
+        let setup = start(Channels::Classic, 2);
+        setup.connect().write_all(&bytes[..end]).unwrap();
+        assert!(setup.tap.join().is_err(), "cut at {end}");
+        assert_eq!(setup.pool.out_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_channel_that_ends_within_a_packet_is_an_error() {
+    let setup = start(Channels::Multifd(1), 2);
+    let mut main = setup.connect();
+    main.write_all(&setup_bytes()).unwrap();
+    let mut out = Vec::new();
+    Init { uuid: [0; 16], id: 0 }.write(&mut out);
+    write_head(&mut out, "pc.ram", &[PageIndex(1)], &[], false);
+    setup.connect().write_all(&out).unwrap();
+    let error = setup.tap.join().unwrap_err();
+    assert!(matches!(error, TapError::Truncated { .. }), "{error}");
+}
+
+#[test]
+fn pages_outside_their_block_and_strangers_are_refused() {
+    let setup = start(Channels::Multifd(1), 2);
+    let mut main = setup.connect();
+    main.write_all(&setup_bytes()).unwrap();
+    let mut out = Vec::new();
+    Init { uuid: [0; 16], id: 0 }.write(&mut out);
+    write_head(&mut out, "pc.bios", &[PageIndex(64)], &[], false);
+    setup.connect().write_all(&out).unwrap();
+    assert!(matches!(setup.tap.join().unwrap_err(), TapError::Multifd(_)));
+
+    let setup = start(Channels::Classic, 2);
+    setup.connect().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert!(matches!(setup.tap.join().unwrap_err(), TapError::Stream(_)));
+}
+
+#[test]
+fn a_classic_stream_that_cannot_be_split_is_passed_on_whole() {
+    let mut bytes = Vec::new();
+    write::header(&mut bytes, None);
+    write::section_header(&mut bytes, false, 1, "dirty-bitmap", 1);
+    bytes.extend_from_slice(&[9; 300_000]);
+    let setup = start(Channels::Classic, 1);
+    setup.connect().write_all(&bytes).unwrap();
+    assert_eq!(setup.tap.join().unwrap(), Summary { split: false });
+    let whole = setup.kept.whole.lock();
+    assert!(whole.0 == bytes);
+    assert!(whole.1.as_ref().unwrap().contains("dirty-bitmap"));
+}
+
+#[test]
+fn stop_ends_it_wherever_it_waits() {
+    // Before anybody connects; for a first byte; for more; for a buffer.
+    for stage in 0..4 {
+        let setup = start(Channels::Multifd(2), 1);
+        let mut held = Vec::new();
+        if stage >= 1 {
+            held.push(setup.connect());
+        }
+        if stage >= 2 {
+            held[0].write_all(&setup_bytes()).unwrap();
+        }
+        if stage >= 3 {
+            let taken = setup.pool.take().unwrap();
+            let mut channel = setup.connect();
+            let mut out = Vec::new();
+            Init { uuid: [0; 16], id: 0 }.write(&mut out);
+            write_head(&mut out, "pc.ram", &[PageIndex(1)], &[], false);
+            channel.write_all(&out).unwrap();
+            held.push(channel);
+            thread::sleep(Duration::from_millis(20));
+            setup.pool.close();
+            drop(taken);
+        }
+        setup.tap.stopper().stop();
+        assert!(matches!(setup.tap.join().unwrap_err(), TapError::Stopped), "stage {stage}");
+    }
+    assert_eq!(Epoch(0), Epoch::default());
+}
