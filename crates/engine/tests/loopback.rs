@@ -1,0 +1,150 @@
+//! One migration over loopback, with a real QEMU at both ends and no guest but
+//! its firmware: how the two sides fit together. What guests see is tested end
+//! to end, in `tests/`.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
+use engine::{Arriving, Host, Local, Peer, Refusal, SourceVm, Watch};
+use parking_lot::Mutex;
+use qemu::machine::{Machine, Start, start};
+
+fn qemu() -> String {
+    std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
+}
+
+fn argv() -> Vec<String> {
+    let rest = "-machine q35,accel=tcg -m 160 -nodefaults -display none -vga std";
+    std::iter::once(qemu()).chain(rest.split(' ').map(str::to_owned)).collect()
+}
+
+fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
+    let argv = argv();
+    let started = Start { name: "vm", argv: &argv, cwd: dir, dir, incoming, machine: None };
+    Arc::new(start(&started).unwrap())
+}
+
+/// A host that takes every VM, or refuses.
+struct TestHost {
+    dir: PathBuf,
+    refuse: Option<&'static str>,
+    here: Arc<Mutex<Option<Arc<Machine>>>>,
+}
+
+struct TestArrival {
+    machine: Arc<Machine>,
+    here: Arc<Mutex<Option<Arc<Machine>>>>,
+}
+
+impl Host for TestHost {
+    fn receive(&self, _: &wire::Prepare) -> Result<Box<dyn Arriving>, Refusal> {
+        if let Some(why) = self.refuse {
+            return Err(Refusal(why.to_owned()));
+        }
+        let machine = boot(&self.dir, true);
+        Ok(Box::new(TestArrival { machine, here: Arc::clone(&self.here) }))
+    }
+}
+
+impl Arriving for TestArrival {
+    fn machine(&self) -> Arc<Machine> {
+        Arc::clone(&self.machine)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn adopt(self: Box<Self>) -> Result<(), String> {
+        *self.here.lock() = Some(self.machine);
+        Ok(())
+    }
+
+    fn discard(self: Box<Self>) {
+        self.machine.quit().unwrap();
+    }
+}
+
+struct Ended {
+    report: Report,
+    source: Arc<Machine>,
+    destination: Option<Arc<Machine>>,
+}
+
+fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
+    let dir = tempfile::tempdir().unwrap();
+    let sub = |name: &str| {
+        let path = dir.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        path
+    };
+    let local = |agent: &str, scratch| Local {
+        agent: agent.to_owned(),
+        nics: Vec::new(),
+        pool_bytes: 128 << 20,
+        scratch,
+        fixed_cost: Arc::default(),
+    };
+    let here = Arc::new(Mutex::new(None));
+    let host = TestHost { dir: sub("b"), refuse, here: Arc::clone(&here) };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server =
+        engine::serve(listener, Arc::new(host), local("host-b", sub("b-scratch"))).unwrap();
+    let source = boot(&sub("a"), false);
+    let peer = Peer { name: "host-b".to_owned(), address: server.address(), nics: Vec::new() };
+    let request: MigrateRequest = serde_json::from_value(serde_json::json!({
+        "vm": "vm", "to": "host-b", "tap": tap,
+    }))
+    .unwrap();
+    let watch = Arc::new(Watch::new(progress()));
+    let vm = SourceVm {
+        name: "vm".to_owned(),
+        machine: Arc::clone(&source),
+        cwd: "/".to_owned(),
+    };
+    let report = engine::migrate(&local("host-a", sub("a-scratch")), &peer, vm, &request, &watch);
+    drop(server);
+    let destination = here.lock().take();
+    Ended { report, source, destination }
+}
+
+fn progress() -> Progress {
+    serde_json::from_value(serde_json::json!({
+        "id": "test", "vm": "vm", "from": "host-a", "to": "host-b", "phase": "prepare",
+        "elapsed_s": 0.0, "ram_bytes": 0, "percent": 0.0, "delivered_bytes_per_s": 0.0,
+        "wire_bytes_per_s": 0.0, "dirty_bytes_per_s": 0.0, "pass": 0, "left_bytes": 0,
+        "time_left_s": null, "limit": "unknown", "notes": [], "outcome": null,
+    }))
+    .unwrap()
+}
+
+fn status(machine: &Machine) -> String {
+    machine.qmp.run_state().unwrap().to_string()
+}
+
+#[test]
+fn a_vm_moves_by_each_stream() {
+    for tap in [TapChoice::Multifd, TapChoice::Classic] {
+        let ended = migrate(tap, None);
+        let report = ended.report;
+        assert_eq!(report.outcome, Outcome::Done, "{report:#?}");
+        assert_eq!(report.phases.last().unwrap().phase, Phase::Running);
+        assert_eq!(report.placement, "mapped");
+        assert!(!ended.source.process.is_alive());
+        let destination = ended.destination.unwrap();
+        assert_eq!(status(&destination), "running");
+        destination.quit().unwrap();
+    }
+}
+
+#[test]
+fn a_vm_that_is_refused_goes_on() {
+    let ended = migrate(TapChoice::Auto, Some("no room"));
+    let Outcome::Failed(reason) = &ended.report.outcome else { panic!("{:?}", ended.report) };
+    assert!(reason.contains("no room") && reason.contains("stays"), "{reason}");
+    assert_eq!(status(&ended.source), "running");
+    assert!(ended.destination.is_none());
+    ended.source.quit().unwrap();
+}
