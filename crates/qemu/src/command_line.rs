@@ -132,7 +132,8 @@ impl CommandLine {
         kept.extend(words.next().cloned());
         while let Some(word) = words.next() {
             let name = options::name(word);
-            let argument = name.filter(|name| options::takes_argument(name)).and(words.next());
+            let argument =
+                name.filter(|name| options::takes_argument(name)).and_then(|_| words.next());
             let begins = name.is_some_and(|name| matches!(name, "daemonize" | "incoming"));
             if !begins {
                 kept.push(word.clone());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::launch::log_tail;
 use crate::machine::Machine;
@@ -173,7 +173,7 @@ impl Incoming {
     /// and puts QEMU's settings back. The VM runs, whether that works or not.
     pub fn announce(&self) {
         let arguments = self.settings.lock().announcement();
-        let silent = arguments["rounds"] == Value::from(0);
+        let silent = arguments["rounds"] == 0;
         if !silent && let Err(error) = self.qmp.execute("announce-self", arguments) {
             tracing::warn!(%error, "the VM can't announce itself to its network");
         }

@@ -64,7 +64,8 @@ mod tests {
 
     #[test]
     fn replaced_in_one_go_longest_first() {
-        let table: [(&str, &[(&str, &str)], &str); 5] = [
+        type Row<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str);
+        let table: [Row<'_>; 5] = [
             ("a b", &[("a", "b"), ("b", "a")], "b a"),
             ("/srv/vm1/d", &[("/srv", "/mnt"), ("/srv/vm1", "/vm")], "/vm/d"),
             ("tap0,tap0", &[("tap0", "tap7")], "tap7,tap7"),

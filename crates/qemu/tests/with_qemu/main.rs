@@ -1,0 +1,82 @@
+//! Against real QEMU: `DROVEWAY_QEMU`, or `qemu-system-x86_64` from the path.
+//! Without one these tests fail.
+//!
+//! - `start`: a VM started, found again, attached, ended; and refused
+//! - `memory`: RAM that the agent made is QEMU's RAM
+//! - `shape`: what QEMU says of itself
+//! - `disks`: challenges for the images of a live VM
+//! - `migrate`: both ends of QEMU's migration, its settings before and after
+
+mod disks;
+mod memory;
+mod migrate;
+mod shape;
+mod start;
+
+use std::path::Path;
+
+use qemu::machine::{Machine, Start, StartError};
+
+/// A VM that ends with the test.
+struct Vm {
+    machine: Option<Machine>,
+    dir: tempfile::TempDir,
+}
+
+impl Vm {
+    /// As after a restart of the agent: the connection ends, QEMU doesn't.
+    fn found_again(mut self, record: &str) -> Self {
+        self.machine = None;
+        let record = serde_json::from_str(record).unwrap();
+        self.machine = Some(qemu::machine::reopen(&record).unwrap());
+        self
+    }
+}
+
+impl std::ops::Deref for Vm {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        self.machine.as_ref().expect("not being found again")
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.machine.as_ref().map(Machine::quit) {
+            eprintln!("a test's QEMU stays behind: {error}");
+        }
+    }
+}
+
+fn program() -> String {
+    std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
+}
+
+/// QEMU with the arguments, divided by spaces.
+fn argv(arguments: &str) -> Vec<String> {
+    // The program may be given with arguments of its own, such as -L.
+    let program = program();
+    let common = "-nodefaults -display none -accel tcg";
+    [program.as_str(), common, arguments]
+        .iter()
+        .flat_map(|part| part.split_whitespace())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn try_start(arguments: &str, dir: &Path, incoming: bool) -> Result<Machine, StartError> {
+    let argv = argv(arguments);
+    let start = Start { name: "test", argv: &argv, cwd: dir, dir, incoming, machine: None };
+    qemu::machine::start(&start)
+}
+
+fn start_in(arguments: &str, incoming: bool) -> Vm {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = try_start(arguments, dir.path(), incoming).unwrap();
+    Vm { machine: Some(machine), dir }
+}
+
+fn start(arguments: &str) -> Vm {
+    start_in(arguments, false)
+}

@@ -1,0 +1,215 @@
+use std::io::{self, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use qemu::incoming::Incoming;
+use qemu::outgoing::{self, Outgoing, Status, StreamKind, choose_stream};
+use qemu::qmp::{Qmp, RunState};
+use serde_json::{Value, json};
+
+use crate::{Vm, start, start_in};
+
+const PLAIN: &str = "-machine q35 -m 64";
+const WAIT: Duration = Duration::from_secs(60);
+
+fn settings(qmp: &Qmp) -> (Value, Value) {
+    let ask = |command| qmp.execute(command, json!({})).unwrap();
+    (ask("query-migrate-capabilities"), ask("query-migrate-parameters"))
+}
+
+/// A socket for QEMU's stream.
+fn socket(vm: &Vm) -> (PathBuf, UnixListener) {
+    let path = vm.dir.path().join("stream");
+    let _ = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).unwrap();
+    (path, listener)
+}
+
+/// Carries one stream, whole, as it is.
+fn carry(listener: UnixListener, mut to: UnixStream) -> JoinHandle<io::Result<u64>> {
+    std::thread::spawn(move || {
+        let (mut from, _) = listener.accept()?;
+        io::copy(&mut from, &mut to)
+    })
+}
+
+fn moved(was_running: bool) -> (Vm, Outgoing, Vm, Incoming) {
+    let source = start(PLAIN);
+    if !was_running {
+        source.qmp.stop().unwrap();
+    }
+    let destination = start_in(PLAIN, true);
+    assert_eq!(destination.qmp.run_state().unwrap(), RunState::InMigrate);
+    assert_eq!(outgoing::runs(&source.qmp).unwrap(), was_running);
+
+    let incoming = Incoming::of(&destination).unwrap();
+    let stream = incoming.listen(&destination.dir.path().join("in")).unwrap();
+    let (path, listener) = socket(&source);
+    let carrier = carry(listener, stream);
+    let outgoing = Outgoing::new(Arc::clone(&source.qmp), StreamKind::Classic, &path).unwrap();
+    outgoing.start().unwrap();
+    outgoing.allow(1 << 30, 300).unwrap();
+    outgoing.wait_completed(WAIT).unwrap();
+    carrier.join().unwrap().unwrap();
+    incoming.wait_loaded(WAIT).unwrap();
+    (source, outgoing, destination, incoming)
+}
+
+#[test]
+fn a_running_vm_goes_on_at_the_destination() {
+    let (source, outgoing, destination, incoming) = moved(true);
+    assert_eq!(source.qmp.run_state().unwrap(), RunState::PostMigrate);
+    assert_eq!(destination.qmp.run_state().unwrap(), RunState::Paused);
+    let progress = outgoing.progress().unwrap();
+    assert_eq!(progress.status, Status::Completed);
+    assert!(progress.total_bytes > 64 << 20 && progress.dirty_sync_count > 0, "{progress:?}");
+    incoming.cont().unwrap();
+    incoming.announce();
+    assert_eq!(destination.qmp.run_state().unwrap(), RunState::Running);
+}
+
+#[test]
+fn a_paused_vm_arrives_paused() {
+    let (_source, _outgoing, destination, incoming) = moved(false);
+    assert_eq!(destination.qmp.run_state().unwrap(), RunState::Paused);
+    incoming.restore();
+}
+
+#[test]
+fn a_vm_that_was_sent_and_never_ran_elsewhere_comes_back() {
+    let (source, outgoing, _destination, _incoming) = moved(true);
+    outgoing.back_out(true).unwrap();
+    assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+}
+
+#[test]
+fn settings_are_as_before_after_the_end_and_after_a_failure() {
+    let source = start(PLAIN);
+    let odd = json!({"max-bandwidth": 12_345_678, "downtime-limit": 777, "multifd-channels": 3});
+    source.qmp.execute("migrate-set-parameters", odd).unwrap();
+    let capability = json!([{"capability": "auto-converge", "state": true},
+        {"capability": "x-ignore-shared", "state": true}]);
+    source.qmp.execute("migrate-set-capabilities", json!({ "capabilities": capability })).unwrap();
+    let before = settings(&source.qmp);
+
+    let (path, listener) = socket(&source);
+    let outgoing = Outgoing::new(Arc::clone(&source.qmp), StreamKind::Multifd(4), &path).unwrap();
+    let (capabilities, parameters) = settings(&source.qmp);
+    let on: Vec<&str> = capabilities
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|one| one["state"] == true)
+        .map(|one| one["capability"].as_str().unwrap())
+        .collect();
+    assert_eq!(on, ["events", "multifd"]);
+    assert_eq!(
+        (&parameters["downtime-limit"], &parameters["multifd-channels"]),
+        (&json!(1), &json!(4))
+    );
+    outgoing.allow(0, 0).unwrap();
+    assert_eq!(settings(&source.qmp).1["downtime-limit"], 1, "never 0");
+    drop(listener);
+    assert_ne!(settings(&source.qmp), before);
+    drop(outgoing);
+    assert_eq!(settings(&source.qmp), before);
+
+    let outgoing = Outgoing::new(Arc::clone(&source.qmp), StreamKind::Classic, &path).unwrap();
+    // Nobody listens there any more.
+    let started = outgoing.start();
+    let ended = outgoing.wait_completed(WAIT).unwrap_err();
+    assert!(started.is_err() || ended.to_string().contains("failed"), "{started:?} {ended}");
+    outgoing.back_out(true).unwrap();
+    assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+    assert_eq!(settings(&source.qmp), before);
+}
+
+/// Reads QEMU's sockets until they end, but only a little of each.
+fn starve(listener: &UnixListener, count: usize) -> Vec<UnixStream> {
+    (0..count)
+        .map(|_| {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 64]).unwrap();
+            stream
+        })
+        .collect()
+}
+
+#[test]
+fn a_held_migration_is_cancelled_and_the_vm_runs_on() {
+    for (kind, sockets) in [(StreamKind::Classic, 1), (StreamKind::Multifd(2), 3)] {
+        let source = start("-machine q35 -m 256");
+        // RAM with content, so that it doesn't fit the sockets' buffers.
+        for offset in (0..source.ram[0].bytes).step_by(4096) {
+            source.ram[0].mapping.write(offset, &offset.to_le_bytes()).unwrap();
+        }
+        let before = settings(&source.qmp);
+        let (path, listener) = socket(&source);
+        let outgoing = Outgoing::new(Arc::clone(&source.qmp), kind, &path).unwrap();
+        outgoing.start().unwrap();
+        let streams = starve(&listener, sockets);
+        let progress = outgoing.progress().unwrap();
+        assert!(progress.status.is_going_on(), "{progress:?}");
+        let again = Outgoing::new(Arc::clone(&source.qmp), kind, &path).unwrap_err();
+        assert!(again.to_string().contains("another migration"), "{again}");
+        drop(streams);
+        outgoing.back_out(true).unwrap();
+        assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+        assert_eq!(settings(&source.qmp), before);
+    }
+}
+
+#[test]
+fn multifd_is_chosen_where_it_can_be() {
+    let vm = start("-machine q35 -m 64 -S");
+    assert_eq!(choose_stream(&vm.qmp, 4).unwrap(), (StreamKind::Multifd(4), None));
+    let vm = start(
+        "-machine q35 -m 64,maxmem=256M -S -object memory-backend-ram,id=m,size=64M \
+         -device virtio-mem-pci,memdev=m,id=vm0",
+    );
+    let (kind, reason) = choose_stream(&vm.qmp, 4).unwrap();
+    assert_eq!(kind, StreamKind::Classic);
+    assert!(reason.unwrap().contains("virtio-mem-pci device `vm0`"));
+}
+
+#[test]
+fn a_destination_says_in_qemus_words_why_it_cannot_load() {
+    let source = start("-machine q35 -m 64 -S");
+    let destination = start_in("-machine q35 -m 128", true);
+    let incoming = Incoming::of(&destination).unwrap();
+    let stream = incoming.listen(&destination.dir.path().join("in")).unwrap();
+    let (path, listener) = socket(&source);
+    let carrier = carry(listener, stream);
+    let outgoing = Outgoing::new(Arc::clone(&source.qmp), StreamKind::Classic, &path).unwrap();
+    outgoing.start().unwrap();
+    let _ = carrier.join().unwrap();
+    let error = incoming.wait_loaded(WAIT).unwrap_err().to_string();
+    assert!(error.contains("pc.ram") || error.contains("ize mismatch"), "{error}");
+    let explained = incoming.explain(&"the stream broke");
+    assert_ne!(explained, "the stream broke");
+    outgoing.back_out(false).unwrap();
+}
+
+#[test]
+fn a_qemu_that_does_not_wait_is_no_destination() {
+    let vm = start("-machine q35 -m 64 -S");
+    let error = Incoming::prepare(Arc::clone(&vm.qmp)).unwrap_err().to_string();
+    assert!(error.contains("-incoming defer"), "{error}");
+}
+
+#[test]
+fn what_blocks_a_migration_is_said_before_it_starts() {
+    let vm = start(
+        "-machine q35 -m 64 -S -device ivshmem-plain,memdev=m -object \
+         memory-backend-ram,id=m,size=1M,share=on",
+    );
+    let (path, _listener) = socket(&vm);
+    let before = settings(&vm.qmp);
+    let error = Outgoing::new(Arc::clone(&vm.qmp), StreamKind::Classic, &path).unwrap_err();
+    assert!(error.to_string().contains("this VM can't be moved: "), "{error}");
+    assert!(error.to_string().contains("ivshmem"), "{error}");
+    assert_eq!(settings(&vm.qmp), before);
+}

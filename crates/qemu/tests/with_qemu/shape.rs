@@ -1,0 +1,64 @@
+use qemu::shape::Shape;
+use serde_json::json;
+
+use crate::{Vm, start, start_in};
+
+fn with_disks(extra: &str, incoming: bool) -> Vm {
+    // Both VMs open the same images, as a source and a destination do.
+    let dir = std::env::temp_dir().join(format!("droveway-shape-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for name in ["a.img", "b.img", "c.iso"] {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(dir.join(name));
+        file.unwrap().set_len(1 << 20).unwrap();
+    }
+    let arguments = format!(
+        "-machine q35 -m 64 -S -smp 2 \
+         -drive file={dir}/a.img,format=raw,if=virtio \
+         -blockdev driver=file,filename={dir}/b.img,node-name=file0 \
+         -blockdev driver=raw,file=file0,node-name=disk0 -device virtio-blk-pci,drive=disk0,id=blk0 \
+         -drive file={dir}/c.iso,format=raw,if=none,id=cd,media=cdrom -device ide-cd,drive=cd,id=ide0 \
+         -device virtio-net-pci,id=nic0 -device virtio-rng-pci {extra}",
+        dir = dir.display()
+    );
+    start_in(&arguments, incoming)
+}
+
+#[test]
+fn a_vm_equals_the_one_that_waits_for_it_and_drift_is_found() {
+    let source = with_disks("", false);
+    let waiting = with_disks("", true);
+    let shape = Shape::of(&source.qmp).unwrap();
+    let other = Shape::of(&waiting.qmp).unwrap();
+    assert_eq!(shape.differences(&other, &[]), Vec::<String>::new());
+    assert!(shape.machine.starts_with("pc-q35-"), "{}", shape.machine);
+    assert_eq!((shape.vcpus, shape.ram_bytes), (2, 64 << 20));
+    assert_eq!(shape.pid, Some(source.process.pid()));
+    let images: Vec<bool> = shape.images.iter().map(|image| image.read_only).collect();
+    assert_eq!(images.len(), 3, "{:?}", shape.images);
+    assert!(shape.drives.iter().any(|drive| drive.name == "virtio0"), "{:?}", shape.drives);
+    assert!(shape.drives.iter().any(|drive| drive.name == "blk0"), "{:?}", shape.drives);
+    let json = serde_json::to_value(&shape).unwrap();
+    let back: Shape = serde_json::from_value(json).unwrap();
+    assert_eq!(back, Shape { pid: None, ..shape.clone() });
+
+    source.qmp.execute("object-add", json!({"qom-type": "rng-builtin", "id": "r"})).unwrap();
+    source.qmp.execute("eject", json!({"id": "ide0", "force": true})).unwrap();
+    let told = Shape::of(&source.qmp).unwrap().differences(&other, &[]);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("is empty in the VM"), "{told:?}");
+}
+
+#[test]
+fn a_plugged_device_is_found() {
+    let arguments = "-machine pc -m 64 -S -device virtio-net-pci,id=nic0";
+    let (source, other) = (start(arguments), start(arguments));
+    source.qmp.execute("device_add", json!({"driver": "virtio-rng-pci", "id": "late"})).unwrap();
+    source
+        .qmp
+        .execute("object-add", json!({"qom-type": "memory-backend-ram", "id": "m", "size": 4096}))
+        .unwrap();
+    let shapes = (Shape::of(&source.qmp).unwrap(), Shape::of(&other.qmp).unwrap());
+    let told = shapes.0.differences(&shapes.1, &[]);
+    assert!(told.iter().any(|one| one.contains("virtio-rng-pci device `late`")), "{told:?}");
+    assert!(told.iter().any(|one| one.contains("memory `m`")), "{told:?}");
+}

@@ -1,0 +1,98 @@
+use std::time::Duration;
+
+use qemu::machine::{self, StartError};
+use qemu::qmp::RunState;
+
+use crate::{argv, start, try_start};
+
+#[test]
+fn a_vm_is_started_and_ended() {
+    let vm = start("-machine q35 -m 64 -S");
+    assert!(vm.process.is_alive());
+    assert_eq!(vm.qmp.run_state().unwrap(), RunState::Prelaunch);
+    vm.qmp.cont().unwrap();
+    assert_eq!(vm.qmp.run_state().unwrap(), RunState::Running);
+    assert_eq!(vm.qmp.ram_bytes().unwrap(), 64 << 20);
+    assert!(vm.version.starts_with(|first: char| first.is_ascii_digit()), "{}", vm.version);
+    assert_eq!(vm.argv, argv("-machine q35 -m 64 -S"), "the user's own");
+    assert_eq!(vm.qmp.vcpus().unwrap().len(), 1);
+    vm.quit().unwrap();
+    assert!(!vm.process.is_alive());
+    assert!(vm.qmp.is_closed());
+    assert!(!vm.dir.path().join("qmp").exists());
+    vm.quit().unwrap();
+}
+
+#[test]
+fn a_qemu_that_does_not_answer_is_ended_by_force() {
+    let vm = start("-machine q35 -m 64 -S");
+    let stop =
+        std::process::Command::new("kill").args(["-STOP", &vm.process.pid().to_string()]).status();
+    assert!(stop.unwrap().success());
+    vm.quit().unwrap();
+    assert!(!vm.process.is_alive());
+}
+
+#[test]
+fn a_vm_is_found_again_after_a_restart_with_the_ram_it_has() {
+    let vm = start("-machine q35 -m 64 -S");
+    vm.ram[0].mapping.write(5 << 20, b"written before").unwrap();
+    let record = serde_json::to_string(&vm.record()).unwrap();
+    let before = vm.ram[0].id.clone();
+    let vm = vm.found_again(&record);
+    assert_eq!(vm.ram[0].id, before);
+    let mut read = [0; 14];
+    vm.ram[0].mapping.read(5 << 20, &mut read).unwrap();
+    assert_eq!(&read, b"written before");
+    assert_eq!(vm.qmp.run_state().unwrap(), RunState::Prelaunch);
+    assert_eq!(serde_json::to_string(&vm.record()).unwrap(), record);
+
+    vm.quit().unwrap();
+    let gone = machine::reopen(&serde_json::from_str(&record).unwrap()).unwrap_err();
+    assert!(matches!(gone, StartError::Process(_)), "{gone}");
+}
+
+#[test]
+fn a_vm_of_somebody_elses_is_attached() {
+    let vm = start("-machine q35 -m 64 -S -qmp unix:other,server=on,wait=off");
+    let attached = machine::attach(&vm.dir.path().join("other")).unwrap();
+    assert_eq!(attached.process.pid(), vm.process.pid());
+    assert!(attached.is_attached() && attached.ram.is_empty());
+    assert_eq!(attached.cwd, vm.dir.path());
+    assert!(attached.argv.contains(&"q35".to_owned()));
+    drop(attached);
+    let again = machine::attach(&vm.dir.path().join("other")).unwrap();
+    assert_eq!(again.qmp.run_state().unwrap(), RunState::Prelaunch);
+}
+
+#[test]
+fn what_qemu_refuses_is_said_in_its_words_and_nothing_stays() {
+    let table = [
+        ("-machine nosuch", "machine type"),
+        ("-machine q35 -device nosuch", "nosuch"),
+        ("-machine q35 -drive file=missing.img,format=raw", "missing.img"),
+    ];
+    for (arguments, piece) in table {
+        let dir = tempfile::tempdir().unwrap();
+        let error = try_start(arguments, dir.path(), false).unwrap_err();
+        assert!(matches!(error, StartError::Ended { .. }), "{error}");
+        assert!(error.to_string().contains(piece), "{error}");
+        assert!(!dir.path().join("qmp").exists());
+    }
+}
+
+#[test]
+fn two_vms_do_not_share_what_they_inherit() {
+    let (one, other) = (start("-machine q35 -m 64 -S"), start("-machine q35 -m 32 -S"));
+    let memory = |pid: u32| {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        let links = entries.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok());
+        links.filter(|link| link.to_string_lossy().contains("droveway-")).count()
+    };
+    // The inherited one and QEMU's own of it.
+    assert_eq!(memory(one.process.pid()), 2);
+    assert_eq!(memory(other.process.pid()), 2);
+    other.process.kill().unwrap();
+    other.process.wait_gone(Duration::from_secs(10)).unwrap();
+    assert!(one.process.is_alive());
+}
