@@ -1,0 +1,157 @@
+//! What a benchmark writes to `target/bench/NAME.json`: every run, medians,
+//! and ratios between contenders.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// One run of one contender.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Whether the VM runs at the destination.
+    pub ok: bool,
+    /// Whether the guest found all its memory as it wrote it.
+    pub intact: bool,
+    /// From the command to the VM running at the destination, whose QEMU was
+    /// started before.
+    pub total_s: f64,
+    /// Starting the destination's QEMU and whatever else comes before.
+    pub prepare_s: f64,
+    /// From the source's stop to the destination's start, by the host's clock.
+    pub downtime_ms: f64,
+    /// The longest the guest was not heard of, minus how often it speaks.
+    pub guest_gap_ms: f64,
+    /// Counted on the interfaces, both ways.
+    pub wire_bytes: u64,
+    /// Spent for the migration on both hosts.
+    pub cpu_s: f64,
+    /// Share of its full rate that the guest kept while it moved.
+    pub guest_work: f64,
+    /// Why it is not ok.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// The figures that medians and ratios are made of.
+pub const FIGURES: [(&str, fn(&Run) -> f64); 7] = [
+    ("total_s", |run| run.total_s),
+    ("prepare_s", |run| run.prepare_s),
+    ("downtime_ms", |run| run.downtime_ms),
+    ("guest_gap_ms", |run| run.guest_gap_ms),
+    ("wire_bytes", |run| run.wire_bytes as f64),
+    ("cpu_s", |run| run.cpu_s),
+    ("guest_work", |run| run.guest_work),
+];
+
+/// A contender's runs.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Contender {
+    /// Each, in order.
+    pub runs: Vec<Run>,
+    /// Of the runs that are ok, by figure. Empty if none is.
+    pub median: BTreeMap<String, f64>,
+}
+
+/// A scenario's outcome.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Which scenario.
+    pub scenario: String,
+    /// What the guest is and does.
+    pub guest: serde_json::Value,
+    /// What joins the hosts.
+    pub links: serde_json::Value,
+    /// QEMU's version.
+    pub qemu: String,
+    /// `kvm` or `tcg`.
+    pub accel: String,
+    /// By name.
+    pub contenders: BTreeMap<String, Contender>,
+    /// `X/Y`: X's median over Y's, by figure.
+    pub ratios: BTreeMap<String, BTreeMap<String, f64>>,
+}
+
+impl Outcome {
+    /// Works out medians and ratios from the runs there are. `names` are those
+    /// that others are compared with.
+    pub fn conclude(&mut self, against: &[&str]) {
+        for contender in self.contenders.values_mut() {
+            contender.median = medians(&contender.runs);
+        }
+        self.ratios.clear();
+        for ours in against {
+            let Some(our) = self.contenders.get(*ours) else { continue };
+            for (name, theirs) in &self.contenders {
+                if name != ours && !theirs.median.is_empty() && !our.median.is_empty() {
+                    let ratios = ratios(&theirs.median, &our.median);
+                    self.ratios.insert(format!("{name}/{ours}"), ratios);
+                }
+            }
+        }
+    }
+}
+
+fn medians(runs: &[Run]) -> BTreeMap<String, f64> {
+    let ok: Vec<_> = runs.iter().filter(|run| run.ok).collect();
+    if ok.is_empty() {
+        return BTreeMap::new();
+    }
+    let median_of = |figure: fn(&Run) -> f64| median(ok.iter().map(|run| figure(run)).collect());
+    FIGURES.iter().map(|(name, figure)| ((*name).to_owned(), median_of(*figure))).collect()
+}
+
+/// The middle value, or the mean of the two in the middle; 0 of nothing.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match (values.len() % 2, values.get(middle)) {
+        (_, None) => 0.0,
+        (1, Some(value)) => *value,
+        (_, Some(value)) => f64::midpoint(values[middle - 1], *value),
+    }
+}
+
+fn ratios(over: &BTreeMap<String, f64>, under: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+    let ratio = |(name, value): (&String, &f64)| {
+        let under = under.get(name).copied().filter(|under| *under > 0.0)?;
+        Some((name.clone(), value / under))
+    };
+    over.iter().filter_map(ratio).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(ok: bool, total_s: f64) -> Run {
+        Run { ok, intact: ok, total_s, ..Run::default() }
+    }
+
+    #[test]
+    fn medians_are_of_good_runs_only_and_ratios_of_medians() {
+        let contender = |totals: &[(bool, f64)]| Contender {
+            runs: totals.iter().map(|(ok, total)| run(*ok, *total)).collect(),
+            median: BTreeMap::new(),
+        };
+        let mut outcome = Outcome {
+            scenario: "idle".to_owned(),
+            guest: serde_json::Value::Null,
+            links: serde_json::Value::Null,
+            qemu: "10.0.2".to_owned(),
+            accel: "tcg".to_owned(),
+            contenders: BTreeMap::from([
+                ("droveway".to_owned(), contender(&[(true, 1.0), (true, 3.0), (true, 2.0)])),
+                ("qemu-precopy".to_owned(), contender(&[(true, 6.0), (false, 0.1), (true, 4.0)])),
+                ("qemu-zstd".to_owned(), contender(&[(false, 1.0)])),
+            ]),
+            ratios: BTreeMap::new(),
+        };
+        outcome.conclude(&["droveway"]);
+        assert_eq!(outcome.contenders["droveway"].median["total_s"], 2.0);
+        assert_eq!(outcome.contenders["qemu-precopy"].median["total_s"], 5.0);
+        assert!(outcome.contenders["qemu-zstd"].median.is_empty());
+        assert_eq!(outcome.ratios["qemu-precopy/droveway"]["total_s"], 2.5);
+        assert!(!outcome.ratios.contains_key("qemu-zstd/droveway"));
+    }
+}

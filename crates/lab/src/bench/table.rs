@@ -1,0 +1,68 @@
+//! A benchmark's outcome as Markdown, for docs/BENCHMARKS.md and the terminal.
+
+use std::fmt::Write;
+
+use super::result::{Contender, Outcome};
+
+/// Medians of every contender, and what the first named has over the others.
+#[must_use]
+pub fn markdown(outcome: &Outcome) -> String {
+    let mut text = String::new();
+    text.push_str("| contender | runs | total s | blackout ms | seen by the guest ms | wire MB | CPU s | guest's work | intact |\n");
+    text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    for (name, contender) in &outcome.contenders {
+        text.push_str(&row(name, contender));
+    }
+    if !outcome.ratios.is_empty() {
+        text.push_str("\n| ratio | total | blackout | wire | CPU |\n| --- | --- | --- | --- | --- |\n");
+        for (name, ratios) in &outcome.ratios {
+            let ratio = |figure: &str| {
+                ratios.get(figure).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+            };
+            let _ = writeln!(
+                text,
+                "| {name} | {} | {} | {} | {} |",
+                ratio("total_s"),
+                ratio("downtime_ms"),
+                ratio("wire_bytes"),
+                ratio("cpu_s"),
+            );
+        }
+    }
+    text
+}
+
+fn row(name: &str, contender: &Contender) -> String {
+    let all = contender.runs.len();
+    let ok = contender.runs.iter().filter(|run| run.ok).count();
+    let intact = contender.runs.iter().filter(|run| run.intact).count();
+    let figure = |figure: &str, scale: f64, digits: usize| {
+        contender.median.get(figure).map_or_else(
+            || "-".to_owned(),
+            |value| format!("{:.digits$}", value * scale),
+        )
+    };
+    format!(
+        "| {name} | {ok}/{all} | {} | {} | {} | {} | {} | {} | {intact}/{all} |\n",
+        figure("total_s", 1.0, 2),
+        figure("downtime_ms", 1.0, 0),
+        figure("guest_gap_ms", 1.0, 0),
+        figure("wire_bytes", 1e-6, 1),
+        figure("cpu_s", 1.0, 2),
+        figure("guest_work", 1.0, 2),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::result::Run;
+    use super::*;
+
+    #[test]
+    fn a_contender_that_never_made_it_has_no_figures() {
+        let failed = Contender { runs: vec![Run::default()], median: BTreeMap::new() };
+        assert_eq!(row("x", &failed), "| x | 0/1 | - | - | - | - | - | - | 0/1 |\n");
+    }
+}

@@ -1,0 +1,73 @@
+//! Hosts as network namespaces, joined by shaped links.
+//!
+//! A host has a network of its own and a private `/run/droveway-lab`, so that
+//! two hosts can use the same paths for sockets; all other files are shared,
+//! as on shared storage. Everything is named after the process that made it:
+//! [`clean`] removes what a process left that is no more.
+
+mod counters;
+mod host;
+mod link;
+mod stale;
+
+pub use counters::Traffic;
+pub use host::{Host, RUN_DIR};
+pub use link::Link;
+pub use stale::clean;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::error::{LabError, Result};
+use crate::program;
+
+/// Every namespace of the lab begins with this and the maker's process id.
+const PREFIX: &str = "dw-";
+
+/// Two hosts and the links between them. Dropping it removes both, and ends
+/// every process on them.
+#[derive(Debug)]
+pub struct Hosts {
+    /// Where VMs start.
+    pub a: Host,
+    /// Where they go.
+    pub b: Host,
+    /// How they are joined.
+    pub link: Link,
+}
+
+impl Hosts {
+    /// Makes two hosts.
+    ///
+    /// # Errors
+    /// If this isn't root, or `ip` and `tc` fail.
+    pub fn new(link: Link) -> Result<Self> {
+        if !program::root() {
+            return Err(LabError::Unsupported(
+                "hosts are network namespaces, and these need root: run it as root or with sudo"
+                    .to_owned(),
+            ));
+        }
+        clean()?;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let nth = NEXT.fetch_add(1, Relaxed);
+        let name = |host: &str| format!("{PREFIX}{}-{nth}{host}", std::process::id());
+        let a = Host::new(&name("a"), addresses(link, 1), link.mbit_per_s.is_some())?;
+        let b = Host::new(&name("b"), addresses(link, 2), link.mbit_per_s.is_some())?;
+        link.join(&a, &b)?;
+        Ok(Self { a, b, link })
+    }
+
+    /// What has crossed the links since they were made, both ways.
+    ///
+    /// # Errors
+    /// If the counters can't be read.
+    pub fn traffic(&self) -> Result<Traffic> {
+        Ok(self.a.sent()? + self.b.sent()?)
+    }
+}
+
+/// A host's address on each of its NICs, each in a network of its own.
+fn addresses(link: Link, number: u8) -> Vec<IpAddr> {
+    (0..link.nics).map(|nic| Ipv4Addr::new(10, 77, nic, number).into()).collect()
+}

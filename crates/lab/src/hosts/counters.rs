@@ -1,0 +1,74 @@
+//! What has crossed a host's NICs.
+
+use serde_json::Value;
+
+use super::host::Host;
+use super::link::nic_name;
+use crate::error::{LabError, Result};
+
+/// Bytes as they are on the wire, headers included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Of all NICs.
+    pub bytes: u64,
+}
+
+impl std::ops::Add for Traffic {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { bytes: self.bytes + other.bytes }
+    }
+}
+
+impl std::ops::Sub for Traffic {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self { bytes: self.bytes.saturating_sub(earlier.bytes) }
+    }
+}
+
+/// A shaped NIC is counted by its qdisc, which sees each packet; the interface
+/// counts what it got from TCP, in pieces of 64 KiB with one header each.
+pub(super) fn sent(host: &Host) -> Result<Traffic> {
+    (0..host.addresses.len()).try_fold(Traffic::default(), |sum, nic| {
+        let nic = nic_name(nic);
+        let bytes = if host.shaped {
+            qdisc_bytes(&host.tc(&["-j", "-s", "qdisc", "show", "dev", &nic])?)?
+        } else {
+            interface_bytes(&host.ip(&["-j", "-s", "link", "show", "dev", &nic])?)?
+        };
+        Ok(sum + Traffic { bytes })
+    })
+}
+
+fn qdisc_bytes(json: &str) -> Result<u64> {
+    find(json, |entry| if entry["kind"] == "tbf" { entry["bytes"].as_u64() } else { None })
+}
+
+fn interface_bytes(json: &str) -> Result<u64> {
+    find(json, |entry| entry["stats64"]["tx"]["bytes"].as_u64())
+}
+
+fn find(json: &str, bytes: impl Fn(&Value) -> Option<u64>) -> Result<u64> {
+    let entries: Option<Vec<Value>> = serde_json::from_str(json).ok();
+    entries
+        .and_then(|entries| entries.iter().find_map(bytes))
+        .ok_or_else(|| LabError::Text { what: "a NIC's counters", text: json.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_found_in_what_tc_and_ip_print() {
+        let tc = r#"[{"kind":"tbf","handle":"8001:","root":true,"options":{},"bytes":1234,"packets":9}]"#;
+        assert_eq!(qdisc_bytes(tc).unwrap(), 1234);
+        let ip = r#"[{"ifname":"nic0","stats64":{"rx":{"bytes":1},"tx":{"bytes":77}}}]"#;
+        assert_eq!(interface_bytes(ip).unwrap(), 77);
+        assert!(qdisc_bytes("[]").is_err());
+        assert!(interface_bytes("what").is_err());
+    }
+}

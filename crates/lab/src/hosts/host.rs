@@ -1,0 +1,176 @@
+//! One host.
+
+use std::io::{BufRead, BufReader};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::counters::{self, Traffic};
+use crate::error::{FileContext, LabError, Result, SystemContext};
+use crate::program;
+
+/// A directory that is each host's own.
+pub const RUN_DIR: &str = "/run/droveway-lab";
+
+/// What a killed process takes to be gone, at most.
+const GONE_MAX: Duration = Duration::from_secs(10);
+
+/// A network namespace and a private [`RUN_DIR`].
+#[derive(Debug)]
+pub struct Host {
+    /// The namespace's name.
+    pub name: String,
+    /// Its address on each NIC.
+    pub addresses: Vec<IpAddr>,
+    /// [`RUN_DIR`] of this host, as seen from outside.
+    pub run_dir: PathBuf,
+    pub(super) shaped: bool,
+    /// Keeps the mount namespace; ends by itself when the lab does.
+    keeper: Child,
+    _dir: tempfile::TempDir,
+}
+
+impl Host {
+    pub(super) fn new(name: &str, addresses: Vec<IpAddr>, shaped: bool) -> Result<Self> {
+        let dir = tempfile::Builder::new()
+            .prefix(&format!("{name}-"))
+            .tempdir()
+            .doing("make a directory for a host")?;
+        std::fs::create_dir_all(RUN_DIR).at("make", RUN_DIR)?;
+        program::output(program::command("ip").args(["netns", "add", name]))?;
+        let keeper = keep(name, dir.path()).inspect_err(|_| {
+            drop(program::run(program::command("ip").args(["netns", "del", name])))
+        })?;
+        let host = Self {
+            name: name.to_owned(),
+            addresses,
+            run_dir: dir.path().to_owned(),
+            shaped,
+            keeper,
+            _dir: dir,
+        };
+        host.ip(&["link", "set", "lo", "up"])?;
+        Ok(host)
+    }
+
+    /// A command that runs on this host, in the directory `/` unless told.
+    #[must_use]
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        self.command_in(Path::new("/"), program)
+    }
+
+    /// A command that runs on this host, in a directory.
+    #[must_use]
+    pub fn command_in(&self, dir: &Path, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = program::command("nsenter");
+        command
+            .arg(format!("--target={}", self.keeper.id()))
+            .args(["--mount", "--net"])
+            .arg(format!("--wdns={}", dir.display()))
+            .arg("--")
+            .arg(program);
+        command
+    }
+
+    /// Runs `ip` on this host's network.
+    pub(super) fn ip(&self, args: &[&str]) -> Result<String> {
+        program::output(program::command("ip").args(["-n", &self.name]).args(args))
+    }
+
+    /// Runs `tc` on this host's network.
+    pub(super) fn tc(&self, args: &[&str]) -> Result<String> {
+        program::output(program::command("tc").args(["-n", &self.name]).args(args))
+    }
+
+    /// What this host has sent by its NICs.
+    ///
+    /// # Errors
+    /// If the counters can't be read.
+    pub fn sent(&self) -> Result<Traffic> {
+        counters::sent(self)
+    }
+
+    /// The processes that run on this host.
+    ///
+    /// # Errors
+    /// If `ip` fails.
+    pub fn processes(&self) -> Result<Vec<u32>> {
+        let keeper = self.keeper.id();
+        Ok(processes(&self.name)?.into_iter().filter(|pid| *pid != keeper).collect())
+    }
+
+    /// Takes a NIC down or up: down, nothing passes in either direction.
+    ///
+    /// # Errors
+    /// If `ip` fails.
+    pub fn set_nic(&self, nic: usize, up: bool) -> Result<()> {
+        let state = if up { "up" } else { "down" };
+        self.ip(&["link", "set", &super::link::nic_name(nic), state]).map(drop)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.name) {
+            eprintln!("lab: {} is left behind: {error}", self.name);
+        }
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}
+
+/// The process that holds a host's mount namespace: `cat`, until its input, a
+/// pipe from us, closes.
+fn keep(name: &str, dir: &Path) -> Result<Child> {
+    let script = "mount --make-rprivate / && mount --bind \"$1\" \"$2\" \
+        && { echo cubic > /proc/sys/net/ipv4/tcp_congestion_control || true; } 2>/dev/null \
+        && echo ready && exec cat > /dev/null";
+    let mut keeper = program::command("ip")
+        .args(["netns", "exec", name, "sh", "-c", script, "keeper"])
+        .arg(dir)
+        .arg(RUN_DIR)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .doing("start a host's keeper")?;
+    let mut said = String::new();
+    if let Some(output) = keeper.stdout.take() {
+        BufReader::new(output).read_line(&mut said).doing("hear a host's keeper")?;
+    }
+    if said.trim() != "ready" {
+        let _ = keeper.kill();
+        let _ = keeper.wait();
+        let what = "mount namespaces can't be made here; the lab needs them".to_owned();
+        return Err(LabError::Unsupported(what));
+    }
+    Ok(keeper)
+}
+
+/// The processes in a namespace.
+pub(super) fn processes(name: &str) -> Result<Vec<u32>> {
+    let pids = program::output(program::command("ip").args(["netns", "pids", name]))?;
+    Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+}
+
+/// Ends what runs in a namespace, and removes it.
+pub(super) fn remove(name: &str) -> Result<()> {
+    let until = Instant::now() + GONE_MAX;
+    loop {
+        let left = processes(name)?;
+        if left.is_empty() || Instant::now() > until {
+            break;
+        }
+        for pid in left {
+            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            if let Some(pid) = pid {
+                // It may have ended meanwhile.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    program::output(program::command("ip").args(["netns", "del", name])).map(drop)
+}

@@ -1,0 +1,50 @@
+//! What a lab that was killed has left.
+
+use std::path::Path;
+
+use super::PREFIX;
+use super::host::remove;
+use crate::error::Result;
+use crate::program;
+
+/// Removes the hosts of labs whose process is no more, with all that runs on
+/// them.
+///
+/// # Errors
+/// If `ip` fails.
+pub fn clean() -> Result<()> {
+    let list = program::output(program::command("ip").args(["netns", "list"]))?;
+    for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
+        if maker(name).is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            remove(name)?;
+        }
+    }
+    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let stale = name.to_str().and_then(maker);
+        if stale.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            // Somebody else may have been faster.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// The process id in a host's name.
+fn maker(name: &str) -> Option<&str> {
+    let pid = name.strip_prefix(PREFIX)?.split('-').next()?;
+    pid.bytes().all(|byte| byte.is_ascii_digit()).then_some(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_labs_own_names_count() {
+        assert_eq!(maker("dw-123-0a"), Some("123"));
+        assert_eq!(maker("dw-x-0a"), None);
+        assert_eq!(maker("other-123-0a"), None);
+    }
+}
