@@ -16,6 +16,8 @@
 mod batch;
 mod control;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod preamble;
 mod read;
 
