@@ -105,8 +105,7 @@ impl Incoming {
             match Progress::query(&self.qmp, ASK) {
                 Ok(Progress { status: Status::Completed, .. }) => break,
                 Ok(Progress { status: Status::Failed | Status::Cancelled, error, .. }) => {
-                    let why = error.unwrap_or_else(|| "it doesn't say why".to_owned());
-                    return Err(cannot_load(&why));
+                    return Err(self.failed(error));
                 }
                 Ok(_) | Err(QmpError::Timeout { .. }) => {}
                 Err(QmpError::Closed) => return Err(self.died()),
@@ -147,8 +146,8 @@ impl Incoming {
         let deadline = Instant::now() + EXPLAIN;
         loop {
             match Progress::query(&self.qmp, ASK) {
-                Ok(Progress { status: Status::Failed, error: Some(why), .. }) => {
-                    return cannot_load(&why).to_string();
+                Ok(Progress { status: Status::Failed, error, .. }) => {
+                    return self.failed(error).to_string();
                 }
                 Err(QmpError::Closed) => return self.died().to_string(),
                 _ => {}
@@ -186,8 +185,25 @@ impl Incoming {
     }
 
     fn died(&self) -> QmpError {
-        let words = self.log.as_ref().and_then(|(path, from)| log_tail(path, *from));
+        let words = self.written();
         cannot_load(&words.unwrap_or_else(|| "it ended while it loaded the VM".to_owned()))
+    }
+
+    /// What QEMU answers is a summary; the details go to its log.
+    fn failed(&self, error: Option<String>) -> QmpError {
+        let said = [error, self.written()];
+        let said: Vec<String> = said.into_iter().flatten().collect();
+        if said.is_empty() {
+            return cannot_load("it doesn't say why");
+        }
+        cannot_load(&said.join("; "))
+    }
+
+    /// What it wrote since it was set up, in one line.
+    fn written(&self) -> Option<String> {
+        let (path, from) = self.log.as_ref()?;
+        let words = log_tail(path, *from)?;
+        Some(words.lines().map(str::trim).collect::<Vec<_>>().join("; "))
     }
 }
 

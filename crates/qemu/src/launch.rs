@@ -6,6 +6,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -78,7 +79,10 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
         return Err(directory(io::ErrorKind::NotADirectory.into()));
     }
     let log = |source| LaunchError::Log { path: launch.log.to_owned(), source };
-    let out = OpenOptions::new().create(true).append(true).open(launch.log).map_err(log)?;
+    // With -nographic or -serial stdio the guest's console is in it.
+    let mut private = OpenOptions::new();
+    private.create(true).append(true).mode(0o600);
+    let out = private.open(launch.log).map_err(log)?;
     let err = out.try_clone().map_err(log)?;
 
     let mut command = Command::new(program);

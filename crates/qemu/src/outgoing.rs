@@ -155,7 +155,7 @@ impl Outgoing {
             Status::Completed => {}
             status => return Err(self.ended(&status)),
         }
-        match self.qmp.run_state()? {
+        match self.settled()? {
             RunState::PostMigrate => Ok(()),
             state => Err(QmpError::Migration(format!(
                 "it says that all was sent, and yet the VM is {state}"
@@ -174,7 +174,7 @@ impl Outgoing {
     pub fn back_out(&self, was_running: bool) -> Result<(), QmpError> {
         let status = self.cancel()?;
         tracing::debug!(?status, "backed out");
-        if was_running && !self.runs_again()? {
+        if was_running && self.settled()? != RunState::Running {
             self.qmp.cont()?;
             if status == Status::Completed {
                 // Switches may have learned that it left.
@@ -213,19 +213,18 @@ impl Outgoing {
         }
     }
 
-    /// A `failed` or `cancelled` QEMU runs the VM again by itself, a moment
-    /// later than it says so.
-    fn runs_again(&self) -> Result<bool, QmpError> {
+    /// The VM's state after the end. QEMU says how its migration ended first,
+    /// and sets the VM's state (`postmigrate`, or running again) a moment later
+    /// and without an event.
+    fn settled(&self) -> Result<RunState, QmpError> {
         let deadline = Instant::now() + CANCEL_WAIT;
         loop {
-            match self.qmp.run_state()? {
-                RunState::Running => return Ok(true),
-                RunState::FinishMigrate if Instant::now() < deadline => {
-                    // RESUME wakes us; a state that changes unannounced does too.
-                    let _ = self.events.recv_timeout(Duration::from_millis(100));
-                }
-                _ => return Ok(false),
+            let state = self.qmp.run_state()?;
+            if state != RunState::FinishMigrate || Instant::now() >= deadline {
+                return Ok(state);
             }
+            // The VM is stopped meanwhile: ask again soon.
+            let _ = self.events.recv_timeout(Duration::from_millis(1));
         }
     }
 

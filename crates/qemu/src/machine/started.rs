@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -110,7 +111,10 @@ pub(super) fn inode(file: &RamFile) -> u64 {
 fn listen(socket: &Path) -> Result<UnixListener, StartError> {
     let refused = |source| StartError::Socket { path: socket.to_owned(), source };
     remove(socket);
-    UnixListener::bind(socket).map_err(refused)
+    let listener = UnixListener::bind(socket).map_err(refused)?;
+    // QMP is all power over the VM, and over what its QEMU may open.
+    fs::set_permissions(socket, fs::Permissions::from_mode(0o600)).map_err(refused)?;
+    Ok(listener)
 }
 
 fn connect(

@@ -1,5 +1,6 @@
 //! Against real QEMU: `DROVEWAY_QEMU`, or `qemu-system-x86_64` from the path.
-//! Without one these tests fail.
+//! Without one these tests fail. `DROVEWAY_QEMU_OTHER`, if set, is a QEMU of
+//! another version for the tests that have one at each end.
 //!
 //! - `start`: a VM started, found again, attached, ended; and refused
 //! - `memory`: RAM that the agent made is QEMU's RAM
@@ -55,10 +56,13 @@ fn program() -> String {
 
 /// QEMU with the arguments, divided by spaces.
 fn argv(arguments: &str) -> Vec<String> {
-    // The program may be given with arguments of its own, such as -L.
-    let program = program();
+    argv_of(&program(), arguments)
+}
+
+/// The program may be given with arguments of its own, such as -L.
+fn argv_of(program: &str, arguments: &str) -> Vec<String> {
     let common = "-nodefaults -display none -accel tcg";
-    [program.as_str(), common, arguments]
+    [program, common, arguments]
         .iter()
         .flat_map(|part| part.split_whitespace())
         .map(str::to_owned)

@@ -1,9 +1,10 @@
+use qemu::machine::Start;
 use qemu::shape::Shape;
 use serde_json::json;
 
-use crate::{Vm, start, start_in};
+use crate::{Vm, argv_of, program, start};
 
-fn with_disks(extra: &str, incoming: bool) -> Vm {
+fn disks() -> String {
     // Both VMs open the same images, as a source and a destination do.
     let dir = std::env::temp_dir().join(format!("droveway-shape-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -11,23 +12,39 @@ fn with_disks(extra: &str, incoming: bool) -> Vm {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(dir.join(name));
         file.unwrap().set_len(1 << 20).unwrap();
     }
-    let arguments = format!(
+    format!(
         "-machine q35 -m 64 -S -smp 2 \
          -drive file={dir}/a.img,format=raw,if=virtio \
          -blockdev driver=file,filename={dir}/b.img,node-name=file0 \
          -blockdev driver=raw,file=file0,node-name=disk0 -device virtio-blk-pci,drive=disk0,id=blk0 \
          -drive file={dir}/c.iso,format=raw,if=none,id=cd,media=cdrom -device ide-cd,drive=cd,id=ide0 \
-         -device virtio-net-pci,id=nic0 -device virtio-rng-pci {extra}",
+         -device virtio-net-pci,id=nic0 -device virtio-rng-pci",
         dir = dir.display()
-    );
-    start_in(&arguments, incoming)
+    )
+}
+
+/// A destination for `source`, made by the other QEMU if there is one.
+fn waiting(source: &Shape) -> Vm {
+    let other = std::env::var("DROVEWAY_QEMU_OTHER").unwrap_or_else(|_| program());
+    let argv = argv_of(&other, &disks());
+    let dir = tempfile::tempdir().unwrap();
+    let start = Start {
+        name: "test",
+        argv: &argv,
+        cwd: dir.path(),
+        dir: dir.path(),
+        incoming: true,
+        machine: Some(&source.machine),
+    };
+    let machine = qemu::machine::start(&start).unwrap();
+    Vm { machine: Some(machine), dir }
 }
 
 #[test]
 fn a_vm_equals_the_one_that_waits_for_it_and_drift_is_found() {
-    let source = with_disks("", false);
-    let waiting = with_disks("", true);
+    let source = start(&disks());
     let shape = Shape::of(&source.qmp).unwrap();
+    let waiting = waiting(&shape);
     let other = Shape::of(&waiting.qmp).unwrap();
     assert_eq!(shape.differences(&other, &[]), Vec::<String>::new());
     assert!(shape.machine.starts_with("pc-q35-"), "{}", shape.machine);
