@@ -1,1 +1,9 @@
 //! Hosts as network namespaces, tiny Linux guests, and QEMU's own migration to compare with.
+
+pub mod bench;
+pub mod cpio;
+pub mod error;
+pub mod guest;
+pub mod hosts;
+pub mod program;
+pub mod setup;

@@ -32,8 +32,11 @@ pub struct Run {
     pub error: Option<String>,
 }
 
+/// A figure's name, and where a run has it.
+pub type Figure = (&'static str, fn(&Run) -> f64);
+
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [(&str, fn(&Run) -> f64); 7] = [
+pub const FIGURES: [Figure; 7] = [
     ("total_s", |run| run.total_s),
     ("prepare_s", |run| run.prepare_s),
     ("downtime_ms", |run| run.downtime_ms),

@@ -14,7 +14,9 @@ pub fn markdown(outcome: &Outcome) -> String {
         text.push_str(&row(name, contender));
     }
     if !outcome.ratios.is_empty() {
-        text.push_str("\n| ratio | total | blackout | wire | CPU |\n| --- | --- | --- | --- | --- |\n");
+        text.push_str(
+            "\n| ratio | total | blackout | wire | CPU |\n| --- | --- | --- | --- | --- |\n",
+        );
         for (name, ratios) in &outcome.ratios {
             let ratio = |figure: &str| {
                 ratios.get(figure).map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
@@ -37,10 +39,10 @@ fn row(name: &str, contender: &Contender) -> String {
     let ok = contender.runs.iter().filter(|run| run.ok).count();
     let intact = contender.runs.iter().filter(|run| run.intact).count();
     let figure = |figure: &str, scale: f64, digits: usize| {
-        contender.median.get(figure).map_or_else(
-            || "-".to_owned(),
-            |value| format!("{:.digits$}", value * scale),
-        )
+        contender
+            .median
+            .get(figure)
+            .map_or_else(|| "-".to_owned(), |value| format!("{:.digits$}", value * scale))
     };
     format!(
         "| {name} | {ok}/{all} | {} | {} | {} | {} | {} | {} | {intact}/{all} |\n",

@@ -42,7 +42,7 @@ impl Host {
         std::fs::create_dir_all(RUN_DIR).at("make", RUN_DIR)?;
         program::output(program::command("ip").args(["netns", "add", name]))?;
         let keeper = keep(name, dir.path()).inspect_err(|_| {
-            drop(program::run(program::command("ip").args(["netns", "del", name])))
+            drop(program::run(program::command("ip").args(["netns", "del", name])));
         })?;
         let host = Self {
             name: name.to_owned(),

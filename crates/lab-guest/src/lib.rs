@@ -1,0 +1,15 @@
+//! What a lab guest does, in parts that need no guest: its orders, the content
+//! of its pages, and the writer that changes them. `main.rs` is the `/init`
+//! that puts them together inside the guest.
+
+pub mod content;
+pub mod memory;
+pub mod orders;
+pub mod random;
+pub mod writer;
+
+/// Bytes in a page.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Words in a page.
+pub const PAGE_WORDS: usize = PAGE_BYTES / size_of::<u64>();

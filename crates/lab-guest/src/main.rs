@@ -1,0 +1,233 @@
+//! `/init` of a lab guest: fills memory as ordered, rewrites the working set,
+//! and answers questions on the second serial port.
+//!
+//! Lines from the guest: `.HEX` every 5 ms, a heartbeat with its number;
+//! `=HEX WRITTEN` every tenth time, with the pages written so far; `boot ID
+//! ORDERS` at the start and when asked; `ID ok ...` or `ID error ...` for each
+//! line `ID COMMAND` that it was sent. Heartbeats are judged by when they
+//! arrive: the guest's own clocks stand still while QEMU has stopped it, so no
+//! clock in here sees a blackout.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lab_guest::PAGE_BYTES;
+use lab_guest::content::Kind;
+use lab_guest::memory::{Area, Checked};
+use lab_guest::orders::Orders;
+use lab_guest::writer::{Pacer, Writer};
+
+const TICK: Duration = Duration::from_millis(5);
+const COUNT_EVERY_TICKS: u64 = 10;
+const WRITER_STEP: Duration = Duration::from_millis(1);
+const PORT: &str = "/dev/ttyS1";
+
+/// All that the threads share.
+struct Guest {
+    boot_id: String,
+    orders: Orders,
+    port: Mutex<File>,
+    fixed: Vec<Area>,
+    writer: Mutex<Writer>,
+    pacer: Mutex<Pacer>,
+    written: AtomicU64,
+    ticks: AtomicU64,
+    worst_tick_us: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn main() {
+    if let Err(error) = run() {
+        // On the console: the lab shows its end when a guest stays silent.
+        eprintln!("guest: {error}");
+    }
+    // An init that returns makes the kernel panic, which tells as little.
+    loop {
+        thread::park();
+    }
+}
+
+fn run() -> std::io::Result<()> {
+    mount("devtmpfs", "/dev")?;
+    mount("proc", "/proc")?;
+    let line = fs::read_to_string("/proc/cmdline")?;
+    let orders: Orders = line.parse().map_err(std::io::Error::other)?;
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    let port = open_port()?;
+    let questions = BufReader::new(port.try_clone()?);
+    let guest = Arc::new(fill(orders, boot_id, port));
+    let ticking = Arc::clone(&guest);
+    thread::Builder::new().name("tick".to_owned()).spawn(move || tick(&ticking))?;
+    let writing = Arc::clone(&guest);
+    thread::Builder::new().name("writer".to_owned()).spawn(move || write(&writing))?;
+    guest.say(&guest.greeting());
+    for line in questions.lines() {
+        let line = line?;
+        let (id, command) = line.split_once(' ').unwrap_or((&line, ""));
+        let answer = match guest.answer(command.trim()) {
+            Ok(text) => format!("{id} ok {text}"),
+            Err(text) => format!("{id} error {text}"),
+        };
+        guest.say(&answer);
+    }
+    Ok(())
+}
+
+fn mount(kind: &str, at: &str) -> std::io::Result<()> {
+    fs::create_dir_all(at)?;
+    rustix::mount::mount(kind, at, kind, rustix::mount::MountFlags::empty(), None)?;
+    Ok(())
+}
+
+fn open_port() -> std::io::Result<File> {
+    let port = OpenOptions::new().read(true).write(true).open(PORT)?;
+    let mut settings = rustix::termios::tcgetattr(&port)?;
+    settings.make_raw();
+    settings.set_speed(115_200)?;
+    rustix::termios::tcsetattr(&port, rustix::termios::OptionalActions::Now, &settings)?;
+    Ok(port)
+}
+
+fn fill(orders: Orders, boot_id: String, port: File) -> Guest {
+    let mut first_page = 0;
+    let mut area = |name, kind, bytes, rewritten| {
+        let area = Area::fill(name, kind, orders.seed, first_page, bytes, rewritten);
+        first_page += bytes / PAGE_BYTES as u64;
+        area
+    };
+    let fixed = vec![
+        area("random", Kind::Random, orders.random_bytes, false),
+        area("text", Kind::Text, orders.text_bytes, false),
+        area("zero", Kind::Zero, orders.zero_bytes, false),
+    ];
+    let working_set = area("ws", Kind::Random, orders.working_set_bytes, true);
+    let writer = Writer::new(working_set, orders.order, orders.seed);
+    let mut pacer = Pacer::default();
+    pacer.set_rate(orders.rate);
+    Guest {
+        boot_id,
+        orders,
+        port: Mutex::new(port),
+        fixed,
+        writer: Mutex::new(writer),
+        pacer: Mutex::new(pacer),
+        written: AtomicU64::new(0),
+        ticks: AtomicU64::new(0),
+        worst_tick_us: AtomicU64::new(0),
+    }
+}
+
+/// Beats, before anything else that wants the CPU.
+fn tick(guest: &Guest) {
+    if let Err(error) = rustix::process::setpriority_process(None, -20) {
+        eprintln!("guest: no priority for heartbeats: {error}");
+    }
+    let mut last = Instant::now();
+    loop {
+        thread::sleep(TICK.saturating_sub(last.elapsed()));
+        let now = Instant::now();
+        let gap = now - last;
+        last = now;
+        let gap_us = u64::try_from(gap.as_micros()).unwrap_or(u64::MAX);
+        guest.worst_tick_us.fetch_max(gap_us, Ordering::Relaxed);
+        let ticks = guest.ticks.fetch_add(1, Ordering::Relaxed) + 1;
+        if ticks.is_multiple_of(COUNT_EVERY_TICKS) {
+            guest.say(&format!("={ticks:x} {}", guest.written.load(Ordering::Relaxed)));
+        } else {
+            guest.say(&format!(".{ticks:x}"));
+        }
+    }
+}
+
+fn write(guest: &Guest) {
+    let mut last = Instant::now();
+    loop {
+        thread::sleep(WRITER_STEP);
+        let now = Instant::now();
+        let pages = lock(&guest.pacer).pages_due(now - last);
+        last = now;
+        if pages > 0 {
+            let mut writer = lock(&guest.writer);
+            writer.write(pages);
+            guest.written.store(writer.written(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Guest {
+    fn greeting(&self) -> String {
+        format!("boot {} {}", self.boot_id, self.orders)
+    }
+
+    fn say(&self, line: &str) {
+        // One write for a line: lines of different threads never mix.
+        if let Err(error) = lock(&self.port).write_all(format!("{line}\n").as_bytes()) {
+            eprintln!("guest: {PORT}: {error}");
+        }
+    }
+
+    fn answer(&self, command: &str) -> Result<String, String> {
+        let (verb, rest) = command.split_once(' ').unwrap_or((command, ""));
+        match verb {
+            "hello" => Ok(self.greeting()),
+            "check" => Ok(self.check()),
+            "status" => Ok(self.status()),
+            "forget" => {
+                self.worst_tick_us.store(0, Ordering::Relaxed);
+                Ok(String::new())
+            }
+            "pause" => self.set_rate(0),
+            "resume" => self.set_rate(self.orders.rate),
+            "rate" => {
+                let rate = rest.parse().map_err(|_| format!("{rest:?} is no rate"))?;
+                self.set_rate(rate)
+            }
+            "reboot" => end(rustix::system::RebootCommand::Restart),
+            "poweroff" => end(rustix::system::RebootCommand::PowerOff),
+            _ => Err(format!("unknown command {verb:?}")),
+        }
+    }
+
+    fn set_rate(&self, rate: u64) -> Result<String, String> {
+        lock(&self.pacer).set_rate(rate);
+        Ok(format!("rate={rate}"))
+    }
+
+    fn check(&self) -> String {
+        let mut checked = Checked::default();
+        for area in &self.fixed {
+            checked.add(area.check());
+        }
+        let writer = lock(&self.writer);
+        checked.add(writer.area().check());
+        let (wrong, first_wrong) = writer.wrong();
+        let first_wrong = first_wrong.map(str::to_owned);
+        checked.add(Checked { pages: 0, wrong, first_wrong });
+        let first = checked.first_wrong.unwrap_or_else(|| "none".to_owned());
+        format!("pages={} wrong={} first={first}", checked.pages, checked.wrong)
+    }
+
+    fn status(&self) -> String {
+        format!(
+            "ticks={} written={} rate={} worst_tick_us={}",
+            self.ticks.load(Ordering::Relaxed),
+            self.written.load(Ordering::Relaxed),
+            lock(&self.pacer).rate(),
+            self.worst_tick_us.load(Ordering::Relaxed),
+        )
+    }
+}
+
+fn end(command: rustix::system::RebootCommand) -> Result<String, String> {
+    match rustix::system::reboot(command) {
+        Ok(()) => Ok(String::new()),
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,115 @@
+//! What a guest is to do, as it stands on its kernel's command line. The lab
+//! writes it, the guest reads it; both use this file.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// In which order the writer visits its working set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Any page may be next.
+    #[default]
+    Random,
+    /// From the first to the last, and again.
+    Sequential,
+}
+
+/// A guest's orders.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// Makes this guest's content different from that of others.
+    pub seed: u64,
+    /// Bytes filled once with content that doesn't shrink.
+    pub random_bytes: u64,
+    /// Bytes filled once with content that shrinks as text does.
+    pub text_bytes: u64,
+    /// Bytes that hold zeros, in pages that were written.
+    pub zero_bytes: u64,
+    /// Bytes of content that doesn't shrink and is rewritten.
+    pub working_set_bytes: u64,
+    /// Bytes rewritten per second.
+    pub rate: u64,
+    /// In which order.
+    pub order: Order,
+}
+
+/// A kernel command line that holds no orders, or wrong ones.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the order {0:?} is not of the form lab.NAME=NUMBER")]
+pub struct BadOrder(pub String);
+
+const PREFIX: &str = "lab.";
+
+impl fmt::Display for Orders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers = [
+            ("seed", self.seed),
+            ("random", self.random_bytes),
+            ("text", self.text_bytes),
+            ("zero", self.zero_bytes),
+            ("ws", self.working_set_bytes),
+            ("rate", self.rate),
+            ("sequential", u64::from(self.order == Order::Sequential)),
+        ];
+        for (index, (name, number)) in numbers.into_iter().enumerate() {
+            let space = if index == 0 { "" } else { " " };
+            write!(f, "{space}{PREFIX}{name}={number}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Orders {
+    type Err = BadOrder;
+
+    /// Reads a whole kernel command line; words that are not ours are left
+    /// alone.
+    fn from_str(line: &str) -> Result<Self, BadOrder> {
+        let mut orders = Self::default();
+        for word in line.split_whitespace() {
+            let Some(order) = word.strip_prefix(PREFIX) else { continue };
+            let bad = || BadOrder(word.to_owned());
+            let (name, number) = order.split_once('=').ok_or_else(bad)?;
+            let number: u64 = number.parse().map_err(|_| bad())?;
+            match name {
+                "seed" => orders.seed = number,
+                "random" => orders.random_bytes = number,
+                "text" => orders.text_bytes = number,
+                "zero" => orders.zero_bytes = number,
+                "ws" => orders.working_set_bytes = number,
+                "rate" => orders.rate = number,
+                "sequential" if number == 1 => orders.order = Order::Sequential,
+                "sequential" => orders.order = Order::Random,
+                _ => return Err(bad()),
+            }
+        }
+        Ok(orders)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let orders = Orders {
+            seed: 1,
+            random_bytes: 2,
+            text_bytes: 3,
+            zero_bytes: 4,
+            working_set_bytes: 5,
+            rate: 6,
+            order: Order::Sequential,
+        };
+        let line = format!("console=ttyS0 quiet {orders} panic=0");
+        assert_eq!(line.parse::<Orders>(), Ok(orders));
+    }
+
+    #[test]
+    fn wrong_orders_are_named() {
+        for wrong in ["lab.seed", "lab.seed=x", "lab.rate=-1", "lab.colour=1"] {
+            assert_eq!(wrong.parse::<Orders>(), Err(BadOrder(wrong.to_owned())));
+        }
+    }
+}

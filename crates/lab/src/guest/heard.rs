@@ -1,0 +1,193 @@
+//! What was heard from a guest, on however many sockets.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::connect;
+use crate::error::{LabError, Result, SystemContext};
+
+/// How a guest fares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulse {
+    /// When it was last heard.
+    pub last_beat: Instant,
+    /// The longest silence since [`super::Guest::forget_gap`].
+    pub gap: Duration,
+    /// Pages it has rewritten since it booted.
+    pub written: u64,
+    /// When it said so.
+    pub written_at: Instant,
+    /// How often it has booted.
+    pub boots: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    pulse: Pulse,
+    boot_id: Option<String>,
+    answers: HashMap<String, String>,
+    questions: u64,
+    /// The socket that was heard last: where questions go.
+    port: Option<UnixStream>,
+    over: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Heard {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Default for Heard {
+    fn default() -> Self {
+        let now = Instant::now();
+        let pulse =
+            Pulse { last_beat: now, gap: Duration::ZERO, written: 0, written_at: now, boots: 0 };
+        Self {
+            state: Mutex::new(State {
+                pulse,
+                boot_id: None,
+                answers: HashMap::new(),
+                questions: 0,
+                port: None,
+                over: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+}
+
+impl Heard {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Listens on a socket as soon as it is there, on a thread of its own.
+    pub(super) fn listen(self: &Arc<Self>, path: PathBuf, until: Instant) -> Result<()> {
+        let heard = Arc::downgrade(self);
+        let listen = move || {
+            let over = || heard.upgrade().is_none_or(|heard| heard.lock().over);
+            let Some(stream) = connect(&path, until, over) else { return };
+            let Ok(port) = stream.try_clone() else { return };
+            for line in BufReader::new(stream).lines().map_while(std::io::Result::ok) {
+                let Some(heard) = heard.upgrade() else { return };
+                heard.hear(&line, &port);
+            }
+        };
+        std::thread::Builder::new()
+            .name("guest-heard".to_owned())
+            .spawn(listen)
+            .doing("start a thread")?;
+        Ok(())
+    }
+
+    fn hear(&self, line: &str, port: &UnixStream) {
+        let now = Instant::now();
+        let mut state = self.lock();
+        if let Some(rest) = line.strip_prefix(['.', '=']) {
+            state.pulse.gap = state.pulse.gap.max(now - state.pulse.last_beat);
+            state.pulse.last_beat = now;
+            let written = rest.split_once(' ').and_then(|(_, written)| written.parse().ok());
+            if let Some(written) = written {
+                state.pulse.written = written;
+                state.pulse.written_at = now;
+            }
+            if let Ok(port) = port.try_clone() {
+                state.port = Some(port);
+            }
+        } else if let Some(rest) = line.strip_prefix("boot ") {
+            let id = rest.split(' ').next().map(str::to_owned);
+            if id != state.boot_id {
+                state.boot_id = id;
+                state.pulse.boots += 1;
+            }
+        } else if let Some((id, answer)) = line.split_once(' ') {
+            state.answers.insert(id.to_owned(), answer.to_owned());
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn pulse(&self) -> Pulse {
+        self.lock().pulse
+    }
+
+    pub(super) fn forget_gap(&self) {
+        self.lock().pulse.gap = Duration::ZERO;
+    }
+
+    pub(super) fn next_question(&self) -> Result<(String, UnixStream)> {
+        let mut state = self.lock();
+        state.questions += 1;
+        let id = format!("q{}", state.questions);
+        let port = state.port.as_ref().and_then(|port| port.try_clone().ok());
+        let port = port.ok_or_else(|| LabError::Missing { what: "the guest's port".to_owned() })?;
+        Ok((id, port))
+    }
+
+    pub(super) fn wait_answer(&self, id: &str, timeout: Duration) -> Option<String> {
+        let until = Instant::now() + timeout;
+        let mut found = None;
+        self.wait(until, |state| {
+            found = state.answers.remove(id);
+            found.is_some()
+        });
+        found
+    }
+
+    pub(super) fn wait_boot(&self, until: Instant) -> bool {
+        self.wait_boots(1, until) && self.wait(until, |state| state.port.is_some())
+    }
+
+    pub(super) fn wait_boots(&self, boots: u32, until: Instant) -> bool {
+        self.wait(until, |state| state.pulse.boots >= boots)
+    }
+
+    pub(super) fn wait_beat(&self, timeout: Duration) -> bool {
+        let now = Instant::now();
+        self.wait(now + timeout, |state| state.pulse.last_beat > now)
+    }
+
+    fn wait(&self, until: Instant, mut enough: impl FnMut(&mut State) -> bool) -> bool {
+        let mut state = self.lock();
+        loop {
+            if enough(&mut state) {
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heartbeats_answers_and_boots_are_told_apart() {
+        let heard = Heard::default();
+        let (port, _other) = UnixStream::pair().unwrap();
+        for line in [".1", "boot abc lab.seed=1", "=a 77", "q1 ok pages=3", "boot abc x", "junk"] {
+            heard.hear(line, &port);
+        }
+        let pulse = heard.pulse();
+        assert_eq!((pulse.boots, pulse.written), (1, 77));
+        let answer = heard.wait_answer("q1", Duration::ZERO);
+        assert_eq!(answer.as_deref(), Some("ok pages=3"));
+        heard.hear("boot def lab.seed=1", &port);
+        assert_eq!(heard.pulse().boots, 2);
+        assert!(heard.next_question().is_ok());
+    }
+}

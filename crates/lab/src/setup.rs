@@ -1,0 +1,100 @@
+//! Finds or makes all that the lab needs: programs, a QEMU that is correct
+//! with the accelerator at hand, a kernel, an initramfs. Says what it does;
+//! does nothing where nothing is missing.
+
+mod accelerator;
+mod download;
+mod initramfs;
+mod install;
+mod version;
+
+use std::path::{Path, PathBuf};
+use std::{env, fmt, fs};
+
+pub use accelerator::Accelerator;
+pub use version::Version;
+
+use crate::error::{FileContext, LabError, Result};
+use crate::program;
+
+/// The first QEMU whose own migration is correct under TCG.
+const QEMU_CORRECT_UNDER_TCG: Version = Version { major: 9, minor: 0, patch: 0 };
+
+/// All that guests are made of.
+#[derive(Clone, Debug)]
+pub struct Kit {
+    /// A QEMU that migrates correctly with `accelerator`.
+    pub qemu: PathBuf,
+    /// Its version.
+    pub qemu_version: Version,
+    /// The QEMU that the distribution brings; often the same.
+    pub qemu_system: PathBuf,
+    /// Its version.
+    pub qemu_system_version: Version,
+    /// The guests' kernel.
+    pub kernel: PathBuf,
+    /// The guests' initramfs.
+    pub initrd: PathBuf,
+    /// KVM where it can boot a guest, else TCG.
+    pub accelerator: Accelerator,
+}
+
+impl fmt::Display for Kit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let qemu = self.qemu.display();
+        let system = self.qemu_system.display();
+        writeln!(f, "QEMU_{}={qemu}", self.qemu_version.major)?;
+        if self.qemu_system_version.major != self.qemu_version.major {
+            writeln!(f, "QEMU_{}={system}", self.qemu_system_version.major)?;
+        }
+        writeln!(f, "QEMU={qemu}")?;
+        writeln!(f, "KERNEL={}", self.kernel.display())?;
+        writeln!(f, "INITRD={}", self.initrd.display())?;
+        write!(f, "ACCEL={}", self.accelerator)
+    }
+}
+
+/// The repository's root.
+#[must_use]
+pub fn repository() -> PathBuf {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    crates.and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// Where setup keeps what it made.
+#[must_use]
+pub fn store() -> PathBuf {
+    env::var_os("DROVEWAY_LAB").map_or_else(|| repository().join(".lab"), PathBuf::from)
+}
+
+/// Finds what is there, installs and makes what isn't.
+///
+/// # Errors
+/// With what is missing and can't be had.
+pub fn ensure() -> Result<Kit> {
+    if env::consts::ARCH != "x86_64" {
+        let text = format!("the lab's guests are x86-64; this machine is {}", env::consts::ARCH);
+        return Err(LabError::Unsupported(text));
+    }
+    let store = store();
+    fs::create_dir_all(&store).at("create", &store)?;
+    install::programs()?;
+    let kernel = download::kernel(&store)?;
+    let initrd = initramfs::build(&store)?;
+    let qemu_system = system_qemu()?;
+    let qemu_system_version = version::of(&qemu_system)?;
+    let accelerator = accelerator::find(&store, &qemu_system, &kernel, &initrd)?;
+    let wanted = accelerator == Accelerator::Tcg && qemu_system_version < QEMU_CORRECT_UNDER_TCG;
+    let qemu = if wanted { download::newer_qemu(&store)? } else { qemu_system.clone() };
+    let qemu_version = version::of(&qemu)?;
+    Ok(Kit { qemu, qemu_version, qemu_system, qemu_system_version, kernel, initrd, accelerator })
+}
+
+fn system_qemu() -> Result<PathBuf> {
+    program::find("qemu-system-x86_64")
+        .ok_or_else(|| LabError::Missing { what: "qemu-system-x86_64".to_owned() })
+}
+
+pub(crate) fn say(text: &str) {
+    eprintln!("setup: {text}");
+}

@@ -1,0 +1,52 @@
+//! Programs that come from the distribution.
+
+use crate::error::{LabError, Result};
+use crate::program;
+use crate::setup::say;
+
+/// Programs, each with the Debian package that brings it.
+const PROGRAMS: [(&str, &str); 4] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("ip", "iproute2"),
+    ("tc", "iproute2"),
+    ("dpkg-deb", "dpkg"),
+];
+
+/// Installs those that are missing, with apt-get.
+pub(super) fn programs() -> Result<()> {
+    let mut packages: Vec<&str> = PROGRAMS
+        .iter()
+        .filter(|(name, _)| program::find(name).is_none())
+        .map(|&(_, package)| package)
+        .collect();
+    packages.dedup();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let list = packages.join(" ");
+    if program::find("apt-get").is_none() {
+        let text = format!("install {list} (or what your distribution calls them) by hand");
+        return Err(LabError::Unsupported(text));
+    }
+    say(&format!("installing {list} with apt-get"));
+    let install = ["install", "-y", "-q", "--no-install-recommends"];
+    let arguments: Vec<&str> = install.into_iter().chain(packages).collect();
+    if apt_get(&arguments).is_err() {
+        // Machines made from an image often have no package lists yet.
+        apt_get(&["update", "-q"])?;
+        apt_get(&arguments)?;
+    }
+    Ok(())
+}
+
+fn apt_get(arguments: &[&str]) -> Result<()> {
+    let mut command = if program::root() {
+        program::command("apt-get")
+    } else {
+        let mut sudo = program::command("sudo");
+        sudo.arg("apt-get");
+        sudo
+    };
+    command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
+    program::output(&mut command).map(|_| ())
+}
