@@ -33,7 +33,6 @@ struct State {
     questions: u64,
     /// The socket that was heard last: where questions go.
     port: Option<UnixStream>,
-    over: bool,
 }
 
 #[derive(Debug)]
@@ -54,7 +53,6 @@ impl Default for Heard {
                 answers: HashMap::new(),
                 questions: 0,
                 port: None,
-                over: false,
             }),
             changed: Condvar::new(),
         }
@@ -70,7 +68,7 @@ impl Heard {
     pub(super) fn listen(self: &Arc<Self>, path: PathBuf, until: Instant) -> Result<()> {
         let heard = Arc::downgrade(self);
         let listen = move || {
-            let over = || heard.upgrade().is_none_or(|heard| heard.lock().over);
+            let over = || heard.strong_count() == 0;
             let Some(stream) = connect(&path, until, over) else { return };
             let Ok(port) = stream.try_clone() else { return };
             for line in BufReader::new(stream).lines().map_while(std::io::Result::ok) {
