@@ -4,7 +4,8 @@
 pub(super) fn bytes(text: &str, unit: u64) -> Option<u64> {
     let text = text.trim();
     if let Some(hex) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        return u64::from_str_radix(hex, 16).ok()?.checked_mul(unit);
+        let digits = hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+        return digits.then(|| u64::from_str_radix(hex, 16).ok())??.checked_mul(unit);
     }
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match text.get(digits.len()..)?.to_ascii_uppercase().as_str() {
@@ -21,6 +22,9 @@ pub(super) fn bytes(text: &str, unit: u64) -> Option<u64> {
     let Some((whole, fraction)) = digits.split_once('.') else {
         return number(digits)?.checked_mul(unit);
     };
+    if !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
     // Eighteen digits of a fraction are more than any unit can show.
     let fraction = fraction.get(..18).unwrap_or(fraction);
     let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
@@ -57,6 +61,8 @@ mod tests {
             ("+1", 1, None),
             ("1 2", 1, None),
             ("1.2.3", 1, None),
+            ("0x+1", 1, None),
+            ("1.\u{1d7d8}\u{1d7d8}\u{1d7d8}\u{1d7d8}\u{1d7d8}\u{1d7d8}\u{1d7d8}\u{1d7d8}", 1, None),
             ("99999999999999999999", 1, None),
             ("16E", 1, None),
             ("0.99999999999999999999999999E", 1, Some(1_152_921_504_606_846_974)),
@@ -68,7 +74,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_size_or_none(text in "\\PC{0,20}", unit in 1_u64..1 << 60) {
+        fn any_text_is_a_size_or_none(text in "\\PC{0,30}|[0-9.]{0,30}[kMG]?", unit in 1_u64..1 << 60) {
             let _ = bytes(&text, unit);
         }
     }

@@ -16,7 +16,6 @@ fn images_of_a_live_vm_are_challenged_where_they_are() {
         "-machine q35 -m 64 -S -drive file=disk.img,format=raw,if=virtio \
          -drive file=cd.iso,format=raw,if=virtio,readonly=on",
         dir.path(),
-        false,
     )
     .unwrap();
     let vm = Vm { machine: Some(machine), dir };

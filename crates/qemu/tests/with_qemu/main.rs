@@ -69,18 +69,32 @@ fn argv_of(program: &str, arguments: &str) -> Vec<String> {
         .collect()
 }
 
-fn try_start(arguments: &str, dir: &Path, incoming: bool) -> Result<Machine, StartError> {
+fn try_start(arguments: &str, dir: &Path) -> Result<Machine, StartError> {
     let argv = argv(arguments);
-    let start = Start { name: "test", argv: &argv, cwd: dir, dir, incoming, machine: None };
+    let start = Start { name: "test", argv: &argv, cwd: dir, dir, incoming: false, machine: None };
     qemu::machine::start(&start)
 }
 
-fn start_in(arguments: &str, incoming: bool) -> Vm {
+fn start(arguments: &str) -> Vm {
     let dir = tempfile::tempdir().unwrap();
-    let machine = try_start(arguments, dir.path(), incoming).unwrap();
+    let machine = try_start(arguments, dir.path()).unwrap();
     Vm { machine: Some(machine), dir }
 }
 
-fn start(arguments: &str) -> Vm {
-    start_in(arguments, false)
+/// A destination for a VM of that machine type, by the other QEMU if there is
+/// one.
+fn wait_for(arguments: &str, machine: &str) -> Vm {
+    let other = std::env::var("DROVEWAY_QEMU_OTHER").unwrap_or_else(|_| program());
+    let argv = argv_of(&other, arguments);
+    let dir = tempfile::tempdir().unwrap();
+    let start = Start {
+        name: "test",
+        argv: &argv,
+        cwd: dir.path(),
+        dir: dir.path(),
+        incoming: true,
+        machine: Some(machine),
+    };
+    let machine = qemu::machine::start(&start).unwrap();
+    Vm { machine: Some(machine), dir }
 }

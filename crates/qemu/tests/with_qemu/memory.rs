@@ -61,7 +61,6 @@ fn ram_of_the_users_own_stays_theirs() {
         "-machine q35,memory-backend=r -m 64 -S -object \
          memory-backend-file,id=r,size=64M,mem-path=own.ram,share=on",
         dir.path(),
-        false,
     )
     .unwrap();
     assert!(machine.ram.is_empty());
@@ -78,7 +77,6 @@ fn no_huge_pages_is_said_before_qemu_is_started() {
         "-machine q35,memory-backend=r -m 1T -S -object \
          memory-backend-memfd,id=r,size=1T,hugetlb=on,hugetlbsize=2M",
         dir.path(),
-        false,
     )
     .unwrap_err();
     assert!(error.to_string().contains("huge pages"), "{error}");

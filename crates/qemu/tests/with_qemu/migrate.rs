@@ -10,9 +10,11 @@ use qemu::outgoing::{self, Outgoing, Status, StreamKind, choose_stream};
 use qemu::qmp::{Qmp, RunState};
 use serde_json::{Value, json};
 
-use crate::{Vm, start, start_in};
+use crate::{Vm, start, wait_for};
 
-const PLAIN: &str = "-machine q35 -m 64";
+/// A machine type that both versions have.
+const TYPE: &str = "pc-q35-7.2";
+const PLAIN: &str = "-machine pc-q35-7.2 -m 64";
 const WAIT: Duration = Duration::from_secs(60);
 
 fn settings(qmp: &Qmp) -> (Value, Value) {
@@ -41,7 +43,7 @@ fn moved(was_running: bool) -> (Vm, Outgoing, Vm, Incoming) {
     if !was_running {
         source.qmp.stop().unwrap();
     }
-    let destination = start_in(PLAIN, true);
+    let destination = wait_for(PLAIN, TYPE);
     assert_eq!(destination.qmp.run_state().unwrap(), RunState::InMigrate);
     assert_eq!(outgoing::runs(&source.qmp).unwrap(), was_running);
 
@@ -177,8 +179,8 @@ fn multifd_is_chosen_where_it_can_be() {
 
 #[test]
 fn a_destination_says_in_qemus_words_why_it_cannot_load() {
-    let source = start("-machine q35 -m 64 -S");
-    let destination = start_in("-machine q35 -m 128", true);
+    let source = start("-machine pc-q35-7.2 -m 64 -S");
+    let destination = wait_for("-machine q35 -m 128", TYPE);
     let incoming = Incoming::of(&destination).unwrap();
     let stream = incoming.listen(&destination.dir.path().join("in")).unwrap();
     let (path, listener) = socket(&source);

@@ -1,19 +1,17 @@
-use qemu::machine::Start;
+use std::path::Path;
+
 use qemu::shape::Shape;
 use serde_json::json;
 
-use crate::{Vm, argv_of, program, start};
+use crate::{start, wait_for};
 
-fn disks() -> String {
-    // Both VMs open the same images, as a source and a destination do.
-    let dir = std::env::temp_dir().join(format!("droveway-shape-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
+/// Both VMs open the same images, as a source and a destination do.
+fn disks(dir: &Path) -> String {
     for name in ["a.img", "b.img", "c.iso"] {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(dir.join(name));
-        file.unwrap().set_len(1 << 20).unwrap();
+        std::fs::File::create(dir.join(name)).unwrap().set_len(1 << 20).unwrap();
     }
     format!(
-        "-machine q35 -m 64 -S -smp 2 \
+        "-machine pc-q35-7.2 -m 64 -S -smp 2 \
          -drive file={dir}/a.img,format=raw,if=virtio \
          -blockdev driver=file,filename={dir}/b.img,node-name=file0 \
          -blockdev driver=raw,file=file0,node-name=disk0 -device virtio-blk-pci,drive=disk0,id=blk0 \
@@ -23,28 +21,13 @@ fn disks() -> String {
     )
 }
 
-/// A destination for `source`, made by the other QEMU if there is one.
-fn waiting(source: &Shape) -> Vm {
-    let other = std::env::var("DROVEWAY_QEMU_OTHER").unwrap_or_else(|_| program());
-    let argv = argv_of(&other, &disks());
-    let dir = tempfile::tempdir().unwrap();
-    let start = Start {
-        name: "test",
-        argv: &argv,
-        cwd: dir.path(),
-        dir: dir.path(),
-        incoming: true,
-        machine: Some(&source.machine),
-    };
-    let machine = qemu::machine::start(&start).unwrap();
-    Vm { machine: Some(machine), dir }
-}
-
 #[test]
 fn a_vm_equals_the_one_that_waits_for_it_and_drift_is_found() {
-    let source = start(&disks());
+    let dir = tempfile::tempdir().unwrap();
+    let arguments = disks(dir.path());
+    let source = start(&arguments);
     let shape = Shape::of(&source.qmp).unwrap();
-    let waiting = waiting(&shape);
+    let waiting = wait_for(&arguments, &shape.machine);
     let other = Shape::of(&waiting.qmp).unwrap();
     assert_eq!(shape.differences(&other, &[]), Vec::<String>::new());
     assert!(shape.machine.starts_with("pc-q35-"), "{}", shape.machine);
@@ -63,6 +46,12 @@ fn a_vm_equals_the_one_that_waits_for_it_and_drift_is_found() {
     let told = Shape::of(&source.qmp).unwrap().differences(&other, &[]);
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("is empty in the VM"), "{told:?}");
+}
+
+#[test]
+fn a_destination_gets_the_machine_type_that_the_name_meant_at_the_source() {
+    let waiting = wait_for("-machine q35,usb=on -m 64", "pc-q35-7.2");
+    assert_eq!(Shape::of(&waiting.qmp).unwrap().machine, "pc-q35-7.2");
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn what_qemu_refuses_is_said_in_its_words_and_nothing_stays() {
     ];
     for (arguments, piece) in table {
         let dir = tempfile::tempdir().unwrap();
-        let error = try_start(arguments, dir.path(), false).unwrap_err();
+        let error = try_start(arguments, dir.path()).unwrap_err();
         assert!(matches!(error, StartError::Ended { .. }), "{error}");
         assert!(error.to_string().contains(piece), "{error}");
         assert!(!dir.path().join("qmp").exists());
