@@ -82,6 +82,9 @@ impl GuestSpec {
             &kit.kernel.display().to_string(),
             "-initrd",
             &kit.initrd.display().to_string(),
+            // Threads with names: what a vCPU spends is not the migration's.
+            "-name",
+            &format!("{},debug-threads=on", self.name),
             "-append",
             &format!("{quiet} {}", self.orders),
             "-serial",

@@ -1,7 +1,9 @@
 //! Hosts as network namespaces, tiny Linux guests, and QEMU's own migration to compare with.
 
 pub mod bench;
+pub mod contender;
 pub mod cpio;
+pub mod demo;
 pub mod error;
 pub mod guest;
 pub mod hosts;

@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use lab::bench::{contest, plain_tcp, scenario};
 use lab::error::LabError;
+use lab::{demo, hosts, setup};
 
 /// Hosts, guests and races on one machine.
 #[derive(Parser)]
@@ -18,11 +20,40 @@ enum Action {
     Setup,
     /// Print where the lab's QEMU, kernel and initramfs are.
     Env,
+    /// Remove what a killed run left behind.
+    Clean,
+    /// Move a writing VM there and back, and race QEMU's own migration.
+    Demo,
+    /// Run a benchmark; without a name, list them.
+    Bench {
+        /// Which.
+        name: Option<String>,
+        /// How often each contender runs.
+        #[arg(long, default_value_t = 5)]
+        runs: u32,
+        /// Only the contenders named so; may be repeated.
+        #[arg(long)]
+        only: Vec<String>,
+    },
+    /// Receive one TCP stream (for the benchmark `line`).
+    #[command(hide = true)]
+    TcpSink {
+        /// Where.
+        port: u16,
+    },
+    /// Send one TCP stream, and print how long it took.
+    #[command(hide = true)]
+    TcpSource {
+        /// Where to.
+        address: String,
+        /// How much.
+        bytes: u64,
+    },
 }
 
 fn main() -> ExitCode {
     match run(&Options::parse().action) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("lab: {error}");
             ExitCode::FAILURE
@@ -30,12 +61,36 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(action: &Action) -> Result<(), LabError> {
+fn run(action: &Action) -> Result<ExitCode, LabError> {
+    let system = |error| LabError::System { action: "talk TCP", error };
     match action {
         Action::Setup => {
-            lab::setup::ensure()?;
+            setup::ensure()?;
         }
-        Action::Env => println!("{}", lab::setup::ensure()?),
+        Action::Env => println!("{}", setup::ensure()?),
+        Action::Clean => hosts::clean()?,
+        Action::Demo => return demo::run(),
+        Action::Bench { name: None, .. } => {
+            for scenario in scenario::all() {
+                println!("{:10} {}", scenario.name, scenario.about);
+            }
+        }
+        Action::Bench { name: Some(name), runs, only } => {
+            let scenario = scenario::all().into_iter().find(|one| one.name == name);
+            let scenario = scenario.ok_or_else(|| {
+                LabError::Unsupported(format!("there is no benchmark {name}; `lab bench` lists them"))
+            })?;
+            let outcome = contest::run(&setup::ensure()?, &scenario, *runs, only)?;
+            let wrong = |run: &lab::bench::result::Run| run.ok && !run.intact;
+            if outcome.contenders.values().any(|contender| contender.runs.iter().any(wrong)) {
+                eprintln!("lab: a guest's memory came out wrong");
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Action::TcpSink { port } => plain_tcp::sink(*port).map_err(system)?,
+        Action::TcpSource { address, bytes } => {
+            plain_tcp::source(address, *bytes).map_err(system)?;
+        }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,154 @@
+//! Runs a scenario: contenders in turn, so that what else happens on the
+//! machine meets all of them alike.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::cpu::CpuMeter;
+use super::result::{Outcome, Run};
+use super::scenario::Scenario;
+use super::{plain_tcp, table};
+use crate::contender::{Contender, Ground, Moved};
+use crate::error::{FileContext, LabError, Result};
+use crate::guest::Guest;
+use crate::hosts::Hosts;
+use crate::setup::{Kit, repository};
+
+/// A booted guest settles before it moves.
+const SETTLE: Duration = Duration::from_secs(1);
+/// A guest that moved is heard again.
+const HEARD_MAX: Duration = Duration::from_secs(20);
+/// The guest speaks this often, so this much of a silence is none.
+const BEAT: Duration = Duration::from_millis(5);
+
+/// Runs a scenario, prints what happens, and writes the results. `only` names
+/// the contenders that take part; none named means all.
+///
+/// # Errors
+/// If the lab itself fails; a contender that fails is a result.
+pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result<Outcome> {
+    println!("{}: {}", scenario.name, scenario.about);
+    let mut outcome = Outcome {
+        scenario: scenario.name.to_owned(),
+        guest: scenario.guest_json(),
+        links: scenario.links_json(),
+        qemu: kit.qemu_version.to_string(),
+        accel: kit.accelerator.to_string(),
+        contenders: BTreeMap::new(),
+        ratios: BTreeMap::new(),
+    };
+    for nth in 1..=runs {
+        for mut contender in scenario.contenders() {
+            let name = contender.name();
+            if !only.is_empty() && !only.contains(&name) {
+                continue;
+            }
+            let run = match one(kit, scenario, &mut *contender) {
+                Ok(run) => run,
+                Err(error) => Run { error: Some(error.to_string()), ..Run::default() },
+            };
+            println!("  {nth}/{runs} {name:18} {}", told(&run));
+            outcome.contenders.entry(name).or_default().runs.push(run);
+        }
+        if scenario.plain_tcp {
+            let run = plain_tcp::run(scenario)?;
+            println!("  {nth}/{runs} {:18} {}", "tcp", told(&run));
+            outcome.contenders.entry("tcp".to_owned()).or_default().runs.push(run);
+        }
+    }
+    let ours: Vec<String> =
+        outcome.contenders.keys().filter(|name| name.starts_with("droveway")).cloned().collect();
+    outcome.conclude(&ours.iter().map(String::as_str).collect::<Vec<_>>());
+    println!("\n{}", table::markdown(&outcome));
+    let path = save(&outcome)?;
+    println!("{}", path.display());
+    Ok(outcome)
+}
+
+fn told(run: &Run) -> String {
+    match &run.error {
+        Some(error) => format!("failed: {error}"),
+        None => format!(
+            "{:6.2} s, blackout {:4.0} ms (seen {:4.0}), {:7.1} MB, CPU {:5.2} s, work {:.2}, {}",
+            run.total_s,
+            run.downtime_ms,
+            run.guest_gap_ms,
+            run.wire_bytes as f64 / 1e6,
+            run.cpu_s,
+            run.guest_work,
+            if run.intact { "intact" } else { "MEMORY WRONG" },
+        ),
+    }
+}
+
+fn save(outcome: &Outcome) -> Result<PathBuf> {
+    let dir = repository().join("target/bench");
+    fs::create_dir_all(&dir).at("make", &dir)?;
+    let path = dir.join(format!("{}.json", outcome.scenario));
+    let json = serde_json::to_string_pretty(outcome).map_err(|error| LabError::Text {
+        what: "the results",
+        text: error.to_string(),
+    })?;
+    fs::write(&path, json + "\n").at("write", &path)?;
+    Ok(path)
+}
+
+/// One contender, one new guest, one move.
+fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<Run> {
+    let hosts = Hosts::new(scenario.link)?;
+    let ground =
+        Ground { kit, hosts: &hosts, downtime_goal: scenario.goal, timeout: scenario.timeout };
+    let guest = contender.start(&ground, &scenario.guest)?;
+    std::thread::sleep(SETTLE);
+    guest.expect_on(&hosts.b)?;
+    let cpu = CpuMeter::start(contender.processes());
+    let traffic = hosts.traffic()?;
+    let before = guest.pulse();
+    guest.forget_gap();
+    let moved = contender.migrate(&ground)?;
+    guest.wait_beat(HEARD_MAX)?;
+    let after = guest.pulse();
+    let run = Run {
+        ok: true,
+        intact: false,
+        total_s: (moved.ran - moved.began).as_secs_f64(),
+        prepare_s: moved.prepare.as_secs_f64(),
+        downtime_ms: moved.downtime.as_secs_f64() * 1e3,
+        guest_gap_ms: after.gap.saturating_sub(BEAT).as_secs_f64() * 1e3,
+        wire_bytes: (hosts.traffic()? - traffic).bytes,
+        cpu_s: cpu.since(moved.began),
+        guest_work: work(scenario, &guest, &before, &moved),
+        error: None,
+    };
+    let checked = guest.check()?;
+    let intact = checked.wrong == 0 && checked.pages > 0;
+    contender.stop();
+    Ok(Run { intact, ..run })
+}
+
+/// What the guest wrote, of what it was told to write, while it moved.
+fn work(
+    scenario: &Scenario,
+    guest: &Guest,
+    before: &crate::guest::Pulse,
+    moved: &Moved,
+) -> f64 {
+    let rate = scenario.guest.orders.rate as f64;
+    if rate == 0.0 {
+        return 1.0;
+    }
+    // The count comes with every tenth beat: wait for one from after the move.
+    let until = Instant::now() + Duration::from_secs(2);
+    let after = loop {
+        let pulse = guest.pulse();
+        if pulse.written_at > moved.ran || Instant::now() > until {
+            break pulse;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let written = after.written.saturating_sub(before.written) as f64 * 4096.0;
+    let seconds = (after.written_at - before.written_at).as_secs_f64();
+    if seconds > 0.0 { written / (rate * seconds) } else { 1.0 }
+}

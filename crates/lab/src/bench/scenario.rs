@@ -1,0 +1,161 @@
+//! The contests: what guest, what links, who takes part.
+
+use std::time::Duration;
+
+use lab_guest::orders::Orders;
+use serde_json::{Value, json};
+
+use crate::contender::{Contender, Droveway, Mode, Options, Qemu};
+use crate::guest::GuestSpec;
+use crate::hosts::Link;
+
+const MIB: u64 = 1 << 20;
+const MB: u64 = 1_000_000;
+
+/// A contest.
+pub struct Scenario {
+    /// Its name: `make bench-NAME`.
+    pub name: &'static str,
+    /// What it is for, for a person.
+    pub about: &'static str,
+    /// The guest.
+    pub guest: GuestSpec,
+    /// The links.
+    pub link: Link,
+    /// The downtime goal.
+    pub goal: Duration,
+    /// What a contender gives up after.
+    pub timeout: Duration,
+    /// Those of QEMU.
+    pub modes: &'static [Mode],
+    /// Those of Droveway.
+    pub ours: Vec<Options>,
+    /// Whether a plain TCP stream is measured on the link too.
+    pub plain_tcp: bool,
+}
+
+impl Scenario {
+    /// Every contender, new.
+    #[must_use]
+    pub fn contenders(&self) -> Vec<Box<dyn Contender>> {
+        let qemu = self.modes.iter().map(|mode| Box::new(Qemu::new(*mode)) as Box<dyn Contender>);
+        let ours = self.ours.iter().cloned();
+        let ours = ours.map(|options| Box::new(Droveway::new(options)) as Box<dyn Contender>);
+        qemu.chain(ours).collect()
+    }
+
+    /// The guest, for the results.
+    #[must_use]
+    pub fn guest_json(&self) -> Value {
+        let orders = &self.guest.orders;
+        json!({
+            "memory": self.guest.memory,
+            "vcpus": 1,
+            "machine": self.guest.machine,
+            "random_bytes": orders.random_bytes,
+            "text_bytes": orders.text_bytes,
+            "working_set_bytes": orders.working_set_bytes,
+            "write_bytes_per_s": orders.rate,
+        })
+    }
+
+    /// The links, for the results.
+    #[must_use]
+    pub fn links_json(&self) -> Value {
+        json!({
+            "nics": self.link.nics,
+            "mbit_per_s_each": self.link.mbit_per_s,
+            "congestion_control": "cubic",
+            "downtime_goal_ms": u64::try_from(self.goal.as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+fn plain() -> Vec<Options> {
+    vec![Options::default()]
+}
+
+fn variant(name: &str, arguments: &[&str]) -> Options {
+    Options {
+        variant: Some(name.to_owned()),
+        arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+    }
+}
+
+/// All of them.
+#[must_use]
+pub fn all() -> Vec<Scenario> {
+    let idle = Orders { working_set_bytes: 64 * MIB, rate: 5 * MB, seed: 1, ..Orders::default() };
+    let idle_guest = GuestSpec::new("bench", "1G", idle);
+    let goal = Duration::from_millis(300);
+    let timeout = Duration::from_secs(90);
+    vec![
+        Scenario {
+            name: "idle",
+            about: "1 GiB, 64 MiB random working set, 5 MB/s writes, one link of 1 Gbit/s",
+            guest: idle_guest.clone(),
+            link: Link::one(1000),
+            goal,
+            timeout,
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Zstd],
+            ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
+            plain_tcp: false,
+        },
+        Scenario {
+            name: "nics",
+            about: "the same over four NICs of 250 Mbit/s each; QEMU can use one address",
+            guest: idle_guest,
+            link: Link { nics: 4, mbit_per_s: Some(250) },
+            goal,
+            timeout,
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Zstd],
+            ours: plain(),
+            plain_tcp: false,
+        },
+        Scenario {
+            name: "busy",
+            about: "512 MiB, 128 MiB random working set written at 0.8 of a 500 Mbit/s link",
+            guest: GuestSpec::new(
+                "bench",
+                "512M",
+                Orders { working_set_bytes: 128 * MIB, rate: 50 * MB, seed: 2, ..Orders::default() },
+            ),
+            link: Link::one(500),
+            goal,
+            timeout,
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Zstd, Mode::AutoConverge],
+            ours: plain(),
+            plain_tcp: false,
+        },
+        Scenario {
+            name: "unshaped",
+            about: "1.5 GiB with 1,000 MB random, no shaping: what standing in the path costs",
+            guest: GuestSpec::new(
+                "bench",
+                "1536M",
+                Orders { random_bytes: 1000 * MB / 4096 * 4096, seed: 3, ..Orders::default() },
+            ),
+            link: Link::unshaped(),
+            goal,
+            timeout,
+            modes: &[Mode::Precopy, Mode::Multifd],
+            ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
+            plain_tcp: false,
+        },
+        Scenario {
+            name: "line",
+            about: "768 MiB with 500 MB random, no compression, 1 Gbit/s, beside one plain TCP stream",
+            guest: GuestSpec::new(
+                "bench",
+                "768M",
+                Orders { random_bytes: 500 * MB / 4096 * 4096, seed: 4, ..Orders::default() },
+            ),
+            link: Link::one(1000),
+            goal,
+            timeout,
+            modes: &[],
+            ours: vec![variant("raw", &["--compress", "off"])],
+            plain_tcp: true,
+        },
+    ]
+}

@@ -1,0 +1,277 @@
+//! Droveway: an agent on each host, and its command. Tests use the same.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use api::{Outcome, Report};
+
+use super::{Contender, Ground, Moved};
+use crate::error::{FileContext, LabError, Result, SystemContext};
+use crate::guest::{Guest, GuestSpec};
+use crate::hosts::{Host, Hosts, RUN_DIR};
+use crate::program;
+
+const PORT: u16 = 7800;
+/// An agent listens within a tenth of a second.
+const UP_MAX: Duration = Duration::from_secs(20);
+
+/// The `droveway` that stands beside the running program, or `DROVEWAY`.
+#[must_use]
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("DROVEWAY") {
+        return path.into();
+    }
+    let here = std::env::current_exe().unwrap_or_default();
+    // A test's program is one directory deeper.
+    here.ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join("droveway"))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| "droveway".into())
+}
+
+/// An agent on a host. Dropping it kills it, and leaves its VMs running.
+pub struct Agent {
+    child: Child,
+    host_name: String,
+    api: String,
+    log: PathBuf,
+}
+
+/// The name that a host has in the peers file.
+fn peer_name(hosts: &Hosts, host: &Host) -> &'static str {
+    if host.name == hosts.a.name { "host-a" } else { "host-b" }
+}
+
+fn peers(hosts: &Hosts) -> String {
+    let entry = |host: &Host| {
+        let nics: Vec<_> = host.addresses.iter().map(|nic| format!("\"{nic}\"")).collect();
+        format!(
+            "[[host]]\nname = \"{}\"\naddress = \"{}:{PORT}\"\nnics = [{}]\n",
+            peer_name(hosts, host),
+            host.addresses[0],
+            nics.join(", "),
+        )
+    };
+    entry(&hosts.a) + &entry(&hosts.b)
+}
+
+impl Agent {
+    /// Starts an agent on `host`, and waits until it answers.
+    ///
+    /// # Errors
+    /// If it doesn't come up; with the end of its log.
+    pub fn start(hosts: &Hosts, host: &Host) -> Result<Self> {
+        let outside = |name: &str| host.run_dir.join(name);
+        std::fs::write(outside("peers.toml"), peers(hosts)).at("write", outside("peers.toml"))?;
+        let log = outside("agent.log");
+        let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log);
+        let log_file = log_file.at("open", &log)?;
+        let name = peer_name(hosts, host);
+        let inside = |name: &str| format!("{RUN_DIR}/{name}");
+        let mut command = host.command(binary());
+        command
+            .args(["agent", "--name", name, "--insecure-plaintext"])
+            .args(["--listen", &format!("0.0.0.0:{PORT}")])
+            .args(["--peers", &inside("peers.toml"), "--state", &inside("state")])
+            .args(["--api", &inside("api.sock")]);
+        for nic in &host.addresses {
+            command.args(["--nic", &nic.to_string()]);
+        }
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log_file.try_clone().doing("copy a descriptor")?)
+            .stderr(log_file)
+            .spawn()
+            .doing("start an agent")?;
+        let mut agent = Self { child, host_name: name.to_owned(), api: inside("api.sock"), log };
+        agent.wait_up(host)?;
+        Ok(agent)
+    }
+
+    fn wait_up(&mut self, host: &Host) -> Result<()> {
+        let until = Instant::now() + UP_MAX;
+        loop {
+            let answer = self.command(host, &["list"]).output().doing("run droveway")?;
+            if answer.status.success() {
+                return Ok(());
+            }
+            let ended = self.child.try_wait().doing("wait for the agent")?;
+            if ended.is_some() || Instant::now() > until {
+                return Err(LabError::Silent {
+                    what: format!("the agent of {}", self.host_name),
+                    waited: UP_MAX,
+                    detail: format!("; its log: {}", self.log_text()),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// `droveway` on its host, talking to it.
+    #[must_use]
+    pub fn command(&self, host: &Host, args: &[&str]) -> Command {
+        let mut command = host.command(binary());
+        command.arg("--api").arg(&self.api).args(args).stdin(Stdio::null());
+        command
+    }
+
+    /// The name of its host.
+    #[must_use]
+    pub fn host_name(&self) -> &str {
+        &self.host_name
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it, as a crash would.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The end of what it logged.
+    #[must_use]
+    pub fn log_text(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(&text[text.len().saturating_sub(4000)..]).into_owned()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// How Droveway is told to migrate.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// What the contender is called, after `droveway-`.
+    pub variant: Option<String>,
+    /// Arguments for `droveway migrate`.
+    pub arguments: Vec<String>,
+}
+
+/// Agents on both hosts, and a guest under the first.
+pub struct Droveway {
+    options: Options,
+    spec: Option<GuestSpec>,
+    agents: Vec<Agent>,
+    /// The last migration's report.
+    pub report: Option<Report>,
+}
+
+impl Droveway {
+    /// With these options.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        Self { options, spec: None, agents: Vec::new(), report: None }
+    }
+
+    fn failed(&self, reason: impl Into<String>) -> LabError {
+        LabError::Migration { contender: self.name(), reason: reason.into() }
+    }
+}
+
+impl Contender for Droveway {
+    fn name(&self) -> String {
+        match &self.options.variant {
+            Some(variant) => format!("droveway-{variant}"),
+            None => "droveway".to_owned(),
+        }
+    }
+
+    fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
+        for host in [&ground.hosts.a, &ground.hosts.b] {
+            self.agents.push(Agent::start(ground.hosts, host)?);
+        }
+        let argv = spec.argv(ground.kit, &ground.kit.qemu);
+        let mut run = self.agents[0].command(&ground.hosts.a, &["run", &spec.name, "--"]);
+        program::output(run.args(&argv))?;
+        self.spec = Some(spec.clone());
+        Guest::meet(spec.clone(), &ground.hosts.a)
+    }
+
+    fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved> {
+        let spec = self.spec.as_ref().ok_or_else(|| self.failed("no guest"))?;
+        let goal = ground.downtime_goal.as_millis().to_string();
+        let mut command = self.agents[0].command(
+            &ground.hosts.a,
+            &["migrate", &spec.name, "host-b", "--json", "--downtime-ms", &goal],
+        );
+        command.args(&self.options.arguments);
+        let started = Instant::now();
+        let output = within(&mut command, ground.timeout)?;
+        let ended = Instant::now();
+        let report = report(&output).ok_or_else(|| {
+            self.failed(format!(
+                "no report: {} {}",
+                String::from_utf8_lossy(&output.stderr),
+                self.agents[0].log_text()
+            ))
+        })?;
+        if report.outcome != Outcome::Done {
+            return Err(self.failed(format!("{:?}", report.outcome)));
+        }
+        // The report's clock runs from the request to the end; what is left is
+        // the command's own start, which counts as well.
+        let prepare = Duration::from_secs_f64(report.prepare_s);
+        let ran_s = report.phases.last().map_or(report.total_s, |phase| phase.start_s);
+        let after = Duration::from_secs_f64((report.total_s - ran_s).max(0.0));
+        let moved = Moved {
+            began: started + prepare,
+            ran: ended.checked_sub(after).unwrap_or(ended),
+            prepare,
+            downtime: Duration::from_secs_f64(report.downtime_ms.unwrap_or(0.0) / 1e3),
+        };
+        self.report = Some(report);
+        Ok(moved)
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        self.agents.iter().map(Agent::pid).collect()
+    }
+
+    fn stop(&mut self) {
+        self.agents.clear();
+    }
+}
+
+/// The report that `migrate --json` prints.
+fn report(output: &Output) -> Option<Report> {
+    serde_json::from_slice(&output.stdout).ok()
+}
+
+/// Runs a command; after the timeout it is interrupted, as by Ctrl-C.
+fn within(command: &mut Command, timeout: Duration) -> Result<Output> {
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .doing("run droveway")?;
+    let pid = child.id();
+    let (done, over) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if over.recv_timeout(timeout) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            interrupt(pid);
+        }
+    });
+    let output = child.wait_with_output().doing("run droveway");
+    drop(done);
+    let _ = watch.join();
+    output
+}
+
+fn interrupt(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    if let Some(pid) = pid {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+    }
+}
