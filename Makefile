@@ -1,0 +1,60 @@
+# make demo | test | bench-NAME [RUNS=5] | fuzz [FUZZ_SECONDS=600]
+
+RUNS ?= 5
+FUZZ_SECONDS ?= 600
+CARGO ?= cargo
+LAB = $(CARGO) run --quiet --release --package lab --
+
+# Rust may just have been installed.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.PHONY: help setup toolchain build demo test lint unit end-to-end fuzz bench clean
+
+help:
+	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
+	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
+	@echo 'make bench-NAME   one benchmark, RUNS=5 times; make bench lists them'
+	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
+	@echo 'make setup        install what is missing; the others do it too'
+	@echo 'make clean        remove what was built, and what a killed lab left behind'
+
+toolchain:
+	@scripts/toolchain
+
+setup: toolchain
+	@$(CARGO) run --quiet --package lab -- setup
+
+build: toolchain
+	$(CARGO) build --release --workspace --exclude end-to-end
+
+demo: setup build
+	@$(LAB) demo
+
+lint: toolchain
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- --deny warnings
+
+unit: toolchain
+	$(CARGO) test --workspace --exclude end-to-end
+
+# They run real QEMUs: one after the other.
+end-to-end: setup
+	$(CARGO) build --package droveway
+	$(CARGO) test --package end-to-end -- --test-threads=1
+
+test: setup lint unit
+	@scripts/fuzz 10
+	@$(MAKE) end-to-end
+
+fuzz: toolchain
+	@scripts/fuzz $(FUZZ_SECONDS)
+
+bench: toolchain
+	@$(LAB) bench
+
+bench-%: setup build
+	@$(LAB) bench $* --runs $(RUNS)
+
+clean:
+	@$(CARGO) run --quiet --package lab -- clean
+	$(CARGO) clean
