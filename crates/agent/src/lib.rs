@@ -1,1 +1,25 @@
 //! The daemon of one host: its API and its VMs.
+//!
+//! [`run`] is all of it. [`config`] says what it is told; `registry` keeps the
+//! VMs, `migrations` those that leave, `arrivals` those that come, `http` is
+//! the API over them. QEMU and the engine are blocking and have threads of
+//! their own; only the API is async.
+
+#![forbid(unsafe_code)]
+
+mod arrivals;
+pub mod config;
+mod daemon;
+mod denied;
+mod http;
+mod migrations;
+mod name;
+mod registry;
+mod socket;
+mod state;
+mod vm;
+
+pub use daemon::{AgentError, run};
+pub use name::NameError;
+pub use socket::SocketError;
+pub use state::StateError;

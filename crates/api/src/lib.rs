@@ -11,7 +11,7 @@ pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
 };
 pub use report::{LaneReport, PhaseTime, Report, Sample};
-pub use vm::{AttachRequest, RunRequest, StopHow, VmStatus, VmSummary};
+pub use vm::{AttachRequest, RunRequest, StopEnd, StopHow, Stopped, VmStatus, VmSummary};
 
 use serde::{Deserialize, Serialize};
 

@@ -38,6 +38,25 @@ fn default_stop_timeout_s() -> u64 {
     60
 }
 
+/// What `DELETE /v1/vms/NAME` answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// How it ended.
+    pub end: StopEnd,
+}
+
+/// How a stopped VM ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StopEnd {
+    /// The guest shut itself down.
+    ShutDown,
+    /// It was told to, or did not in time: QEMU was ended.
+    PlugPulled,
+    /// QEMU was gone already; its record is removed.
+    WasDead,
+}
+
 /// What a VM is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

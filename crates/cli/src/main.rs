@@ -1,2 +1,59 @@
-//! The `droveway` command.
-fn main() {}
+//! The `droveway` command: the agent of a host, and what people say to it.
+
+#![forbid(unsafe_code)]
+
+mod amount;
+mod args;
+mod client;
+mod follow;
+mod html;
+mod line;
+mod problem;
+mod summary;
+mod vms;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, Command};
+use crate::client::Client;
+use crate::problem::Problem;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match perform(args) {
+        Ok(code) => code,
+        Err(problem) => {
+            eprintln!("droveway: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(args: Args) -> Result<ExitCode, Problem> {
+    let Args { api, command } = args;
+    // The agent has a runtime of its own, made once its configuration holds.
+    if let Command::Agent(command) = command {
+        agent::run(&command.into_flags(api))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Problem::Local { what: "starting".to_owned(), source })?;
+    let client = Client::new(args::socket(api));
+    runtime.block_on(async {
+        match command {
+            Command::Agent(_) => unreachable!("handled above"),
+            Command::Run(command) => vms::run(&client, command).await,
+            Command::List(command) => vms::list(&client, &command).await,
+            Command::Show(command) => vms::show(&client, &command).await,
+            Command::Stop(command) => vms::stop(&client, &command).await,
+            Command::Attach(command) => vms::attach(&client, command).await,
+            Command::Migrate(command) => follow::migrate(&client, command).await,
+            Command::Cancel(command) => follow::cancel(&client, &command).await,
+            Command::Report(command) => summary::report(&client, &command).await,
+        }
+    })
+}

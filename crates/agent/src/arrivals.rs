@@ -1,0 +1,172 @@
+//! The destination's side of this host: a QEMU for a VM that comes, made of
+//! what its source says and compared with it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use engine::{Arriving, Host, Refusal};
+use qemu::command_line::{apply_overrides, overridden};
+use qemu::disks::Challenge;
+use qemu::machine::{self, Machine, Start};
+use qemu::qmp::RunState;
+use qemu::shape::Shape;
+use wire::Prepare;
+
+use crate::denied::Denied;
+use crate::registry::{Claim, Registry};
+use crate::vm::Standing;
+
+/// Disks of one VM; each costs the check a look at storage.
+const DISKS_MAX: usize = 256;
+
+/// This host, for VMs that come.
+pub(crate) struct Arrivals {
+    registry: Arc<Registry>,
+}
+
+impl Arrivals {
+    pub(crate) fn new(registry: Arc<Registry>) -> Self {
+        Self { registry }
+    }
+
+    fn take_in(&self, order: &Prepare) -> Result<Arrival, Denied> {
+        if !self.registry.is_free(&order.vm) {
+            return Err(Denied::Conflict(format!(
+                "there is a VM `{}` there already: stop it, or call one of them something else",
+                order.vm
+            )));
+        }
+        let claim = self.registry.expect(&order.vm, &order.migration)?;
+        let shape: Shape = understood("what the VM is made of", &order.shape)?;
+        check_disks(order)?;
+        let machine = match &order.incoming_qmp {
+            Some(socket) => {
+                std::fs::create_dir_all(&claim.dir)
+                    .map_err(|error| Denied::Local(format!("{}: {error}", claim.dir.display())))?;
+                waiting(socket)?
+            }
+            None => start(&claim, order, &shape.machine)?,
+        };
+        let notes = notes(&machine);
+        let vm = claim.fill(machine)?;
+        let machine =
+            vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
+        claim.note(Standing::Arriving)?;
+        let here = Shape::of(&machine.qmp).map_err(|error| Denied::Qemu(error.to_string()))?;
+        let differences = shape.differences(&here, &order.overrides);
+        if differences.is_empty() {
+            return Ok(Arrival { claim, machine, notes });
+        }
+        Err(Denied::Conflict(format!(
+            "the VM is not what its command line says any more: {}",
+            differences.join("; ")
+        )))
+    }
+}
+
+impl Host for Arrivals {
+    fn receive(&self, order: &Prepare) -> Result<Box<dyn Arriving>, Refusal> {
+        match self.take_in(order) {
+            Ok(arrival) => Ok(Box::new(arrival)),
+            Err(denied) => Err(Refusal(denied.to_string())),
+        }
+    }
+}
+
+/// Before there is a QEMU that could touch them.
+fn check_disks(order: &Prepare) -> Result<(), Denied> {
+    let disks: Vec<Challenge> = understood("the VM's disks", &order.disks)?;
+    if disks.len() > DISKS_MAX {
+        return Err(Denied::Asked(format!("{} disks are more than {DISKS_MAX}", disks.len())));
+    }
+    if order.shared_disks {
+        return Ok(());
+    }
+    let unshown: Vec<String> = disks
+        .iter()
+        .filter_map(|disk| disk.verify(&order.overrides).err())
+        .map(|not_shared| not_shared.to_string())
+        .collect();
+    if unshown.is_empty() {
+        return Ok(());
+    }
+    Err(Denied::Conflict(format!(
+        "{}. Put disks on storage that both hosts see; if they are, say --shared-disks",
+        unshown.join("; ")
+    )))
+}
+
+fn start(claim: &Claim, order: &Prepare, machine: &str) -> Result<Machine, Denied> {
+    let argv = apply_overrides(&order.argv, &order.overrides)
+        .map_err(|error| Denied::Asked(error.to_string()))?;
+    let cwd = overridden(&order.cwd, &order.overrides);
+    if !Path::new(&cwd).is_absolute() {
+        return Err(Denied::Asked(format!("the VM's directory `{cwd}` is not absolute")));
+    }
+    claim.note_starting()?;
+    Ok(machine::start(&Start {
+        name: &order.vm,
+        argv: &argv,
+        cwd: Path::new(&cwd),
+        dir: &claim.dir,
+        incoming: true,
+        machine: Some(machine),
+    })?)
+}
+
+/// A QEMU that somebody else started to receive this VM. Any other is left
+/// alone: a slip in the socket's name must not cost a VM its life.
+fn waiting(socket: &str) -> Result<Machine, Denied> {
+    let machine = machine::attach(Path::new(socket))?;
+    match machine.qmp.run_state() {
+        Ok(RunState::InMigrate) => Ok(machine),
+        Ok(state) => Err(Denied::Conflict(format!(
+            "the QEMU at {socket} is {state} and doesn't wait for a VM: start one with -incoming \
+             defer -S"
+        ))),
+        Err(error) => Err(Denied::Qemu(error.to_string())),
+    }
+}
+
+fn notes(machine: &Machine) -> Vec<String> {
+    let left = machine.left.iter();
+    left.map(|left| format!("RAM `{}` is not shared at the destination: {}", left.id, left.reason))
+        .collect()
+}
+
+/// A part of the order that is JSON of another crate.
+fn understood<T: serde::de::DeserializeOwned>(
+    what: &str,
+    value: &serde_json::Value,
+) -> Result<T, Denied> {
+    T::deserialize(value).map_err(|error| {
+        Denied::Asked(format!(
+            "{what} can't be understood ({error}): run the same version of droveway on both hosts"
+        ))
+    })
+}
+
+/// A VM on its way here.
+struct Arrival {
+    claim: Claim,
+    machine: Arc<Machine>,
+    notes: Vec<String>,
+}
+
+impl Arriving for Arrival {
+    fn machine(&self) -> Arc<Machine> {
+        Arc::clone(&self.machine)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
+    }
+
+    fn adopt(self: Box<Self>) -> Result<(), String> {
+        self.claim.keep().map_err(|denied| denied.to_string())
+    }
+
+    fn discard(self: Box<Self>) {
+        drop(self.claim);
+    }
+}

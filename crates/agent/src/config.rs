@@ -1,0 +1,238 @@
+//! What an agent is told: flags, a TOML file with the same keys, and the peers
+//! file. Flags win over the file, the file over this host's own entry among the
+//! peers.
+
+mod file;
+mod peers;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+pub use peers::PeerEntry;
+
+use crate::name::{self, NameError};
+
+/// Where the command looks for the agent.
+pub const API_DEFAULT: &str = "/run/droveway/api.sock";
+/// Where an agent keeps what must survive it.
+pub const STATE_DEFAULT: &str = "/var/lib/droveway";
+/// Buffers of one migration in one direction.
+pub const POOL_MIB_DEFAULT: u32 = 128;
+/// Below this a few batches fill the pool; above it, memory is wasted: no link
+/// has that much in flight.
+const POOL_MIB: std::ops::RangeInclusive<u32> = 16..=16_384;
+
+/// What was typed. Everything may be missing.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// The TOML file.
+    pub config: Option<PathBuf>,
+    /// This host's name.
+    pub name: Option<String>,
+    /// The rack it stands in.
+    pub rack: Option<String>,
+    /// Where other agents reach this one.
+    pub listen: Option<SocketAddr>,
+    /// Addresses of the NICs that carry data.
+    pub nics: Vec<IpAddr>,
+    /// The peers file.
+    pub peers: Option<PathBuf>,
+    /// The state directory.
+    pub state: Option<PathBuf>,
+    /// The API's socket.
+    pub api: Option<PathBuf>,
+    /// Buffers, in MiB.
+    pub pool_mib: Option<u32>,
+    /// Guest memory may cross the network unencrypted.
+    pub insecure_plaintext: bool,
+}
+
+/// What it means.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This host's name.
+    pub name: String,
+    /// The rack it stands in.
+    pub rack: Option<String>,
+    /// Where other agents reach this one.
+    pub listen: SocketAddr,
+    /// Addresses of the NICs that carry data; empty means that routing decides.
+    pub nics: Vec<IpAddr>,
+    /// The other hosts.
+    pub peers: Vec<PeerEntry>,
+    /// The state directory.
+    pub state: PathBuf,
+    /// The API's socket.
+    pub api: PathBuf,
+    /// Buffers of one migration in one direction.
+    pub pool_bytes: usize,
+    /// Guest memory may cross the network unencrypted.
+    pub insecure_plaintext: bool,
+}
+
+/// What is wrong with it, for whoever wrote it.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file can't be read.
+    #[error("reading {}: {source}", file.display())]
+    Unreadable {
+        /// Which.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file says something else than it may.
+    #[error("{}:{line}: {message}", file.display())]
+    Malformed {
+        /// Which.
+        file: PathBuf,
+        /// Where in it.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// An entry of the peers file can't be.
+    #[error("{}: host `{host}`: {message}", file.display())]
+    Peer {
+        /// The file.
+        file: PathBuf,
+        /// The entry.
+        host: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// Something that has no default.
+    #[error("no {what}: give --{flag}, or `{flag}` in the file of --config")]
+    Missing {
+        /// For a person.
+        what: &'static str,
+        /// The flag and the key.
+        flag: &'static str,
+    },
+    /// No name.
+    #[error("name: {0}")]
+    Name(#[from] NameError),
+    /// Listening where others could read along.
+    #[error(
+        "listening at {0}, others on that network could read guest memory and start VMs: connections are not \
+         encrypted yet. On a network of your own, say --insecure-plaintext; else listen at \
+         127.0.0.1"
+    )]
+    Plaintext(SocketAddr),
+    /// No port.
+    #[error("listen: {0} needs a port that peers can know, such as :7450")]
+    Port(SocketAddr),
+    /// Lanes would come to an address where nobody listens.
+    #[error(
+        "nic {nic} can't be reached while listening at {listen} alone: listen at {any}, or leave \
+         the nic out"
+    )]
+    NicNotListened {
+        /// The NIC.
+        nic: IpAddr,
+        /// Where the agent listens.
+        listen: SocketAddr,
+        /// Where it would hear all.
+        any: SocketAddr,
+    },
+    /// A pool of a strange size.
+    #[error("pool-mib: {0} is outside {low} to {high}", low = POOL_MIB.start(), high = POOL_MIB.end())]
+    Pool(u32),
+}
+
+impl Config {
+    /// Reads the files and checks everything that can be checked without
+    /// touching the host.
+    ///
+    /// # Errors
+    /// With the place and what to do.
+    pub fn new(flags: &Flags) -> Result<Self, ConfigError> {
+        let file = match &flags.config {
+            Some(path) => file::read(path)?,
+            None => file::File::default(),
+        };
+        let name = flags
+            .name
+            .clone()
+            .or(file.name)
+            .ok_or(ConfigError::Missing { what: "name for this host", flag: "name" })?;
+        name::check(&name)?;
+
+        let peers = match flags.peers.clone().or(file.peers) {
+            Some(path) => peers::read(&path)?,
+            None => Vec::new(),
+        };
+        let (own, peers): (Vec<_>, Vec<_>) = peers.into_iter().partition(|peer| peer.name == name);
+        let own = own.into_iter().next();
+
+        let listen = flags
+            .listen
+            .or(file.listen)
+            .or(own.as_ref().map(|own| own.address))
+            .ok_or(ConfigError::Missing { what: "address to listen at", flag: "listen" })?;
+        let nics = if flags.nics.is_empty() { file.nic } else { Some(flags.nics.clone()) };
+        let pool_mib = flags.pool_mib.or(file.pool_mib).unwrap_or(POOL_MIB_DEFAULT);
+        let config = Self {
+            rack: flags.rack.clone().or(file.rack).or(own.as_ref().and_then(|o| o.rack.clone())),
+            nics: nics.or(own.map(|own| own.nics)).unwrap_or_default(),
+            name,
+            listen,
+            peers,
+            state: flags.state.clone().or(file.state).unwrap_or_else(|| STATE_DEFAULT.into()),
+            api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
+            pool_bytes: (pool_mib as usize) << 20,
+            insecure_plaintext: flags.insecure_plaintext || file.insecure_plaintext,
+        };
+        if !POOL_MIB.contains(&pool_mib) {
+            return Err(ConfigError::Pool(pool_mib));
+        }
+        config.check_network()?;
+        Ok(config)
+    }
+
+    fn check_network(&self) -> Result<(), ConfigError> {
+        if self.listen.port() == 0 {
+            return Err(ConfigError::Port(self.listen));
+        }
+        // Who can reach the port can start a VM here, which is to run a
+        // program of his choice: loopback is the only place that is safe
+        // without certificates.
+        if !self.listen.ip().is_loopback() && !self.insecure_plaintext {
+            return Err(ConfigError::Plaintext(self.listen));
+        }
+        for &nic in &self.nics {
+            let heard = self.listen.ip().is_unspecified() || self.listen.ip() == nic;
+            if !heard {
+                let any: IpAddr = if nic.is_ipv4() {
+                    std::net::Ipv4Addr::UNSPECIFIED.into()
+                } else {
+                    std::net::Ipv6Addr::UNSPECIFIED.into()
+                };
+                return Err(ConfigError::NicNotListened {
+                    nic,
+                    listen: self.listen,
+                    any: SocketAddr::new(any, self.listen.port()),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parses TOML, and says where it goes wrong.
+fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Unreadable { file: path.to_owned(), source })?;
+    toml::from_str(&text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        ConfigError::Malformed {
+            file: path.to_owned(),
+            line: before.matches('\n').count() + 1,
+            message: error.message().replace('\n', " "),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,32 @@
+//! The file of `--config`: the flags' names as keys.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::ConfigError;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(super) struct File {
+    pub(super) name: Option<String>,
+    pub(super) rack: Option<String>,
+    pub(super) listen: Option<SocketAddr>,
+    pub(super) nic: Option<Vec<IpAddr>>,
+    pub(super) peers: Option<PathBuf>,
+    pub(super) state: Option<PathBuf>,
+    pub(super) api: Option<PathBuf>,
+    pub(super) pool_mib: Option<u32>,
+    pub(super) insecure_plaintext: bool,
+}
+
+/// Reads it; paths in it are meant from where it lies.
+pub(super) fn read(path: &Path) -> Result<File, ConfigError> {
+    let mut file: File = super::parse(path)?;
+    let here = path.parent().unwrap_or(Path::new(""));
+    for named in [&mut file.peers, &mut file.state, &mut file.api].into_iter().flatten() {
+        *named = here.join(&*named);
+    }
+    Ok(file)
+}

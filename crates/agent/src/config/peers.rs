@@ -1,0 +1,67 @@
+//! The peers file: every host of the cluster, the same file on all of them.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use crate::name;
+
+/// One host.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerEntry {
+    /// Its name.
+    pub name: String,
+    /// The rack it stands in.
+    #[serde(default)]
+    pub rack: Option<String>,
+    /// Where its agent listens.
+    pub address: SocketAddr,
+    /// Its data NICs, each reached at the port of `address`.
+    #[serde(default)]
+    pub nics: Vec<IpAddr>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    host: Vec<PeerEntry>,
+}
+
+/// All entries, this host's own among them.
+pub(super) fn read(path: &Path) -> Result<Vec<PeerEntry>, ConfigError> {
+    let file: File = super::parse(path)?;
+    let mut names = HashSet::new();
+    for entry in &file.host {
+        if let Err(message) = check(entry, &mut names) {
+            return Err(ConfigError::Peer {
+                file: path.to_owned(),
+                host: entry.name.clone(),
+                message,
+            });
+        }
+    }
+    Ok(file.host)
+}
+
+fn check<'f>(entry: &'f PeerEntry, names: &mut HashSet<&'f str>) -> Result<(), String> {
+    name::check(&entry.name).map_err(|error| error.to_string())?;
+    if !names.insert(&entry.name) {
+        return Err("is there twice: give each host one entry".to_owned());
+    }
+    if entry.address.port() == 0 || entry.address.ip().is_unspecified() {
+        return Err(format!(
+            "address {} can't be connected to: write the IP address and port where its agent \
+             listens",
+            entry.address
+        ));
+    }
+    if entry.nics.iter().any(IpAddr::is_unspecified) {
+        return Err("a nic is 0.0.0.0 or ::, write the card's own address".to_owned());
+    }
+    Ok(())
+}

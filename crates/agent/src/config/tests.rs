@@ -1,0 +1,122 @@
+use std::fs;
+
+use super::*;
+
+const PEERS: &str = r#"
+[[host]]
+name = "host-a"
+rack = "r1"
+address = "10.0.0.1:7450"
+nics = ["10.0.0.1"]
+
+[[host]]
+name = "host-b"
+address = "10.0.0.2:7450"
+nics = ["10.0.0.2", "10.0.1.2"]
+"#;
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new(config: &str, peers: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("agent.toml"), config).unwrap();
+        fs::write(dir.path().join("peers.toml"), peers).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn read(&self) -> Result<Config, ConfigError> {
+        Config::new(&Flags { config: Some(self.path("agent.toml")), ..Flags::default() })
+    }
+}
+
+fn flags() -> Flags {
+    Flags {
+        name: Some("host-a".to_owned()),
+        listen: Some("127.0.0.1:7450".parse().unwrap()),
+        ..Flags::default()
+    }
+}
+
+#[test]
+fn flags_alone_suffice() {
+    let config = Config::new(&flags()).unwrap();
+    assert_eq!(config.name, "host-a");
+    assert_eq!(config.state, Path::new(STATE_DEFAULT));
+    assert_eq!(config.api, Path::new(API_DEFAULT));
+    assert_eq!(config.pool_bytes, 128 << 20);
+    assert!(config.peers.is_empty() && config.nics.is_empty());
+}
+
+#[test]
+fn the_own_entry_says_where_to_listen_and_is_no_peer() {
+    let files = Files::new(
+        "name = 'host-a'\npeers = 'peers.toml'\nstate = 'state'\ninsecure-plaintext = true",
+        PEERS,
+    );
+    let config = files.read().unwrap();
+    assert_eq!(config.listen, "10.0.0.1:7450".parse().unwrap());
+    assert_eq!(config.rack.as_deref(), Some("r1"));
+    assert_eq!(config.nics, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+    let names: Vec<&str> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
+    assert_eq!(names, ["host-b"]);
+    assert_eq!(config.state, files.path("state"), "paths are meant from the file");
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let files =
+        Files::new("name = 'host-b'\nlisten = '127.0.0.1:1'\npool-mib = 64\nrack = 'r1'", "");
+    let config = Config::new(&Flags {
+        config: Some(files.path("agent.toml")),
+        pool_mib: Some(32),
+        ..flags()
+    })
+    .unwrap();
+    assert_eq!((config.name.as_str(), config.listen.port()), ("host-a", 7450));
+    assert_eq!(config.pool_bytes, 32 << 20);
+    assert_eq!(config.rack.as_deref(), Some("r1"));
+}
+
+#[test]
+fn errors_say_where_and_what_to_do() {
+    for (config, peers, says) in [
+        ("listen = '127.0.0.1:1'", "", "--name"),
+        ("name = 'a'", "", "--listen"),
+        ("name = 'a/b'\nlisten = '127.0.0.1:1'", "", "`a/b` is not a name"),
+        ("\nnaem = 'a'", "", "agent.toml:2: unknown field `naem`"),
+        ("name = 'a'\nlisten = 'there'", "", "agent.toml:2: "),
+        ("name = 'a'\nlisten = 3", "", "agent.toml:2: "),
+        ("name = ", "", "agent.toml:1: "),
+        ("name = 'a'\nlisten = '127.0.0.1:0'", "", "port"),
+        ("name = 'a'\nlisten = '127.0.0.1:1'\npool-mib = 1", "", "pool-mib: 1 is outside 16 to"),
+        ("name = 'a'\nlisten = '0.0.0.0:1'", "", "--insecure-plaintext"),
+        ("name = 'a'\nlisten = '10.0.0.1:1'", "", "--insecure-plaintext"),
+        ("name = 'a'\nlisten = '127.0.0.1:1'\nnic = ['10.0.0.1']", "", "listen at 0.0.0.0:1"),
+        ("name = 'a'\nlisten = '127.0.0.1:1'\npeers = 'none.toml'", "", "reading "),
+        (
+            "name = 'a'\npeers = 'peers.toml'",
+            "[[host]]\nname = 'b'",
+            "peers.toml:1: missing field `address`",
+        ),
+        ("name = 'a'\npeers = 'peers.toml'", "[[hosts]]\nname = 'b'", "unknown field `hosts`"),
+        (
+            "name = 'a'\npeers = 'peers.toml'",
+            "[[host]]\nname = 'b'\naddress = '0.0.0.0:1'",
+            "host `b`: address 0.0.0.0:1",
+        ),
+        (
+            "name = 'a'\npeers = 'peers.toml'",
+            "[[host]]\nname = 'b'\naddress = '10.0.0.1:1'\n[[host]]\nname = 'b'\naddress = '10.0.0.1:1'",
+            "host `b`: is there twice",
+        ),
+    ] {
+        let error = Files::new(config, peers).read().unwrap_err().to_string();
+        assert!(error.contains(says), "{config:?} {peers:?}: {error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+}

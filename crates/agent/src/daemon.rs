@@ -1,0 +1,215 @@
+//! The agent from its first line to its last.
+
+use std::io::{self, IsTerminal};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{HostInfo, PeerInfo};
+use engine::{Local, Server};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::arrivals::Arrivals;
+use crate::config::{Config, ConfigError, Flags};
+use crate::http::{Api, router};
+use crate::migrations::{Migrations, Roads};
+use crate::registry::Registry;
+use crate::socket::{ApiSocket, SocketError};
+use crate::state::{StateDir, StateError};
+
+/// For answers that are being written when the agent ends.
+const ANSWERS_WAIT: Duration = Duration::from_secs(5);
+/// For QEMUs of VMs that were arriving and are not wanted any more.
+const ARRIVALS_WAIT: Duration = Duration::from_secs(30);
+
+/// Why an agent does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// What it is told.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Its state directory.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// Its API's socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// Nothing can be heard at its address.
+    #[error("listening at {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A NIC is not this host's.
+    #[error("nic {nic} can't be used: {source}; is it an address of this host?")]
+    Nic {
+        /// Which.
+        nic: IpAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Something else of this host.
+    #[error("{what}: {source}")]
+    Local {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+/// Runs an agent until a signal ends it. VMs live on.
+///
+/// # Errors
+/// If it can't start, in words for the operator.
+pub fn run(flags: &Flags) -> Result<(), AgentError> {
+    let config = Config::new(flags)?;
+    log();
+    let state = StateDir::open(&config.state)?;
+    let listener = TcpListener::bind(config.listen)
+        .map_err(|source| AgentError::Listen { address: config.listen, source })?;
+    check_nics(&config.nics)?;
+    let local = Local {
+        agent: config.name.clone(),
+        nics: config.nics.clone(),
+        pool_bytes: config.pool_bytes,
+        scratch: state.scratch(),
+        fixed_cost: Arc::default(),
+    };
+    // Before VMs are looked for, so that a second start by mistake is told
+    // what is wrong and touches none.
+    let (socket, api_listener) = ApiSocket::bind(&config.api)?;
+    let registry = Registry::open(state).map_err(|source| local_error("finding VMs", source))?;
+    let registry = Arc::new(registry);
+    let roads =
+        Roads { peers: config.peers.clone(), insecure_plaintext: config.insecure_plaintext };
+    let mover = Box::new(engine::migrate);
+    let migrations = Arc::new(Migrations::new(Arc::clone(&registry), local.clone(), roads, mover));
+    let arrivals = Arc::new(Arrivals::new(Arc::clone(&registry)));
+    let server = engine::serve(listener, arrivals, local)
+        .map_err(|source| local_error("listening to peers", source))?;
+    if config.insecure_plaintext {
+        tracing::warn!(listen = %config.listen, "guest memory travels unencrypted");
+    }
+    let host = Arc::new(host_info(&config));
+    let served = serve(api_listener, &host, &registry, &migrations, server);
+    drop(socket);
+    tracing::info!("ended; VMs live on");
+    served
+}
+
+/// Serves the API until a signal comes, and takes everything down in order.
+fn serve(
+    listener: std::os::unix::net::UnixListener,
+    host: &Arc<HostInfo>,
+    registry: &Arc<Registry>,
+    migrations: &Arc<Migrations>,
+    mut server: Server,
+) -> Result<(), AgentError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("api")
+        .enable_all()
+        .build()
+        .map_err(|source| local_error("starting the API", source))?;
+    let result = runtime.block_on(async {
+        let serving = |source| local_error("serving the API", source);
+        listener.set_nonblocking(true).map_err(serving)?;
+        let listener = tokio::net::UnixListener::from_std(listener).map_err(serving)?;
+        let (close, closing) = watch::channel(false);
+        let api = Api {
+            host: Arc::clone(host),
+            registry: Arc::clone(registry),
+            migrations: Arc::clone(migrations),
+            closing: closing.clone(),
+        };
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(serving)?;
+        let mut terminate = signal(SignalKind::terminate()).map_err(serving)?;
+        let mut closed = closing;
+        let serving_api = tokio::spawn(
+            axum::serve(listener, router(api))
+                .with_graceful_shutdown(async move {
+                    // An error means that the sender is gone: also an end.
+                    let _ = closed.wait_for(|closing| *closing).await;
+                })
+                .into_future(),
+        );
+        tracing::info!(host = host.name, listen = host.listen, "the agent is ready");
+        let mut signals = async || {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        };
+        signals().await;
+        tracing::info!("stopping; migrations are cancelled, VMs go on");
+        // Nobody can fail to hear: we hold a receiver's sender.
+        let _ = close.send(true);
+        let winding_down = tokio::task::spawn_blocking({
+            let (migrations, registry) = (Arc::clone(migrations), Arc::clone(registry));
+            move || {
+                migrations.close();
+                server.stop();
+                if !registry.wait_none_arriving(ARRIVALS_WAIT) {
+                    tracing::warn!("a VM that was arriving is still there");
+                }
+            }
+        });
+        tokio::select! {
+            _ = winding_down => {}
+            // Whoever insists gets it: the next start cleans up.
+            () = signals() => return Ok(()),
+        }
+        let _ = tokio::time::timeout(ANSWERS_WAIT, serving_api).await;
+        Ok(())
+    });
+    runtime.shutdown_background();
+    result
+}
+
+/// Each must be an address that lanes can leave by.
+fn check_nics(nics: &[IpAddr]) -> Result<(), AgentError> {
+    for &nic in nics {
+        TcpListener::bind((nic, 0)).map_err(|source| AgentError::Nic { nic, source })?;
+    }
+    Ok(())
+}
+
+fn host_info(config: &Config) -> HostInfo {
+    HostInfo {
+        name: config.name.clone(),
+        rack: config.rack.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        listen: config.listen.to_string(),
+        nics: config.nics.iter().map(ToString::to_string).collect(),
+        peers: config
+            .peers
+            .iter()
+            .map(|peer| PeerInfo {
+                name: peer.name.clone(),
+                rack: peer.rack.clone(),
+                address: peer.address.to_string(),
+            })
+            .collect(),
+    }
+}
+
+fn local_error(what: &'static str, source: io::Error) -> AgentError {
+    AgentError::Local { what, source }
+}
+
+/// To standard error, where service managers look.
+fn log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("DROVEWAY_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    // A second subscriber is refused: in tests there is one already.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .try_init();
+}

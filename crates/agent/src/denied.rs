@@ -1,0 +1,50 @@
+//! Why the agent doesn't do what it is asked, for the person who asked.
+
+use qemu::machine::StartError;
+
+/// By who has to act; the text says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Denied {
+    /// What was asked makes no sense.
+    #[error("{0}")]
+    Asked(String),
+    /// There is no such thing.
+    #[error("{0}")]
+    Unknown(String),
+    /// Not now, or not any more.
+    #[error("{0}")]
+    Conflict(String),
+    /// QEMU does not go along.
+    #[error("{0}")]
+    Qemu(String),
+    /// This host lacks something.
+    #[error("{0}")]
+    Local(String),
+    /// The agent is ending.
+    #[error("the agent is stopping: ask again when it runs again")]
+    Closing,
+}
+
+impl From<crate::name::NameError> for Denied {
+    fn from(error: crate::name::NameError) -> Self {
+        Self::Asked(error.to_string())
+    }
+}
+
+impl From<StartError> for Denied {
+    fn from(error: StartError) -> Self {
+        let text = error.to_string();
+        match error {
+            StartError::CommandLine(_) => Self::Asked(text),
+            StartError::Ended { .. } | StartError::Qmp(_) | StartError::Launch(_) => {
+                Self::Qemu(text)
+            }
+            StartError::Directory { .. }
+            | StartError::Socket { .. }
+            | StartError::Ram { .. }
+            | StartError::NoRoom { .. }
+            | StartError::Process(_)
+            | StartError::RamLost { .. } => Self::Local(text),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The API of an agent: HTTP and JSON, on a unix socket.
+
+mod answer;
+mod progress;
+
+use std::sync::Arc;
+
+use api::{
+    AttachRequest, HostInfo, MigrateRequest, MigrationStarted, Progress, Report, RunRequest,
+};
+use api::{StopHow, Stopped, VmSummary};
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+
+use crate::denied::Denied;
+use crate::migrations::Migrations;
+use crate::registry::Registry;
+use answer::Answer;
+
+/// A command line of a thousand disks has some 100 KB.
+const BODY_BYTES_MAX: usize = 1 << 20;
+
+/// What requests are answered from.
+#[derive(Clone)]
+pub(crate) struct Api {
+    pub(crate) host: Arc<HostInfo>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) closing: tokio::sync::watch::Receiver<bool>,
+}
+
+/// All routes.
+pub(crate) fn router(api: Api) -> Router {
+    Router::new()
+        .route("/v1/host", get(host))
+        .route("/v1/vms", get(list).post(run))
+        .route("/v1/vms/attach", post(attach))
+        .route("/v1/vms/{name}", get(show).delete(stop))
+        .route("/v1/migrations", get(migrations).post(migrate))
+        .route("/v1/migrations/{id}", get(migration))
+        .route("/v1/migrations/{id}/progress", get(watch))
+        .route("/v1/migrations/{id}/cancel", post(cancel))
+        .route("/v1/migrations/{id}/report", get(report))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(api)
+}
+
+type Body<T> = Result<Json<T>, JsonRejection>;
+type Name = Result<Path<String>, PathRejection>;
+
+async fn host(State(api): State<Api>) -> Json<HostInfo> {
+    Json((*api.host).clone())
+}
+
+async fn list(State(api): State<Api>) -> Answer<Vec<VmSummary>> {
+    blocking(move || Ok(api.registry.list())).await.into()
+}
+
+async fn run(State(api): State<Api>, body: Body<RunRequest>) -> Answer<VmSummary> {
+    let asked = body.map_err(asked_wrong).and_then(|Json(request)| {
+        api.open()?;
+        Ok(request)
+    });
+    match asked {
+        Ok(request) => Answer::created(blocking(move || api.registry.run(&request)).await),
+        Err(denied) => Answer::denied(denied),
+    }
+}
+
+async fn attach(State(api): State<Api>, body: Body<AttachRequest>) -> Answer<VmSummary> {
+    match body.map_err(asked_wrong).and_then(|Json(request)| api.open().map(|()| request)) {
+        Ok(request) => Answer::created(blocking(move || api.registry.attach(&request)).await),
+        Err(denied) => Answer::denied(denied),
+    }
+}
+
+async fn show(State(api): State<Api>, name: Name) -> Answer<VmSummary> {
+    match name.map_err(named_wrong) {
+        Ok(Path(name)) => blocking(move || api.registry.show(&name)).await.into(),
+        Err(denied) => Answer::denied(denied),
+    }
+}
+
+async fn stop(
+    State(api): State<Api>,
+    name: Name,
+    how: Result<Query<StopHow>, QueryRejection>,
+) -> Answer<Stopped> {
+    let how = how.map_err(|rejection| Denied::Asked(rejection.body_text()));
+    match (name.map_err(named_wrong), how) {
+        (Ok(Path(name)), Ok(Query(how))) => {
+            blocking(move || api.registry.stop(&name, how)).await.into()
+        }
+        (Err(denied), _) | (_, Err(denied)) => Answer::denied(denied),
+    }
+}
+
+async fn migrations(State(api): State<Api>) -> Answer<Vec<Progress>> {
+    Ok(api.migrations.list()).into()
+}
+
+async fn migrate(State(api): State<Api>, body: Body<MigrateRequest>) -> Answer<MigrationStarted> {
+    match body.map_err(asked_wrong) {
+        Ok(Json(request)) => Answer::created(
+            blocking(move || Ok(MigrationStarted { id: api.migrations.start(request)? })).await,
+        ),
+        Err(denied) => Answer::denied(denied),
+    }
+}
+
+async fn migration(State(api): State<Api>, id: Name) -> Answer<Progress> {
+    match id.map_err(named_wrong) {
+        Ok(Path(id)) => blocking(move || api.migrations.show(&id)).await.into(),
+        Err(denied) => Answer::denied(denied),
+    }
+}
+
+async fn watch(State(api): State<Api>, id: Name) -> Response {
+    match id.map_err(named_wrong) {
+        Ok(Path(id)) => progress::stream(api.migrations, id).await,
+        Err(denied) => answer::refusal(&denied),
+    }
+}
+
+async fn cancel(State(api): State<Api>, id: Name) -> Answer<()> {
+    match id.map_err(named_wrong) {
+        Ok(Path(id)) => blocking(move || api.migrations.cancel(&id)).await.into(),
+        Err(denied) => Answer::denied(denied),
+    }
+}
+
+async fn report(State(api): State<Api>, id: Name) -> Answer<Report> {
+    match id.map_err(named_wrong) {
+        Ok(Path(id)) => blocking(move || Ok((*api.migrations.report(&id)?).clone())).await.into(),
+        Err(denied) => Answer::denied(denied),
+    }
+}
+
+async fn no_route() -> Response {
+    let text = "there is no such path in the API: is the agent as new as the command?";
+    answer::refusal(&Denied::Unknown(text.to_owned()))
+}
+
+async fn no_method() -> Response {
+    answer::error(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
+}
+
+impl Api {
+    fn open(&self) -> Result<(), Denied> {
+        if *self.closing.borrow() { Err(Denied::Closing) } else { Ok(()) }
+    }
+}
+
+/// QEMU is asked over blocking sockets, and may take its time.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Denied> + Send + 'static,
+) -> Result<T, Denied> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+        Err(Denied::Local("a fault in the agent; its log says more".to_owned()))
+    })
+}
+
+fn asked_wrong(rejection: JsonRejection) -> Denied {
+    Denied::Asked(rejection.body_text())
+}
+
+fn named_wrong(rejection: PathRejection) -> Denied {
+    Denied::Asked(rejection.body_text())
+}
+
+#[cfg(test)]
+mod tests;

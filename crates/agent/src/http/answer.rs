@@ -1,0 +1,57 @@
+//! What goes back: JSON, or an error with its status.
+
+use api::ErrorBody;
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::denied::Denied;
+
+/// An answer, with the status of its success.
+pub(super) struct Answer<T> {
+    outcome: Result<T, Denied>,
+    success: StatusCode,
+}
+
+impl<T> Answer<T> {
+    /// Of a request that makes something.
+    pub(super) fn created(outcome: Result<T, Denied>) -> Self {
+        Self { outcome, success: StatusCode::CREATED }
+    }
+
+    pub(super) fn denied(denied: Denied) -> Self {
+        Err(denied).into()
+    }
+}
+
+impl<T> From<Result<T, Denied>> for Answer<T> {
+    fn from(outcome: Result<T, Denied>) -> Self {
+        Self { outcome, success: StatusCode::OK }
+    }
+}
+
+impl<T: Serialize> IntoResponse for Answer<T> {
+    fn into_response(self) -> Response {
+        match self.outcome {
+            Ok(value) => (self.success, Json(value)).into_response(),
+            Err(denied) => refusal(&denied),
+        }
+    }
+}
+
+pub(super) fn refusal(denied: &Denied) -> Response {
+    let status = match denied {
+        Denied::Asked(_) => StatusCode::BAD_REQUEST,
+        Denied::Unknown(_) => StatusCode::NOT_FOUND,
+        Denied::Conflict(_) => StatusCode::CONFLICT,
+        Denied::Qemu(_) => StatusCode::BAD_GATEWAY,
+        Denied::Local(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        Denied::Closing => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    error(status, &denied.to_string())
+}
+
+pub(super) fn error(status: StatusCode, text: &str) -> Response {
+    (status, Json(ErrorBody { error: text.to_owned() })).into_response()
+}

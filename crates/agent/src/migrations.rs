@@ -1,0 +1,387 @@
+//! Migrations that leave this host: those that run, each on a thread of its
+//! own, and those that ended, with their reports.
+
+mod reports;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use api::{Limit, MigrateRequest, Outcome, Phase, Progress, Report};
+use engine::{Local, Peer, SourceVm, Watch};
+use parking_lot::{Condvar, Mutex};
+
+use crate::config::PeerEntry;
+use crate::denied::Denied;
+use crate::registry::Registry;
+use crate::vm::Vm;
+use reports::Reports;
+
+/// Ended migrations that are listed; older ones are still found by their id.
+const LISTED_MAX: usize = 100;
+/// From a migration's last word to its report.
+const REPORT_WAIT: Duration = Duration::from_secs(30);
+
+/// What moves a VM: the engine, or a stand-in whose faults a test chooses.
+pub(crate) type Mover =
+    dyn Fn(&Local, &Peer, SourceVm, &MigrateRequest, &Arc<Watch>) -> Report + Send + Sync;
+
+/// Where VMs can go from here.
+#[derive(Clone, Debug)]
+pub(crate) struct Roads {
+    pub(crate) peers: Vec<PeerEntry>,
+    pub(crate) insecure_plaintext: bool,
+}
+
+/// Migrations that leave this host.
+pub(crate) struct Migrations {
+    registry: Arc<Registry>,
+    local: Local,
+    roads: Roads,
+    mover: Box<Mover>,
+    reports: Reports,
+    table: Mutex<Table>,
+    /// Told when a migration has ended and its report is there.
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: BTreeMap<String, Entry>,
+    begun: u64,
+    closing: bool,
+}
+
+struct Entry {
+    number: u64,
+    watch: Arc<Watch>,
+    thread: Option<JoinHandle<()>>,
+    report: Option<Arc<Report>>,
+}
+
+impl Migrations {
+    pub(crate) fn new(
+        registry: Arc<Registry>,
+        local: Local,
+        roads: Roads,
+        mover: Box<Mover>,
+    ) -> Self {
+        let reports = Reports::new(registry.state().reports());
+        let table = Mutex::default();
+        Self { registry, local, roads, mover, reports, table, ended: Condvar::new() }
+    }
+
+    /// Starts one; it goes on by itself.
+    pub(crate) fn start(self: &Arc<Self>, request: MigrateRequest) -> Result<String, Denied> {
+        let peer = self.peer(&request.to)?;
+        if request.downtime_ms == 0 {
+            return Err(Denied::Asked("a downtime of 0 ms can't be kept: allow 1 at least".into()));
+        }
+        let mut table = self.table.lock();
+        if table.closing {
+            return Err(Denied::Closing);
+        }
+        let id = self.unused_id(&table)?;
+        drop(table);
+        let vm = self.registry.begin_move(&request.vm, &id)?;
+        let watch = Arc::new(Watch::new(self.first_progress(&id, &request, &vm)));
+
+        table = self.table.lock();
+        if table.closing {
+            self.registry.stays(&request.vm);
+            return Err(Denied::Closing);
+        }
+        let taken = request.vm.clone();
+        let spawned = thread::Builder::new().name(format!("move-{id}")).spawn({
+            let (this, watch, id) = (Arc::clone(self), Arc::clone(&watch), id.clone());
+            move || this.perform(&id, &peer, &vm, &request, &watch)
+        });
+        let thread = match spawned {
+            Ok(thread) => thread,
+            Err(error) => {
+                self.registry.stays(&taken);
+                return Err(Denied::Local(format!("no thread for the migration: {error}")));
+            }
+        };
+        table.begun += 1;
+        let entry = Entry { number: table.begun, watch, thread: Some(thread), report: None };
+        table.entries.insert(id.clone(), entry);
+        forget_oldest(&mut table);
+        Ok(id)
+    }
+
+    fn peer(&self, name: &str) -> Result<Peer, Denied> {
+        if name == self.local.agent {
+            return Err(Denied::Asked(format!("{name} is this host: the VM is there already")));
+        }
+        let Some(peer) = self.roads.peers.iter().find(|peer| peer.name == name) else {
+            let known: Vec<&str> = self.roads.peers.iter().map(|p| p.name.as_str()).collect();
+            return Err(Denied::Unknown(if known.is_empty() {
+                format!("there is no host `{name}`: this agent has no peers, give it --peers FILE")
+            } else {
+                format!(
+                    "there is no host `{name}` in the peers file; there is: {}",
+                    known.join(", ")
+                )
+            }));
+        };
+        // Going out is as open as coming in.
+        if !self.roads.insecure_plaintext && !is_private(peer) {
+            return Err(Denied::Asked(format!(
+                "the memory of the VM would cross the network to {name} unencrypted: on a network \
+                 of your own, start the agent with --insecure-plaintext"
+            )));
+        }
+        Ok(Peer { name: peer.name.clone(), address: peer.address, nics: peer.nics.clone() })
+    }
+
+    fn unused_id(&self, table: &Table) -> Result<String, Denied> {
+        for _ in 0..16 {
+            let id = reports::random_id()
+                .map_err(|error| Denied::Local(format!("no random id: {error}")))?;
+            if !table.entries.contains_key(&id) && !self.reports.has(&id) {
+                return Ok(id);
+            }
+        }
+        Err(Denied::Local("no id is free: remove old reports".to_owned()))
+    }
+
+    fn first_progress(&self, id: &str, request: &MigrateRequest, vm: &Vm) -> Progress {
+        Progress {
+            id: id.to_owned(),
+            vm: request.vm.clone(),
+            from: self.local.agent.clone(),
+            to: request.to.clone(),
+            phase: Phase::Prepare,
+            elapsed_s: 0.0,
+            ram_bytes: vm.ram_bytes(),
+            percent: 0.0,
+            delivered_bytes_per_s: 0.0,
+            wire_bytes_per_s: 0.0,
+            dirty_bytes_per_s: 0.0,
+            pass: 0,
+            left_bytes: vm.ram_bytes(),
+            time_left_s: None,
+            limit: Limit::Unknown,
+            notes: Vec::new(),
+            outcome: None,
+        }
+    }
+
+    /// The whole migration, and what it means for the VM's place here.
+    fn perform(
+        &self,
+        id: &str,
+        peer: &Peer,
+        vm: &Arc<Vm>,
+        request: &MigrateRequest,
+        watch: &Arc<Watch>,
+    ) {
+        let ran = self.registry.is_running(&vm.name);
+        let report = match vm.machine() {
+            Some(machine) => {
+                let cwd = machine.cwd.to_string_lossy().into_owned();
+                let source = SourceVm { name: vm.name.clone(), machine, cwd };
+                let moved = catch_unwind(AssertUnwindSafe(|| {
+                    (self.mover)(&self.local, peer, source, request, watch)
+                }));
+                moved.unwrap_or_else(|_| fault(watch, "a fault in the agent; its log says more"))
+            }
+            None => fault(watch, "its QEMU has ended"),
+        };
+        if report.outcome == Outcome::Done {
+            self.registry.moved(&vm.name);
+        } else {
+            if let Outcome::Failed(why) = &report.outcome
+                && ran
+                && !self.registry.is_running(&vm.name)
+            {
+                vm.stopped_by(format!("stopped since migration {id} failed: {why}"));
+            }
+            self.registry.stays(&vm.name);
+        }
+        if let Err(error) = self.reports.save(&report) {
+            tracing::warn!(id, %error, "the migration's report can't be saved");
+        }
+        let mut table = self.table.lock();
+        if let Some(entry) = table.entries.get_mut(id) {
+            entry.report = Some(Arc::new(report));
+        }
+        drop(table);
+        self.ended.notify_all();
+    }
+
+    /// All that run, and the last that ended; the latest first.
+    pub(crate) fn list(&self) -> Vec<Progress> {
+        let table = self.table.lock();
+        let mut entries: Vec<&Entry> = table.entries.values().collect();
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.number));
+        entries.into_iter().map(Entry::progress).collect()
+    }
+
+    /// Where a migration is, or how it ended.
+    pub(crate) fn show(&self, id: &str) -> Result<Progress, Denied> {
+        if let Some(entry) = self.table.lock().entries.get(id) {
+            return Ok(entry.progress());
+        }
+        Ok(ended_progress(&*self.saved(id)?))
+    }
+
+    /// Blocks until there is something newer than `version` (at most
+    /// `timeout`). The last state, which has an outcome, comes only once the
+    /// VM's place is settled and the report is there.
+    pub(crate) fn wait(
+        &self,
+        id: &str,
+        version: u64,
+        timeout: Duration,
+    ) -> Result<(u64, Progress), Denied> {
+        let watch = match self.table.lock().entries.get(id) {
+            Some(entry) if entry.report.is_none() => Arc::clone(&entry.watch),
+            Some(entry) => return Ok((version, entry.progress())),
+            None => return Ok((version, ended_progress(&*self.saved(id)?))),
+        };
+        let (version, progress) = watch.wait(version, timeout);
+        if progress.outcome.is_none() {
+            // A fault ends a migration without a word of its own.
+            let ended = self.table.lock().entries.get(id).is_some_and(|e| e.report.is_some());
+            return if ended { Ok((version, self.show(id)?)) } else { Ok((version, progress)) };
+        }
+        // Waits until it is there.
+        self.report(id)?;
+        Ok((version, self.show(id)?))
+    }
+
+    /// How a migration went. Waits for one that is just ending.
+    pub(crate) fn report(&self, id: &str) -> Result<Arc<Report>, Denied> {
+        let mut table = self.table.lock();
+        let deadline = Instant::now() + REPORT_WAIT;
+        loop {
+            let Some(entry) = table.entries.get(id) else {
+                drop(table);
+                return self.saved(id);
+            };
+            if let Some(report) = &entry.report {
+                return Ok(Arc::clone(report));
+            }
+            let ending = entry.watch.progress().1.outcome.is_some();
+            if !ending || self.ended.wait_until(&mut table, deadline).timed_out() {
+                return Err(Denied::Conflict(format!("migration {id} is still running")));
+            }
+        }
+    }
+
+    /// Has a migration end with its VM here.
+    pub(crate) fn cancel(&self, id: &str) -> Result<(), Denied> {
+        let table = self.table.lock();
+        let Some(entry) = table.entries.get(id) else {
+            drop(table);
+            self.saved(id)?;
+            return Err(Denied::Conflict(format!("migration {id} has ended")));
+        };
+        let progress = entry.progress();
+        if progress.outcome.is_some() {
+            return Err(Denied::Conflict(format!("migration {id} has ended")));
+        }
+        if progress.phase >= Phase::Committed {
+            return Err(Denied::Conflict(format!(
+                "it is too late: {} already belongs to {}",
+                progress.vm, progress.to
+            )));
+        }
+        entry.watch.cancel();
+        Ok(())
+    }
+
+    /// Starts no more, cancels those that run, and waits for them.
+    pub(crate) fn close(&self) {
+        let mut threads = Vec::new();
+        {
+            let mut table = self.table.lock();
+            table.closing = true;
+            for (id, entry) in &mut table.entries {
+                if entry.report.is_none() {
+                    tracing::info!(id, "cancelling: the agent is stopping");
+                    entry.watch.cancel();
+                }
+                threads.extend(entry.thread.take());
+            }
+        }
+        for thread in threads {
+            // A panic in it was caught and reported there.
+            let _ = thread.join();
+        }
+    }
+
+    fn saved(&self, id: &str) -> Result<Arc<Report>, Denied> {
+        match self.reports.read(id) {
+            Ok(Some(report)) => Ok(Arc::new(report)),
+            Ok(None) => Err(Denied::Unknown(format!("there is no migration `{id}` here"))),
+            Err(error) => Err(Denied::Local(format!("the report of {id}: {error}"))),
+        }
+    }
+}
+
+impl Entry {
+    fn progress(&self) -> Progress {
+        let mut progress = self.watch.progress().1;
+        // Until the report is there it has not ended for anybody.
+        progress.outcome = self.report.as_ref().map(|report| report.outcome.clone());
+        progress
+    }
+}
+
+/// The address of a network that nobody else is on.
+fn is_private(peer: &PeerEntry) -> bool {
+    let addresses = std::iter::once(peer.address).map(|address: SocketAddr| address.ip());
+    addresses.chain(peer.nics.iter().copied()).all(|address| address.is_loopback())
+}
+
+fn forget_oldest(table: &mut Table) {
+    while table.entries.len() > LISTED_MAX {
+        let ended = table.entries.iter().filter(|(_, entry)| entry.report.is_some());
+        let Some((id, _)) = ended.min_by_key(|(_, entry)| entry.number) else { return };
+        let id = id.clone();
+        if let Some(thread) = table.entries.remove(&id).and_then(|entry| entry.thread) {
+            // It has written its report, and has nothing left to do.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The report of a migration that the engine gave none for.
+fn fault(watch: &Watch, why: &str) -> Report {
+    let progress = watch.progress().1;
+    let why = format!("{why}. `droveway show {}` says how the VM is", progress.vm);
+    reports::empty(&progress, Outcome::Failed(why))
+}
+
+/// The last state of a migration of which only the report is left.
+fn ended_progress(report: &Report) -> Progress {
+    let done = report.outcome == Outcome::Done;
+    Progress {
+        id: report.id.clone(),
+        vm: report.vm.clone(),
+        from: report.from.clone(),
+        to: report.to.clone(),
+        phase: report.phases.last().map_or(Phase::Prepare, |last| last.phase),
+        elapsed_s: report.total_s,
+        ram_bytes: report.ram_bytes,
+        percent: if done { 100.0 } else { 0.0 },
+        delivered_bytes_per_s: 0.0,
+        wire_bytes_per_s: 0.0,
+        dirty_bytes_per_s: 0.0,
+        pass: report.passes,
+        left_bytes: 0,
+        time_left_s: None,
+        limit: Limit::Unknown,
+        notes: report.notes.clone(),
+        outcome: Some(report.outcome.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

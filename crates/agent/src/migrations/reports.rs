@@ -1,0 +1,130 @@
+//! Reports on disk, by the migration's id.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use api::{Outcome, Progress, Report};
+
+use crate::state;
+
+/// Kept at most; one is some 100 KB.
+const KEPT_MAX: usize = 500;
+/// Hex digits of an id.
+const ID_DIGITS: usize = 8;
+
+/// The directory of them.
+pub(super) struct Reports {
+    dir: PathBuf,
+}
+
+impl Reports {
+    pub(super) fn new(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
+    pub(super) fn save(&self, report: &Report) -> io::Result<()> {
+        let path = self.path(&report.id).ok_or_else(|| io::Error::other("not an id"))?;
+        let text = serde_json::to_vec(report).map_err(io::Error::other)?;
+        state::replace(&path, &text)?;
+        self.prune()
+    }
+
+    pub(super) fn read(&self, id: &str) -> io::Result<Option<Report>> {
+        let Some(path) = self.path(id) else { return Ok(None) };
+        match fs::read(path) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::other),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.path(id).is_some_and(|path| path.exists())
+    }
+
+    /// None for what is no id: it comes from whoever talks to the API.
+    fn path(&self, id: &str) -> Option<PathBuf> {
+        let digits = id.len() == ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit());
+        digits.then(|| self.dir.join(format!("{id}.json")))
+    }
+
+    fn prune(&self) -> io::Result<()> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            files.push((entry.metadata()?.modified()?, entry.path()));
+        }
+        files.sort();
+        let excess = files.len().saturating_sub(KEPT_MAX);
+        for (_, path) in files.into_iter().take(excess) {
+            fs::remove_file(path)?;
+        }
+        Ok(())
+    }
+}
+
+/// Short enough to type.
+pub(super) fn random_id() -> io::Result<String> {
+    let mut bytes = [0; ID_DIGITS / 2];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(format!("{:08x}", u32::from_be_bytes(bytes)))
+}
+
+/// What can be said of a migration without the engine.
+pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Report {
+        id: progress.id.clone(),
+        vm: progress.vm.clone(),
+        from: progress.from.clone(),
+        to: progress.to.clone(),
+        started_unix_s: now,
+        outcome,
+        qemu: [String::new(), String::new()],
+        tap: String::new(),
+        placement: String::new(),
+        total_s: progress.elapsed_s,
+        prepare_s: 0.0,
+        downtime_goal_ms: 0,
+        downtime_ms: None,
+        predicted_downtime_ms: None,
+        ram_bytes: progress.ram_bytes,
+        passes: progress.pass,
+        body_bytes: 0,
+        fill_bytes: 0,
+        residue_bytes: 0,
+        wire_bytes: 0,
+        cpu_source_s: 0.0,
+        cpu_destination_s: 0.0,
+        pool_high_water_bytes: [0, 0],
+        notes: progress.notes.clone(),
+        phases: Vec::new(),
+        lanes: Vec::new(),
+        samples: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_id_finds_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let reports = Reports::new(dir.path().join("reports"));
+        fs::write(dir.path().join("secret.json"), "{}").unwrap();
+        for id in ["../secret", "", "deadbeef0", "deadbee", "deadbee/", "..%2fsecr", "DEADBEEZ"] {
+            assert!(reports.read(id).unwrap().is_none(), "{id}");
+            assert!(!reports.has(id));
+        }
+    }
+
+    #[test]
+    fn ids_are_short_and_differ() {
+        let ids: std::collections::HashSet<String> =
+            (0..64).map(|_| random_id().unwrap()).collect();
+        assert!(ids.len() > 60 && ids.iter().all(|id| id.len() == ID_DIGITS));
+    }
+}

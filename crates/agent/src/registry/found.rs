@@ -1,0 +1,89 @@
+//! VMs that an earlier run of the agent left: met again, or cleaned up after.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use qemu::machine::{self, Machine};
+use qemu::qmp::RunState;
+
+use super::remove_dir;
+use crate::name;
+use crate::state::StateDir;
+use crate::vm::{Record, Standing, Vm, unrecorded, with_log};
+
+/// Every VM of the state directory.
+pub(super) fn all(state: &StateDir) -> io::Result<Vec<Vm>> {
+    let mut vms = Vec::new();
+    for entry in fs::read_dir(state.vms())? {
+        let entry = entry?;
+        let named = entry.file_name().into_string().ok().filter(|n| name::check(n).is_ok());
+        match named {
+            Some(name) if entry.file_type()?.is_dir() => vms.extend(one(&name, entry.path())),
+            _ => tracing::warn!(path = %entry.path().display(), "not a VM; left alone"),
+        }
+    }
+    Ok(vms)
+}
+
+fn one(name: &str, dir: PathBuf) -> Option<Vm> {
+    let record = match Record::read(&dir) {
+        Ok(record) => record,
+        Err(error) => {
+            tracing::warn!(vm = name, %error, "its record can't be read");
+            Record::starting()
+        }
+    };
+    let Some(recorded) = &record.machine else {
+        // Nobody was told that it runs: whoever asked for it heard an error.
+        discard(name, unrecorded(&dir).ok());
+        remove_dir(&dir);
+        return None;
+    };
+    let machine = match machine::reopen(recorded) {
+        Ok(machine) => machine,
+        Err(_) if record.standing == Standing::Arriving => {
+            remove_dir(&dir);
+            return None;
+        }
+        Err(error) => {
+            let why = with_log(&error.to_string(), &dir.join("qemu.log"));
+            tracing::info!(vm = name, why, "not found again");
+            return Some(Vm::lost(name, dir, record, why));
+        }
+    };
+    if record.standing == Standing::Arriving && !runs(&machine) {
+        tracing::info!(vm = name, "it was arriving when the agent ended; removed");
+        discard(name, Some(machine));
+        remove_dir(&dir);
+        return None;
+    }
+    Some(meet(name, dir, machine, &record))
+}
+
+fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Vm {
+    let ram_bytes = machine.qmp.ram_bytes().unwrap_or(record.ram_bytes);
+    let vm = Vm::new(name, dir, machine, ram_bytes);
+    tracing::info!(vm = name, "found again");
+    if record.standing != Standing::Here && vm.save(Standing::Here).is_err() {
+        tracing::warn!(vm = name, "its record can't be written");
+    }
+    vm
+}
+
+/// Only a VM that its source gave up runs; one that runs must never be ended
+/// because of a record that came too late.
+fn runs(machine: &Machine) -> bool {
+    !matches!(
+        machine.qmp.run_state(),
+        Ok(RunState::InMigrate | RunState::Paused | RunState::Prelaunch) | Err(_)
+    )
+}
+
+fn discard(name: &str, machine: Option<Machine>) {
+    if let Some(machine) = machine
+        && let Err(error) = machine.quit()
+    {
+        tracing::error!(vm = name, %error, "a QEMU of an earlier run can't be ended");
+    }
+}

@@ -1,0 +1,81 @@
+//! Ending a VM: by its power button, or by its plug.
+
+use std::time::{Duration, Instant};
+
+use api::{StopEnd, StopHow, Stopped, VmStatus};
+use qemu::machine::Machine;
+use qemu::qmp::{QmpError, RunState};
+use serde_json::json;
+
+use super::{Busy, Registry};
+use crate::denied::Denied;
+
+/// A guest that takes longer is waiting for something that won't come.
+const TIMEOUT_S_MAX: u64 = 3600;
+
+impl Registry {
+    /// Ends a VM and forgets it. Blocks as long as `how` allows.
+    pub(crate) fn stop(&self, name: &str, how: StopHow) -> Result<Stopped, Denied> {
+        let vm = self.set_busy(name, Busy::Stopping)?;
+        // Whether it lives must be known now, not at the last look.
+        vm.status(false);
+        let end = match vm.machine() {
+            None => Ok(StopEnd::WasDead),
+            Some(machine) => stop(name, &machine, how),
+        };
+        match end {
+            Ok(end) => {
+                tracing::info!(vm = name, ?end, "stopped");
+                self.remove(name);
+                Ok(Stopped { end })
+            }
+            Err(denied) => {
+                self.set_free(name);
+                Err(denied)
+            }
+        }
+    }
+
+    /// Whether a VM runs, for those who must know before they act.
+    pub(crate) fn is_running(&self, name: &str) -> bool {
+        self.show(name).is_ok_and(|vm| vm.status == VmStatus::Running)
+    }
+}
+
+fn stop(name: &str, machine: &Machine, how: StopHow) -> Result<StopEnd, Denied> {
+    let end = if how.force {
+        StopEnd::PlugPulled
+    } else {
+        press_button(name, machine, Duration::from_secs(how.timeout_s.min(TIMEOUT_S_MAX)))?
+    };
+    machine.quit().map_err(|error| Denied::Local(error.to_string()))?;
+    Ok(end)
+}
+
+/// Asks the guest to shut down and waits until it has.
+fn press_button(name: &str, machine: &Machine, timeout: Duration) -> Result<StopEnd, Denied> {
+    match machine.qmp.run_state() {
+        Ok(RunState::Running | RunState::Suspended) => {}
+        Ok(RunState::Shutdown) => return Ok(StopEnd::ShutDown),
+        Ok(state) => {
+            return Err(Denied::Conflict(format!(
+                "{name} is {state} and can't hear its power button: let it run first, or pull its \
+                 plug with --force"
+            )));
+        }
+        Err(QmpError::Closed) => return Ok(StopEnd::ShutDown),
+        Err(error) => {
+            return Err(Denied::Qemu(format!("{error}; `--force` ends {name} all the same")));
+        }
+    }
+    let ends = machine.qmp.events_named(&["SHUTDOWN"]);
+    match machine.qmp.execute("system_powerdown", json!({})) {
+        Ok(_) | Err(QmpError::Closed) => {}
+        Err(error) => return Err(Denied::Qemu(error.to_string())),
+    }
+    match ends.recv_deadline(Instant::now() + timeout) {
+        // Or the connection ended, which it does when QEMU ends.
+        Ok(_) | Err(crossbeam_channel::RecvTimeoutError::Disconnected) => Ok(StopEnd::ShutDown),
+        Err(crossbeam_channel::RecvTimeoutError::Timeout) => Ok(StopEnd::PlugPulled),
+    }
+}

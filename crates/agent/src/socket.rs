@@ -1,0 +1,119 @@
+//! The API's unix socket: for its owner alone, and for one agent at a time.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use crate::state::SOCKET_PATH_MAX;
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody listens there.
+    #[error(
+        "another agent answers at {}: stop it first, or give this one a socket of its own with \
+         --api", .0.display()
+    )]
+    InUse(PathBuf),
+    /// Something else is there.
+    #[error("{} is there and is no socket: remove it, or choose another --api", .0.display())]
+    NotASocket(PathBuf),
+    /// The kernel has a limit.
+    #[error(
+        "the API's socket {} has a path of {} bytes, and the kernel allows {}: choose a shorter \
+         --api", .0.display(), .0.as_os_str().len(), SOCKET_PATH_MAX - SUFFIX.len()
+    )]
+    TooLong(PathBuf),
+    /// It can't be made.
+    #[error("the API's socket {}: {source}", path.display())]
+    Local {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Of the name that the socket has until only its owner can use it.
+const SUFFIX: &str = ".new";
+
+/// A socket that goes with this value.
+pub(crate) struct ApiSocket {
+    path: PathBuf,
+}
+
+impl ApiSocket {
+    /// Listens at `path`. What an agent that crashed left there is replaced.
+    pub(crate) fn bind(path: &Path) -> Result<(Self, UnixListener), SocketError> {
+        let local = |source| SocketError::Local { path: path.to_owned(), source };
+        let path = std::path::absolute(path).map_err(local)?;
+        if path.as_os_str().as_bytes().len() > SOCKET_PATH_MAX - SUFFIX.len() {
+            return Err(SocketError::TooLong(path));
+        }
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(local)?;
+        }
+        check_unused(&path)?;
+        let mut new = path.clone().into_os_string();
+        new.push(SUFFIX);
+        // Of an agent that ended between the next lines.
+        let _ = fs::remove_file(&new);
+        let listener = UnixListener::bind(&new).map_err(local)?;
+        fs::set_permissions(&new, Permissions::from_mode(0o600)).map_err(local)?;
+        fs::rename(&new, &path).map_err(local)?;
+        Ok((Self { path }, listener))
+    }
+}
+
+impl Drop for ApiSocket {
+    fn drop(&mut self) {
+        // If it is gone already, that was the aim.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn check_unused(path: &Path) -> Result<(), SocketError> {
+    match fs::symlink_metadata(path) {
+        Err(_) => return Ok(()),
+        Ok(there) if !there.file_type().is_socket() => {
+            return Err(SocketError::NotASocket(path.to_owned()));
+        }
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(SocketError::InUse(path.to_owned())),
+        Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_for_its_owner_and_goes_with_its_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/api.sock");
+        let (socket, _listener) = ApiSocket::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(matches!(ApiSocket::bind(&path), Err(SocketError::InUse(_))));
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_stale_one_is_replaced_and_other_files_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "as a crash leaves it");
+        ApiSocket::bind(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(ApiSocket::bind(&path), Err(SocketError::NotASocket(_))));
+        let long = dir.path().join("x".repeat(100));
+        assert!(matches!(ApiSocket::bind(&long), Err(SocketError::TooLong(_))));
+    }
+}

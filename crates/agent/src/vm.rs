@@ -1,0 +1,283 @@
+//! One VM of this host: its QEMU, and its record on disk.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{VmStatus, VmSummary};
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
+use qemu::launch::log_tail;
+use qemu::machine::{self, Machine, StartError};
+use qemu::qmp::{Event, QmpError};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::state;
+
+/// A QEMU that moves its VM may hold its main lock for a while; a list of VMs
+/// does not wait for it.
+const STATUS_WAIT: Duration = Duration::from_millis(500);
+
+/// Whether a VM of a record is this host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Standing {
+    /// Its QEMU is being started.
+    Starting,
+    /// It comes from another host, and has not been given up there.
+    Arriving,
+    /// It is ours.
+    Here,
+}
+
+/// What is kept of a VM on disk.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) standing: Standing,
+    /// None until QEMU answers.
+    pub(crate) machine: Option<machine::Record>,
+    pub(crate) ram_bytes: u64,
+    pub(crate) qemu: String,
+}
+
+impl Record {
+    /// Before there is a QEMU.
+    pub(crate) fn starting() -> Self {
+        Self { standing: Standing::Starting, machine: None, ram_bytes: 0, qemu: String::new() }
+    }
+
+    pub(crate) fn read(dir: &Path) -> io::Result<Self> {
+        let text = fs::read(dir.join("record.json"))?;
+        serde_json::from_slice(&text).map_err(io::Error::other)
+    }
+
+    pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
+        state::replace(&dir.join("record.json"), &text)
+    }
+}
+
+/// One VM.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pub(crate) name: String,
+    pub(crate) dir: PathBuf,
+    ram_bytes: u64,
+    known: Mutex<Known>,
+}
+
+/// What changes of it.
+#[derive(Debug)]
+struct Known {
+    qemu: Qemu,
+    /// What QEMU said last, for when it doesn't answer.
+    status: VmStatus,
+    /// What its owner should know as long as it lives.
+    note: Option<String>,
+    /// What stopped it, until it runs again.
+    stopped_by: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+enum Qemu {
+    Alive { machine: Arc<Machine>, ends: Receiver<Event> },
+    Dead { pid: u32, version: String, argv: Vec<String>, attached: bool, why: String },
+}
+
+impl Qemu {
+    fn alive(machine: Machine) -> Self {
+        let ends = machine.qmp.events_named(&["SHUTDOWN"]);
+        Self::Alive { machine: Arc::new(machine), ends }
+    }
+}
+
+impl Vm {
+    /// A VM whose QEMU answers.
+    pub(crate) fn new(name: &str, dir: PathBuf, machine: Machine, ram_bytes: u64) -> Self {
+        let note = not_shared(&machine);
+        let qemu = Qemu::alive(machine);
+        let known = Known { qemu, status: VmStatus::Paused, note, stopped_by: None };
+        Self { name: name.to_owned(), dir, ram_bytes, known: Mutex::new(known) }
+    }
+
+    /// A VM of a record whose QEMU can't be found or met.
+    pub(crate) fn lost(name: &str, dir: PathBuf, record: Record, why: String) -> Self {
+        let (pid, argv) = record
+            .machine
+            .as_ref()
+            .map_or((0, Vec::new()), |machine| (machine.pid(), machine.argv().to_vec()));
+        let attached = !dir.join("qemu.log").exists();
+        let qemu = Qemu::Dead { pid, version: record.qemu, argv, attached, why };
+        let known = Known { qemu, status: VmStatus::Dead, note: None, stopped_by: None };
+        let ram_bytes = record.ram_bytes;
+        Self { name: name.to_owned(), dir, ram_bytes, known: Mutex::new(known) }
+    }
+
+    /// Its QEMU, if it lives.
+    pub(crate) fn machine(&self) -> Option<Arc<Machine>> {
+        match &self.known.lock().qemu {
+            Qemu::Alive { machine, .. } => Some(Arc::clone(machine)),
+            Qemu::Dead { .. } => None,
+        }
+    }
+
+    /// Notes on disk what it is.
+    pub(crate) fn save(&self, standing: Standing) -> io::Result<()> {
+        let Some(machine) = self.machine() else {
+            return Err(io::Error::other("its QEMU is gone"));
+        };
+        Record {
+            standing,
+            machine: Some(machine.record()),
+            ram_bytes: self.ram_bytes,
+            qemu: machine.version.clone(),
+        }
+        .write(&self.dir)
+    }
+
+    pub(crate) fn ram_bytes(&self) -> u64 {
+        self.ram_bytes
+    }
+
+    /// Remembers why it doesn't run, until it does.
+    pub(crate) fn stopped_by(&self, why: String) {
+        self.known.lock().stopped_by = Some(why);
+    }
+
+    /// Asks QEMU. `busy` with a migration, a lost connection is that one's to
+    /// notice.
+    pub(crate) fn status(&self, busy: bool) -> VmStatus {
+        let qemu = self.known.lock().qemu.clone();
+        let Qemu::Alive { machine, ends } = qemu else {
+            return VmStatus::Dead;
+        };
+        if machine.qmp.is_closed() || !machine.process.is_alive() {
+            return self.look_again(&machine, &ends, busy);
+        }
+        let answer = machine.qmp.execute_within("query-status", json!({}), STATUS_WAIT);
+        let mut known = self.known.lock();
+        match answer {
+            Ok(status) => {
+                known.status = match status["status"].as_str() {
+                    Some("running" | "suspended") => VmStatus::Running,
+                    _ => VmStatus::Paused,
+                };
+                if known.status == VmStatus::Running {
+                    known.stopped_by = None;
+                }
+            }
+            Err(QmpError::Closed) => {
+                drop(known);
+                return self.look_again(&machine, &ends, busy);
+            }
+            // It is busy: what it said last still holds.
+            Err(_) => {}
+        }
+        known.status
+    }
+
+    /// QEMU is gone, or only our connection to it.
+    fn look_again(&self, machine: &Arc<Machine>, ends: &Receiver<Event>, busy: bool) -> VmStatus {
+        if machine.process.is_alive() {
+            if busy {
+                return self.known.lock().status;
+            }
+            if let Ok(machine) = machine::reopen(&machine.record()) {
+                tracing::info!(vm = self.name, "met its QEMU again");
+                let mut known = self.known.lock();
+                known.qemu = Qemu::alive(machine);
+                return known.status;
+            }
+            // It may be ending right now. If it is not, the record still finds
+            // it, at the next look.
+            if machine.process.is_alive() {
+                return self.known.lock().status;
+            }
+        }
+        let why = self.epitaph(machine, ends);
+        tracing::info!(vm = self.name, why, "its QEMU is gone");
+        let mut known = self.known.lock();
+        known.status = VmStatus::Dead;
+        known.qemu = Qemu::Dead {
+            pid: machine.process.pid(),
+            version: machine.version.clone(),
+            argv: machine.argv.clone(),
+            attached: machine.is_attached(),
+            why,
+        };
+        VmStatus::Dead
+    }
+
+    fn epitaph(&self, machine: &Machine, ends: &Receiver<Event>) -> String {
+        let why = match ends.try_iter().last().as_ref().and_then(|e| e.data["reason"].as_str()) {
+            Some("guest-shutdown") => "the guest shut down",
+            Some("guest-reset") => "the guest rebooted, and QEMU was told not to",
+            Some("guest-panic") => "the guest's kernel crashed",
+            Some("host-signal") => "QEMU was ended by a signal",
+            Some("host-qmp-quit") => "QEMU was told to quit",
+            _ => "QEMU ended without a word",
+        };
+        let log = machine.log().map(Path::to_owned).unwrap_or_else(|| self.dir.join("qemu.log"));
+        with_log(why, &log)
+    }
+
+    /// What the API shows.
+    pub(crate) fn summary(&self, arriving: bool, migration: Option<String>) -> VmSummary {
+        let status = self.status(migration.is_some() || arriving);
+        let known = self.known.lock();
+        let mut summary = match &known.qemu {
+            Qemu::Alive { machine, .. } => VmSummary {
+                name: self.name.clone(),
+                status,
+                pid: machine.process.pid(),
+                qemu: machine.version.clone(),
+                ram_bytes: self.ram_bytes,
+                shared_ram: !machine.ram.is_empty(),
+                attached: machine.is_attached(),
+                migration,
+                problem: known.stopped_by.clone().or_else(|| known.note.clone()),
+                argv: machine.argv.clone(),
+            },
+            Qemu::Dead { pid, version, argv, attached, why } => VmSummary {
+                name: self.name.clone(),
+                status: VmStatus::Dead,
+                pid: *pid,
+                qemu: version.clone(),
+                ram_bytes: self.ram_bytes,
+                shared_ram: false,
+                attached: *attached,
+                migration,
+                problem: Some(why.clone()),
+                argv: argv.clone(),
+            },
+        };
+        if arriving && summary.status != VmStatus::Dead {
+            summary.status = VmStatus::Arriving;
+        }
+        summary
+    }
+}
+
+/// Why, and what QEMU wrote last.
+pub(crate) fn with_log(why: &str, log: &Path) -> String {
+    match log_tail(log, 0) {
+        Some(tail) => format!("{why}; the end of {}:\n{tail}", log.display()),
+        None => format!("{why}; {} is empty", log.display()),
+    }
+}
+
+/// RAM that the agent could not make, for the owner.
+fn not_shared(machine: &Machine) -> Option<String> {
+    let reasons: Vec<String> =
+        machine.left.iter().map(|left| format!("RAM `{}`: {}", left.id, left.reason)).collect();
+    (!reasons.is_empty()).then(|| format!("not shared with the agent: {}", reasons.join("; ")))
+}
+
+/// A QEMU of a directory that has no record of it: started, and the agent
+/// ended before it could note it down.
+pub(crate) fn unrecorded(dir: &Path) -> Result<Machine, StartError> {
+    machine::attach(&dir.join("qmp"))
+}

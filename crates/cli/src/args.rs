@@ -1,0 +1,333 @@
+//! What can be typed.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use agent::config::Flags;
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// Moves running virtual machines between hosts.
+#[derive(Debug, Parser)]
+#[command(name = "droveway", version, about, max_term_width = 100)]
+pub(crate) struct Args {
+    /// The agent's socket [default: /run/droveway/api.sock]
+    #[arg(long, value_name = "SOCKET", env = "DROVEWAY_API", global = true)]
+    pub(crate) api: Option<PathBuf>,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run this host's agent
+    Agent(AgentArgs),
+    /// Start a VM under this host's agent
+    Run(RunArgs),
+    /// List this host's VMs
+    List(ListArgs),
+    /// Show one VM
+    Show(ShowArgs),
+    /// Shut a VM down
+    Stop(StopArgs),
+    /// Adopt a VM that somebody else started
+    Attach(AttachArgs),
+    /// Move a VM to another host while it runs
+    Migrate(MigrateArgs),
+    /// Cancel a migration; its VM stays where it is
+    Cancel(CancelArgs),
+    /// Show how a migration went
+    Report(ReportArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct AgentArgs {
+    /// A TOML file with any of these settings; what is typed here wins
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// This host's name, as in the peers file
+    #[arg(long)]
+    name: Option<String>,
+    /// The rack it stands in
+    #[arg(long)]
+    rack: Option<String>,
+    /// Where other agents reach this one
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<SocketAddr>,
+    /// The address of a network card that carries data; may be repeated
+    #[arg(long = "nic", value_name = "ADDR")]
+    nics: Vec<IpAddr>,
+    /// The file that names the other hosts
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
+    /// Where the agent keeps its VMs' records and logs, and reports
+    /// [default: /var/lib/droveway]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Buffers of one migration in one direction, in MiB [default: 128]
+    #[arg(long, value_name = "MIB")]
+    pool_mib: Option<u32>,
+    /// Allow guest memory to cross the network unencrypted
+    #[arg(long)]
+    insecure_plaintext: bool,
+}
+
+impl AgentArgs {
+    pub(crate) fn into_flags(self, api: Option<PathBuf>) -> Flags {
+        Flags {
+            config: self.config,
+            name: self.name,
+            rack: self.rack,
+            listen: self.listen,
+            nics: self.nics,
+            peers: self.peers,
+            state: self.state,
+            api,
+            pool_mib: self.pool_mib,
+            insecure_plaintext: self.insecure_plaintext,
+        }
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RunArgs {
+    /// The VM's name
+    pub(crate) name: String,
+    /// QEMU and its arguments
+    #[arg(last = true, required = true, value_name = "QEMU ARGS")]
+    pub(crate) argv: Vec<OsString>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ShowArgs {
+    /// The VM
+    pub(crate) name: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StopArgs {
+    /// The VM
+    pub(crate) name: String,
+    /// Pull the plug at once instead of pressing the power button
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// How long the guest may take before the plug is pulled, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub(crate) timeout: u64,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct AttachArgs {
+    /// The name it gets here
+    pub(crate) name: String,
+    /// Its QMP socket
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) qmp: PathBuf,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct MigrateArgs {
+    /// The VM
+    pub(crate) name: String,
+    /// The host to move it to
+    pub(crate) host: String,
+    /// Connections to carry it [default: one per core up to 8, at least one per
+    /// network card]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) lanes: Option<u16>,
+    /// How long the VM may be gone, in milliseconds
+    #[arg(long, value_name = "N", default_value_t = 300,
+          value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) downtime_ms: u64,
+    /// How memory is compressed
+    #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
+    pub(crate) compress: CompressArg,
+    /// Which of QEMU's streams is read
+    #[arg(long, value_enum, default_value_t = TapArg::Auto)]
+    pub(crate) tap: TapArg,
+    /// Both hosts see the same storage: don't check
+    #[arg(long)]
+    pub(crate) shared_disks: bool,
+    /// A text of the command line that differs at the destination: a path, a
+    /// tap, an address; may be repeated
+    #[arg(long, value_name = "OLD=NEW", value_parser = parse_set)]
+    pub(crate) set: Vec<String>,
+    /// QMP socket, at the destination, of a QEMU that somebody else started
+    /// with `-incoming defer -S`
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) incoming_qmp: Option<String>,
+    /// Print the report as JSON on standard output, and nothing else there
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl MigrateArgs {
+    pub(crate) fn into_request(self) -> api::MigrateRequest {
+        api::MigrateRequest {
+            vm: self.name,
+            to: self.host,
+            lanes: self.lanes,
+            downtime_ms: self.downtime_ms,
+            compress: self.compress.into(),
+            tap: self.tap.into(),
+            shared_disks: self.shared_disks,
+            set: self.set,
+            incoming_qmp: self.incoming_qmp,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompressArg {
+    /// By who waits for whom
+    Auto,
+    Off,
+    Lz4,
+    Zstd,
+}
+
+impl From<CompressArg> for api::Compress {
+    fn from(arg: CompressArg) -> Self {
+        match arg {
+            CompressArg::Auto => Self::Auto,
+            CompressArg::Off => Self::Off,
+            CompressArg::Lz4 => Self::Lz4,
+            CompressArg::Zstd => Self::Zstd,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TapArg {
+    /// Multifd where QEMU and the VM's devices allow it
+    Auto,
+    Multifd,
+    Classic,
+}
+
+impl From<TapArg> for api::TapChoice {
+    fn from(arg: TapArg) -> Self {
+        match arg {
+            TapArg::Auto => Self::Auto,
+            TapArg::Multifd => Self::Multifd,
+            TapArg::Classic => Self::Classic,
+        }
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CancelArgs {
+    /// The migration
+    pub(crate) id: String,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ReportArgs {
+    /// The migration, or a file that `--json` wrote (with a `/` or `.json` in
+    /// its name)
+    pub(crate) id: String,
+    /// Print JSON
+    #[arg(long, conflicts_with = "html")]
+    pub(crate) json: bool,
+    /// Write one self-contained HTML page with plots
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+}
+
+/// The agent's socket, when none is named.
+pub(crate) fn socket(api: Option<PathBuf>) -> PathBuf {
+    api.unwrap_or_else(|| PathBuf::from(agent::config::API_DEFAULT))
+}
+
+fn parse_set(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some((old, _)) if !old.is_empty() => Ok(text.to_owned()),
+        _ => Err("write OLD=NEW, such as /dev/sdb=/dev/sdc".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    fn parse(line: &str) -> Result<Args, ErrorKind> {
+        let words = std::iter::once("droveway").chain(line.split_whitespace());
+        Args::try_parse_from(words).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn the_command_is_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused() {
+        for (line, kind) in [
+            ("", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("fly web1", ErrorKind::InvalidSubcommand),
+            ("run web1", ErrorKind::MissingRequiredArgument),
+            ("run web1 qemu-system-x86_64", ErrorKind::UnknownArgument),
+            ("attach web1", ErrorKind::MissingRequiredArgument),
+            ("migrate web1", ErrorKind::MissingRequiredArgument),
+            ("migrate web1 b --lanes 0", ErrorKind::ValueValidation),
+            ("migrate web1 b --lanes 65", ErrorKind::ValueValidation),
+            ("migrate web1 b --downtime-ms 0", ErrorKind::ValueValidation),
+            ("migrate web1 b --compress brotli", ErrorKind::InvalidValue),
+            ("migrate web1 b --set /dev/sdb", ErrorKind::ValueValidation),
+            ("migrate web1 b --set =x", ErrorKind::ValueValidation),
+            ("report 1 --json --html f", ErrorKind::ArgumentConflict),
+            ("agent --listen here", ErrorKind::ValueValidation),
+        ] {
+            assert_eq!(parse(line).err(), Some(kind), "{line}");
+        }
+    }
+
+    #[test]
+    fn qemus_own_arguments_are_kept() {
+        let args = parse("run web1 -- qemu-system-x86_64 -m 512 --help -name x").unwrap();
+        let Command::Run(run) = args.command else { panic!("not run") };
+        assert_eq!(run.name, "web1");
+        assert_eq!(run.argv, ["qemu-system-x86_64", "-m", "512", "--help", "-name", "x"]);
+    }
+
+    #[test]
+    fn a_migration_is_asked_for_as_typed() {
+        let args = parse(
+            "migrate web1 host-b --lanes 4 --downtime-ms 50 --compress zstd --tap classic \
+             --set /a=/b --set c=d=e --shared-disks --api /s",
+        )
+        .unwrap();
+        assert_eq!(args.api, Some("/s".into()));
+        let Command::Migrate(migrate) = args.command else { panic!("not migrate") };
+        let request = migrate.into_request();
+        assert_eq!((request.vm.as_str(), request.to.as_str()), ("web1", "host-b"));
+        assert_eq!((request.lanes, request.downtime_ms), (Some(4), 50));
+        assert_eq!(request.compress, api::Compress::Zstd);
+        assert_eq!(request.tap, api::TapChoice::Classic);
+        assert_eq!(request.set, ["/a=/b", "c=d=e"]);
+        assert!(request.shared_disks);
+    }
+
+    #[test]
+    fn the_defaults_are_the_apis() {
+        let Command::Migrate(migrate) = parse("migrate v b").unwrap().command else {
+            panic!("not migrate")
+        };
+        let ours = serde_json::to_value(migrate.into_request()).unwrap();
+        let theirs: api::MigrateRequest = serde_json::from_str(r#"{"vm":"v","to":"b"}"#).unwrap();
+        assert_eq!(ours, serde_json::to_value(theirs).unwrap());
+    }
+}

@@ -1,0 +1,203 @@
+//! HTTP over the agent's unix socket.
+
+use std::io;
+use std::path::PathBuf;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::problem::Problem;
+
+/// A report of a long migration has some thousand samples of 64 lanes: below
+/// 10 MiB.
+const BODY_BYTES_MAX: usize = 64 << 20;
+/// One state of a migration is a few hundred bytes and its notes.
+const LINE_BYTES_MAX: usize = 1 << 20;
+
+/// The agent, by its socket.
+pub(crate) struct Client {
+    socket: PathBuf,
+}
+
+/// No body.
+pub(crate) const NOTHING: Option<&()> = None;
+
+impl Client {
+    pub(crate) fn new(socket: PathBuf) -> Self {
+        Self { socket }
+    }
+
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
+        self.ask(Method::GET, path, NOTHING).await
+    }
+
+    /// Asks and reads the whole answer.
+    pub(crate) async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, Problem> {
+        let response = self.send(method, path, body).await?;
+        let ok = response.status().is_success();
+        let bytes = self.whole(response).await?;
+        if ok {
+            // An answer without a body reads as `null`: `()`.
+            let json: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
+            serde_json::from_slice(json).map_err(|error| {
+                self.lost(format!("its answer is of another version of droveway ({error})"))
+            })
+        } else {
+            Err(Problem::Refused(refusal(&bytes)))
+        }
+    }
+
+    /// Asks for lines of JSON that go on until there is nothing more to say.
+    pub(crate) async fn lines(&self, path: &str) -> Result<Lines, Problem> {
+        let response = self.send(Method::GET, path, NOTHING).await?;
+        if response.status().is_success() {
+            Ok(Lines { body: response.into_body(), ready: Vec::new(), socket: self.socket.clone() })
+        } else {
+            Err(Problem::Refused(refusal(&self.whole(response).await?)))
+        }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<Response<Incoming>, Problem> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.lost(error.to_string()))?;
+        // Ends with the connection; an error there reaches the request too.
+        tokio::spawn(connection);
+        let mut request = Request::builder().method(method).uri(path).header("host", "droveway");
+        let body = match body {
+            Some(body) => {
+                request = request.header("content-type", "application/json");
+                serde_json::to_vec(body)
+                    .map_err(|error| Problem::Typed(format!("can't be sent: {error}")))?
+            }
+            None => Vec::new(),
+        };
+        let request = request
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|_| Problem::Typed(format!("`{path}` is no name")))?;
+        sender.send_request(request).await.map_err(|error| self.lost(error.to_string()))
+    }
+
+    async fn whole(&self, response: Response<Incoming>) -> Result<Bytes, Problem> {
+        let body = Limited::new(response.into_body(), BODY_BYTES_MAX);
+        Ok(body.collect().await.map_err(|error| self.lost(error.to_string()))?.to_bytes())
+    }
+
+    fn unreachable(&self, error: &io::Error) -> Problem {
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                Problem::NoAgent(self.socket.clone())
+            }
+            io::ErrorKind::PermissionDenied => Problem::NotAllowed(self.socket.clone()),
+            _ => self.lost(error.to_string()),
+        }
+    }
+
+    fn lost(&self, why: String) -> Problem {
+        Problem::Lost { socket: self.socket.clone(), why }
+    }
+}
+
+/// What an answer that is not 2xx says.
+fn refusal(bytes: &[u8]) -> String {
+    match serde_json::from_slice::<api::ErrorBody>(bytes) {
+        Ok(body) => body.error,
+        Err(_) => String::from_utf8_lossy(bytes).trim().to_owned(),
+    }
+}
+
+/// Lines of JSON as they come.
+pub(crate) struct Lines {
+    body: Incoming,
+    ready: Vec<u8>,
+    socket: PathBuf,
+}
+
+impl Lines {
+    /// The next one; none at the end. Safe to drop while it waits: what has
+    /// come stays for the next call.
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
+        loop {
+            if let Some(end) = self.ready.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.ready.drain(..=end).collect();
+                return serde_json::from_slice(&line).map(Some).map_err(|e| self.lost(&e));
+            }
+            if self.ready.len() > LINE_BYTES_MAX {
+                return Err(self.lost(&"a line without an end"));
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Some(data) = frame.data_ref() {
+                        self.ready.extend_from_slice(data);
+                    }
+                }
+                Some(Err(error)) => return Err(self.lost(&error)),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    fn lost(&self, why: &dyn std::fmt::Display) -> Problem {
+        Problem::Lost { socket: self.socket.clone(), why: why.to_string() }
+    }
+}
+
+/// A name as one segment of a path: what is not plain is percent-encoded, so
+/// that a wrong name meets the agent's own check and not another route.
+pub(crate) fn segment(name: &str) -> String {
+    use std::fmt::Write;
+    let mut out = String::new();
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.') {
+            out.push(char::from(byte));
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_one_segment() {
+        for (name, path) in
+            [("web1", "web1"), ("a/b", "a%2Fb"), ("ä?", "%C3%A4%3F"), ("..", ".."), ("", "")]
+        {
+            assert_eq!(segment(name), path);
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_its_text() {
+        assert_eq!(refusal(br#"{"error":"no such VM"}"#), "no such VM");
+        assert_eq!(refusal(b"plain \n"), "plain");
+    }
+
+    #[tokio::test]
+    async fn without_an_agent_the_error_says_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let client = Client::new(dir.path().join("none.sock"));
+        let error = client.get::<()>("/v1/host").await.unwrap_err().to_string();
+        assert!(error.contains("droveway agent") && error.contains("--api"), "{error}");
+    }
+}

@@ -1,0 +1,69 @@
+//! The few figures that people look for first.
+
+use api::Report;
+
+use super::plot::ratio;
+use crate::{amount, summary};
+
+/// A row of tiles.
+pub(super) fn tiles(report: &Report) -> String {
+    let mut tiles = Vec::new();
+    if let Some(ms) = report.downtime_ms {
+        tiles.push(tile(
+            "Gone for",
+            &amount::milliseconds(ms),
+            &format!("goal {}", summary::goal(report)),
+        ));
+    }
+    tiles.push(tile(
+        "Took",
+        &amount::seconds(report.total_s),
+        &format!("of it {} until ready", amount::seconds(report.prepare_s)),
+    ));
+    tiles.push(tile(
+        "On the wire",
+        &amount::size(report.wire_bytes),
+        &format!(
+            "{:.0} % of {} of RAM",
+            share(report.wire_bytes, report.ram_bytes) * 100.0,
+            amount::size(report.ram_bytes)
+        ),
+    ));
+    let moving_s = report.total_s - report.prepare_s;
+    if moving_s > 0.0 && moving_s.is_finite() {
+        #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
+        let guest = (report.body_bytes + report.fill_bytes) as f64;
+        tiles.push(tile("Delivered at", &amount::rate(guest / moving_s), &how(report)));
+    }
+    let handed = report.body_bytes + report.fill_bytes;
+    if handed > 0 {
+        tiles.push(tile(
+            "Zero or fill",
+            &format!("{:.0} %", ratio(report.fill_bytes, handed) * 100.0),
+            &format!("of {} handed over", amount::size(handed)),
+        ));
+    }
+    format!("<section class=\"tiles\">\n{}</section>\n", tiles.concat())
+}
+
+/// Unlike [`ratio`], may exceed 1: a VM that writes is sent more than once.
+#[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+fn tile(name: &str, value: &str, about: &str) -> String {
+    let (number, unit) = value.split_once(' ').unwrap_or((value, ""));
+    format!(
+        "<div class=\"tile\"><p>{name}</p><strong>{number}<small> {unit}</small></strong>\
+         <p class=\"quiet\">{about}</p></div>\n"
+    )
+}
+
+fn how(report: &Report) -> String {
+    let lanes = amount::counted(report.lanes.len() as u64, "lane");
+    match report.passes {
+        0 => format!("over {lanes}"),
+        count => format!("{} over {lanes}", amount::counted(u64::from(count), "pass")),
+    }
+}

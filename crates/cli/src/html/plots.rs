@@ -1,0 +1,116 @@
+//! The plots of a report, and the numbers that the script shows at the pointer.
+
+use api::Report;
+
+use super::plot::{Plot, Series, Style, time_axis, time_span};
+use super::scale::positive;
+
+/// All plots, or a word on why there is none.
+pub(super) fn sections(report: &Report) -> String {
+    if report.samples.len() < 2 {
+        return "<section class=\"card\"><p class=\"quiet\">It ended before there was anything to \
+                plot.</p></section>\n"
+            .to_owned();
+    }
+    let at: Vec<f64> = report.samples.iter().map(|sample| positive(sample.at_s)).collect();
+    let plots = [rates(report, &at), left(report, &at), lanes(report, &at)];
+    let mut out = String::new();
+    for plot in plots.iter().filter(|plot| !plot.series.is_empty()) {
+        out.push_str(&plot.figure());
+    }
+    out.push_str(&numbers(report, &at, &plots));
+    out
+}
+
+fn rates<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
+    let series = |name: &str, colour: &str, value: fn(&api::Sample) -> f64| Series {
+        name: name.to_owned(),
+        colour: format!("var(--{colour})"),
+        values: report.samples.iter().map(value).collect(),
+    };
+    Plot {
+        title: "Rates",
+        about: "What reached the destination, what that took on the wire, and what the guest \
+                dirtied meanwhile",
+        per_second: true,
+        style: Style::Lines,
+        series: vec![
+            series("delivered", "blue", |s| s.delivered_bytes_per_s),
+            series("on the wire", "green", |s| s.wire_bytes_per_s),
+            series("dirtied", "orange", |s| s.dirty_bytes_per_s),
+        ],
+        at,
+        report,
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
+fn left<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
+    let series = |name: &str, colour: &str, value: fn(&api::Sample) -> u64| Series {
+        name: name.to_owned(),
+        colour: format!("var(--{colour})"),
+        values: report.samples.iter().map(|sample| value(sample) as f64).collect(),
+    };
+    Plot {
+        title: "Left to move",
+        about: "Guest memory that the destination does not have yet, and the part of it in the \
+                source's buffers",
+        per_second: false,
+        style: Style::Lines,
+        series: vec![
+            series("left", "violet", |s| s.left_bytes),
+            series("in buffers", "grey", |s| s.pool_bytes),
+        ],
+        at,
+        report,
+    }
+}
+
+fn lanes<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
+    let count = report.samples.iter().map(|s| s.lanes_bytes_per_s.len()).max().unwrap_or(0);
+    let series = (0..count).map(|lane| Series {
+        name: format!("lane {}", lane + 1),
+        colour: lane_colour(lane, count),
+        values: report
+            .samples
+            .iter()
+            .map(|sample| sample.lanes_bytes_per_s.get(lane).copied().unwrap_or(0.0))
+            .collect(),
+    });
+    Plot {
+        title: "Lanes",
+        about: "Each connection’s share of the wire",
+        per_second: true,
+        style: Style::Stacked,
+        series: series.collect(),
+        at,
+        report,
+    }
+}
+
+/// Neighbours differ, and the order can be seen: two hues, mixed.
+pub(super) fn lane_colour(lane: usize, count: usize) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "64 lanes at most")]
+    let share = if count < 2 { 0.0 } else { lane as f64 / (count - 1) as f64 * 100.0 };
+    format!("color-mix(in oklab, var(--lane-last) {share:.0}%, var(--lane-first))")
+}
+
+/// Numbers only: nothing in it can end the script element.
+fn numbers(report: &Report, at: &[f64], plots: &[Plot<'_>]) -> String {
+    let values: Vec<Vec<Vec<f64>>> = plots
+        .iter()
+        .filter(|plot| !plot.series.is_empty())
+        .map(|plot| {
+            let clean = |values: &Vec<f64>| values.iter().map(|v| positive(*v).round()).collect();
+            plot.series.iter().map(|series| clean(&series.values)).collect()
+        })
+        .collect();
+    let json = serde_json::json!({
+        "at": at,
+        "end": time_axis(report, at).max,
+        "span": time_span(),
+        "width": super::plot::WIDTH,
+        "values": values,
+    });
+    format!("<script type=\"application/json\" id=\"numbers\">{json}</script>\n")
+}

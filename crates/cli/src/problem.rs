@@ -1,0 +1,46 @@
+//! Why a command did not do what was asked, and what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Printed after `droveway: ` on one line.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Problem {
+    /// Nothing listens.
+    #[error(
+        "no agent answers at {}: start one with `droveway agent`, or name its socket with --api \
+         or DROVEWAY_API", .0.display()
+    )]
+    NoAgent(PathBuf),
+    /// The socket is not ours to use.
+    #[error(
+        "the agent's socket {} is not yours to use: run this as the user that the agent runs as \
+         (often with sudo)", .0.display()
+    )]
+    NotAllowed(PathBuf),
+    /// The connection broke, or what came over it is no answer.
+    #[error("lost the agent at {}: {why}", socket.display())]
+    Lost {
+        /// Its socket.
+        socket: PathBuf,
+        /// How.
+        why: String,
+    },
+    /// The agent says no.
+    #[error("{0}")]
+    Refused(String),
+    /// Something on this side.
+    #[error("{what}: {source}")]
+    Local {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// What was typed can't be done.
+    #[error("{0}")]
+    Typed(String),
+    /// The agent did not start, or ended.
+    #[error(transparent)]
+    Agent(#[from] agent::AgentError),
+}

@@ -1,0 +1,236 @@
+//! The commands about this host's VMs.
+
+use std::process::ExitCode;
+
+use hyper::Method;
+
+use crate::amount;
+use crate::args::{AttachArgs, ListArgs, RunArgs, ShowArgs, StopArgs};
+use crate::client::{Client, NOTHING, segment};
+use crate::problem::Problem;
+
+pub(crate) async fn run(client: &Client, args: RunArgs) -> Result<ExitCode, Problem> {
+    let mut argv = Vec::with_capacity(args.argv.len());
+    for arg in args.argv {
+        argv.push(arg.into_string().map_err(|arg| {
+            Problem::Typed(format!("the argument {} is not UTF-8", arg.to_string_lossy()))
+        })?);
+    }
+    let cwd = std::env::current_dir()
+        .map_err(|source| Problem::Local { what: "finding this directory".to_owned(), source })?;
+    let cwd = cwd
+        .into_os_string()
+        .into_string()
+        .map_err(|_| Problem::Typed("the name of this directory is not UTF-8".to_owned()))?;
+    let request = api::RunRequest { name: args.name, argv, cwd };
+    let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms", Some(&request)).await?;
+    println!("{} runs (QEMU {}, {} of RAM).", vm.name, vm.qemu, amount::size(vm.ram_bytes));
+    print_problem(&vm);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn attach(client: &Client, args: AttachArgs) -> Result<ExitCode, Problem> {
+    let qmp = std::path::absolute(&args.qmp)
+        .map_err(|source| Problem::Local { what: "finding the QMP socket".to_owned(), source })?;
+    let qmp = qmp
+        .into_os_string()
+        .into_string()
+        .map_err(|_| Problem::Typed("the name of the QMP socket is not UTF-8".to_owned()))?;
+    let request = api::AttachRequest { name: args.name, qmp };
+    let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms/attach", Some(&request)).await?;
+    println!("{} is adopted (QEMU {}, {}).", vm.name, vm.qemu, status(&vm));
+    print_problem(&vm);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn list(client: &Client, args: &ListArgs) -> Result<ExitCode, Problem> {
+    let vms: Vec<api::VmSummary> = client.get("/v1/vms").await?;
+    if args.json {
+        print_json(&vms)?;
+    } else {
+        print!("{}", table(&vms));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn show(client: &Client, args: &ShowArgs) -> Result<ExitCode, Problem> {
+    let vm: api::VmSummary = client.get(&format!("/v1/vms/{}", segment(&args.name))).await?;
+    if args.json {
+        print_json(&vm)?;
+    } else {
+        print!("{}", details(&vm));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn stop(client: &Client, args: &StopArgs) -> Result<ExitCode, Problem> {
+    let path =
+        format!("/v1/vms/{}?force={}&timeout_s={}", segment(&args.name), args.force, args.timeout);
+    let stopped: api::Stopped = client.ask(Method::DELETE, &path, NOTHING).await?;
+    match stopped.end {
+        api::StopEnd::ShutDown => println!("{} has shut down.", args.name),
+        api::StopEnd::PlugPulled if args.force => println!("{} is off.", args.name),
+        api::StopEnd::PlugPulled => println!(
+            "{} did not shut down within {} s, so its plug was pulled.",
+            args.name, args.timeout
+        ),
+        api::StopEnd::WasDead => println!("{} was dead and is removed.", args.name),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Problem> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Problem::Typed(format!("can't be shown as JSON: {error}")))?;
+    println!("{text}");
+    Ok(())
+}
+
+fn print_problem(vm: &api::VmSummary) {
+    if let Some(problem) = &vm.problem {
+        eprintln!("droveway: note: {problem}");
+    }
+}
+
+fn status(vm: &api::VmSummary) -> &'static str {
+    match vm.status {
+        api::VmStatus::Running => "running",
+        api::VmStatus::Paused => "paused",
+        api::VmStatus::Arriving => "arriving",
+        api::VmStatus::Dead => "dead",
+    }
+}
+
+fn placement(vm: &api::VmSummary) -> &'static str {
+    if vm.shared_ram { "shared" } else { "private" }
+}
+
+fn table(vms: &[api::VmSummary]) -> String {
+    if vms.is_empty() {
+        return "No VMs. Start one with `droveway run NAME -- qemu-system-x86_64 ...`.\n"
+            .to_owned();
+    }
+    let mut rows =
+        vec![["NAME", "STATUS", "PID", "QEMU", "RAM", "MEMORY", "MIGRATION"].map(str::to_owned)];
+    for vm in vms {
+        rows.push([
+            vm.name.clone(),
+            status(vm).to_owned(),
+            if vm.pid == 0 { "-".to_owned() } else { vm.pid.to_string() },
+            vm.qemu.clone(),
+            amount::size(vm.ram_bytes),
+            placement(vm).to_owned(),
+            vm.migration.clone().unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    aligned(&rows)
+}
+
+/// Columns as wide as their widest cell, two blanks apart.
+pub(crate) fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (width, cell) in widths.iter().zip(row) {
+            line.push_str(cell);
+            line.extend(std::iter::repeat_n(' ', width - cell.chars().count() + 2));
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+fn details(vm: &api::VmSummary) -> String {
+    let mut rows = vec![
+        ["Name".to_owned(), vm.name.clone()],
+        ["Status".to_owned(), status(vm).to_owned()],
+        ["QEMU".to_owned(), format!("{}, process {}", vm.qemu, vm.pid)],
+        ["RAM".to_owned(), amount::size(vm.ram_bytes)],
+        [
+            "Memory".to_owned(),
+            if vm.shared_ram {
+                "shared with the agent (mapped placement)".to_owned()
+            } else {
+                "QEMU's own (inline placement)".to_owned()
+            },
+        ],
+        [
+            "Started".to_owned(),
+            if vm.attached { "elsewhere, and adopted" } else { "by this agent" }.to_owned(),
+        ],
+    ];
+    if let Some(migration) = &vm.migration {
+        rows.push(["Migration".to_owned(), migration.clone()]);
+    }
+    if !vm.argv.is_empty() {
+        let words: Vec<String> = vm.argv.iter().map(|word| quoted(word)).collect();
+        rows.push(["Command".to_owned(), words.join(" ")]);
+    }
+    let mut out = aligned(&rows);
+    if let Some(problem) = &vm.problem {
+        out.push('\n');
+        out.push_str(problem.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// A word as a shell takes it back.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm(name: &str) -> api::VmSummary {
+        api::VmSummary {
+            name: name.to_owned(),
+            status: api::VmStatus::Running,
+            pid: 4711,
+            qemu: "10.0.2".to_owned(),
+            ram_bytes: 1 << 30,
+            shared_ram: true,
+            attached: false,
+            migration: None,
+            problem: None,
+            argv: vec!["qemu-system-x86_64".to_owned(), "-name".to_owned(), "it's".to_owned()],
+        }
+    }
+
+    #[test]
+    fn the_table_is_aligned() {
+        let mut second = vm("a-much-longer-name");
+        second.migration = Some("deadbeef".to_owned());
+        let text = table(&[vm("web1"), second]);
+        let columns: Vec<usize> = text
+            .lines()
+            .map(|line| line.find("MIGR").or(line.find("deadbeef")).unwrap_or(0))
+            .collect();
+        assert_eq!(columns[0], columns[2]);
+        assert!(text.lines().all(|line| line == line.trim_end()));
+    }
+
+    #[test]
+    fn an_empty_table_says_how_to_fill_it() {
+        assert!(table(&[]).contains("droveway run"));
+    }
+
+    #[test]
+    fn the_command_can_be_pasted() {
+        assert!(details(&vm("web1")).contains(r"qemu-system-x86_64 -name 'it'\''s'"));
+    }
+}
