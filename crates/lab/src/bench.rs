@@ -6,3 +6,4 @@ pub mod plain_tcp;
 pub mod result;
 pub mod scenario;
 pub mod table;
+mod warm;

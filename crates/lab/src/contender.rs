@@ -55,9 +55,6 @@ pub trait Contender {
     /// If it does not come.
     fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved>;
 
-    /// Processes whose CPU time counts, as far as they are there now.
-    fn processes(&self) -> Vec<u32>;
-
     /// Ends the guest, wherever it is, and all that was started.
     fn stop(&mut self);
 }

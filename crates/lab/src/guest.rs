@@ -5,6 +5,7 @@
 //! judged by when they arrive here: the guest's own clocks stand still while
 //! QEMU has stopped it, so nothing inside could see a blackout.
 
+mod felt;
 mod heard;
 
 use std::io::Write;
@@ -13,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use heard::Pulse;
+pub use felt::Felt;
 use heard::Heard;
+pub use heard::Pulse;
 use lab_guest::orders::Orders;
 
 use crate::error::{FileContext, LabError, Result};
@@ -65,9 +67,13 @@ impl GuestSpec {
     pub fn argv(&self, kit: &Kit, qemu: &Path) -> Vec<String> {
         // `max` under TCG has features that 7.2 can't migrate.
         let cpu = if kit.accelerator == Accelerator::Kvm { "host" } else { "qemu64" };
-        let quiet = "console=ttyS0 quiet panic=1";
+        // Huge pages in the guest would move memory that it left alone.
+        let quiet = "console=ttyS0 quiet panic=1 transparent_hugepage=never";
         let mut argv: Vec<String> = [
             &qemu.display().to_string(),
+            // With named threads, vCPUs are told from the rest.
+            "-name",
+            &format!("{},debug-threads=on", self.name),
             "-machine",
             &format!("{},accel={}", self.machine, kit.accelerator),
             "-cpu",
@@ -215,6 +221,13 @@ impl Guest {
     /// Forgets the longest gap so far.
     pub fn forget_gap(&self) {
         self.heard.forget_gap();
+    }
+
+    /// What it felt between two instants, since [`Guest::forget_gap`]. Waits a
+    /// little for the beats that belong to it.
+    #[must_use]
+    pub fn felt(&self, from: Instant, to: Instant) -> Felt {
+        self.heard.felt(from, to)
     }
 
     /// How it fares.

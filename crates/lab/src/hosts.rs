@@ -13,7 +13,7 @@ mod stale;
 pub use counters::Traffic;
 pub use host::{Host, RUN_DIR};
 pub use link::Link;
-pub use stale::clean;
+pub use stale::{abandon, clean};
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use lab::bench::{contest, plain_tcp, scenario};
 use lab::error::LabError;
 use lab::{demo, hosts, setup};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Hosts, guests and races on one machine.
 #[derive(Parser)]
@@ -52,6 +53,9 @@ enum Action {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = clean_when_interrupted() {
+        eprintln!("lab: Ctrl-C will leave its hosts behind until the next run: {error}");
+    }
     match run(&Options::parse().action) {
         Ok(code) => code,
         Err(error) => {
@@ -59,6 +63,30 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Ctrl-C and `kill` end the lab without unwinding: its hosts, and what runs on
+/// them, are removed all the same.
+fn clean_when_interrupted() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let (mut interrupt, mut end) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    let wait = move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = end.recv() => {}
+            }
+        });
+        if let Err(error) = hosts::abandon() {
+            eprintln!("lab: {error}");
+        }
+        // As a shell reports a program that Ctrl-C ended.
+        std::process::exit(130);
+    };
+    std::thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
 }
 
 fn run(action: &Action) -> Result<ExitCode, LabError> {
@@ -78,7 +106,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::Bench { name: Some(name), runs, only } => {
             let scenario = scenario::all().into_iter().find(|one| one.name == name);
             let scenario = scenario.ok_or_else(|| {
-                LabError::Unsupported(format!("there is no benchmark {name}; `lab bench` lists them"))
+                LabError::Unsupported(format!(
+                    "there is no benchmark {name}; `lab bench` lists them"
+                ))
             })?;
             let outcome = contest::run(&setup::ensure()?, &scenario, *runs, only)?;
             let wrong = |run: &lab::bench::result::Run| run.ok && !run.intact;

@@ -19,8 +19,7 @@ fn a_guest_boots_writes_and_checks_itself() {
     };
     let spec = GuestSpec::new("g", "256M", orders);
     let argv = spec.argv(&kit, &kit.qemu);
-    let mut qemu =
-        hosts.a.command(&argv[0]).args(&argv[1..]).stdin(Stdio::null()).spawn().unwrap();
+    let mut qemu = hosts.a.command(&argv[0]).args(&argv[1..]).stdin(Stdio::null()).spawn().unwrap();
     let guest = Guest::meet(spec, &hosts.a).unwrap();
     let checked = guest.check().unwrap();
     assert_eq!(checked.wrong, 0, "{checked:?}");

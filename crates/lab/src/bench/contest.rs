@@ -4,25 +4,24 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::cpu::CpuMeter;
 use super::result::{Outcome, Run};
 use super::scenario::Scenario;
-use super::{plain_tcp, table};
-use crate::contender::{Contender, Ground, Moved};
+use super::{plain_tcp, table, warm};
+use crate::contender::{Contender, Ground};
 use crate::error::{FileContext, LabError, Result};
-use crate::guest::Guest;
+use crate::guest::Felt;
 use crate::hosts::Hosts;
 use crate::setup::{Kit, repository};
 
+/// Two guests of the largest scenario, and what is buffered between them.
+const WARM_BYTES: u64 = 4 << 30;
 /// A booted guest settles before it moves.
 const SETTLE: Duration = Duration::from_secs(1);
 /// A guest that moved is heard again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
-/// The guest speaks this often, so this much of a silence is none.
-const BEAT: Duration = Duration::from_millis(5);
-
 /// Runs a scenario, prints what happens, and writes the results. `only` names
 /// the contenders that take part; none named means all.
 ///
@@ -39,6 +38,7 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
         contenders: BTreeMap::new(),
         ratios: BTreeMap::new(),
     };
+    warm::memory(WARM_BYTES);
     for nth in 1..=runs {
         for mut contender in scenario.contenders() {
             let name = contender.name();
@@ -87,10 +87,8 @@ fn save(outcome: &Outcome) -> Result<PathBuf> {
     let dir = repository().join("target/bench");
     fs::create_dir_all(&dir).at("make", &dir)?;
     let path = dir.join(format!("{}.json", outcome.scenario));
-    let json = serde_json::to_string_pretty(outcome).map_err(|error| LabError::Text {
-        what: "the results",
-        text: error.to_string(),
-    })?;
+    let json = serde_json::to_string_pretty(outcome)
+        .map_err(|error| LabError::Text { what: "the results", text: error.to_string() })?;
     fs::write(&path, json + "\n").at("write", &path)?;
     Ok(path)
 }
@@ -103,23 +101,22 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
     let guest = contender.start(&ground, &scenario.guest)?;
     std::thread::sleep(SETTLE);
     guest.expect_on(&hosts.b)?;
-    let cpu = CpuMeter::start(contender.processes());
+    let cpu = CpuMeter::start(&hosts)?;
     let traffic = hosts.traffic()?;
-    let before = guest.pulse();
     guest.forget_gap();
     let moved = contender.migrate(&ground)?;
     guest.wait_beat(HEARD_MAX)?;
-    let after = guest.pulse();
+    let felt = guest.felt(moved.began, moved.ran);
     let run = Run {
         ok: true,
         intact: false,
         total_s: (moved.ran - moved.began).as_secs_f64(),
         prepare_s: moved.prepare.as_secs_f64(),
         downtime_ms: moved.downtime.as_secs_f64() * 1e3,
-        guest_gap_ms: after.gap.saturating_sub(BEAT).as_secs_f64() * 1e3,
+        guest_gap_ms: felt.gap.as_secs_f64() * 1e3,
         wire_bytes: (hosts.traffic()? - traffic).bytes,
         cpu_s: cpu.since(moved.began),
-        guest_work: work(scenario, &guest, &before, &moved),
+        guest_work: work(scenario.guest.orders.rate, felt),
         error: None,
     };
     let checked = guest.check()?;
@@ -128,27 +125,7 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
     Ok(Run { intact, ..run })
 }
 
-/// What the guest wrote, of what it was told to write, while it moved.
-fn work(
-    scenario: &Scenario,
-    guest: &Guest,
-    before: &crate::guest::Pulse,
-    moved: &Moved,
-) -> f64 {
-    let rate = scenario.guest.orders.rate as f64;
-    if rate == 0.0 {
-        return 1.0;
-    }
-    // The count comes with every tenth beat: wait for one from after the move.
-    let until = Instant::now() + Duration::from_secs(2);
-    let after = loop {
-        let pulse = guest.pulse();
-        if pulse.written_at > moved.ran || Instant::now() > until {
-            break pulse;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let written = after.written.saturating_sub(before.written) as f64 * 4096.0;
-    let seconds = (after.written_at - before.written_at).as_secs_f64();
-    if seconds > 0.0 { written / (rate * seconds) } else { 1.0 }
+/// The share of its full rate that the guest kept while it moved.
+fn work(rate: u64, felt: Felt) -> f64 {
+    if rate == 0 { 1.0 } else { felt.pages_per_s * lab_guest::PAGE_BYTES as f64 / rate as f64 }
 }

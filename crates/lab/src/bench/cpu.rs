@@ -1,61 +1,90 @@
-//! CPU time that a migration took, from outside: all of the processes' time
-//! but that of their vCPU threads.
+//! CPU time that a migration took, from outside: that of every process on both
+//! hosts (agents, the command, both QEMUs), but not of their vCPU threads, whose
+//! work is the guest's.
 
 use std::collections::HashMap;
 use std::fs;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::error::{FileContext, Result, SystemContext};
+use crate::hosts::{Host, Hosts};
+
 /// A process that ends takes its figures with it: they are read this often.
 const EVERY: Duration = Duration::from_millis(20);
-/// What the kernel counts CPU time in.
-const TICKS_PER_S: f64 = 100.0;
+/// New processes are looked for once in so many readings.
+const LOOK_ONCE_IN: usize = 4;
 
 type Samples = HashMap<u32, Vec<(Instant, f64)>>;
 
-/// Reads CPU times until it is dropped.
+/// Reads CPU times until it is asked for the result.
 pub(super) struct CpuMeter {
-    samples: Arc<Mutex<Samples>>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    stop: Sender<()>,
+    thread: JoinHandle<Samples>,
 }
 
 impl CpuMeter {
-    /// Watches these processes and all their descendants.
-    #[must_use]
-    pub(super) fn start(processes: Vec<u32>) -> Self {
-        let samples: Arc<Mutex<Samples>> = Arc::default();
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = std::thread::spawn({
-            let (samples, stop) = (Arc::clone(&samples), Arc::clone(&stop));
-            move || {
-                while !stop.load(Relaxed) {
-                    read_all(&processes, &samples);
-                    std::thread::sleep(EVERY);
+    /// Watches all processes on both hosts, also those that come later.
+    ///
+    /// # Errors
+    /// If a host's namespace can't be identified.
+    pub(super) fn start(hosts: &Hosts) -> Result<Self> {
+        let networks = [network(&hosts.a)?, network(&hosts.b)?];
+        let (stop, stopped) = mpsc::channel();
+        let watch = move || {
+            let mut samples = Samples::new();
+            let mut here = Vec::new();
+            for reading in 0.. {
+                if usize::is_multiple_of(reading, LOOK_ONCE_IN) {
+                    here = processes(networks);
                 }
-                read_all(&processes, &samples);
+                read(&here, &mut samples);
+                if stopped.recv_timeout(EVERY) != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
             }
-        });
-        Self { samples, stop, thread: Some(thread) }
+            read(&here, &mut samples);
+            samples
+        };
+        let thread = std::thread::Builder::new().name("cpu".to_owned()).spawn(watch);
+        Ok(Self { stop, thread: thread.doing("start a thread")? })
     }
 
-    /// Seconds spent since `from`.
+    /// Seconds spent since `from`, until now.
     #[must_use]
-    pub(super) fn since(mut self, from: Instant) -> f64 {
-        self.stop.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn since(self, from: Instant) -> f64 {
+        // The thread ends at this, or at the sender's end.
+        let _ = self.stop.send(());
+        let samples = self.thread.join().unwrap_or_default();
         samples.values().map(|samples| spent(samples, from)).sum()
     }
 }
 
-impl Drop for CpuMeter {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
+/// What identifies a host's network.
+fn network(host: &Host) -> Result<u64> {
+    let path = Path::new("/run/netns").join(&host.name);
+    Ok(fs::metadata(&path).at("look at", &path)?.ino())
+}
+
+fn processes(networks: [u64; 2]) -> Vec<u32> {
+    let network = |pid: &u32| {
+        let link = fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
+        link.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| network(pid).is_some_and(|network| networks.contains(&network))).collect()
+}
+
+fn read(processes: &[u32], samples: &mut Samples) {
+    let now = Instant::now();
+    for pid in processes {
+        if let Some(seconds) = seconds(*pid) {
+            samples.entry(*pid).or_default().push((now, seconds));
+        }
     }
 }
 
@@ -67,36 +96,8 @@ fn spent(samples: &[(Instant, f64)], from: Instant) -> f64 {
     }
 }
 
-fn read_all(processes: &[u32], samples: &Mutex<Samples>) {
-    let now = Instant::now();
-    for pid in with_descendants(processes) {
-        if let Some(seconds) = seconds(pid) {
-            let mut samples = samples.lock().unwrap_or_else(PoisonError::into_inner);
-            samples.entry(pid).or_default().push((now, seconds));
-        }
-    }
-}
-
-fn with_descendants(processes: &[u32]) -> Vec<u32> {
-    let mut all = processes.to_vec();
-    let mut next = 0;
-    while let Some(pid) = all.get(next).copied() {
-        next += 1;
-        let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
-        for thread in threads.flatten() {
-            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-            for child in children {
-                if !all.contains(&child) {
-                    all.push(child);
-                }
-            }
-        }
-    }
-    all
-}
-
-/// A process's CPU seconds without its vCPU threads.
+/// A process's CPU seconds, those of its ended threads included, without its
+/// vCPU threads, which QEMU names `CPU 0/TCG` and so on.
 fn seconds(pid: u32) -> Option<f64> {
     let whole = stat(&format!("/proc/{pid}/stat"))?.1;
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
@@ -120,7 +121,8 @@ fn parse_stat(text: &str) -> Option<(String, f64)> {
     let mut fields = rest.split_whitespace().skip(11);
     let user: f64 = fields.next()?.parse().ok()?;
     let system: f64 = fields.next()?.parse().ok()?;
-    Some((name, (user + system) / TICKS_PER_S))
+    let ticks_per_s = rustix::param::clock_ticks_per_second() as f64;
+    Some((name, (user + system) / ticks_per_s))
 }
 
 #[cfg(test)]

@@ -118,7 +118,12 @@ pub fn all() -> Vec<Scenario> {
             guest: GuestSpec::new(
                 "bench",
                 "512M",
-                Orders { working_set_bytes: 128 * MIB, rate: 50 * MB, seed: 2, ..Orders::default() },
+                Orders {
+                    working_set_bytes: 128 * MIB,
+                    rate: 50 * MB,
+                    seed: 2,
+                    ..Orders::default()
+                },
             ),
             link: Link::one(500),
             goal,

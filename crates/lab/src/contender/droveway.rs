@@ -235,10 +235,6 @@ impl Contender for Droveway {
         Ok(moved)
     }
 
-    fn processes(&self) -> Vec<u32> {
-        self.agents.iter().map(Agent::pid).collect()
-    }
-
     fn stop(&mut self) {
         self.agents.clear();
     }
@@ -251,11 +247,8 @@ fn report(output: &Output) -> Option<Report> {
 
 /// Runs a command; after the timeout it is interrupted, as by Ctrl-C.
 fn within(command: &mut Command, timeout: Duration) -> Result<Output> {
-    let child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .doing("run droveway")?;
+    let child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().doing("run droveway")?;
     let pid = child.id();
     let (done, over) = std::sync::mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {

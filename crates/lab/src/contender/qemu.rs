@@ -75,11 +75,19 @@ impl Qemu {
         Self { mode, spec: None, ends: Vec::new() }
     }
 
-    fn launch(&self, ground: &Ground<'_>, host: &Host, spec: &GuestSpec, more: &[&str]) -> Result<End> {
+    fn launch(
+        &self,
+        ground: &Ground<'_>,
+        host: &Host,
+        spec: &GuestSpec,
+        more: &[&str],
+    ) -> Result<End> {
         let socket = format!("{}.qmp", spec.name);
         let argv = spec.argv(ground.kit, &ground.kit.qemu);
         let mut command = host.command(&argv[0]);
-        command.args(&argv[1..]).args(["-qmp", &format!("unix:{RUN_DIR}/{socket},server=on,wait=off")]);
+        command
+            .args(&argv[1..])
+            .args(["-qmp", &format!("unix:{RUN_DIR}/{socket},server=on,wait=off")]);
         let child = command
             .args(more)
             .stdin(Stdio::null())
@@ -166,11 +174,6 @@ impl Contender for Qemu {
         })
     }
 
-    fn processes(&self) -> Vec<u32> {
-        // The child is nsenter, which became QEMU.
-        self.ends.iter().map(|end| end.child.id()).collect()
-    }
-
     fn stop(&mut self) {
         for mut end in self.ends.drain(..) {
             let _ = end.child.kill();
@@ -185,11 +188,7 @@ impl Drop for Qemu {
     }
 }
 
-fn wait(
-    events: &crossbeam_channel::Receiver<Event>,
-    until: Instant,
-    name: &str,
-) -> Option<Event> {
+fn wait(events: &crossbeam_channel::Receiver<Event>, until: Instant, name: &str) -> Option<Event> {
     loop {
         let event = events.recv_deadline(until).ok()?;
         if event.name == name {

@@ -8,7 +8,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connect;
+use super::felt::{Beat, Felt, felt};
 use crate::error::{LabError, Result, SystemContext};
+
+/// What a guest that is well takes at most to say how much it has written.
+const COUNT_MAX: Duration = Duration::from_secs(2);
 
 /// How a guest fares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub struct Pulse {
 #[derive(Debug)]
 struct State {
     pulse: Pulse,
+    /// Since the gap was last forgotten.
+    beats: Vec<Beat>,
     boot_id: Option<String>,
     answers: HashMap<String, String>,
     questions: u64,
@@ -49,6 +55,7 @@ impl Default for Heard {
         Self {
             state: Mutex::new(State {
                 pulse,
+                beats: Vec::new(),
                 boot_id: None,
                 answers: HashMap::new(),
                 questions: 0,
@@ -90,6 +97,7 @@ impl Heard {
             state.pulse.gap = state.pulse.gap.max(now - state.pulse.last_beat);
             state.pulse.last_beat = now;
             let written = rest.split_once(' ').and_then(|(_, written)| written.parse().ok());
+            state.beats.push(Beat { at: now, written });
             if let Some(written) = written {
                 state.pulse.written = written;
                 state.pulse.written_at = now;
@@ -115,7 +123,17 @@ impl Heard {
     }
 
     pub(super) fn forget_gap(&self) {
-        self.lock().pulse.gap = Duration::ZERO;
+        let mut state = self.lock();
+        state.pulse.gap = Duration::ZERO;
+        state.beats.clear();
+    }
+
+    pub(super) fn felt(&self, from: Instant, to: Instant) -> Felt {
+        // Counts come with every tenth beat; a guest that is silent by then
+        // gets what it did until then.
+        let until = Instant::now() + COUNT_MAX;
+        self.wait(until, |state| state.pulse.written_at > to);
+        felt(&self.lock().beats, from, to)
     }
 
     pub(super) fn next_question(&self) -> Result<(String, UnixStream)> {
@@ -160,11 +178,8 @@ impl Heard {
             if left.is_zero() {
                 return false;
             }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state =
+                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

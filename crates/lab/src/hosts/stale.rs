@@ -13,22 +13,34 @@ use crate::program;
 /// # Errors
 /// If `ip` fails.
 pub fn clean() -> Result<()> {
+    remove_where(|pid| !Path::new("/proc").join(pid).exists())
+}
+
+fn remove_where(made_by: impl Fn(&str) -> bool) -> Result<()> {
     let list = program::output(program::command("ip").args(["netns", "list"]))?;
     for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
-        if maker(name).is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+        if maker(name).is_some_and(&made_by) {
             remove(name)?;
         }
     }
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return Ok(()) };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let stale = name.to_str().and_then(maker);
-        if stale.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+        if name.to_str().and_then(maker).is_some_and(&made_by) {
             // Somebody else may have been faster.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
     Ok(())
+}
+
+/// Removes this process's own hosts: for one that was interrupted.
+///
+/// # Errors
+/// If `ip` fails.
+pub fn abandon() -> Result<()> {
+    let own = std::process::id().to_string();
+    remove_where(|pid| pid == own)
 }
 
 /// The process id in a host's name.

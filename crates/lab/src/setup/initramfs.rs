@@ -24,7 +24,9 @@ pub(super) fn build(store: &Path) -> Result<PathBuf> {
     build.args(["build", "--quiet", "--release", "--package", "lab-guest", "--bin", "lab-guest"]);
     // A directory of its own: other flags than the rest of the workspace.
     build.args(["--target", TARGET, "--target-dir"]).arg(&target).current_dir(repository());
-    build.env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    build
+        .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS");
     program::output(&mut build)?;
     let program = fs::read(&binary).at("read", &binary)?;
     let archive = pack(&program);

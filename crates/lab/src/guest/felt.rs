@@ -1,0 +1,74 @@
+//! What a guest felt while it moved, judged from outside.
+//!
+//! While QEMU has stopped a guest, the guest's own clocks stand still, and it
+//! can't know how long it was gone. So it beats every 5 ms, and what counts is
+//! when beats arrive at the lab, by one clock for both hosts. That sees all of
+//! it: the blackout, a vCPU that is throttled, a thread of QEMU that holds the
+//! vCPU up. It also sees when the machine itself is late, so a gap is never
+//! flattering.
+
+use std::time::{Duration, Instant};
+
+/// How often a guest beats: this much of a silence is none.
+const PERIOD: Duration = Duration::from_millis(5);
+
+/// A beat that arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beat {
+    /// When.
+    pub(super) at: Instant,
+    /// Pages the guest had written until then, in every tenth beat.
+    pub(super) written: Option<u64>,
+}
+
+/// What a guest felt between two instants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Felt {
+    /// The longest it was not heard of, beyond how often it speaks.
+    pub gap: Duration,
+    /// Pages that it wrote per second.
+    pub pages_per_s: f64,
+}
+
+/// Judges beats, in order of arrival.
+pub(super) fn felt(beats: &[Beat], from: Instant, to: Instant) -> Felt {
+    let touching = beats.windows(2).filter(|pair| pair[1].at > from && pair[0].at < to);
+    let longest = touching.map(|pair| pair[1].at - pair[0].at).max().unwrap_or_default();
+    let counts: Vec<_> = beats.iter().filter_map(|beat| Some((beat.at, beat.written?))).collect();
+    // The window, widened to where counts are known.
+    let first = counts.iter().rev().find(|(at, _)| *at <= from).or(counts.first());
+    let last = counts.iter().find(|(at, _)| *at >= to).or(counts.last());
+    let pages_per_s = match (first, last) {
+        (Some((start, before)), Some((end, after))) if end > start => {
+            after.saturating_sub(*before) as f64 / (*end - *start).as_secs_f64()
+        }
+        _ => 0.0,
+    };
+    Felt { gap: longest.saturating_sub(PERIOD), pages_per_s }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blackout_is_felt_and_costs_work() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut beats = Vec::new();
+        for tick in 0..200 {
+            // Gone for 300 ms from 500 ms on, and late again after the window.
+            let ms = tick * 5 + if tick >= 100 { 300 } else { 0 };
+            let written = (tick % 10 == 0).then_some(tick * 2);
+            beats.push(Beat { at: at(ms), written });
+        }
+        beats.push(Beat { at: at(9000), written: None });
+        let all = felt(&beats, at(0), at(1200));
+        assert_eq!(all.gap, Duration::from_millis(300));
+        assert!((all.pages_per_s - 300.0).abs() < 10.0, "{all:?}");
+        let before = felt(&beats, at(0), at(400));
+        assert_eq!(before.gap, Duration::ZERO);
+        assert!((before.pages_per_s - 400.0).abs() < 1.0, "{before:?}");
+        assert_eq!(felt(&[], at(0), at(1)).pages_per_s, 0.0);
+    }
+}
