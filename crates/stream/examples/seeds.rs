@@ -14,10 +14,7 @@ fn main() -> std::io::Result<()> {
     write(&corpus.join("stream_multifd"), channels)
 }
 
-fn write(
-    folder: &Path,
-    seeds: impl IntoIterator<Item = (String, Vec<u8>)>,
-) -> std::io::Result<()> {
+fn write(folder: &Path, seeds: impl IntoIterator<Item = (String, Vec<u8>)>) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     seeds.into_iter().try_for_each(|(name, bytes)| fs::write(folder.join(name), bytes))
 }

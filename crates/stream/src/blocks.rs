@@ -85,7 +85,7 @@ impl Blocks {
                 });
             }
         };
-        if bytes % PAGE_BYTES as u64 != 0 || bytes > BLOCK_BYTES_MAX {
+        if !bytes.is_multiple_of(PAGE_BYTES as u64) || bytes > BLOCK_BYTES_MAX {
             return Err(StreamError::BlockLength { name: name.to_owned(), bytes });
         }
         if self.by_name.insert(name.as_bytes().into(), BlockId(id)).is_some() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use page::Pool;
+use page::{Epoch, Pool};
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use stream::Blocks;
@@ -58,10 +58,22 @@ pub(crate) struct Shared {
     changed: Condvar,
 }
 
+/// How many epochs a multifd channel ended, and which its last page was of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rounds {
+    pub(crate) channel: u8,
+    pub(crate) ended: Epoch,
+    pub(crate) last_page: Epoch,
+}
+
 #[derive(Debug, Default)]
 struct State {
     blocks: Announced,
+    main_begun: bool,
     main_over: bool,
+    /// Epochs that the main channel ended, if it was split to its end.
+    main_rounds: Option<Epoch>,
+    rounds: Vec<Rounds>,
     sockets: Vec<UnixStream>,
     error: Option<TapError>,
     split: bool,
@@ -75,6 +87,9 @@ impl std::fmt::Debug for Shared {
 
 impl Tap {
     /// Waits for QEMU's connections on `listener` and reads them.
+    ///
+    /// The pool is this migration's own: a tap that fails or is stopped closes
+    /// it, so that no thread waits for a buffer.
     ///
     /// # Errors
     /// If the system gives no thread.
@@ -179,9 +194,62 @@ impl Shared {
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
         drop(state);
-        // Wakes the accept.
-        let _ = shutdown(&self.listener, Shutdown::Both);
+        self.pool.close();
+        self.refuse_connections();
         self.changed.notify_all();
+    }
+
+    /// Wakes the accept, once those are taken that QEMU made already.
+    fn refuse_connections(&self) {
+        let _ = shutdown(&self.listener, Shutdown::Both);
+    }
+
+    /// Reads the main channel, of which there is one.
+    fn main(&self, socket: &UnixStream) -> Result<(), TapError> {
+        if std::mem::replace(&mut self.state.lock().main_begun, true) {
+            return Err(TapError::Connection("a second main channel"));
+        }
+        let outcome = main_channel::run(self, socket);
+        let mut state = self.state.lock();
+        state.main_over = true;
+        if let Ok(rounds) = outcome {
+            state.main_rounds = rounds;
+        }
+        drop(state);
+        self.changed.notify_all();
+        // QEMU makes all its connections before it writes; whichever is still
+        // missing won't come.
+        self.refuse_connections();
+        outcome.map(drop)
+    }
+
+    /// Reads a multifd channel.
+    fn channel(&self, socket: &UnixStream) -> Result<(), TapError> {
+        if let Some(rounds) = channel::run(self, socket)? {
+            self.state.lock().rounds.push(rounds);
+        }
+        Ok(())
+    }
+
+    /// All channels must have ended the epochs that the main channel counted. One
+    /// SYNC more does no harm if no page came after it: some versions of QEMU
+    /// send it at the end of RAM without telling the main channel.
+    fn compare_rounds(&self) -> Result<(), TapError> {
+        let state = self.state.lock();
+        let Some(main) = state.main_rounds else { return Ok(()) };
+        let agrees = |rounds: &&Rounds| {
+            rounds.ended == main
+                || (rounds.ended.0 == main.0.saturating_add(1) && rounds.last_page <= main)
+        };
+        match state.rounds.iter().find(|rounds| !agrees(rounds)) {
+            None => Ok(()),
+            Some(rounds) => Err(TapError::Rounds {
+                channel: rounds.channel,
+                ended: rounds.ended.0,
+                last_page: rounds.last_page.0,
+                main: main.0,
+            }),
+        }
     }
 
     /// Notes a connection, to be closed when the tap is stopped.
@@ -220,6 +288,9 @@ fn accept(shared: &Arc<Shared>) {
             shared.end(TapError::Stopped);
         }
     }
+    if let Err(error) = shared.compare_rounds() {
+        shared.end(error);
+    }
 }
 
 fn accept_one(shared: &Arc<Shared>, number: usize) -> Result<JoinHandle<()>, TapError> {
@@ -227,6 +298,9 @@ fn accept_one(shared: &Arc<Shared>, number: usize) -> Result<JoinHandle<()>, Tap
     let (socket, _) = shared.listener.accept().map_err(|source| {
         if shared.stopping.load(SeqCst) {
             return TapError::Stopped;
+        }
+        if shared.state.lock().main_over {
+            return TapError::ChannelsMissing { connected: number };
         }
         TapError::Io { what: "waiting for QEMU to connect", source }
     })?;
@@ -249,8 +323,10 @@ fn serve(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
     let mut seen = 0;
     // Four bytes come in one piece from QEMU; anybody else may dribble.
     while seen < magic.len() {
-        let (count, _) = recv(socket, &mut magic[..], RecvFlags::PEEK | RecvFlags::WAITALL)
-            .map_err(|error| TapError::Io { what: "reading QEMU's stream", source: error.into() })?;
+        let (count, _) =
+            recv(socket, &mut magic[..], RecvFlags::PEEK | RecvFlags::WAITALL).map_err(
+                |error| TapError::Io { what: "reading QEMU's stream", source: error.into() },
+            )?;
         if count == seen {
             return Err(TapError::Truncated { what: "its first bytes" });
         }
@@ -260,12 +336,7 @@ fn serve(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
         stream::multifd::MAGIC if shared.channels == Channels::Classic => {
             Err(TapError::Connection("a multifd channel, though multifd is off"))
         }
-        stream::multifd::MAGIC => channel::run(shared, socket),
-        _ => {
-            let outcome = main_channel::run(shared, socket);
-            shared.state.lock().main_over = true;
-            shared.changed.notify_all();
-            outcome
-        }
+        stream::multifd::MAGIC => shared.channel(socket),
+        _ => shared.main(socket),
     }
 }

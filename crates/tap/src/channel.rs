@@ -4,46 +4,50 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
 
 use page::{Epoch, PAGE_BYTES};
-use stream::Blocks;
 use stream::multifd::{HEAD_BYTES, INIT_BYTES, Init, Packet, Pages};
+use stream::{Blocks, StreamError};
 
-use crate::accept::Shared;
+use crate::accept::{Rounds, Shared};
 use crate::error::TapError;
 use crate::filling::Filling;
-use crate::socket::{Found, read_all, read_ready, read_some};
+use crate::socket::{Found, read_all, read_some, read_soon};
 
 /// Reads a channel to its end.
-pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
+pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<Option<Rounds>, TapError> {
     let mut init = [0; INIT_BYTES];
     read_all(socket, &mut init, "a channel's first message")?;
-    Init::parse(&init)?;
-    let Some(blocks) = shared.wait_blocks()? else { return Ok(()) };
+    let Init { id, .. } = Init::parse(&init)?;
+    let Some(blocks) = shared.wait_blocks()? else { return Ok(None) };
     let mut filling = Filling::new(&shared.pool, &*shared.output, &shared.counters);
     let mut head = [0; HEAD_BYTES];
     let mut epoch = Epoch(0);
+    let mut last_page = epoch;
     while read_head(socket, &mut head, &mut filling)? {
         let packet = Packet::parse(&head)?;
         let mut bytes = HEAD_BYTES;
         if let Some(pages) = packet.pages(&blocks)? {
             bytes += take(&mut filling, pages, epoch, socket)?;
+            last_page = epoch;
         }
         shared.counters.stream_bytes.fetch_add(bytes as u64, Relaxed);
         if packet.sync() {
             filling.hand_on()?;
-            epoch.0 = epoch.0.wrapping_add(1);
+            epoch.0 = epoch.0.checked_add(1).ok_or(StreamError::TooManyRounds)?;
         }
     }
-    filling.hand_on()
+    filling.hand_on()?;
+    Ok(Some(Rounds { channel: id, ended: epoch, last_page }))
 }
 
 /// Reads a packet's head; `false` at the channel's end. Before it waits for
-/// one, it hands on what it has.
+/// one for long, it hands on what it has.
 fn read_head(
     socket: &UnixStream,
     head: &mut [u8; HEAD_BYTES],
     filling: &mut Filling<'_>,
 ) -> Result<bool, TapError> {
-    let found = match read_ready(socket, head)? {
+    let soon = if filling.is_empty() { Found::Nothing } else { read_soon(socket, head)? };
+    let found = match soon {
         Found::Nothing => {
             filling.hand_on()?;
             read_some(socket, head)?

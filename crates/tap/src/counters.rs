@@ -25,7 +25,8 @@ impl Counters {
     /// Each thread calls this as it ends.
     pub(crate) fn add_thread_cpu(&self) {
         let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        let used = Duration::new(used.tv_sec.unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or(0));
+        let used =
+            Duration::new(used.tv_sec.unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or(0));
         self.cpu_ns.fetch_add(u64::try_from(used.as_nanos()).unwrap_or(u64::MAX), Relaxed);
     }
 }

@@ -25,6 +25,32 @@ pub enum TapError {
     /// QEMU made a connection too many, or one of a kind not asked for.
     #[error("QEMU made a connection that was not expected: {0}")]
     Connection(&'static str),
+    /// QEMU ended the main channel without making all its connections.
+    #[error(
+        "QEMU made {connected} connections and ended the migration; it has fewer multifd channels \
+         than were asked for"
+    )]
+    ChannelsMissing {
+        /// How many it made, with the main channel.
+        connected: usize,
+    },
+    /// Main channel and multifd channels do not agree on where epochs end, so
+    /// which of two versions of a page is the newer is not known.
+    #[error(
+        "QEMU's multifd channel {channel} ended {ended} rounds, with its last page in round \
+         {last_page}, and the main channel ended {main}: this QEMU marks rounds in a way that is \
+         not known; migrate with the classic stream"
+    )]
+    Rounds {
+        /// Which channel.
+        channel: u8,
+        /// SYNCs on it.
+        ended: u32,
+        /// SYNCs before the last page on it.
+        last_page: u32,
+        /// Rounds that the main channel counted.
+        main: u32,
+    },
     /// The stream can't be split, and by its channels it can't be passed on
     /// whole either.
     #[error("the stream can't be split ({0}); migrate with the classic stream")]

@@ -26,11 +26,7 @@ pub(crate) struct Filling<'t> {
 }
 
 impl<'t> Filling<'t> {
-    pub(crate) fn new(
-        pool: &'t Arc<Pool>,
-        output: &'t dyn Output,
-        counters: &'t Counters,
-    ) -> Self {
+    pub(crate) fn new(pool: &'t Arc<Pool>, output: &'t dyn Output, counters: &'t Counters) -> Self {
         Self { pool, output, counters, batch: None, fill_pages: 0 }
     }
 
@@ -67,6 +63,11 @@ impl<'t> Filling<'t> {
         let full = batch.fills().len() >= FILLS_MAX;
         self.fill_pages += 1;
         if full || self.fill_pages >= FILL_PAGES_MAX { self.hand_on() } else { Ok(()) }
+    }
+
+    /// Whether there is anything to hand on.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.batch.as_ref().is_none_or(Batch::is_empty)
     }
 
     /// Hands on what there is.

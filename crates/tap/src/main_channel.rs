@@ -13,7 +13,7 @@ use crate::accept::{Channels, Shared};
 use crate::error::TapError;
 use crate::filling::Filling;
 use crate::output::Head;
-use crate::socket::{Found, read_ready, read_some};
+use crate::socket::{Found, read_some, read_soon, wait};
 
 /// Bytes read for one batch: its bodies with their records, and once a name. A
 /// batch is full when they are parsed, and little is left over to carry.
@@ -23,8 +23,9 @@ const RESIDUE_READ_BYTES: usize = 256 << 10;
 /// Fill runs in a batch; then it goes on.
 const FILL_RUNS_MAX: usize = 1024;
 
-/// Reads the main channel to its end.
-pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
+/// Reads the main channel to its end. Returns how many epochs it counted, if it
+/// was split.
+pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<Option<Epoch>, TapError> {
     let mut reader = Reader { shared, socket, fill_pages: 0 };
     match shared.channels {
         Channels::Classic => reader.classic(),
@@ -34,11 +35,8 @@ pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> 
 
 /// What to do after a step of the splitter.
 enum Next {
-    /// Read more.
-    Read,
-    /// The batch can't take the next record.
-    HandOn,
-    Again,
+    /// Parse on, perhaps with a fresh batch.
+    Parse,
     /// Everything from here on is residue, whole or tail.
     Residue { whole: bool },
 }
@@ -51,41 +49,55 @@ struct Reader<'t> {
 
 impl Reader<'_> {
     /// A stream with its pages in it.
-    fn classic(&mut self) -> Result<(), TapError> {
+    fn classic(&mut self) -> Result<Option<Epoch>, TapError> {
         let mut splitter = Splitter::new(StreamKind::Classic);
         // What is left of a record when a batch goes on, for the next.
         let mut carry: Vec<u8> = Vec::new();
+        let mut idle = true;
         loop {
+            // Between a batch that has gone on and the next there is no buffer
+            // to be held while QEMU has nothing to say.
+            if idle {
+                wait(self.socket, None)?;
+            }
             let mut batch = self.shared.pool.take()?;
             let mut filled = carry.len();
             batch.buffer_mut()[..filled].copy_from_slice(&carry);
             carry.clear();
             let mut start = 0;
-            let next = loop {
+            let mut ended = false;
+            idle = false;
+            let step = loop {
                 let progress = self.parse(&mut splitter, &mut batch, start, filled)?;
                 start += progress.consumed;
-                match self.follow(progress.step, splitter.blocks())? {
-                    Next::Again => {}
-                    Next::Read if filled >= BATCH_READ_BYTES => break Next::HandOn,
-                    // Waiting with a buffer in hand is no harm here: this is
-                    // the only thread that takes any. QEMU writes 32 KiB at a
-                    // time, and a batch is to be larger.
-                    Next::Read => {
-                        let room = &mut batch.buffer_mut()[filled..BATCH_READ_BYTES];
-                        let Found::Bytes(count) = read_some(self.socket, room)? else {
-                            self.hand_on(batch)?;
-                            return Ok(splitter.finish()?);
-                        };
+                let Step::More { need } = progress.step else { break progress.step };
+                if batch.bodies().is_empty() {
+                    batch.buffer_mut().copy_within(start..filled, 0);
+                    (start, filled) = (0, filled - start);
+                }
+                if start + need > BATCH_READ_BYTES {
+                    break progress.step;
+                }
+                let room = &mut batch.buffer_mut()[filled..BATCH_READ_BYTES];
+                match read_soon(self.socket, room)? {
+                    Found::Bytes(count) => {
                         self.shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
                         filled += count;
+                        continue;
                     }
-                    next => break next,
+                    Found::Nothing => idle = true,
+                    Found::End => ended = true,
                 }
+                break progress.step;
             };
             carry.extend_from_slice(&batch.buffer()[start..filled]);
             self.hand_on(batch)?;
-            if let Next::Residue { whole } = next {
-                return self.residue(whole, carry);
+            if ended {
+                splitter.finish()?;
+            }
+            if let Next::Residue { whole } = self.follow(step, splitter.blocks())? {
+                self.residue(whole, carry)?;
+                return Ok((!whole).then(|| splitter.epoch()));
             }
         }
     }
@@ -106,7 +118,7 @@ impl Reader<'_> {
 
     /// The main channel of a multifd migration: residue, marks, and in old
     /// versions zero pages.
-    fn beside_channels(&mut self) -> Result<(), TapError> {
+    fn beside_channels(&mut self) -> Result<Option<Epoch>, TapError> {
         let shared = self.shared;
         let mut splitter = Splitter::new(StreamKind::Multifd);
         let mut filling = Filling::new(&shared.pool, &*shared.output, &shared.counters);
@@ -118,49 +130,53 @@ impl Reader<'_> {
             if let Some(error) = sink.error {
                 return Err(error);
             }
-            let progress = progress?;
-            start += progress.consumed;
-            match self.follow(progress.step, splitter.blocks())? {
-                Next::Again | Next::HandOn => {}
-                Next::Residue { whole } => {
-                    filling.hand_on()?;
-                    return self.residue(whole, buffer[start..filled].to_vec());
+            let Progress { consumed, step } = progress?;
+            start += consumed;
+            if !matches!(step, Step::More { .. }) {
+                filling.hand_on()?;
+                if let Next::Residue { whole } = self.follow(step, splitter.blocks())? {
+                    self.residue(whole, buffer[start..filled].to_vec())?;
+                    return Ok(Some(splitter.epoch()));
                 }
-                Next::Read => {
-                    buffer.copy_within(start..filled, 0);
-                    (start, filled) = (0, filled - start);
-                    let found = match read_ready(self.socket, &mut buffer[filled..])? {
-                        Found::Nothing => {
-                            filling.hand_on()?;
-                            read_some(self.socket, &mut buffer[filled..])?
-                        }
-                        found => found,
-                    };
-                    let Found::Bytes(count) = found else {
-                        filling.hand_on()?;
-                        return Ok(splitter.finish()?);
-                    };
-                    shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
-                    filled += count;
-                }
+                continue;
             }
+            buffer.copy_within(start..filled, 0);
+            (start, filled) = (0, filled - start);
+            let room = &mut buffer[filled..];
+            let soon =
+                if filling.is_empty() { Found::Nothing } else { read_soon(self.socket, room)? };
+            let found = match soon {
+                Found::Nothing => {
+                    filling.hand_on()?;
+                    read_some(self.socket, room)?
+                }
+                found => found,
+            };
+            let Found::Bytes(count) = found else {
+                filling.hand_on()?;
+                splitter.finish()?;
+                return Ok(None);
+            };
+            shared.counters.stream_bytes.fetch_add(count as u64, Relaxed);
+            filled += count;
         }
     }
 
+    /// Does what a step asks for, when all pages before it have gone on.
     fn follow(&self, step: Step, blocks: &stream::Blocks) -> Result<Next, TapError> {
         let output = &self.shared.output;
         match step {
-            Step::More { .. } => Ok(Next::Read),
-            Step::Paused => Ok(Next::HandOn),
+            Step::More { .. } | Step::Paused => Ok(Next::Parse),
             Step::Head(head) => {
-                self.shared.announce(Arc::new(blocks.clone()));
                 output.head(Head {
                     bytes: head.bytes,
                     blocks: head.blocks,
                     ram_section: head.ram_section,
                     footers: head.footers,
                 })?;
-                Ok(Next::Again)
+                // Only now: the channels begin with their batches at once.
+                self.shared.announce(Arc::new(blocks.clone()));
+                Ok(Next::Parse)
             }
             Step::Tail(bytes) => {
                 output.tail(&bytes)?;

@@ -2,10 +2,18 @@
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
 
 use crate::error::TapError;
+
+/// How long a thread that has begun a batch waits for more of it. QEMU writes
+/// 32 KiB at a time, and slower than the tap reads: without a moment's patience
+/// a batch would hold eight pages of the 128 that its buffer has room for. Short
+/// enough that pages aren't late and no other thread starves for the buffer.
+const LINGER: Duration = Duration::from_millis(1);
 
 /// What a read found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +27,34 @@ pub(crate) enum Found {
 }
 
 /// Reads what is there, without waiting.
-pub(crate) fn read_ready(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
+fn read_ready(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
     match recv(socket, buffer, RecvFlags::DONTWAIT) {
-        Ok((0, _)) => Ok(Found::End),
+        // QEMU cut off is the end of what it says; what is missing shows.
+        Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => Ok(Found::End),
         Ok((count, _)) => Ok(Found::Bytes(count)),
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(Found::Nothing),
-        // QEMU cut off is the end of what it says; what is missing shows.
-        Err(rustix::io::Errno::CONNRESET) => Ok(Found::End),
         Err(error) => Err(reading(error.into())),
+    }
+}
+
+/// Reads what is there or comes within [`LINGER`].
+pub(crate) fn read_soon(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
+    match read_ready(socket, buffer)? {
+        Found::Nothing if wait(socket, Some(LINGER))? => read_ready(socket, buffer),
+        found => Ok(found),
+    }
+}
+
+/// Waits until a read would find something, bytes or the end; `false` if there
+/// was nothing for so long.
+pub(crate) fn wait(socket: &UnixStream, limit: Option<Duration>) -> Result<bool, TapError> {
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+    loop {
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], limit.as_ref()) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(reading(error.into())),
+        }
     }
 }
 

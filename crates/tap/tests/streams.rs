@@ -4,7 +4,6 @@ use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use page::{Batch, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
@@ -14,11 +13,14 @@ use tap::{Block, Channels, Head, Output, Stopped, Summary, Tap, TapError};
 
 const SECTION: u32 = 3;
 
-/// A destination that keeps pages as (block, page, epoch, first byte or fill).
+/// Block, page, epoch, and the first byte or fill.
+type Page = (u16, u32, u32, u8);
+
+/// A destination that keeps all it gets.
 #[derive(Default)]
 struct Kept {
     head: Mutex<Option<Head>>,
-    pages: Mutex<Vec<(u16, u32, u32, u8)>>,
+    pages: Mutex<Vec<Page>>,
     tail: Mutex<Vec<u8>>,
     whole: Mutex<(Vec<u8>, Option<String>)>,
     slow: bool,
@@ -103,7 +105,7 @@ fn body(byte: u8) -> [u8; PAGE_BYTES] {
 }
 
 /// A classic stream of `sections` RAM sections, and the pages in it.
-fn classic(sections: u32) -> (Vec<u8>, Vec<(u16, u32, u32, u8)>) {
+fn classic(sections: u32) -> (Vec<u8>, Vec<Page>) {
     let mut out = setup_bytes();
     let mut pages = Vec::new();
     for nth in 0..=sections {
@@ -182,6 +184,10 @@ fn four_channels_share_a_pool_of_two_slots_without_waiting_for_each_other() {
         .collect();
     let mut main = setup.connect();
     let mut out = setup_bytes();
+    // A section ends with each SYNC on the channels, setup among them.
+    for _ in 0..4 {
+        PartSection::begin(&mut out, SECTION, true).finish();
+    }
     PartSection::begin_end(&mut out, SECTION, true).finish();
     out.extend_from_slice(b"devices");
     main.write_all(&out).unwrap();
@@ -252,12 +258,86 @@ fn a_classic_stream_that_cannot_be_split_is_passed_on_whole() {
     assert!(whole.1.as_ref().unwrap().contains("dirty-bitmap"));
 }
 
+/// Main and one channel, with this many SYNCs; the last page before the SYNC
+/// `page_before`.
+fn rounds(sections: u32, syncs: u32, page_before: u32) -> Result<Summary, TapError> {
+    let setup = start(Channels::Multifd(1), 2);
+    let mut out = Vec::new();
+    Init { uuid: [0; 16], id: 0 }.write(&mut out);
+    for sync in 0..syncs {
+        if sync == page_before {
+            write_head(&mut out, "pc.ram", &[], &[PageIndex(1)], false);
+        }
+        write_head(&mut out, "", &[], &[], true);
+    }
+    setup.connect().write_all(&out).unwrap();
+    let mut out = setup_bytes();
+    for _ in 2..sections {
+        PartSection::begin(&mut out, SECTION, true).finish();
+    }
+    PartSection::begin_end(&mut out, SECTION, true).finish();
+    setup.connect().write_all(&out).unwrap();
+    setup.tap.join()
+}
+
+#[test]
+fn channels_and_main_stream_must_count_the_same_rounds() {
+    assert!(rounds(4, 4, 3).is_ok());
+    assert!(rounds(4, 5, 4).is_ok(), "a SYNC at the very end");
+    assert!(matches!(rounds(4, 3, 1).unwrap_err(), TapError::Rounds { ended: 3, main: 4, .. }));
+    assert!(matches!(rounds(4, 6, 1).unwrap_err(), TapError::Rounds { ended: 6, main: 4, .. }));
+}
+
+#[test]
+fn a_migration_that_ends_without_all_channels_is_an_error() {
+    let setup = start(Channels::Multifd(2), 2);
+    let mut out = setup_bytes();
+    PartSection::begin_end(&mut out, SECTION, true).finish();
+    setup.connect().write_all(&out).unwrap();
+    let error = setup.tap.join().unwrap_err();
+    assert!(matches!(error, TapError::ChannelsMissing { connected: 1 }), "{error}");
+}
+
+#[test]
+fn pages_do_not_wait_in_the_tap_for_more_pages() {
+    let setup = start(Channels::Classic, 1);
+    let (bytes, _) = classic(0);
+    let mut qemu = setup.connect();
+    qemu.write_all(&bytes[..200_000]).unwrap();
+    // The only buffer comes back although QEMU says nothing more.
+    while setup.kept.pages.lock().is_empty() {
+        thread::yield_now();
+    }
+    drop(setup.pool.take().unwrap());
+    qemu.write_all(&bytes[200_000..]).unwrap();
+    drop(qemu);
+    setup.tap.join().unwrap();
+}
+
+#[test]
+fn an_error_on_one_channel_ends_those_that_wait_for_a_buffer() {
+    let setup = start(Channels::Multifd(1), 1);
+    let held = setup.pool.take().unwrap();
+    let mut main = setup.connect();
+    main.write_all(&setup_bytes()).unwrap();
+    let mut out = Vec::new();
+    Init { uuid: [0; 16], id: 0 }.write(&mut out);
+    write_head(&mut out, "pc.ram", &[PageIndex(1)], &[], false);
+    out.resize(out.len() + PAGE_BYTES, 1);
+    let mut channel = setup.connect();
+    channel.write_all(&out).unwrap();
+    main.write_all(&[0x55]).unwrap();
+    assert!(matches!(setup.tap.join().unwrap_err(), TapError::Stream(_)));
+    drop(held);
+}
+
 #[test]
 fn stop_ends_it_wherever_it_waits() {
     // Before anybody connects; for a first byte; for more; for a buffer.
     for stage in 0..4 {
         let setup = start(Channels::Multifd(2), 1);
         let mut held = Vec::new();
+        let mut held_slots = Vec::new();
         if stage >= 1 {
             held.push(setup.connect());
         }
@@ -272,9 +352,7 @@ fn stop_ends_it_wherever_it_waits() {
             write_head(&mut out, "pc.ram", &[PageIndex(1)], &[], false);
             channel.write_all(&out).unwrap();
             held.push(channel);
-            thread::sleep(Duration::from_millis(20));
-            setup.pool.close();
-            drop(taken);
+            held_slots.push(taken);
         }
         setup.tap.stopper().stop();
         assert!(matches!(setup.tap.join().unwrap_err(), TapError::Stopped), "stage {stage}");
