@@ -1,1 +1,121 @@
+use axum::body::Body as AxumBody;
+use axum::http::Request;
+use engine::Local;
+use http_body_util::BodyExt;
+use tower::ServiceExt;
 
+use super::*;
+use crate::migrations::Roads;
+use crate::state::StateDir;
+
+struct Site {
+    router: Router,
+    close: tokio::sync::watch::Sender<bool>,
+    _dir: tempfile::TempDir,
+}
+
+impl Site {
+    /// A host without VMs.
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::open(StateDir::open(dir.path()).unwrap()).unwrap();
+        let registry = Arc::new(registry);
+        let local = Local {
+            agent: "here".to_owned(),
+            nics: Vec::new(),
+            pool_bytes: 16 << 20,
+            scratch: registry.state().scratch(),
+            fixed_cost: Arc::default(),
+        };
+        let roads = Roads { peers: Vec::new(), insecure_plaintext: false };
+        let mover = Box::new(engine::migrate);
+        let migrations = Arc::new(Migrations::new(Arc::clone(&registry), local, roads, mover));
+        let host = Arc::new(HostInfo {
+            name: "here".to_owned(),
+            rack: None,
+            version: "0".to_owned(),
+            pid: 1,
+            listen: "127.0.0.1:7450".to_owned(),
+            nics: Vec::new(),
+            peers: Vec::new(),
+        });
+        let (close, closing) = tokio::sync::watch::channel(false);
+        Self { router: router(Api { host, registry, migrations, closing }), close, _dir: dir }
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: impl Into<AxumBody>) -> (u16, Vec<u8>) {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("content-type", "application/json")
+            .body(body.into())
+            .unwrap();
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let status = response.status().as_u16();
+        (status, response.into_body().collect().await.unwrap().to_bytes().to_vec())
+    }
+
+    async fn refused(&self, method: &str, path: &str, body: impl Into<AxumBody>) -> (u16, String) {
+        let (status, body) = self.ask(method, path, body).await;
+        let error: api::ErrorBody = serde_json::from_slice(&body).unwrap_or_else(|_| {
+            panic!("{method} {path}: {status} without a reason: {}", String::from_utf8_lossy(&body))
+        });
+        (status, error.error)
+    }
+}
+
+#[tokio::test]
+async fn the_host_and_its_empty_lists() {
+    let site = Site::new();
+    let (status, body) = site.ask("GET", "/v1/host", "").await;
+    let host: HostInfo = serde_json::from_slice(&body).unwrap();
+    assert_eq!((status, host.name.as_str()), (200, "here"));
+    for path in ["/v1/vms", "/v1/migrations"] {
+        assert_eq!(site.ask("GET", path, "").await, (200, b"[]".to_vec()));
+    }
+}
+
+#[tokio::test]
+async fn every_refusal_has_a_status_and_a_reason() {
+    let site = Site::new();
+    let argv = r#""argv":["/nonexistent/qemu"]"#;
+    for (method, path, body, status, says) in [
+        ("GET", "/v1/nothing", String::new(), 404, "no such path"),
+        ("PUT", "/v1/vms", String::new(), 405, "another method"),
+        ("GET", "/v1/vms/web1", String::new(), 404, "no VM `web1`"),
+        ("DELETE", "/v1/vms/web1", String::new(), 404, "no VM `web1`"),
+        ("DELETE", "/v1/vms/web1?force=maybe", String::new(), 400, "force"),
+        ("GET", "/v1/vms/a%2Fb", String::new(), 404, "no VM `a/b`"),
+        ("GET", "/v1/vms/%FF", String::new(), 400, ""),
+        ("POST", "/v1/vms", "{".to_owned(), 400, ""),
+        ("POST", "/v1/vms", r#"{"name":"x"}"#.to_owned(), 400, "argv"),
+        ("POST", "/v1/vms", format!(r#"{{"name":"../x",{argv},"cwd":"/"}}"#), 400, "is not a name"),
+        ("POST", "/v1/vms", format!(r#"{{"name":"x",{argv},"cwd":"y"}}"#), 400, "not absolute"),
+        ("POST", "/v1/vms", format!(r#"{{"name":"x",{argv},"cwd":"/"}}"#), 502, "QEMU installed"),
+        ("POST", "/v1/vms", r#"{"name":"x","argv":[],"cwd":"/"}"#.to_owned(), 400, "empty"),
+        ("POST", "/v1/vms", " ".repeat(BODY_BYTES_MAX + 1), 400, "limit"),
+        ("POST", "/v1/vms/attach", r#"{"name":"x","qmp":"/nonexistent"}"#.to_owned(), 502, "QMP"),
+        ("POST", "/v1/migrations", r#"{"vm":"x","to":"y"}"#.to_owned(), 404, "--peers"),
+        ("POST", "/v1/migrations", r#"{"vm":"x","to":"y","colour":1}"#.to_owned(), 400, "colour"),
+        ("GET", "/v1/migrations/deadbeef", String::new(), 404, "deadbeef"),
+        ("GET", "/v1/migrations/deadbeef/progress", String::new(), 404, "deadbeef"),
+        ("GET", "/v1/migrations/deadbeef/report", String::new(), 404, "deadbeef"),
+        ("POST", "/v1/migrations/deadbeef/cancel", String::new(), 404, "deadbeef"),
+        ("GET", "/v1/migrations/..%2Fx/report", String::new(), 404, ""),
+    ] {
+        let (got, reason) = site.refused(method, path, body).await;
+        assert_eq!(got, status, "{method} {path}: {reason}");
+        assert!(reason.contains(says), "{method} {path}: {reason}");
+    }
+    assert_eq!(site.ask("GET", "/v1/vms", "").await.1, b"[]");
+}
+
+#[tokio::test]
+async fn an_agent_that_is_ending_starts_nothing() {
+    let site = Site::new();
+    site.close.send(true).unwrap();
+    let body = r#"{"name":"x","argv":["qemu"],"cwd":"/"}"#;
+    assert_eq!(site.refused("POST", "/v1/vms", body).await.0, 503);
+    let body = r#"{"name":"x","qmp":"/q"}"#;
+    assert_eq!(site.refused("POST", "/v1/vms/attach", body).await.0, 503);
+}

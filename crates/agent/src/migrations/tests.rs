@@ -1,1 +1,172 @@
+use std::sync::mpsc::channel;
 
+use api::{RunRequest, StopHow, VmStatus};
+use tempfile::TempDir;
+
+use super::*;
+use crate::state::StateDir;
+
+struct Site {
+    registry: Arc<Registry>,
+    _dir: TempDir,
+}
+
+impl Site {
+    /// A host with one VM, `web1`: a QEMU without a guest.
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let registry = Arc::new(Registry::open(state).unwrap());
+        let qemu =
+            std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned());
+        let rest = "-machine q35,accel=tcg -m 32 -nodefaults -display none -S";
+        let argv = std::iter::once(qemu).chain(rest.split(' ').map(str::to_owned)).collect();
+        let request = RunRequest { name: "web1".to_owned(), argv, cwd: "/".to_owned() };
+        registry.run(&request).unwrap();
+        Self { registry, _dir: dir }
+    }
+
+    fn migrations(&self, mover: Box<Mover>) -> Arc<Migrations> {
+        let peer = |name: &str, address: &str| PeerEntry {
+            name: name.to_owned(),
+            rack: None,
+            address: address.parse().unwrap(),
+            nics: Vec::new(),
+        };
+        let roads = Roads {
+            peers: vec![peer("near", "127.0.0.1:7450"), peer("far", "10.9.9.9:7450")],
+            insecure_plaintext: false,
+        };
+        let local = Local {
+            agent: "here".to_owned(),
+            nics: Vec::new(),
+            pool_bytes: 16 << 20,
+            scratch: self.registry.state().scratch(),
+            fixed_cost: Arc::default(),
+        };
+        Arc::new(Migrations::new(Arc::clone(&self.registry), local, roads, mover))
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = self.registry.stop("web1", StopHow { force: true, timeout_s: 0 });
+    }
+}
+
+fn request(vm: &str, to: &str) -> MigrateRequest {
+    serde_json::from_value(serde_json::json!({ "vm": vm, "to": to })).unwrap()
+}
+
+fn never() -> Box<Mover> {
+    Box::new(|_, _, _, _, _| panic!("nothing was to be moved"))
+}
+
+/// Follows a migration as a watcher does.
+fn follow(migrations: &Migrations, id: &str) -> Progress {
+    let mut version = 0;
+    loop {
+        let (next, progress) = migrations.wait(id, version, Duration::from_secs(1)).unwrap();
+        if progress.outcome.is_some() {
+            return progress;
+        }
+        version = next;
+    }
+}
+
+#[test]
+fn what_cannot_be_moved_is_refused_with_the_reason() {
+    let site = Site::new();
+    let migrations = site.migrations(never());
+    for (vm, to, says) in [
+        ("web1", "here", "this host"),
+        ("web1", "nowhere", "peers file; there is: near, far"),
+        ("web1", "far", "--insecure-plaintext"),
+        ("web2", "near", "no VM `web2`"),
+    ] {
+        let error = migrations.start(request(vm, to)).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    let none = MigrateRequest { downtime_ms: 0, ..request("web1", "near") };
+    assert!(migrations.start(none).is_err());
+    assert!(migrations.list().is_empty());
+    assert!(site.registry.show("web1").unwrap().migration.is_none());
+}
+
+#[test]
+fn a_vm_that_moved_is_gone_here_before_anybody_hears_so() {
+    let site = Site::new();
+    let migrations = site.migrations(Box::new(|_, _, vm, _, watch| {
+        vm.machine.quit().unwrap();
+        reports::empty(&watch.progress().1, Outcome::Done)
+    }));
+    let id = migrations.start(request("web1", "near")).unwrap();
+    let last = follow(&migrations, &id);
+    assert_eq!(last.outcome, Some(Outcome::Done));
+    assert!(site.registry.list().is_empty());
+    assert_eq!(migrations.report(&id).unwrap().vm, "web1");
+    assert!(migrations.cancel(&id).unwrap_err().to_string().contains("has ended"));
+
+    let later = site.migrations(never());
+    assert_eq!(later.report(&id).unwrap().outcome, Outcome::Done, "reports survive the agent");
+    assert_eq!(later.show(&id).unwrap().outcome, Some(Outcome::Done));
+    assert_eq!(follow(&later, &id).vm, "web1");
+    assert!(later.cancel(&id).unwrap_err().to_string().contains("has ended"));
+}
+
+#[test]
+fn a_fault_in_the_engine_ends_one_migration_and_nothing_else() {
+    let site = Site::new();
+    let migrations = site.migrations(Box::new(|_, _, _, _, _| panic!("as a test wants it")));
+    let id = migrations.start(request("web1", "near")).unwrap();
+    let last = follow(&migrations, &id);
+    assert!(
+        matches!(last.outcome, Some(Outcome::Failed(why)) if why.contains("droveway show web1"))
+    );
+    let vm = site.registry.show("web1").unwrap();
+    assert_eq!((vm.status, vm.migration), (VmStatus::Paused, None));
+    let again = migrations.start(request("web1", "near")).unwrap();
+    assert_ne!(id, again);
+    follow(&migrations, &again);
+    let listed: Vec<String> = migrations.list().into_iter().map(|one| one.id).collect();
+    assert_eq!(listed, [again, id], "the latest first");
+}
+
+#[test]
+fn while_it_moves_a_vm_is_not_moved_or_stopped() {
+    let site = Site::new();
+    let (go, gone) = channel::<()>();
+    let gone = Mutex::new(gone);
+    let migrations = site.migrations(Box::new(move |_, _, _, _, watch| {
+        // Ends when the test drops its end.
+        let _ = gone.lock().recv();
+        reports::empty(&watch.progress().1, Outcome::Cancelled)
+    }));
+    let id = migrations.start(request("web1", "near")).unwrap();
+    for error in [
+        migrations.start(request("web1", "near")).map(drop).unwrap_err(),
+        site.registry.stop("web1", StopHow { force: true, timeout_s: 0 }).map(drop).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains(&format!("droveway cancel {id}")), "{error}");
+    }
+    let running = migrations.report(&id).unwrap_err();
+    assert!(running.to_string().contains("still running"), "{running}");
+    migrations.cancel(&id).unwrap();
+    drop(go);
+    migrations.close();
+    assert_eq!(migrations.show(&id).unwrap().outcome, Some(Outcome::Cancelled));
+    assert_eq!(migrations.start(request("web1", "near")), Err(Denied::Closing));
+    assert!(site.registry.show("web1").unwrap().migration.is_none());
+}
+
+#[test]
+fn what_was_never_there_is_unknown() {
+    let site = Site::new();
+    let migrations = site.migrations(never());
+    for id in ["deadbeef", "../../etc/passwd", ""] {
+        assert!(matches!(migrations.show(id), Err(Denied::Unknown(_))));
+        assert!(matches!(migrations.report(id), Err(Denied::Unknown(_))));
+        assert!(matches!(migrations.cancel(id), Err(Denied::Unknown(_))));
+        assert!(matches!(migrations.wait(id, 0, Duration::ZERO), Err(Denied::Unknown(_))));
+    }
+}

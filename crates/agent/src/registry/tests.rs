@@ -1,1 +1,185 @@
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
 
+use api::{StopEnd, StopHow};
+use qemu::machine::Start;
+use qemu::process::Process;
+
+use super::*;
+use crate::vm::Standing;
+
+/// A QEMU without a guest: its firmware doesn't even run.
+fn request(name: &str) -> RunRequest {
+    let qemu = std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned());
+    let rest = "-machine q35,accel=tcg -m 32 -nodefaults -display none -S";
+    RunRequest {
+        name: name.to_owned(),
+        argv: std::iter::once(qemu).chain(rest.split(' ').map(str::to_owned)).collect(),
+        cwd: "/".to_owned(),
+    }
+}
+
+fn open(dir: &Path) -> Arc<Registry> {
+    Arc::new(Registry::open(StateDir::open(dir).unwrap()).unwrap())
+}
+
+const FORCE: StopHow = StopHow { force: true, timeout_s: 0 };
+
+fn is_alive(pid: u32) -> bool {
+    Process::now(pid).is_ok_and(|process| process.is_alive())
+}
+
+/// What a crash in the middle of an arrival leaves.
+fn leave_behind(dir: &Path, standing: Option<Standing>, incoming: bool) -> u32 {
+    let state = StateDir::open(dir).unwrap();
+    let dir = state.vm("web1");
+    fs::create_dir_all(&dir).unwrap();
+    Record::starting().write(&dir).unwrap();
+    let argv = request("web1").argv;
+    let start = Start {
+        name: "web1",
+        argv: &argv,
+        cwd: Path::new("/"),
+        dir: &dir,
+        incoming,
+        machine: None,
+    };
+    let machine = machine::start(&start).unwrap();
+    let pid = machine.process.pid();
+    if !incoming {
+        machine.qmp.cont().unwrap();
+    }
+    if let Some(standing) = standing {
+        Vm::new("web1", dir, machine, 32 << 20).save(standing).unwrap();
+    }
+    pid
+}
+
+#[test]
+fn a_vm_is_started_shown_found_again_and_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path());
+    let started = registry.run(&request("web1")).unwrap();
+    assert_eq!((started.status, started.ram_bytes), (VmStatus::Paused, 32 << 20));
+    assert!(started.shared_ram && !started.attached);
+    assert!(matches!(registry.run(&request("web1")), Err(Denied::Conflict(_))));
+
+    drop(registry);
+    let registry = open(dir.path());
+    let found = registry.show("web1").unwrap();
+    assert_eq!((found.pid, found.status), (started.pid, VmStatus::Paused));
+    assert!(found.shared_ram, "its RAM is mapped again");
+    assert_eq!(found.argv, request("web1").argv);
+
+    let button = registry.stop("web1", StopHow { force: false, timeout_s: 1 }).unwrap_err();
+    assert!(button.to_string().contains("--force"), "{button}");
+    assert_eq!(registry.stop("web1", FORCE).unwrap().end, StopEnd::PlugPulled);
+    assert!(!is_alive(started.pid));
+    assert!(registry.list().is_empty());
+    assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 0);
+    assert!(matches!(registry.stop("web1", FORCE), Err(Denied::Unknown(_))));
+}
+
+#[test]
+fn a_dead_vm_stays_until_it_is_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path());
+    let pid = registry.run(&request("web1")).unwrap().pid;
+    Process::now(pid).unwrap().kill().unwrap();
+    Process::now(pid).map(|process| process.wait_gone(Duration::from_secs(10))).ok();
+    // Seen by the agent that started it, and by the next one.
+    assert_dead(&registry, pid);
+    drop(registry);
+    let registry = open(dir.path());
+    assert_dead(&registry, pid);
+    assert_eq!(registry.stop("web1", FORCE).unwrap().end, StopEnd::WasDead);
+    assert!(registry.list().is_empty());
+}
+
+#[test]
+fn a_qemu_that_does_not_start_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path());
+    let mut wrong = request("web1");
+    wrong.argv.extend(["-machine".to_owned(), "nonsense".to_owned()]);
+    let error = registry.run(&wrong).unwrap_err();
+    assert!(matches!(&error, Denied::Qemu(text) if text.contains("nsupported machine type")));
+    assert!(registry.list().is_empty() && registry.is_free("web1"));
+    assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 0);
+}
+
+#[test]
+fn one_thing_happens_to_a_vm_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path());
+    registry.run(&request("web1")).unwrap();
+    registry.begin_move("web1", "deadbeef").unwrap();
+    assert_eq!(registry.show("web1").unwrap().migration.as_deref(), Some("deadbeef"));
+    for denied in [
+        registry.stop("web1", FORCE).map(drop),
+        registry.begin_move("web1", "cafe0000").map(drop),
+        registry.expect("web1", "cafe0000").map(drop),
+    ] {
+        assert!(denied.unwrap_err().to_string().contains("droveway cancel deadbeef"));
+    }
+    registry.stays("web1");
+    registry.stop("web1", FORCE).unwrap();
+}
+
+#[test]
+fn a_name_that_is_claimed_is_free_again_when_nothing_came_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = open(dir.path());
+    let claim = registry.expect("web1", "deadbeef").unwrap();
+    assert!(!registry.is_free("web1"));
+    assert!(!registry.wait_none_arriving(Duration::ZERO));
+    claim.note_starting().unwrap();
+    drop(claim);
+    assert!(registry.is_free("web1"));
+    assert!(registry.wait_none_arriving(Duration::ZERO));
+    assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 0);
+    let long = "n".repeat(registry.state().name_letters_max() + 1);
+    assert!(registry.expect(&long, "deadbeef").is_err());
+}
+
+#[test]
+fn half_an_arrival_is_removed_after_a_crash() {
+    for standing in [Some(Standing::Arriving), None] {
+        let dir = tempfile::tempdir().unwrap();
+        let pid = leave_behind(dir.path(), standing, true);
+        let registry = open(dir.path());
+        assert!(registry.list().is_empty());
+        assert!(!is_alive(pid), "{standing:?}");
+        assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_vm_that_runs_is_kept_even_if_its_record_came_too_late() {
+    let dir = tempfile::tempdir().unwrap();
+    let pid = leave_behind(dir.path(), Some(Standing::Arriving), false);
+    let registry = open(dir.path());
+    let kept = registry.show("web1").unwrap();
+    assert_eq!((kept.pid, kept.status), (pid, VmStatus::Running));
+    registry.stop("web1", FORCE).unwrap();
+}
+
+#[test]
+fn what_is_no_vm_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = StateDir::open(dir.path()).unwrap();
+    fs::write(state.vms().join("README"), "").unwrap();
+    fs::create_dir(state.vms().join("-x")).unwrap();
+    drop(state);
+    let registry = open(dir.path());
+    assert!(registry.list().is_empty());
+    assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 2);
+}
+
+fn assert_dead(registry: &Registry, pid: u32) {
+    let dead = registry.show("web1").unwrap();
+    assert_eq!((dead.status, dead.pid), (VmStatus::Dead, pid));
+    assert!(dead.problem.is_some());
+    assert!(matches!(registry.begin_move("web1", "deadbeef"), Err(Denied::Conflict(_))));
+}
