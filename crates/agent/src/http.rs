@@ -166,10 +166,12 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn asked_wrong(rejection: JsonRejection) -> Denied {
     Denied::Asked(rejection.body_text())
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn named_wrong(rejection: PathRejection) -> Denied {
     Denied::Asked(rejection.body_text())
 }

@@ -220,8 +220,7 @@ impl Vm {
             Some("host-qmp-quit") => "QEMU was told to quit",
             _ => "QEMU ended without a word",
         };
-        let log = machine.log().map(Path::to_owned).unwrap_or_else(|| self.dir.join("qemu.log"));
-        with_log(why, &log)
+        with_log(why, machine.log().unwrap_or(&self.dir.join("qemu.log")))
     }
 
     /// What the API shows.
@@ -265,7 +264,7 @@ impl Vm {
 pub(crate) fn with_log(why: &str, log: &Path) -> String {
     match log_tail(log, 0) {
         Some(tail) => format!("{why}; the end of {}:\n{tail}", log.display()),
-        None => format!("{why}; {} is empty", log.display()),
+        None => why.to_owned(),
     }
 }
 

@@ -1,0 +1,184 @@
+//! Agents as processes, and the command as people type it.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+const DROVEWAY: &str = env!("CARGO_BIN_EXE_droveway");
+const READY_MAX: Duration = Duration::from_secs(30);
+
+/// QEMU, as tests are told which.
+pub(crate) fn qemu() -> String {
+    std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
+}
+
+/// Some hosts, on loopback: each an agent with a directory of its own.
+pub(crate) struct Hosts {
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) dir: TempDir,
+}
+
+pub(crate) struct Host {
+    pub(crate) name: String,
+    dir: PathBuf,
+    listen: String,
+    agent: Option<Child>,
+}
+
+impl Hosts {
+    pub(crate) fn new<const N: usize>(names: [&str; N]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        // Held together, so that no two are the same.
+        let ports: Vec<TcpListener> =
+            names.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let mut peers = String::new();
+        let mut hosts = Vec::new();
+        for (name, port) in names.iter().zip(&ports) {
+            let listen = port.local_addr().unwrap().to_string();
+            peers.push_str(&format!("[[host]]\nname = \"{name}\"\naddress = \"{listen}\"\n"));
+            let dir = dir.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            hosts.push(Host { name: (*name).to_owned(), dir, listen, agent: None });
+        }
+        fs::write(dir.path().join("peers.toml"), peers).unwrap();
+        drop(ports);
+        for host in &mut hosts {
+            host.start();
+        }
+        Self { hosts, dir }
+    }
+}
+
+impl Host {
+    /// Starts the agent and waits until it answers.
+    pub(crate) fn start(&mut self) {
+        let log = fs::File::options().create(true).append(true).open(self.log()).unwrap();
+        let peers = self.dir.parent().unwrap().join("peers.toml");
+        let child = Command::new(DROVEWAY)
+            .args(["agent", "--name", &self.name, "--listen", &self.listen])
+            .arg("--peers")
+            .arg(peers)
+            .arg("--state")
+            .arg(self.dir.join("state"))
+            .arg("--api")
+            .arg(self.socket())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.agent = Some(child);
+        let deadline = Instant::now() + READY_MAX;
+        while !self.command(&["list"]).output().unwrap().status.success() {
+            assert!(Instant::now() < deadline, "{}", fs::read_to_string(self.log()).unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Ends the agent with a signal, and waits until it has ended.
+    pub(crate) fn end(&mut self, signal: &str) {
+        let mut agent = self.agent.take().unwrap();
+        kill(signal, agent.id());
+        agent.wait().unwrap();
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.join("api.sock")
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.dir.join("agent.log")
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(DROVEWAY);
+        command.env("DROVEWAY_API", self.socket()).args(args).stdin(Stdio::null());
+        command
+    }
+
+    /// What a command says, which must succeed.
+    pub(crate) fn says(&self, args: &[&str]) -> String {
+        let output = self.command(args).output().unwrap();
+        assert!(
+            output.status.success(),
+            "{args:?}: {}\n{}",
+            text(&output.stderr),
+            fs::read_to_string(self.log()).unwrap_or_default()
+        );
+        text(&output.stdout)
+    }
+
+    /// Why a command fails, which it must, with exit code 1.
+    pub(crate) fn refuses(&self, args: &[&str]) -> String {
+        let output = self.command(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
+        let error = text(&output.stderr);
+        assert!(error.contains("droveway: "), "{args:?}: {error}");
+        error
+    }
+
+    /// Starts a VM: QEMU's firmware and no guest.
+    pub(crate) fn run(&self, name: &str, extra: &str) -> u32 {
+        let qemu = qemu();
+        let mut args = vec!["run", name, "--", &qemu];
+        args.extend("-machine q35,accel=tcg -nodefaults -display none -vga std".split(' '));
+        args.extend(extra.split_whitespace());
+        self.says(&args);
+        self.vm(name).unwrap().pid
+    }
+
+    pub(crate) fn vms(&self) -> Vec<api::VmSummary> {
+        serde_json::from_str(&self.says(&["list", "--json"])).unwrap()
+    }
+
+    pub(crate) fn vm(&self, name: &str) -> Option<api::VmSummary> {
+        self.vms().into_iter().find(|vm| vm.name == name)
+    }
+
+    /// Nothing of any VM is left on disk.
+    pub(crate) fn assert_clean(&self) {
+        assert!(self.vms().is_empty());
+        for dir in ["vms", "run"] {
+            let left: Vec<_> = fs::read_dir(self.state().join(dir)).unwrap().collect();
+            assert!(left.is_empty(), "{}: {left:?}", self.name);
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if self.agent.is_none() {
+            return;
+        }
+        if let Ok(output) = self.command(&["list", "--json"]).output() {
+            let vms: Vec<api::VmSummary> =
+                serde_json::from_slice(&output.stdout).unwrap_or_default();
+            for vm in vms {
+                let _ = self.command(&["stop", "--force", &vm.name]).output();
+            }
+        }
+        self.end("TERM");
+    }
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub(crate) fn kill(signal: &str, pid: u32) {
+    let done = Command::new("kill").args(["-s", signal, &pid.to_string()]).status().unwrap();
+    assert!(done.success());
+}
+
+pub(crate) fn is_alive(pid: u32) -> bool {
+    // A zombie has no command line.
+    fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline"))
+        .is_ok_and(|line| !line.is_empty())
+}

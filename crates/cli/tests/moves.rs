@@ -1,0 +1,145 @@
+//! Moving a VM with the command, and what it says about it.
+
+mod host;
+
+use std::fs;
+
+use api::{Outcome, Report, VmStatus};
+use host::{Hosts, is_alive, qemu, text};
+
+#[test]
+fn a_vm_moves_there_and_back() {
+    let hosts = Hosts::new(["a", "b"]);
+    let [a, b] = &hosts.hosts[..] else { unreachable!() };
+    let first = a.run("web1", "-m 64");
+    let said = a.says(&["migrate", "web1", "b"]);
+    assert!(said.starts_with("web1 runs on b. It was gone for "), "{said}");
+    assert!(said.contains("64.0 MiB") || said.contains("MiB of RAM moved in"), "{said}");
+    assert!(!is_alive(first));
+    a.assert_clean();
+    assert_eq!(b.vm("web1").unwrap().status, VmStatus::Running);
+
+    let output = b.command(&["migrate", "web1", "a", "--json"]).output().unwrap();
+    assert!(output.status.success());
+    let report: Report = serde_json::from_slice(&output.stdout).expect("nothing but the report");
+    assert_eq!((report.outcome, report.from.as_str()), (Outcome::Done, "b"));
+    assert!(text(&output.stderr).contains("first pass"), "progress goes to standard error");
+    b.assert_clean();
+    assert!(a.vm("web1").unwrap().shared_ram);
+}
+
+#[test]
+fn a_paused_vm_arrives_paused() {
+    let hosts = Hosts::new(["a", "b"]);
+    let [a, b] = &hosts.hosts[..] else { unreachable!() };
+    a.run("web1", "-m 64 -S");
+    let said = a.says(&["migrate", "web1", "b"]);
+    assert!(said.contains("is on b, paused as it was"), "{said}");
+    assert_eq!(b.vm("web1").unwrap().status, VmStatus::Paused);
+}
+
+#[test]
+fn a_report_is_text_json_and_one_html_file() {
+    let hosts = Hosts::new(["a", "b"]);
+    let [a, _] = &hosts.hosts[..] else { unreachable!() };
+    a.run("web1", "-m 64");
+    let json = a.says(&["migrate", "web1", "b", "--json"]);
+    let report: Report = serde_json::from_str(&json).unwrap();
+    let id = report.id.as_str();
+
+    assert!(a.says(&["report", id]).contains("Placement"));
+    let again: Report = serde_json::from_str(&a.says(&["report", id, "--json"])).unwrap();
+    assert_eq!(again.started_unix_s, report.started_unix_s);
+    let page = hosts.dir.path().join("report.html");
+    a.says(&["report", id, "--html", page.to_str().unwrap()]);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("web1 moved to b") && page.ends_with("</html>\n"));
+
+    let saved = hosts.dir.path().join("saved.json");
+    fs::write(&saved, &json).unwrap();
+    assert!(a.says(&["report", saved.to_str().unwrap()]).contains("web1 runs on b"));
+    assert!(a.refuses(&["cancel", id]).contains("has ended"));
+}
+
+#[test]
+fn what_the_destination_refuses_leaves_everything_as_it_was() {
+    let hosts = Hosts::new(["a", "b"]);
+    let [a, b] = &hosts.hosts[..] else { unreachable!() };
+    let pid = a.run("web1", "-m 64");
+    b.run("web1", "-m 64 -S");
+    let output = a.command(&["migrate", "web1", "b"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("there is a VM `web1` there already"), "{output:?}");
+    b.says(&["stop", "web1", "--force"]);
+
+    let output = a.command(&["migrate", "web1", "b", "--set", "/nothing=/x"]).output().unwrap();
+    assert!(text(&output.stdout).contains("`/nothing` occurs nowhere"), "{output:?}");
+    b.assert_clean();
+    let vm = a.vm("web1").unwrap();
+    assert_eq!((vm.pid, vm.status, vm.migration), (pid, VmStatus::Running, None));
+    assert!(a.refuses(&["migrate", "web1", "c"]).contains("peers file; there is: b"));
+}
+
+#[test]
+fn a_disk_that_is_not_shared_is_never_used() {
+    let hosts = Hosts::new(["a", "b"]);
+    let [a, b] = &hosts.hosts[..] else { unreachable!() };
+    for dir in ["one", "two"] {
+        fs::create_dir(hosts.dir.path().join(dir)).unwrap();
+        fs::File::create(hosts.dir.path().join(dir).join("d.img"))
+            .unwrap()
+            .set_len(1 << 20)
+            .unwrap();
+    }
+    let (one, two) = (hosts.dir.path().join("one"), hosts.dir.path().join("two"));
+    let drive = format!("-drive file={}/d.img,format=raw,if=virtio,cache=none", one.display());
+    a.run("web1", &format!("-m 64 {drive}"));
+    // Another directory: a copy of the same name.
+    let set = format!("{}={}", one.display(), two.display());
+    let output = a.command(&["migrate", "web1", "b", "--set", &set]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("--shared-disks"), "{output:?}");
+    b.assert_clean();
+    a.says(&["migrate", "web1", "b"]);
+    assert_eq!(b.vm("web1").unwrap().status, VmStatus::Running);
+}
+
+#[test]
+fn a_qemu_that_somebody_else_started_receives_an_adopted_vm() {
+    let hosts = Hosts::new(["a", "b"]);
+    let [a, b] = &hosts.hosts[..] else { unreachable!() };
+    let start = |name: &str, extra: &[&str]| {
+        let qmp = hosts.dir.path().join(name);
+        let child = std::process::Command::new(qemu())
+            .args("-machine q35,accel=tcg -m 64 -nodefaults -display none -vga std".split(' '))
+            .args(extra)
+            .arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", qmp.display()))
+            .spawn()
+            .unwrap();
+        while !qmp.exists() {
+            std::thread::yield_now();
+        }
+        (child, qmp.to_str().unwrap().to_owned())
+    };
+    let (mut source, from) = start("from.qmp", &[]);
+    let (mut destination, to) = start("to.qmp", &["-incoming", "defer", "-S"]);
+    a.says(&["attach", "web1", "--qmp", &from]);
+
+    // A slip: the socket of a VM that runs. It must not be touched.
+    let (mut bystander, wrong) = start("wrong.qmp", &[]);
+    let output = a.command(&["migrate", "web1", "b", "--incoming-qmp", &wrong]).output().unwrap();
+    assert!(text(&output.stdout).contains("doesn't wait for a VM"), "{output:?}");
+    assert!(is_alive(bystander.id()));
+    bystander.kill().unwrap();
+    bystander.wait().unwrap();
+
+    let json = a.says(&["migrate", "web1", "b", "--incoming-qmp", &to, "--json"]);
+    let report: Report = serde_json::from_str(&json).unwrap();
+    assert_eq!(report.placement, "inline");
+    source.wait().unwrap();
+    let vm = b.vm("web1").unwrap();
+    assert_eq!((vm.pid, vm.attached), (destination.id(), true));
+    b.says(&["stop", "web1", "--force"]);
+    destination.wait().unwrap();
+}

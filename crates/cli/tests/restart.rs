@@ -1,0 +1,76 @@
+//! VMs outlive their agent, and the next agent finds them.
+
+mod host;
+
+use std::fs;
+
+use api::VmStatus;
+use host::{Hosts, is_alive};
+
+#[test]
+fn vms_survive_the_agent_however_it_ends() {
+    let mut hosts = Hosts::new(["a", "b"]);
+    let pid = hosts.hosts[0].run("web1", "-m 64");
+    for signal in ["TERM", "KILL"] {
+        let a = &mut hosts.hosts[0];
+        a.end(signal);
+        assert!(is_alive(pid), "after SIG{signal}");
+        assert_eq!(a.socket().exists(), signal == "KILL", "a graceful end removes the socket");
+        let error = a.refuses(&["list"]);
+        assert!(error.contains("no agent answers"), "{error}");
+        a.start();
+        let vm = a.vm("web1").unwrap();
+        assert_eq!((vm.pid, vm.status, vm.shared_ram), (pid, VmStatus::Running, true));
+    }
+    let [a, b] = &hosts.hosts[..] else { unreachable!() };
+    a.says(&["migrate", "web1", "b"]);
+    assert_eq!(b.vm("web1").unwrap().status, VmStatus::Running);
+    a.assert_clean();
+}
+
+#[test]
+fn a_vm_that_died_without_its_agent_is_shown_dead() {
+    let mut hosts = Hosts::new(["a"]);
+    let a = &mut hosts.hosts[0];
+    let pid = a.run("web1", "-m 64");
+    a.end("KILL");
+    host::kill("KILL", pid);
+    a.start();
+    assert_eq!(a.vm("web1").unwrap().status, VmStatus::Dead);
+    assert!(a.says(&["stop", "web1"]).contains("was dead"));
+    a.assert_clean();
+}
+
+#[test]
+fn two_agents_do_not_share_a_host_by_mistake() {
+    let hosts = Hosts::new(["a"]);
+    let [a] = &hosts.hosts[..] else { unreachable!() };
+    let state = a.state();
+    let other = hosts.dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    let agent = ["agent", "--name", "z", "--listen", "127.0.0.1:9", "--state"];
+    let mut same_state = agent.to_vec();
+    same_state.push(state.to_str().unwrap());
+    let error = a.refuses(&same_state);
+    assert!(error.contains("another agent uses the state directory"), "{error}");
+    a.vms();
+}
+
+#[test]
+fn a_running_agent_keeps_its_socket() {
+    let hosts = Hosts::new(["a"]);
+    let [a] = &hosts.hosts[..] else { unreachable!() };
+    let state = hosts.dir.path().join("other");
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = a.refuses(&[
+        "agent",
+        "--name",
+        "z",
+        "--listen",
+        &port.to_string(),
+        "--state",
+        state.to_str().unwrap(),
+    ]);
+    assert!(error.contains("another agent answers"), "{error}");
+    a.vms();
+}
