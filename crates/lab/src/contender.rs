@@ -55,6 +55,11 @@ pub trait Contender {
     /// If it does not come.
     fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved>;
 
+    /// What it tells of the last move by itself.
+    fn report(&self) -> Option<&api::Report> {
+        None
+    }
+
     /// Ends the guest, wherever it is, and all that was started.
     fn stop(&mut self);
 }

@@ -102,18 +102,24 @@ fn show_move(from: &Agent, here: &Host, there: &Host, to: &Agent, guest: &Guest)
     println!("\n{}$ droveway migrate {name} {}", from.host_name(), to.host_name());
     guest.expect_on(there)?;
     let mut migrate = from.command(here, &["migrate", name, to.host_name()]);
-    let status = migrate.stdout(Stdio::inherit()).stderr(Stdio::inherit()).status();
-    let status = status.doing("run droveway")?;
-    if !status.success() {
+    // Progress goes to standard error, the summary to standard output.
+    let output = migrate.stderr(Stdio::inherit()).output().doing("run droveway")?;
+    let summary = String::from_utf8_lossy(&output.stdout);
+    print!("{summary}");
+    if !output.status.success() {
         let reason = format!("`droveway migrate` failed: {}", from.log_text());
         return Err(LabError::Migration { contender: "droveway".to_owned(), reason });
     }
     guest.wait_beat(Duration::from_secs(20))?;
-    last_report(from, here)
+    report(from, here, &summary)
 }
 
-/// The report of the migration that ended last.
-fn last_report(agent: &Agent, host: &Host) -> Result<Report> {
-    let text = program::output(&mut agent.command(host, &["report", "last", "--json"]))?;
+/// The report that the summary's last line points to.
+fn report(agent: &Agent, host: &Host, summary: &str) -> Result<Report> {
+    let hint = "droveway report ";
+    let id = summary.rsplit_once(hint).and_then(|(_, rest)| rest.split_whitespace().next());
+    let unclear = || LabError::Text { what: "droveway's summary", text: summary.to_owned() };
+    let id = id.ok_or_else(unclear)?;
+    let text = program::output(&mut agent.command(host, &["report", id, "--json"]))?;
     serde_json::from_str(&text).map_err(|_| LabError::Text { what: "a report", text })
 }

@@ -62,7 +62,7 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
         outcome.contenders.keys().filter(|name| name.starts_with("droveway")).cloned().collect();
     outcome.conclude(&ours.iter().map(String::as_str).collect::<Vec<_>>());
     println!("\n{}", table::markdown(&outcome));
-    let path = save(&outcome)?;
+    let path = save(&outcome.scenario, &outcome)?;
     println!("{}", path.display());
     Ok(outcome)
 }
@@ -83,11 +83,11 @@ fn told(run: &Run) -> String {
     }
 }
 
-fn save(outcome: &Outcome) -> Result<PathBuf> {
+fn save(name: &str, what: &impl serde::Serialize) -> Result<PathBuf> {
     let dir = repository().join("target/bench");
     fs::create_dir_all(&dir).at("make", &dir)?;
-    let path = dir.join(format!("{}.json", outcome.scenario));
-    let json = serde_json::to_string_pretty(outcome)
+    let path = dir.join(format!("{name}.json"));
+    let json = serde_json::to_string_pretty(what)
         .map_err(|error| LabError::Text { what: "the results", text: error.to_string() })?;
     fs::write(&path, json + "\n").at("write", &path)?;
     Ok(path)
@@ -119,6 +119,9 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
         guest_work: work(scenario.guest.orders.rate, felt),
         error: None,
     };
+    if let Some(report) = contender.report() {
+        save(&format!("{}-{}-report", scenario.name, contender.name()), report)?;
+    }
     let checked = guest.check()?;
     let intact = checked.wrong == 0 && checked.pages > 0;
     contender.stop();

@@ -120,7 +120,7 @@ pub fn all() -> Vec<Scenario> {
                 "512M",
                 Orders {
                     working_set_bytes: 128 * MIB,
-                    rate: 50 * MB,
+                    rate: 48 * MB,
                     seed: 2,
                     ..Orders::default()
                 },

@@ -235,6 +235,10 @@ impl Contender for Droveway {
         Ok(moved)
     }
 
+    fn report(&self) -> Option<&Report> {
+        self.report.as_ref()
+    }
+
     fn stop(&mut self) {
         self.agents.clear();
     }
