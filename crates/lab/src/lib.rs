@@ -9,3 +9,4 @@ pub mod guest;
 pub mod hosts;
 pub mod program;
 pub mod setup;
+pub mod unprivileged;

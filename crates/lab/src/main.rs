@@ -1,11 +1,12 @@
 //! The lab's command.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lab::bench::{contest, plain_tcp, scenario};
 use lab::error::LabError;
-use lab::{demo, hosts, setup};
+use lab::{demo, hosts, program, setup, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Hosts, guests and races on one machine.
@@ -35,6 +36,12 @@ enum Action {
         /// Only the contenders named so; may be repeated.
         #[arg(long)]
         only: Vec<String>,
+    },
+    /// Run a program where hosts can be made: as root, else in a user namespace.
+    AsRoot {
+        /// The program and its arguments.
+        #[arg(last = true, required = true)]
+        argv: Vec<OsString>,
     },
     /// Receive one TCP stream (for the benchmark `line`).
     #[command(hide = true)]
@@ -97,6 +104,14 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         }
         Action::Env => println!("{}", setup::ensure()?),
         Action::Clean => hosts::clean()?,
+        Action::Demo | Action::Bench { name: Some(_), .. } if !program::root() => {
+            // What is missing is installed by the real root.
+            setup::ensure()?;
+            let argv: Vec<OsString> = std::env::args_os().collect();
+            println!("Not root: the lab works in a user namespace.");
+            return unprivileged::run(&argv);
+        }
+        Action::AsRoot { argv } => return unprivileged::run(argv),
         Action::Demo => return demo::run(),
         Action::Bench { name: None, .. } => {
             for scenario in scenario::all() {

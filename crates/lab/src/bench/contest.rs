@@ -32,7 +32,7 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
     let mut outcome = Outcome {
         scenario: scenario.name.to_owned(),
         guest: scenario.guest_json(),
-        links: scenario.links_json(),
+        links: scenario.links_json(&Hosts::new(scenario.link)?.a.congestion_control),
         qemu: kit.qemu_version.to_string(),
         accel: kit.accelerator.to_string(),
         contenders: BTreeMap::new(),
@@ -62,7 +62,9 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
         outcome.contenders.keys().filter(|name| name.starts_with("droveway")).cloned().collect();
     outcome.conclude(&ours.iter().map(String::as_str).collect::<Vec<_>>());
     println!("\n{}", table::markdown(&outcome));
-    let path = save(&outcome.scenario, &outcome)?;
+    // A partial run must not stand in for a whole one.
+    let part = if only.is_empty() { "" } else { "-part" };
+    let path = save(&format!("{}{part}", outcome.scenario), &outcome)?;
     println!("{}", path.display());
     Ok(outcome)
 }

@@ -18,7 +18,33 @@ const EVERY: Duration = Duration::from_millis(20);
 /// New processes are looked for once in so many readings.
 const LOOK_ONCE_IN: usize = 4;
 
-type Samples = HashMap<u32, Vec<(Instant, f64)>>;
+type Samples = HashMap<u32, Process>;
+
+/// What is known of a process.
+#[derive(Default)]
+struct Process {
+    /// CPU seconds, those of its ended threads included, without its vCPUs'.
+    samples: Vec<(Instant, f64)>,
+    /// By vCPU thread, which QEMU names `CPU 0/TCG` and so on. One that ends
+    /// leaves its time in the process's sum, and must go on being taken off.
+    vcpus: HashMap<String, f64>,
+}
+
+impl Process {
+    fn read(&mut self, pid: u32, now: Instant) {
+        // Threads first, so that none ends between the two looks unseen.
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        for thread in threads {
+            let path = thread.path().join("stat").display().to_string();
+            if let Some((_, seconds)) = stat(&path).filter(|(name, _)| name.starts_with("CPU ")) {
+                self.vcpus.insert(path, seconds);
+            }
+        }
+        if let Some((_, whole)) = stat(&format!("/proc/{pid}/stat")) {
+            self.samples.push((now, whole - self.vcpus.values().sum::<f64>()));
+        }
+    }
+}
 
 /// Reads CPU times until it is asked for the result.
 pub(super) struct CpuMeter {
@@ -59,7 +85,7 @@ impl CpuMeter {
         // The thread ends at this, or at the sender's end.
         let _ = self.stop.send(());
         let samples = self.thread.join().unwrap_or_default();
-        samples.values().map(|samples| spent(samples, from)).sum()
+        samples.values().map(|process| spent(&process.samples, from)).sum()
     }
 }
 
@@ -82,9 +108,7 @@ fn processes(networks: [u64; 2]) -> Vec<u32> {
 fn read(processes: &[u32], samples: &mut Samples) {
     let now = Instant::now();
     for pid in processes {
-        if let Some(seconds) = seconds(*pid) {
-            samples.entry(*pid).or_default().push((now, seconds));
-        }
+        samples.entry(*pid).or_default().read(*pid, now);
     }
 }
 
@@ -94,20 +118,6 @@ fn spent(samples: &[(Instant, f64)], from: Instant) -> f64 {
         (Some((_, before)), Some((_, last))) => (last - before).max(0.0),
         _ => 0.0,
     }
-}
-
-/// A process's CPU seconds, those of its ended threads included, without its
-/// vCPU threads, which QEMU names `CPU 0/TCG` and so on.
-fn seconds(pid: u32) -> Option<f64> {
-    let whole = stat(&format!("/proc/{pid}/stat"))?.1;
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let vcpus: f64 = threads
-        .flatten()
-        .filter_map(|thread| stat(&thread.path().join("stat").display().to_string()))
-        .filter(|(name, _)| name.starts_with("CPU "))
-        .map(|(_, seconds)| seconds)
-        .sum();
-    Some(whole - vcpus)
 }
 
 /// Name and CPU seconds from a `stat` file.

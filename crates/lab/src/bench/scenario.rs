@@ -61,11 +61,11 @@ impl Scenario {
 
     /// The links, for the results.
     #[must_use]
-    pub fn links_json(&self) -> Value {
+    pub fn links_json(&self, congestion_control: &str) -> Value {
         json!({
             "nics": self.link.nics,
             "mbit_per_s_each": self.link.mbit_per_s,
-            "congestion_control": "cubic",
+            "congestion_control": congestion_control,
             "downtime_goal_ms": u64::try_from(self.goal.as_millis()).unwrap_or(u64::MAX),
         })
     }

@@ -27,6 +27,9 @@ pub struct Host {
     pub addresses: Vec<IpAddr>,
     /// [`RUN_DIR`] of this host, as seen from outside.
     pub run_dir: PathBuf,
+    /// How its TCP connections react to a full link: `cubic`, or the machine's
+    /// default where the lab may not choose.
+    pub congestion_control: String,
     pub(super) shaped: bool,
     /// Keeps the mount namespace; ends by itself when the lab does.
     keeper: Child,
@@ -41,13 +44,14 @@ impl Host {
             .doing("make a directory for a host")?;
         std::fs::create_dir_all(RUN_DIR).at("make", RUN_DIR)?;
         program::output(program::command("ip").args(["netns", "add", name]))?;
-        let keeper = keep(name, dir.path()).inspect_err(|_| {
+        let (keeper, congestion_control) = keep(name, dir.path()).inspect_err(|_| {
             drop(program::run(program::command("ip").args(["netns", "del", name])));
         })?;
         let host = Self {
             name: name.to_owned(),
             addresses,
             run_dir: dir.path().to_owned(),
+            congestion_control,
             shaped,
             keeper,
             _dir: dir,
@@ -123,11 +127,11 @@ impl Drop for Host {
 }
 
 /// The process that holds a host's mount namespace: `cat`, until its input, a
-/// pipe from us, closes.
-fn keep(name: &str, dir: &Path) -> Result<Child> {
+/// pipe from us, closes. And how the host's TCP controls congestion.
+fn keep(name: &str, dir: &Path) -> Result<(Child, String)> {
     let script = "mount --make-rprivate / && mount --bind \"$1\" \"$2\" \
         && { echo cubic > /proc/sys/net/ipv4/tcp_congestion_control || true; } 2>/dev/null \
-        && echo ready && exec cat > /dev/null";
+        && cat /proc/sys/net/ipv4/tcp_congestion_control && exec cat > /dev/null";
     let mut keeper = program::command("ip")
         .args(["netns", "exec", name, "sh", "-c", script, "keeper"])
         .arg(dir)
@@ -140,13 +144,13 @@ fn keep(name: &str, dir: &Path) -> Result<Child> {
     if let Some(output) = keeper.stdout.take() {
         BufReader::new(output).read_line(&mut said).doing("hear a host's keeper")?;
     }
-    if said.trim() != "ready" {
+    if said.trim().is_empty() {
         let _ = keeper.kill();
         let _ = keeper.wait();
         let what = "mount namespaces can't be made here; the lab needs them".to_owned();
         return Err(LabError::Unsupported(what));
     }
-    Ok(keeper)
+    Ok((keeper, said.trim().to_owned()))
 }
 
 /// The processes in a namespace.
