@@ -3,6 +3,7 @@
 RUNS ?= 5
 FUZZ_SECONDS ?= 600
 CARGO ?= cargo
+AS_ROOT = $(CARGO) run --quiet --package lab -- as-root --
 LAB = $(CARGO) run --quiet --release --package lab --
 
 # Rust may just have been installed.
@@ -16,7 +17,7 @@ help:
 	@echo 'make bench-NAME   one benchmark, RUNS=5 times; make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
 	@echo 'make setup        install what is missing; the others do it too'
-	@echo 'make clean        remove what was built, and what a killed lab left behind'
+	@echo 'make clean        remove what was built and unpacked, and what a killed lab left behind'
 
 toolchain:
 	@scripts/toolchain
@@ -25,7 +26,7 @@ setup: toolchain
 	@$(CARGO) run --quiet --package lab -- setup
 
 build: toolchain
-	$(CARGO) build --release --workspace --exclude end-to-end
+	$(CARGO) build --quiet --release --package droveway --package lab
 
 demo: setup build
 	@$(LAB) demo
@@ -34,13 +35,14 @@ lint: toolchain
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
 
-unit: toolchain
-	$(CARGO) test --workspace --exclude end-to-end
+# The lab's own tests make hosts too.
+unit: setup
+	$(AS_ROOT) $(CARGO) test --workspace --exclude end-to-end
 
 # They run real QEMUs: one after the other.
 end-to-end: setup
 	$(CARGO) build --package droveway
-	$(CARGO) test --package end-to-end -- --test-threads=1
+	$(AS_ROOT) $(CARGO) test --package end-to-end -- --test-threads=1
 
 test: setup lint unit
 	@scripts/fuzz 10
@@ -56,5 +58,6 @@ bench-%: setup build
 	@$(LAB) bench $* --runs $(RUNS)
 
 clean:
-	@$(CARGO) run --quiet --package lab -- clean
+	@$(AS_ROOT) $(CARGO) run --quiet --package lab -- clean
 	$(CARGO) clean
+	rm -rf .lab
