@@ -101,6 +101,6 @@ pub struct Report {
     pub phases: Vec<PhaseTime>,
     /// Each lane.
     pub lanes: Vec<LaneReport>,
-    /// Over time, some 10 a second, thinned for long migrations.
+    /// Over time, some 20 a second, thinned for long migrations.
     pub samples: Vec<Sample>,
 }

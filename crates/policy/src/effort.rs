@@ -2,9 +2,11 @@
 //!
 //! Lanes that wait in their sockets have CPU to spare, so a harder encoding may
 //! deliver more; but a full socket can also mean a receiver without CPU, and
-//! content may not shrink. So a change is an experiment: it stays only if it
-//! delivers clearly more guest bytes per second than what it replaced, and each
-//! failed one is repeated half as often.
+//! content may not shrink. So a change is an experiment: if lanes now spend much
+//! of their time encoding, it stays only if it delivers clearly more guest bytes
+//! per second than what it replaced, and each failed one is repeated half as
+//! often. If they don't, it does no harm whatever the content is: what doesn't
+//! shrink is passed by at little cost, and better content may come.
 
 /// The encodings in order of effort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +36,8 @@ pub struct Sample {
 const WRITING_MUCH: f64 = 0.5;
 /// Lanes that encode this much are what limits.
 const ENCODING_MUCH: f64 = 0.85;
+/// Lanes that encode less than this give nothing up for it.
+const ENCODING_LITTLE: f64 = 0.5;
 /// Lanes that have nothing to send this much say nothing about the link.
 const WAITING_MUCH: f64 = 0.6;
 /// What an experiment must gain to stay.
@@ -89,7 +93,8 @@ impl Effort {
     }
 
     fn judge(self, experiment: Experiment, sample: Sample) -> Self {
-        if sample.delivered_bytes_per_s >= experiment.from_bytes_per_s * GAIN_MIN {
+        let harmless = self.level > experiment.from && sample.encoding < ENCODING_LITTLE;
+        if harmless || sample.delivered_bytes_per_s >= experiment.from_bytes_per_s * GAIN_MIN {
             return Self { experiment: None, rest: 0, rest_next: REST_FIRST, ..self };
         }
         Self {
@@ -181,14 +186,24 @@ mod tests {
     }
 
     #[test]
-    fn content_that_does_not_shrink_is_sent_raw() {
-        let world = World {
+    fn content_that_is_passed_by_costs_nothing_so_better_content_is_found() {
+        // zstd gives up on random content at 7 GB/s.
+        let mut world = World {
             link_bytes_per_s: 119e6,
-            encoder_bytes_per_s: [20e9, 1.5e9, 400e6],
+            encoder_bytes_per_s: [20e9, 5e9, 7e9],
             ratio: [1.0, 1.0, 1.0],
         };
-        let (spent, _) = world.windows(1000);
-        assert!(spent[Level::Raw as usize] > 950, "{spent:?}");
+        let mut effort = Effort::new(Level::Raw);
+        for _ in 0..3 {
+            effort = effort.next(world.run(effort.level()));
+        }
+        assert_eq!(effort.level(), Level::Hard);
+        world.ratio = [1.0, 0.6, 0.4];
+        world.encoder_bytes_per_s[2] = 400e6;
+        for _ in 0..50 {
+            effort = effort.next(world.run(effort.level()));
+            assert_eq!(effort.level(), Level::Hard);
+        }
     }
 
     #[test]

@@ -7,14 +7,17 @@ use std::time::Duration;
 use page::{Batch, PAGE_BYTES, Pool, SLOT_BYTES};
 use policy::switchover::{BacklogInput, backlog_limit_bytes};
 
-/// Guest bytes of zero pages that QEMU can have written to a socket and the tap
-/// not yet read, at most.
+/// Guest bytes that QEMU can be ahead of the tap, in socket buffers full of
+/// records for zero pages.
 ///
-/// A unix socket holds 208 KiB unless QEMU or the system says otherwise; that
-/// is 23,000 classic records of 9 bytes for zero pages (91 MiB of guest), or 80
-/// multifd packets of 1,344 bytes with 128 zero pages each (40 MiB).
-const HIDDEN_MAIN_BYTES: u64 = 128 << 20;
-const HIDDEN_CHANNEL_BYTES: u64 = 64 << 20;
+/// A QEMU that decides by its own estimate must never be near the end of its
+/// first pass with a full pool behind it, whatever the sockets hide: 208 KiB in
+/// the socket and 32 KiB in QEMU are 27,000 classic records of 9 bytes (107 MiB
+/// of guest). One that is told the bandwidth (8.2 and newer) is told next to
+/// none until the first pass is over, and does not finish while anything is
+/// dirty: for it the margin only has the pool drained in time.
+const HIDDEN_BYTES: u64 = 128 << 20;
+const HIDDEN_TOLD_BYTES: u64 = 4 << 20;
 
 pub(crate) struct Live {
     pub(crate) pool: Arc<Pool>,
@@ -32,7 +35,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    pub(crate) fn new(pool_bytes: usize, goal: Duration, channels: u8) -> Self {
+    pub(crate) fn new(pool_bytes: usize, goal: Duration, told_bandwidth: bool) -> Self {
         // One slot for QEMU's side and one on the wire keep a slow link busy.
         let least_bytes = 2 * SLOT_BYTES as u64;
         let pool_bytes = (pool_bytes as u64).max(least_bytes);
@@ -40,7 +43,7 @@ impl Live {
             pool: Pool::new(usize::try_from(pool_bytes).unwrap_or(usize::MAX)),
             pool_bytes,
             goal,
-            hidden_bytes: HIDDEN_MAIN_BYTES + u64::from(channels) * HIDDEN_CHANNEL_BYTES,
+            hidden_bytes: if told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
             least_bytes,
             limit_bytes: AtomicU64::new(pool_bytes),
             ram_bytes: AtomicU64::new(0),
@@ -113,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_pool_shrinks_as_soon_as_the_tap_has_taken_enough() {
-        let live = Live::new(128 << 20, Duration::from_millis(300), 1);
+        let live = Live::new(128 << 20, Duration::from_millis(300), false);
         live.announce_ram(8 << 30);
         assert_eq!(live.limit_bytes(), 128 << 20);
         let mut batch = live.pool.take().unwrap();

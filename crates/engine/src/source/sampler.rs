@@ -1,4 +1,4 @@
-//! Ten times a second: what is, for whoever watches; and what follows from it.
+//! Twenty times a second: what is, for whoever watches; and what follows from it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use transport::{Delivered, LaneTimes, Lanes};
 use super::live::Live;
 use crate::story::Story;
 
-const EVERY: Duration = Duration::from_millis(100);
+const EVERY: Duration = Duration::from_millis(50);
 /// The delivered rate is the mean over this much busy time.
-const RATE_WINDOWS: usize = 10;
+const RATE_WINDOWS: usize = 16;
 /// Less busy time than this says nothing about a rate.
 const BUSY_LEAST: Duration = Duration::from_millis(30);
 

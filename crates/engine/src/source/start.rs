@@ -106,7 +106,10 @@ impl Source<'_> {
             report.tap = if channels == 0 { "classic" } else { "multifd" }.to_owned();
         });
         let goal = std::time::Duration::from_millis(self.request.downtime_ms.max(1));
-        let live = Arc::new(Live::new(self.local.pool_bytes, goal, channels));
+        let (listener, socket) = self.tap_socket()?;
+        let outgoing = Arc::new(Outgoing::new(Arc::clone(&self.vm.machine.qmp), kind, &socket)?);
+        let told_bandwidth = outgoing.takes_bandwidth();
+        let live = Arc::new(Live::new(self.local.pool_bytes, goal, told_bandwidth));
         let lanes = Arc::new(self.start_lanes()?);
         let control = self.control.as_ref().expect("connected");
         let collector = Arc::new(Collector {
@@ -115,13 +118,10 @@ impl Source<'_> {
             link: Arc::clone(&control.link),
             notices: self.notices.0.clone(),
         });
-        let (listener, socket) = self.tap_socket()?;
         let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
         let tap = Tap::start(listener, channels, Arc::clone(&live.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
         let stopper = tap.stopper();
-        let outgoing =
-            Arc::new(Outgoing::new(Arc::clone(&self.vm.machine.qmp), kind, &socket)?);
         let sampler = Sampler::start(Watched {
             live: Arc::clone(&live),
             lanes: Arc::clone(&lanes),
