@@ -119,16 +119,16 @@ fn serve(
         let serving = |source| local_error("serving the API", source);
         listener.set_nonblocking(true).map_err(serving)?;
         let listener = tokio::net::UnixListener::from_std(listener).map_err(serving)?;
-        let (close, closing) = watch::channel(false);
+        let (refuse, closing) = watch::channel(false);
+        let (close, mut closed) = watch::channel(false);
         let api = Api {
             host: Arc::clone(host),
             registry: Arc::clone(registry),
             migrations: Arc::clone(migrations),
-            closing: closing.clone(),
+            closing,
         };
         let mut interrupt = signal(SignalKind::interrupt()).map_err(serving)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(serving)?;
-        let mut closed = closing;
         let serving_api = tokio::spawn(
             axum::serve(listener, router(api))
                 .with_graceful_shutdown(async move {
@@ -146,8 +146,8 @@ fn serve(
         };
         signals().await;
         tracing::info!("stopping; migrations are cancelled, VMs go on");
-        // Nobody can fail to hear: we hold a receiver's sender.
-        let _ = close.send(true);
+        // While it winds down the API answers, but starts nothing.
+        let _ = refuse.send(true);
         let winding_down = tokio::task::spawn_blocking({
             let (migrations, registry) = (Arc::clone(migrations), Arc::clone(registry));
             move || {
@@ -163,6 +163,7 @@ fn serve(
             // Whoever insists gets it: the next start cleans up.
             () = signals() => return Ok(()),
         }
+        let _ = close.send(true);
         let _ = tokio::time::timeout(ANSWERS_WAIT, serving_api).await;
         Ok(())
     });

@@ -67,6 +67,8 @@ pub(crate) struct Vm {
     pub(crate) dir: PathBuf,
     ram_bytes: u64,
     known: Mutex<Known>,
+    /// Held while QEMU is met again: it serves one client at a time.
+    meeting: Mutex<()>,
 }
 
 /// What changes of it.
@@ -100,7 +102,13 @@ impl Vm {
         let note = not_shared(&machine);
         let qemu = Qemu::alive(machine);
         let known = Known { qemu, status: VmStatus::Paused, note, stopped_by: None };
-        Self { name: name.to_owned(), dir, ram_bytes, known: Mutex::new(known) }
+        Self {
+            name: name.to_owned(),
+            dir,
+            ram_bytes,
+            known: Mutex::new(known),
+            meeting: Mutex::default(),
+        }
     }
 
     /// A VM of a record whose QEMU can't be found or met.
@@ -113,7 +121,13 @@ impl Vm {
         let qemu = Qemu::Dead { pid, version: record.qemu, argv, attached, why };
         let known = Known { qemu, status: VmStatus::Dead, note: None, stopped_by: None };
         let ram_bytes = record.ram_bytes;
-        Self { name: name.to_owned(), dir, ram_bytes, known: Mutex::new(known) }
+        Self {
+            name: name.to_owned(),
+            dir,
+            ram_bytes,
+            known: Mutex::new(known),
+            meeting: Mutex::default(),
+        }
     }
 
     /// Its QEMU, if it lives.
@@ -182,7 +196,8 @@ impl Vm {
     /// QEMU is gone, or only our connection to it.
     fn look_again(&self, machine: &Arc<Machine>, ends: &Receiver<Event>, busy: bool) -> VmStatus {
         if machine.process.is_alive() {
-            if busy {
+            let meeting = self.meeting.try_lock();
+            if busy || meeting.is_none() {
                 return self.known.lock().status;
             }
             if let Ok(machine) = machine::reopen(&machine.record()) {

@@ -26,8 +26,8 @@ pub(crate) async fn migrate(client: &Client, args: MigrateArgs) -> Result<ExitCo
     let mut display = Display::new();
     let followed = follow(client, &started.id, &mut signals, &mut display).await;
     display.clear();
-    match followed? {
-        Followed::Ended => {}
+    let last = match followed? {
+        Followed::Ended(last) => last,
         Followed::Left => {
             eprintln!(
                 "droveway: no longer watching. Migration {id} was asked to cancel; \
@@ -36,21 +36,34 @@ pub(crate) async fn migrate(client: &Client, args: MigrateArgs) -> Result<ExitCo
             );
             return Ok(ExitCode::from(INTERRUPTED));
         }
-    }
-    let report: Report =
-        client.get(&format!("/v1/migrations/{}/report", segment(&started.id))).await?;
-    if json {
-        vms::print_json(&report)?;
-        if report.outcome != Outcome::Done {
-            eprintln!("droveway: {}", summary::sentences(&report));
+    };
+    let report: Result<Report, Problem> =
+        client.get(&format!("/v1/migrations/{}/report", segment(&started.id))).await;
+    match report {
+        Ok(report) => tell(&report, json)?,
+        // An agent that is told to end cancels its migrations first, and may
+        // be gone by now. How it ended is known all the same.
+        Err(problem) => {
+            eprintln!("droveway: {}", summary::without_report(&last));
+            eprintln!("droveway: no report: {problem}");
         }
-    } else {
-        println!("{}", summary::sentences(&report));
     }
-    Ok(match report.outcome {
-        Outcome::Done => ExitCode::SUCCESS,
-        Outcome::Failed(_) | Outcome::Cancelled => ExitCode::FAILURE,
+    Ok(match last.outcome {
+        Some(Outcome::Done) => ExitCode::SUCCESS,
+        Some(Outcome::Failed(_) | Outcome::Cancelled) | None => ExitCode::FAILURE,
     })
+}
+
+fn tell(report: &Report, json: bool) -> Result<(), Problem> {
+    if !json {
+        println!("{}", summary::sentences(report));
+        return Ok(());
+    }
+    vms::print_json(report)?;
+    if report.outcome != Outcome::Done {
+        eprintln!("droveway: {}", summary::sentences(report));
+    }
+    Ok(())
 }
 
 pub(crate) async fn cancel(client: &Client, args: &CancelArgs) -> Result<ExitCode, Problem> {
@@ -66,7 +79,7 @@ async fn request_cancel(client: &Client, id: &str) -> Result<(), Problem> {
 
 enum Followed {
     /// It has ended, one way or the other.
-    Ended,
+    Ended(Box<Progress>),
     /// The person went away.
     Left,
 }
@@ -87,7 +100,7 @@ async fn follow(
                 Some(progress) => {
                     display.show(&progress);
                     if progress.outcome.is_some() {
-                        return Ok(Followed::Ended);
+                        return Ok(Followed::Ended(Box::new(progress)));
                     }
                 }
                 None => return Err(Problem::Refused(format!(

@@ -4,7 +4,7 @@
 use std::io::IsTerminal;
 
 use api::{Limit, Phase, Progress};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::amount;
 
@@ -15,8 +15,16 @@ const LINE_EVERY_S: f64 = 1.0;
 
 /// Draws progress to standard error.
 pub(crate) enum Display {
-    /// On a terminal.
-    Bar(ProgressBar),
+    /// On a terminal: what happens, and below it how far it is. Two bars, since
+    /// each is cut to the terminal's width by itself.
+    Drawn {
+        /// Draws both at once.
+        both: MultiProgress,
+        /// The first line.
+        upper: ProgressBar,
+        /// The second, with the bar.
+        lower: ProgressBar,
+    },
     /// In a file or a pipe.
     Lines {
         /// What the last line was about.
@@ -29,23 +37,24 @@ impl Display {
         if !std::io::stderr().is_terminal() {
             return Self::Lines { last: None };
         }
-        let bar = ProgressBar::with_draw_target(
-            Some(1000),
-            ProgressDrawTarget::stderr_with_hz(DRAWS_PER_S),
-        );
-        let style = ProgressStyle::with_template("{prefix}\n{bar:24.cyan/dim} {wide_msg}")
-            .expect("the template is fixed")
-            .progress_chars("━╸─");
-        bar.set_style(style);
-        Self::Bar(bar)
+        let both = MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(DRAWS_PER_S));
+        let line = |template| {
+            ProgressStyle::with_template(template)
+                .expect("the template is fixed")
+                .progress_chars("━╸─")
+        };
+        let upper = both.add(ProgressBar::no_length().with_style(line("{wide_msg}")));
+        let lower =
+            both.add(ProgressBar::new(1000).with_style(line("{bar:16.cyan/dim} {wide_msg}")));
+        Self::Drawn { both, upper, lower }
     }
 
     pub(crate) fn show(&mut self, progress: &Progress) {
         match self {
-            Self::Bar(bar) => {
-                bar.set_prefix(upper(progress));
-                bar.set_message(lower(progress));
-                bar.set_position(permille(progress.percent));
+            Self::Drawn { upper, lower, .. } => {
+                upper.set_message(upper_line(progress));
+                lower.set_message(lower_line(progress));
+                lower.set_position(permille(progress.percent));
             }
             Self::Lines { last } => {
                 let due = last.is_none_or(|(phase, at)| {
@@ -62,15 +71,18 @@ impl Display {
     /// A word between the lines.
     pub(crate) fn say(&self, text: &str) {
         match self {
-            Self::Bar(bar) => bar.suspend(|| eprintln!("{text}")),
+            Self::Drawn { both, .. } => both.suspend(|| eprintln!("{text}")),
             Self::Lines { .. } => eprintln!("{text}"),
         }
     }
 
     /// Leaves the terminal to what follows.
     pub(crate) fn clear(&self) {
-        if let Self::Bar(bar) = self {
-            bar.finish_and_clear();
+        if let Self::Drawn { both, upper, lower } = self {
+            upper.finish_and_clear();
+            lower.finish_and_clear();
+            // Only a terminal that is gone can't be cleared.
+            let _ = both.clear();
         }
     }
 }
@@ -84,53 +96,67 @@ fn permille(percent: f64) -> u64 {
     (percent * 10.0).clamp(0.0, 1000.0) as u64
 }
 
-fn upper(progress: &Progress) -> String {
-    format!(
+/// What happens.
+fn upper_line(progress: &Progress) -> String {
+    let head = format!(
         "{}  {} → {}  {}  {}",
         progress.vm,
         progress.from,
         progress.to,
         phase(progress),
         amount::seconds(progress.elapsed_s)
-    )
-}
-
-fn lower(progress: &Progress) -> String {
-    let mut parts = vec![format!("{:.0} %", progress.percent.clamp(0.0, 100.0))];
-    match progress.phase {
-        // Nothing is measured yet, or all is measured: what was then says
-        // nothing about now.
-        Phase::Prepare | Phase::Loaded | Phase::Committed | Phase::Running => {
-            return String::new();
-        }
-        Phase::Stopped => {
-            parts.push(format!("{} left", amount::size(progress.left_bytes)));
-            return parts.join(" · ");
-        }
-        Phase::FirstPass | Phase::LaterPass => {}
-    }
-    parts.push(format!(
-        "{} (wire {})",
-        amount::rate(progress.delivered_bytes_per_s),
-        amount::rate(progress.wire_bytes_per_s)
-    ));
-    parts.push(format!("dirties {}", amount::rate(progress.dirty_bytes_per_s)));
-    parts.push(match progress.time_left_s {
-        Some(left) => {
-            format!("{} left, about {}", amount::size(progress.left_bytes), amount::seconds(left))
-        }
-        None => format!("{} left", amount::size(progress.left_bytes)),
-    });
-    if let Some(limit) = limit(progress.limit) {
-        parts.push(limit.to_owned());
-    }
+    );
+    let mut parts = vec![head];
+    parts.extend(pressure(progress));
     parts.join(" · ")
 }
 
+/// How far it is.
+fn lower_line(progress: &Progress) -> String {
+    advance(progress).join(" · ")
+}
+
+/// All of it on one line.
 fn plain(progress: &Progress) -> String {
-    let head = format!("{:>8}  {}", amount::seconds(progress.elapsed_s), phase(progress));
-    let lower = lower(progress);
-    if lower.is_empty() { head } else { format!("{head} · {lower}") }
+    let mut parts =
+        vec![format!("{:>8}  {}", amount::seconds(progress.elapsed_s), phase(progress))];
+    parts.extend(advance(progress));
+    parts.extend(pressure(progress));
+    parts.join(" · ")
+}
+
+/// What has been done and what is left.
+fn advance(progress: &Progress) -> Vec<String> {
+    let left = format!("{} left", amount::size(progress.left_bytes));
+    let percent = format!("{:.0} %", progress.percent.clamp(0.0, 100.0));
+    match progress.phase {
+        // Nothing is measured yet, or all is measured: what was then says
+        // nothing about now.
+        Phase::Prepare | Phase::Loaded | Phase::Committed | Phase::Running => Vec::new(),
+        Phase::Stopped => vec![percent, left],
+        Phase::FirstPass | Phase::LaterPass => vec![
+            percent,
+            format!(
+                "{} (wire {})",
+                amount::rate(progress.delivered_bytes_per_s),
+                amount::rate(progress.wire_bytes_per_s)
+            ),
+            match progress.time_left_s {
+                Some(time) => format!("{left}, about {}", amount::seconds(time)),
+                None => left,
+            },
+        ],
+    }
+}
+
+/// What works against it.
+fn pressure(progress: &Progress) -> Vec<String> {
+    if !matches!(progress.phase, Phase::FirstPass | Phase::LaterPass) {
+        return Vec::new();
+    }
+    let mut parts = vec![format!("dirties {}", amount::rate(progress.dirty_bytes_per_s))];
+    parts.extend(limit(progress.limit).map(str::to_owned));
+    parts
 }
 
 /// What a phase is, to somebody who watches.
@@ -161,7 +187,7 @@ fn limit(limit: Limit) -> Option<&'static str> {
         Limit::Cpu => Some("limited by the CPU"),
         Limit::Qemu => Some("limited by QEMU"),
         Limit::Guest => Some("limited by the guest's writes"),
-        Limit::Hold => Some("held until the rest fits the downtime goal"),
+        Limit::Hold => Some("held until the rest fits the goal"),
     }
 }
 
@@ -195,9 +221,14 @@ mod tests {
     fn a_line_says_all_that_matters() {
         assert_eq!(
             plain(&progress()),
-            "  1.42 s  pass 3 · 73 % · 812 MiB/s (wire 101 MiB/s) · dirties 5.00 MiB/s · \
-             270 MiB left, about 400 ms · limited by the network"
+            "  1.42 s  pass 3 · 73 % · 812 MiB/s (wire 101 MiB/s) · 270 MiB left, about 400 ms · \
+             dirties 5.00 MiB/s · limited by the network"
         );
+        assert_eq!(
+            upper_line(&progress()),
+            "web1  host-a → host-b  pass 3  1.42 s · dirties 5.00 MiB/s · limited by the network"
+        );
+        assert!(lower_line(&progress()).chars().count() + 17 <= 80, "fits a terminal");
     }
 
     #[test]

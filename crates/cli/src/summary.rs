@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use api::{Outcome, Report};
+use api::{Outcome, Progress, Report};
 
 use crate::args::ReportArgs;
 use crate::client::{Client, segment};
@@ -58,6 +58,19 @@ pub(crate) fn sentences(report: &Report) -> String {
         out.push_str(&format!("\nMore: droveway report {}", report.id));
     }
     out
+}
+
+/// What is known of a migration's end without its report.
+pub(crate) fn without_report(last: &Progress) -> String {
+    match &last.outcome {
+        Some(Outcome::Done) => format!("{} runs on {}.", last.vm, last.to),
+        Some(Outcome::Failed(reason)) => {
+            format!("{} was not moved to {}: {}", last.vm, last.to, full_stop(reason))
+        }
+        Some(Outcome::Cancelled) | None => {
+            format!("Cancelled. {} goes on at {}.", last.vm, last.from)
+        }
+    }
 }
 
 fn done(report: &Report) -> String {
@@ -154,7 +167,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact(
             "Buffers at most",
             format!(
-                "{} at the source, {} at the destination",
+                "{} source, {} destination",
                 amount::size(report.pool_high_water_bytes[0]),
                 amount::size(report.pool_high_water_bytes[1])
             ),

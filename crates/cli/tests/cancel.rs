@@ -2,7 +2,7 @@
 
 mod host;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
 
 use api::VmStatus;
@@ -66,10 +66,13 @@ fn an_agent_that_is_told_to_end_cancels_first() {
     let mut hosts = Hosts::new(["a", "b"]);
     let pid = hosts.hosts[0].run("web1", LARGE);
     for ended in [0, 1] {
-        let (child, _lines) = begin(&hosts.hosts[0]);
+        let (child, mut lines) = begin(&hosts.hosts[0]);
         hosts.hosts[ended].end("TERM");
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let mut said = text(&output.stdout);
+        lines.read_to_string(&mut said).unwrap();
+        assert!(said.contains("goes on at a") || said.contains("was not moved to b"), "{said}");
         hosts.hosts[ended].start();
         assert_stayed(&hosts, pid);
     }

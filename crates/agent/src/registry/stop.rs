@@ -56,14 +56,14 @@ fn stop(name: &str, machine: &Machine, how: StopHow) -> Result<StopEnd, Denied> 
 fn press_button(name: &str, machine: &Machine, timeout: Duration) -> Result<StopEnd, Denied> {
     match machine.qmp.run_state() {
         Ok(RunState::Running | RunState::Suspended) => {}
-        Ok(RunState::Shutdown) => return Ok(StopEnd::ShutDown),
+        // Off, and QEMU waits or has just ended.
+        Ok(RunState::Shutdown) | Err(QmpError::Closed) => return Ok(StopEnd::ShutDown),
         Ok(state) => {
             return Err(Denied::Conflict(format!(
                 "{name} is {state} and can't hear its power button: let it run first, or pull its \
                  plug with --force"
             )));
         }
-        Err(QmpError::Closed) => return Ok(StopEnd::ShutDown),
         Err(error) => {
             return Err(Denied::Qemu(format!("{error}; `--force` ends {name} all the same")));
         }

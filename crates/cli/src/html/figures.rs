@@ -3,6 +3,7 @@
 use api::Report;
 
 use super::plot::ratio;
+use super::text::escape;
 use crate::{amount, summary};
 
 /// A row of tiles.
@@ -24,8 +25,8 @@ pub(super) fn tiles(report: &Report) -> String {
         "On the wire",
         &amount::size(report.wire_bytes),
         &format!(
-            "{:.0} % of {} of RAM",
-            share(report.wire_bytes, report.ram_bytes) * 100.0,
+            "{} of {} of RAM",
+            percent(share(report.wire_bytes, report.ram_bytes)),
             amount::size(report.ram_bytes)
         ),
     ));
@@ -39,7 +40,7 @@ pub(super) fn tiles(report: &Report) -> String {
     if handed > 0 {
         tiles.push(tile(
             "Zero or fill",
-            &format!("{:.0} %", ratio(report.fill_bytes, handed) * 100.0),
+            &percent(ratio(report.fill_bytes, handed)),
             &format!("of {} handed over", amount::size(handed)),
         ));
     }
@@ -52,11 +53,25 @@ fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
+/// Nothing is called all, and something is not called nothing.
+fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent > 0.0 && percent < 0.5 {
+        "<1 %".to_owned()
+    } else if percent > 99.5 && percent < 100.0 {
+        ">99 %".to_owned()
+    } else {
+        format!("{percent:.0} %")
+    }
+}
+
 fn tile(name: &str, value: &str, about: &str) -> String {
     let (number, unit) = value.split_once(' ').unwrap_or((value, ""));
     format!(
-        "<div class=\"tile\"><p>{name}</p><strong>{number}<small> {unit}</small></strong>\
-         <p class=\"quiet\">{about}</p></div>\n"
+        "<div class=\"tile\"><p>{name}</p><strong>{}<small> {unit}</small></strong>\
+         <p class=\"quiet\">{}</p></div>\n",
+        escape(number),
+        escape(about)
     )
 }
 
