@@ -39,6 +39,7 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
         ratios: BTreeMap::new(),
     };
     warm::memory(WARM_BYTES);
+    let mut body_bytes = scenario.guest.orders.random_bytes;
     for nth in 1..=runs {
         for mut contender in scenario.contenders() {
             let name = contender.name();
@@ -51,9 +52,10 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
             };
             println!("  {nth}/{runs} {name:18} {}", told(&run));
             outcome.contenders.entry(name).or_default().runs.push(run);
+            body_bytes = contender.report().map_or(body_bytes, |report| report.body_bytes);
         }
         if scenario.plain_tcp {
-            let run = plain_tcp::run(scenario)?;
+            let run = plain_tcp::run(scenario, body_bytes)?;
             println!("  {nth}/{runs} {:18} {}", "tcp", told(&run));
             outcome.contenders.entry("tcp".to_owned()).or_default().runs.push(run);
         }

@@ -12,11 +12,11 @@ use crate::hosts::Hosts;
 
 const PORT: u16 = 7811;
 
-/// Sends as many bytes as the scenario's guest has to move.
-pub(super) fn run(scenario: &Scenario) -> Result<Run> {
+/// Sends as many bytes as a contender had to move: the content that the guest
+/// was told to have, and what its kernel needs.
+pub(super) fn run(scenario: &Scenario, bytes: u64) -> Result<Run> {
     let hosts = Hosts::new(scenario.link)?;
     let own = std::env::current_exe().doing("find the lab's own program")?;
-    let bytes = scenario.guest.orders.random_bytes;
     let mut sink = hosts
         .b
         .command(&own)

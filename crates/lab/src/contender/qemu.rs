@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::qemu::qmp::{Event, Qmp};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use serde_json::{Value, json};
 
 use super::{Contender, Ground, Moved};
@@ -163,9 +164,16 @@ impl Contender for Qemu {
         let began = Instant::now();
         here.tell("migrate", json!({ "uri": uri }))?;
         let until = began + ground.timeout;
-        let late = || self.failed(format!("not done after {} s", ground.timeout.as_secs()));
-        let ran = wait(&arriving, until, "RESUME").ok_or_else(late)?;
-        let stopped = wait(&leaving, until, "STOP").ok_or_else(late)?;
+        let failed = |error| {
+            self.failed(match error {
+                RecvTimeoutError::Timeout => {
+                    format!("not done after {} s", ground.timeout.as_secs())
+                }
+                RecvTimeoutError::Disconnected => "its QEMU ended".to_owned(),
+            })
+        };
+        let ran = wait(&arriving, until, "RESUME").map_err(failed)?;
+        let stopped = wait(&leaving, until, "STOP").map_err(failed)?;
         Ok(Moved {
             began,
             ran: ran.at,
@@ -188,11 +196,15 @@ impl Drop for Qemu {
     }
 }
 
-fn wait(events: &crossbeam_channel::Receiver<Event>, until: Instant, name: &str) -> Option<Event> {
+fn wait(
+    events: &Receiver<Event>,
+    until: Instant,
+    name: &str,
+) -> std::result::Result<Event, RecvTimeoutError> {
     loop {
-        let event = events.recv_deadline(until).ok()?;
+        let event = events.recv_deadline(until)?;
         if event.name == name {
-            return Some(event);
+            return Ok(event);
         }
     }
 }

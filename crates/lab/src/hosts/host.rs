@@ -118,6 +118,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        super::stale::wait_if_abandoned();
         if let Err(error) = remove(&self.name) {
             eprintln!("lab: {} is left behind: {error}", self.name);
         }

@@ -1,6 +1,7 @@
 //! What a lab that was killed has left.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::PREFIX;
 use super::host::remove;
@@ -34,13 +35,26 @@ fn remove_where(made_by: impl Fn(&str) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Removes this process's own hosts: for one that was interrupted.
+/// Set once this process was told to end.
+static ABANDONED: AtomicBool = AtomicBool::new(false);
+
+/// Removes this process's own hosts: for one that was interrupted, and that
+/// ends next. Threads that drop a host meanwhile wait for that end.
 ///
 /// # Errors
 /// If `ip` fails.
 pub fn abandon() -> Result<()> {
+    ABANDONED.store(true, Ordering::Relaxed);
     let own = std::process::id().to_string();
     remove_where(|pid| pid == own)
+}
+
+/// Blocks for ever once [`abandon`] was called: what such a thread finds wrong
+/// is of no interest any more.
+pub(super) fn wait_if_abandoned() {
+    while ABANDONED.load(Ordering::Relaxed) {
+        std::thread::park();
+    }
 }
 
 /// The process id in a host's name.
