@@ -33,6 +33,13 @@ pub enum StreamKind {
     /// QEMU sends pages on the channels before it flushes the first bytes after
     /// setup into the main stream, so the head is complete with setup's last
     /// word, and the footer after it has to be foretold.
+    ///
+    /// QEMU before 9.0 can send the last page of a full packet once more in the
+    /// next packet, in the same epoch and perhaps on another channel: having
+    /// filled the packet it asks it for its block, which the channel's thread may
+    /// have cleared by then, and takes the page for one of another block. Either
+    /// of the two may win: they differ only if the guest wrote the page after
+    /// QEMU had marked it clean, and then it comes again in a later epoch.
     Multifd,
 }
 
@@ -296,7 +303,9 @@ impl Splitter {
             command::OPEN_RETURN_PATH | command::PING | command::SWITCHOVER_START => {}
             command::POSTCOPY_ADVISE..=command::POSTCOPY_RESUME
             | command::PACKAGED
-            | command::RECV_BITMAP => return Err(capability("postcopy-ram").into()),
+            | command::RECV_BITMAP => {
+                return Err(capability("postcopy-ram or dirty-bitmaps").into());
+            }
             command::ENABLE_COLO => return Err(capability("x-colo").into()),
             command => return Err(Unsplittable::Command { command }.into()),
         }
