@@ -83,7 +83,11 @@ pub fn tune(stream: &TcpStream) -> std::io::Result<()> {
     socket.set_tcp_notsent_lowat(NOT_SENT_BYTES)
 }
 
-fn introduce(mut stream: TcpStream, remote: SocketAddr, kind: Kind) -> Result<TcpStream, LaneError> {
+fn introduce(
+    mut stream: TcpStream,
+    remote: SocketAddr,
+    kind: Kind,
+) -> Result<TcpStream, LaneError> {
     let broken = |source| LaneError::Broken { remote, source };
     stream.set_read_timeout(Some(CONNECT_TIMEOUT)).map_err(broken)?;
     stream.write_all(&Preamble { kind }.to_bytes()).map_err(broken)?;

@@ -133,7 +133,12 @@ struct Work {
 }
 
 impl Work {
-    fn place(&mut self, lane: &mut Lane<'_>, placer: &Placer, header: BatchHeader) -> Result<(), LaneEnd> {
+    fn place(
+        &mut self,
+        lane: &mut Lane<'_>,
+        placer: &Placer,
+        header: BatchHeader,
+    ) -> Result<(), LaneEnd> {
         self.table_bytes.resize(header.tables_bytes(), 0);
         RawSource::read_exact(lane, &mut self.table_bytes)?;
         self.tables.parse(header, &self.table_bytes)?;

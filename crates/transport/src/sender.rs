@@ -18,16 +18,18 @@ use crate::queue::Work;
 use crate::reluctance::Reluctance;
 
 /// Between two tries to connect: at once the first time, then longer.
-const PAUSES: [Duration; 4] =
-    [Duration::from_millis(20), Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1)];
+const PAUSES: [Duration; 4] = [
+    Duration::from_millis(20),
+    Duration::from_millis(200),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+];
 
 /// The life of a lane: connect, carry, and again, until all is delivered.
 pub(crate) fn run(shared: &Shared, number: usize) {
     let endpoint = shared.plan.endpoints[number];
-    let kind = Kind::Lane {
-        number: u16::try_from(number).unwrap_or(u16::MAX),
-        token: shared.plan.token,
-    };
+    let kind =
+        Kind::Lane { number: u16::try_from(number).unwrap_or(u16::MAX), token: shared.plan.token };
     let meter = &shared.meters[number];
     let mut failures = 0;
     loop {
@@ -68,15 +70,16 @@ fn carry(shared: &Shared, number: usize, socket: &TcpStream) -> std::io::Result<
     let flight = Flight::default();
     shared.queue.lane_up();
     let outcome = thread::scope(|scope| {
-        let acks = thread::Builder::new()
-            .name(format!("lane-{number}-ack"))
-            .spawn_scoped(scope, || {
+        let acks = thread::Builder::new().name(format!("lane-{number}-ack")).spawn_scoped(
+            scope,
+            || {
                 let outcome = read_acks(shared, number, socket, &flight);
                 flight.break_off();
                 shared.queue.wake_lanes();
                 add_cpu(shared);
                 outcome
-            })?;
+            },
+        )?;
         let sent = send(shared, number, socket, &flight);
         // Wakes the acknowledgement thread, whichever way sending ended.
         let _ = socket.shutdown(Shutdown::Both);
@@ -84,7 +87,10 @@ fn carry(shared: &Shared, number: usize, socket: &TcpStream) -> std::io::Result<
         match sent {
             Ok(Sent::All) => Ok(()),
             Ok(Sent::UntilBroken) => Err(heard.err().unwrap_or_else(|| {
-                std::io::Error::new(std::io::ErrorKind::ConnectionReset, "closed by the destination")
+                std::io::Error::new(
+                    std::io::ErrorKind::ConnectionReset,
+                    "closed by the destination",
+                )
             })),
             Err(error) => Err(error),
         }
@@ -99,7 +105,12 @@ enum Sent {
     UntilBroken,
 }
 
-fn send(shared: &Shared, number: usize, socket: &TcpStream, flight: &Flight) -> std::io::Result<Sent> {
+fn send(
+    shared: &Shared,
+    number: usize,
+    socket: &TcpStream,
+    flight: &Flight,
+) -> std::io::Result<Sent> {
     let meter = &shared.meters[number];
     let mut encoder = Encoder::default();
     let mut reluctance = Reluctance::default();
@@ -192,9 +203,8 @@ fn read_acks(
     let mut bytes = [0; Ack::BYTES];
     loop {
         socket.read_exact(&mut bytes)?;
-        let released = Ack::parse(&bytes)
-            .ok()
-            .and_then(|ack| flight.acknowledged(ack.placed, &shared.queue));
+        let released =
+            Ack::parse(&bytes).ok().and_then(|ack| flight.acknowledged(ack.placed, &shared.queue));
         let Some(released) = released else {
             let error = "the destination's acknowledgement makes no sense";
             // Not a matter of this connection: the peer is broken or hostile.

@@ -118,7 +118,8 @@ fn content(page: u32, epoch: u32) -> Vec<u8> {
     let mut state = (u64::from(page) << 32 | u64::from(epoch)) + 1;
     let mut bytes = Vec::with_capacity(PAGE_BYTES);
     while bytes.len() < PAGE_BYTES {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // Half of it repeats, so that it shrinks.
         bytes.extend_from_slice(&state.to_le_bytes());
         bytes.extend_from_slice(&[7; 8]);
@@ -128,7 +129,7 @@ fn content(page: u32, epoch: u32) -> Vec<u8> {
 
 /// Which pages an epoch carries: all in the first, then ever fewer.
 fn carried(page: u32, epoch: u32) -> bool {
-    page % (epoch + 1) == 0
+    page.is_multiple_of(epoch + 1)
 }
 
 fn newest(page: u32) -> u32 {
@@ -180,7 +181,8 @@ fn one_two_and_eight_lanes_deliver_every_newest_page() {
 fn lanes_that_are_cut_anywhere_come_back_and_lose_nothing() {
     for seed in 1..12u64 {
         // The first five connections are cut, in headers, tables and bodies.
-        let cut = move |nth: u64| (nth < 5).then_some((seed * (nth + 1) * 77_773 % 900_000) as usize);
+        let cut =
+            move |nth: u64| (nth < 5).then_some((seed * (nth + 1) * 77_773 % 900_000) as usize);
         let destination = Destination::start(cut);
         let lanes = 1 + (seed % 3) as usize;
         assert!(send_all(lanes, Encoding::Raw, &destination) > 0);
