@@ -197,7 +197,8 @@ impl<'m> Source<'m> {
             "RESUME" => self.was_running = true,
             "MIGRATION" if event.data["status"] == "failed" => {
                 let why = self.stream.as_ref().and_then(|stream| stream.outgoing.error());
-                let why = why.unwrap_or_else(|| "it says only that the migration failed".to_owned());
+                let why =
+                    why.unwrap_or_else(|| "it says only that the migration failed".to_owned());
                 return Err(MigrationError::Qemu(why));
             }
             "SHUTDOWN" => {
@@ -212,11 +213,8 @@ impl<'m> Source<'m> {
     /// Whether a stop is its owner's. QEMU's own, to finish, shows as
     /// `finish-migrate`, or QEMU is too busy finishing to answer.
     fn owner_paused(&self) -> bool {
-        let status = self.vm.machine.qmp.execute_within(
-            "query-status",
-            serde_json::json!({}),
-            STATUS_MAX,
-        );
+        let status =
+            self.vm.machine.qmp.execute_within("query-status", serde_json::json!({}), STATUS_MAX);
         status.is_ok_and(|status| status["status"] == "paused")
     }
 
@@ -249,7 +247,8 @@ impl<'m> Source<'m> {
         stream.outgoing.wait_completed(COMPLETED_MAX)?;
         self.committed = true;
         self.story.enter(Phase::Committed);
-        self.say(&ToDestination::Go { run: self.was_running }).map_err(|error| self.in_doubt(&error.to_string()))?;
+        self.say(&ToDestination::Go { run: self.was_running })
+            .map_err(|error| self.in_doubt(&error.to_string()))?;
         let until = Instant::now() + RUN_MAX;
         loop {
             match self.next(Some(until)) {

@@ -99,11 +99,7 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
     }))
     .unwrap();
     let watch = Arc::new(Watch::new(progress()));
-    let vm = SourceVm {
-        name: "vm".to_owned(),
-        machine: Arc::clone(&source),
-        cwd: "/".to_owned(),
-    };
+    let vm = SourceVm { name: "vm".to_owned(), machine: Arc::clone(&source), cwd: "/".to_owned() };
     let report = engine::migrate(&local("host-a", sub("a-scratch")), &peer, vm, &request, &watch);
     drop(server);
     let destination = here.lock().take();

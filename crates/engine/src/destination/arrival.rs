@@ -77,7 +77,8 @@ fn new_token() -> std::io::Result<Token> {
     let mut token = [0; 16];
     let mut filled = 0;
     while filled < token.len() {
-        filled += rustix::rand::getrandom(&mut token[filled..], rustix::rand::GetRandomFlags::empty())?;
+        filled +=
+            rustix::rand::getrandom(&mut token[filled..], rustix::rand::GetRandomFlags::empty())?;
     }
     Ok(Token(token))
 }

@@ -30,12 +30,7 @@ pub(crate) struct ArrivingLanes {
 
 impl ArrivingLanes {
     pub(crate) fn new(broken: Sender<String>) -> Self {
-        Self {
-            state: Mutex::default(),
-            changed: Condvar::new(),
-            broken,
-            cpu_ns: AtomicU64::new(0),
-        }
+        Self { state: Mutex::default(), changed: Condvar::new(), broken, cpu_ns: AtomicU64::new(0) }
     }
 
     /// The block list is known: batches can be placed.

@@ -44,11 +44,8 @@ impl Output for Collector {
             .iter()
             .map(|block| Announced { name: block.name.clone(), bytes: block.bytes })
             .collect();
-        let said = ToDestination::Blocks {
-            blocks,
-            ram_section: head.ram_section,
-            footers: head.footers,
-        };
+        let said =
+            ToDestination::Blocks { blocks, ram_section: head.ram_section, footers: head.footers };
         self.link.say(&said).and_then(|()| self.link.head(head.bytes)).map_err(|_| Stopped)
     }
 

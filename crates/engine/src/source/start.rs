@@ -34,8 +34,7 @@ impl Source<'_> {
         let remote = self.peer.address;
         let stream =
             connect_control(Endpoint { local: None, remote }).map_err(|e| lost(e.to_string()))?;
-        let (link, hear) =
-            Link::start(stream, &self.peer.name).map_err(|e| lost(e.to_string()))?;
+        let (link, hear) = Link::start(stream, &self.peer.name).map_err(|e| lost(e.to_string()))?;
         self.control = Some(Control { link: Arc::new(link), hear, prepared: None });
         Ok(())
     }
@@ -183,10 +182,8 @@ impl Source<'_> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let nics = here.len().max(there.len());
         let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
-        let count = self
-            .request
-            .lanes
-            .map_or(by_default, |lanes| usize::from(lanes.clamp(1, LANES_MAX)));
+        let count =
+            self.request.lanes.map_or(by_default, |lanes| usize::from(lanes.clamp(1, LANES_MAX)));
         (0..count)
             .map(|nth| Endpoint {
                 local: around(here, nth),
