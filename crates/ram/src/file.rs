@@ -42,7 +42,7 @@ impl RamFile {
         if huge.is_some() && !page_bytes.is_power_of_two() {
             return Err(RamError::NoSuchPages { page_bytes });
         }
-        if bytes == 0 || bytes % page_bytes != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(page_bytes) {
             return Err(RamError::BadSize { bytes, page_bytes });
         }
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

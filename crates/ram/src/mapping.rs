@@ -133,7 +133,7 @@ impl Mapping {
         let len = usize::try_from(bytes).map_err(|_| self.out_of_range(offset, bytes))?;
         self.address(offset, len)?;
         let page_bytes = self.file.page_bytes();
-        if offset % page_bytes != 0 || bytes % page_bytes != 0 {
+        if !offset.is_multiple_of(page_bytes) || !bytes.is_multiple_of(page_bytes) {
             return Err(RamError::NotWholePages { offset, bytes, page_bytes });
         }
         if bytes == 0 {
