@@ -35,7 +35,7 @@ fn zero_heavy() -> Vec<u8> {
     (0..BYTES / 8)
         .flat_map(|_| {
             let word = noise.next();
-            if word % 4 == 0 { word.to_le_bytes() } else { [0; 8] }
+            if word.is_multiple_of(4) { word.to_le_bytes() } else { [0; 8] }
         })
         .collect()
 }

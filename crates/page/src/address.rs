@@ -17,7 +17,7 @@ impl PageIndex {
     #[must_use]
     pub fn from_offset(offset: u64) -> Option<Self> {
         let page_bytes = PAGE_BYTES as u64;
-        if offset % page_bytes != 0 {
+        if !offset.is_multiple_of(page_bytes) {
             return None;
         }
         u32::try_from(offset / page_bytes).ok().map(Self)
