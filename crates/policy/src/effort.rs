@@ -107,8 +107,7 @@ impl Effort {
 
     fn propose(self, sample: Sample) -> Self {
         let to = match self.level {
-            Level::Raw if sample.writing > WRITING_MUCH => Level::Hard,
-            Level::Light if sample.writing > WRITING_MUCH => Level::Hard,
+            Level::Raw | Level::Light if sample.writing > WRITING_MUCH => Level::Hard,
             Level::Hard if sample.encoding > ENCODING_MUCH => Level::Light,
             Level::Light if sample.encoding > ENCODING_MUCH => Level::Raw,
             _ => return self,

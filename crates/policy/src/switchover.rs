@@ -42,9 +42,8 @@ pub struct BacklogInput {
 /// small bound.
 #[must_use]
 pub fn backlog_limit_bytes(input: BacklogInput) -> u64 {
-    let far = input
-        .first_pass_left_bytes
-        .is_some_and(|left| left > input.hidden_bytes.saturating_mul(2));
+    let far =
+        input.first_pass_left_bytes.is_some_and(|left| left > input.hidden_bytes.saturating_mul(2));
     if far {
         return input.pool_bytes;
     }
@@ -148,11 +147,8 @@ mod tests {
 
     #[test]
     fn a_small_vm_before_any_measurement_gets_the_least() {
-        let small = BacklogInput {
-            first_pass_left_bytes: Some(512 * MIB),
-            bodies_per_s: None,
-            ..input()
-        };
+        let small =
+            BacklogInput { first_pass_left_bytes: Some(512 * MIB), bodies_per_s: None, ..input() };
         assert_eq!(backlog_limit_bytes(small), MIB);
     }
 
