@@ -50,7 +50,10 @@ impl BatchHeader {
     /// If a count is above its cap, or the fields contradict each other.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
         if le16(bytes, 0) != MAGIC {
-            return Err(WireError::Unknown { what: "kind of frame", value: u64::from(le16(bytes, 0)) });
+            return Err(WireError::Unknown {
+                what: "kind of frame",
+                value: u64::from(le16(bytes, 0)),
+            });
         }
         let header = Self {
             encoding: bytes[2],

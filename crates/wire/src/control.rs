@@ -170,7 +170,9 @@ impl FrameHeader {
         let (what, max) = match header.kind {
             0 => ("a message", MESSAGE_BYTES_MAX),
             1..=3 => ("a piece of residue", RESIDUE_BYTES_MAX),
-            other => return Err(WireError::Unknown { what: "kind of frame", value: u64::from(other) }),
+            other => {
+                return Err(WireError::Unknown { what: "kind of frame", value: u64::from(other) });
+            }
         };
         let value = u64::from(header.content_bytes);
         if value > max {
@@ -211,7 +213,11 @@ impl Frame {
     ///
     /// # Errors
     /// If the writer fails.
-    pub fn write_residue(whole: bool, residue: &[u8], out: &mut impl Write) -> Result<(), WireError> {
+    pub fn write_residue(
+        whole: bool,
+        residue: &[u8],
+        out: &mut impl Write,
+    ) -> Result<(), WireError> {
         for piece in residue.chunks(1 << 20) {
             write_frame(if whole { 3 } else { 2 }, piece, out)?;
         }

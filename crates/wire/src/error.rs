@@ -4,7 +4,9 @@
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The connection is not from a Droveway agent at all.
-    #[error("the peer does not speak Droveway's protocol (its first bytes are {found:02x?}); is the address that of an agent?")]
+    #[error(
+        "the peer does not speak Droveway's protocol (its first bytes are {found:02x?}); is the address that of an agent?"
+    )]
     NotDroveway {
         /// What came instead of the magic.
         found: [u8; 8],

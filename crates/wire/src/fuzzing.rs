@@ -44,8 +44,8 @@ pub fn control(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use page::{Pool, SLOT_BYTES};
     use page::{Fill, PageIndex};
+    use page::{Pool, SLOT_BYTES};
 
     use super::*;
     use crate::{Frame, Kind};

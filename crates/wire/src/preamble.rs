@@ -66,7 +66,12 @@ impl Preamble {
         let kind = match le16(bytes, 10) {
             0 => Kind::Control,
             1 => Kind::Lane { number: le16(bytes, 12), token: Token(field(bytes, 16)) },
-            other => return Err(WireError::Unknown { what: "kind of connection", value: u64::from(other) }),
+            other => {
+                return Err(WireError::Unknown {
+                    what: "kind of connection",
+                    value: u64::from(other),
+                });
+            }
         };
         Ok(Self { kind })
     }
