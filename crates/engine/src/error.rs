@@ -57,8 +57,8 @@ pub enum MigrationError {
     /// The destination was told to run the VM, and was not heard again.
     #[error(
         "{host} was told to run the VM and has not answered ({why}). The VM stays stopped here. \
-         Look at {host}: if the VM runs there, `droveway stop` it here; if it certainly does not, \
-         `cont` it here by QMP"
+         Look at {host}: if the VM runs there, `droveway stop --force` it here; if it certainly \
+         does not and can't any more, stop this agent and say `cont` at the VM's QMP socket"
     )]
     InDoubt {
         /// The destination.
