@@ -37,16 +37,15 @@ lint: toolchain
 
 # The lab's own tests make hosts too.
 unit: setup
-	$(AS_ROOT) $(CARGO) test --workspace --exclude end-to-end
+	$(AS_ROOT) $(CARGO) test --no-fail-fast --workspace --exclude end-to-end
 
 # They run real QEMUs: one after the other.
 end-to-end: setup
 	$(CARGO) build --package droveway
-	$(AS_ROOT) $(CARGO) test --package end-to-end -- --test-threads=1
+	$(AS_ROOT) $(CARGO) test --no-fail-fast --package end-to-end -- --test-threads=1
 
-test: setup lint unit
-	@scripts/fuzz 10
-	@$(MAKE) end-to-end
+test: setup
+	@MAKE="$(MAKE)" scripts/test
 
 fuzz: toolchain
 	@scripts/fuzz $(FUZZ_SECONDS)
