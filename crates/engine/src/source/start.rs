@@ -248,10 +248,6 @@ fn token(hex: &str) -> Option<Token> {
 }
 
 fn overrides(set: &[String]) -> Result<Vec<(String, String)>, MigrationError> {
-    set.iter()
-        .map(|one| match one.split_once('=') {
-            Some((old, new)) if !old.is_empty() => Ok((old.to_owned(), new.to_owned())),
-            _ => Err(MigrationError::Qemu(format!("--set {one}: write it as OLD=NEW"))),
-        })
-        .collect()
+    let parsed = set.iter().map(|one| qemu::command_line::parse_override(one));
+    parsed.map(|one| one.map_err(|error| MigrationError::Qemu(error.to_string()))).collect()
 }
