@@ -1,1 +1,12 @@
-//! End-to-end tests; see the files beside this one.
+//! End-to-end tests: two hosts, an agent on each, a guest that checks itself,
+//! the command as people type it. The tests are the files in `tests/`, each
+//! for one behaviour and named by it. They need root, as the lab does.
+
+mod moving;
+mod world;
+
+pub use moving::{Ended, Moving};
+pub use world::{Side, World, guest, own_qmp_argument, until};
+
+/// A MiB.
+pub const MIB: u64 = 1 << 20;

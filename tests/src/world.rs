@@ -1,0 +1,331 @@
+//! Two hosts with agents, and what a test says to them and asks of them.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::{Outcome, Report, VmStatus, VmSummary};
+use lab::contender::Agent;
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::{Host, Hosts, Link, RUN_DIR};
+use lab::setup::{self, Kit};
+use lab_guest::orders::Orders;
+use qemu::qmp::Qmp;
+
+use crate::moving::Moving;
+
+/// What follows from an end that was told takes less, on a busy machine too.
+const SETTLE_MAX: Duration = Duration::from_secs(20);
+const QMP_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// One of the two hosts. VMs start at A.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// `host-a`.
+    A,
+    /// `host-b`.
+    B,
+}
+
+impl Side {
+    /// The host's name, as in the peers file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::A => "host-a",
+            Self::B => "host-b",
+        }
+    }
+
+    /// The other one.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+}
+
+/// Two hosts, an agent on each.
+pub struct World {
+    agents: [Agent; 2],
+    /// The hosts.
+    pub hosts: Hosts,
+    /// QEMU, and what guests are made of.
+    pub kit: Kit,
+}
+
+/// A guest with `memory`, that holds 32 MiB of content and rewrites 16 of it
+/// at `rate` bytes per second.
+#[must_use]
+pub fn guest(memory: &str, rate: u64) -> GuestSpec {
+    let orders = Orders {
+        seed: 5,
+        random_bytes: 8 << 20,
+        text_bytes: 8 << 20,
+        working_set_bytes: 16 << 20,
+        rate,
+        ..Orders::default()
+    };
+    GuestSpec::new("web1", memory, orders)
+}
+
+/// What a VM's owner adds to its command line to talk with its QEMU besides
+/// the agent; see [`World::own_qmp`].
+#[must_use]
+pub fn own_qmp_argument(name: &str) -> [String; 2] {
+    ["-qmp".to_owned(), format!("unix:{RUN_DIR}/{name}.own,server=on,wait=off")]
+}
+
+/// Waits for something that nothing tells of.
+///
+/// # Panics
+/// If it does not come.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + SETTLE_MAX;
+    while !is_so() {
+        assert!(Instant::now() < end, "not within {SETTLE_MAX:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl World {
+    /// Makes it, with this link between the hosts.
+    ///
+    /// # Panics
+    /// If that fails, as all of this file does.
+    #[must_use]
+    pub fn new(link: Link) -> Self {
+        let kit = setup::ensure().unwrap();
+        let hosts = Hosts::new(link).unwrap();
+        let agents = [&hosts.a, &hosts.b].map(|host| Agent::start(&hosts, host).unwrap());
+        Self { agents, hosts, kit }
+    }
+
+    /// A host.
+    #[must_use]
+    pub fn host(&self, side: Side) -> &Host {
+        match side {
+            Side::A => &self.hosts.a,
+            Side::B => &self.hosts.b,
+        }
+    }
+
+    /// A host's agent.
+    #[must_use]
+    pub fn agent(&self, side: Side) -> &Agent {
+        &self.agents[side as usize]
+    }
+
+    /// Kills an agent, as a crash would.
+    pub fn kill_agent(&mut self, side: Side) {
+        self.agents[side as usize].kill();
+    }
+
+    /// Starts an agent again that was killed.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn start_agent(&mut self, side: Side) {
+        let agent = Agent::start(&self.hosts, self.host(side)).unwrap();
+        self.agents[side as usize] = agent;
+    }
+
+    /// Boots a guest at A with the lab's QEMU.
+    #[must_use]
+    pub fn boot(&self, spec: &GuestSpec) -> Guest {
+        self.boot_with(spec, &self.kit.qemu)
+    }
+
+    /// Boots a guest at A with this QEMU.
+    ///
+    /// # Panics
+    /// If it stays silent.
+    #[must_use]
+    pub fn boot_with(&self, spec: &GuestSpec, qemu: &Path) -> Guest {
+        let argv = spec.argv(&self.kit, qemu);
+        let mut run = vec!["run", spec.name.as_str(), "--"];
+        run.extend(argv.iter().map(String::as_str));
+        self.says(Side::A, &run);
+        Guest::meet(spec.clone(), &self.hosts.a).unwrap()
+    }
+
+    fn output(&self, side: Side, args: &[&str]) -> Output {
+        self.agent(side).command(self.host(side), args).output().unwrap()
+    }
+
+    /// What a command says, which must succeed.
+    ///
+    /// # Panics
+    /// If it fails.
+    #[must_use]
+    pub fn tells(&self, side: Side, args: &[&str]) -> String {
+        let output = self.output(side, args);
+        let said = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        let log = self.agent(side).log_text();
+        assert!(output.status.success(), "{args:?}: {}\n{log}", said(&output.stderr));
+        said(&output.stdout)
+    }
+
+    /// Runs a command, which must succeed.
+    pub fn says(&self, side: Side, args: &[&str]) {
+        drop(self.tells(side, args));
+    }
+
+    /// Why a command fails, which it must, with exit code 1.
+    ///
+    /// # Panics
+    /// If it succeeds, or gives no reason.
+    #[must_use]
+    pub fn refuses(&self, side: Side, args: &[&str]) -> String {
+        let output = self.output(side, args);
+        let said = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        let text = said(&output.stdout) + &said(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
+        assert!(!text.trim().is_empty(), "{args:?} fails without a reason");
+        text
+    }
+
+    /// The VMs of a host.
+    ///
+    /// # Panics
+    /// If its agent does not answer.
+    #[must_use]
+    pub fn vms(&self, side: Side) -> Vec<VmSummary> {
+        serde_json::from_str(&self.tells(side, &["list", "--json"])).unwrap()
+    }
+
+    /// One VM of a host.
+    #[must_use]
+    pub fn vm(&self, side: Side, name: &str) -> Option<VmSummary> {
+        self.vms(side).into_iter().find(|vm| vm.name == name)
+    }
+
+    /// Begins to move a guest to the other host.
+    ///
+    /// # Panics
+    /// If the command can't be started.
+    #[must_use]
+    pub fn begin(&self, guest: &Guest, from: Side, args: &[&str]) -> Moving {
+        guest.expect_on(self.host(from.other())).unwrap();
+        let mut migrate = vec!["migrate", guest.spec.name.as_str(), from.other().name(), "--json"];
+        migrate.extend(args);
+        Moving::new(self.agent(from).command(self.host(from), &migrate))
+    }
+
+    /// Moves a guest to the other host, looks at it there, and for what it
+    /// left behind.
+    #[must_use]
+    pub fn migrate(&self, guest: &Guest, from: Side, args: &[&str]) -> Report {
+        let moving = self.begin(guest, from, args);
+        self.arrive(guest, from, moving)
+    }
+
+    /// Waits for the end of a migration, which must be a good one.
+    ///
+    /// # Panics
+    /// If anything is not as it should be.
+    #[must_use]
+    pub fn arrive(&self, guest: &Guest, from: Side, moving: Moving) -> Report {
+        let ended = moving.wait();
+        let log = || {
+            let [a, b] = &self.agents;
+            format!("host-a: {}\nhost-b: {}", a.log_text(), b.log_text())
+        };
+        assert_eq!(ended.report.outcome, Outcome::Done, "{}\n{}", ended.said, log());
+        assert!(ended.success, "{}", ended.said);
+        self.assert_moved(guest, from);
+        self.assert_intact(guest);
+        ended.report
+    }
+
+    /// A guest is at the other host, and only there.
+    ///
+    /// # Panics
+    /// If it isn't.
+    pub fn assert_moved(&self, guest: &Guest, from: Side) {
+        let vm = self.vm(from.other(), &guest.spec.name).expect("it should be there");
+        assert_eq!((vm.status, vm.migration), (VmStatus::Running, None));
+        self.assert_nothing_left(from);
+        self.assert_only(from.other(), &[vm.pid]);
+    }
+
+    /// A guest that did not move goes on at its host, and nothing of it is at
+    /// the other.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn assert_stayed(&self, guest: &Guest, at: Side, pid: u32) {
+        let vm = self.vm(at, &guest.spec.name).expect("it should be there");
+        assert_eq!((vm.pid, vm.status, vm.migration), (pid, VmStatus::Running, None));
+        self.assert_nothing_left(at.other());
+        self.assert_only(at, &[pid]);
+        self.assert_intact(guest);
+    }
+
+    /// A guest runs, and its memory holds what it wrote.
+    ///
+    /// # Panics
+    /// If it is silent, or a page is wrong.
+    pub fn assert_intact(&self, guest: &Guest) {
+        guest.wait_beat(Duration::from_secs(30)).unwrap();
+        let checked = guest.check().unwrap();
+        assert_eq!(checked.wrong, 0, "{checked:?}");
+        let orders = &guest.spec.orders;
+        let filled =
+            orders.random_bytes + orders.text_bytes + orders.zero_bytes + orders.working_set_bytes;
+        assert_eq!(checked.pages, filled / 4096, "{checked:?}");
+    }
+
+    /// No VM of a host, no process and no file is left.
+    ///
+    /// # Panics
+    /// If there is.
+    pub fn assert_nothing_left(&self, side: Side) {
+        until("no VM is left", || self.vms(side).is_empty());
+        self.assert_only(side, &[]);
+        for dir in ["state/vms", "state/run"] {
+            until(&format!("nothing is left in {dir}"), || self.files(side, dir).is_empty());
+        }
+        let known = |name: &str| {
+            matches!(name, "agent.log" | "api.sock" | "peers.toml" | "state")
+                || name.ends_with(".console")
+        };
+        until("no socket is left", || self.files(side, "").iter().all(|name| known(name)));
+    }
+
+    /// On a host nothing runs but its agent and these, and its agent has no
+    /// child besides them.
+    ///
+    /// # Panics
+    /// If something else does.
+    pub fn assert_only(&self, side: Side, pids: &[u32]) {
+        let agent = self.agent(side).pid();
+        let others = || {
+            let all = self.host(side).processes().unwrap();
+            all.into_iter().filter(|pid| *pid != agent && !pids.contains(pid)).collect::<Vec<_>>()
+        };
+        until(&format!("{} has no process but its VMs'", side.name()), || others().is_empty());
+        until("sockets of the migration are gone", || self.files(side, "state/run").is_empty());
+    }
+
+    /// The names in a directory of a host's own.
+    fn files(&self, side: Side, dir: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.host(side).run_dir.join(dir)).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    /// The QMP that a VM's owner asked for, where the VM is.
+    ///
+    /// # Panics
+    /// If QEMU does not answer there.
+    #[must_use]
+    pub fn own_qmp(&self, side: Side, name: &str) -> Arc<Qmp> {
+        let socket = self.host(side).run_dir.join(format!("{name}.own"));
+        until("QEMU has made its socket", || socket.exists());
+        Qmp::connect(&socket, QMP_TIMEOUT).unwrap()
+    }
+}
