@@ -35,6 +35,8 @@ const PREPARE_MAX: Duration = Duration::from_secs(120);
 const LOAD_MAX: Duration = Duration::from_secs(60);
 /// `cont` opens the disks: a slow storage network may take seconds.
 const RUN_MAX: Duration = Duration::from_secs(60);
+/// A note on disk there, after that.
+const NOTED_MAX: Duration = Duration::from_secs(5);
 /// From the stream's end to QEMU's word that it is complete.
 const COMPLETED_MAX: Duration = Duration::from_secs(10);
 /// A QEMU that is not finishing answers in a millisecond or two.
@@ -297,6 +299,19 @@ impl<'m> Source<'m> {
         self.stop_stream(true);
         if let Err(error) = self.vm.machine.quit() {
             self.story.note(format!("the source's QEMU had to be left behind: {error}"));
+        }
+        self.wait_noted();
+    }
+
+    /// The destination hangs up once it has noted that the VM is its own: who
+    /// is told that the migration is over finds the VM there, free to move on.
+    fn wait_noted(&self) {
+        let Some(control) = &self.control else { return };
+        let until = Instant::now() + NOTED_MAX;
+        while let Ok(heard) = control.hear.recv_deadline(until) {
+            if matches!(heard, Heard::Gone(_)) {
+                return;
+            }
         }
     }
 

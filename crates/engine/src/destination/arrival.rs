@@ -249,21 +249,24 @@ impl Arrival<'_> {
             };
             incoming.cont().map_err(cannot)?;
         }
-        // From here it is ours, whatever else fails.
-        let arriving = guard.0.take();
+        // From here it is ours, whatever else fails. One that stays paused looks
+        // like one that never arrived: it is noted down before the source drops
+        // it. One that runs is known by that, and its source waits for the word.
+        let mut arriving = guard.0.take();
+        if !run {
+            adopt(&mut arriving);
+        }
         let cpu_s = self.lanes.cpu().as_secs_f64();
         let said = self.link.say(&ToSource::Running { cpu_s, pool_high_water_bytes });
         if let Err(error) = said {
-            tracing::warn!(%error, "the VM runs here, but its source could not be told");
+            tracing::warn!(%error, "the VM is here, but its source could not be told");
         }
         if run {
             incoming.announce();
         } else {
             incoming.restore();
         }
-        if let Some(Err(error)) = arriving.map(Arriving::adopt) {
-            tracing::error!(error, "the VM runs here, but that could not be noted down");
-        }
+        adopt(&mut arriving);
         Ok(())
     }
 
@@ -280,6 +283,12 @@ impl Arrival<'_> {
 
     fn say(&self, message: &ToSource) -> Result<(), End> {
         self.link.say(message).map_err(|error| End::Over(error.to_string()))
+    }
+}
+
+fn adopt(arriving: &mut Option<Box<dyn Arriving>>) {
+    if let Some(Err(error)) = arriving.take().map(Arriving::adopt) {
+        tracing::error!(error, "the VM is here, but that could not be noted down");
     }
 }
 
