@@ -47,7 +47,6 @@ impl Arrivals {
             }
             None => start(&claim, order, &shape.machine)?,
         };
-        let notes = notes(&machine);
         let vm = claim.fill(machine)?;
         let machine =
             vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
@@ -55,7 +54,7 @@ impl Arrivals {
         let here = Shape::of(&machine.qmp).map_err(|error| Denied::Qemu(error.to_string()))?;
         let differences = shape.differences(&here, &order.overrides);
         if differences.is_empty() {
-            return Ok(Arrival { claim, machine, notes });
+            return Ok(Arrival { claim, machine });
         }
         Err(Denied::Conflict(format!(
             "the VM is not what its command line says any more: {}",
@@ -128,12 +127,6 @@ fn waiting(socket: &str) -> Result<Machine, Denied> {
     }
 }
 
-fn notes(machine: &Machine) -> Vec<String> {
-    let left = machine.left.iter();
-    left.map(|left| format!("RAM `{}` is not shared at the destination: {}", left.id, left.reason))
-        .collect()
-}
-
 /// A part of the order that is JSON of another crate.
 fn understood<T: serde::de::DeserializeOwned>(
     what: &str,
@@ -150,16 +143,11 @@ fn understood<T: serde::de::DeserializeOwned>(
 struct Arrival {
     claim: Claim,
     machine: Arc<Machine>,
-    notes: Vec<String>,
 }
 
 impl Arriving for Arrival {
     fn machine(&self) -> Arc<Machine> {
         Arc::clone(&self.machine)
-    }
-
-    fn notes(&self) -> Vec<String> {
-        self.notes.clone()
     }
 
     fn adopt(self: Box<Self>) -> Result<(), String> {

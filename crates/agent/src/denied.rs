@@ -41,10 +41,8 @@ impl From<StartError> for Denied {
             }
             StartError::Directory { .. }
             | StartError::Socket { .. }
-            | StartError::Ram { .. }
             | StartError::NoRoom { .. }
-            | StartError::Process(_)
-            | StartError::RamLost { .. } => Self::Local(text),
+            | StartError::Process(_) => Self::Local(text),
         }
     }
 }

@@ -77,8 +77,6 @@ struct Known {
     qemu: Qemu,
     /// What QEMU said last, for when it doesn't answer.
     status: VmStatus,
-    /// What its owner should know as long as it lives.
-    note: Option<String>,
     /// What stopped it, until it runs again.
     stopped_by: Option<String>,
 }
@@ -99,9 +97,8 @@ impl Qemu {
 impl Vm {
     /// A VM whose QEMU answers.
     pub(crate) fn new(name: &str, dir: PathBuf, machine: Machine, ram_bytes: u64) -> Self {
-        let note = not_shared(&machine);
         let qemu = Qemu::alive(machine);
-        let known = Known { qemu, status: VmStatus::Paused, note, stopped_by: None };
+        let known = Known { qemu, status: VmStatus::Paused, stopped_by: None };
         Self {
             name: name.to_owned(),
             dir,
@@ -119,7 +116,7 @@ impl Vm {
             .map_or((0, Vec::new()), |machine| (machine.pid(), machine.argv().to_vec()));
         let attached = !dir.join("qemu.log").exists();
         let qemu = Qemu::Dead { pid, version: record.qemu, argv, attached, why };
-        let known = Known { qemu, status: VmStatus::Dead, note: None, stopped_by: None };
+        let known = Known { qemu, status: VmStatus::Dead, stopped_by: None };
         let ram_bytes = record.ram_bytes;
         Self {
             name: name.to_owned(),
@@ -249,10 +246,9 @@ impl Vm {
                 pid: machine.process.pid(),
                 qemu: machine.version.clone(),
                 ram_bytes: self.ram_bytes,
-                shared_ram: !machine.ram.is_empty(),
                 attached: machine.is_attached(),
                 migration,
-                problem: known.stopped_by.clone().or_else(|| known.note.clone()),
+                problem: known.stopped_by.clone(),
                 argv: machine.argv.clone(),
             },
             Qemu::Dead { pid, version, argv, attached, why } => VmSummary {
@@ -261,7 +257,6 @@ impl Vm {
                 pid: *pid,
                 qemu: version.clone(),
                 ram_bytes: self.ram_bytes,
-                shared_ram: false,
                 attached: *attached,
                 migration,
                 problem: Some(why.clone()),
@@ -281,13 +276,6 @@ pub(crate) fn with_log(why: &str, log: &Path) -> String {
         Some(tail) => format!("{why}; the end of {}:\n{tail}", log.display()),
         None => why.to_owned(),
     }
-}
-
-/// RAM that the agent could not make, for the owner.
-fn not_shared(machine: &Machine) -> Option<String> {
-    let reasons: Vec<String> =
-        machine.left.iter().map(|left| format!("RAM `{}`: {}", left.id, left.reason)).collect();
-    (!reasons.is_empty()).then(|| format!("not shared with the agent: {}", reasons.join("; ")))
 }
 
 /// A QEMU of a directory that has no record of it: started, and the agent

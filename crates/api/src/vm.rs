@@ -84,8 +84,6 @@ pub struct VmSummary {
     pub qemu: String,
     /// Guest RAM.
     pub ram_bytes: u64,
-    /// Whether the agent shares its RAM (mapped placement) or not (inline).
-    pub shared_ram: bool,
     /// Whether it was started elsewhere and adopted.
     pub attached: bool,
     /// The migration that moves it now.

@@ -101,17 +101,12 @@ fn status(vm: &api::VmSummary) -> &'static str {
     }
 }
 
-fn placement(vm: &api::VmSummary) -> &'static str {
-    if vm.shared_ram { "shared" } else { "private" }
-}
-
 fn table(vms: &[api::VmSummary]) -> String {
     if vms.is_empty() {
         return "No VMs. Start one with `droveway run NAME -- qemu-system-x86_64 ...`.\n"
             .to_owned();
     }
-    let mut rows =
-        vec![["NAME", "STATUS", "PID", "QEMU", "RAM", "MEMORY", "MIGRATION"].map(str::to_owned)];
+    let mut rows = vec![["NAME", "STATUS", "PID", "QEMU", "RAM", "MIGRATION"].map(str::to_owned)];
     for vm in vms {
         rows.push([
             vm.name.clone(),
@@ -119,7 +114,6 @@ fn table(vms: &[api::VmSummary]) -> String {
             if vm.pid == 0 { "-".to_owned() } else { vm.pid.to_string() },
             vm.qemu.clone(),
             amount::size(vm.ram_bytes),
-            placement(vm).to_owned(),
             vm.migration.clone().unwrap_or_else(|| "-".to_owned()),
         ]);
     }
@@ -153,14 +147,6 @@ fn details(vm: &api::VmSummary) -> String {
         ["Status".to_owned(), status(vm).to_owned()],
         ["QEMU".to_owned(), format!("{}, process {}", vm.qemu, vm.pid)],
         ["RAM".to_owned(), amount::size(vm.ram_bytes)],
-        [
-            "Memory".to_owned(),
-            if vm.shared_ram {
-                "shared with the agent (mapped placement)".to_owned()
-            } else {
-                "QEMU's own (inline placement)".to_owned()
-            },
-        ],
         [
             "Started".to_owned(),
             if vm.attached { "elsewhere, and adopted" } else { "by this agent" }.to_owned(),
@@ -203,7 +189,6 @@ mod tests {
             pid: 4711,
             qemu: "10.0.2".to_owned(),
             ram_bytes: 1 << 30,
-            shared_ram: true,
             attached: false,
             migration: None,
             problem: None,

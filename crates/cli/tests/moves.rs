@@ -25,7 +25,6 @@ fn a_vm_moves_there_and_back() {
     assert_eq!((report.outcome, report.from.as_str()), (Outcome::Done, "b"));
     assert!(text(&output.stderr).contains("first pass"), "progress goes to standard error");
     b.assert_clean();
-    assert!(a.vm("web1").unwrap().shared_ram);
 }
 
 #[test]

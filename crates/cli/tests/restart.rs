@@ -20,7 +20,7 @@ fn vms_survive_the_agent_however_it_ends() {
         assert!(error.contains("no agent answers"), "{error}");
         a.start();
         let vm = a.vm("web1").unwrap();
-        assert_eq!((vm.pid, vm.status, vm.shared_ram), (pid, VmStatus::Running, true));
+        assert_eq!((vm.pid, vm.status), (pid, VmStatus::Running));
     }
     let [a, b] = &hosts.hosts[..] else { unreachable!() };
     a.says(&["migrate", "web1", "b"]);

@@ -101,9 +101,6 @@ pub trait Arriving: Send {
     /// Its QEMU, which waits with `-incoming defer -S`.
     fn machine(&self) -> Arc<Machine>;
 
-    /// Features that are not used here, and why.
-    fn notes(&self) -> Vec<String>;
-
     /// It runs here from now on.
     ///
     /// # Errors

@@ -53,10 +53,6 @@ impl Arriving for TestArrival {
         Arc::clone(&self.machine)
     }
 
-    fn notes(&self) -> Vec<String> {
-        Vec::new()
-    }
-
     fn adopt(self: Box<Self>) -> Result<(), String> {
         *self.here.lock() = Some(self.machine);
         Ok(())

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use placer::{BlockPlan, Feeder, Placement, Placer, RawSource};
-use ram::{Mapping, RamFile};
+use ram::Mapping;
 
 const BATCH_BYTES: usize = BATCH_PAGES * PAGE_BYTES;
 /// Well beyond any cache.
@@ -45,8 +45,7 @@ fn placer(is_mapped: bool) -> (Placer, Feeder) {
     let feeder = Feeder::start(ours, 64 << 20).expect("a thread");
     feeder.head(b"head", 1, true).expect("it reads");
     let placement = if is_mapped {
-        let file = RamFile::create("placer-bench", RAM_BYTES, None).expect("a memfd");
-        let mapping = Mapping::new(&file).expect("address space");
+        let mapping = Mapping::own(RAM_BYTES);
         // Memory that is touched for the first time is four times slower.
         mapping.fill(0, RAM_BYTES, 1).expect("it is inside");
         Placement::Mapped(Arc::new(mapping))

@@ -19,14 +19,14 @@
 //!    and a page that it wrote in half is finished by whoever brings it again
 //!    (the source repeats what was not acknowledged).
 //!
-//! Placement is *mapped*, into RAM that this process shares with QEMU, or
+//! Placement is *mapped*, into RAM that this process can write, or
 //! *inline*: as records of QEMU's own stream, which the [`Feeder`] writes to the
 //! QEMU that is waiting for it. There, the place in the queue is what counts,
 //! and it is taken under the same lock as the look at the epochs.
 //!
 //! A page of zeros for memory that is zero already touches nothing: holes stay
 //! holes, at both ends. RAM is never read to find that out; the placer knows
-//! what it wrote, and what was there before from the file's map of holes.
+//! what it wrote, and what was there before from the kernel's page map.
 
 #![forbid(unsafe_code)]
 

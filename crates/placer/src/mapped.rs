@@ -1,4 +1,4 @@
-//! Pages into RAM that this process shares with QEMU.
+//! Pages into QEMU's RAM.
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -9,10 +9,6 @@ use ram::{Mapping, Piece, RamError, await_bytes};
 use crate::block::Block;
 use crate::placer::{Counts, Gate};
 use crate::{PlaceError, Placed};
-
-/// Runs of zeros at least this long (128 KiB) become holes. Below, writing
-/// zeros is quicker than changing the file's map and everybody's page tables.
-const HOLE_PAGES_MIN: u32 = 32;
 
 /// Pages of one epoch for a block that is mapped.
 pub(crate) struct Mapped<'p> {
@@ -42,15 +38,9 @@ impl Mapped<'_> {
     }
 
     /// Bodies that are still in a socket: see the crate's third rule.
-    pub(crate) fn receive_bodies(
-        &self,
-        pages: &[PageIndex],
-        socket: BorrowedFd<'_>,
-        scratch: &mut Vec<u8>,
-    ) -> Placed {
+    pub(crate) fn receive_bodies(&self, pages: &[PageIndex], socket: BorrowedFd<'_>) -> Placed {
         let span = self.block.span_of_pages(pages)?;
         let total_bytes = pages.len() * PAGE_BYTES;
-        scratch.resize(scratch.len().max(PAGE_BYTES), 0);
         let (mut received_bytes, mut stale) = (0, None);
         while received_bytes < total_bytes {
             if stale.is_some() {
@@ -58,16 +48,14 @@ impl Mapped<'_> {
             }
             let _guard = self.block.lock.lock(span.clone());
             self.gate.check()?;
-            let mut pieces = [Piece::Scratch { bytes: 0 }; BATCH_PAGES];
+            let mut pieces = [Piece::Drop { bytes: 0 }; BATCH_PAGES];
             let left = &pages[received_bytes / PAGE_BYTES..];
             let pieces = &mut pieces[..left.len()];
             let stale_now = self.plan(left, received_bytes % PAGE_BYTES, pieces);
             // What becomes stale later was placed all the same, in part.
             stale.get_or_insert(stale_now);
-            received_bytes += self
-                .mapping
-                .receive_ready(socket, pieces, scratch)
-                .map_err(|error| self.blame(error))?;
+            received_bytes +=
+                self.mapping.receive_ready(socket, pieces).map_err(|error| self.blame(error))?;
         }
         let stale = stale.unwrap_or(0);
         Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
@@ -84,7 +72,7 @@ impl Mapped<'_> {
                 Piece::Ram { offset: page.offset() + taken as u64, bytes }
             } else {
                 stale += 1;
-                Piece::Scratch { bytes }
+                Piece::Drop { bytes }
             };
             taken = 0;
         }
@@ -130,7 +118,8 @@ impl Mapped<'_> {
         }
         let (offset, bytes) = (PageIndex(run.start).offset(), PageIndex(pages).offset());
         let written = if byte == 0 {
-            self.zero(offset, bytes, pages)
+            self.mapping
+                .fill(offset, bytes, 0)
                 .inspect(|()| run.for_each(|page| self.block.versions.set_zero(PageIndex(page))))
         } else {
             run.for_each(|page| self.block.versions.set_nonzero(PageIndex(page)));
@@ -138,16 +127,6 @@ impl Mapped<'_> {
         };
         written.map_err(|error| self.blame(error))?;
         Ok(u64::from(pages))
-    }
-
-    fn zero(&self, offset: u64, bytes: u64, pages: u32) -> Result<(), RamError> {
-        // A hole in huge pages loses its reservation, and QEMU may be killed
-        // when the guest next writes there: they keep their memory.
-        let can_be_hole = pages >= HOLE_PAGES_MIN && !self.mapping.file().is_huge();
-        if can_be_hole && self.mapping.punch(offset, bytes).is_ok() {
-            return Ok(());
-        }
-        self.mapping.fill(offset, bytes, 0)
     }
 
     fn blame(&self, error: RamError) -> PlaceError {

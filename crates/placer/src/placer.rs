@@ -163,7 +163,7 @@ impl Placer {
             && let Some(socket) = source.fd()
         {
             let mapped = self.mapped(known, mapping, epoch);
-            self.count(mapped.receive_bodies(pages, socket, scratch)?);
+            self.count(mapped.receive_bodies(pages, socket)?);
             return Ok(());
         }
         // Read before any lock is taken.

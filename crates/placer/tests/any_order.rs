@@ -12,7 +12,7 @@ use common::{Fed, PageSource, QemuEnd, body, content_after};
 use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use placer::{BlockPlan, Feeder, PlaceError, Placement, Placer};
 use proptest::prelude::*;
-use ram::{Mapping, RamFile};
+use ram::Mapping;
 
 const PAGES: u32 = 96;
 const MAPPED: BlockId = BlockId(0);
@@ -194,8 +194,7 @@ proptest! {
             .map(|&preloaded| if preloaded { body(0xfe) } else { vec![0; PAGE_BYTES] })
             .collect();
         let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
-        let file = RamFile::create("placer-test", bytes, None).unwrap();
-        let mapping = Arc::new(Mapping::new(&file).unwrap());
+        let mapping = Arc::new(Mapping::own(bytes));
         for (page, bytes) in (0..).map(PageIndex).zip(&before) {
             if bytes[0] != 0 {
                 mapping.write(page.offset(), bytes).unwrap();

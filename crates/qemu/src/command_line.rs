@@ -3,19 +3,12 @@
 //! Only what the agent has to know or change is understood: everything else
 //! stays where it is, letter by letter. QEMU itself judges it.
 
-mod key_values;
-mod memory;
-mod object;
 mod options;
 mod overrides;
-mod size;
 
 use std::os::fd::RawFd;
 
-pub use memory::{Backend, LeftAlone, MemoryPlan};
 pub use overrides::{apply_overrides, overridden, parse_override};
-
-use key_values::KeyValues;
 
 /// The id of the agent's own QMP connection.
 const QMP_ID: &str = "droveway-qmp";
@@ -39,22 +32,6 @@ pub enum CommandLineError {
         option: String,
         /// Why not.
         reason: &'static str,
-    },
-    /// A size that QEMU would not understand either.
-    #[error("{option}: `{text}` is not a size")]
-    BadSize {
-        /// Where it stands.
-        option: String,
-        /// What stands there.
-        text: String,
-    },
-    /// An object that can't be read.
-    #[error("-object {text}: {reason}")]
-    BadObject {
-        /// Its argument.
-        text: String,
-        /// Why not.
-        reason: String,
     },
     /// `--set` that is not `OLD=NEW`.
     #[error("--set {text}: write it as OLD=NEW")]
@@ -113,7 +90,8 @@ impl CommandLine {
             items.push(Item::Option { typed: word.to_owned(), name: name.to_owned(), argument });
         }
         let line = Self { program: program.to_owned(), items };
-        let taken = |argument: &str| KeyValues::parse(argument, None).value("id") == Some(QMP_ID);
+        let ours = format!("id={QMP_ID}");
+        let taken = |argument: &str| argument.split(',').any(|part| part == ours);
         if line.arguments("chardev").any(taken) {
             return Err(CommandLineError::Unsupported {
                 option: format!("-chardev id={QMP_ID}"),
@@ -187,21 +165,6 @@ impl CommandLine {
         )
     }
 
-    /// What RAM the VM has, and which of it the agent can make and share.
-    ///
-    /// # Errors
-    /// If a size or an object can't be read.
-    pub fn memory_plan(&self) -> Result<MemoryPlan, CommandLineError> {
-        memory::plan(self)
-    }
-
-    /// With the files `fds` as the RAM of those ids, which come from
-    /// [`CommandLine::memory_plan`]. All else is kept, in order and verbatim.
-    #[must_use]
-    pub fn with_shared_ram(&self, fds: &[(&str, RawFd)]) -> Self {
-        memory::rewrite(self, fds)
-    }
-
     /// With QMP for the agent at a listening socket that QEMU inherits.
     #[must_use]
     pub fn with_qmp(&self, listener: RawFd) -> Self {
@@ -229,13 +192,6 @@ impl CommandLine {
     fn and(mut self, typed: &str, argument: &str) -> Self {
         self.items.push(option(typed, Some(argument)));
         self
-    }
-
-    /// The last value of a key in the merged `-machine` options.
-    fn machine(&self, key: &str) -> Option<String> {
-        self.arguments("machine")
-            .filter_map(|text| KeyValues::parse(text, Some("type")).value(key).map(str::to_owned))
-            .last()
     }
 }
 

@@ -13,4 +13,5 @@ pub mod machine;
 pub mod outgoing;
 pub mod process;
 pub mod qmp;
+pub mod ram_blocks;
 pub mod shape;

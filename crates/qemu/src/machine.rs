@@ -11,7 +11,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::command_line::LeftAlone;
 use crate::process::{Process, ProcessError, ProcessId};
 use crate::qmp::{Qmp, QmpError};
 
@@ -23,19 +22,6 @@ pub use started::{Start, start};
 const QUIT_WAIT: Duration = Duration::from_secs(10);
 const QUIT_ASK: Duration = Duration::from_secs(2);
 
-/// RAM of a VM that the agent made and has mapped.
-#[derive(Clone, Debug)]
-pub struct SharedRam {
-    /// The RAM block's name.
-    pub id: String,
-    /// The RAM.
-    pub mapping: Arc<ram::Mapping>,
-    /// Its size.
-    pub bytes: u64,
-    fd: i32,
-    inode: u64,
-}
-
 /// A VM's QEMU.
 ///
 /// Dropping it ends nothing: QEMU outlives the agent, and is found again by
@@ -46,10 +32,6 @@ pub struct Machine {
     pub process: Process,
     /// Its QMP connection.
     pub qmp: Arc<Qmp>,
-    /// RAM that is shared with the agent; none of an attached VM.
-    pub ram: Vec<SharedRam>,
-    /// RAM that the agent could not make, and why.
-    pub left: Vec<LeftAlone>,
     /// QEMU's command line, as its owner typed it.
     pub argv: Vec<String>,
     /// The directory that relative paths in it are meant from.
@@ -66,18 +48,8 @@ pub struct Record {
     process: ProcessId,
     socket: PathBuf,
     log: Option<PathBuf>,
-    ram: Vec<RamRecord>,
-    left: Vec<LeftAlone>,
     argv: Vec<String>,
     cwd: PathBuf,
-}
-
-/// A file of RAM as QEMU has it open.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct RamRecord {
-    id: String,
-    fd: i32,
-    inode: u64,
 }
 
 impl Record {
@@ -98,15 +70,10 @@ impl Machine {
     /// How to find it again.
     #[must_use]
     pub fn record(&self) -> Record {
-        let ram = self.ram.iter();
         Record {
             process: self.process.id().clone(),
             socket: self.socket.clone(),
             log: self.log.clone(),
-            ram: ram
-                .map(|ram| RamRecord { id: ram.id.clone(), fd: ram.fd, inode: ram.inode })
-                .collect(),
-            left: self.left.clone(),
             argv: self.argv.clone(),
             cwd: self.cwd.clone(),
         }

@@ -1,210 +1,265 @@
-//! RAM mapped into this process.
+//! A range of another process's memory.
 
-use std::ops::Range;
-use std::ptr::NonNull;
+use std::io;
 
-use rustix::fs::{FallocateFlags, SeekFrom};
-use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{RamError, RamFile};
+use crate::RamError;
+use crate::pagemap::{self, DataRanges};
 
-/// Which parts of RAM may hold something else than zeros.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DataRanges {
-    /// Everything outside these byte ranges is a hole, and so zero.
-    Known(Vec<Range<u64>>),
-    /// The file system doesn't tell holes from data (hugetlbfs), and some of
-    /// the RAM is in use: any of it may hold anything.
-    Unknown,
-}
+/// What is written when RAM is filled, piece by piece.
+const FILL_BYTES: usize = 64 << 10;
+static ZEROS: [u8; FILL_BYTES] = [0; FILL_BYTES];
+/// The most pieces of either side in one call: the kernel's own limit.
+const VECTORS_MAX: usize = 1024;
 
-/// RAM mapped into this process, shared with whoever else has its file.
+/// RAM of a QEMU, as a range of addresses of its process.
 #[derive(Debug)]
 pub struct Mapping {
-    base: NonNull<u8>,
-    len: usize,
-    file: RamFile,
+    pid: u32,
+    base: u64,
+    bytes: u64,
+    /// Memory of this very process, for [`Mapping::own`].
+    _own: Option<Own>,
 }
 
-// SAFETY: the mapping is memory of the whole process, not of a thread, and it
-// is only unmapped when the one owner is dropped.
-unsafe impl Send for Mapping {}
-// SAFETY: all access is by raw pointers to memory that has many writers anyway
-// (see the crate's documentation); `Mapping` itself has nothing that changes.
-unsafe impl Sync for Mapping {}
+/// Fresh memory of this process. Only the kernel touches it, by its address.
+#[derive(Debug)]
+struct Own {
+    address: usize,
+    len: usize,
+}
+
+impl Own {
+    fn new(len: usize) -> io::Result<Self> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: no address is asked for, so nothing that is mapped already
+        // changes.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
+        Ok(Self { address: base.expose_provenance(), len })
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let base = std::ptr::with_exposed_provenance_mut(self.address);
+        // SAFETY: the range is the one that was mapped, and no reference into it
+        // was ever made.
+        let unmapped = unsafe { rustix::mm::munmap(base, self.len) };
+        debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
+    }
+}
 
 impl Mapping {
-    /// Maps the whole of `file`. Its pages stay out of this process's core
-    /// dumps and out of its forks.
+    /// The `bytes` bytes at `base` in the memory of `pid`.
     ///
     /// # Errors
-    /// If the kernel refuses; for huge pages, if their pool has no room, since
-    /// mapping reserves them.
-    pub fn new(file: &RamFile) -> Result<Self, RamError> {
-        let bytes = file.bytes();
-        let too_long = |_| RamError::Map { bytes, source: Errno::NOMEM.into() };
-        let len = usize::try_from(bytes).map_err(too_long)?;
-        let file = file.try_clone()?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so the kernel picks free addresses
-        // and nothing that is mapped already changes.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0)
-        };
-        let base = base.map_err(|errno| match errno {
-            Errno::NOMEM if file.is_huge() => {
-                RamError::PoolTooSmall { bytes, page_bytes: file.page_bytes() }
-            }
-            errno => RamError::Map { bytes, source: errno.into() },
-        })?;
-        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address zero");
-        let mapping = Self { base, len, file };
-        for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
-            // SAFETY: the range is the mapping just made, and neither advice
-            // changes what its memory holds.
-            unsafe { rustix::mm::madvise(mapping.base.as_ptr().cast(), len, advice) }
-                .map_err(|errno| RamError::Local { action: "advising on", source: errno.into() })?;
+    /// If there is no such memory, or we may not reach it.
+    pub fn of_process(pid: u32, base: u64, bytes: u64) -> Result<Self, RamError> {
+        let mapping = Self { pid, base, bytes, _own: None };
+        let end = base.checked_add(bytes).filter(|end| *end < 1 << 63 && bytes > 0);
+        let not_there = RamError::NotThere { pid, base, bytes };
+        let Some(end) = end else { return Err(not_there) };
+        if !pagemap::is_writable(pid, base..end)? {
+            return Err(not_there);
         }
+        // Whether we may shows only when we try. Reading a hole of anonymous
+        // memory puts nothing behind it.
+        mapping.read(0, &mut [0])?;
         Ok(mapping)
+    }
+
+    /// Memory of this process, reached in the same way as a QEMU's: for tests
+    /// and benchmarks of what is built on this.
+    ///
+    /// # Panics
+    /// If there is not enough memory.
+    #[must_use]
+    pub fn own(bytes: u64) -> Self {
+        let len = usize::try_from(bytes).expect("memory that can be addressed");
+        let own = Own::new(len).expect("address space");
+        let base = own.address as u64;
+        Self { pid: std::process::id(), base, bytes, _own: Some(own) }
     }
 
     /// The RAM's size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.file.bytes()
-    }
-
-    /// The file that is mapped.
-    #[must_use]
-    pub fn file(&self) -> &RamFile {
-        &self.file
+        self.bytes
     }
 
     /// Writes `content` at `offset`.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`], with nothing written.
+    /// [`RamError::OutOfRange`], with nothing written; or the kernel's.
     pub fn write(&self, offset: u64, content: &[u8]) -> Result<(), RamError> {
-        let to = self.address(offset, content.len())?;
-        // SAFETY: `address` checked that the whole target is mapped, and
-        // `content` can't overlap it because no reference into the mapping
-        // exists.
-        unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), to, content.len()) };
-        Ok(())
+        let to = self.remote(offset, content.len())?;
+        self.copy(Way::To, &mut [local(content)], &mut [to])
     }
 
     /// Makes `bytes` bytes at `offset` all `byte`. This puts memory behind
     /// holes, also for zeros.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`], with nothing written.
+    /// As [`Mapping::write`].
     pub fn fill(&self, offset: u64, bytes: u64, byte: u8) -> Result<(), RamError> {
-        let len = usize::try_from(bytes).map_err(|_| self.out_of_range(offset, bytes))?;
-        let to = self.address(offset, len)?;
-        // SAFETY: `address` checked that the whole target is mapped.
-        unsafe { std::ptr::write_bytes(to, byte, len) };
+        let bytes = usize::try_from(bytes).map_err(|_| self.out_of_range(offset, bytes))?;
+        self.remote(offset, bytes)?;
+        let other;
+        let piece: &[u8] = if byte == 0 {
+            &ZEROS
+        } else {
+            other = [byte; 4096];
+            &other
+        };
+        let call_bytes = piece.len() * VECTORS_MAX;
+        let mut vectors = [local(piece); VECTORS_MAX];
+        let mut done = 0;
+        while done < bytes {
+            let now = (bytes - done).min(call_bytes);
+            let count = now.div_ceil(piece.len());
+            vectors[..count].fill(local(piece));
+            vectors[count - 1].iov_len = now - (count - 1) * piece.len();
+            let to = self.remote(offset + done as u64, now)?;
+            self.copy(Way::To, &mut vectors[..count], &mut [to])?;
+            done += now;
+        }
         Ok(())
     }
 
-    /// Copies what is at `offset` into `into`. Reading a hole puts memory
-    /// behind it: ask [`Mapping::data_ranges`] before reading much.
+    /// Copies what is at `offset` into `into`.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`], with nothing read.
+    /// As [`Mapping::write`].
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), RamError> {
-        let from = self.address(offset, into.len())?;
-        // SAFETY: `address` checked that the whole source is mapped, and `into`
-        // can't overlap it because no reference into the mapping exists.
-        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
-        Ok(())
-    }
-
-    /// Gives the memory behind whole pages back to the host. They read as
-    /// zeros afterwards, here and in QEMU.
-    ///
-    /// Huge pages lose their reservation with that, and whoever writes there
-    /// next may find the pool empty and be killed: for RAM that a guest will
-    /// use again, fill those with zeros instead.
-    ///
-    /// # Errors
-    /// If the range is outside, not of whole pages, or the kernel refuses.
-    pub fn punch(&self, offset: u64, bytes: u64) -> Result<(), RamError> {
-        let len = usize::try_from(bytes).map_err(|_| self.out_of_range(offset, bytes))?;
-        self.address(offset, len)?;
-        let page_bytes = self.file.page_bytes();
-        if !offset.is_multiple_of(page_bytes) || !bytes.is_multiple_of(page_bytes) {
-            return Err(RamError::NotWholePages { offset, bytes, page_bytes });
-        }
-        if bytes == 0 {
-            return Ok(());
-        }
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&self.file, hole, offset, bytes)
-            .map_err(|errno| RamError::Local { action: "making a hole in", source: errno.into() })
+        let from = self.remote(offset, into.len())?;
+        let here = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        self.copy(Way::From, &mut [here], &mut [from])
     }
 
     /// The parts that may hold something else than zeros, in order. Nothing is
     /// read for it, so holes stay holes.
     ///
     /// # Errors
-    /// If the kernel doesn't answer.
+    /// If QEMU has ended.
     pub fn data_ranges(&self) -> Result<DataRanges, RamError> {
-        if self.file.allocated_bytes()? == 0 && self.file.is_huge() {
-            return Ok(DataRanges::Known(Vec::new()));
-        }
-        if self.file.is_huge() {
-            return Ok(DataRanges::Unknown);
-        }
-        let mut ranges = Vec::new();
-        let mut from = 0;
-        while from < self.bytes() {
-            let Some(start) = self.seek(SeekFrom::Data(from))? else { break };
-            let Some(end) = self.seek(SeekFrom::Hole(start))? else { break };
-            if end <= start {
-                break;
-            }
-            ranges.push(start..end.min(self.bytes()));
-            from = end;
-        }
-        Ok(DataRanges::Known(ranges))
+        pagemap::data_ranges(self.pid, self.base, self.bytes)
     }
 
-    /// `None` when there is no more of what is sought.
-    fn seek(&self, to: SeekFrom) -> Result<Option<u64>, RamError> {
-        match rustix::fs::seek(&self.file, to) {
-            Ok(offset) => Ok(Some(offset)),
-            Err(Errno::NXIO) => Ok(None),
-            Err(errno) => {
-                Err(RamError::Local { action: "looking for holes in", source: errno.into() })
-            }
-        }
-    }
-
-    /// The address of `offset`, if `len` bytes from there are inside.
-    pub(crate) fn address(&self, offset: u64, len: usize) -> Result<*mut u8, RamError> {
-        let inside = usize::try_from(offset)
-            .ok()
-            .filter(|offset| offset.checked_add(len).is_some_and(|end| end <= self.len));
-        let Some(offset) = inside else {
+    /// Where `len` bytes at `offset` are in the other process, if inside.
+    pub(crate) fn remote(&self, offset: u64, len: usize) -> Result<libc::iovec, RamError> {
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.bytes);
+        let address = usize::try_from(self.base.wrapping_add(offset));
+        let (true, Ok(address)) = (inside, address) else {
             return Err(self.out_of_range(offset, len as u64));
         };
-        // SAFETY: `offset` is at most the mapping's length, just checked, so
-        // the address is inside it or one past its end.
-        Ok(unsafe { self.base.as_ptr().add(offset) })
+        let iov_base = std::ptr::without_provenance_mut(address);
+        Ok(libc::iovec { iov_base, iov_len: len })
+    }
+
+    /// Writes local pieces, one after the other, over remote ones, which have
+    /// as many bytes together.
+    pub(crate) fn scatter(
+        &self,
+        here: &mut [libc::iovec],
+        there: &mut [libc::iovec],
+    ) -> Result<(), RamError> {
+        self.copy(Way::To, here, there)
+    }
+
+    fn copy(
+        &self,
+        way: Way,
+        mut here: &mut [libc::iovec],
+        mut there: &mut [libc::iovec],
+    ) -> Result<(), RamError> {
+        loop {
+            advance(&mut here, 0);
+            advance(&mut there, 0);
+            if here.is_empty() || there.is_empty() {
+                return Ok(());
+            }
+            let copied = self.copy_once(way, here, there)?;
+            advance(&mut here, copied);
+            advance(&mut there, copied);
+        }
+    }
+
+    fn copy_once(
+        &self,
+        way: Way,
+        here: &[libc::iovec],
+        there: &[libc::iovec],
+    ) -> Result<usize, RamError> {
+        let pid = libc::pid_t::try_from(self.pid).map_err(|_| RamError::Gone { pid: self.pid })?;
+        let count = |vectors: &[libc::iovec]| vectors.len().min(VECTORS_MAX) as libc::c_ulong;
+        let (ours, theirs) = (here.as_ptr(), there.as_ptr());
+        // SAFETY: `here` lists memory of our own: slices that the callers hold
+        // for the whole call, shared for `Way::To`, which only reads them, and
+        // exclusive for `Way::From`. `there` are addresses of another process,
+        // which the kernel checks; where that process is this one
+        // (`Mapping::own`), they lie inside memory that this struct owns and
+        // that nothing else refers to while it does.
+        let copied = unsafe {
+            match way {
+                Way::To => libc::process_vm_writev(pid, ours, count(here), theirs, count(there), 0),
+                Way::From => {
+                    libc::process_vm_readv(pid, ours, count(here), theirs, count(there), 0)
+                }
+            }
+        };
+        usize::try_from(copied).map_err(|_| self.refused(way, io::Error::last_os_error()))
+    }
+
+    fn refused(&self, way: Way, source: io::Error) -> RamError {
+        let pid = self.pid;
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => RamError::Denied { pid },
+            Some(libc::ESRCH) => RamError::Gone { pid },
+            // Pages that can't be had are a signal to whoever touches them, but
+            // an error code to a system call.
+            Some(libc::EFAULT | libc::ENOMEM) if way == Way::To => RamError::NoMemory,
+            _ => RamError::Local { action: way.verb(), pid, source },
+        }
     }
 
     fn out_of_range(&self, offset: u64, bytes: u64) -> RamError {
-        RamError::OutOfRange { offset, bytes, size_bytes: self.bytes() }
+        RamError::OutOfRange { offset, bytes, size_bytes: self.bytes }
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the range is the one that was mapped, nothing else was put
-        // there, and no pointer into it outlives the calls that made it.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok(), "unmapping what was mapped");
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    To,
+    From,
+}
+
+impl Way {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::To => "writing",
+            Self::From => "reading",
+        }
+    }
+}
+
+/// One of our own pieces, to be copied from.
+pub(crate) fn local(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+/// Takes `bytes` off the front, and whatever is empty there.
+fn advance(vectors: &mut &mut [libc::iovec], mut bytes: usize) {
+    while let Some(first) = vectors.first_mut() {
+        if bytes < first.iov_len {
+            first.iov_base = first.iov_base.wrapping_byte_add(bytes);
+            first.iov_len -= bytes;
+            return;
+        }
+        bytes -= first.iov_len;
+        let all = std::mem::take(vectors);
+        *vectors = &mut all[1..];
     }
 }
 
@@ -214,31 +269,9 @@ mod tests {
 
     use super::*;
 
-    const MIB: u64 = 1 << 20;
-
-    fn mapping(bytes: u64) -> Mapping {
-        Mapping::new(&RamFile::create("ram-test", bytes, None).unwrap()).unwrap()
-    }
-
-    #[test]
-    fn what_one_mapping_writes_another_reads_also_after_the_first_is_gone() {
-        let file = RamFile::create("ram-test", MIB, None).unwrap();
-        let first = Mapping::new(&file).unwrap();
-        let second = Mapping::new(&file).unwrap();
-        drop(file);
-        first.write(5_000, b"herd").unwrap();
-        first.fill(MIB - 3, 3, 7).unwrap();
-        drop(first);
-        let mut read = [0; 4];
-        second.read(5_000, &mut read).unwrap();
-        assert_eq!(&read, b"herd");
-        second.read(MIB - 4, &mut read).unwrap();
-        assert_eq!(read, [0, 7, 7, 7]);
-    }
-
     #[test]
     fn an_access_that_is_not_inside_changes_nothing() {
-        let mapping = mapping(8192);
+        let mapping = Mapping::own(8192);
         let outside = [(8192, 1), (8191, 2), (u64::MAX, 1), (u64::MAX - 1, 8), (1 << 63, 4096)];
         for (offset, bytes) in outside {
             let mut buffer = vec![1; usize::try_from(bytes).unwrap()];
@@ -248,71 +281,62 @@ mod tests {
             assert!(is_refused(mapping.write(offset, &buffer)));
             assert!(is_refused(mapping.fill(offset, bytes, 1)));
             assert!(is_refused(mapping.read(offset, &mut buffer)));
-            assert!(is_refused(mapping.punch(offset, bytes)));
         }
         assert!(mapping.fill(1, u64::MAX, 1).is_err());
         assert!(mapping.write(8192, &[]).is_ok());
-        assert_eq!(mapping.data_ranges().unwrap(), DataRanges::Known(vec![]));
     }
 
     #[test]
-    fn holes_are_known_without_touching_them_and_can_be_made() {
-        let mapping = mapping(64 * MIB);
-        assert_eq!(mapping.data_ranges().unwrap(), DataRanges::Known(vec![]));
-        mapping.fill(4096, 8192, 3).unwrap();
-        mapping.write(64 * MIB - 1, &[1]).unwrap();
-        let first = 4096..12288;
-        let last = 64 * MIB - 4096..64 * MIB;
-        assert_eq!(mapping.data_ranges().unwrap(), DataRanges::Known(vec![first, last.clone()]));
-        assert_eq!(mapping.file().allocated_bytes().unwrap(), 3 * 4096);
-
-        mapping.punch(4096, 8192).unwrap();
-        assert_eq!(mapping.data_ranges().unwrap(), DataRanges::Known(vec![last]));
-        let mut page = [9; 4096];
-        mapping.read(4096, &mut page).unwrap();
-        assert_eq!(page, [0; 4096]);
-        for (offset, bytes) in [(1, 4096), (4096, 1)] {
-            let refused = mapping.punch(offset, bytes);
-            assert!(matches!(refused, Err(RamError::NotWholePages { .. })));
+    fn memory_of_another_process_is_reached_until_it_ends() {
+        // `cat` has writable memory; where, its maps say.
+        let mut cat = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // It has said something: it is past exec, and will stay in its read.
+        let mut input = cat.stdin.take().unwrap();
+        std::io::Write::write_all(&mut input, b"x").unwrap();
+        std::io::Read::read_exact(cat.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", cat.id())).unwrap();
+        let heap = maps.lines().find(|line| line.ends_with("[heap]")).unwrap();
+        let (start, end) = heap.split(' ').next().unwrap().split_once('-').unwrap();
+        let start = u64::from_str_radix(start, 16).unwrap();
+        let bytes = u64::from_str_radix(end, 16).unwrap() - start;
+        let mapping = Mapping::of_process(cat.id(), start, bytes).unwrap();
+        mapping.write(bytes - 8, b"droveway").unwrap();
+        let mut read = [0; 8];
+        mapping.read(bytes - 8, &mut read).unwrap();
+        assert_eq!(&read, b"droveway");
+        for (base, bytes) in [(start, bytes * 1000), (4096, 4096), (u64::MAX - 9, 4096), (start, 0)]
+        {
+            let refused = Mapping::of_process(cat.id(), base, bytes).unwrap_err();
+            assert!(matches!(refused, RamError::NotThere { .. }), "{refused}");
         }
-    }
-
-    #[test]
-    fn a_pool_of_huge_pages_that_is_too_small_says_what_to_do() {
-        let page_bytes = 2 * MIB;
-        let file = RamFile::create("ram-test", 1 << 40, Some(page_bytes)).unwrap();
-        let error = Mapping::new(&file).unwrap_err();
-        assert!(matches!(error, RamError::PoolTooSmall { .. }), "{error:?}");
-        assert!(error.to_string().contains("hugepages-2048kB/nr_hugepages"), "{error}");
+        drop(input);
+        cat.wait().unwrap();
+        assert!(matches!(mapping.write(0, &[1]), Err(RamError::Gone { .. })));
     }
 
     proptest! {
         #[test]
         fn agrees_with_a_plain_vector(
             steps in proptest::collection::vec(
-                (0..20_000_u64, 0..9_000_usize, any::<u8>(), 0..3_u8),
+                (0..400_000_u64, 0..300_000_usize, any::<u8>(), any::<bool>()),
                 1..20,
             ),
         ) {
-            const BYTES: usize = 16_384;
-            let mapping = mapping(BYTES as u64);
+            const BYTES: usize = 400_000;
+            let mapping = Mapping::own(BYTES as u64);
             let mut model = vec![0; BYTES];
-            for (offset, bytes, byte, what) in steps {
+            for (offset, bytes, byte, write) in steps {
                 let at = usize::try_from(offset).unwrap();
                 let inside = at + bytes <= BYTES;
-                let done = match what {
-                    0 => mapping.write(offset, &vec![byte; bytes]).is_ok(),
-                    1 => mapping.fill(offset, bytes as u64, byte).is_ok(),
-                    _ => {
-                        let (page, pages) = (at / 4096 * 4096, bytes / 4096 * 4096);
-                        let inside = page + pages <= BYTES;
-                        let punched = mapping.punch(page as u64, pages as u64).is_ok();
-                        prop_assert_eq!(punched, inside);
-                        if inside {
-                            model[page..page + pages].fill(0);
-                        }
-                        continue;
-                    }
+                let byte = if byte < 100 { 0 } else { byte };
+                let done = if write {
+                    mapping.write(offset, &vec![byte; bytes]).is_ok()
+                } else {
+                    mapping.fill(offset, bytes as u64, byte).is_ok()
                 };
                 prop_assert_eq!(done, inside);
                 if inside {

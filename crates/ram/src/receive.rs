@@ -1,18 +1,17 @@
-//! Bytes from a socket straight into RAM.
+//! Bytes from a socket into RAM.
 //!
-//! Page bodies that come uncompressed are copied once, by the kernel, from the
-//! socket to where the guest will read them. The batch says where each page
-//! goes; pages that are out of date are thrown away on the same way, into a
-//! scratch buffer.
+//! Page bodies that come uncompressed are received in one piece into a buffer
+//! of the thread, and the kernel copies them from there to where the batch says:
+//! one call for the whole batch. Pages that are out of date are left out.
 
+use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
+use rustix::net::{RecvFlags, recv};
+
+use crate::mapping::local;
 use crate::{Mapping, RamError};
-
-/// The most addresses given to the kernel at once. A batch's 128 pages fit
-/// with room; the kernel itself takes 1,024.
-const ADDRESSES_MAX: usize = 256;
 
 /// Where the next bytes of a socket go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +23,9 @@ pub enum Piece {
         /// How many bytes.
         bytes: usize,
     },
-    /// Into the scratch buffer, whose content means nothing afterwards: each
-    /// such piece begins at its start.
-    Scratch {
-        /// How many bytes, at most the buffer's length.
+    /// Nowhere.
+    Drop {
+        /// How many bytes.
         bytes: usize,
     },
 }
@@ -35,9 +33,14 @@ pub enum Piece {
 impl Piece {
     fn bytes(self) -> usize {
         match self {
-            Self::Ram { bytes, .. } | Self::Scratch { bytes } => bytes,
+            Self::Ram { bytes, .. } | Self::Drop { bytes } => bytes,
         }
     }
+}
+
+thread_local! {
+    /// Received and not yet placed; grows to a batch's bodies once.
+    static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Waits until `socket` has bytes to read, or fails, as long as its own
@@ -74,139 +77,104 @@ impl Mapping {
     /// if the rest has not come yet. It never waits; [`await_bytes`] does.
     ///
     /// # Errors
-    /// [`RamError::OutOfRange`] or [`RamError::ScratchTooSmall`] before the
-    /// first byte is taken. [`RamError::Receive`] if the connection ended or
-    /// failed: some of the pieces may then have been written.
+    /// [`RamError::OutOfRange`] before the first byte is taken.
+    /// [`RamError::Receive`] if the connection ended or failed. What came before
+    /// may have been written.
     pub fn receive_ready(
         &self,
         socket: BorrowedFd<'_>,
         pieces: &[Piece],
-        scratch: &mut [u8],
     ) -> Result<usize, RamError> {
-        for &piece in pieces {
-            self.target(piece, 0, scratch)?;
-        }
-        let mut left = Left { pieces, taken: 0 };
         let mut total = 0;
-        loop {
-            let mut targets = Targets::new();
-            self.collect(left, scratch, &mut targets)?;
-            if targets.count == 0 {
-                return Ok(total);
+        for &piece in pieces {
+            if let Piece::Ram { offset, bytes } = piece {
+                self.remote(offset, bytes)?;
             }
-            match receive_some(socket, &mut targets) {
-                Ok(0) => return Err(ended()),
-                Ok(bytes) => {
-                    total += bytes;
-                    left.take(bytes);
-                }
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EINTR) => {}
-                    Some(libc::EAGAIN) => return Ok(total),
-                    // Pages that can't be had are a signal to whoever touches
-                    // them, but an error code to a system call.
-                    Some(libc::EFAULT | libc::ENOMEM) => return Err(RamError::NoMemory),
-                    _ => return Err(RamError::Receive { source: error }),
-                },
-            }
+            total += piece.bytes();
         }
+        RECEIVED.with_borrow_mut(|buffer| {
+            if buffer.len() < total {
+                buffer.resize(total, 0);
+            }
+            let received = receive_some(socket, &mut buffer[..total])?;
+            self.place(&buffer[..received], pieces)?;
+            Ok(received)
+        })
     }
 
-    /// Addresses for as many of the pieces that are left as fit one call.
-    fn collect(
-        &self,
-        left: Left<'_>,
-        scratch: &mut [u8],
-        targets: &mut Targets,
-    ) -> Result<(), RamError> {
-        let mut taken = left.taken;
-        for &piece in left.pieces {
-            let address = self.target(piece, taken, scratch)?;
-            if !targets.push(address, piece.bytes() - taken) {
+    /// Copies `received` to the first pieces.
+    fn place(&self, received: &[u8], pieces: &[Piece]) -> Result<(), RamError> {
+        let mut here = Vectors::new();
+        let mut there = Vectors::new();
+        let mut rest = received;
+        for &piece in pieces {
+            let (now, after) = rest.split_at(piece.bytes().min(rest.len()));
+            rest = after;
+            let Piece::Ram { offset, .. } = piece else { continue };
+            if now.is_empty() {
                 break;
             }
-            taken = 0;
-        }
-        Ok(())
-    }
-
-    /// The address of a piece's byte number `taken`.
-    fn target(&self, piece: Piece, taken: usize, scratch: &mut [u8]) -> Result<*mut u8, RamError> {
-        match piece {
-            Piece::Ram { offset, bytes } => {
-                self.address(offset, bytes)?;
-                self.address(offset + taken as u64, bytes - taken)
+            if here.is_full() || there.is_full() {
+                self.scatter(here.take(), there.take())?;
             }
-            Piece::Scratch { bytes } => match scratch.get_mut(taken..bytes) {
-                Some(scratch) => Ok(scratch.as_mut_ptr()),
-                None => Err(RamError::ScratchTooSmall { bytes, scratch_bytes: scratch.len() }),
-            },
+            here.push(local(now));
+            there.push(self.remote(offset, now.len())?);
         }
+        self.scatter(here.take(), there.take())
     }
 }
 
-/// Pieces still to be received; `taken` bytes of the first are here already.
-#[derive(Clone, Copy)]
-struct Left<'p> {
-    pieces: &'p [Piece],
-    taken: usize,
-}
-
-impl Left<'_> {
-    fn take(&mut self, bytes: usize) {
-        self.taken += bytes;
-        while let Some((first, rest)) = self.pieces.split_first()
-            && self.taken >= first.bytes()
-        {
-            self.taken -= first.bytes();
-            self.pieces = rest;
+/// Bytes that are there, at most as many as fit. An end before the first is an
+/// error: whoever asks expects more.
+fn receive_some(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, RamError> {
+    let mut received = 0;
+    while received < buffer.len() {
+        match recv(socket, &mut buffer[received..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) if received == 0 => return Err(ended()),
+            Ok((0, _)) => break,
+            Ok((bytes, _)) => received += bytes,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => break,
+            Err(errno) => return Err(RamError::Receive { source: errno.into() }),
         }
     }
+    Ok(received)
 }
 
-/// Addresses and lengths for one call to the kernel. Pages that follow one
-/// another in RAM are one of them.
-struct Targets {
-    vectors: [libc::iovec; ADDRESSES_MAX],
+/// Pieces for one call to the kernel. Those that follow one another are one.
+struct Vectors {
+    list: [libc::iovec; VECTORS_MAX],
     count: usize,
 }
 
-impl Targets {
+/// A batch has 128 pages.
+const VECTORS_MAX: usize = 256;
+
+impl Vectors {
     fn new() -> Self {
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        Self { vectors: [empty; ADDRESSES_MAX], count: 0 }
+        Self { list: [empty; VECTORS_MAX], count: 0 }
     }
 
-    /// Whether there was room.
-    fn push(&mut self, address: *mut u8, bytes: usize) -> bool {
-        if bytes == 0 {
-            return true;
-        }
-        if let Some(last) = self.count.checked_sub(1).and_then(|at| self.vectors.get_mut(at))
-            && last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == address
+    fn is_full(&self) -> bool {
+        self.count == VECTORS_MAX
+    }
+
+    fn push(&mut self, piece: libc::iovec) {
+        if let Some(last) = self.list[..self.count].last_mut()
+            && last.iov_base.wrapping_byte_add(last.iov_len) == piece.iov_base
         {
-            last.iov_len += bytes;
-            return true;
+            last.iov_len += piece.iov_len;
+            return;
         }
-        let Some(vector) = self.vectors.get_mut(self.count) else { return false };
-        *vector = libc::iovec { iov_base: address.cast(), iov_len: bytes };
+        self.list[self.count] = piece;
         self.count += 1;
-        true
     }
-}
 
-fn receive_some(socket: BorrowedFd<'_>, targets: &mut Targets) -> io::Result<usize> {
-    // SAFETY: a message header of zeros is a valid one: no name, no vectors, no
-    // control data.
-    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-    header.msg_iov = targets.vectors.as_mut_ptr();
-    header.msg_iovlen = targets.count;
-    // SAFETY: `vectors` has `count` entries, each the address and length of
-    // mapped RAM or of the scratch buffer that the caller holds exclusively,
-    // both checked by `Mapping::target`, and both alive during the call.
-    let received =
-        unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
-    usize::try_from(received).map_err(|_| io::Error::last_os_error())
+    fn take(&mut self) -> &mut [libc::iovec] {
+        let count = std::mem::take(&mut self.count);
+        &mut self.list[..count]
+    }
 }
 
 #[cfg(test)]
@@ -218,12 +186,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::RamFile;
 
     const PAGE: usize = 4096;
 
     fn mapping(pages: usize) -> Mapping {
-        Mapping::new(&RamFile::create("ram-test", (pages * PAGE) as u64, None).unwrap()).unwrap()
+        Mapping::own((pages * PAGE) as u64)
     }
 
     fn ram(page: usize) -> Piece {
@@ -243,7 +210,7 @@ mod tests {
         let (mut sender, receiver) = UnixStream::pair().unwrap();
         // Every other page, so that none merge; every seventh goes nowhere.
         let pieces: Vec<_> = (0..PAGES)
-            .map(|n| if n % 7 == 0 { Piece::Scratch { bytes: PAGE } } else { ram(2 * n) })
+            .map(|n| if n % 7 == 0 { Piece::Drop { bytes: PAGE } } else { ram(2 * n) })
             .collect();
         let sending = thread::spawn(move || {
             let content: Vec<u8> = (0..PAGES).flat_map(|n| [n.to_le_bytes()[0]; PAGE]).collect();
@@ -251,20 +218,19 @@ mod tests {
                 sender.write_all(chunk).unwrap();
             }
         });
-        let mut scratch = vec![0; PAGE];
-        let mut left = Left { pieces: &pieces, taken: 0 };
-        while !left.pieces.is_empty() {
+        let mut received = 0;
+        while received < PAGES * PAGE {
             await_bytes(receiver.as_fd()).unwrap();
             // Continue within a page, as the placer does.
-            let mut rest = left.pieces.to_vec();
-            if let Piece::Ram { offset, bytes } = rest[0] {
-                let taken = left.taken;
-                rest[0] = Piece::Ram { offset: offset + taken as u64, bytes: bytes - taken };
-            } else {
-                rest[0] = Piece::Scratch { bytes: PAGE - left.taken };
-            }
-            let bytes = mapping.receive_ready(receiver.as_fd(), &rest, &mut scratch).unwrap();
-            left.take(bytes);
+            let mut rest = pieces[received / PAGE..].to_vec();
+            let taken = received % PAGE;
+            rest[0] = match rest[0] {
+                Piece::Ram { offset, bytes } => {
+                    Piece::Ram { offset: offset + taken as u64, bytes: bytes - taken }
+                }
+                Piece::Drop { bytes } => Piece::Drop { bytes: bytes - taken },
+            };
+            received += mapping.receive_ready(receiver.as_fd(), &rest).unwrap();
         }
         sending.join().unwrap();
         for n in 0..PAGES {
@@ -279,18 +245,14 @@ mod tests {
         let mapping = mapping(1);
         let (mut sender, receiver) = UnixStream::pair().unwrap();
         sender.write_all(&[1; 2 * PAGE]).unwrap();
-        let mut scratch = vec![0; PAGE];
         for bad in [ram(1), Piece::Ram { offset: u64::MAX, bytes: 2 }] {
-            let refused = mapping.receive_ready(receiver.as_fd(), &[ram(0), bad], &mut scratch);
+            let refused = mapping.receive_ready(receiver.as_fd(), &[ram(0), bad]);
             assert!(matches!(refused, Err(RamError::OutOfRange { .. })), "{refused:?}");
         }
-        let bad = Piece::Scratch { bytes: PAGE + 1 };
-        let refused = mapping.receive_ready(receiver.as_fd(), &[ram(0), bad], &mut scratch);
-        assert!(matches!(refused, Err(RamError::ScratchTooSmall { .. })), "{refused:?}");
-        assert_eq!(mapping.file().allocated_bytes().unwrap(), 0);
-        let all = [ram(0), Piece::Scratch { bytes: 0 }, Piece::Scratch { bytes: PAGE }];
-        let taken = mapping.receive_ready(receiver.as_fd(), &all, &mut scratch).unwrap();
-        assert_eq!(taken, 2 * PAGE);
+        assert_eq!(page_at(&mapping, 0), [0; PAGE]);
+        let all = [ram(0), Piece::Drop { bytes: 0 }, Piece::Drop { bytes: PAGE }];
+        assert_eq!(mapping.receive_ready(receiver.as_fd(), &all).unwrap(), 2 * PAGE);
+        assert_eq!(page_at(&mapping, 0), [1; PAGE]);
     }
 
     #[test]
@@ -301,13 +263,12 @@ mod tests {
         let Err(RamError::Receive { source }) = await_bytes(receiver.as_fd()) else { panic!() };
         assert_eq!(source.kind(), io::ErrorKind::TimedOut);
         sender.write_all(&[1; 100]).unwrap();
-        assert_eq!(mapping.receive_ready(receiver.as_fd(), &[ram(0)], &mut []).unwrap(), 100);
+        assert_eq!(mapping.receive_ready(receiver.as_fd(), &[ram(0)]).unwrap(), 100);
         drop(sender);
         let Err(RamError::Receive { source }) = await_bytes(receiver.as_fd()) else { panic!() };
         assert_eq!(source.kind(), io::ErrorKind::UnexpectedEof);
         let rest = [Piece::Ram { offset: 100, bytes: PAGE - 100 }];
-        let Err(RamError::Receive { source }) =
-            mapping.receive_ready(receiver.as_fd(), &rest, &mut [])
+        let Err(RamError::Receive { source }) = mapping.receive_ready(receiver.as_fd(), &rest)
         else {
             panic!()
         };

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
-use ram::{Mapping, RamFile};
+use ram::Mapping;
 use transport::{Endpoint, Lanes, LanesError, LanesPlan, receive};
 use wire::{Preamble, Reply, Token};
 
@@ -29,10 +29,7 @@ struct Destination {
 
 impl Destination {
     fn start(cut_after: impl Fn(u64) -> Option<usize> + Send + 'static) -> Self {
-        let mapping = Mapping::new(
-            &RamFile::create("lanes-test", u64::from(PAGES) * PAGE_BYTES as u64, None).unwrap(),
-        )
-        .unwrap();
+        let mapping = Mapping::own(u64::from(PAGES) * PAGE_BYTES as u64);
         let mapping = Arc::new(mapping);
         let (qemu, _other_end) = UnixStream::pair().unwrap();
         let feeder = Feeder::start(qemu, 1 << 20).unwrap();

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded, select};
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use qemu::incoming::Incoming;
+use qemu::ram_blocks::{RamBlocks, Reached};
 use wire::{Announced, Prepare, Prepared, ToDestination, ToSource, Token};
 
 use super::Shared;
@@ -102,10 +103,9 @@ impl Arrival<'_> {
         let arriving = arriving
             .map_err(|refusal| End::Tell(ToSource::Refused { reason: refusal.to_string() }))?;
         let machine = arriving.machine();
-        let notes = arriving.notes();
         let mut guard = Guard(Some(arriving));
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
-        let outcome = self.load_and_run(&mut guard, &machine, notes);
+        let outcome = self.load_and_run(&mut guard, &machine);
         self.shared.arrivals.lock().remove(&self.token);
         self.lanes.end();
         outcome.map(|()| order.vm)
@@ -124,16 +124,20 @@ impl Arrival<'_> {
         &self,
         guard: &mut Guard,
         machine: &Arc<qemu::machine::Machine>,
-        notes: Vec<String>,
     ) -> Result<(), End> {
         let incoming = Incoming::of(machine).map_err(End::failed)?;
         let socket = self.shared.local.scratch.join(format!("in-{}.sock", hex(self.token)));
         let stream = incoming.listen(&socket).map_err(End::failed)?;
         let feeder = Feeder::start(stream, self.shared.local.pool_bytes).map_err(End::failed)?;
-        let prepared = Prepared { token: hex(self.token), qemu: machine.version.clone(), notes };
+        let ram = RamBlocks::of(machine);
+        let prepared = Prepared {
+            token: hex(self.token),
+            qemu: machine.version.clone(),
+            notes: ram.notes.clone(),
+        };
         self.say(&ToSource::Prepared(prepared))?;
 
-        let tail = self.take_stream(machine, &feeder)?;
+        let tail = self.take_stream(&ram.reached, &feeder)?;
         self.load(&incoming, &feeder, &tail)?;
         self.say(&ToSource::Loaded)?;
         let run = self.hear_verdict()?;
@@ -142,11 +146,7 @@ impl Arrival<'_> {
 
     /// Pages come by the lanes, residue comes here, until the source says that
     /// it is complete. Returns the tail.
-    fn take_stream(
-        &self,
-        machine: &qemu::machine::Machine,
-        feeder: &Feeder,
-    ) -> Result<Vec<u8>, End> {
+    fn take_stream(&self, ram: &[Reached], feeder: &Feeder) -> Result<Vec<u8>, End> {
         let mut tail = Vec::new();
         let mut whole_bytes = 0;
         let mut announced = None;
@@ -160,7 +160,7 @@ impl Arrival<'_> {
                         .take()
                         .ok_or_else(|| End::failed("a head came without its block list"))?;
                     feeder.head(&head, ram_section, footers).map_err(End::failed)?;
-                    self.open_lanes(machine, feeder, blocks)?;
+                    self.open_lanes(ram, feeder, blocks)?;
                 }
                 Heard::Tail(piece) => {
                     if tail.len() + piece.len() > TAIL_BYTES_MAX {
@@ -191,14 +191,14 @@ impl Arrival<'_> {
 
     fn open_lanes(
         &self,
-        machine: &qemu::machine::Machine,
+        ram: &[Reached],
         feeder: &Feeder,
         blocks: Vec<Announced>,
     ) -> Result<(), End> {
         let mut plans = Vec::with_capacity(blocks.len());
         for Announced { name, bytes } in blocks {
-            let shared = machine.ram.iter().find(|ram| ram.id == name);
-            let placement = match shared {
+            let reached = ram.iter().find(|ram| ram.name == name);
+            let placement = match reached {
                 Some(ram) if ram.bytes == bytes => Placement::Mapped(Arc::clone(&ram.mapping)),
                 Some(ram) => {
                     return Err(End::failed(format!(

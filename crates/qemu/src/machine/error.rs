@@ -3,8 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-use ram::RamError;
-
 use crate::command_line::CommandLineError;
 use crate::launch::LaunchError;
 use crate::process::ProcessError;
@@ -35,14 +33,6 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
-    /// Its RAM.
-    #[error("the VM's RAM `{id}` can't be made: {}", chain(source))]
-    Ram {
-        /// Which.
-        id: String,
-        /// Why.
-        source: RamError,
-    },
     /// No room for its RAM.
     #[error(
         "no room for the VM: it has {} MiB of RAM, and this host has {} MiB to give",
@@ -70,23 +60,4 @@ pub enum StartError {
     /// QEMU's process.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The RAM of a VM found again is not where it was.
-    #[error("QEMU {pid} no longer has the RAM `{id}` open that the agent made for it")]
-    RamLost {
-        /// QEMU.
-        pid: u32,
-        /// Which RAM.
-        id: String,
-    },
-}
-
-/// An error of the RAM with what the kernel said.
-fn chain(error: &RamError) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -5,10 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use ram::RamFile;
-
-use super::started::{inode, shared_ram};
-use super::{Machine, RamRecord, Record, SharedRam, StartError};
+use super::{Machine, Record, StartError};
 use crate::command_line::CommandLine;
 use crate::process::{Process, ProcessError, command_line_of, directory_of, proc_path};
 use crate::qmp::Qmp;
@@ -21,15 +18,11 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// If its QEMU is gone, or isn't reachable as it was.
 pub fn reopen(record: &Record) -> Result<Machine, StartError> {
     let process = Process::find(&record.process)?;
-    let ram = record.ram.iter().map(|ram| reopen_ram(process.pid(), ram));
-    let ram = ram.collect::<Result<Vec<SharedRam>, StartError>>()?;
     let qmp = Qmp::connect(&record.socket, CONNECT)?;
     Ok(Machine {
         process,
         version: qmp.version_text(),
         qmp,
-        ram,
-        left: record.left.clone(),
         argv: record.argv.clone(),
         cwd: record.cwd.clone(),
         socket: record.socket.clone(),
@@ -37,7 +30,7 @@ pub fn reopen(record: &Record) -> Result<Machine, StartError> {
     })
 }
 
-/// Meets a VM that somebody else started: no RAM is shared with it.
+/// Meets a VM that somebody else started.
 ///
 /// # Errors
 /// If its QMP can't be reached or its process can't be found.
@@ -52,8 +45,6 @@ pub fn attach(socket: &Path) -> Result<Machine, StartError> {
         process,
         version: qmp.version_text(),
         qmp,
-        ram: Vec::new(),
-        left: Vec::new(),
         socket,
         log: None,
     })
@@ -69,18 +60,4 @@ fn qemu_process(qmp: &Qmp) -> Option<u32> {
     };
     let candidates = [qmp.process_of_vcpu(), qmp.peer_pid()];
     candidates.into_iter().flatten().find(is_qemu)
-}
-
-fn reopen_ram(pid: u32, record: &RamRecord) -> Result<SharedRam, StartError> {
-    let refused = |source| StartError::Ram { id: record.id.clone(), source };
-    let lost = || StartError::RamLost { pid, id: record.id.clone() };
-    let path = proc_path(pid, &format!("fd/{}", record.fd));
-    let file = RamFile::open(&path).map_err(refused)?;
-    // The number may stand for another file by now, if QEMU closed ours.
-    if inode(&file) != record.inode {
-        return Err(lost());
-    }
-    let mut ram = shared_ram(record.id.clone(), &file).map_err(refused)?;
-    ram.fd = record.fd;
-    Ok(ram)
 }

@@ -1,17 +1,15 @@
-//! Starting a VM's QEMU with RAM and a QMP socket of the agent's.
+//! Starting a VM's QEMU with a QMP socket of the agent's.
 
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ram::{Mapping, RamFile};
-
-use super::{Machine, SharedRam, StartError};
-use crate::command_line::{Backend, CommandLine};
+use super::{Machine, StartError};
+use crate::command_line::CommandLine;
 use crate::launch::{Launch, launch, log_tail};
 use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
@@ -44,25 +42,15 @@ pub struct Start<'a> {
 /// With QEMU's own words if it doesn't come up. Nothing is left behind.
 pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
     let line = CommandLine::parse(start.argv)?;
-    let plan = line.memory_plan()?;
     let directory = |source| StartError::Directory { path: start.dir.to_owned(), source };
     fs::create_dir_all(start.dir).map_err(directory)?;
-    if start.incoming {
-        find_room(&plan.shared)?;
-    }
-    let ram = plan.shared.iter().map(|backend| make_ram(start.name, backend));
-    let ram = ram.collect::<Result<Vec<SharedRam>, StartError>>()?;
-
     let socket = start.dir.join("qmp");
     let listener = listen(&socket)?;
-    let fds: Vec<(&str, RawFd)> = ram.iter().map(|ram| (ram.id.as_str(), ram.fd)).collect();
-    let mut line = line.with_shared_ram(&fds).with_qmp(listener.as_raw_fd());
+    let mut line = line.with_qmp(listener.as_raw_fd());
     if start.incoming {
         line = line.waiting(start.machine);
     }
-    let mut inherit: Vec<BorrowedFd<'_>> =
-        ram.iter().map(|ram| ram.mapping.file().as_fd()).collect();
-    inherit.push(listener.as_fd());
+    let inherit = [listener.as_fd()];
     let log = start.dir.join("qemu.log");
     let logged = fs::metadata(&log).map_or(0, |file| file.len());
     let launched =
@@ -74,38 +62,18 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
         give_up(&process);
         remove(&socket);
     })?;
+    if start.incoming {
+        find_room(&qmp, process.pid()).inspect_err(|_| give_up(&process))?;
+    }
     Ok(Machine {
         process,
         version: qmp.version_text(),
         qmp,
-        ram,
-        left: plan.left,
         argv: start.argv.to_vec(),
         cwd: start.cwd.to_owned(),
         socket,
         log: Some(log),
     })
-}
-
-fn make_ram(vm: &str, backend: &Backend) -> Result<SharedRam, StartError> {
-    let refused = |source| StartError::Ram { id: backend.id.clone(), source };
-    // The kernel shows the name in /proc, and keeps some 249 bytes of it.
-    let name: String = format!("droveway-{vm}-{}", backend.id).chars().take(60).collect();
-    let file = RamFile::create(&name, backend.bytes, backend.huge).map_err(refused)?;
-    shared_ram(backend.id.clone(), &file).map_err(refused)
-}
-
-/// RAM mapped here, and what finds it again in QEMU.
-pub(super) fn shared_ram(id: String, file: &RamFile) -> Result<SharedRam, ram::RamError> {
-    let mapping = Arc::new(Mapping::new(file)?);
-    let fd = mapping.file().as_fd().as_raw_fd();
-    let inode = inode(mapping.file());
-    Ok(SharedRam { id, bytes: mapping.bytes(), mapping, fd, inode })
-}
-
-pub(super) fn inode(file: &RamFile) -> u64 {
-    // fstat of an open file doesn't fail; 0 is no inode and finds nothing.
-    rustix::fs::fstat(file).map_or(0, |stat| stat.st_ino)
 }
 
 fn listen(socket: &Path) -> Result<UnixListener, StartError> {
@@ -137,19 +105,29 @@ fn connect(
 }
 
 /// Refuses a VM that the host has no memory for: to find out while it arrives
-/// would cost others theirs. Huge pages are taken from a pool of their own,
-/// and are reserved when they are mapped.
-fn find_room(backends: &[Backend]) -> Result<(), StartError> {
-    let small = backends.iter().filter(|backend| backend.huge.is_none());
-    let needed = small.fold(0_u64, |sum, backend| sum.saturating_add(backend.bytes));
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim().trim_end_matches(" kB").parse::<u64>().ok()
-    };
-    let Some(free) = kib("MemAvailable:") else { return Ok(()) };
-    let available = free.saturating_add(kib("SwapFree:").unwrap_or(0)).saturating_mul(1024);
+/// would cost others theirs. What QEMU has allocated already (`prealloc=on`,
+/// huge pages) needs no more room.
+fn find_room(qmp: &Qmp, pid: u32) -> Result<(), StartError> {
+    let ram = qmp.ram_bytes()?;
+    let has = in_status(&fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default());
+    room_for(ram.saturating_sub(has), &fs::read_to_string("/proc/meminfo").unwrap_or_default())
+}
+
+fn in_status(status: &str) -> u64 {
+    let parts = ["RssAnon:", "RssShmem:", "HugetlbPages:"];
+    parts.iter().filter_map(|part| kib(status, part)).sum::<u64>().saturating_mul(1024)
+}
+
+fn room_for(needed: u64, meminfo: &str) -> Result<(), StartError> {
+    let Some(free) = kib(meminfo, "MemAvailable:") else { return Ok(()) };
+    let swap = kib(meminfo, "SwapFree:").unwrap_or(0);
+    let available = free.saturating_add(swap).saturating_mul(1024);
     if needed > available { Err(StartError::NoRoom { needed, available }) } else { Ok(()) }
+}
+
+fn kib(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
 }
 
 fn give_up(process: &Process) {
@@ -170,10 +148,11 @@ mod tests {
 
     #[test]
     fn a_vm_larger_than_the_host_finds_no_room() {
-        let backend = |bytes, huge| Backend { id: "r".to_owned(), bytes, huge };
-        assert!(find_room(&[backend(1 << 20, None)]).is_ok());
-        assert!(find_room(&[backend(1 << 50, Some(2 << 20))]).is_ok());
-        let refused = find_room(&[backend(1 << 50, None)]).unwrap_err();
-        assert!(refused.to_string().starts_with("no room for the VM: it has 1073741824 MiB"));
+        let meminfo = "MemTotal: 9 kB\nMemAvailable:    4096 kB\nSwapFree:  1024 kB\n";
+        assert!(room_for(5 << 20, meminfo).is_ok());
+        let refused = room_for(9 << 20, meminfo).unwrap_err();
+        assert!(refused.to_string().starts_with("no room for the VM: it has 9 MiB"), "{refused}");
+        let status = "VmRSS:  99 kB\nRssAnon:\t 10 kB\nRssShmem: 5 kB\nHugetlbPages:  1 kB\n";
+        assert_eq!(in_status(status), 16 << 10);
     }
 }

@@ -1,0 +1,154 @@
+//! Where QEMU has the guest's RAM.
+
+use std::sync::Arc;
+
+use ram::Mapping;
+use serde_json::json;
+
+use crate::machine::Machine;
+use crate::qmp::{Qmp, QmpError};
+
+/// Blocks below this are firmware, tables and video memory. They travel in
+/// QEMU's own stream: a few MiB, and QEMU is to know that they changed.
+const MAPPED_BYTES_MIN: u64 = 24 << 20;
+
+/// A block of the guest's RAM, reached in QEMU's memory.
+#[derive(Clone, Debug)]
+pub struct Reached {
+    /// QEMU's name for it.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// The RAM.
+    pub mapping: Arc<Mapping>,
+}
+
+/// The blocks that can be reached, and why others can't.
+#[derive(Clone, Debug, Default)]
+pub struct RamBlocks {
+    /// Large, writable blocks.
+    pub reached: Vec<Reached>,
+    /// Sentences for an operator.
+    pub notes: Vec<String>,
+}
+
+/// A line of QEMU's block list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Listed {
+    name: String,
+    bytes: u64,
+    /// Before 8.0 QEMU doesn't say where it is.
+    address: Option<u64>,
+    writable: bool,
+}
+
+impl RamBlocks {
+    /// Finds the blocks of a QEMU. What can't be reached is noted, and gets its
+    /// pages by QEMU's stream.
+    #[must_use]
+    pub fn of(machine: &Machine) -> Self {
+        let mut blocks = Self::default();
+        let listed = match list(&machine.qmp) {
+            Ok(listed) => listed,
+            Err(error) => {
+                blocks.notes.push(format!("QEMU doesn't say where its RAM is: {error}"));
+                return blocks;
+            }
+        };
+        for block in listed.into_iter().filter(|block| block.bytes >= MAPPED_BYTES_MIN) {
+            blocks.reach(machine.process.pid(), block);
+        }
+        blocks
+    }
+
+    fn reach(&mut self, pid: u32, block: Listed) {
+        let Listed { name, bytes, address, writable } = block;
+        if !writable {
+            return;
+        }
+        let mapping = match address {
+            Some(address) => Mapping::of_process(pid, address, bytes).map_err(|e| e.to_string()),
+            None => Err("this QEMU says only where its first block is".to_owned()),
+        };
+        match mapping {
+            Ok(mapping) => self.reached.push(Reached { name, bytes, mapping: Arc::new(mapping) }),
+            Err(why) => self.notes.push(format!("RAM `{name}` is placed inline: {why}")),
+        }
+    }
+}
+
+/// QEMU's block list. Its commands are for people, so a text that can't be read
+/// is no error: those blocks are placed inline.
+fn list(qmp: &Qmp) -> Result<Vec<Listed>, QmpError> {
+    let answer = qmp.execute("x-query-ramblock", json!({}))?;
+    let text = answer["human-readable-text"].as_str().unwrap_or_default();
+    let mut listed: Vec<_> = text.lines().filter_map(line).collect();
+    if listed.iter().all(|block| block.address.is_none()) {
+        // The block at guest address 0 begins there, on all x86 machines.
+        let command = json!({ "command-line": "gpa2hva 0" });
+        let answer = qmp.execute("human-monitor-command", command)?;
+        if let Some((name, address)) = first(answer.as_str().unwrap_or_default()) {
+            for block in listed.iter_mut().filter(|block| block.name == name) {
+                block.address = Some(address);
+            }
+        }
+    }
+    Ok(listed)
+}
+
+/// `NAME  4 KiB  OFFSET  USED  TOTAL`, and since 8.0 `ADDRESS  rw`.
+fn line(line: &str) -> Option<Listed> {
+    let words: Vec<_> = line.split_whitespace().collect();
+    let hex = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
+    let unit = words.iter().position(|word| matches!(*word, "KiB" | "MiB" | "GiB" | "B"))?;
+    let name = words.get(..unit.checked_sub(1)?)?.join(" ");
+    let [_, used, _, rest @ ..] = words.get(unit + 1..)? else { return None };
+    Some(Listed {
+        name,
+        bytes: hex(used)?,
+        address: rest.first().and_then(|word| hex(word)),
+        writable: rest.get(1).is_none_or(|word| *word == "rw"),
+    })
+}
+
+/// `Host virtual address for 0x0 (NAME) is ADDRESS`.
+fn first(text: &str) -> Option<(String, u64)> {
+    let (_, rest) = text.split_once('(')?;
+    let (name, rest) = rest.split_once(')')?;
+    let address = rest.split_whitespace().last()?.strip_prefix("0x")?;
+    Some((name.to_owned(), u64::from_str_radix(address, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_old_and_new_versions_are_understood() {
+        let old = "  pc.ram    4 KiB  0x0000000000000000 0x0000000110000000 0x0000000110000000";
+        let expected = Listed {
+            name: "pc.ram".to_owned(),
+            bytes: 0x1_1000_0000,
+            address: None,
+            writable: true,
+        };
+        assert_eq!(line(old), Some(expected.clone()));
+        let new = format!("{old} 0x00007feec3e00000  rw");
+        let address = Some(0x7fee_c3e0_0000);
+        assert_eq!(line(&new), Some(Listed { address, ..expected.clone() }));
+        let rom = format!("{old} 0x00007feec3e00000  ro");
+        assert_eq!(line(&rom), Some(Listed { address, writable: false, ..expected }));
+        let title = "Block Name    PSize              Offset               Used              Total";
+        assert_eq!(line(title), None);
+        for nonsense in ["", "KiB", "4 KiB 1 2 3", "a 4 KiB 0x1"] {
+            assert_eq!(line(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn the_first_blocks_address_is_found_in_the_monitors_words() {
+        let text = "Host virtual address for 0x0 (pc.ram) is 0x7fa427e00000\r\n";
+        assert_eq!(first(text), Some(("pc.ram".to_owned(), 0x7fa4_27e0_0000)));
+        assert_eq!(first("No memory is mapped at address 0x0"), None);
+    }
+}
