@@ -12,10 +12,6 @@ fn parse(line: &str) -> CommandLine {
     CommandLine::parse(&words(line)).unwrap()
 }
 
-fn backend(id: &str, bytes: u64, huge: Option<u64>) -> Backend {
-    Backend { id: id.to_owned(), bytes, huge }
-}
-
 #[test]
 fn what_the_agent_does_not_need_is_kept_verbatim() {
     let line = "qemu-system-x86_64 -nodefaults --display none -m 64 disk.img -drive \

@@ -57,7 +57,7 @@ fn numa_nodes_are_reached_each_or_left_to_qemus_stream() {
          -object memory-backend-ram,id=a,size=32M -object memory-backend-ram,id=b,size=32M \
          -numa node,nodeid=0,memdev=a,cpus=0 -numa node,nodeid=1,memdev=b,cpus=1",
     );
-    let blocks = RamBlocks::of(vm);
+    let blocks = RamBlocks::of(&vm);
     // Before 8.0 QEMU says only where the first is.
     let all = vm.qmp.version() >= (8, 0, 0);
     assert_eq!(blocks.reached.len(), if all { 2 } else { 1 }, "{blocks:?}");
@@ -70,5 +70,5 @@ fn numa_nodes_are_reached_each_or_left_to_qemus_stream() {
 #[test]
 fn firmware_stays_with_qemu() {
     let vm = start("-machine q35 -m 16 -S");
-    assert!(RamBlocks::of(vm).reached.is_empty());
+    assert!(RamBlocks::of(&vm).reached.is_empty());
 }

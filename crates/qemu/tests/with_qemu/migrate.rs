@@ -8,6 +8,7 @@ use std::time::Duration;
 use qemu::incoming::Incoming;
 use qemu::outgoing::{self, Outgoing, Status, StreamKind, choose_stream};
 use qemu::qmp::{Qmp, RunState};
+use qemu::ram_blocks::RamBlocks;
 use serde_json::{Value, json};
 
 use crate::{Vm, start, wait_for};
@@ -145,8 +146,9 @@ fn a_held_migration_is_cancelled_and_the_vm_runs_on() {
     for (kind, sockets) in [(StreamKind::Classic, 1), (StreamKind::Multifd(2), 3)] {
         let source = start("-machine q35 -m 256");
         // RAM with content, so that it doesn't fit the sockets' buffers.
-        for offset in (0..source.ram[0].bytes).step_by(4096) {
-            source.ram[0].mapping.write(offset, &offset.to_le_bytes()).unwrap();
+        let ram = RamBlocks::of(&source).reached.remove(0);
+        for offset in (0..ram.bytes).step_by(4096) {
+            ram.mapping.write(offset, &offset.to_le_bytes()).unwrap();
         }
         let before = settings(&source.qmp);
         let (path, listener) = socket(&source);
