@@ -131,10 +131,9 @@ fn receive_some(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, RamE
     while received < buffer.len() {
         match recv(socket, &mut buffer[received..], RecvFlags::DONTWAIT) {
             Ok((0, _)) if received == 0 => return Err(ended()),
-            Ok((0, _)) => break,
+            Ok((0, _)) | Err(rustix::io::Errno::AGAIN) => break,
             Ok((bytes, _)) => received += bytes,
             Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::AGAIN) => break,
             Err(errno) => return Err(RamError::Receive { source: errno.into() }),
         }
     }
