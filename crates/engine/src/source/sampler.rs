@@ -84,7 +84,7 @@ impl Sampling {
             last: Counts::default(),
             last_at: Instant::now(),
             busy: VecDeque::new(),
-            effort: Effort::new(Level::Raw),
+            effort: Effort::new(Level::Hard),
             allowed: None,
             dirty_bytes_per_s: 0.0,
         }
