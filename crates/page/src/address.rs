@@ -36,8 +36,10 @@ pub struct BlockId(pub u16);
 
 /// The count of rounds that QEMU finished before it sent a page.
 ///
-/// A page appears at most once in an epoch, so of two versions of a page the
-/// one with the higher epoch is the newer, whatever order lanes deliver in.
+/// Of two versions of a page the one with the higher epoch is the newer,
+/// whatever order lanes deliver in. Two of the same epoch (a batch that was sent
+/// again; or QEMU 7.2, whose multifd can send a page twice) are as good as each
+/// other: if they differ, a later epoch brings the page again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u32);
 

@@ -9,10 +9,10 @@
 //! It was so at first: the agent made a memfd, QEMU used it as its RAM, and
 //! pages were received straight into it. But *reading* a hole of a memfd
 //! allocates it, and QEMU's own migration reads all of RAM to find zero pages.
-//! A VM of 1 GiB that had touched 100 MiB took 1.0 s of CPU for that and came
-//! out with 1 GiB allocated; with anonymous memory, where a hole reads as the
-//! kernel's one zero page, 0.05 s and nothing. And a memfd has no transparent
-//! huge pages unless the administrator changed a setting that is off everywhere.
+//! So a source filled up to its full size, and that took longer than sending it.
+//! In anonymous memory a hole reads as the kernel's one zero page and stays a
+//! hole. And a memfd has no transparent huge pages unless the administrator
+//! changed a setting that is off everywhere.
 //! One more copy per page at the destination is cheap against that.
 //!
 //! # Memory that others write
