@@ -2,15 +2,24 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
 
-use api::Report;
+use api::{Phase, Report};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// What any migration here takes at most, on a busy machine too. One that takes
+/// longer is cancelled, which ends its test.
+const MIGRATION_MAX: Duration = Duration::from_secs(120);
 
 /// `droveway migrate --json`, running.
 pub struct Moving {
     child: Child,
     lines: BufReader<ChildStderr>,
     said: String,
+    /// Dropped with this, it calls the watch off.
+    _over: Sender<()>,
 }
 
 /// How it ended.
@@ -28,32 +37,41 @@ impl Moving {
     pub(crate) fn new(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap());
-        Self { child, lines, said: String::new() }
+        let (over, watch) = channel();
+        let pid = child.id();
+        thread::spawn(move || {
+            if watch.recv_timeout(MIGRATION_MAX) == Err(RecvTimeoutError::Timeout) {
+                interrupt(pid);
+            }
+        });
+        Self { child, lines, said: String::new(), _over: over }
     }
 
-    /// Waits until it says that it is in a phase, such as `first pass`.
+    /// Waits until it says that it is in a phase.
     ///
     /// # Panics
     /// If it ends without.
-    pub fn wait_for(&mut self, phase: &str) {
+    pub fn wait_for(&mut self, phase: Phase) {
+        let shown = match phase {
+            Phase::Prepare => "  preparing",
+            Phase::FirstPass => "  first pass",
+            Phase::LaterPass => "  pass ",
+            other => panic!("{other:?} may be over before it is shown"),
+        };
         loop {
             let mut line = String::new();
             let read = self.lines.read_line(&mut line).unwrap();
-            assert_ne!(read, 0, "it ended before its {phase}: {}", self.said);
             self.said.push_str(&line);
-            if line.contains(phase) {
+            assert_ne!(read, 0, "it ended before {phase:?}: {}", self.said);
+            if line.contains(shown) {
                 return;
             }
         }
     }
 
     /// Presses Ctrl-C.
-    ///
-    /// # Panics
-    /// If it has ended.
     pub fn interrupt(&self) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap();
-        kill_process(pid, Signal::INT).unwrap();
+        interrupt(self.child.id());
     }
 
     /// Waits for its end, which comes with a report.
@@ -81,5 +99,12 @@ impl Moving {
         self.lines.read_to_string(&mut self.said).unwrap();
         let status = self.child.wait().unwrap();
         (status.success(), output, self.said)
+    }
+}
+
+fn interrupt(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // It may have ended by itself.
+        let _ = kill_process(pid, Signal::INT);
     }
 }

@@ -1,0 +1,88 @@
+//! What a VM's owner does to it while it moves, its guest included.
+
+use std::time::Duration;
+
+use api::{Outcome, Phase, VmStatus};
+use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
+use lab::guest::GuestSpec;
+use lab::hosts::Link;
+use serde_json::json;
+
+/// Moves for some seconds over a slow link.
+fn slow_to_move() -> GuestSpec {
+    let mut spec = guest("256M", 500_000);
+    spec.orders.random_bytes = 64 * MIB;
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    spec
+}
+
+#[test]
+fn a_paused_vm_arrives_paused() {
+    let world = World::new(Link::one(1000));
+    let mut spec = guest("256M", 5_000_000);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
+    world.own_qmp(Side::A, "web1").execute("stop", json!({})).unwrap();
+    guest.expect_on(&world.hosts.b).unwrap();
+    let ended = world.begin(&guest, Side::A, &[]).wait();
+    assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+    assert_eq!(ended.report.downtime_ms, None);
+    assert_eq!(world.vm(Side::B, "web1").unwrap().status, VmStatus::Paused);
+    world.assert_nothing_left(Side::A);
+
+    world.own_qmp(Side::B, "web1").execute("cont", json!({})).unwrap();
+    world.assert_intact(&guest);
+    drop(world.migrate(&guest, Side::B, &[]));
+}
+
+/// Its owner changes his mind while it moves.
+#[test]
+fn a_vm_that_is_paused_while_it_moves_arrives_paused() {
+    let world = World::new(Link::one(100));
+    let guest = world.boot(&slow_to_move());
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    world.own_qmp(Side::A, "web1").execute("stop", json!({})).unwrap();
+    let ended = moving.wait();
+    assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+    assert_eq!(world.vm(Side::B, "web1").unwrap().status, VmStatus::Paused);
+    world.own_qmp(Side::B, "web1").execute("cont", json!({})).unwrap();
+    world.assert_intact(&guest);
+}
+
+#[test]
+fn a_guest_reboots_while_it_moves() {
+    let world = World::new(Link::one(100));
+    let mut spec = slow_to_move();
+    spec.no_reboot = false;
+    let guest = world.boot(&spec);
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    guest.tell("reboot").unwrap();
+    drop(world.arrive(&guest, Side::A, moving));
+    guest.wait_boots(2).unwrap();
+    world.assert_intact(&guest);
+    drop(world.migrate(&guest, Side::B, &[]));
+    assert_eq!(guest.pulse().boots, 2);
+}
+
+#[test]
+fn a_guest_that_powers_off_while_it_moves_is_gone() {
+    let world = World::new(Link::one(100));
+    let guest = world.boot(&slow_to_move());
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    guest.tell("poweroff").unwrap();
+    let ended = moving.wait();
+    assert!(!ended.success);
+    let Outcome::Failed(why) = &ended.report.outcome else { panic!("{:?}", ended.report.outcome) };
+    assert!(why.contains("the VM ended while it was being moved"), "{why}");
+    world.assert_nothing_left(Side::B);
+    let dead = || world.vm(Side::A, "web1").is_some_and(|vm| vm.status == VmStatus::Dead);
+    until("it is shown dead", dead);
+    let problem = world.vm(Side::A, "web1").unwrap().problem.unwrap();
+    assert!(problem.contains("the guest shut down"), "{problem}");
+    world.says(Side::A, &["stop", "web1"]);
+    world.assert_nothing_left(Side::A);
+    assert!(guest.wait_beat(Duration::from_millis(100)).is_err());
+}
