@@ -135,7 +135,7 @@ fn a_qemu_that_somebody_else_started_receives_an_adopted_vm() {
 
     let json = a.says(&["migrate", "web1", "b", "--incoming-qmp", &to, "--json"]);
     let report: Report = serde_json::from_str(&json).unwrap();
-    assert_eq!(report.placement, "inline");
+    assert_eq!(report.placement, "mapped");
     source.wait().unwrap();
     let vm = b.vm("web1").unwrap();
     assert_eq!((vm.pid, vm.attached), (destination.id(), true));
