@@ -5,13 +5,19 @@ use std::hint::black_box;
 use crate::content::{self, Identity, Kind, PageWords};
 use crate::{PAGE_BYTES, PAGE_WORDS};
 
+/// A page that is one page of the guest's RAM, not parts of two: rewriting it
+/// makes one page dirty.
+#[derive(Clone)]
+#[repr(align(4096))]
+struct Aligned(PageWords);
+
 /// Pages of one kind of content, each in a version of its own.
 pub struct Area {
     name: &'static str,
     kind: Kind,
     seed: u64,
     first_page: u64,
-    pages: Vec<PageWords>,
+    pages: Vec<Aligned>,
     /// Empty where nothing is rewritten: every version is 0.
     versions: Vec<u32>,
 }
@@ -51,9 +57,9 @@ impl Area {
         rewritten: bool,
     ) -> Self {
         let count = usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_BYTES;
-        let mut pages = vec![[0u64; PAGE_WORDS]; count];
+        let mut pages = vec![Aligned([0; PAGE_WORDS]); count];
         let versions = if rewritten { vec![0; count] } else { Vec::new() };
-        for (index, page) in pages.iter_mut().enumerate() {
+        for (index, Aligned(page)) in pages.iter_mut().enumerate() {
             // The kernel gives zero pages only when they are written to, and
             // the compiler would leave out zeros written over zeros.
             page[0] = 1;
@@ -79,7 +85,7 @@ impl Area {
     /// once and then made right, so that one fault is not counted again.
     pub fn rewrite(&mut self, index: usize) -> Option<String> {
         let identity = self.identity(index);
-        let page = &mut self.pages[index];
+        let Aligned(page) = &mut self.pages[index];
         let wrong = content::first_wrong(self.kind, identity, page)
             .map(|_| describe(self.name, self.kind, identity, index, page));
         let version = identity.version.wrapping_add(1);
@@ -92,7 +98,7 @@ impl Area {
     #[must_use]
     pub fn check(&self) -> Checked {
         let mut checked = Checked::default();
-        for (index, page) in self.pages.iter().enumerate() {
+        for (index, Aligned(page)) in self.pages.iter().enumerate() {
             checked.pages += 1;
             let identity = self.identity(index);
             if content::first_wrong(self.kind, identity, page).is_none() {
@@ -135,7 +141,7 @@ mod tests {
     #[test]
     fn a_lost_write_is_found() {
         let mut area = working_set();
-        let old = area.pages[5];
+        let old = area.pages[5].clone();
         area.rewrite(5);
         area.pages[5] = old;
         let checked = area.check();

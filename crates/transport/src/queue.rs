@@ -41,8 +41,11 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Queue {
     state: Mutex<State>,
-    /// For lanes: a batch, the end, or a broken connection.
+    /// For lanes: a batch, the end, or a broken connection. Only who takes
+    /// batches waits here: a new batch wakes one of them.
     work: Condvar,
+    /// For lanes that can't connect: the end.
+    over: Condvar,
     /// For the barrier: everything placed, or failed.
     drained: Condvar,
 }
@@ -70,6 +73,7 @@ impl Queue {
                 busy_since: None,
             }),
             work: Condvar::new(),
+            over: Condvar::new(),
             drained: Condvar::new(),
         }
     }
@@ -98,6 +102,8 @@ impl Queue {
                 return Work::End;
             }
             if broken() {
+                // It may have been woken for a batch: another takes it.
+                self.work.notify_one();
                 return Work::Broken;
             }
             if let Some(batch) = state.waiting.pop_front() {
@@ -124,7 +130,7 @@ impl Queue {
             }
             drop(state);
             self.drained.notify_all();
-            self.work.notify_all();
+            self.wake_for_end();
         }
     }
 
@@ -171,7 +177,7 @@ impl Queue {
             if state.failed.is_some() || state.is_over() {
                 return false;
             }
-            if self.work.wait_until(&mut state, until).timed_out() {
+            if self.over.wait_until(&mut state, until).timed_out() {
                 return true;
             }
         }
@@ -194,7 +200,7 @@ impl Queue {
     /// No more batches; lanes end once all is delivered.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
-        self.work.notify_all();
+        self.wake_for_end();
     }
 
     /// Ends everything now; batches that wait are dropped.
@@ -205,8 +211,13 @@ impl Queue {
     fn fail_locked(&self, state: &mut State, error: LanesError) {
         state.failed.get_or_insert(error);
         state.waiting.clear();
-        self.work.notify_all();
+        self.wake_for_end();
         self.drained.notify_all();
+    }
+
+    fn wake_for_end(&self) {
+        self.work.notify_all();
+        self.over.notify_all();
     }
 
     pub(crate) fn failure(&self) -> Option<LanesError> {

@@ -108,7 +108,11 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
     let cpu = CpuMeter::start(&hosts)?;
     let traffic = hosts.traffic()?;
     guest.forget_gap();
-    let moved = contender.migrate(&ground)?;
+    let moved = contender.migrate(&ground);
+    if let Some(report) = contender.report() {
+        save(&format!("{}-{}-report", scenario.name, contender.name()), report)?;
+    }
+    let moved = moved?;
     guest.wait_beat(HEARD_MAX)?;
     let felt = guest.felt(moved.began, moved.ran);
     let run = Run {
@@ -123,9 +127,6 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
         guest_work: work(scenario.guest.orders.rate, felt),
         error: None,
     };
-    if let Some(report) = contender.report() {
-        save(&format!("{}-{}-report", scenario.name, contender.name()), report)?;
-    }
     let checked = guest.check()?;
     let intact = checked.wrong == 0 && checked.pages > 0;
     contender.stop();

@@ -217,6 +217,7 @@ impl Contender for Droveway {
                 self.agents[0].log_text()
             ))
         })?;
+        self.report = Some(report.clone());
         if report.outcome != Outcome::Done {
             return Err(self.failed(format!("{:?}", report.outcome)));
         }
@@ -231,7 +232,6 @@ impl Contender for Droveway {
             prepare,
             downtime: Duration::from_secs_f64(report.downtime_ms.unwrap_or(0.0) / 1e3),
         };
-        self.report = Some(report);
         Ok(moved)
     }
 
