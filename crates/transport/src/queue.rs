@@ -237,3 +237,40 @@ impl Queue {
 fn body_bytes(batch: &Batch) -> u64 {
     batch.bodies().len() as u64 * page::PAGE_BYTES as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    /// Lanes that can't connect wait beside those that carry, and have no use
+    /// for a batch: woken for one, they would leave it lying for ever.
+    #[test]
+    fn a_batch_wakes_a_lane_that_takes_it() {
+        const DEAD: usize = 8;
+        let pool = page::Pool::new(1 << 20);
+        let queue = Queue::new();
+        queue.lane_up();
+        thread::scope(|scope| {
+            for _ in 0..DEAD {
+                scope.spawn(|| while queue.could_not_connect("x", Duration::from_secs(1)) {});
+            }
+            // Most of them wait by now; which ones does not matter.
+            thread::sleep(Duration::from_millis(50));
+            let carrier = scope.spawn(|| {
+                let mut carried = 0;
+                while let Work::Send(batch) = queue.take(|| false) {
+                    carried += 1;
+                    queue.placed(batch);
+                }
+                carried
+            });
+            for _ in 0..100 {
+                queue.submit(pool.take().unwrap()).unwrap();
+                queue.wait_drained().unwrap();
+            }
+            queue.close();
+            assert_eq!(carrier.join().unwrap(), 100);
+        });
+    }
+}
