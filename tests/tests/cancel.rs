@@ -8,7 +8,7 @@ use lab::hosts::Link;
 
 /// Writes more than the link carries: its migration has no end.
 fn busy() -> GuestSpec {
-    let mut spec = guest("256M", 40_000_000);
+    let mut spec = guest("256M", 60_000_000);
     spec.orders.working_set_bytes = 32 * MIB;
     spec
 }
@@ -25,7 +25,7 @@ fn cancelled(world: &World, guest: &Guest, pid: u32, moving: Moving) -> Report {
 
 /// Cancels in each phase, then lets it move.
 fn in_any_phase(cancel: impl Fn(&World, &Moving)) {
-    let world = World::new(Link::one(100));
+    let world = World::new(Link::one(200));
     let guest = world.boot(&busy());
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     for phase in [Phase::FirstPass, Phase::LaterPass] {
@@ -54,7 +54,7 @@ fn by_another_command() {
 
 #[test]
 fn of_the_classic_stream_and_before_anything_has_begun() {
-    let world = World::new(Link::one(100));
+    let world = World::new(Link::one(200));
     let guest = world.boot(&busy());
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     for phase in [Phase::Prepare, Phase::FirstPass, Phase::LaterPass] {

@@ -38,7 +38,7 @@ fn a_paused_vm_arrives_paused() {
 /// Its owner changes his mind while it moves.
 #[test]
 fn a_vm_that_is_paused_while_it_moves_arrives_paused() {
-    let world = World::new(Link::one(100));
+    let world = World::new(Link::one(200));
     let guest = world.boot(&slow_to_move());
     let mut moving = world.begin(&guest, Side::A, &[]);
     moving.wait_for(Phase::FirstPass);
@@ -52,7 +52,7 @@ fn a_vm_that_is_paused_while_it_moves_arrives_paused() {
 
 #[test]
 fn a_guest_reboots_while_it_moves() {
-    let world = World::new(Link::one(100));
+    let world = World::new(Link::one(200));
     let mut spec = slow_to_move();
     spec.no_reboot = false;
     let guest = world.boot(&spec);
@@ -68,7 +68,7 @@ fn a_guest_reboots_while_it_moves() {
 
 #[test]
 fn a_guest_that_powers_off_while_it_moves_is_gone() {
-    let world = World::new(Link::one(100));
+    let world = World::new(Link::one(200));
     let guest = world.boot(&slow_to_move());
     let mut moving = world.begin(&guest, Side::A, &[]);
     moving.wait_for(Phase::FirstPass);

@@ -1,0 +1,28 @@
+//! docs/ARCHITECTURE.md opens with the way of one page: files and functions
+//! that are there.
+
+use std::fs;
+
+use lab::setup::repository;
+
+#[test]
+fn every_step_of_a_page_is_there() {
+    let root = repository();
+    let text = fs::read_to_string(root.join("docs/ARCHITECTURE.md")).unwrap();
+    let way = text.split_once("## Where one page goes").expect("the first chapter").1;
+    let way = way.split("```").nth(1).expect("the way, in a block of its own");
+    let mut steps = 0;
+    for line in way.lines() {
+        let mut words = line.split_whitespace().skip_while(|word| !word.ends_with(".rs"));
+        let (Some(file), Some(function)) = (words.next(), words.next()) else {
+            assert!(line.trim().is_empty(), "neither file nor function: {line}");
+            continue;
+        };
+        let code = fs::read_to_string(root.join(file))
+            .unwrap_or_else(|error| panic!("{file} ({line}): {error}"));
+        let defined = [format!("fn {function}("), format!("fn {function}<")];
+        assert!(defined.iter().any(|text| code.contains(text)), "{file} has no fn {function}");
+        steps += 1;
+    }
+    assert!(steps >= 8, "{steps} steps");
+}
