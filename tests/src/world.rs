@@ -130,7 +130,15 @@ impl World {
     /// # Panics
     /// If it does not come up.
     pub fn start_agent(&mut self, side: Side) {
-        let agent = Agent::start(&self.hosts, self.host(side)).unwrap();
+        self.start_agent_by(side, &[]);
+    }
+
+    /// The same, by a program that becomes it, such as `setpriv`.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn start_agent_by(&mut self, side: Side, by: &[&str]) {
+        let agent = Agent::start_by(&self.hosts, self.host(side), by).unwrap();
         self.agents[side as usize] = agent;
     }
 
@@ -291,7 +299,7 @@ impl World {
             until(&format!("nothing is left in {dir}"), || self.files(side, dir).is_empty());
         }
         let known = |name: &str| {
-            matches!(name, "agent.log" | "api.sock" | "peers.toml" | "state")
+            matches!(name, "agent.log" | "api.sock" | "disk.img" | "peers.toml" | "state")
                 || name.ends_with(".console")
         };
         until("no socket is left", || self.files(side, "").iter().all(|name| known(name)));

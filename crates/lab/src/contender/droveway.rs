@@ -1,5 +1,6 @@
 //! Droveway: an agent on each host, and its command. Tests use the same.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -64,6 +65,15 @@ impl Agent {
     /// # Errors
     /// If it doesn't come up; with the end of its log.
     pub fn start(hosts: &Hosts, host: &Host) -> Result<Self> {
+        Self::start_by(hosts, host, &[])
+    }
+
+    /// Starts an agent by a program that becomes it, such as `setpriv` with
+    /// its options, and waits until it answers.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_by(hosts: &Hosts, host: &Host, by: &[&str]) -> Result<Self> {
         let outside = |name: &str| host.run_dir.join(name);
         std::fs::write(outside("peers.toml"), peers(hosts)).at("write", outside("peers.toml"))?;
         let log = outside("agent.log");
@@ -71,8 +81,11 @@ impl Agent {
         let log_file = log_file.at("open", &log)?;
         let name = peer_name(hosts, host);
         let inside = |name: &str| format!("{RUN_DIR}/{name}");
-        let mut command = host.command(binary());
+        let binary = binary();
+        let words: Vec<&OsStr> = by.iter().map(OsStr::new).chain([binary.as_os_str()]).collect();
+        let mut command = host.command(words[0]);
         command
+            .args(&words[1..])
             .args(["agent", "--name", name, "--insecure-plaintext"])
             .args(["--listen", &format!("0.0.0.0:{PORT}")])
             .args(["--peers", &inside("peers.toml"), "--state", &inside("state")])

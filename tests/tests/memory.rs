@@ -1,0 +1,69 @@
+//! RAM in whatever shape, and RAM that the guest never touched.
+
+use std::fs;
+
+use api::Phase;
+use end_to_end::{MIB, Side, World, guest};
+use lab::hosts::Link;
+
+#[test]
+fn two_numa_backends() {
+    let world = World::new(Link::one(1000));
+    let kit = &world.kit;
+    // 7.2 says only where its first block is: pages of the other go inline.
+    let versions = [(&kit.qemu, kit.qemu_version), (&kit.qemu_system, kit.qemu_system_version)];
+    for (qemu, version) in versions {
+        let mut spec = guest("524296k", 5_000_000);
+        spec.name = format!("numa-{}", qemu == &kit.qemu);
+        spec.extra = [
+            "-object memory-backend-ram,id=near,size=262148k",
+            "-object memory-backend-ram,id=far,size=262148k",
+            "-numa node,nodeid=0,memdev=near -numa node,nodeid=1,memdev=far",
+        ]
+        .iter()
+        .flat_map(|line| line.split(' '))
+        .map(str::to_owned)
+        .collect();
+        spec.orders.random_bytes = 160 * MIB;
+        spec.orders.working_set_bytes = 160 * MIB;
+        let guest = world.boot_with(&spec, qemu);
+        for side in [Side::A, Side::B] {
+            let report = world.migrate(&guest, side, &[]);
+            assert_eq!(report.placement, "mapped");
+            let inline = report.notes.iter().any(|note| note.contains("`far` is placed inline"));
+            assert_eq!(inline, version.major < 8, "{version}: {:?}", report.notes);
+        }
+        world.says(Side::A, &["stop", &spec.name, "--force"]);
+        world.assert_nothing_left(Side::A);
+    }
+}
+
+/// RAM that lies on both sides of the hole below 4 GiB, most of it untouched:
+/// it is not filled, at neither end.
+#[test]
+fn untouched_memory_above_4_gib_stays_untouched() {
+    let world = World::new(Link::one(200));
+    let mut spec = guest("4352M", 60_000_000);
+    // Linux takes the upper end first.
+    spec.orders.working_set_bytes = 64 * MIB;
+    let guest = world.boot(&spec);
+    let before = resident(&world, Side::A, "web1");
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::LaterPass);
+    let read = resident(&world, Side::A, "web1");
+    guest.ask("rate 1000000").unwrap();
+    drop(world.arrive(&guest, Side::A, moving));
+    let arrived = resident(&world, Side::B, "web1");
+    let allowed = before + 128 * MIB;
+    assert!(read < allowed, "the source took {read} bytes after {before}");
+    assert!(arrived < allowed, "the destination took {arrived} bytes after {before}");
+    assert!(allowed < 2048 * MIB, "{before} bytes are not little of 4352 MiB");
+}
+
+/// Memory behind a VM's QEMU, in bytes.
+fn resident(world: &World, side: Side, name: &str) -> u64 {
+    let pid = world.vm(side, name).unwrap().pid;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}

@@ -1,0 +1,62 @@
+//! Agents end and start again; VMs don't notice.
+
+use api::{Outcome, Phase};
+use end_to_end::{MIB, Moving, Side, World, guest};
+use lab::guest::Guest;
+use lab::hosts::Link;
+
+fn world() -> (World, Guest, u32) {
+    let world = World::new(Link::one(200));
+    let mut spec = guest("256M", 2_000_000);
+    spec.orders.random_bytes = 64 * MIB;
+    let guest = world.boot(&spec);
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    (world, guest, pid)
+}
+
+/// A migration in its first pass.
+fn fly(world: &World, guest: &Guest) -> Moving {
+    let mut moving = world.begin(guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    moving
+}
+
+#[test]
+fn a_new_agent_finds_its_vm_and_moves_it() {
+    let (mut world, guest, pid) = world();
+    world.kill_agent(Side::A);
+    world.assert_intact(&guest);
+    world.start_agent(Side::A);
+    world.assert_stayed(&guest, Side::A, pid);
+    drop(world.migrate(&guest, Side::A, &[]));
+    world.kill_agent(Side::B);
+    world.start_agent(Side::B);
+    drop(world.migrate(&guest, Side::B, &[]));
+}
+
+#[test]
+fn the_sources_agent_dies_while_pages_fly() {
+    let (mut world, guest, pid) = world();
+    let moving = fly(&world, &guest);
+    world.kill_agent(Side::A);
+    let (moved, _, said) = moving.wait_any();
+    assert!(!moved && said.contains("agent"), "{said}");
+    world.assert_nothing_left(Side::B);
+    world.start_agent(Side::A);
+    world.assert_stayed(&guest, Side::A, pid);
+    drop(world.migrate(&guest, Side::A, &[]));
+}
+
+#[test]
+fn the_destinations_agent_dies_while_pages_fly() {
+    let (mut world, guest, pid) = world();
+    let moving = fly(&world, &guest);
+    world.kill_agent(Side::B);
+    let ended = moving.wait();
+    let Outcome::Failed(why) = &ended.report.outcome else { panic!("{:?}", ended.report.outcome) };
+    assert!(!ended.success && why.contains("host-b"), "{why}");
+    assert!(ended.said.contains("The VM stays where it was"), "{}", ended.said);
+    world.start_agent(Side::B);
+    world.assert_stayed(&guest, Side::A, pid);
+    drop(world.migrate(&guest, Side::A, &[]));
+}
