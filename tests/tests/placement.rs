@@ -1,6 +1,8 @@
 //! Pages go straight into RAM that the agent made, or, where it made none,
 //! through QEMU's own stream.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 
 use end_to_end::{Side, World, guest, own_qmp_argument};
@@ -70,5 +72,38 @@ fn into_a_qemu_that_somebody_else_started() {
         let moving = world.begin(&guest, Side::B, &["--tap", tap]);
         waiting.wait().unwrap();
         drop(world.arrive(&guest, Side::B, moving));
+    }
+}
+
+/// QEMU runs as a user of its own, and the agents may not reach into other
+/// users' processes. (Their directories are open to all here: QEMU has to find
+/// the sockets that it is told of.)
+#[test]
+fn inline_where_the_agent_may_not_reach_qemus_memory() {
+    let by = "umask 0; exec setpriv --bounding-set=-sys_ptrace \"$@\"";
+    for tap in ["multifd", "classic"] {
+        let mut world = World::new(Link::one(1000));
+        for side in [Side::A, Side::B] {
+            world.kill_agent(side);
+            world.start_agent_by(side, &["sh", "-c", by, "sh"]);
+            let state = world.host(side).run_dir.join("state");
+            for dir in [world.host(side).run_dir.clone(), state.join("run"), state] {
+                fs::set_permissions(dir, Permissions::from_mode(0o777)).unwrap();
+            }
+        }
+        let mut spec = guest("256M", RATE);
+        let as_user = if world.kit.qemu_version.major < 10 {
+            ["-runas", "nobody"]
+        } else {
+            ["-run-with", "user=nobody"]
+        };
+        spec.extra.extend(as_user.map(str::to_owned));
+        let guest = world.boot(&spec);
+        for side in [Side::A, Side::B] {
+            let report = world.migrate(&guest, side, &["--tap", tap]);
+            assert_eq!((report.tap.as_str(), report.placement.as_str()), (tap, "inline"));
+            let said = report.notes.iter().any(|note| note.contains("is placed inline"));
+            assert!(said, "{:?}", report.notes);
+        }
     }
 }
