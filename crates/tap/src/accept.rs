@@ -52,7 +52,9 @@ pub(crate) struct Shared {
     pub(crate) output: Arc<dyn Output>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) channels: Channels,
-    listener: UnixListener,
+    /// To wake the accept with. It closes when the tap ends, and with it what
+    /// waits there: a QEMU whose connection nobody takes would wait for ever.
+    listener: Mutex<Option<UnixListener>>,
     stopping: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -99,12 +101,15 @@ impl Tap {
         pool: Arc<Pool>,
         output: Arc<dyn Output>,
     ) -> Result<Self, TapError> {
+        let waker = listener
+            .try_clone()
+            .map_err(|source| TapError::Io { what: "keeping QEMU's socket", source })?;
         let shared = Arc::new(Shared {
             pool,
             output,
             counters: Arc::default(),
             channels,
-            listener,
+            listener: Mutex::new(Some(waker)),
             stopping: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -113,7 +118,7 @@ impl Tap {
             .name("tap-accept".to_owned())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || accept(&shared)
+                move || accept(&shared, listener)
             })
             .map_err(|source| TapError::Io { what: "starting a thread", source })?;
         Ok(Self { shared, accepting })
@@ -201,7 +206,9 @@ impl Shared {
 
     /// Wakes the accept, once those are taken that QEMU made already.
     fn refuse_connections(&self) {
-        let _ = shutdown(&self.listener, Shutdown::Both);
+        if let Some(listener) = self.listener.lock().take() {
+            let _ = shutdown(&listener, Shutdown::Both);
+        }
     }
 
     /// Reads the main channel, of which there is one.
@@ -267,14 +274,14 @@ impl Shared {
 }
 
 /// Takes as many connections as QEMU makes, and waits for all to end.
-fn accept(shared: &Arc<Shared>) {
+fn accept(shared: &Arc<Shared>, listener: UnixListener) {
     let expected = match shared.channels {
         Channels::Classic => 1,
         Channels::Multifd(count) => 1 + usize::from(count),
     };
     let mut threads = Vec::with_capacity(expected);
     for number in 0..expected {
-        let served = accept_one(shared, number);
+        let served = accept_one(shared, &listener, number);
         match served {
             Ok(thread) => threads.push(thread),
             Err(error) => {
@@ -283,6 +290,7 @@ fn accept(shared: &Arc<Shared>) {
             }
         }
     }
+    drop(listener);
     for thread in threads {
         if thread.join().is_err() {
             shared.end(TapError::Stopped);
@@ -293,9 +301,13 @@ fn accept(shared: &Arc<Shared>) {
     }
 }
 
-fn accept_one(shared: &Arc<Shared>, number: usize) -> Result<JoinHandle<()>, TapError> {
+fn accept_one(
+    shared: &Arc<Shared>,
+    listener: &UnixListener,
+    number: usize,
+) -> Result<JoinHandle<()>, TapError> {
     let io = |what| move |source| TapError::Io { what, source };
-    let (socket, _) = shared.listener.accept().map_err(|source| {
+    let (socket, _) = listener.accept().map_err(|source| {
         if shared.stopping.load(SeqCst) {
             return TapError::Stopped;
         }
