@@ -66,6 +66,8 @@ pub fn migrate(
 
 /// Something that threads of this migration tell the one that leads it.
 pub(crate) enum Notice {
+    /// QEMU has set its migration up, and begins with RAM.
+    FirstPassBegins,
     /// RAM has ended; what follows is the residue's tail.
     TailBegins,
     /// The stream is passed through whole, and why.
@@ -164,8 +166,10 @@ impl<'m> Source<'m> {
     fn deliver(&mut self) -> Result<(), MigrationError> {
         loop {
             match self.next(None)? {
+                Happening::Notice(Notice::FirstPassBegins) => self.story.enter(Phase::FirstPass),
                 Happening::Notice(Notice::TailBegins) => self.story.enter(Phase::Stopped),
                 Happening::Notice(Notice::Unsplittable(reason)) => {
+                    self.story.enter(Phase::FirstPass);
                     self.story.note(format!("the stream is passed through whole: {reason}"));
                     self.story.tell(|report| report.tap = "whole".to_owned());
                 }

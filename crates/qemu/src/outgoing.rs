@@ -76,10 +76,12 @@ impl Outgoing {
     pub fn new(qmp: Arc<Qmp>, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
         let now = Progress::query(&qmp, PROGRESS_WAIT)?;
         if now.status.is_going_on() {
-            return Err(QmpError::Migration(
-                "another migration of this VM is going on; wait for it or `migrate_cancel` it"
-                    .to_owned(),
-            ));
+            return Err(QmpError::Migration(format!(
+                "another migration of this VM is {}; wait for it or `migrate_cancel` it. If that \
+                 does not end it (QEMU can hang in a migration whose reader was killed), the VM \
+                 runs on but moves only after a restart of its QEMU",
+                now.status
+            )));
         }
         if !now.blocked.is_empty() {
             return Err(QmpError::Migration(format!(

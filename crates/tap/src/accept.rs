@@ -16,6 +16,7 @@ use crate::counters::Counters;
 use crate::error::TapError;
 use crate::main_channel;
 use crate::output::Output;
+use crate::socket::discard;
 
 /// Which connections QEMU will make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +35,14 @@ pub struct Summary {
 }
 
 /// The threads that read one migration of QEMU.
+///
+/// A tap that fails or is stopped reads on and throws away, until QEMU closes
+/// its connections or they are cut. QEMU 10.0 whose multifd channels break
+/// while it sets its migration up waits for them for ever, and can't be
+/// cancelled any more: cancel it first, and cut last.
 #[derive(Debug)]
 pub struct Tap {
     shared: Arc<Shared>,
-    accepting: JoinHandle<()>,
 }
 
 /// Ends a tap from elsewhere.
@@ -55,6 +60,8 @@ pub(crate) struct Shared {
     /// To wake the accept with. It closes when the tap ends, and with it what
     /// waits there: a QEMU whose connection nobody takes would wait for ever.
     listener: Mutex<Option<UnixListener>>,
+    /// The thread that accepts, and joins the others.
+    accepting: Mutex<Option<JoinHandle<()>>>,
     stopping: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -79,6 +86,10 @@ struct State {
     sockets: Vec<UnixStream>,
     error: Option<TapError>,
     split: bool,
+    /// All connections have come to their end.
+    over: bool,
+    /// No connection is to be kept any more.
+    cut: bool,
 }
 
 impl std::fmt::Debug for Shared {
@@ -110,6 +121,7 @@ impl Tap {
             counters: Arc::default(),
             channels,
             listener: Mutex::new(Some(waker)),
+            accepting: Mutex::default(),
             stopping: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -121,7 +133,8 @@ impl Tap {
                 move || accept(&shared, listener)
             })
             .map_err(|source| TapError::Io { what: "starting a thread", source })?;
-        Ok(Self { shared, accepting })
+        *shared.accepting.lock() = Some(accepting);
+        Ok(Self { shared })
     }
 
     /// What it has taken so far.
@@ -136,26 +149,47 @@ impl Tap {
         Stopper { shared: Arc::clone(&self.shared) }
     }
 
-    /// Waits until all of QEMU's connections have come to their end.
+    /// Waits until all of QEMU's connections have come to their end, or
+    /// something went wrong.
     ///
     /// # Errors
-    /// The first thing that went wrong.
+    /// The first thing that went wrong. QEMU is still being read then, until
+    /// [`Stopper::cut`].
     pub fn join(self) -> Result<Summary, TapError> {
-        if self.accepting.join().is_err() {
-            return Err(TapError::Stopped);
-        }
         let mut state = self.shared.state.lock();
-        match state.error.take() {
-            Some(error) => Err(error),
-            None => Ok(Summary { split: state.split }),
+        loop {
+            if let Some(error) = state.error.take() {
+                return Err(error);
+            }
+            if state.over {
+                return Ok(Summary { split: state.split });
+            }
+            self.shared.changed.wait(&mut state);
         }
     }
 }
 
 impl Stopper {
-    /// Closes QEMU's connections; the threads end, wherever they wait.
+    /// Hands nothing on any more. What QEMU still writes is thrown away, so
+    /// that it can be cancelled whatever it is doing.
     pub fn stop(&self) {
         self.shared.end(TapError::Stopped);
+    }
+
+    /// Closes QEMU's connections and waits for the threads. Call it once QEMU's
+    /// migration has ended, or will not.
+    pub fn cut(&self) {
+        self.shared.end(TapError::Stopped);
+        let mut state = self.shared.state.lock();
+        state.cut = true;
+        for socket in &state.sockets {
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+        drop(state);
+        self.shared.refuse_connections();
+        if let Some(accepting) = self.shared.accepting.lock().take() {
+            let _ = accepting.join();
+        }
     }
 
     /// CPU time of the tap's threads that have ended.
@@ -190,17 +224,14 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Ends everything; the first error stays.
+    /// Hands nothing on from now on; the first error stays.
     fn end(&self, error: TapError) {
         let mut state = self.state.lock();
-        state.error.get_or_insert(error);
-        self.stopping.store(true, SeqCst);
-        for socket in &state.sockets {
-            let _ = socket.shutdown(std::net::Shutdown::Both);
+        if !self.stopping.swap(true, SeqCst) {
+            state.error = Some(error);
         }
         drop(state);
         self.pool.close();
-        self.refuse_connections();
         self.changed.notify_all();
     }
 
@@ -259,13 +290,13 @@ impl Shared {
         }
     }
 
-    /// Notes a connection, to be closed when the tap is stopped.
+    /// Notes a connection, to be closed when the tap is cut.
     fn note(&self, socket: &UnixStream) -> Result<(), TapError> {
         let clone = socket
             .try_clone()
             .map_err(|source| TapError::Io { what: "keeping a connection of QEMU", source })?;
         let mut state = self.state.lock();
-        if self.stopping.load(SeqCst) {
+        if state.cut {
             return Err(TapError::Stopped);
         }
         state.sockets.push(clone);
@@ -299,6 +330,8 @@ fn accept(shared: &Arc<Shared>, listener: UnixListener) {
     if let Err(error) = shared.compare_rounds() {
         shared.end(error);
     }
+    shared.state.lock().over = true;
+    shared.changed.notify_all();
 }
 
 fn accept_one(
@@ -323,6 +356,7 @@ fn accept_one(
         .spawn(move || {
             if let Err(error) = serve(&shared, &socket) {
                 shared.end(error);
+                discard(&socket);
             }
             shared.counters.add_thread_cpu();
         })
@@ -331,6 +365,9 @@ fn accept_one(
 
 /// Finds out which channel it is, and reads it to its end.
 fn serve(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
+    if shared.stopping.load(SeqCst) {
+        return Err(TapError::Stopped);
+    }
     let mut magic = [0; 4];
     let mut seen = 0;
     // Four bytes come in one piece from QEMU; anybody else may dribble.

@@ -71,6 +71,12 @@ pub(crate) fn read_some(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<Fo
     }
 }
 
+/// Reads to the end and throws it away.
+pub(crate) fn discard(socket: &UnixStream) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(Found::Bytes(_)) = read_some(socket, &mut buffer) {}
+}
+
 /// Fills the buffer; an end before that is in the middle of `what`.
 pub(crate) fn read_all(
     mut socket: &UnixStream,

@@ -354,8 +354,29 @@ fn stop_ends_it_wherever_it_waits() {
             held.push(channel);
             held_slots.push(taken);
         }
-        setup.tap.stopper().stop();
+        let stopper = setup.tap.stopper();
+        stopper.stop();
         assert!(matches!(setup.tap.join().unwrap_err(), TapError::Stopped), "stage {stage}");
+        stopper.cut();
     }
     assert_eq!(Epoch(0), Epoch::default());
+}
+
+#[test]
+fn a_tap_that_has_stopped_takes_all_that_qemu_still_writes() {
+    let setup = start(Channels::Multifd(2), 1);
+    let mut main = setup.connect();
+    let mut first = setup.connect();
+    main.write_all(&setup_bytes()).unwrap();
+    let stopper = setup.tap.stopper();
+    stopper.stop();
+    assert!(matches!(setup.tap.join().unwrap_err(), TapError::Stopped));
+    let mut second = UnixStream::connect(&setup.path).unwrap();
+    // More than any socket buffer takes.
+    let plenty = vec![1; 8 << 20];
+    for socket in [&mut main, &mut first, &mut second] {
+        socket.write_all(&plenty).unwrap();
+    }
+    stopper.cut();
+    assert!(main.write_all(&plenty).is_err());
 }

@@ -46,7 +46,9 @@ impl Output for Collector {
             .collect();
         let said =
             ToDestination::Blocks { blocks, ram_section: head.ram_section, footers: head.footers };
-        self.link.say(&said).and_then(|()| self.link.head(head.bytes)).map_err(|_| Stopped)
+        self.link.say(&said).and_then(|()| self.link.head(head.bytes)).map_err(|_| Stopped)?;
+        self.notice(Notice::FirstPassBegins);
+        Ok(())
     }
 
     fn batch(&self, batch: Batch) -> Result<(), Stopped> {

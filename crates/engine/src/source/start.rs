@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Instant;
 
-use api::{Compress, Phase, TapChoice};
+use api::{Compress, TapChoice};
 use page::Encoding;
 use qemu::outgoing::{self, Outgoing, StreamKind};
 use qemu::shape::Shape;
@@ -139,9 +139,7 @@ impl Source<'_> {
             socket,
         });
         self.wait_in_background(tap, lanes)?;
-        outgoing.start()?;
-        self.story.enter(Phase::FirstPass);
-        Ok(())
+        Ok(outgoing.start()?)
     }
 
     fn choose_stream(&self) -> Result<StreamKind, MigrationError> {

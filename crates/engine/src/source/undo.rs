@@ -39,20 +39,23 @@ impl Source<'_> {
 
     /// The VM runs again if it ran before, and QEMU is as it was.
     fn go_on(&self) -> Result<(), MigrationError> {
-        if let Some(stream) = &self.stream {
-            stream.outgoing.back_out(self.was_running)?;
-        }
-        Ok(())
+        let Some(stream) = &self.stream else { return Ok(()) };
+        // The tap reads on until QEMU has ended its migration in order.
+        let outcome = stream.outgoing.back_out(self.was_running);
+        stream.tap.cut();
+        let outcome = outcome.or_else(|_| stream.outgoing.back_out(self.was_running));
+        Ok(outcome?)
     }
 
     /// Ends everything that lives while QEMU streams. With `in_order` all was
-    /// delivered; else QEMU is cut off, so that it does not wait for us.
+    /// delivered; else what QEMU still writes goes nowhere.
     pub(super) fn stop_stream(&mut self, in_order: bool) {
         let Some(stream) = &mut self.stream else { return };
         stream.sampler = None;
-        if !in_order {
+        if in_order {
+            stream.tap.cut();
+        } else {
             stream.tap.stop();
-            stream.live.pool.close();
         }
         self.cpu += if in_order { stream.lanes.finish() } else { stream.lanes.stop() };
     }

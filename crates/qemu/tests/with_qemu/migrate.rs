@@ -166,6 +166,39 @@ fn a_held_migration_is_cancelled_and_the_vm_runs_on() {
     }
 }
 
+/// Takes what QEMU writes, on all of its connections, until it closes them.
+fn swallow(listener: UnixListener, count: usize) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let streams: Vec<_> = listener.incoming().take(count).map_while(Result::ok).collect();
+        drop(listener);
+        for mut stream in streams {
+            std::thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
+        }
+    })
+}
+
+#[test]
+fn a_migration_that_is_still_being_set_up_is_cancelled_as_long_as_somebody_reads() {
+    let source = start("-machine q35 -m 64");
+    let before = settings(&source.qmp);
+    for round in 0..60u64 {
+        let (path, listener) = socket(&source);
+        let swallowed = swallow(listener, 5);
+        let outgoing =
+            Outgoing::new(Arc::clone(&source.qmp), StreamKind::Multifd(4), &path).unwrap();
+        outgoing.start().unwrap();
+        std::thread::sleep(Duration::from_micros(100 * (round % 20)));
+        outgoing.back_out(true).unwrap();
+        assert_eq!(source.qmp.run_state().unwrap(), RunState::Running, "round {round}");
+        // It may have been cancelled before it connected.
+        for _ in 0..5 {
+            let _ = UnixStream::connect(&path);
+        }
+        swallowed.join().unwrap();
+    }
+    assert_eq!(settings(&source.qmp), before);
+}
+
 #[test]
 fn multifd_is_chosen_where_it_can_be() {
     let vm = start("-machine q35 -m 64 -S");
