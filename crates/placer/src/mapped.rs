@@ -25,14 +25,14 @@ impl Mapped<'_> {
         let mut counts = Counts::default();
         let _guard = self.block.lock.lock(span);
         self.gate.check()?;
-        for (&page, bytes) in pages.iter().zip(bytes.chunks_exact(PAGE_BYTES)) {
-            if !self.block.versions.claim(page, self.epoch) {
-                counts.stale += 1;
-                continue;
-            }
-            self.block.versions.set_nonzero(page);
-            self.mapping.write(page.offset(), bytes).map_err(|error| self.blame(error))?;
-            counts.placed += 1;
+        let mut pieces = [Piece::Drop { bytes: 0 }; BATCH_PAGES];
+        let whole_batches = pages.chunks(BATCH_PAGES).zip(bytes.chunks(BATCH_PAGES * PAGE_BYTES));
+        for (pages, bytes) in whole_batches {
+            let pieces = &mut pieces[..pages.len()];
+            let stale = self.plan(pages, 0, pieces);
+            self.mapping.write_pieces(bytes, pieces).map_err(|error| self.blame(error))?;
+            counts.stale += stale;
+            counts.placed += pages.len() as u64 - stale;
         }
         Ok(counts)
     }

@@ -85,13 +85,7 @@ impl Mapping {
         socket: BorrowedFd<'_>,
         pieces: &[Piece],
     ) -> Result<usize, RamError> {
-        let mut total = 0;
-        for &piece in pieces {
-            if let Piece::Ram { offset, bytes } = piece {
-                self.remote(offset, bytes)?;
-            }
-            total += piece.bytes();
-        }
+        let total = self.check(pieces)?;
         RECEIVED.with_borrow_mut(|buffer| {
             if buffer.len() < total {
                 buffer.resize(total, 0);
@@ -100,6 +94,28 @@ impl Mapping {
             self.place(&buffer[..received], pieces)?;
             Ok(received)
         })
+    }
+
+    /// Copies `bytes`, which have as many as the pieces together, to where those
+    /// say: one call to the kernel for a whole batch.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`], with nothing written; or the kernel's.
+    pub fn write_pieces(&self, bytes: &[u8], pieces: &[Piece]) -> Result<(), RamError> {
+        self.check(pieces)?;
+        self.place(bytes, pieces)
+    }
+
+    /// How many bytes the pieces have, which lie all inside.
+    fn check(&self, pieces: &[Piece]) -> Result<usize, RamError> {
+        let mut total = 0;
+        for &piece in pieces {
+            if let Piece::Ram { offset, bytes } = piece {
+                self.remote(offset, bytes)?;
+            }
+            total += piece.bytes();
+        }
+        Ok(total)
     }
 
     /// Copies `received` to the first pieces.

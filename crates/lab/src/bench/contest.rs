@@ -16,8 +16,8 @@ use crate::guest::Felt;
 use crate::hosts::Hosts;
 use crate::setup::{Kit, repository};
 
-/// Two guests of the largest scenario, and what is buffered between them.
-const WARM_BYTES: u64 = 4 << 30;
+/// The arriving guest of the largest scenario, and what is buffered on its way.
+const WARM_BYTES: u64 = 2 << 30;
 /// A booted guest settles before it moves.
 const SETTLE: Duration = Duration::from_secs(1);
 /// A guest that moved is heard again.
@@ -38,7 +38,6 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
         contenders: BTreeMap::new(),
         ratios: BTreeMap::new(),
     };
-    warm::memory(WARM_BYTES);
     let mut body_bytes = scenario.guest.orders.random_bytes;
     for nth in 1..=runs {
         for mut contender in scenario.contenders() {
@@ -105,6 +104,7 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
     let guest = contender.start(&ground, &scenario.guest)?;
     std::thread::sleep(SETTLE);
     guest.expect_on(&hosts.b)?;
+    warm::memory(WARM_BYTES);
     let cpu = CpuMeter::start(&hosts)?;
     let traffic = hosts.traffic()?;
     guest.forget_gap();
