@@ -74,6 +74,25 @@ impl Outgoing {
     /// If something of the VM keeps QEMU from migrating it, if a migration is
     /// going on, or if QEMU refuses a setting. All is as before then.
     pub fn new(qmp: Arc<Qmp>, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
+        Self::prepare(qmp, kind, socket, false)
+    }
+
+    /// As [`Outgoing::new`], for a VM whose disks move too: with the VM stopped
+    /// QEMU waits for [`Outgoing::continue_switchover`] before it writes the
+    /// rest, so that the disks can be drained and nothing changes them any more.
+    ///
+    /// # Errors
+    /// As [`Outgoing::new`].
+    pub fn pausing(qmp: Arc<Qmp>, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
+        Self::prepare(qmp, kind, socket, true)
+    }
+
+    fn prepare(
+        qmp: Arc<Qmp>,
+        kind: StreamKind,
+        socket: &Path,
+        pauses: bool,
+    ) -> Result<Self, QmpError> {
         let now = Progress::query(&qmp, PROGRESS_WAIT)?;
         if now.status.is_going_on() {
             return Err(QmpError::Migration(format!(
@@ -92,7 +111,7 @@ impl Outgoing {
         let events = qmp.events_named(&["MIGRATION", "STOP", "RESUME"]);
         let mut settings = Settings::note(&qmp)?;
         let takes_bandwidth = settings.has_parameter("avail-switchover-bandwidth");
-        let outcome = set_up(&qmp, &mut settings, kind);
+        let outcome = set_up(&qmp, &mut settings, kind, pauses);
         let uri = format!("unix:{}", socket.display());
         let outgoing = Self { qmp, uri, settings: Mutex::new(settings), events, takes_bandwidth };
         // On an error what was set already is put back as `outgoing` goes.
@@ -146,6 +165,44 @@ impl Outgoing {
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.progress().ok()?.error
+    }
+
+    /// Blocks until the VM is stopped and QEMU waits for
+    /// [`Outgoing::continue_switchover`].
+    ///
+    /// # Errors
+    /// If the migration ended instead, or neither happened within `timeout`.
+    pub fn wait_pre_switchover(&self, timeout: Duration) -> Result<(), QmpError> {
+        // Events of its own: the VM stands still, and one that somebody else
+        // took would cost a second.
+        let events = self.qmp.events_named(&["MIGRATION"]);
+        let deadline = Instant::now() + timeout;
+        loop {
+            match Progress::query(&self.qmp, PROGRESS_WAIT) {
+                Ok(Progress { status: Status::PreSwitchover, .. }) => return Ok(()),
+                Ok(Progress { status, .. }) if !status.is_going_on() => {
+                    return Err(self.ended(&status));
+                }
+                Ok(_) | Err(QmpError::Timeout { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(QmpError::Migration(format!(
+                    "the VM is not ready for its switchover after {} s",
+                    timeout.as_secs()
+                )));
+            }
+            let _ = events.recv_timeout(left.min(PROGRESS_WAIT));
+        }
+    }
+
+    /// Has QEMU write what is left, once the disks are drained.
+    ///
+    /// # Errors
+    /// If it doesn't wait for that.
+    pub fn continue_switchover(&self) -> Result<(), QmpError> {
+        self.qmp.execute("migrate-continue", json!({ "state": "pre-switchover" })).map(drop)
     }
 
     /// Blocks until QEMU has let go of the VM: `completed` and `postmigrate`.
@@ -271,13 +328,19 @@ impl Drop for Outgoing {
     }
 }
 
-fn set_up(qmp: &Qmp, settings: &mut Settings, kind: StreamKind) -> Result<(), QmpError> {
+fn set_up(
+    qmp: &Qmp,
+    settings: &mut Settings,
+    kind: StreamKind,
+    pauses: bool,
+) -> Result<(), QmpError> {
     let (multifd, channels) = match kind {
         StreamKind::Classic => (false, None),
         StreamKind::Multifd(channels) => (true, Some(channels.max(1))),
     };
     let wanted = |name: &str| match name {
         "multifd" => multifd,
+        "pause-before-switchover" => pauses,
         name => CAPABILITIES_ON.contains(&name),
     };
     settings.set_capabilities(qmp, wanted)?;
