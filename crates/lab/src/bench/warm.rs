@@ -6,13 +6,25 @@
 use std::fs;
 use std::hint::black_box;
 
+use memmap2::{Advice, MmapMut};
+
 const PAGE_BYTES: usize = 4096;
 
-/// Touches `bytes`, or most of what is free.
+/// Touches `bytes`, or most of what is free: in huge pages, as QEMU asks for
+/// its RAM, and an eighth of it in small ones, as sockets use them. Each kind
+/// comes from other free memory.
 pub(super) fn memory(bytes: u64) {
     let free = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
-    let bytes = bytes.min(free.unwrap_or(0) / 4 * 3);
-    let mut memory = vec![0u8; usize::try_from(bytes).unwrap_or(0)];
+    let bytes = bytes.min(free.unwrap_or(0) / 2);
+    touch(bytes / 8, Advice::NoHugePage);
+    touch(bytes, Advice::HugePage);
+}
+
+fn touch(bytes: u64, pages: Advice) {
+    let bytes = usize::try_from(bytes).unwrap_or(0);
+    let Ok(mut memory) = MmapMut::map_anon(bytes.max(PAGE_BYTES)) else { return };
+    // A kernel without huge pages refuses: it has one kind of memory.
+    let _ = memory.advise(pages);
     for page in memory.chunks_mut(PAGE_BYTES) {
         page[0] = 1;
         black_box(page);
