@@ -12,6 +12,7 @@ use wire::Token;
 use crate::connect::Endpoint;
 use crate::error::LanesError;
 use crate::meter::{Delivered, LaneMeter, LaneTimes};
+use crate::pacer::Pacer;
 use crate::queue::Queue;
 use crate::sender;
 
@@ -38,6 +39,7 @@ pub struct Lanes {
 pub(crate) struct Shared {
     pub(crate) queue: Queue,
     pub(crate) meters: Vec<LaneMeter>,
+    pub(crate) pacers: Vec<Pacer>,
     pub(crate) encoding: AtomicU8,
     pub(crate) cpu_ns: AtomicU64,
     pub(crate) plan: LanesPlan,
@@ -52,6 +54,7 @@ impl Lanes {
         let shared = Arc::new(Shared {
             queue: Queue::new(),
             meters: plan.endpoints.iter().map(|_| LaneMeter::default()).collect(),
+            pacers: plan.endpoints.iter().map(|_| Pacer::new()).collect(),
             encoding: AtomicU8::new(plan.encoding as u8),
             cpu_ns: AtomicU64::new(0),
             plan,
@@ -94,10 +97,28 @@ impl Lanes {
         self.shared.encoding.store(encoding as u8, Relaxed);
     }
 
+    /// The most bytes a second that a lane writes from now on; none or 0:
+    /// unpaced. A lane that there isn't has no pace.
+    pub fn set_pace(&self, lane: usize, bytes_per_s: Option<u64>) {
+        if let Some(pacer) = self.shared.pacers.get(lane) {
+            pacer.set(bytes_per_s);
+        }
+    }
+
+    /// Each lane's pace.
+    pub fn paces(&self) -> impl Iterator<Item = Option<u64>> {
+        self.shared.pacers.iter().map(Pacer::bytes_per_s)
+    }
+
     /// What is delivered so far.
     #[must_use]
     pub fn delivered(&self) -> Delivered {
         self.shared.queue.delivered()
+    }
+
+    /// How each lane spent its time so far.
+    pub fn times_by_lane(&self) -> impl Iterator<Item = LaneTimes> {
+        self.shared.meters.iter().map(LaneMeter::times)
     }
 
     /// How the lanes spent their time so far.
@@ -132,6 +153,7 @@ impl Lanes {
     /// Ends the lanes now. Returns the CPU time that their threads used.
     pub fn stop(&self) -> Duration {
         self.shared.queue.fail(LanesError::Stopped);
+        self.shared.pacers.iter().for_each(Pacer::stop);
         self.join()
     }
 

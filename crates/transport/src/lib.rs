@@ -16,6 +16,7 @@ mod error;
 mod flight;
 mod lanes;
 mod meter;
+mod pacer;
 mod queue;
 mod receiver;
 mod reluctance;

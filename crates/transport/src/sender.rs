@@ -14,6 +14,7 @@ use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
 use crate::lanes::Shared;
 use crate::meter::{Doing, thread_cpu};
+use crate::pacer::Paced;
 use crate::queue::Work;
 use crate::reluctance::Reluctance;
 
@@ -115,6 +116,8 @@ fn send(
     let mut encoder = Encoder::default();
     let mut reluctance = Reluctance::default();
     let mut head = Vec::new();
+    let pacer = &shared.pacers[number];
+    let mut socket = Paced { inner: socket, pacer, written: &meter.wire_bytes };
     meter.begin();
     loop {
         let work = shared.queue.take(|| flight.is_broken());
@@ -127,11 +130,10 @@ fn send(
         let encoded = encode(shared, &mut encoder, &mut reluctance, &batch);
         meter.turn_to(Doing::Writing);
         head.clear();
-        let written = write_batch(socket, &batch, encoded, &mut head);
+        let written = write_batch(&mut socket, &batch, encoded, &mut head);
         meter.turn_to(Doing::Waiting);
         match written {
-            Ok(bytes) => {
-                meter.wire_bytes.fetch_add(bytes as u64, Relaxed);
+            Ok(()) => {
                 meter.batches.fetch_add(flight.sent(batch, &shared.queue), Relaxed);
             }
             Err(error) => {
@@ -157,29 +159,27 @@ fn encode<'e>(
     encoded
 }
 
-/// Writes header, tables and payload; returns how many bytes that were.
+/// Writes header, tables and payload.
 fn write_batch(
-    mut socket: &TcpStream,
+    socket: &mut impl Write,
     batch: &Batch,
     encoded: Encoded<'_>,
     head: &mut Vec<u8>,
-) -> std::io::Result<usize> {
+) -> std::io::Result<()> {
     let code = u8::from(encoded.encoding);
     if encoded.encoding != Encoding::Raw {
         BatchHeader::write_for(batch, code, encoded.bytes.len(), head);
-        write_all(&mut socket, &mut [IoSlice::new(head), IoSlice::new(encoded.bytes)])?;
-        return Ok(head.len() + encoded.bytes.len());
+        return write_all(socket, &mut [IoSlice::new(head), IoSlice::new(encoded.bytes)]);
     }
     let raw_bytes = batch.bodies().len() * page::PAGE_BYTES;
     BatchHeader::write_for(batch, code, raw_bytes, head);
     if let Some(bytes) = batch.contiguous() {
-        write_all(&mut socket, &mut [IoSlice::new(head), IoSlice::new(bytes)])?;
+        write_all(socket, &mut [IoSlice::new(head), IoSlice::new(bytes)])
     } else {
         let bodies = batch.bodies().iter().map(|body| IoSlice::new(batch.bytes_of(*body)));
         let mut pieces: Vec<_> = std::iter::once(IoSlice::new(head)).chain(bodies).collect();
-        write_all(&mut socket, &mut pieces)?;
+        write_all(socket, &mut pieces)
     }
-    Ok(head.len() + raw_bytes)
 }
 
 fn write_all(socket: &mut impl Write, mut pieces: &mut [IoSlice<'_>]) -> std::io::Result<()> {

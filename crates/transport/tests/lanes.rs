@@ -135,10 +135,15 @@ fn newest(page: u32) -> u32 {
 
 /// Sends all epochs over `lanes` connections, and checks every byte.
 fn send_all(lanes: usize, encoding: Encoding, destination: &Destination) -> u32 {
+    send_at(None, lanes, encoding, destination)
+}
+
+fn send_at(pace: Option<u64>, lanes: usize, encoding: Encoding, destination: &Destination) -> u32 {
     let pool = Pool::new(24 * SLOT_BYTES);
     let endpoint = Endpoint { local: None, remote: destination.address };
     let plan = LanesPlan { endpoints: vec![endpoint; lanes], token: Token([1; 16]), encoding };
     let carrier = Lanes::start(plan).unwrap();
+    (0..lanes).for_each(|lane| carrier.set_pace(lane, pace));
     for epoch in 0..EPOCHS {
         let mut batch = pool.take().unwrap();
         batch.epoch = Epoch(epoch);
@@ -185,6 +190,31 @@ fn lanes_that_are_cut_anywhere_come_back_and_lose_nothing() {
         assert!(send_all(lanes, Encoding::Raw, &destination) > 0);
         assert!(destination.accepted.load(SeqCst) > lanes as u64);
     }
+}
+
+#[test]
+fn lanes_with_a_pace_deliver_the_same() {
+    let destination = Destination::start(|_| None);
+    assert_eq!(send_at(Some(100_000_000), 2, Encoding::Raw, &destination), 0);
+}
+
+/// Whatever the pace: what is still written when they stop is one batch each.
+#[test]
+fn lanes_that_crawl_can_be_stopped() {
+    let destination = Destination::start(|_| None);
+    let endpoint = Endpoint { local: None, remote: destination.address };
+    let plan =
+        LanesPlan { endpoints: vec![endpoint], token: Token([1; 16]), encoding: Encoding::Raw };
+    let lanes = Lanes::start(plan).unwrap();
+    lanes.set_pace(0, Some(1));
+    lanes.set_pace(7, Some(1));
+    assert_eq!(lanes.paces().collect::<Vec<_>>(), [Some(1)]);
+    let pool = Pool::new(4 * SLOT_BYTES);
+    let mut batch = pool.take().unwrap();
+    batch.push_body(PageIndex(0), 0);
+    lanes.submit(batch).unwrap();
+    lanes.stop();
+    assert_eq!(pool.out_bytes(), 0);
 }
 
 #[test]
