@@ -1,17 +1,26 @@
 //! Agents end and start again; VMs don't notice.
 
 use api::{Outcome, Phase};
-use end_to_end::{MIB, Moving, Side, World, guest};
+use end_to_end::{MIB, Moving, Side, World, guest, own_qmp_argument};
 use lab::guest::Guest;
 use lab::hosts::Link;
+use qemu::qmp::Qmp;
+use serde_json::{Value, json};
 
 fn world() -> (World, Guest, u32) {
     let world = World::new(Link::one(200));
     let mut spec = guest("256M", 2_000_000);
     spec.orders.random_bytes = 64 * MIB;
+    spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     (world, guest, pid)
+}
+
+/// QEMU's migration capabilities and parameters.
+fn settings(qmp: &Qmp) -> [Value; 2] {
+    ["query-migrate-capabilities", "query-migrate-parameters"]
+        .map(|command| qmp.execute(command, json!({})).unwrap())
 }
 
 /// A migration in its first pass.
@@ -37,13 +46,19 @@ fn a_new_agent_finds_its_vm_and_moves_it() {
 #[test]
 fn the_sources_agent_dies_while_pages_fly() {
     let (mut world, guest, pid) = world();
+    let owners = world.own_qmp(Side::A, "web1");
+    owners.execute("migrate-set-parameters", json!({ "downtime-limit": 777 })).unwrap();
+    let before = settings(&owners);
     let moving = fly(&world, &guest);
+    assert_ne!(settings(&owners), before);
     world.kill_agent(Side::A);
     let (moved, _, said) = moving.wait_any();
     assert!(!moved && said.contains("agent"), "{said}");
     world.assert_nothing_left(Side::B);
     world.start_agent(Side::A);
+    assert_eq!(settings(&owners), before);
     world.assert_stayed(&guest, Side::A, pid);
+    assert_eq!(world.vm(Side::A, "web1").unwrap().problem, None);
     drop(world.migrate(&guest, Side::A, &[]));
 }
 

@@ -43,7 +43,7 @@ impl Arrivals {
             Some(socket) => {
                 std::fs::create_dir_all(&claim.dir)
                     .map_err(|error| Denied::Local(format!("{}: {error}", claim.dir.display())))?;
-                waiting(socket)?
+                waiting(socket, &claim.dir)?
             }
             None => start(&claim, order, &shape.machine)?,
         };
@@ -115,8 +115,8 @@ fn start(claim: &Claim, order: &Prepare, machine: &str) -> Result<Machine, Denie
 
 /// A QEMU that somebody else started to receive this VM. Any other is left
 /// alone: a slip in the socket's name must not cost a VM its life.
-fn waiting(socket: &str) -> Result<Machine, Denied> {
-    let machine = machine::attach(Path::new(socket))?;
+fn waiting(socket: &str, dir: &Path) -> Result<Machine, Denied> {
+    let machine = machine::attach(Path::new(socket), dir)?;
     match machine.qmp.run_state() {
         Ok(RunState::InMigrate) => Ok(machine),
         Ok(state) => Err(Denied::Conflict(format!(

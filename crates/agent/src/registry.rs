@@ -88,7 +88,7 @@ impl Registry {
     /// Adopts a VM that somebody else started.
     pub(crate) fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<VmSummary, Denied> {
         let claim = self.claim(&request.name, Busy::Starting)?;
-        let machine = machine::attach(Path::new(&request.qmp))?;
+        let machine = machine::attach(Path::new(&request.qmp), &claim.dir)?;
         if let Some(name) = self.who_has(machine.process.pid()) {
             return Err(Denied::Conflict(format!("that VM is here already, as {name}")));
         }

@@ -11,6 +11,7 @@ use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use qemu::launch::log_tail;
 use qemu::machine::{self, Machine, StartError};
+use qemu::outgoing;
 use qemu::qmp::{Event, QmpError};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -79,6 +80,8 @@ struct Known {
     status: VmStatus,
     /// What stopped it, until it runs again.
     stopped_by: Option<String>,
+    /// What keeps it from moving, though it runs.
+    stuck_by: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -98,7 +101,7 @@ impl Vm {
     /// A VM whose QEMU answers.
     pub(crate) fn new(name: &str, dir: PathBuf, machine: Machine, ram_bytes: u64) -> Self {
         let qemu = Qemu::alive(machine);
-        let known = Known { qemu, status: VmStatus::Paused, stopped_by: None };
+        let known = Known { qemu, status: VmStatus::Paused, stopped_by: None, stuck_by: None };
         Self {
             name: name.to_owned(),
             dir,
@@ -116,7 +119,7 @@ impl Vm {
             .map_or((0, Vec::new()), |machine| (machine.pid(), machine.argv().to_vec()));
         let attached = !dir.join("qemu.log").exists();
         let qemu = Qemu::Dead { pid, version: record.qemu, argv, attached, why };
-        let known = Known { qemu, status: VmStatus::Dead, stopped_by: None };
+        let known = Known { qemu, status: VmStatus::Dead, stopped_by: None, stuck_by: None };
         let ram_bytes = record.ram_bytes;
         Self {
             name: name.to_owned(),
@@ -158,6 +161,27 @@ impl Vm {
         self.known.lock().stopped_by = Some(why);
     }
 
+    /// Ends what an agent that crashed left of a migration, and puts QEMU's
+    /// settings back; remembers why, if that can't be done.
+    pub(crate) fn make_up(&self, machine: &Machine) {
+        let stuck_by = match outgoing::make_up(machine) {
+            Ok(false) => None,
+            Ok(true) => {
+                tracing::info!(vm = self.name, "ended a migration that was left behind");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(vm = self.name, %error, "a migration is left behind");
+                Some(format!(
+                    "a migration that an earlier run of the agent began does not end, and QEMU \
+                     keeps that migration's settings: {error}. The VM can be moved once \
+                     `migrate_cancel` at its QMP socket ends it, or its QEMU was restarted"
+                ))
+            }
+        };
+        self.known.lock().stuck_by = stuck_by;
+    }
+
     /// Asks QEMU. `busy` with a migration, a lost connection is that one's to
     /// notice.
     pub(crate) fn status(&self, busy: bool) -> VmStatus {
@@ -197,8 +221,9 @@ impl Vm {
             if busy || meeting.is_none() {
                 return self.known.lock().status;
             }
-            if let Ok(machine) = machine::reopen(&machine.record()) {
+            if let Ok(machine) = machine::reopen(&machine.record(), &self.dir) {
                 tracing::info!(vm = self.name, "met its QEMU again");
+                self.make_up(&machine);
                 let mut known = self.known.lock();
                 known.qemu = Qemu::alive(machine);
                 return known.status;
@@ -248,7 +273,7 @@ impl Vm {
                 ram_bytes: self.ram_bytes,
                 attached: machine.is_attached(),
                 migration,
-                problem: known.stopped_by.clone(),
+                problem: known.stopped_by.clone().or_else(|| known.stuck_by.clone()),
                 argv: machine.argv.clone(),
             },
             Qemu::Dead { pid, version, argv, attached, why } => VmSummary {
@@ -281,5 +306,5 @@ pub(crate) fn with_log(why: &str, log: &Path) -> String {
 /// A QEMU of a directory that has no record of it: started, and the agent
 /// ended before it could note it down.
 pub(crate) fn unrecorded(dir: &Path) -> Result<Machine, StartError> {
-    machine::attach(&dir.join("qmp"))
+    machine::attach(&dir.join("qmp"), dir)
 }

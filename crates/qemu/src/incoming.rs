@@ -32,11 +32,14 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Sets up a QEMU that waits with `-incoming defer -S`.
+    /// Sets up a QEMU that waits with `-incoming defer -S`. Its log explains
+    /// its death: a QEMU before 9.1 that can't load a VM says why there, and
+    /// ends.
     ///
     /// # Errors
     /// If it doesn't wait for a migration, or refuses a setting.
-    pub fn prepare(qmp: Arc<Qmp>) -> Result<Self, QmpError> {
+    pub fn of(machine: &Machine) -> Result<Self, QmpError> {
+        let qmp = Arc::clone(&machine.qmp);
         let state = qmp.run_state()?;
         if state != RunState::InMigrate {
             return Err(QmpError::Migration(format!(
@@ -45,36 +48,15 @@ impl Incoming {
             )));
         }
         let events = qmp.events_named(&["MIGRATION", "STOP", "RESUME"]);
-        let mut settings = Settings::note(&qmp)?;
-        // Disks are taken, and their locks, when the VM runs, not when it is
-        // loaded: a source that has to go on must find them free.
-        let wanted = |name: &str| matches!(name, "events" | "late-block-activate");
-        settings.set_capabilities(&qmp, wanted)?;
-        // QEMU announces a VM that it has loaded, even one that doesn't run.
-        settings.set_parameters(
-            &qmp,
-            &[
-                ("announce-rounds", 0.into()),
-                ("tls-creds", "".into()),
-                ("tls-hostname", "".into()),
-                ("tls-authz", "".into()),
-            ],
-        )?;
-        Ok(Self { qmp, settings: Mutex::new(settings), events, log: None })
-    }
-
-    /// As [`Incoming::prepare`], with the machine's log to explain its death:
-    /// a QEMU before 9.1 that can't load a VM says why there, and ends.
-    ///
-    /// # Errors
-    /// As [`Incoming::prepare`].
-    pub fn of(machine: &Machine) -> Result<Self, QmpError> {
-        let mut incoming = Self::prepare(Arc::clone(&machine.qmp))?;
-        incoming.log = machine.log().map(|path| {
+        let mut settings = Settings::of(&qmp)?;
+        let outcome = set_up(machine, &mut settings);
+        let log = machine.log().map(|path| {
             let length = std::fs::metadata(path).map_or(0, |file| file.len());
             (path.to_owned(), length)
         });
-        Ok(incoming)
+        // On an error what was set already is put back as `incoming` goes.
+        let incoming = Self { qmp, settings: Mutex::new(settings), events, log };
+        outcome.map(|()| incoming)
     }
 
     /// Has QEMU listen at `socket` and connects to it. What is written there
@@ -211,6 +193,20 @@ impl Drop for Incoming {
     fn drop(&mut self) {
         self.restore();
     }
+}
+
+fn set_up(machine: &Machine, settings: &mut Settings) -> Result<(), QmpError> {
+    // Disks are taken, and their locks, when the VM runs, not when it is
+    // loaded: a source that has to go on must find them free.
+    let wanted = |name: &str| matches!(name, "events" | "late-block-activate");
+    // QEMU announces a VM that it has loaded, even one that doesn't run.
+    let parameters = [
+        ("announce-rounds", 0.into()),
+        ("tls-creds", "".into()),
+        ("tls-hostname", "".into()),
+        ("tls-authz", "".into()),
+    ];
+    settings.change(machine, wanted, &parameters)
 }
 
 fn cannot_load(why: &str) -> QmpError {

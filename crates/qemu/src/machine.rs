@@ -38,6 +38,8 @@ pub struct Machine {
     pub cwd: PathBuf,
     /// QEMU's version.
     pub version: String,
+    /// The directory for what must survive the agent.
+    pub dir: PathBuf,
     socket: PathBuf,
     log: Option<PathBuf>,
 }

@@ -4,9 +4,12 @@
 //! people set them for reasons of their own. So all are noted before and put
 //! back after, and none is left to chance meanwhile.
 
+mod before;
+mod ending;
 mod progress;
 mod settings;
 mod stream_kind;
+mod wanted;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,33 +17,22 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::machine::Machine;
 use crate::qmp::{Event, Qmp, QmpError, RunState};
+use before::Before;
 pub(crate) use settings::Settings;
+use wanted::{DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
+pub use ending::make_up;
 pub use progress::{Progress, Status};
 pub use stream_kind::{StreamKind, choose_stream};
 
-/// Our policy decides when QEMU may finish, so its own budget stays as small
-/// as it can be. Never 0: QEMU 7.2 then stops the VM after one pass, with
-/// everything dirty left for the blackout.
-const DOWNTIME_HELD_MS: u64 = 1;
-/// QEMU's own cap of `downtime-limit`.
-const DOWNTIME_MAX_MS: u64 = 2_000_000;
-/// Bytes per second at which QEMU, where it can be told, computes its budget
-/// until our policy says more: 1 KiB in 1 ms, less than a page.
-const SWITCHOVER_HELD: u64 = 1 << 20;
-/// No pace of QEMU's own. Beyond any memory, and within what 7.2 accepts.
-const BANDWIDTH_MAX: u64 = 1 << 50;
 /// A QEMU that stops a VM holds its big lock; a figure is not worth the wait.
 const PROGRESS_WAIT: Duration = Duration::from_secs(1);
 /// How long a cancelled migration may take to end.
 const CANCEL_WAIT: Duration = Duration::from_secs(10);
-
-/// Capabilities of which the tap knows what to make. All others that this QEMU
-/// has are switched off.
-const CAPABILITIES_ON: [&str; 2] = ["events", "multifd"];
 
 /// Whether the VM's vCPUs run, as its owner wants it.
 ///
@@ -73,8 +65,8 @@ impl Outgoing {
     /// # Errors
     /// If something of the VM keeps QEMU from migrating it, if a migration is
     /// going on, or if QEMU refuses a setting. All is as before then.
-    pub fn new(qmp: Arc<Qmp>, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
-        Self::prepare(qmp, kind, socket, false)
+    pub fn new(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
+        Self::prepare(machine, kind, socket, false)
     }
 
     /// As [`Outgoing::new`], for a VM whose disks move too: with the VM stopped
@@ -83,16 +75,17 @@ impl Outgoing {
     ///
     /// # Errors
     /// As [`Outgoing::new`].
-    pub fn pausing(qmp: Arc<Qmp>, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
-        Self::prepare(qmp, kind, socket, true)
+    pub fn pausing(machine: &Machine, kind: StreamKind, socket: &Path) -> Result<Self, QmpError> {
+        Self::prepare(machine, kind, socket, true)
     }
 
     fn prepare(
-        qmp: Arc<Qmp>,
+        machine: &Machine,
         kind: StreamKind,
         socket: &Path,
         pauses: bool,
     ) -> Result<Self, QmpError> {
+        let qmp = Arc::clone(&machine.qmp);
         let now = Progress::query(&qmp, PROGRESS_WAIT)?;
         if now.status.is_going_on() {
             return Err(QmpError::Migration(format!(
@@ -109,9 +102,13 @@ impl Outgoing {
             )));
         }
         let events = qmp.events_named(&["MIGRATION", "STOP", "RESUME"]);
-        let mut settings = Settings::note(&qmp)?;
+        if let Some(before) = Before::read(&machine.dir)? {
+            // Of a migration whose end was not heard of.
+            before.put_back(&qmp, &machine.dir)?;
+        }
+        let mut settings = Settings::of(&qmp)?;
         let takes_bandwidth = settings.has_parameter("avail-switchover-bandwidth");
-        let outcome = set_up(&qmp, &mut settings, kind, pauses);
+        let outcome = wanted::set_up(machine, &mut settings, kind, pauses);
         let uri = format!("unix:{}", socket.display());
         let outgoing = Self { qmp, uri, settings: Mutex::new(settings), events, takes_bandwidth };
         // On an error what was set already is put back as `outgoing` goes.
@@ -210,7 +207,7 @@ impl Outgoing {
     /// # Errors
     /// If it ended otherwise, or did not end within `timeout`.
     pub fn wait_completed(&self, timeout: Duration) -> Result<(), QmpError> {
-        match self.wait_end(timeout)? {
+        match ending::wait_end(&self.qmp, &self.events, timeout)? {
             Status::Completed => {}
             status => return Err(self.ended(&status)),
         }
@@ -250,26 +247,12 @@ impl Outgoing {
     /// # Errors
     /// If QEMU is gone, or does not end it.
     pub fn cancel(&self) -> Result<Status, QmpError> {
-        if let Err(error) = self.qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
-            match error {
-                QmpError::Timeout { .. } => self.yank(),
-                error => return Err(error),
-            }
-        }
-        self.wait_end(CANCEL_WAIT)
+        ending::cancel(&self.qmp, &self.events)
     }
 
     /// Puts all settings back, as well as it can be done.
     pub fn restore(&self) {
         self.settings.lock().restore(&self.qmp);
-    }
-
-    /// Out of band: ends QEMU's sockets while it holds its big lock.
-    fn yank(&self) {
-        let instances = json!({ "instances": [{ "type": "migration" }] });
-        if let Err(error) = self.qmp.execute_oob("yank", instances) {
-            tracing::warn!(%error, "QEMU's migration sockets can't be yanked");
-        }
     }
 
     /// The VM's state after the end. QEMU says how its migration ended first,
@@ -284,28 +267,6 @@ impl Outgoing {
             }
             // The VM is stopped meanwhile: ask again soon.
             let _ = self.events.recv_timeout(Duration::from_millis(1));
-        }
-    }
-
-    fn wait_end(&self, timeout: Duration) -> Result<Status, QmpError> {
-        let deadline = Instant::now() + timeout;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            // Ask first: the event may have come before we listened.
-            match Progress::query(&self.qmp, left.max(PROGRESS_WAIT)) {
-                Ok(progress) if !progress.status.is_going_on() => return Ok(progress.status),
-                Ok(_) | Err(QmpError::Timeout { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            if left.is_zero() {
-                return Err(QmpError::Migration(format!(
-                    "it did not end within {} s",
-                    timeout.as_secs()
-                )));
-            }
-            // An event tells that there is something to ask; one that was
-            // taken by somebody else costs a second.
-            let _ = self.events.recv_timeout(left.min(PROGRESS_WAIT));
         }
     }
 
@@ -326,40 +287,4 @@ impl Drop for Outgoing {
     fn drop(&mut self) {
         self.restore();
     }
-}
-
-fn set_up(
-    qmp: &Qmp,
-    settings: &mut Settings,
-    kind: StreamKind,
-    pauses: bool,
-) -> Result<(), QmpError> {
-    let (multifd, channels) = match kind {
-        StreamKind::Classic => (false, None),
-        StreamKind::Multifd(channels) => (true, Some(channels.max(1))),
-    };
-    let wanted = |name: &str| match name {
-        "multifd" => multifd,
-        "pause-before-switchover" => pauses,
-        name => CAPABILITIES_ON.contains(&name),
-    };
-    settings.set_capabilities(qmp, wanted)?;
-
-    let mut parameters: Vec<(&str, Value)> = vec![
-        ("max-bandwidth", BANDWIDTH_MAX.into()),
-        ("downtime-limit", DOWNTIME_HELD_MS.into()),
-        ("avail-switchover-bandwidth", SWITCHOVER_HELD.into()),
-        ("tls-creds", "".into()),
-        ("tls-hostname", "".into()),
-        ("tls-authz", "".into()),
-        ("mode", "normal".into()),
-        ("direct-io", false.into()),
-    ];
-    if let Some(channels) = channels {
-        parameters.push(("multifd-channels", channels.into()));
-        parameters.push(("multifd-compression", "none".into()));
-        // Its channel threads look for zeros then, not its one main thread.
-        parameters.push(("zero-page-detection", "multifd".into()));
-    }
-    settings.set_parameters(qmp, &parameters)
 }

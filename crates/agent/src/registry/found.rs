@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::io;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
+use std::thread;
 
 use qemu::machine::{self, Machine};
 use qemu::qmp::RunState;
@@ -14,16 +16,27 @@ use crate::vm::{Record, Standing, Vm, unrecorded, with_log};
 
 /// Every VM of the state directory.
 pub(super) fn all(state: &StateDir) -> io::Result<Vec<Vm>> {
-    let mut vms = Vec::new();
+    let mut dirs = Vec::new();
     for entry in fs::read_dir(state.vms())? {
         let entry = entry?;
         let named = entry.file_name().into_string().ok().filter(|n| name::check(n).is_ok());
         match named {
-            Some(name) if entry.file_type()?.is_dir() => vms.extend(one(&name, entry.path())),
+            Some(name) if entry.file_type()?.is_dir() => dirs.push((name, entry.path())),
             _ => tracing::warn!(path = %entry.path().display(), "not a VM; left alone"),
         }
     }
-    Ok(vms)
+    thread::scope(|scope| {
+        // At once: a QEMU that does not answer costs seconds.
+        let mut finders = Vec::new();
+        for (name, dir) in dirs {
+            let thread = thread::Builder::new().name(format!("find-{name}"));
+            finders.push(thread.spawn_scoped(scope, move || one(&name, dir))?);
+        }
+        Ok(finders
+            .into_iter()
+            .filter_map(|finder| finder.join().unwrap_or_else(|fault| resume_unwind(fault)))
+            .collect())
+    })
 }
 
 fn one(name: &str, dir: PathBuf) -> Option<Vm> {
@@ -40,7 +53,7 @@ fn one(name: &str, dir: PathBuf) -> Option<Vm> {
         remove_dir(&dir);
         return None;
     };
-    let machine = match machine::reopen(recorded) {
+    let machine = match machine::reopen(recorded, &dir) {
         Ok(machine) => machine,
         Err(_) if record.standing == Standing::Arriving => {
             remove_dir(&dir);
@@ -65,6 +78,9 @@ fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Vm {
     let ram_bytes = machine.qmp.ram_bytes().unwrap_or(record.ram_bytes);
     let vm = Vm::new(name, dir, machine, ram_bytes);
     tracing::info!(vm = name, "found again");
+    if let Some(machine) = vm.machine() {
+        vm.make_up(&machine);
+    }
     if record.standing != Standing::Here && vm.save(Standing::Here).is_err() {
         tracing::warn!(vm = name, "its record can't be written");
     }

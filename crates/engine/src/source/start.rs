@@ -106,7 +106,7 @@ impl Source<'_> {
         });
         let goal = std::time::Duration::from_millis(self.request.downtime_ms.max(1));
         let (listener, socket) = self.tap_socket()?;
-        let outgoing = Arc::new(Outgoing::new(Arc::clone(&self.vm.machine.qmp), kind, &socket)?);
+        let outgoing = Arc::new(Outgoing::new(&self.vm.machine, kind, &socket)?);
         let told_bandwidth = outgoing.takes_bandwidth();
         let live = Arc::new(Live::new(self.local.pool_bytes, goal, told_bandwidth));
         let lanes = Arc::new(self.start_lanes()?);

@@ -12,11 +12,12 @@ use crate::qmp::Qmp;
 
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Finds a VM that an earlier run of the agent started or attached.
+/// Finds a VM that an earlier run of the agent started or attached, and that
+/// has `dir` for what must survive the agent.
 ///
 /// # Errors
 /// If its QEMU is gone, or isn't reachable as it was.
-pub fn reopen(record: &Record) -> Result<Machine, StartError> {
+pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
     let process = Process::find(&record.process)?;
     let qmp = Qmp::connect(&record.socket, CONNECT)?;
     Ok(Machine {
@@ -25,16 +26,18 @@ pub fn reopen(record: &Record) -> Result<Machine, StartError> {
         qmp,
         argv: record.argv.clone(),
         cwd: record.cwd.clone(),
+        dir: dir.to_owned(),
         socket: record.socket.clone(),
         log: record.log.clone(),
     })
 }
 
-/// Meets a VM that somebody else started.
+/// Meets a VM that somebody else started. What must survive the agent goes to
+/// `dir`, which has to be there when the VM moves.
 ///
 /// # Errors
 /// If its QMP can't be reached or its process can't be found.
-pub fn attach(socket: &Path) -> Result<Machine, StartError> {
+pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
     let qmp = Qmp::connect(socket, CONNECT)?;
     let pid = qemu_process(&qmp).ok_or(ProcessError::Gone { pid: 0 })?;
     let process = Process::now(pid)?;
@@ -42,6 +45,7 @@ pub fn attach(socket: &Path) -> Result<Machine, StartError> {
     Ok(Machine {
         argv: CommandLine::of_running(&command_line_of(pid)?),
         cwd: directory_of(pid)?,
+        dir: dir.to_owned(),
         process,
         version: qmp.version_text(),
         qmp,

@@ -71,6 +71,7 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
         qmp,
         argv: start.argv.to_vec(),
         cwd: start.cwd.to_owned(),
+        dir: start.dir.to_owned(),
         socket,
         log: Some(log),
     })

@@ -1,9 +1,12 @@
-//! QEMU's migration capabilities and parameters: noted, set, put back.
+//! QEMU's migration capabilities and parameters: known, changed, put back.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
+use super::before::{Before, set_capabilities};
+use crate::machine::Machine;
 use crate::qmp::{Qmp, QmpError};
 
 /// Parameters that `announce-self` takes as its arguments, by their names as
@@ -11,29 +14,24 @@ use crate::qmp::{Qmp, QmpError};
 const ANNOUNCE: [&str; 4] =
     ["announce-initial", "announce-max", "announce-rounds", "announce-step"];
 
-/// How QEMU was set, and what of it was changed.
+/// How QEMU was set when it was asked, and what of it was changed since.
 #[derive(Debug)]
 pub(crate) struct Settings {
     capabilities: BTreeMap<String, bool>,
     parameters: Map<String, Value>,
-    capabilities_changed: Vec<String>,
-    parameters_changed: Vec<String>,
+    /// What to put back, and the directory where that is noted.
+    changed: Option<(Before, PathBuf)>,
 }
 
 impl Settings {
-    pub(crate) fn note(qmp: &Qmp) -> Result<Self, QmpError> {
+    pub(crate) fn of(qmp: &Qmp) -> Result<Self, QmpError> {
         let answer = qmp.execute("query-migrate-capabilities", json!({}))?;
         let capability =
             |one: &Value| Some((one["capability"].as_str()?.to_owned(), one["state"].as_bool()?));
         let capabilities = crate::qmp::list(&answer, "query-migrate-capabilities", capability)?;
         let answer = qmp.execute("query-migrate-parameters", json!({}))?;
         let parameters = answer.as_object().cloned().unwrap_or_default();
-        Ok(Self {
-            capabilities: capabilities.into_iter().collect(),
-            parameters,
-            capabilities_changed: Vec::new(),
-            parameters_changed: Vec::new(),
-        })
+        Ok(Self { capabilities: capabilities.into_iter().collect(), parameters, changed: None })
     }
 
     /// Whether this QEMU knows the capability.
@@ -46,71 +44,51 @@ impl Settings {
         self.parameters.contains_key(name)
     }
 
-    /// Sets every capability that this QEMU has and that is not as wanted.
-    pub(crate) fn set_capabilities(
+    /// Sets every capability of this QEMU as wanted, and those of the wanted
+    /// parameters that it has. What they were is on disk before the first one
+    /// changes, for an agent that finds the VM after this one has crashed.
+    pub(crate) fn change(
         &mut self,
-        qmp: &Qmp,
-        wanted: impl Fn(&str) -> bool,
+        machine: &Machine,
+        capability: impl Fn(&str) -> bool,
+        parameters: &[(&str, Value)],
     ) -> Result<(), QmpError> {
-        let differ: Vec<String> = self
+        let differ: BTreeMap<String, bool> = self
             .capabilities
             .iter()
-            .filter(|(name, state)| wanted(name) != **state)
-            .map(|(name, _)| name.clone())
+            .filter(|(name, state)| capability(name) != **state)
+            .map(|(name, state)| (name.clone(), *state))
             .collect();
-        let states = differ.iter().map(|name| (name.as_str(), wanted(name)));
-        set_capabilities(qmp, states)?;
-        self.capabilities_changed.extend(differ);
-        Ok(())
-    }
+        // Also those that are as wanted already: our policy sets some of them
+        // on the way.
+        let had = |name: &str| Some((name.to_owned(), self.parameters.get(name)?.clone()));
+        let old: Map<String, Value> = parameters.iter().filter_map(|(name, _)| had(name)).collect();
+        let before = Before { capabilities: differ, parameters: old };
+        before.write(&machine.dir)?;
+        let (before, _) = self.changed.insert((before, machine.dir.clone()));
 
-    /// Sets those parameters that this QEMU has.
-    pub(crate) fn set_parameters(
-        &mut self,
-        qmp: &Qmp,
-        wanted: &[(&str, Value)],
-    ) -> Result<(), QmpError> {
-        let differ: Map<String, Value> = wanted
+        set_capabilities(
+            &machine.qmp,
+            before.capabilities.iter().map(|(name, state)| (name.as_str(), !state)),
+        )?;
+        let wanted: Map<String, Value> = parameters
             .iter()
-            .filter(|(name, value)| self.parameters.get(*name).is_some_and(|old| old != value))
+            .filter(|(name, value)| before.parameters.get(*name).is_some_and(|old| old != value))
             .map(|(name, value)| ((*name).to_owned(), value.clone()))
             .collect();
-        // Noted even if QEMU refuses one of them: it sets all or none, and to
-        // put back what was not changed is harmless. What our policy sets on
-        // the way is always put back.
-        self.parameters_changed.extend(wanted.iter().map(|(name, _)| (*name).to_owned()));
-        if differ.is_empty() {
+        if wanted.is_empty() {
             return Ok(());
         }
-        qmp.execute("migrate-set-parameters", Value::Object(differ)).map(drop)
+        machine.qmp.execute("migrate-set-parameters", Value::Object(wanted)).map(drop)
     }
 
-    /// Puts back what was changed. Each by itself if QEMU refuses all at once,
-    /// so that one odd value doesn't keep the others.
+    /// Puts back what was changed.
     pub(crate) fn restore(&mut self, qmp: &Qmp) {
-        if qmp.is_closed() {
-            return;
-        }
-        let parameters: Map<String, Value> = std::mem::take(&mut self.parameters_changed)
-            .into_iter()
-            .filter_map(|name| self.parameters.get(&name).map(|old| (name.clone(), old.clone())))
-            .collect();
-        if !parameters.is_empty()
-            && qmp.execute("migrate-set-parameters", Value::Object(parameters.clone())).is_err()
-        {
-            for (name, value) in parameters {
-                report(
-                    qmp.execute("migrate-set-parameters", json!({ name.as_str(): value })),
-                    &name,
-                );
-            }
-        }
-        let changed = std::mem::take(&mut self.capabilities_changed);
-        let old = |name: &String| self.capabilities.get(name).copied().unwrap_or(false);
-        if set_capabilities(qmp, changed.iter().map(|name| (name.as_str(), old(name)))).is_err() {
-            for name in &changed {
-                report(set_capabilities(qmp, [(name.as_str(), old(name))].into_iter()), name);
-            }
+        let Some((before, dir)) = self.changed.take() else { return };
+        if let Err(error) = before.put_back(qmp, &dir) {
+            // A QEMU that is gone, as one that moved is, needs nothing back.
+            // Another one is found with the note still there.
+            tracing::debug!(%error, "QEMU's migration settings are not put back");
         }
     }
 
@@ -124,23 +102,5 @@ impl Settings {
             })
             .collect();
         Value::Object(arguments)
-    }
-}
-
-fn set_capabilities<'n>(
-    qmp: &Qmp,
-    states: impl Iterator<Item = (&'n str, bool)>,
-) -> Result<(), QmpError> {
-    let list: Vec<Value> =
-        states.map(|(name, state)| json!({ "capability": name, "state": state })).collect();
-    if list.is_empty() {
-        return Ok(());
-    }
-    qmp.execute("migrate-set-capabilities", json!({ "capabilities": list })).map(drop)
-}
-
-fn report<T>(outcome: Result<T, QmpError>, name: &str) {
-    if let Err(error) = outcome {
-        tracing::warn!(name, %error, "a migration setting of QEMU can't be put back");
     }
 }

@@ -29,7 +29,7 @@ const ITERATING: [(&str, &str); 4] = [
 /// # Errors
 /// If QEMU doesn't say what it can or what the VM is made of.
 pub fn choose_stream(qmp: &Qmp, channels: u8) -> Result<(StreamKind, Option<String>), QmpError> {
-    let settings = Settings::note(qmp)?;
+    let settings = Settings::of(qmp)?;
     if !settings.has_capability("multifd") {
         return Ok((StreamKind::Classic, Some("this QEMU has no multifd".to_owned())));
     }

@@ -49,6 +49,14 @@ pub enum QmpError {
     /// QEMU can't migrate, or could not: in its own words where it has any.
     #[error("QEMU's migration: {0}")]
     Migration(String),
+    /// How QEMU was set can't be noted, so nothing was changed.
+    #[error("the note of QEMU's settings, {}, can't be used: {source}", path.display())]
+    Note {
+        /// Where it is or should be.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// What came is not QMP.
     #[error("QMP said what can't be understood: {0}")]
     Garbage(String),

@@ -29,7 +29,7 @@ impl Vm {
     fn found_again(mut self, record: &str) -> Self {
         self.machine = None;
         let record = serde_json::from_str(record).unwrap();
-        self.machine = Some(qemu::machine::reopen(&record).unwrap());
+        self.machine = Some(qemu::machine::reopen(&record, self.dir.path()).unwrap());
         self
     }
 }

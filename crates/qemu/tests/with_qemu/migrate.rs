@@ -1,7 +1,7 @@
 use std::io::{self, Read};
+use std::mem::ManuallyDrop;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn moved(was_running: bool) -> (Vm, Outgoing, Vm, Incoming) {
     let stream = incoming.listen(&destination.dir.path().join("in")).unwrap();
     let (path, listener) = socket(&source);
     let carrier = carry(listener, stream);
-    let outgoing = Outgoing::new(Arc::clone(&source.qmp), StreamKind::Classic, &path).unwrap();
+    let outgoing = Outgoing::new(&source, StreamKind::Classic, &path).unwrap();
     outgoing.start().unwrap();
     outgoing.allow(1 << 30, 300).unwrap();
     outgoing.wait_completed(WAIT).unwrap();
@@ -99,7 +99,7 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
     let before = settings(&source.qmp);
 
     let (path, listener) = socket(&source);
-    let outgoing = Outgoing::new(Arc::clone(&source.qmp), StreamKind::Multifd(4), &path).unwrap();
+    let outgoing = Outgoing::new(&source, StreamKind::Multifd(4), &path).unwrap();
     let (capabilities, parameters) = settings(&source.qmp);
     let on: Vec<&str> = capabilities
         .as_array()
@@ -120,7 +120,7 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
     drop(outgoing);
     assert_eq!(settings(&source.qmp), before);
 
-    let outgoing = Outgoing::new(Arc::clone(&source.qmp), StreamKind::Classic, &path).unwrap();
+    let outgoing = Outgoing::new(&source, StreamKind::Classic, &path).unwrap();
     // Nobody listens there any more.
     let started = outgoing.start();
     let ended = outgoing.wait_completed(WAIT).unwrap_err();
@@ -128,6 +128,16 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
     outgoing.back_out(true).unwrap();
     assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
     assert_eq!(settings(&source.qmp), before);
+}
+
+/// A VM with content, which doesn't fit the sockets' buffers.
+fn start_filled() -> Vm {
+    let vm = start("-machine q35 -m 256");
+    let ram = RamBlocks::of(&vm).reached.remove(0);
+    for offset in (0..ram.bytes).step_by(4096) {
+        ram.mapping.write(offset, &offset.to_le_bytes()).unwrap();
+    }
+    vm
 }
 
 /// Reads QEMU's sockets until they end, but only a little of each.
@@ -144,26 +154,61 @@ fn starve(listener: &UnixListener, count: usize) -> Vec<UnixStream> {
 #[test]
 fn a_held_migration_is_cancelled_and_the_vm_runs_on() {
     for (kind, sockets) in [(StreamKind::Classic, 1), (StreamKind::Multifd(2), 3)] {
-        let source = start("-machine q35 -m 256");
-        // RAM with content, so that it doesn't fit the sockets' buffers.
-        let ram = RamBlocks::of(&source).reached.remove(0);
-        for offset in (0..ram.bytes).step_by(4096) {
-            ram.mapping.write(offset, &offset.to_le_bytes()).unwrap();
-        }
+        let source = start_filled();
         let before = settings(&source.qmp);
         let (path, listener) = socket(&source);
-        let outgoing = Outgoing::new(Arc::clone(&source.qmp), kind, &path).unwrap();
+        let outgoing = Outgoing::new(&source, kind, &path).unwrap();
         outgoing.start().unwrap();
         let streams = starve(&listener, sockets);
         let progress = outgoing.progress().unwrap();
         assert!(progress.status.is_going_on(), "{progress:?}");
-        let again = Outgoing::new(Arc::clone(&source.qmp), kind, &path).unwrap_err();
+        let again = Outgoing::new(&source, kind, &path).unwrap_err();
         assert!(again.to_string().contains("another migration"), "{again}");
         drop(streams);
         outgoing.back_out(true).unwrap();
         assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
         assert_eq!(settings(&source.qmp), before);
     }
+}
+
+#[test]
+fn what_an_agent_left_that_crashed_is_made_up_for() {
+    for (kind, sockets) in [(StreamKind::Classic, 1), (StreamKind::Multifd(2), 3)] {
+        let source = start_filled();
+        let odd = json!({"downtime-limit": 777});
+        source.qmp.execute("migrate-set-parameters", odd).unwrap();
+        let before = settings(&source.qmp);
+        let (path, listener) = socket(&source);
+        // Nothing of it is put back as this goes.
+        let outgoing = ManuallyDrop::new(Outgoing::new(&source, kind, &path).unwrap());
+        outgoing.start().unwrap();
+        let streams = starve(&listener, sockets);
+        outgoing.allow(1 << 30, 5).unwrap();
+        assert_ne!(settings(&source.qmp), before);
+        // The kernel closes what a process had open.
+        drop((streams, listener));
+        assert!(outgoing::make_up(&source).unwrap());
+        assert_eq!(settings(&source.qmp), before);
+        assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+        assert!(!outgoing::make_up(&source).unwrap(), "nothing is left to make up for");
+    }
+    let destination = wait_for(PLAIN, TYPE);
+    let before = settings(&destination.qmp);
+    let _incoming = ManuallyDrop::new(Incoming::of(&destination).unwrap());
+    assert_ne!(settings(&destination.qmp), before);
+    assert!(outgoing::make_up(&destination).unwrap());
+    assert_eq!(settings(&destination.qmp), before);
+}
+
+#[test]
+fn a_migration_whose_end_nobody_heard_of_does_not_pass_its_settings_on() {
+    let source = start("-machine q35 -m 64 -S");
+    let before = settings(&source.qmp);
+    let (path, _listener) = socket(&source);
+    let lost = ManuallyDrop::new(Outgoing::new(&source, StreamKind::Classic, &path).unwrap());
+    lost.allow(1 << 30, 5).unwrap();
+    drop(Outgoing::new(&source, StreamKind::Multifd(2), &path).unwrap());
+    assert_eq!(settings(&source.qmp), before);
 }
 
 /// Takes what QEMU writes, on all of its connections, until it closes them.
@@ -184,8 +229,7 @@ fn a_migration_that_is_still_being_set_up_is_cancelled_as_long_as_somebody_reads
     for round in 0..60u64 {
         let (path, listener) = socket(&source);
         let swallowed = swallow(listener, 5);
-        let outgoing =
-            Outgoing::new(Arc::clone(&source.qmp), StreamKind::Multifd(4), &path).unwrap();
+        let outgoing = Outgoing::new(&source, StreamKind::Multifd(4), &path).unwrap();
         outgoing.start().unwrap();
         std::thread::sleep(Duration::from_micros(100 * (round % 20)));
         outgoing.back_out(true).unwrap();
@@ -220,7 +264,7 @@ fn a_destination_says_in_qemus_words_why_it_cannot_load() {
     let stream = incoming.listen(&destination.dir.path().join("in")).unwrap();
     let (path, listener) = socket(&source);
     let carrier = carry(listener, stream);
-    let outgoing = Outgoing::new(Arc::clone(&source.qmp), StreamKind::Classic, &path).unwrap();
+    let outgoing = Outgoing::new(&source, StreamKind::Classic, &path).unwrap();
     outgoing.start().unwrap();
     let _ = carrier.join().unwrap();
     let error = incoming.wait_loaded(WAIT).unwrap_err().to_string();
@@ -233,7 +277,7 @@ fn a_destination_says_in_qemus_words_why_it_cannot_load() {
 #[test]
 fn a_qemu_that_does_not_wait_is_no_destination() {
     let vm = start("-machine q35 -m 64 -S");
-    let error = Incoming::prepare(Arc::clone(&vm.qmp)).unwrap_err().to_string();
+    let error = Incoming::of(&vm).unwrap_err().to_string();
     assert!(error.contains("-incoming defer"), "{error}");
 }
 
@@ -245,7 +289,7 @@ fn what_blocks_a_migration_is_said_before_it_starts() {
     );
     let (path, _listener) = socket(&vm);
     let before = settings(&vm.qmp);
-    let error = Outgoing::new(Arc::clone(&vm.qmp), StreamKind::Classic, &path).unwrap_err();
+    let error = Outgoing::new(&vm, StreamKind::Classic, &path).unwrap_err();
     assert!(error.to_string().contains("this VM can't be moved: "), "{error}");
     assert!(error.to_string().contains("ivshmem"), "{error}");
     assert_eq!(settings(&vm.qmp), before);

@@ -47,20 +47,20 @@ fn a_vm_is_found_again_after_a_restart_with_the_ram_it_has() {
     assert_eq!(serde_json::to_string(&vm.record()).unwrap(), record);
 
     vm.quit().unwrap();
-    let gone = machine::reopen(&serde_json::from_str(&record).unwrap()).unwrap_err();
+    let gone = machine::reopen(&serde_json::from_str(&record).unwrap(), vm.dir.path()).unwrap_err();
     assert!(matches!(gone, StartError::Process(_)), "{gone}");
 }
 
 #[test]
 fn a_vm_of_somebody_elses_is_attached() {
     let vm = start("-machine q35 -m 64 -S -qmp unix:other,server=on,wait=off");
-    let attached = machine::attach(&vm.dir.path().join("other")).unwrap();
+    let attached = machine::attach(&vm.dir.path().join("other"), vm.dir.path()).unwrap();
     assert_eq!(attached.process.pid(), vm.process.pid());
     assert!(attached.is_attached());
     assert_eq!(attached.cwd, vm.dir.path());
     assert!(attached.argv.contains(&"q35".to_owned()));
     drop(attached);
-    let again = machine::attach(&vm.dir.path().join("other")).unwrap();
+    let again = machine::attach(&vm.dir.path().join("other"), vm.dir.path()).unwrap();
     assert_eq!(again.qmp.run_state().unwrap(), RunState::Prelaunch);
 }
 

@@ -1,0 +1,126 @@
+//! What QEMU's settings were before a migration, on disk: QEMU outlives an
+//! agent that crashes, and would keep ours for its owner's.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::qmp::{Qmp, QmpError};
+
+/// Its name in the VM's directory.
+const FILE: &str = "settings-before.json";
+
+/// The settings that a migration changes, as they were.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Before {
+    pub(super) capabilities: BTreeMap<String, bool>,
+    pub(super) parameters: Map<String, Value>,
+}
+
+impl Before {
+    /// What an earlier migration of this VM noted and did not put back.
+    pub(super) fn read(dir: &Path) -> Result<Option<Self>, QmpError> {
+        let path = dir.join(FILE);
+        let noted = |source| QmpError::Note { path: path.clone(), source };
+        match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| noted(e.into())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(noted(error)),
+        }
+    }
+
+    /// Notes it, whole or not at all.
+    pub(super) fn write(&self, dir: &Path) -> Result<(), QmpError> {
+        let path = dir.join(FILE);
+        let written = || {
+            let new = path.with_extension("new");
+            let mut file = File::create(&new)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.sync_all()?;
+            fs::rename(&new, &path)?;
+            File::open(dir)?.sync_all()
+        };
+        written().map_err(|source| QmpError::Note { path: path.clone(), source })
+    }
+
+    /// Puts it back into QEMU, and drops the note. Each setting by itself if
+    /// QEMU refuses all at once, so that one odd value doesn't keep the others.
+    pub(super) fn put_back(&self, qmp: &Qmp, dir: &Path) -> Result<(), QmpError> {
+        let parameters = |values: Value| qmp.execute("migrate-set-parameters", values).map(drop);
+        if !self.parameters.is_empty() {
+            match parameters(Value::Object(self.parameters.clone())) {
+                Err(QmpError::Refused { .. }) => {
+                    for (name, value) in &self.parameters {
+                        unless_refused(parameters(json!({ name.as_str(): value })), name)?;
+                    }
+                }
+                other => other?,
+            }
+        }
+        let each = || self.capabilities.iter().map(|(name, state)| (name.as_str(), *state));
+        match set_capabilities(qmp, each()) {
+            Err(QmpError::Refused { .. }) => {
+                for (name, state) in each() {
+                    unless_refused(set_capabilities(qmp, [(name, state)].into_iter()), name)?;
+                }
+            }
+            other => other?,
+        }
+        match fs::remove_file(dir.join(FILE)) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(QmpError::Note { path: dir.join(FILE), source })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(super) fn set_capabilities<'n>(
+    qmp: &Qmp,
+    states: impl Iterator<Item = (&'n str, bool)>,
+) -> Result<(), QmpError> {
+    let list: Vec<Value> =
+        states.map(|(name, state)| json!({ "capability": name, "state": state })).collect();
+    if list.is_empty() {
+        return Ok(());
+    }
+    qmp.execute("migrate-set-capabilities", json!({ "capabilities": list })).map(drop)
+}
+
+fn unless_refused(outcome: Result<(), QmpError>, name: &str) -> Result<(), QmpError> {
+    match outcome {
+        Err(error @ QmpError::Refused { .. }) => {
+            tracing::warn!(name, %error, "a migration setting of QEMU can't be put back");
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_as_it_was_written_and_rubbish_is_no_note() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Before::read(dir.path()).unwrap(), None);
+        let before = Before {
+            capabilities: [("multifd".to_owned(), true)].into(),
+            parameters: json!({"downtime-limit": 300}).as_object().unwrap().clone(),
+        };
+        before.write(dir.path()).unwrap();
+        assert_eq!(Before::read(dir.path()).unwrap(), Some(before));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        fs::write(dir.path().join(FILE), "[]").unwrap();
+        assert!(matches!(Before::read(dir.path()), Err(QmpError::Note { .. })));
+        assert!(matches!(
+            Before::default().write(Path::new("/nonexistent")),
+            Err(QmpError::Note { .. })
+        ));
+    }
+}

@@ -1,0 +1,105 @@
+//! How a migration of QEMU's ends: waited for, asked for, or, where an agent
+//! that crashed left one behind, made up for.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use serde_json::json;
+
+use super::before::Before;
+use super::{CANCEL_WAIT, PROGRESS_WAIT, Progress, Status};
+use crate::machine::Machine;
+use crate::qmp::{Event, Qmp, QmpError};
+
+/// A set-up that is read takes milliseconds; what takes longer won't end by
+/// itself.
+const SET_UP_MAX: Duration = Duration::from_secs(5);
+/// Its end comes as an event, unless somebody else takes that.
+const SET_UP_ASK: Duration = Duration::from_millis(100);
+
+/// Ends what an agent that crashed in the middle of a migration of this VM left
+/// in its QEMU, and puts QEMU's settings back. Says whether there was anything.
+/// A VM that QEMU stopped for that migration runs again, unless QEMU had sent
+/// it completely: then it stays stopped, since it may run elsewhere.
+///
+/// # Errors
+/// If QEMU does not end the migration, or does not answer. What has to be put
+/// back stays noted.
+pub fn make_up(machine: &Machine) -> Result<bool, QmpError> {
+    let Some(before) = Before::read(&machine.dir)? else { return Ok(false) };
+    let qmp = &machine.qmp;
+    let events = qmp.events_named(&["MIGRATION"]);
+    if Progress::query(qmp, CANCEL_WAIT)?.status.is_going_on() {
+        cancel(qmp, &events)?;
+    }
+    before.put_back(qmp, &machine.dir)?;
+    Ok(true)
+}
+
+/// Ends it, if it has not ended, and says how it came out: it may have
+/// completed just before.
+pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpError> {
+    wait_set_up(qmp, events)?;
+    if let Err(error) = qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
+        match error {
+            QmpError::Timeout { .. } => yank(qmp),
+            error => return Err(error),
+        }
+    }
+    wait_end(qmp, events, CANCEL_WAIT)
+}
+
+/// Waits until QEMU is through with its set-up, or has ended. A QEMU 10.0 that
+/// is cancelled while its multifd channels connect can crash, and its VM with
+/// it: an assertion in `yank_unregister_instance`, or a segmentation fault.
+fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<(), QmpError> {
+    let deadline = Instant::now() + SET_UP_MAX;
+    loop {
+        match Progress::query(qmp, PROGRESS_WAIT) {
+            Ok(Progress { status: Status::Setup, .. }) => {}
+            // One that holds its lock for long is past that, or hangs.
+            Ok(_) | Err(QmpError::Timeout { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        let _ = events.recv_timeout(left.min(SET_UP_ASK));
+    }
+}
+
+/// Out of band: ends QEMU's sockets while it holds its big lock.
+fn yank(qmp: &Qmp) {
+    let instances = json!({ "instances": [{ "type": "migration" }] });
+    if let Err(error) = qmp.execute_oob("yank", instances) {
+        tracing::warn!(%error, "QEMU's migration sockets can't be yanked");
+    }
+}
+
+/// Blocks until it has ended, and says how.
+pub(super) fn wait_end(
+    qmp: &Qmp,
+    events: &Receiver<Event>,
+    timeout: Duration,
+) -> Result<Status, QmpError> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Ask first: the event may have come before we listened.
+        match Progress::query(qmp, left.max(PROGRESS_WAIT)) {
+            Ok(progress) if !progress.status.is_going_on() => return Ok(progress.status),
+            Ok(_) | Err(QmpError::Timeout { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        if left.is_zero() {
+            return Err(QmpError::Migration(format!(
+                "it did not end within {} s",
+                timeout.as_secs()
+            )));
+        }
+        // An event tells that there is something to ask; one that was taken by
+        // somebody else costs a second.
+        let _ = events.recv_timeout(left.min(PROGRESS_WAIT));
+    }
+}

@@ -1,0 +1,56 @@
+//! How QEMU is set for a migration of ours.
+
+use serde_json::Value;
+
+use super::{Settings, StreamKind};
+use crate::machine::Machine;
+use crate::qmp::QmpError;
+
+/// Our policy decides when QEMU may finish, so its own budget stays as small
+/// as it can be. Never 0: QEMU 7.2 then stops the VM after one pass, with
+/// everything dirty left for the blackout.
+pub(super) const DOWNTIME_HELD_MS: u64 = 1;
+/// QEMU's own cap of `downtime-limit`.
+pub(super) const DOWNTIME_MAX_MS: u64 = 2_000_000;
+/// Bytes per second at which QEMU, where it can be told, computes its budget
+/// until our policy says more: 1 KiB in 1 ms, less than a page.
+const SWITCHOVER_HELD: u64 = 1 << 20;
+/// No pace of QEMU's own. Beyond any memory, and within what 7.2 accepts.
+const BANDWIDTH_MAX: u64 = 1 << 50;
+/// Capabilities of which the tap knows what to make. All others that this QEMU
+/// has are switched off.
+const CAPABILITIES_ON: [&str; 2] = ["events", "multifd"];
+
+pub(super) fn set_up(
+    machine: &Machine,
+    settings: &mut Settings,
+    kind: StreamKind,
+    pauses: bool,
+) -> Result<(), QmpError> {
+    let (multifd, channels) = match kind {
+        StreamKind::Classic => (false, None),
+        StreamKind::Multifd(channels) => (true, Some(channels.max(1))),
+    };
+    let wanted = |name: &str| match name {
+        "multifd" => multifd,
+        "pause-before-switchover" => pauses,
+        name => CAPABILITIES_ON.contains(&name),
+    };
+    let mut parameters: Vec<(&str, Value)> = vec![
+        ("max-bandwidth", BANDWIDTH_MAX.into()),
+        ("downtime-limit", DOWNTIME_HELD_MS.into()),
+        ("avail-switchover-bandwidth", SWITCHOVER_HELD.into()),
+        ("tls-creds", "".into()),
+        ("tls-hostname", "".into()),
+        ("tls-authz", "".into()),
+        ("mode", "normal".into()),
+        ("direct-io", false.into()),
+    ];
+    if let Some(channels) = channels {
+        parameters.push(("multifd-channels", channels.into()));
+        parameters.push(("multifd-compression", "none".into()));
+        // Its channel threads look for zeros then, not its one main thread.
+        parameters.push(("zero-page-detection", "multifd".into()));
+    }
+    settings.change(machine, wanted, &parameters)
+}
