@@ -1,0 +1,17 @@
+//! Writes what the fuzzers start from: `cargo run -p nbd --example seeds`
+//! fills `fuzz/corpus/TARGET/` below the current directory.
+
+use std::fs;
+use std::path::Path;
+
+use nbd::fuzzing::{seed_client, seed_server};
+
+fn main() -> std::io::Result<()> {
+    let corpus = Path::new("fuzz/corpus");
+    for (target, seed) in [("nbd_server", seed_server()), ("nbd_client", seed_client())] {
+        let folder = corpus.join(target);
+        fs::create_dir_all(&folder)?;
+        fs::write(folder.join("seed"), seed)?;
+    }
+    Ok(())
+}

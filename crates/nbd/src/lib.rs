@@ -1,0 +1,35 @@
+//! The NBD protocol, over a unix socket, both ends.
+//!
+//! ```text
+//! server -> client   greeting: NBDMAGIC IHAVEOPT flags
+//! client -> server   flags, then options:  GO {export's name}
+//! server -> client   replies to options:   INFO {size, flags}, INFO {block sizes}, ACK
+//! client -> server   requests:  WRITE {cookie, offset, bytes} payload ...
+//! server -> client   replies:   {cookie, errno}, in any order
+//! ```
+//!
+//! The [`server`] is what the source's QEMU mirrors a disk to. The [`client`]
+//! writes into the export of the destination's QEMU. Both agree on fixed
+//! newstyle negotiation and simple replies, and on nothing newer: only reads
+//! and block status gain from structured replies, and neither is served.
+//!
+//! [`handshake`] and [`transmission`] are the bytes, without I/O. What comes
+//! from the other end is checked before anyone allocates or loops by it.
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+mod errno;
+mod error;
+mod flags;
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod handshake;
+mod read;
+pub mod server;
+pub mod transmission;
+
+pub use client::Client;
+pub use errno::Errno;
+pub use error::ProtocolError;
+pub use flags::ExportFlags;
