@@ -121,7 +121,7 @@ impl Batch {
     /// The buffer to read and the tables to write, at the same time: for a tap
     /// that parses in place.
     pub fn parse_in_place(&mut self) -> (&[u8], PagesMut<'_>) {
-        let Slot { bytes, bodies, fills } = &mut self.slot;
+        let Slot { bytes, bodies, fills, .. } = &mut self.slot;
         let pages = PagesMut { block: &mut self.block, epoch: &mut self.epoch, bodies, fills };
         (bytes, pages)
     }

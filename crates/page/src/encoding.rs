@@ -7,10 +7,11 @@
 
 use zstd::bulk::{Compressor, Decompressor};
 
-use crate::{BATCH_PAGES, Batch, PAGE_BYTES};
+use crate::{BATCH_PAGES, BLOCK_BYTES_MAX, Batch, BlockBatch, PAGE_BYTES};
 
 /// Most bytes the bodies of one batch have.
 const BODIES_BYTES_MAX: usize = BATCH_PAGES * PAGE_BYTES;
+const _: () = assert!(BLOCK_BYTES_MAX <= BODIES_BYTES_MAX);
 
 /// Compressed bodies are sent only if this part of them (1/32) is saved: less
 /// doesn't pay for the copy that the destination has to make.
@@ -93,6 +94,14 @@ pub enum DecodeError {
         /// Bodies they should have been.
         bodies: usize,
     },
+    /// Disk blocks that are not what their frame said.
+    #[error("the peer sent disk blocks as {encoding:?} that can't be decoded to {bytes} bytes")]
+    Blocks {
+        /// The encoding as the peer named it.
+        encoding: Encoding,
+        /// Bytes they stand for.
+        bytes: usize,
+    },
 }
 
 /// The most bytes that `bodies` page bodies have in any encoding.
@@ -124,9 +133,8 @@ impl Encoded<'_> {
 /// batch. One for each lane's sender.
 #[derive(Default)]
 pub struct Encoder {
-    zstd: Option<Compressor<'static>>,
     gathered: Vec<u8>,
-    packed: Vec<u8>,
+    packer: Packer,
 }
 
 impl Encoder {
@@ -142,14 +150,38 @@ impl Encoder {
         if wanted == Encoding::Raw || batch.bodies().is_empty() {
             return Encoded::RAW;
         }
-        let bodies = batch.contiguous().unwrap_or_else(|| gather(batch, &mut self.gathered));
-        let worth = bodies.len() - bodies.len() / SHRINK_WORTH;
+        match batch.contiguous() {
+            Some(bodies) => self.packer.pack(wanted, bodies),
+            None => self.packer.pack(wanted, gather(batch, &mut self.gathered)),
+        }
+    }
+
+    /// The data of `batch` in the `wanted` encoding, or raw if it doesn't
+    /// shrink.
+    pub fn encode_blocks(&mut self, wanted: Encoding, batch: &BlockBatch) -> Encoded<'_> {
+        if wanted == Encoding::Raw || batch.data().is_empty() {
+            return Encoded::RAW;
+        }
+        self.packer.pack(wanted, batch.data())
+    }
+}
+
+/// Packs bytes into a buffer of its own.
+#[derive(Default)]
+struct Packer {
+    zstd: Option<Compressor<'static>>,
+    packed: Vec<u8>,
+}
+
+impl Packer {
+    fn pack(&mut self, wanted: Encoding, bytes: &[u8]) -> Encoded<'_> {
+        let worth = bytes.len() - bytes.len() / SHRINK_WORTH;
         // lz4_flex wants room for the worst case before it begins.
         let room = lz4_flex::block::get_maximum_output_size(BODIES_BYTES_MAX);
         self.packed.resize(room, 0);
         let packed_bytes = match wanted {
             Encoding::Raw => None,
-            Encoding::Lz4 => lz4_flex::block::compress_into(bodies, &mut self.packed).ok(),
+            Encoding::Lz4 => lz4_flex::block::compress_into(bytes, &mut self.packed).ok(),
             Encoding::Zstd => {
                 // With no more room than is worth using, zstd gives up early.
                 let packed = &mut self.packed[..worth];
@@ -157,7 +189,7 @@ impl Encoder {
                     .get_or_insert_with(|| {
                         Compressor::new(ZSTD_LEVEL).expect("zstd has this level")
                     })
-                    .compress_to_buffer(bodies, packed)
+                    .compress_to_buffer(bytes, packed)
                     .ok()
             }
         };
@@ -217,14 +249,7 @@ impl Decoder {
             Encoding::Lz4 | Encoding::Zstd => {
                 self.bodies.resize(BODIES_BYTES_MAX, 0);
                 let room = &mut self.bodies[..wanted_bytes];
-                let bytes = if encoding == Encoding::Lz4 {
-                    lz4_flex::block::decompress_into(input, room).ok()
-                } else {
-                    self.zstd
-                        .get_or_insert_with(|| Decompressor::new().expect("zstd needs nothing"))
-                        .decompress_to_buffer(input, room)
-                        .ok()
-                };
+                let bytes = unpack(&mut self.zstd, encoding, input, room);
                 let bytes = bytes.ok_or(DecodeError::Corrupt { encoding, bodies })?;
                 &self.bodies[..bytes]
             }
@@ -234,6 +259,46 @@ impl Decoder {
         }
         Ok(bytes)
     }
+
+    /// Decodes the data of a block batch into all of `data`.
+    ///
+    /// # Errors
+    /// If the input is anything else than that.
+    pub fn decode_blocks(
+        &mut self,
+        encoding: Encoding,
+        input: &[u8],
+        data: &mut [u8],
+    ) -> Result<(), DecodeError> {
+        let bytes = data.len();
+        let decoded = match encoding {
+            Encoding::Raw if input.len() == bytes => {
+                data.copy_from_slice(input);
+                Some(bytes)
+            }
+            Encoding::Raw => None,
+            Encoding::Lz4 | Encoding::Zstd => unpack(&mut self.zstd, encoding, input, data),
+        };
+        if decoded != Some(bytes) {
+            return Err(DecodeError::Blocks { encoding, bytes });
+        }
+        Ok(())
+    }
+}
+
+/// Unpacks `input` into `room`; returns how many bytes it turned out to be.
+fn unpack(
+    zstd: &mut Option<Decompressor<'static>>,
+    encoding: Encoding,
+    input: &[u8],
+    room: &mut [u8],
+) -> Option<usize> {
+    if encoding == Encoding::Lz4 {
+        return lz4_flex::block::decompress_into(input, room).ok();
+    }
+    zstd.get_or_insert_with(|| Decompressor::new().expect("zstd needs nothing"))
+        .decompress_to_buffer(input, room)
+        .ok()
 }
 
 #[cfg(test)]
@@ -321,6 +386,31 @@ mod tests {
             decoder.decode(Encoding::Raw, &content[1..], 2),
             Err(DecodeError::WrongLength { bytes: 8191, bodies: 2 })
         );
+    }
+
+    #[test]
+    fn blocks_come_back_in_every_encoding_and_nothing_else_does() {
+        let pool = Pool::new(SLOT_BYTES);
+        let mut batch = pool.take_blocks().unwrap();
+        let content = text(3);
+        batch.room_mut()[..content.len()].copy_from_slice(&content);
+        batch.push_data(content.len());
+        let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
+        assert_eq!(encoder.encode_blocks(Encoding::Raw, &batch), Encoded::RAW);
+        for wanted in PACKED {
+            let encoded = encoder.encode_blocks(wanted, &batch);
+            assert_eq!(encoded.encoding, wanted);
+            let mut data = vec![0; content.len()];
+            decoder.decode_blocks(wanted, encoded.bytes, &mut data).unwrap();
+            assert!(data == content);
+            for wrong in [content.len() - 512, content.len() + 512] {
+                let refused = decoder.decode_blocks(wanted, encoded.bytes, &mut vec![0; wrong]);
+                assert_eq!(refused, Err(DecodeError::Blocks { encoding: wanted, bytes: wrong }));
+            }
+        }
+        let mut data = vec![0; 512];
+        assert!(decoder.decode_blocks(Encoding::Raw, &content[..512], &mut data).is_ok());
+        assert!(decoder.decode_blocks(Encoding::Raw, &content[..511], &mut data).is_err());
     }
 
     #[test]

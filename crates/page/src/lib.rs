@@ -1,20 +1,27 @@
-//! Pages of guest RAM on their way: addresses and counts as types, the
-//! batches they travel in, the bounded pool those batches come from, and the
-//! encodings they have on a lane.
+//! Pages of guest RAM, and blocks of its disks, on their way: addresses and
+//! counts as types, the batches they travel in, the bounded pool those batches
+//! come from, and the encodings they have on a lane.
 //!
 //! Everything between the tap and the placer moves as a [`Batch`]: at most
 //! [`BATCH_PAGES`] page bodies and any number of fill runs, of one RAM block
 //! and one epoch. A batch owns one buffer of the [`Pool`]; dropping the batch
 //! gives the buffer back, and that is the backpressure of the whole system.
+//!
+//! Disks move the same way: a [`BlockBatch`] is one stretch of one disk in a
+//! buffer of the same kind.
 
 mod address;
 mod batch;
+mod block_batch;
 mod encoding;
 mod fill;
 mod pool;
 
 pub use address::{BlockId, Epoch, PAGE_BYTES, PageIndex};
 pub use batch::{BATCH_PAGES, Batch, Body, Fill, PagesMut, SLOT_BYTES};
+pub use block_batch::{
+    BLOCK_BYTES_MAX, BlockBatch, BlockIssuer, DiskId, EXTENT_BYTES_MAX, EXTENTS_MAX, Extent, Piece,
+};
 pub use encoding::{
     DecodeError, Decoder, Encoded, Encoder, Encoding, SHRINK_WORTH, encoded_bytes_max,
 };

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use crate::batch::{BATCH_PAGES, Batch, Body, Fill, SLOT_BYTES};
+use crate::block_batch::{BlockBatch, Extent};
 
 /// What a batch owns and the pool keeps for the next one.
 #[derive(Debug, Default)]
@@ -16,6 +17,7 @@ pub(crate) struct Slot {
     pub(crate) bytes: Box<[u8]>,
     pub(crate) bodies: Vec<Body>,
     pub(crate) fills: Vec<Fill>,
+    pub(crate) extents: Vec<Extent>,
 }
 
 /// The pool was closed while somebody waited: the migration is over.
@@ -60,6 +62,18 @@ impl Pool {
     /// # Errors
     /// [`PoolClosed`] once [`Pool::close`] was called.
     pub fn take(self: &Arc<Self>) -> Result<Batch, PoolClosed> {
+        Ok(Batch::new(self.take_slot()?, Arc::clone(self)))
+    }
+
+    /// An empty batch of blocks. Blocks while the pool is used up.
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub fn take_blocks(self: &Arc<Self>) -> Result<BlockBatch, PoolClosed> {
+        Ok(BlockBatch::new(self.take_slot()?, Arc::clone(self)))
+    }
+
+    fn take_slot(&self) -> Result<Slot, PoolClosed> {
         let mut state = self.state.lock();
         while !state.closed && state.out_bytes + SLOT_BYTES > state.limit_bytes {
             self.freed.wait(&mut state);
@@ -71,12 +85,12 @@ impl Pool {
         state.high_water_bytes = state.high_water_bytes.max(state.out_bytes);
         let slot = state.free.pop();
         drop(state);
-        let slot = slot.unwrap_or_else(|| Slot {
+        Ok(slot.unwrap_or_else(|| Slot {
             bytes: vec![0; SLOT_BYTES].into_boxed_slice(),
             bodies: Vec::with_capacity(BATCH_PAGES),
             fills: Vec::with_capacity(BATCH_PAGES),
-        });
-        Ok(Batch::new(slot, Arc::clone(self)))
+            extents: Vec::new(),
+        }))
     }
 
     /// Moves the limit. Batches that are out stay out; a lower limit is
@@ -114,6 +128,7 @@ impl Pool {
     pub(crate) fn give_back(&self, mut slot: Slot) {
         slot.bodies.clear();
         slot.fills.clear();
+        slot.extents.clear();
         let mut state = self.state.lock();
         state.out_bytes -= SLOT_BYTES;
         if (state.out_bytes + (state.free.len() + 1) * SLOT_BYTES) <= state.limit_bytes {

@@ -1,10 +1,10 @@
 //! Entry points for the fuzzers (`fuzz/`), and for the seeded runs in this
 //! crate's tests: whatever a peer sends is read or refused, within the caps.
 
-use page::{BATCH_PAGES, PAGE_BYTES};
+use page::{BATCH_PAGES, BLOCK_BYTES_MAX, PAGE_BYTES, Pool, SLOT_BYTES};
 
 use crate::{
-    Ack, BatchHeader, FILLS_MAX, Preamble, Reply, Tables, ToDestination, ToSource, read_frame,
+    Ack, FILLS_MAX, LaneHeader, Preamble, Reply, Tables, ToDestination, ToSource, read_frame,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
@@ -12,13 +12,33 @@ use crate::{
 pub fn lane(bytes: &[u8]) {
     let mut rest = bytes;
     let mut tables = Tables::default();
-    while let Some((head, after)) = rest.split_first_chunk::<{ BatchHeader::BYTES }>() {
-        let Ok(header) = BatchHeader::parse(head) else { break };
-        assert!(header.payload_bytes as usize <= BATCH_PAGES * PAGE_BYTES);
-        let Some((table, after)) = after.split_at_checked(header.tables_bytes()) else { break };
-        tables.parse(header, table).expect("a table of the announced length");
-        assert!(tables.pages.len() <= BATCH_PAGES && tables.fills.len() <= FILLS_MAX);
-        rest = after.get(header.payload_bytes as usize..).unwrap_or_default();
+    let pool = Pool::new(SLOT_BYTES);
+    while let Some((head, after)) = rest.split_first_chunk::<{ LaneHeader::BYTES }>() {
+        let (payload_bytes, after) = match LaneHeader::parse(head) {
+            Err(_) => break,
+            Ok(LaneHeader::Pages(header)) => {
+                assert!(header.payload_bytes as usize <= BATCH_PAGES * PAGE_BYTES);
+                let Some((table, after)) = after.split_at_checked(header.tables_bytes()) else {
+                    break;
+                };
+                tables.parse(header, table).expect("a table of the announced length");
+                assert!(tables.pages.len() <= BATCH_PAGES && tables.fills.len() <= FILLS_MAX);
+                (header.payload_bytes, after)
+            }
+            Ok(LaneHeader::Blocks(header)) => {
+                assert!(header.payload_bytes as usize <= BLOCK_BYTES_MAX);
+                let Some((table, after)) = after.split_at_checked(header.table_bytes()) else {
+                    break;
+                };
+                let mut batch = pool.take_blocks().expect("an open pool");
+                if header.fill(table, &mut batch).is_err() {
+                    break;
+                }
+                assert_eq!(batch.pieces().map(|piece| piece.bytes).sum::<u64>(), batch.bytes());
+                (header.payload_bytes, after)
+            }
+        };
+        rest = after.get(payload_bytes as usize..).unwrap_or_default();
     }
     for ack in bytes.as_chunks::<{ Ack::BYTES }>().0 {
         let _ = Ack::parse(ack);
@@ -44,11 +64,10 @@ pub fn control(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use page::{Fill, PageIndex};
-    use page::{Pool, SLOT_BYTES};
+    use page::{DiskId, Fill, PageIndex};
 
     use super::*;
-    use crate::{Frame, Kind};
+    use crate::{BatchHeader, BlockHeader, Frame, Kind};
 
     /// Sound input, to begin from.
     fn seeds() -> Vec<Vec<u8>> {
@@ -61,6 +80,13 @@ mod tests {
         }
         BatchHeader::write_for(&batch, 1, 300, &mut lane);
         lane.resize(lane.len() + 300, 7);
+        let mut blocks = Pool::new(SLOT_BYTES).take_blocks().unwrap();
+        (blocks.disk, blocks.sequence, blocks.offset) = (DiskId(1), 77, 1 << 30);
+        blocks.push_data(512);
+        blocks.push_zero(16 << 20);
+        blocks.push_data(1024);
+        BlockHeader::write_for(&blocks, 0, 1536, &mut lane);
+        lane.resize(lane.len() + 1536, 9);
         lane.extend_from_slice(&lane.clone());
         let mut control = Vec::new();
         for said in [

@@ -5,8 +5,8 @@
 //!
 //! - control: [`Frame`]s; most carry one message as JSON
 //!   ([`ToDestination`], [`ToSource`]), the others pieces of the residue.
-//! - lane: from the source [`BatchHeader`]s with their tables and bodies, from
-//!   the destination [`Ack`]s.
+//! - lane: from the source [`BatchHeader`]s with their tables and bodies, and
+//!   [`BlockHeader`]s with their extents and data; from the destination [`Ack`]s.
 //!
 //! Everything read here comes from a peer: lengths and counts are capped
 //! before anyone allocates or loops by them. docs/PROTOCOL.md tells the story.
@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod block;
 mod control;
 mod error;
 #[doc(hidden)]
@@ -22,6 +23,7 @@ mod preamble;
 mod read;
 
 pub use batch::{Ack, BatchHeader, FILLS_MAX, Tables};
+pub use block::{BlockHeader, LaneHeader, SEQUENCES_AHEAD_MAX};
 pub use control::{
     Announced, Frame, FrameHeader, Prepare, Prepared, ToDestination, ToSource, read_frame,
 };
