@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use page::Batch;
 use parking_lot::Mutex;
 
+use crate::load::Load;
 use crate::queue::Queue;
 
 /// The batches of one connection between write and acknowledgement.
@@ -20,16 +20,16 @@ pub(crate) struct Flight {
 
 #[derive(Debug, Default)]
 struct State {
-    sent: VecDeque<Batch>,
+    sent: VecDeque<Load>,
     released: u64,
     acknowledged: u64,
 }
 
 impl Flight {
     /// A batch is written. Returns how many are released by it.
-    pub(crate) fn sent(&self, batch: Batch, queue: &Queue) -> u64 {
+    pub(crate) fn sent(&self, load: Load, queue: &Queue) -> u64 {
         let mut state = self.state.lock();
-        state.sent.push_back(batch);
+        state.sent.push_back(load);
         release(&mut state, queue)
     }
 
@@ -55,17 +55,18 @@ impl Flight {
 
     /// Gives what was not acknowledged back to the queue.
     pub(crate) fn hand_back(&self, queue: &Queue) {
-        queue.hand_back(self.state.lock().sent.drain(..));
+        let sent = std::mem::take(&mut self.state.lock().sent);
+        queue.hand_back(sent.into_iter());
     }
 }
 
 fn release(state: &mut State, queue: &Queue) -> u64 {
     let mut count = 0;
     while state.released < state.acknowledged {
-        let Some(batch) = state.sent.pop_front() else { break };
+        let Some(load) = state.sent.pop_front() else { break };
         state.released += 1;
         count += 1;
-        queue.placed(batch);
+        queue.placed(load);
     }
     count
 }

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use page::{Batch, Encoding};
+use page::Encoding;
 use parking_lot::Mutex;
 use wire::Token;
 
 use crate::connect::Endpoint;
 use crate::error::LanesError;
+use crate::load::Load;
 use crate::meter::{Delivered, LaneMeter, LaneTimes};
 use crate::pacer::Pacer;
 use crate::queue::Queue;
@@ -74,11 +75,12 @@ impl Lanes {
     ///
     /// # Errors
     /// If the lanes failed or were stopped.
-    pub fn submit(&self, batch: Batch) -> Result<(), LanesError> {
-        self.shared.queue.submit(batch)
+    pub fn submit(&self, load: impl Into<Load>) -> Result<(), LanesError> {
+        self.shared.queue.submit(load.into())
     }
 
-    /// The barrier: blocks until every batch submitted so far is placed.
+    /// The barrier: blocks until every batch submitted so far is placed, or
+    /// taken over by the destination's disk sink.
     ///
     /// # Errors
     /// If the lanes fail first.

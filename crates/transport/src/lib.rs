@@ -7,14 +7,17 @@
 //! *placed*, so the pool bounds everything between QEMU and the far RAM.
 //!
 //! At the destination, [`receive`] reads one lane and hands pages to the
-//! placer, raw bodies from the socket straight into guest RAM.
+//! placer, raw bodies from the socket straight into guest RAM, and disk blocks
+//! to a [`BlockSink`], raw ones from the socket straight into its buffers.
 
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod connect;
 mod error;
 mod flight;
 mod lanes;
+mod load;
 mod meter;
 mod pacer;
 mod queue;
@@ -22,8 +25,10 @@ mod receiver;
 mod reluctance;
 mod sender;
 
+pub use blocks::{BlockSink, TakeError};
 pub use connect::{Endpoint, connect_control, tune};
 pub use error::{LaneError, LanesError};
 pub use lanes::{Lanes, LanesPlan};
+pub use load::Load;
 pub use meter::{Delivered, LaneMeter, LaneTimes, thread_cpu};
 pub use receiver::{LaneEnd, receive};

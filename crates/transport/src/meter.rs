@@ -101,18 +101,25 @@ impl std::ops::Sub for LaneTimes {
     }
 }
 
-/// What the destination has acknowledged as placed, and how long there was
-/// something to deliver.
+/// What the destination has acknowledged, and how long there were pages to
+/// deliver. Disk blocks are counted apart: how fast RAM converges, and what is
+/// left of it when the VM stops, is a matter of pages alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivered {
     /// Pages that travelled as bytes, in guest bytes.
     pub body_bytes: u64,
     /// Fill pages, in guest bytes.
     pub fill_bytes: u64,
-    /// Time in which at least one batch was under way.
+    /// Time in which at least one batch of pages was under way.
     pub busy: Duration,
     /// Guest bytes (bodies) submitted and not yet placed.
     pub backlog_bytes: u64,
+    /// Disk data, before encoding.
+    pub block_bytes: u64,
+    /// Disk that was zero and travelled as such.
+    pub block_zero_bytes: u64,
+    /// Disk data submitted and not yet taken over.
+    pub block_backlog_bytes: u64,
 }
 
 /// CPU time of the calling thread so far.

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use page::Batch;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::LanesError;
+use crate::load::{Amount, Load};
 use crate::meter::Delivered;
 
 /// How long there may be no lane at all before the migration fails: two
@@ -15,9 +15,10 @@ const ALL_DEAD_MAX: Duration = Duration::from_secs(16);
 
 #[derive(Debug)]
 struct State {
-    waiting: VecDeque<Batch>,
-    /// Batches that a lane has taken and that are not acknowledged.
-    under_way: usize,
+    waiting: VecDeque<Load>,
+    /// Batches submitted and not acknowledged, and how many of them are pages.
+    out: usize,
+    pages_out: usize,
     /// No more will be submitted; lanes end when all is delivered.
     closed: bool,
     failed: Option<LanesError>,
@@ -29,7 +30,7 @@ struct State {
 
 impl State {
     fn is_drained(&self) -> bool {
-        self.under_way == 0 && self.waiting.is_empty()
+        self.out == 0
     }
 
     fn is_over(&self) -> bool {
@@ -52,7 +53,7 @@ pub(crate) struct Queue {
 
 /// What a lane that asked for work gets.
 pub(crate) enum Work {
-    Send(Batch),
+    Send(Load),
     /// The connection was found broken meanwhile.
     Broken,
     /// Nothing will come any more.
@@ -64,7 +65,8 @@ impl Queue {
         Self {
             state: Mutex::new(State {
                 waiting: VecDeque::new(),
-                under_way: 0,
+                out: 0,
+                pages_out: 0,
                 closed: false,
                 failed: None,
                 alive: 0,
@@ -78,7 +80,7 @@ impl Queue {
         }
     }
 
-    pub(crate) fn submit(&self, batch: Batch) -> Result<(), LanesError> {
+    pub(crate) fn submit(&self, load: Load) -> Result<(), LanesError> {
         let mut state = self.state.lock();
         if let Some(error) = &state.failed {
             return Err(error.clone());
@@ -86,9 +88,18 @@ impl Queue {
         if state.closed {
             return Err(LanesError::Stopped);
         }
-        state.busy_since.get_or_insert_with(Instant::now);
-        state.delivered.backlog_bytes += body_bytes(&batch);
-        state.waiting.push_back(batch);
+        state.out += 1;
+        match load.amount() {
+            Amount::Pages { body_bytes, .. } => {
+                state.pages_out += 1;
+                state.busy_since.get_or_insert_with(Instant::now);
+                state.delivered.backlog_bytes += body_bytes;
+            }
+            Amount::Blocks { data_bytes, .. } => {
+                state.delivered.block_backlog_bytes += data_bytes;
+            }
+        }
+        state.waiting.push_back(load);
         drop(state);
         self.work.notify_one();
         Ok(())
@@ -106,28 +117,38 @@ impl Queue {
                 self.work.notify_one();
                 return Work::Broken;
             }
-            if let Some(batch) = state.waiting.pop_front() {
-                state.under_way += 1;
-                return Work::Send(batch);
+            if let Some(load) = state.waiting.pop_front() {
+                return Work::Send(load);
             }
             self.work.wait(&mut state);
         }
     }
 
-    /// A batch is placed. Its buffer goes back to the pool here.
-    pub(crate) fn placed(&self, batch: Batch) {
-        let bodies = body_bytes(&batch);
-        let guest_bytes = batch.guest_bytes();
-        drop(batch);
+    /// A batch is placed, or taken over. Its buffer goes back to the pool here.
+    pub(crate) fn placed(&self, load: Load) {
+        let amount = load.amount();
+        load.acknowledged();
         let mut state = self.state.lock();
-        state.delivered.body_bytes += bodies;
-        state.delivered.fill_bytes += guest_bytes - bodies;
-        state.delivered.backlog_bytes -= bodies;
-        state.under_way -= 1;
-        if state.is_drained() {
-            if let Some(since) = state.busy_since.take() {
-                state.delivered.busy += since.elapsed();
+        state.out -= 1;
+        match amount {
+            Amount::Pages { body_bytes, fill_bytes } => {
+                state.pages_out -= 1;
+                state.delivered.body_bytes += body_bytes;
+                state.delivered.fill_bytes += fill_bytes;
+                state.delivered.backlog_bytes -= body_bytes;
             }
+            Amount::Blocks { data_bytes, zero_bytes } => {
+                state.delivered.block_bytes += data_bytes;
+                state.delivered.block_zero_bytes += zero_bytes;
+                state.delivered.block_backlog_bytes -= data_bytes;
+            }
+        }
+        if state.pages_out == 0
+            && let Some(since) = state.busy_since.take()
+        {
+            state.delivered.busy += since.elapsed();
+        }
+        if state.is_drained() {
             drop(state);
             self.drained.notify_all();
             self.wake_for_end();
@@ -135,12 +156,17 @@ impl Queue {
     }
 
     /// A lane died with these batches not acknowledged: others carry them, and
-    /// before anything else, since they are the oldest.
-    pub(crate) fn hand_back(&self, batches: impl DoubleEndedIterator<Item = Batch>) {
+    /// before anything else, since they are the oldest. After a failure nobody
+    /// does, and they are dropped: what waits for them learns it now.
+    pub(crate) fn hand_back(&self, loads: impl DoubleEndedIterator<Item = Load>) {
         let mut state = self.state.lock();
-        for batch in batches.rev() {
-            state.under_way -= 1;
-            state.waiting.push_front(batch);
+        if state.failed.is_some() {
+            drop(state);
+            drop(loads.collect::<Vec<_>>());
+            return;
+        }
+        for load in loads.rev() {
+            state.waiting.push_front(load);
         }
         drop(state);
         self.work.notify_all();
@@ -169,8 +195,10 @@ impl Queue {
     pub(crate) fn could_not_connect(&self, why: &str, pause: Duration) -> bool {
         let mut state = self.state.lock();
         if state.alive == 0 && state.none_alive_since.elapsed() > ALL_DEAD_MAX {
+            drop(state);
             let seconds = ALL_DEAD_MAX.as_secs();
-            self.fail_locked(&mut state, LanesError::AllDead { seconds, last: why.to_owned() });
+            self.fail(LanesError::AllDead { seconds, last: why.to_owned() });
+            return false;
         }
         let until = Instant::now() + pause;
         loop {
@@ -205,14 +233,14 @@ impl Queue {
 
     /// Ends everything now; batches that wait are dropped.
     pub(crate) fn fail(&self, error: LanesError) {
-        self.fail_locked(&mut self.state.lock(), error);
-    }
-
-    fn fail_locked(&self, state: &mut State, error: LanesError) {
+        let mut state = self.state.lock();
         state.failed.get_or_insert(error);
-        state.waiting.clear();
+        let lost = std::mem::take(&mut state.waiting);
+        drop(state);
         self.wake_for_end();
         self.drained.notify_all();
+        // Whoever issued them is told: not under the queue's lock.
+        drop(lost);
     }
 
     fn wake_for_end(&self) {
@@ -232,10 +260,6 @@ impl Queue {
         }
         delivered
     }
-}
-
-fn body_bytes(batch: &Batch) -> u64 {
-    batch.bodies().len() as u64 * page::PAGE_BYTES as u64
 }
 
 #[cfg(test)]
@@ -259,18 +283,54 @@ mod tests {
             thread::sleep(Duration::from_millis(50));
             let carrier = scope.spawn(|| {
                 let mut carried = 0;
-                while let Work::Send(batch) = queue.take(|| false) {
+                while let Work::Send(load) = queue.take(|| false) {
                     carried += 1;
-                    queue.placed(batch);
+                    queue.placed(load);
                 }
                 carried
             });
             for _ in 0..100 {
-                queue.submit(pool.take().unwrap()).unwrap();
+                queue.submit(pool.take().unwrap().into()).unwrap();
                 queue.wait_drained().unwrap();
             }
             queue.close();
             assert_eq!(carrier.join().unwrap(), 100);
         });
+    }
+
+    #[test]
+    fn blocks_count_apart_from_pages_and_only_pages_make_lanes_busy() {
+        let pool = page::Pool::new(4 * page::SLOT_BYTES);
+        let queue = Queue::new();
+        let mut blocks = pool.take_blocks().unwrap();
+        blocks.push_data(1024);
+        blocks.push_zero(4096);
+        queue.submit(blocks.into()).unwrap();
+        assert!(queue.state.lock().busy_since.is_none());
+        let mut pages = pool.take().unwrap();
+        pages.push_body(page::PageIndex(3), 0);
+        queue.submit(pages.into()).unwrap();
+        let counted = queue.delivered();
+        assert_eq!((counted.backlog_bytes, counted.block_backlog_bytes), (4096, 1024));
+        for _ in 0..2 {
+            let Work::Send(load) = queue.take(|| false) else { panic!("two are there") };
+            queue.placed(load);
+        }
+        let counted = queue.delivered();
+        assert_eq!((counted.body_bytes, counted.backlog_bytes), (4096, 0));
+        assert_eq!((counted.block_bytes, counted.block_zero_bytes), (1024, 4096));
+        assert_eq!(counted.block_backlog_bytes, 0);
+        queue.wait_drained().unwrap();
+    }
+
+    #[test]
+    fn what_is_handed_back_after_a_failure_is_dropped() {
+        let pool = page::Pool::new(4 * page::SLOT_BYTES);
+        let queue = Queue::new();
+        queue.submit(pool.take().unwrap().into()).unwrap();
+        let Work::Send(load) = queue.take(|| false) else { panic!("one is there") };
+        queue.fail(LanesError::Stopped);
+        queue.hand_back(std::iter::once(load));
+        assert_eq!(pool.out_bytes(), 0);
     }
 }

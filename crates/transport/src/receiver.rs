@@ -8,7 +8,9 @@ use std::sync::Arc;
 use page::{Decoder, Encoding};
 use placer::{PlaceError, Placer, RawSource};
 use rustix::net::{RecvFlags, recv};
-use wire::{Ack, BatchHeader, Tables, WireError};
+use wire::{Ack, BatchHeader, LaneHeader, Tables, WireError};
+
+use crate::blocks::{BlockSink, Blocks, TakeError};
 
 /// Batches placed before an acknowledgement is due even while more are coming:
 /// 2 MiB, a fraction of any pool.
@@ -29,7 +31,13 @@ pub enum LaneEnd {
     /// An encoding that is none, or bytes that can't be decoded.
     #[error("the source sent a batch that cannot be decoded: {0}")]
     Decode(String),
-    /// The migration ended before the block list came.
+    /// Disk blocks that are not taken.
+    #[error(transparent)]
+    Blocks(TakeError),
+    /// Disk blocks in a migration that moves none.
+    #[error("the source sent disk blocks, but announced no disks")]
+    NoDisks,
+    /// The migration ended, perhaps before this lane's batches could be used.
     #[error("the migration ended")]
     Over,
 }
@@ -41,35 +49,43 @@ impl LaneEnd {
         match self {
             Self::Io(_) | Self::Over => true,
             Self::Place(error) => error.only_this_lane(),
-            Self::Peer(_) | Self::Decode(_) => false,
+            Self::Peer(_) | Self::Decode(_) | Self::Blocks(_) | Self::NoDisks => false,
         }
     }
 }
 
-/// Reads a lane to its end. `placer` is asked for at the first batch and may
-/// block until the block list is known.
+/// Reads a lane to its end. `placer` is asked for at the first batch of pages
+/// and may block until the block list is known; so is `disks` at the first batch
+/// of disk blocks, until the disks are announced.
 ///
 /// # Errors
 /// If it ends other than by the source closing it between batches.
 pub fn receive(
     socket: &TcpStream,
-    placer: impl FnOnce() -> Option<Arc<Placer>>,
+    placer: impl Fn() -> Option<Arc<Placer>>,
+    disks: impl Fn() -> Result<Arc<dyn BlockSink>, LaneEnd>,
 ) -> Result<(), LaneEnd> {
     let mut lane = Lane { socket, placed: 0, acknowledged: 0 };
-    let Some(mut header) = lane.next_header()? else { return Ok(()) };
-    let placer = placer().ok_or(LaneEnd::Over)?;
     let mut work = Work::default();
-    loop {
-        work.place(&mut lane, &placer, header)?;
+    let mut blocks = Blocks::new(disks);
+    let mut known_placer = None;
+    while let Some(header) = lane.next_header()? {
+        match header {
+            LaneHeader::Pages(header) => {
+                let placer = match &known_placer {
+                    Some(placer) => placer,
+                    None => known_placer.insert(placer().ok_or(LaneEnd::Over)?),
+                };
+                work.place(&mut lane, placer, header)?;
+            }
+            LaneHeader::Blocks(header) => blocks.receive(&mut lane, header, &mut work.decoder)?,
+        }
         lane.placed += 1;
         if lane.placed - lane.acknowledged >= ACK_EVERY {
             lane.acknowledge()?;
         }
-        match lane.next_header()? {
-            Some(next) => header = next,
-            None => return Ok(()),
-        }
     }
+    Ok(())
 }
 
 struct Lane<'s> {
@@ -81,8 +97,8 @@ struct Lane<'s> {
 impl Lane<'_> {
     /// The next batch's header, or none at the end. Before it waits for one,
     /// it acknowledges what is placed: the source may wait for just that.
-    fn next_header(&mut self) -> Result<Option<BatchHeader>, LaneEnd> {
-        let mut bytes = [0; BatchHeader::BYTES];
+    fn next_header(&mut self) -> Result<Option<LaneHeader>, LaneEnd> {
+        let mut bytes = [0; LaneHeader::BYTES];
         let ready = match recv(self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
             Ok((count, _)) => count,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
@@ -98,7 +114,7 @@ impl Lane<'_> {
         }
         let mut socket = self.socket;
         socket.read_exact(&mut bytes[ready..])?;
-        Ok(Some(BatchHeader::parse(&bytes)?))
+        Ok(Some(LaneHeader::parse(&bytes)?))
     }
 
     fn acknowledge(&mut self) -> Result<(), LaneEnd> {

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
 
-use page::{Batch, Encoded, Encoder, Encoding};
-use wire::{Ack, BatchHeader, Kind, Reply};
+use page::{Encoded, Encoder, Encoding};
+use wire::{Ack, BatchHeader, BlockHeader, Kind, Reply};
 
 use crate::connect::connect_lane;
 use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
 use crate::lanes::Shared;
+use crate::load::Load;
 use crate::meter::{Doing, thread_cpu};
 use crate::pacer::Paced;
 use crate::queue::Work;
@@ -113,48 +114,59 @@ fn send(
     flight: &Flight,
 ) -> std::io::Result<Sent> {
     let meter = &shared.meters[number];
-    let mut encoder = Encoder::default();
-    let mut reluctance = Reluctance::default();
+    let mut packing = Packing::default();
     let mut head = Vec::new();
     let pacer = &shared.pacers[number];
     let mut socket = Paced { inner: socket, pacer, written: &meter.wire_bytes };
     meter.begin();
     loop {
         let work = shared.queue.take(|| flight.is_broken());
-        let batch = match work {
-            Work::Send(batch) => batch,
+        let load = match work {
+            Work::Send(load) => load,
             Work::Broken => return Ok(Sent::UntilBroken),
             Work::End => return Ok(Sent::All),
         };
         meter.turn_to(Doing::Encoding);
-        let encoded = encode(shared, &mut encoder, &mut reluctance, &batch);
+        let encoded = encode(shared, &mut packing, &load);
         meter.turn_to(Doing::Writing);
         head.clear();
-        let written = write_batch(&mut socket, &batch, encoded, &mut head);
+        let written = write_batch(&mut socket, &load, encoded, &mut head);
         meter.turn_to(Doing::Waiting);
         match written {
             Ok(()) => {
-                meter.batches.fetch_add(flight.sent(batch, &shared.queue), Relaxed);
+                meter.batches.fetch_add(flight.sent(load, &shared.queue), Relaxed);
             }
             Err(error) => {
-                shared.queue.hand_back(std::iter::once(batch));
+                shared.queue.hand_back(std::iter::once(load));
                 return Err(error);
             }
         }
     }
 }
 
-fn encode<'e>(
-    shared: &Shared,
-    encoder: &'e mut Encoder,
-    reluctance: &mut Reluctance,
-    batch: &Batch,
-) -> Encoded<'e> {
+/// What a lane's sender needs to encode. RAM and disk differ in how they
+/// shrink, so it gets reluctant towards each by itself.
+#[derive(Default)]
+struct Packing {
+    encoder: Encoder,
+    pages: Reluctance,
+    blocks: Reluctance,
+}
+
+fn encode<'p>(shared: &Shared, packing: &'p mut Packing, load: &Load) -> Encoded<'p> {
     let wanted = Encoding::try_from(shared.encoding.load(Relaxed)).unwrap_or(Encoding::Raw);
-    if wanted == Encoding::Raw || batch.bodies().is_empty() || !reluctance.try_next() {
+    let Packing { encoder, pages, blocks } = packing;
+    let reluctance = match load {
+        Load::Pages(_) => pages,
+        Load::Blocks(_) => blocks,
+    };
+    if wanted == Encoding::Raw || load.payload_bytes() == 0 || !reluctance.try_next() {
         return Encoded { encoding: Encoding::Raw, bytes: &[] };
     }
-    let encoded = encoder.encode(wanted, batch);
+    let encoded = match load {
+        Load::Pages(batch) => encoder.encode(wanted, batch),
+        Load::Blocks(batch) => encoder.encode_blocks(wanted, batch),
+    };
     reluctance.tried(encoded.encoding != Encoding::Raw);
     encoded
 }
@@ -162,23 +174,34 @@ fn encode<'e>(
 /// Writes header, tables and payload.
 fn write_batch(
     socket: &mut impl Write,
-    batch: &Batch,
+    load: &Load,
     encoded: Encoded<'_>,
     head: &mut Vec<u8>,
 ) -> std::io::Result<()> {
+    let is_raw = encoded.encoding == Encoding::Raw;
+    let payload_bytes = if is_raw { load.payload_bytes() } else { encoded.bytes.len() };
     let code = u8::from(encoded.encoding);
-    if encoded.encoding != Encoding::Raw {
-        BatchHeader::write_for(batch, code, encoded.bytes.len(), head);
-        return write_all(socket, &mut [IoSlice::new(head), IoSlice::new(encoded.bytes)]);
-    }
-    let raw_bytes = batch.bodies().len() * page::PAGE_BYTES;
-    BatchHeader::write_for(batch, code, raw_bytes, head);
-    if let Some(bytes) = batch.contiguous() {
-        write_all(socket, &mut [IoSlice::new(head), IoSlice::new(bytes)])
-    } else {
-        let bodies = batch.bodies().iter().map(|body| IoSlice::new(batch.bytes_of(*body)));
-        let mut pieces: Vec<_> = std::iter::once(IoSlice::new(head)).chain(bodies).collect();
-        write_all(socket, &mut pieces)
+    let contiguous = match load {
+        Load::Pages(batch) => {
+            BatchHeader::write_for(batch, code, payload_bytes, head);
+            batch.contiguous()
+        }
+        Load::Blocks(batch) => {
+            BlockHeader::write_for(batch, code, payload_bytes, head);
+            Some(batch.data())
+        }
+    };
+    match (is_raw, contiguous, load) {
+        (false, ..) => write_all(socket, &mut [IoSlice::new(head), IoSlice::new(encoded.bytes)]),
+        (true, None, Load::Pages(batch)) => {
+            let bodies = batch.bodies().iter().map(|body| IoSlice::new(batch.bytes_of(*body)));
+            let mut pieces: Vec<_> = std::iter::once(IoSlice::new(head)).chain(bodies).collect();
+            write_all(socket, &mut pieces)
+        }
+        (true, bytes, _) => {
+            let bytes = bytes.unwrap_or_default();
+            write_all(socket, &mut [IoSlice::new(head), IoSlice::new(bytes)])
+        }
     }
 }
 

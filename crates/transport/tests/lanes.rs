@@ -11,7 +11,7 @@ use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
-use transport::{Endpoint, Lanes, LanesError, LanesPlan, receive};
+use transport::{Endpoint, LaneEnd, Lanes, LanesError, LanesPlan, receive};
 use wire::{Preamble, Reply, Token};
 
 const PAGES: u32 = 2048;
@@ -89,7 +89,7 @@ fn serve(mut stream: TcpStream, cut: Option<usize>, placer: &Arc<Placer>) {
         None => stream,
         Some(bytes) => through_a_proxy(stream, bytes),
     };
-    if let Err(error) = receive(&inner, || Some(Arc::clone(placer))) {
+    if let Err(error) = receive(&inner, || Some(Arc::clone(placer)), || Err(LaneEnd::NoDisks)) {
         assert!(error.only_this_lane(), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
 use placer::Placer;
-use transport::{receive, thread_cpu};
+use transport::{LaneEnd, receive, thread_cpu};
 
 #[derive(Default)]
 struct State {
@@ -50,7 +50,7 @@ impl ArrivingLanes {
             state.streams.push(clone);
             state.running += 1;
         }
-        let outcome = receive(stream, || self.placer());
+        let outcome = receive(stream, || self.placer(), || Err(LaneEnd::NoDisks));
         // A peer in the middle of a write learns that nobody reads any more.
         let _ = stream.shutdown(Shutdown::Both);
         match outcome {
