@@ -2,14 +2,14 @@
 //!
 //! A pool that is empty blocks whoever asks: the tap stops reading, QEMU stops
 //! writing, and nothing grows. The limit can be moved while batches are out:
-//! lowering it is how QEMU is held near the end of a pass.
+//! lowering it is how QEMU is held near the end of a pass. Many pools can share
+//! one [`Budget`], which bounds them all.
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::batch::{BATCH_PAGES, Batch, Body, Fill, SLOT_BYTES};
 use crate::block_batch::{BlockBatch, Extent};
+use crate::budget::{Budget, BudgetFull, Seat};
 
 /// What a batch owns and the pool keeps for the next one.
 #[derive(Debug, Default)]
@@ -25,39 +25,34 @@ pub(crate) struct Slot {
 #[error("the buffer pool was closed")]
 pub struct PoolClosed;
 
-#[derive(Debug)]
-struct State {
-    free: Vec<Slot>,
-    out_bytes: usize,
-    limit_bytes: usize,
-    high_water_bytes: usize,
-    closed: bool,
-}
-
 /// A bounded pool of batches. Counted in bytes, whole slots at a time.
 #[derive(Debug)]
 pub struct Pool {
-    state: Mutex<State>,
-    freed: Condvar,
+    budget: Arc<Budget>,
+    seat: Seat,
 }
 
 impl Pool {
-    /// A pool of at most `limit_bytes`, and at least one slot.
+    /// A pool of at most `limit_bytes`, and at least one slot, that depends on
+    /// no other.
     #[must_use]
     pub fn new(limit_bytes: usize) -> Arc<Self> {
-        Arc::new(Self {
-            state: Mutex::new(State {
-                free: Vec::new(),
-                out_bytes: 0,
-                limit_bytes: limit_bytes.max(SLOT_BYTES),
-                high_water_bytes: 0,
-                closed: false,
-            }),
-            freed: Condvar::new(),
-        })
+        let alone = Budget::new(usize::MAX);
+        Self::within(&alone, limit_bytes).expect("there is room for one")
     }
 
-    /// An empty batch. Blocks while the pool is used up.
+    /// A pool of at most `limit_bytes`, and at least one slot, of a budget that
+    /// many pools share: it can always have a minimum of four slots (or its
+    /// limit, if that is less), and more while the budget has some left.
+    ///
+    /// # Errors
+    /// If not even the minimum can be had beside what is promised to others.
+    pub fn within(budget: &Arc<Budget>, limit_bytes: usize) -> Result<Arc<Self>, BudgetFull> {
+        let seat = budget.join(limit_bytes)?;
+        Ok(Arc::new(Self { budget: Arc::clone(budget), seat }))
+    }
+
+    /// An empty batch. Blocks while the pool, or the budget, is used up.
     ///
     /// # Errors
     /// [`PoolClosed`] once [`Pool::close`] was called.
@@ -65,7 +60,8 @@ impl Pool {
         Ok(Batch::new(self.take_slot()?, Arc::clone(self)))
     }
 
-    /// An empty batch of blocks. Blocks while the pool is used up.
+    /// An empty batch of blocks. Blocks while the pool, or the budget, is used
+    /// up.
     ///
     /// # Errors
     /// As [`Pool::take`].
@@ -74,17 +70,7 @@ impl Pool {
     }
 
     fn take_slot(&self) -> Result<Slot, PoolClosed> {
-        let mut state = self.state.lock();
-        while !state.closed && state.out_bytes + SLOT_BYTES > state.limit_bytes {
-            self.freed.wait(&mut state);
-        }
-        if state.closed {
-            return Err(PoolClosed);
-        }
-        state.out_bytes += SLOT_BYTES;
-        state.high_water_bytes = state.high_water_bytes.max(state.out_bytes);
-        let slot = state.free.pop();
-        drop(state);
+        let slot = self.budget.take(&self.seat)?;
         Ok(slot.unwrap_or_else(|| Slot {
             bytes: vec![0; SLOT_BYTES].into_boxed_slice(),
             bodies: Vec::with_capacity(BATCH_PAGES),
@@ -96,46 +82,37 @@ impl Pool {
     /// Moves the limit. Batches that are out stay out; a lower limit is
     /// reached as they come back.
     pub fn set_limit_bytes(&self, limit_bytes: usize) {
-        let mut state = self.state.lock();
-        let grown = limit_bytes > state.limit_bytes;
-        state.limit_bytes = limit_bytes.max(SLOT_BYTES);
-        let keep = state.limit_bytes / SLOT_BYTES;
-        state.free.truncate(keep);
-        drop(state);
-        if grown {
-            self.freed.notify_all();
-        }
+        self.budget.set_limit_bytes(&self.seat, limit_bytes);
     }
 
     /// Bytes of the batches that are out.
     #[must_use]
     pub fn out_bytes(&self) -> usize {
-        self.state.lock().out_bytes
+        self.budget.used_bytes(&self.seat).0
     }
 
     /// The most bytes that were ever out.
     #[must_use]
     pub fn high_water_bytes(&self) -> usize {
-        self.state.lock().high_water_bytes
+        self.budget.used_bytes(&self.seat).1
     }
 
     /// Wakes everybody who waits and refuses from now on.
     pub fn close(&self) {
-        self.state.lock().closed = true;
-        self.freed.notify_all();
+        self.budget.close(&self.seat);
     }
 
     pub(crate) fn give_back(&self, mut slot: Slot) {
         slot.bodies.clear();
         slot.fills.clear();
         slot.extents.clear();
-        let mut state = self.state.lock();
-        state.out_bytes -= SLOT_BYTES;
-        if (state.out_bytes + (state.free.len() + 1) * SLOT_BYTES) <= state.limit_bytes {
-            state.free.push(slot);
-        }
-        drop(state);
-        self.freed.notify_one();
+        self.budget.give_back(&self.seat, slot);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.budget.leave(&self.seat);
     }
 }
 
