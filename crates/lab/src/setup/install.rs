@@ -5,8 +5,9 @@ use crate::program;
 use crate::setup::say;
 
 /// Programs, each with the Debian package that brings it.
-const PROGRAMS: [(&str, &str); 4] = [
+const PROGRAMS: [(&str, &str); 5] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
+    ("qemu-img", "qemu-utils"),
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("dpkg-deb", "dpkg"),

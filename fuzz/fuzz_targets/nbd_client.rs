@@ -1,0 +1,6 @@
+//! Any bytes as the server of our NBD client.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    nbd::fuzzing::client(bytes);
+});
