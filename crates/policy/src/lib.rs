@@ -4,4 +4,5 @@
 #![forbid(unsafe_code)]
 
 pub mod effort;
+pub mod pace;
 pub mod switchover;

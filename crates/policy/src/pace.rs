@@ -1,0 +1,200 @@
+//! How fast each lane may go: what others leave of the NICs at both of its ends.
+//!
+//! Once a second both ends say what crossed their NICs. A NIC's spare is what it
+//! can carry less what others use (`nic`); the lanes on a NIC share it, and a
+//! lane goes as fast as the tighter of its two ends allows. Nobody has to be
+//! spared on a NIC that only migrations use: lanes there are not paced at all.
+//! The operator's two bounds are over all lanes: a reserve that the migration
+//! gets even if others want everything, and a cap, which is stronger.
+
+mod nic;
+mod share;
+#[cfg(test)]
+mod world;
+
+use serde::{Deserialize, Serialize};
+
+use nic::Nic;
+use share::{Part, share};
+
+/// Headers per byte of content, where packets are full: Ethernet, IPv4 and TCP
+/// with time stamps around 1,448 bytes. The cap is for what is on the wire.
+const WIRE_PER_CONTENT: f64 = 1514.0 / 1448.0;
+/// What a migration gets even without a reserve, or it would never end.
+const RESERVE_LEAST: u64 = 1 << 20;
+/// A lane that uses less than this share of its pace has no use for more...
+const USES_LITTLE: f64 = 0.8;
+/// ...than this much above what it uses, as long as others have.
+const ROOM_TO_GROW: f64 = 1.25;
+const ROOM_LEAST: f64 = 1e6;
+/// More NICs than a host has: a bound on what a peer can make us keep.
+const NICS_MAX: usize = 64;
+
+/// What crossed one NIC in about the last second, in the direction in which the
+/// migration goes: out at the source, in at the destination.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicUse {
+    /// What it can carry, as configured or as the hardware says; none where
+    /// nobody knows (virtual NICs): then it is learned.
+    pub speed_bytes_per_s: Option<u64>,
+    /// Everything, as the NIC counts it: with headers.
+    pub all_bytes_per_s: u64,
+    /// The same without headers.
+    pub content_bytes_per_s: u64,
+    /// What of that this agent's migrations wrote or read, all of them.
+    pub ours_bytes_per_s: u64,
+    /// How many migrations of this agent use the NIC in this direction.
+    pub migrations: u32,
+}
+
+/// What the destination tells the source once a second.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DestinationUse {
+    /// Its NICs, each at the same place every time.
+    pub nics: Vec<NicUse>,
+    /// At each lane's number, the place of the NIC that it arrives at, if known.
+    pub lanes: Vec<Option<u16>>,
+}
+
+/// One lane in the last second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LaneUse {
+    /// The place of its NIC among the source's, if known.
+    pub nic: Option<usize>,
+    /// Bytes that it wrote.
+    pub bytes_per_s: u64,
+    /// Share of its time in writes to its socket.
+    pub writing: f64,
+}
+
+/// Both ends of a migration in the last second.
+#[derive(Clone, Copy, Debug)]
+pub struct PaceSample<'s> {
+    /// The source's NICs, each at the same place every time.
+    pub nics: &'s [NicUse],
+    /// The lanes by number.
+    pub lanes: &'s [LaneUse],
+    /// The destination's last word; none if it never said anything.
+    pub destination: Option<&'s DestinationUse>,
+}
+
+/// What the operator set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PaceBounds {
+    /// What all lanes together get, whatever others want.
+    pub reserve_bytes_per_s: u64,
+    /// What all lanes together never pass, on the wire.
+    pub cap_bytes_per_s: Option<u64>,
+}
+
+/// The state between two decisions.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pace {
+    here: Vec<Nic>,
+    there: Vec<Nic>,
+    lanes: Vec<Option<u64>>,
+}
+
+impl Pace {
+    /// Nothing is known yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Each lane's pace, as decided last; none: as fast as it can.
+    #[must_use]
+    pub fn lanes(&self) -> &[Option<u64>] {
+        &self.lanes
+    }
+
+    /// Decides anew, from one more second.
+    pub fn next(&mut self, sample: &PaceSample<'_>, bounds: PaceBounds) -> &[Option<u64>] {
+        let wants: Vec<f64> =
+            sample.lanes.iter().enumerate().map(|(lane, used)| self.want(lane, *used)).collect();
+        let there_of = |lane: usize| {
+            let place = sample.destination.and_then(|end| *end.lanes.get(lane)?);
+            place.map(usize::from)
+        };
+        let ends = sample.lanes.iter().enumerate().map(|(lane, used)| (used.nic, there_of(lane)));
+        let (here_of, there_of): (Vec<_>, Vec<_>) = ends.unzip();
+        let far_nics = sample.destination.map_or(&[][..], |end| &end.nics);
+
+        let there = Self::end(&mut self.there, far_nics, &there_of, sample, &wants, &self.lanes);
+        // What the far end does not let through, others may use here.
+        let wants: Vec<f64> = wants.iter().zip(&there).map(|(want, far)| want.min(*far)).collect();
+        let here = Self::end(&mut self.here, sample.nics, &here_of, sample, &wants, &self.lanes);
+        let spare: Vec<f64> = here.iter().zip(&there).map(|(here, far)| here.min(*far)).collect();
+        self.lanes = bounded(&spare, &wants, bounds);
+        &self.lanes
+    }
+
+    /// How much a lane can use. One that stays far below its pace is dead, or
+    /// its path is narrow: others on its NIC, or under the cap, get its part.
+    fn want(&self, lane: usize, used: LaneUse) -> f64 {
+        match self.lanes.get(lane).copied().flatten() {
+            Some(pace) if (used.bytes_per_s as f64) < pace as f64 * USES_LITTLE => {
+                used.bytes_per_s as f64 * ROOM_TO_GROW + ROOM_LEAST
+            }
+            _ => f64::INFINITY,
+        }
+    }
+
+    /// What each lane may write for one of its ends.
+    fn end(
+        nics: &mut Vec<Nic>,
+        uses: &[NicUse],
+        nic_of: &[Option<usize>],
+        sample: &PaceSample<'_>,
+        wants: &[f64],
+        paces: &[Option<u64>],
+    ) -> Vec<f64> {
+        let uses = &uses[..uses.len().min(NICS_MAX)];
+        nics.resize_with(uses.len(), Nic::default);
+        let mut may = vec![f64::INFINITY; nic_of.len()];
+        for (place, (nic, used)) in nics.iter_mut().zip(uses).enumerate() {
+            let lanes: Vec<usize> =
+                (0..nic_of.len()).filter(|lane| nic_of[*lane] == Some(place)).collect();
+            if lanes.is_empty() {
+                continue;
+            }
+            let mine: f64 = lanes.iter().map(|lane| sample.lanes[*lane].bytes_per_s as f64).sum();
+            let unpaced = |lane: &usize| paces.get(*lane).copied().flatten().is_none();
+            let filling = lanes.iter().all(unpaced)
+                && lanes.iter().map(|lane| sample.lanes[*lane].writing).sum::<f64>()
+                    >= nic::FILLING * lanes.len() as f64;
+            let Some(spare) = nic.next(*used, mine, filling) else { continue };
+            let parts: Vec<Part> =
+                lanes.iter().map(|lane| Part { want: wants[*lane], most: f64::INFINITY }).collect();
+            for (lane, part) in lanes.iter().zip(share(spare, &parts)) {
+                may[*lane] = part;
+            }
+        }
+        may
+    }
+}
+
+/// The spare within the operator's bounds.
+fn bounded(spare: &[f64], wants: &[f64], bounds: PaceBounds) -> Vec<Option<u64>> {
+    let cap = bounds.cap_bytes_per_s.map(|cap| cap as f64 / WIRE_PER_CONTENT);
+    let reserve = bounds.reserve_bytes_per_s.max(RESERVE_LEAST) as f64;
+    let missing = reserve - spare.iter().sum::<f64>();
+    let mut paces = spare.to_vec();
+    if missing > 0.0 {
+        let parts: Vec<Part> =
+            wants.iter().map(|want| Part { want: *want, most: f64::INFINITY }).collect();
+        for (pace, more) in paces.iter_mut().zip(share(missing, &parts)) {
+            *pace += more;
+        }
+    }
+    if let Some(cap) = cap {
+        let parts = wants.iter().zip(&paces).map(|(want, most)| Part { want: *want, most: *most });
+        paces = share(cap, &parts.collect::<Vec<_>>());
+    }
+    paces.iter().map(|pace| pace.is_finite().then(|| whole(*pace).max(1))).collect()
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn whole(bytes_per_s: f64) -> u64 {
+    bytes_per_s as u64
+}

@@ -1,0 +1,484 @@
+//! A network in simulated time, and what the policy makes of it.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates made up here are positive and small"
+)]
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// 1 Gbit/s.
+const LINK: f64 = 125e6;
+/// What of it the counters show when it is full.
+const CAN: f64 = LINK * 0.984;
+/// In a second: neighbours begin and end in the middle of samples.
+const TICKS: usize = 10;
+
+/// Reproducible noise.
+struct Random(u64);
+
+impl Random {
+    /// Between -1 and 1.
+    fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+}
+
+/// What a neighbour wants in a tick, in wire bytes per second.
+type Want = Box<dyn FnMut(usize) -> f64>;
+
+struct Wire {
+    can: f64,
+    speed: Option<u64>,
+    want: Want,
+}
+
+impl Wire {
+    fn known(want: impl FnMut(usize) -> f64 + 'static) -> Self {
+        Self { can: CAN, speed: Some(LINK as u64), want: Box::new(want) }
+    }
+
+    fn unknown(want: impl FnMut(usize) -> f64 + 'static) -> Self {
+        Self { speed: None, ..Self::known(want) }
+    }
+}
+
+/// What happened in one second.
+#[derive(Clone, Debug)]
+struct Second {
+    /// Wire bytes of each lane.
+    lanes: Vec<f64>,
+    /// Of the neighbours of all wires together.
+    wanted: f64,
+    got: f64,
+    /// What the neighbours left of their wires.
+    spare: f64,
+    /// What was decided after it.
+    paces: Vec<Option<u64>>,
+}
+
+impl Second {
+    fn ours(&self) -> f64 {
+        self.lanes.iter().sum()
+    }
+}
+
+struct World {
+    here: Vec<Wire>,
+    there: Vec<Wire>,
+    /// The wires of each lane.
+    lanes: Vec<(usize, usize)>,
+    dead: Vec<bool>,
+    bounds: PaceBounds,
+    pace: Pace,
+    tick: usize,
+}
+
+impl World {
+    /// A wire and a lane on each, to one wide NIC.
+    fn new(here: Vec<Wire>) -> Self {
+        let lanes: Vec<_> = (0..here.len()).map(|nth| (nth, 0)).collect();
+        let wide = Wire { can: 10.0 * CAN, speed: Some(10 * LINK as u64), want: Box::new(|_| 0.0) };
+        Self {
+            here,
+            there: vec![wide],
+            dead: vec![false; lanes.len()],
+            lanes,
+            bounds: PaceBounds::default(),
+            pace: Pace::new(),
+            tick: 0,
+        }
+    }
+
+    /// One lane, one wire.
+    fn one(wire: Wire) -> Self {
+        Self::new(vec![wire])
+    }
+
+    /// A second before there are lanes: neighbours are seen before anything is
+    /// sent.
+    fn look(mut self) -> Self {
+        let dead = std::mem::replace(&mut self.dead, vec![true; self.lanes.len()]);
+        self.second();
+        self.dead = dead;
+        self
+    }
+
+    fn seconds(&mut self, count: usize) -> Vec<Second> {
+        (0..count).map(|_| self.second()).collect()
+    }
+
+    fn second(&mut self) -> Second {
+        let mut lanes = vec![0.0; self.lanes.len()];
+        let [mut used_here, mut used_there] =
+            [vec![0.0; self.here.len()], vec![0.0; self.there.len()]];
+        let (mut wanted, mut got, mut spare) = (0.0, 0.0, 0.0);
+        for _ in 0..TICKS {
+            let paces = self.pace.lanes();
+            let mut sends: Vec<f64> = (0..lanes.len())
+                .map(|lane| {
+                    let pace = paces.get(lane).copied().flatten();
+                    let pace = pace.map_or(1e12, |pace| pace as f64 * WIRE_PER_CONTENT);
+                    if self.dead[lane] { 0.0 } else { pace }
+                })
+                .collect();
+            let mut wants = [Vec::new(), Vec::new()];
+            for (end, wires) in [&mut self.here, &mut self.there].into_iter().enumerate() {
+                for (place, wire) in wires.iter_mut().enumerate() {
+                    let want = (wire.want)(self.tick).max(0.0);
+                    wants[end].push(want);
+                    let on = |lane: usize| [self.lanes[lane].0, self.lanes[lane].1][end] == place;
+                    let offered: f64 =
+                        (0..lanes.len()).filter(|lane| on(*lane)).map(|lane| sends[lane]).sum();
+                    // Who pushes gets at least half, as flows of TCP share.
+                    let room = (wire.can - want).max(wire.can / 2.0);
+                    if offered > room {
+                        (0..lanes.len())
+                            .filter(|lane| on(*lane))
+                            .for_each(|lane| sends[lane] *= room / offered);
+                    }
+                }
+            }
+            for (end, wires) in [&self.here, &self.there].into_iter().enumerate() {
+                let used = [&mut used_here, &mut used_there];
+                for (place, wire) in wires.iter().enumerate() {
+                    let on = |lane: usize| [self.lanes[lane].0, self.lanes[lane].1][end] == place;
+                    let ours: f64 =
+                        (0..lanes.len()).filter(|lane| on(*lane)).map(|lane| sends[lane]).sum();
+                    let want = wants[end][place];
+                    let theirs = want.min(wire.can - ours);
+                    used[end][place] += (theirs + ours) / TICKS as f64;
+                    wanted += want / TICKS as f64;
+                    got += theirs / TICKS as f64;
+                    if end == 0 {
+                        spare += (wire.can - want).max(0.0) / TICKS as f64;
+                    }
+                }
+            }
+            lanes.iter_mut().zip(&sends).for_each(|(sum, now)| *sum += now / TICKS as f64);
+            self.tick += 1;
+        }
+        let paces = self.decide(&lanes, &used_here, &used_there);
+        Second { lanes, wanted, got, spare, paces }
+    }
+
+    fn decide(&mut self, lanes: &[f64], here: &[f64], there: &[f64]) -> Vec<Option<u64>> {
+        let uses = |wires: &[Wire], used: &[f64], end: usize| -> Vec<NicUse> {
+            let of = |place| {
+                let on = |lane: &usize| [self.lanes[*lane].0, self.lanes[*lane].1][end] == place;
+                (0..lanes.len()).filter(on).map(|lane| lanes[lane]).sum::<f64>()
+            };
+            (wires.iter().zip(used).enumerate())
+                .map(|(place, (wire, used))| NicUse {
+                    speed_bytes_per_s: wire.speed,
+                    all_bytes_per_s: *used as u64,
+                    content_bytes_per_s: (used / WIRE_PER_CONTENT) as u64,
+                    ours_bytes_per_s: (of(place) / WIRE_PER_CONTENT) as u64,
+                    migrations: 1,
+                })
+                .collect()
+        };
+        let nics = uses(&self.here, here, 0);
+        let destination = DestinationUse {
+            nics: uses(&self.there, there, 1),
+            lanes: self.lanes.iter().map(|(_, there)| Some(*there as u16)).collect(),
+        };
+        let lanes: Vec<_> = (self.lanes.iter().zip(lanes).zip(&self.dead))
+            .map(|(((here, _), wire), dead)| LaneUse {
+                nic: Some(*here),
+                bytes_per_s: (wire / WIRE_PER_CONTENT) as u64,
+                writing: if *dead { 0.0 } else { 1.0 },
+            })
+            .collect();
+        let sample = PaceSample { nics: &nics, lanes: &lanes, destination: Some(&destination) };
+        self.pace.next(&sample, self.bounds).to_vec()
+    }
+}
+
+fn used_of_spare(seconds: &[Second]) -> f64 {
+    let ours: f64 = seconds.iter().map(Second::ours).sum();
+    ours / seconds.iter().map(|second| second.spare).sum::<f64>()
+}
+
+fn lost(seconds: &[Second]) -> f64 {
+    let wanted: f64 = seconds.iter().map(|second| second.wanted).sum();
+    1.0 - seconds.iter().map(|second| second.got).sum::<f64>() / wanted
+}
+
+/// A neighbour that wants `share` of the wire, give or take `noise` of that.
+fn noisy(share: f64, noise: f64, seed: u64) -> impl FnMut(usize) -> f64 {
+    let mut random = Random(seed * 2 + 1);
+    let mut now = 0.0;
+    move |tick| {
+        if tick.is_multiple_of(TICKS) {
+            now = random.next();
+        }
+        CAN * share * (1.0 + noise * now)
+    }
+}
+
+#[test]
+fn alone_no_lane_is_paced() {
+    for wire in [Wire::known(|_| 0.0), Wire::unknown(|_| 0.0)] {
+        for second in World::one(wire).seconds(20) {
+            assert_eq!(second.paces, [None]);
+        }
+    }
+}
+
+#[test]
+fn a_neighbour_loses_little_and_most_of_what_it_leaves_is_used() {
+    for known in [true, false] {
+        for share in [0.1, 0.3, 0.5, 0.7, 0.85] {
+            for (seed, noise) in (1..9).flat_map(|seed| [(seed, 0.0), (seed, 0.02), (seed, 0.05)]) {
+                let want = noisy(share, noise, seed);
+                let wire = if known { Wire::known(want) } else { Wire::unknown(want) };
+                let mut world = World::one(wire).look();
+                let begun = world.seconds(3);
+                let seconds = world.seconds(60);
+                let (used, lost_then, lost_at_first) =
+                    (used_of_spare(&seconds), lost(&seconds), lost(&begun));
+                let case = format!(
+                    "known {known}, {share} +-{noise}: uses {used:.3}, loses {lost_then:.3} ({lost_at_first:.3} at first)"
+                );
+                println!("{case}");
+                assert!(used >= 0.85, "{case}");
+                assert!(lost_then <= 0.03, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_steady_neighbour_sees_no_swings() {
+    for share in [0.1, 0.5, 0.85] {
+        let mut world = World::one(Wire::known(move |_| CAN * share));
+        // Between two trials of whether the wire has more.
+        world.seconds(160);
+        let seconds = world.seconds(50);
+        let paces: Vec<_> = seconds.iter().map(|second| second.paces[0].unwrap()).collect();
+        let (least, most) = (paces.iter().min().unwrap(), paces.iter().max().unwrap());
+        assert!(*most as f64 <= *least as f64 * 1.01, "{least} to {most}");
+    }
+}
+
+#[test]
+fn who_begins_gets_room_within_two_samples_and_who_ends_leaves_it_at_once() {
+    for share in [0.3, 0.6, 0.9] {
+        for offset in 0..TICKS {
+            let (from, to) = (20 * TICKS + offset, 40 * TICKS + offset);
+            let want = move |tick| if (from..to).contains(&tick) { CAN * share } else { 0.0 };
+            let mut world = World::one(Wire::known(want));
+            let seconds = world.seconds(50);
+            let loses = |second: &Second| second.wanted - second.got;
+            // It begins in second 20; the one that it is there for in whole is
+            // the first sample that shows it in whole.
+            for (nth, second) in seconds.iter().enumerate().take(40).skip(23) {
+                assert!(loses(second) <= CAN * 0.02, "{share} {offset} {nth} {second:?}");
+            }
+            let settled = used_of_spare(&seconds[25..40]);
+            assert!(settled >= 0.86, "{share} {offset}: {settled}");
+            let after = seconds[42].ours();
+            assert!(after >= CAN * 0.87, "{share} {offset}: {after}");
+            assert_eq!(seconds[47].paces, [None]);
+        }
+    }
+}
+
+#[test]
+fn who_wants_everything_gets_all_but_the_reserve() {
+    let reserve = 10_000_000;
+    let mut world = World::one(Wire::known(|_| 10.0 * CAN));
+    world.bounds.reserve_bytes_per_s = reserve;
+    let seconds = world.seconds(30);
+    for second in &seconds[6..] {
+        assert!(second.paces[0].unwrap() <= reserve * 11 / 10, "{second:?}");
+        assert!(second.paces[0].unwrap() >= reserve, "{second:?}");
+    }
+}
+
+/// Flows that back off and grow again don't fill a wire evenly.
+#[test]
+fn a_wire_that_is_not_filled_evenly_is_left_to_who_wants_it() {
+    for seed in 1..9 {
+        let mut random = Random(seed);
+        let mut world = World::one(Wire::known(|_| 10.0 * CAN));
+        let mut seconds = Vec::new();
+        for _ in 0..60 {
+            world.here[0].can = CAN * (1.0 - 0.005 * random.next().abs());
+            seconds.push(world.second());
+        }
+        let got: f64 = seconds[10..].iter().map(|second| second.got).sum();
+        assert!(got >= 50.0 * CAN * 0.9, "{}", got / 50.0 / CAN);
+    }
+}
+
+#[test]
+fn only_the_lane_beside_a_neighbour_is_slowed() {
+    let mut world = World::new(vec![Wire::known(|_| CAN * 0.8), Wire::known(|_| 0.0)]);
+    let second = world.seconds(10).pop().unwrap();
+    assert!(second.paces[0].unwrap() as f64 * WIRE_PER_CONTENT <= CAN * 0.2);
+    assert_eq!(second.paces[1], None);
+}
+
+#[test]
+fn lanes_on_one_nic_share_what_it_has() {
+    let mut world = World::one(Wire::known(|_| CAN * 0.4));
+    world.lanes = vec![(0, 0); 3];
+    world.dead = vec![false; 3];
+    let seconds = world.seconds(20);
+    let last = &seconds[19].paces;
+    assert!(last.iter().all(|pace| *pace == last[0]), "{last:?}");
+    assert!(used_of_spare(&seconds[10..]) >= 0.85);
+    // One dies: the others have its part.
+    world.dead[1] = true;
+    let seconds = world.seconds(20);
+    assert!(used_of_spare(&seconds[5..]) >= 0.85, "{}", used_of_spare(&seconds[5..]));
+}
+
+#[test]
+fn a_neighbour_of_the_destination_counts_as_well() {
+    let mut world = World::one(Wire::known(|_| 0.0));
+    world.there = vec![Wire::known(|_| CAN * 0.6)];
+    world.seconds(5);
+    let seconds = world.seconds(20);
+    assert!(lost(&seconds) < 0.01, "{}", lost(&seconds));
+    let used = seconds.iter().map(Second::ours).sum::<f64>() / (20.0 * CAN * 0.4);
+    assert!(used >= 0.85, "{used}");
+}
+
+#[test]
+fn a_cap_is_used_by_whoever_can() {
+    let mut world = World::new(vec![Wire::known(|_| CAN * 0.95), Wire::known(|_| 0.0)]);
+    world.bounds.cap_bytes_per_s = Some(50_000_000);
+    world.seconds(10);
+    let seconds = world.seconds(10);
+    for second in &seconds {
+        assert!(second.ours() <= 50e6 && second.ours() >= 47e6, "{second:?}");
+    }
+    world.dead = vec![true, false];
+    let second = world.seconds(10).pop().unwrap();
+    assert!(second.ours() >= 46e6, "{second:?}");
+}
+
+#[test]
+fn two_migrations_on_a_nic_divide_its_spare() {
+    let mut paces = [Pace::new(), Pace::new()];
+    let mut rates = [0.0_f64; 2];
+    let theirs = CAN * 0.5;
+    for second in 0..30 {
+        let ours = rates.iter().sum::<f64>() * WIRE_PER_CONTENT;
+        let nics = [NicUse {
+            speed_bytes_per_s: Some(LINK as u64),
+            all_bytes_per_s: (ours + theirs) as u64,
+            content_bytes_per_s: ((ours + theirs) / WIRE_PER_CONTENT) as u64,
+            ours_bytes_per_s: rates.iter().sum::<f64>() as u64,
+            migrations: 2,
+        }];
+        // The second has a cap in between, and leaves the rest to the first.
+        let cap = (10..20).contains(&second).then_some(5_000_000);
+        for (nth, pace) in paces.iter_mut().enumerate() {
+            let bytes_per_s = rates[nth] as u64;
+            let lanes = [LaneUse { nic: Some(0), bytes_per_s, writing: 1.0 }];
+            let bounds =
+                PaceBounds { cap_bytes_per_s: cap.filter(|_| nth == 1), ..PaceBounds::default() };
+            let sample = PaceSample { nics: &nics, lanes: &lanes, destination: None };
+            rates[nth] = pace.next(&sample, bounds)[0].unwrap() as f64;
+        }
+        let spare = (CAN - theirs) / WIRE_PER_CONTENT;
+        let sum = rates.iter().sum::<f64>();
+        match second {
+            5..10 | 25..30 => {
+                assert!((rates[0] / rates[1] - 1.0).abs() < 0.05, "{second}: {rates:?}");
+                assert!(sum <= spare && sum >= spare * 0.85, "{second}: {rates:?}");
+            }
+            15..20 => assert!(sum <= spare && sum >= spare * 0.85, "{second}: {rates:?}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn the_destination_is_understood() {
+    let said = DestinationUse {
+        nics: vec![NicUse { speed_bytes_per_s: Some(1), ..NicUse::default() }],
+        lanes: vec![Some(0), None],
+    };
+    let json = serde_json::to_string(&said).unwrap();
+    assert_eq!(serde_json::from_str::<DestinationUse>(&json).unwrap(), said);
+}
+
+fn any_nic() -> impl Strategy<Value = NicUse> {
+    let number = || prop_oneof![0..2_000_000_000_u64, any::<u64>()];
+    (proptest::option::of(number()), number(), number(), number(), any::<u32>()).prop_map(
+        |(
+            speed_bytes_per_s,
+            all_bytes_per_s,
+            content_bytes_per_s,
+            ours_bytes_per_s,
+            migrations,
+        )| {
+            NicUse {
+                speed_bytes_per_s,
+                all_bytes_per_s,
+                content_bytes_per_s,
+                ours_bytes_per_s,
+                migrations,
+            }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_said_paces_stay_between_reserve_and_cap(
+        seconds in proptest::collection::vec(
+            (
+                proptest::collection::vec(any_nic(), 0..4),
+                proptest::collection::vec(any_nic(), 0..4),
+                proptest::collection::vec(
+                    (proptest::option::of(0..5_usize), any::<u64>(), -1.0..2.0_f64,
+                     proptest::option::of(any::<u16>())),
+                    1..5,
+                ),
+            ),
+            1..20,
+        ),
+        reserve_bytes_per_s in 0..3_000_000_000_u64,
+        cap_bytes_per_s in proptest::option::of(0..3_000_000_000_u64),
+    ) {
+        let mut pace = Pace::new();
+        let bounds = PaceBounds { reserve_bytes_per_s, cap_bytes_per_s };
+        for (nics, far, lanes) in &seconds {
+            let destination = DestinationUse {
+                nics: far.clone(),
+                lanes: lanes.iter().map(|(.., far)| far.map(|far| far % 5)).collect(),
+            };
+            let uses: Vec<_> = lanes
+                .iter()
+                .map(|(nic, bytes_per_s, writing, _)| LaneUse {
+                    nic: *nic, bytes_per_s: *bytes_per_s, writing: *writing,
+                })
+                .collect();
+            let sample = PaceSample { nics, lanes: &uses, destination: Some(&destination) };
+            let paces = pace.next(&sample, bounds);
+            prop_assert_eq!(paces.len(), lanes.len());
+            let sum = paces.iter().copied().sum::<Option<u64>>();
+            let lanes = lanes.len() as u64;
+            if let Some(cap) = cap_bytes_per_s {
+                let sum = sum.expect("all are paced under a cap");
+                prop_assert!(sum <= cap.max(lanes), "{sum} under {cap}");
+            }
+            let least = reserve_bytes_per_s.max(RESERVE_LEAST)
+                .min(cap_bytes_per_s.map_or(u64::MAX, |cap| (cap as f64 / WIRE_PER_CONTENT) as u64));
+            prop_assert!(sum.is_none_or(|sum| sum + lanes >= least), "{sum:?} above {least}");
+            prop_assert!(paces.iter().all(|pace| *pace != Some(0)), "0 would be no pace");
+        }
+    }
+}
