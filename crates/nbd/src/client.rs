@@ -16,15 +16,18 @@
 //! such a disk); not asked, it takes any offset and aligns by itself. The
 //! other end's guest writes as its own disk wants it.
 //!
-//! Zeroes are written without `NO_HOLE`. QEMU then punches a hole, if its node
-//! has `discard=unmap`; without that it makes zeroes that take space.
+//! Zeroes are written without `NO_HOLE`, so that they may become holes. Whether
+//! they do is up to the exported node: it must have `discard=unmap`, in the
+//! format's layer and the file's. QEMU 10 otherwise makes zeroes that take
+//! space, as `-drive` without more does.
 
 mod flight;
 mod negotiate;
+mod replies;
 mod sender;
 mod split;
 
-use std::io::{self, BufReader, Read};
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -36,7 +39,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::handshake::BlockSizes;
-use crate::transmission::{Command, SimpleReply};
+use crate::transmission::Command;
 use crate::{Errno, ExportFlags, ProtocolError};
 
 pub(crate) use flight::{Flight, Part};
@@ -251,7 +254,7 @@ impl<T: Send + 'static> Client<T> {
             .name(settings.thread.clone())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || read_replies(&shared, on_done)
+                move || replies::read(&shared, on_done)
             })
             .map_err(ClientError::Local)?;
         Ok(Self { shared, turn: Mutex::new(()), info, replies: Some(replies) })
@@ -353,89 +356,6 @@ impl<T> Shared<T> {
 fn set_patience(socket: &UnixStream, patience: Option<Duration>) -> io::Result<()> {
     socket.set_read_timeout(patience)?;
     socket.set_write_timeout(patience)
-}
-
-/// Whatever ends the reading of answers, nobody goes on waiting for one.
-struct Ending<'a, T>(&'a Shared<T>);
-
-impl<T> Drop for Ending<'_, T> {
-    fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        let panicked = Failure::Broken("its reader of answers panicked".to_owned());
-        let why = state.ending.get_or_insert(panicked).clone();
-        state.ended.get_or_insert(why);
-        // Empty, but after a panic; then those who wait in them must wake.
-        let left = state.flight.take_all();
-        drop(state);
-        drop(left);
-        self.0.changed.notify_all();
-    }
-}
-
-/// The life of the thread that reads answers.
-fn read_replies<T>(shared: &Shared<T>, mut on_done: impl FnMut(T, Outcome)) {
-    let ending = Ending(shared);
-    let mut report = |done: Done<T>, outcome: Outcome| match done {
-        Done::Owner(tag) => on_done(tag, outcome),
-        // Who waits no more has no use for it.
-        Done::Waiter(waiter) => drop(waiter.send(outcome)),
-    };
-    let broken = take_replies(shared, &mut report);
-
-    let mut state = shared.state.lock();
-    let why = state.ending.get_or_insert(broken).clone();
-    state.ended = Some(why.clone());
-    let left = state.flight.take_all();
-    if !left.is_empty() {
-        state.first_failure.get_or_insert_with(|| why.clone());
-    }
-    drop(state);
-    let _ = shared.socket.shutdown(Shutdown::Both);
-    for done in left {
-        report(done, Err(why.clone()));
-    }
-    drop(ending);
-}
-
-/// Reports answers until the connection ends; returns why it did.
-fn take_replies<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) -> Failure {
-    let mut from = BufReader::with_capacity(4096, &shared.socket);
-    let mut bytes = [0; SimpleReply::BYTES];
-    loop {
-        if let Err(error) = from.read_exact(&mut bytes) {
-            return Failure::Broken(match error.kind() {
-                io::ErrorKind::UnexpectedEof => "the other end closed it".to_owned(),
-                _ => error.to_string(),
-            });
-        }
-        let reply = SimpleReply::parse(&bytes);
-        let mut state = shared.state.lock();
-        let answered = reply.and_then(|reply| state.flight.answered(reply));
-        let finished = match answered {
-            Ok(finished) => finished,
-            Err(error) => return Failure::Broken(error.to_string()),
-        };
-        let Some((done, outcome)) = finished else {
-            drop(state);
-            shared.changed.notify_all();
-            continue;
-        };
-        if let Err(failure) = &outcome {
-            state.first_failure.get_or_insert_with(|| failure.clone());
-        }
-        drop(state);
-        // Its place is free, so that the next request doesn't wait for what
-        // the owner does now.
-        shared.changed.notify_all();
-        report(done, outcome);
-        let mut state = shared.state.lock();
-        state.unfinished -= 1;
-        let all = state.unfinished == 0;
-        drop(state);
-        if all {
-            shared.changed.notify_all();
-        }
-    }
 }
 
 #[cfg(test)]

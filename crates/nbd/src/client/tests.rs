@@ -1,11 +1,11 @@
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 use crate::handshake::{Answer, Info, OptionCode, OptionHeader, OptionReplyHeader};
 use crate::server::{self, Connection, Export, Request, RequestKind};
-use crate::transmission::RequestHeader;
+use crate::transmission::{RequestHeader, SimpleReply};
 
 const DISK: usize = 1 << 20;
 

@@ -1,0 +1,90 @@
+//! The thread that reads answers and hands tags back.
+
+use std::io::{self, BufReader, Read};
+use std::net::Shutdown;
+
+use super::{Done, Failure, Outcome, Shared};
+use crate::transmission::SimpleReply;
+
+/// Whatever ends the reading of answers, nobody goes on waiting for one.
+struct Ending<'a, T>(&'a Shared<T>);
+
+impl<T> Drop for Ending<'_, T> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        let panicked = Failure::Broken("its reader of answers panicked".to_owned());
+        let why = state.ending.get_or_insert(panicked).clone();
+        state.ended.get_or_insert(why);
+        // Empty, but after a panic; then those who wait in them must wake.
+        let left = state.flight.take_all();
+        drop(state);
+        drop(left);
+        self.0.changed.notify_all();
+    }
+}
+
+/// The life of the thread that reads answers.
+pub(super) fn read<T>(shared: &Shared<T>, mut on_done: impl FnMut(T, Outcome)) {
+    let ending = Ending(shared);
+    let mut report = |done: Done<T>, outcome: Outcome| match done {
+        Done::Owner(tag) => on_done(tag, outcome),
+        // Who waits no more has no use for it.
+        Done::Waiter(waiter) => drop(waiter.send(outcome)),
+    };
+    let broken = take_in(shared, &mut report);
+
+    let mut state = shared.state.lock();
+    let why = state.ending.get_or_insert(broken).clone();
+    state.ended = Some(why.clone());
+    let left = state.flight.take_all();
+    if !left.is_empty() {
+        state.first_failure.get_or_insert_with(|| why.clone());
+    }
+    drop(state);
+    let _ = shared.socket.shutdown(Shutdown::Both);
+    for done in left {
+        report(done, Err(why.clone()));
+    }
+    drop(ending);
+}
+
+/// Reports answers until the connection ends; returns why it did.
+fn take_in<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) -> Failure {
+    let mut from = BufReader::with_capacity(4096, &shared.socket);
+    let mut bytes = [0; SimpleReply::BYTES];
+    loop {
+        if let Err(error) = from.read_exact(&mut bytes) {
+            return Failure::Broken(match error.kind() {
+                io::ErrorKind::UnexpectedEof => "the other end closed it".to_owned(),
+                _ => error.to_string(),
+            });
+        }
+        let reply = SimpleReply::parse(&bytes);
+        let mut state = shared.state.lock();
+        let answered = reply.and_then(|reply| state.flight.answered(reply));
+        let finished = match answered {
+            Ok(finished) => finished,
+            Err(error) => return Failure::Broken(error.to_string()),
+        };
+        let Some((done, outcome)) = finished else {
+            drop(state);
+            shared.changed.notify_all();
+            continue;
+        };
+        if let Err(failure) = &outcome {
+            state.first_failure.get_or_insert_with(|| failure.clone());
+        }
+        drop(state);
+        // Its place is free, so that the next request doesn't wait for what
+        // the owner does now.
+        shared.changed.notify_all();
+        report(done, outcome);
+        let mut state = shared.state.lock();
+        state.unfinished -= 1;
+        let all = state.unfinished == 0;
+        drop(state);
+        if all {
+            shared.changed.notify_all();
+        }
+    }
+}

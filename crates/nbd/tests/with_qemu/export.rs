@@ -1,0 +1,182 @@
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use nbd::client::{ClientError, Failure, Settings};
+use nbd::{Client, Errno};
+use qemu::process::Process;
+use tempfile::tempdir;
+
+use crate::vm::Vm;
+use crate::{noise, say};
+
+const MIB: usize = 1 << 20;
+const DISK: usize = 64 * MIB;
+
+/// A qemu-nbd that ends with the test.
+struct Nbd(Process);
+
+impl Nbd {
+    /// It is there when its socket is.
+    fn start(dir: &Path, arguments: &str) -> Self {
+        let at = dir.display();
+        let common = format!("--fork --pid-file={at}/pid -t -k {at}/nbd -x vda");
+        say(dir, "qemu-nbd", &format!("{common} {arguments}"));
+        let pid = fs::read_to_string(dir.join("pid")).unwrap();
+        Self(Process::now(pid.trim().parse().unwrap()).unwrap())
+    }
+
+    fn kill(&self) {
+        self.0.kill().unwrap();
+        self.0.wait_gone(Duration::from_secs(30)).unwrap();
+    }
+}
+
+impl Drop for Nbd {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Writes a bit of everything and returns what the disk is then.
+fn fill(client: &Client<usize>, failed: &dyn Fn() -> usize) -> Vec<u8> {
+    let mut content = vec![0; DISK];
+    let mut tag = 0;
+    let mut next = || {
+        tag += 1;
+        tag
+    };
+    for at in [0, 5 * MIB, 40 * MIB + 512, 63 * MIB] {
+        let data = noise(at as u64, MIB);
+        for (number, piece) in data.chunks(70_000).enumerate() {
+            client.write((at + number * 70_000) as u64, piece, next()).unwrap();
+        }
+        content[at..at + MIB].copy_from_slice(&data);
+    }
+    client.sync().unwrap();
+    client.write_zeroes(5 * MIB as u64, 512 << 10, next()).unwrap();
+    content[5 * MIB..5 * MIB + (512 << 10)].fill(0);
+    // A large one over what is a hole already, and one over an odd range.
+    client.write_zeroes(10 * MIB as u64, 29 * MIB as u64, next()).unwrap();
+    client.write_zeroes(63 * MIB as u64 + 1000, 5000, next()).unwrap();
+    content[63 * MIB + 1000..63 * MIB + 6000].fill(0);
+    client.sync().unwrap();
+    assert_eq!(failed(), 0);
+    content
+}
+
+fn connect(socket: &Path) -> (Client<usize>, impl Fn() -> usize + use<>) {
+    let (report, reported) = channel();
+    let client = Client::connect(socket, "vda", &Settings::default(), move |_, outcome| {
+        let _ = report.send(outcome);
+    });
+    let failed = move || reported.try_iter().filter(Result::is_err).count();
+    (client.unwrap(), failed)
+}
+
+/// The image holds this, and not much more than what isn't zero.
+fn check(dir: &Path, format: &str, content: &[u8]) {
+    say(dir, "qemu-img", &format!("convert -f {format} -O raw image back"));
+    assert!(fs::read(dir.join("back")).unwrap() == content, "{format}");
+    let taken = fs::metadata(dir.join("image")).unwrap().blocks() * 512;
+    assert!(taken < 5 * MIB as u64, "{format}: {taken} bytes taken");
+    let map = say(dir, "qemu-img", &format!("map -f {format} --output json image"));
+    let map: serde_json::Value = serde_json::from_str(&map).unwrap();
+    let data: u64 = map
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|extent| extent["data"] == true)
+        .map(|extent| extent["length"].as_u64().unwrap())
+        .sum();
+    assert!(data < 5 * MIB as u64, "{format}: {data} bytes of data");
+}
+
+#[test]
+fn qemu_nbd_gets_the_bytes_and_keeps_the_holes() {
+    for format in ["raw", "qcow2"] {
+        let dir = tempdir().unwrap();
+        say(dir.path(), "qemu-img", &format!("create -f {format} image {DISK}"));
+        let nbd = Nbd::start(dir.path(), &format!("-f {format} --discard=unmap image"));
+        let (client, failed) = connect(&dir.path().join("nbd"));
+        assert_eq!(client.info().bytes, DISK as u64);
+        assert_eq!((client.info().sizes.minimum, client.info().sizes.maximum), (1, 32 << 20));
+        let content = fill(&client, &failed);
+        client.finish().unwrap();
+        nbd.kill();
+        check(dir.path(), format, &content);
+    }
+}
+
+#[test]
+fn a_waiting_vm_gets_its_disk() {
+    for format in ["raw", "qcow2"] {
+        let dir = tempdir().unwrap();
+        say(dir.path(), "qemu-img", &format!("create -f {format} image {DISK}"));
+        let vm = Vm::start(dir.path(), "image", format, true);
+        let socket = dir.path().join("nbd");
+        vm.export(&socket, "vda");
+        let (client, failed) = connect(&socket);
+        let content = fill(&client, &failed);
+        client.finish().unwrap();
+        vm.stop_export();
+        vm.quit();
+        check(dir.path(), format, &content);
+    }
+}
+
+#[test]
+fn a_full_filesystem_is_said_clearly() {
+    let dir = tempdir().unwrap();
+    say(dir.path(), "qemu-img", &format!("create -f raw image {DISK}"));
+    let full = "driver=raw,file.driver=blkdebug,file.image.driver=file,\
+                file.image.filename=image,file.inject-error.0.event=pwritev,\
+                file.inject-error.0.iotype=write,file.inject-error.0.errno=28,\
+                file.inject-error.0.sector=2048";
+    let nbd = Nbd::start(dir.path(), &format!("--image-opts {full}"));
+    let (client, failed) = connect(&dir.path().join("nbd"));
+    for tag in 0..4 {
+        client.write(tag as u64 * MIB as u64, &[1; 4096], tag).unwrap();
+    }
+    let failure = client.sync().unwrap_err();
+    assert!(matches!(failure, Failure::Disk { offset: 0x10_0000, errno: Errno::NO_SPACE, .. }));
+    let text = "the destination's disk did not write 4096 bytes at 1048576: no space left";
+    assert_eq!(failure.to_string(), text);
+    assert_eq!(failed(), 1);
+    drop((client, nbd));
+}
+
+#[test]
+fn what_can_not_be_written_is_refused() {
+    let dir = tempdir().unwrap();
+    say(dir.path(), "qemu-img", "create -f raw image 1M");
+    let nbd = Nbd::start(dir.path(), "-f raw -r image");
+    let connect =
+        |name| Client::connect(&dir.path().join("nbd"), name, &Settings::default(), |(), _| {});
+    let refused = connect("vda").unwrap_err();
+    assert_eq!(refused.to_string(), "the NBD export 'vda' is read-only");
+    assert!(matches!(connect("nosuch"), Err(ClientError::Refused { .. })));
+    drop(nbd);
+}
+
+#[test]
+fn a_server_that_is_killed_fails_what_is_unanswered() {
+    let dir = tempdir().unwrap();
+    say(dir.path(), "qemu-img", &format!("create -f raw image {DISK}"));
+    let nbd = Nbd::start(dir.path(), "-f raw image");
+    let (client, _failed) = connect(&dir.path().join("nbd"));
+    client.write(0, &[1; 4096], 0).unwrap();
+    client.sync().unwrap();
+    nbd.kill();
+    let mut tag = 0;
+    let refused = loop {
+        tag += 1;
+        if let Err(error) = client.write(0, &[1; MIB], tag) {
+            break error;
+        }
+    };
+    assert!(matches!(refused, ClientError::Failed(Failure::Broken(_))), "{refused}");
+    assert!(client.sync().is_err());
+}
