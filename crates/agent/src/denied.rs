@@ -42,6 +42,7 @@ impl From<StartError> for Denied {
             StartError::Directory { .. }
             | StartError::Socket { .. }
             | StartError::NoRoom { .. }
+            | StartError::Hidden { .. }
             | StartError::Process(_) => Self::Local(text),
         }
     }

@@ -18,6 +18,7 @@ use api::{MigrateRequest, Outcome, Phase, Report};
 use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use qemu::outgoing::Outgoing;
 use qemu::qmp::Event;
+use qemu::rendezvous::Rendezvous;
 use transport::Lanes;
 use wire::{ToDestination, ToSource};
 
@@ -121,7 +122,8 @@ struct Stream {
     lanes: Arc<Lanes>,
     tap: tap::Stopper,
     sampler: Option<Sampler>,
-    socket: tempfile::TempPath,
+    /// Where QEMU connects to the tap.
+    _socket: Rendezvous,
 }
 
 impl<'m> Source<'m> {

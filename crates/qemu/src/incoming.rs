@@ -1,8 +1,9 @@
 //! The destination's side of QEMU's migration: wait, load, run.
 
 use std::fmt::Display;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ const ASK: Duration = Duration::from_secs(1);
 const EXPLAIN: Duration = Duration::from_secs(2);
 /// From this version on, a QEMU that can't load stays and says why.
 const STAYS_SINCE: (u32, u32, u32) = (9, 1, 0);
+/// What QEMU calls the connection until it has taken it.
+const FD_NAME: &str = "droveway-incoming";
 
 /// QEMU's migration to this host.
 #[derive(Debug)]
@@ -59,22 +62,21 @@ impl Incoming {
         outcome.map(|()| incoming)
     }
 
-    /// Has QEMU listen at `socket` and connects to it. What is written there
-    /// is what QEMU loads.
+    /// Hands QEMU one end of a connection: what is written to the other is what
+    /// it loads. There is no path that it would have to find.
     ///
     /// # Errors
-    /// If QEMU refuses, or can't be connected to.
-    pub fn listen(&self, socket: &Path) -> Result<UnixStream, QmpError> {
-        let mut arguments = json!({ "uri": format!("unix:{}", socket.display()) });
+    /// If QEMU refuses, or the system has no sockets left.
+    pub fn open(&self) -> Result<UnixStream, QmpError> {
+        let (ours, theirs) = UnixStream::pair()
+            .map_err(|error| QmpError::Migration(format!("no socket to it: {error}")))?;
+        self.qmp.execute_with(theirs.as_fd(), "getfd", json!({ "fdname": FD_NAME }))?;
+        let mut arguments = json!({ "uri": format!("fd:{FD_NAME}") });
         if self.qmp.version() >= STAYS_SINCE {
             arguments["exit-on-error"] = false.into();
         }
         self.qmp.execute("migrate-incoming", arguments)?;
-        let stream = UnixStream::connect(socket)
-            .map_err(|source| QmpError::Connect { path: socket.to_owned(), source });
-        // Both ends are open: the name has done its work.
-        let _ = std::fs::remove_file(socket);
-        stream
+        Ok(ours)
     }
 
     /// Blocks until the VM is loaded and paused.

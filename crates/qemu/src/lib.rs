@@ -14,4 +14,5 @@ pub mod outgoing;
 pub mod process;
 pub mod qmp;
 pub mod ram_blocks;
+pub mod rendezvous;
 pub mod shape;

@@ -40,6 +40,8 @@ pub struct Machine {
     pub version: String,
     /// The directory for what must survive the agent.
     pub dir: PathBuf,
+    /// What an operator should know of it when it moves.
+    pub notes: Vec<String>,
     socket: PathBuf,
     log: Option<PathBuf>,
 }
@@ -52,6 +54,8 @@ pub struct Record {
     log: Option<PathBuf>,
     argv: Vec<String>,
     cwd: PathBuf,
+    #[serde(default)]
+    notes: Vec<String>,
 }
 
 impl Record {
@@ -78,6 +82,7 @@ impl Machine {
             log: self.log.clone(),
             argv: self.argv.clone(),
             cwd: self.cwd.clone(),
+            notes: self.notes.clone(),
         }
     }
 

@@ -33,12 +33,22 @@ pub struct Process {
     pidfd: OwnedFd,
 }
 
+/// What an agent that may not look into a process needs.
+pub(crate) const SEEING_TAKES: &str =
+    "run the agent as the user of that QEMU, or as root with CAP_SYS_PTRACE";
+
 /// A process can't be watched or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// There is no such process any more.
     #[error("process {pid} is gone")]
     Gone {
+        /// Its number.
+        pid: u32,
+    },
+    /// It is another user's, or has rights that we lack.
+    #[error("the agent may not look into process {pid}: {SEEING_TAKES}")]
+    Denied {
         /// Its number.
         pid: u32,
     },
@@ -183,11 +193,7 @@ impl Drop for Process {
 /// If it is gone or not ours to look at.
 pub fn command_line_of(pid: u32) -> Result<Vec<String>, ProcessError> {
     let path = proc_path(pid, "cmdline");
-    let text = fs::read(path).map_err(|source| ProcessError::Local {
-        action: "looking at",
-        pid,
-        source,
-    })?;
+    let text = fs::read(path).map_err(|source| not_seen(pid, source))?;
     let text = text.strip_suffix(b"\0").unwrap_or(&text);
     if text.is_empty() {
         return Err(ProcessError::Gone { pid });
@@ -200,11 +206,15 @@ pub fn command_line_of(pid: u32) -> Result<Vec<String>, ProcessError> {
 /// # Errors
 /// If it is gone or not ours to look at.
 pub fn directory_of(pid: u32) -> Result<PathBuf, ProcessError> {
-    fs::read_link(proc_path(pid, "cwd")).map_err(|source| ProcessError::Local {
-        action: "looking at",
-        pid,
-        source,
-    })
+    fs::read_link(proc_path(pid, "cwd")).map_err(|source| not_seen(pid, source))
+}
+
+fn not_seen(pid: u32, source: io::Error) -> ProcessError {
+    match source.kind() {
+        io::ErrorKind::NotFound => ProcessError::Gone { pid },
+        io::ErrorKind::PermissionDenied => ProcessError::Denied { pid },
+        _ => ProcessError::Local { action: "looking at", pid, source },
+    }
 }
 
 pub(crate) fn proc_path(pid: u32, what: &str) -> PathBuf {

@@ -10,8 +10,9 @@ mod line;
 mod query;
 mod reader;
 
-use std::io::Write;
-use std::os::fd::AsFd;
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
 pub use error::QmpError;
@@ -121,7 +123,20 @@ impl Qmp {
         arguments: Value,
         timeout: Duration,
     ) -> Result<Value, QmpError> {
-        self.call("execute", command, arguments, timeout)
+        self.call("execute", command, arguments, timeout, None)
+    }
+
+    /// Runs a command that takes an open file, such as `add-fd` or `getfd`.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn execute_with(
+        &self,
+        file: BorrowedFd<'_>,
+        command: &str,
+        arguments: Value,
+    ) -> Result<Value, QmpError> {
+        self.call("execute", command, arguments, TIMEOUT, Some(file))
     }
 
     /// Runs a command that QEMU executes even while its main loop is blocked
@@ -137,7 +152,7 @@ impl Qmp {
                 desc: "this QEMU offers no out-of-band commands".to_owned(),
             });
         }
-        self.call("exec-oob", command, arguments, TIMEOUT)
+        self.call("exec-oob", command, arguments, TIMEOUT, None)
     }
 
     /// Every event from now on. The receiver disconnects when the connection
@@ -185,6 +200,7 @@ impl Qmp {
         command: &str,
         arguments: Value,
         timeout: Duration,
+        file: Option<BorrowedFd<'_>>,
     ) -> Result<Value, QmpError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let mut message = json!({ how: command, "id": id });
@@ -197,7 +213,7 @@ impl Qmp {
         let (answer, answered) = bounded(1);
         self.shared.expect(id, answer)?;
         tracing::trace!(command, id, "to QEMU");
-        let written = self.writer.lock().write_all(&text);
+        let written = write(&mut self.writer.lock(), &text, file);
         if let Err(error) = written {
             // Half a command may be written: nothing sensible can follow it.
             tracing::debug!(command, %error, "QMP can't be written to");
@@ -234,6 +250,22 @@ impl Drop for Qmp {
             tracing::error!("the QMP reader thread panicked");
         }
     }
+}
+
+/// Writes a command, and a file along with its first byte.
+fn write(
+    stream: &mut UnixStream,
+    text: &[u8],
+    file: Option<BorrowedFd<'_>>,
+) -> std::io::Result<()> {
+    let Some(file) = file else { return stream.write_all(text) };
+    let files = [file];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&files));
+    let pieces = [IoSlice::new(text)];
+    let sent = sendmsg(&*stream, &pieces, &mut control, SendFlags::NOSIGNAL)?;
+    stream.write_all(text.get(sent..).unwrap_or_default())
 }
 
 fn greeted_version(greeting: &Value) -> Result<(u32, u32, u32), QmpError> {

@@ -8,8 +8,8 @@ use std::io;
 pub enum RamError {
     /// The kernel doesn't let us at QEMU's memory.
     #[error(
-        "the agent may not reach the memory of QEMU's process {pid}: it must run as the user of \
-         that QEMU, or as root (with CAP_SYS_PTRACE)"
+        "the agent may not reach the memory of QEMU's process {pid}: to place pages straight into \
+         it, run the agent as the user of that QEMU, or as root with CAP_SYS_PTRACE"
     )]
     Denied {
         /// QEMU's process.

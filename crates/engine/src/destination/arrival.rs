@@ -126,8 +126,7 @@ impl Arrival<'_> {
         machine: &Arc<qemu::machine::Machine>,
     ) -> Result<(), End> {
         let incoming = Incoming::of(machine).map_err(End::failed)?;
-        let socket = self.shared.local.scratch.join(format!("in-{}.sock", hex(self.token)));
-        let stream = incoming.listen(&socket).map_err(End::failed)?;
+        let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start(stream, self.shared.local.pool_bytes).map_err(End::failed)?;
         let ram = RamBlocks::of(machine);
         let prepared = Prepared {

@@ -1,13 +1,13 @@
 //! From the command to a flowing stream: connect, prepare, tap.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Instant;
 
 use api::{Compress, TapChoice};
 use page::Encoding;
 use qemu::outgoing::{self, Outgoing, StreamKind};
+use qemu::rendezvous::Rendezvous;
 use qemu::shape::Shape;
 use tap::{Channels, Tap};
 use transport::{Endpoint, Lanes, LanesPlan, connect_control};
@@ -69,7 +69,7 @@ impl Source<'_> {
         };
         self.say(&ToDestination::Prepare(Box::new(order)))?;
         let prepared = self.wait_prepared()?;
-        for note in &prepared.notes {
+        for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
             self.story.note(note);
         }
         let qemu = [self.vm.machine.version.clone(), prepared.qemu.clone()];
@@ -105,8 +105,9 @@ impl Source<'_> {
             report.tap = if channels == 0 { "classic" } else { "multifd" }.to_owned();
         });
         let goal = std::time::Duration::from_millis(self.request.downtime_ms.max(1));
-        let (listener, socket) = self.tap_socket()?;
-        let outgoing = Arc::new(Outgoing::new(&self.vm.machine, kind, &socket)?);
+        let (listener, socket) = Rendezvous::open(&self.vm.machine, &self.local.scratch)
+            .map_err(|error| MigrationError::Qemu(error.to_string()))?;
+        let outgoing = Arc::new(Outgoing::new(&self.vm.machine, kind, socket.path())?);
         let told_bandwidth = outgoing.takes_bandwidth();
         let live = Arc::new(Live::new(self.local.pool_bytes, goal, told_bandwidth));
         let lanes = Arc::new(self.start_lanes()?);
@@ -136,7 +137,7 @@ impl Source<'_> {
             lanes: Arc::clone(&lanes),
             tap: stopper,
             sampler,
-            socket,
+            _socket: socket,
         });
         self.wait_in_background(tap, lanes)?;
         Ok(outgoing.start()?)
@@ -192,15 +193,6 @@ impl Source<'_> {
                 }),
             })
             .collect()
-    }
-
-    fn tap_socket(&self) -> Result<(UnixListener, tempfile::TempPath), MigrationError> {
-        let bound = tempfile::Builder::new()
-            .prefix("tap-")
-            .suffix(".sock")
-            .make_in(&self.local.scratch, |path| UnixListener::bind(path))
-            .map_err(|error| local("making a socket for QEMU's stream", error))?;
-        Ok(bound.into_parts())
     }
 
     /// Tells the leading thread when the tap is through and all is placed.

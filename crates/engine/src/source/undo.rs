@@ -82,6 +82,5 @@ impl Source<'_> {
             report.pool_high_water_bytes[0] = stream.live.pool.high_water_bytes() as u64;
             report.lanes = lanes.collect();
         });
-        tracing::debug!(socket = %stream.socket.display(), "the tap's socket goes");
     }
 }

@@ -54,6 +54,16 @@ pub enum StartError {
         /// What it wrote.
         words: String,
     },
+    /// QMP answers, and no process can be told to be its QEMU.
+    #[error(
+        "the QEMU that answers at {} is not to be seen among this host's processes: run the agent \
+         where it can see them, outside of containers, and as root or with CAP_SYS_PTRACE",
+        path.display()
+    )]
+    Hidden {
+        /// Its QMP socket.
+        path: PathBuf,
+    },
     /// QEMU is there but QMP isn't.
     #[error(transparent)]
     Qmp(#[from] QmpError),

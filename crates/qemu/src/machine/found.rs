@@ -2,12 +2,14 @@
 //! somebody else started.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{Machine, Record, StartError};
 use crate::command_line::CommandLine;
-use crate::process::{Process, ProcessError, command_line_of, directory_of, proc_path};
+use crate::process::{
+    Process, ProcessError, SEEING_TAKES, command_line_of, directory_of, proc_path,
+};
 use crate::qmp::Qmp;
 
 const CONNECT: Duration = Duration::from_secs(10);
@@ -26,6 +28,7 @@ pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
         qmp,
         argv: record.argv.clone(),
         cwd: record.cwd.clone(),
+        notes: record.notes.clone(),
         dir: dir.to_owned(),
         socket: record.socket.clone(),
         log: record.log.clone(),
@@ -39,12 +42,17 @@ pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
 /// If its QMP can't be reached or its process can't be found.
 pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
     let qmp = Qmp::connect(socket, CONNECT)?;
-    let pid = qemu_process(&qmp).ok_or(ProcessError::Gone { pid: 0 })?;
+    let pid = qemu_process(&qmp).ok_or_else(|| StartError::Hidden { path: socket.to_owned() })?;
     let process = Process::now(pid)?;
     let socket = socket.canonicalize().unwrap_or_else(|_| socket.to_owned());
+    let (cwd, notes) = match directory_of(pid) {
+        Err(ProcessError::Denied { .. }) => (PathBuf::from("/"), vec![relative_from_root(pid)]),
+        cwd => (cwd?, Vec::new()),
+    };
     Ok(Machine {
         argv: CommandLine::of_running(&command_line_of(pid)?),
-        cwd: directory_of(pid)?,
+        cwd,
+        notes,
         dir: dir.to_owned(),
         process,
         version: qmp.version_text(),
@@ -54,11 +62,22 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
     })
 }
 
+fn relative_from_root(pid: u32) -> String {
+    format!(
+        "relative paths on the VM's command line are taken from /, since the agent may not see \
+         the directory of QEMU's process {pid}: {SEEING_TAKES}"
+    )
+}
+
 /// Under another program's management the socket was made by that; a QEMU in
 /// a container counts threads in its own way. One of the two is QEMU.
 fn qemu_process(qmp: &Qmp) -> Option<u32> {
     let is_qemu = |pid: &u32| {
-        let program = fs::read_link(proc_path(*pid, "exe")).unwrap_or_default();
+        // Its program, or, of a process that we may not look into, what it was
+        // started as.
+        let program = fs::read_link(proc_path(*pid, "exe")).ok();
+        let started = || Some(command_line_of(*pid).ok()?.into_iter().next()?.into());
+        let program: PathBuf = program.or_else(started).unwrap_or_default();
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         name.contains("qemu") || name.contains("kvm")
     };

@@ -72,6 +72,7 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
         argv: start.argv.to_vec(),
         cwd: start.cwd.to_owned(),
         dir: start.dir.to_owned(),
+        notes: Vec::new(),
         socket,
         log: Some(log),
     })

@@ -1,7 +1,6 @@
 use std::io::{self, Read};
 use std::mem::ManuallyDrop;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use qemu::incoming::Incoming;
 use qemu::outgoing::{self, Outgoing, Status, StreamKind, choose_stream};
 use qemu::qmp::{Qmp, RunState};
 use qemu::ram_blocks::RamBlocks;
+use qemu::rendezvous::Rendezvous;
 use serde_json::{Value, json};
 
 use crate::{Vm, start, wait_for};
@@ -24,11 +24,9 @@ fn settings(qmp: &Qmp) -> (Value, Value) {
 }
 
 /// A socket for QEMU's stream.
-fn socket(vm: &Vm) -> (PathBuf, UnixListener) {
-    let path = vm.dir.path().join("stream");
-    let _ = std::fs::remove_file(&path);
-    let listener = UnixListener::bind(&path).unwrap();
-    (path, listener)
+fn socket(vm: &Vm) -> (Rendezvous, UnixListener) {
+    let (listener, at) = Rendezvous::open(vm, vm.dir.path()).unwrap();
+    (at, listener)
 }
 
 /// Carries one stream, whole, as it is.
@@ -49,10 +47,10 @@ fn moved(was_running: bool) -> (Vm, Outgoing, Vm, Incoming) {
     assert_eq!(outgoing::runs(&source.qmp).unwrap(), was_running);
 
     let incoming = Incoming::of(&destination).unwrap();
-    let stream = incoming.listen(&destination.dir.path().join("in")).unwrap();
-    let (path, listener) = socket(&source);
+    let stream = incoming.open().unwrap();
+    let (at, listener) = socket(&source);
     let carrier = carry(listener, stream);
-    let outgoing = Outgoing::new(&source, StreamKind::Classic, &path).unwrap();
+    let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
     outgoing.start().unwrap();
     outgoing.allow(1 << 30, 300).unwrap();
     outgoing.wait_completed(WAIT).unwrap();
@@ -98,8 +96,8 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
     source.qmp.execute("migrate-set-capabilities", json!({ "capabilities": capability })).unwrap();
     let before = settings(&source.qmp);
 
-    let (path, listener) = socket(&source);
-    let outgoing = Outgoing::new(&source, StreamKind::Multifd(4), &path).unwrap();
+    let (at, listener) = socket(&source);
+    let outgoing = Outgoing::new(&source, StreamKind::Multifd(4), at.path()).unwrap();
     let (capabilities, parameters) = settings(&source.qmp);
     let on: Vec<&str> = capabilities
         .as_array()
@@ -120,7 +118,7 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
     drop(outgoing);
     assert_eq!(settings(&source.qmp), before);
 
-    let outgoing = Outgoing::new(&source, StreamKind::Classic, &path).unwrap();
+    let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
     // Nobody listens there any more.
     let started = outgoing.start();
     let ended = outgoing.wait_completed(WAIT).unwrap_err();
@@ -156,13 +154,13 @@ fn a_held_migration_is_cancelled_and_the_vm_runs_on() {
     for (kind, sockets) in [(StreamKind::Classic, 1), (StreamKind::Multifd(2), 3)] {
         let source = start_filled();
         let before = settings(&source.qmp);
-        let (path, listener) = socket(&source);
-        let outgoing = Outgoing::new(&source, kind, &path).unwrap();
+        let (at, listener) = socket(&source);
+        let outgoing = Outgoing::new(&source, kind, at.path()).unwrap();
         outgoing.start().unwrap();
         let streams = starve(&listener, sockets);
         let progress = outgoing.progress().unwrap();
         assert!(progress.status.is_going_on(), "{progress:?}");
-        let again = Outgoing::new(&source, kind, &path).unwrap_err();
+        let again = Outgoing::new(&source, kind, at.path()).unwrap_err();
         assert!(again.to_string().contains("another migration"), "{again}");
         drop(streams);
         outgoing.back_out(true).unwrap();
@@ -178,9 +176,9 @@ fn what_an_agent_left_that_crashed_is_made_up_for() {
         let odd = json!({"downtime-limit": 777});
         source.qmp.execute("migrate-set-parameters", odd).unwrap();
         let before = settings(&source.qmp);
-        let (path, listener) = socket(&source);
+        let (at, listener) = socket(&source);
         // Nothing of it is put back as this goes.
-        let outgoing = ManuallyDrop::new(Outgoing::new(&source, kind, &path).unwrap());
+        let outgoing = ManuallyDrop::new(Outgoing::new(&source, kind, at.path()).unwrap());
         outgoing.start().unwrap();
         let streams = starve(&listener, sockets);
         outgoing.allow(1 << 30, 5).unwrap();
@@ -204,10 +202,10 @@ fn what_an_agent_left_that_crashed_is_made_up_for() {
 fn a_migration_whose_end_nobody_heard_of_does_not_pass_its_settings_on() {
     let source = start("-machine q35 -m 64 -S");
     let before = settings(&source.qmp);
-    let (path, _listener) = socket(&source);
-    let lost = ManuallyDrop::new(Outgoing::new(&source, StreamKind::Classic, &path).unwrap());
+    let (at, _listener) = socket(&source);
+    let lost = ManuallyDrop::new(Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap());
     lost.allow(1 << 30, 5).unwrap();
-    drop(Outgoing::new(&source, StreamKind::Multifd(2), &path).unwrap());
+    drop(Outgoing::new(&source, StreamKind::Multifd(2), at.path()).unwrap());
     assert_eq!(settings(&source.qmp), before);
 }
 
@@ -227,17 +225,14 @@ fn a_migration_that_is_still_being_set_up_is_cancelled_as_long_as_somebody_reads
     let source = start("-machine q35 -m 64");
     let before = settings(&source.qmp);
     for round in 0..60u64 {
-        let (path, listener) = socket(&source);
+        let (at, listener) = socket(&source);
         let swallowed = swallow(listener, 5);
-        let outgoing = Outgoing::new(&source, StreamKind::Multifd(4), &path).unwrap();
+        let outgoing = Outgoing::new(&source, StreamKind::Multifd(4), at.path()).unwrap();
         outgoing.start().unwrap();
         std::thread::sleep(Duration::from_micros(100 * (round % 20)));
         outgoing.back_out(true).unwrap();
         assert_eq!(source.qmp.run_state().unwrap(), RunState::Running, "round {round}");
-        // It may have been cancelled before it connected.
-        for _ in 0..5 {
-            let _ = UnixStream::connect(&path);
-        }
+        // It is through with its set-up by now: all have connected.
         swallowed.join().unwrap();
     }
     assert_eq!(settings(&source.qmp), before);
@@ -261,10 +256,10 @@ fn a_destination_says_in_qemus_words_why_it_cannot_load() {
     let source = start("-machine pc-q35-7.2 -m 64 -S");
     let destination = wait_for("-machine q35 -m 128", TYPE);
     let incoming = Incoming::of(&destination).unwrap();
-    let stream = incoming.listen(&destination.dir.path().join("in")).unwrap();
-    let (path, listener) = socket(&source);
+    let stream = incoming.open().unwrap();
+    let (at, listener) = socket(&source);
     let carrier = carry(listener, stream);
-    let outgoing = Outgoing::new(&source, StreamKind::Classic, &path).unwrap();
+    let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
     outgoing.start().unwrap();
     let _ = carrier.join().unwrap();
     let error = incoming.wait_loaded(WAIT).unwrap_err().to_string();
@@ -287,9 +282,9 @@ fn what_blocks_a_migration_is_said_before_it_starts() {
         "-machine q35 -m 64 -S -device ivshmem-plain,memdev=m -object \
          memory-backend-ram,id=m,size=1M,share=on",
     );
-    let (path, _listener) = socket(&vm);
+    let (at, _listener) = socket(&vm);
     let before = settings(&vm.qmp);
-    let error = Outgoing::new(&vm, StreamKind::Classic, &path).unwrap_err();
+    let error = Outgoing::new(&vm, StreamKind::Classic, at.path()).unwrap_err();
     assert!(error.to_string().contains("this VM can't be moved: "), "{error}");
     assert!(error.to_string().contains("ivshmem"), "{error}");
     assert_eq!(settings(&vm.qmp), before);
