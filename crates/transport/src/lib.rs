@@ -31,4 +31,4 @@ pub use error::{LaneError, LanesError};
 pub use lanes::{Lanes, LanesPlan};
 pub use load::Load;
 pub use meter::{Delivered, LaneMeter, LaneTimes, thread_cpu};
-pub use receiver::{LaneEnd, receive};
+pub use receiver::{LaneEnd, receive, receive_counted};

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use page::{Decoder, Encoding};
 use placer::{PlaceError, Placer, RawSource};
@@ -65,11 +66,25 @@ pub fn receive(
     placer: impl Fn() -> Option<Arc<Placer>>,
     disks: impl Fn() -> Result<Arc<dyn BlockSink>, LaneEnd>,
 ) -> Result<(), LaneEnd> {
+    receive_counted(socket, placer, disks, &AtomicU64::new(0))
+}
+
+/// As [`receive`], and adds what it reads to `received_bytes`, batch by batch.
+///
+/// # Errors
+/// As there.
+pub fn receive_counted(
+    socket: &TcpStream,
+    placer: impl Fn() -> Option<Arc<Placer>>,
+    disks: impl Fn() -> Result<Arc<dyn BlockSink>, LaneEnd>,
+    received_bytes: &AtomicU64,
+) -> Result<(), LaneEnd> {
     let mut lane = Lane { socket, placed: 0, acknowledged: 0 };
     let mut work = Work::default();
     let mut blocks = Blocks::new(disks);
     let mut known_placer = None;
     while let Some(header) = lane.next_header()? {
+        received_bytes.fetch_add(batch_bytes(&header), Relaxed);
         match header {
             LaneHeader::Pages(header) => {
                 let placer = match &known_placer {
@@ -86,6 +101,15 @@ pub fn receive(
         }
     }
     Ok(())
+}
+
+/// What a batch takes on the lane, by its header.
+fn batch_bytes(header: &LaneHeader) -> u64 {
+    let (tables_bytes, payload_bytes) = match header {
+        LaneHeader::Pages(header) => (header.tables_bytes(), header.payload_bytes),
+        LaneHeader::Blocks(header) => (header.table_bytes(), header.payload_bytes),
+    };
+    (LaneHeader::BYTES + tables_bytes) as u64 + u64::from(payload_bytes)
 }
 
 struct Lane<'s> {

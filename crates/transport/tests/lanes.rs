@@ -11,7 +11,7 @@ use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
-use transport::{Endpoint, LaneEnd, Lanes, LanesError, LanesPlan, receive};
+use transport::{Endpoint, LaneEnd, Lanes, LanesError, LanesPlan, receive_counted};
 use wire::{Preamble, Reply, Token};
 
 const PAGES: u32 = 2048;
@@ -25,6 +25,7 @@ struct Destination {
     stopping: Arc<AtomicBool>,
     accepting: Option<JoinHandle<()>>,
     accepted: Arc<AtomicU64>,
+    received_bytes: Arc<AtomicU64>,
 }
 
 impl Destination {
@@ -43,8 +44,10 @@ impl Destination {
         let address = listener.local_addr().unwrap();
         let stopping = Arc::new(AtomicBool::new(false));
         let accepted = Arc::new(AtomicU64::new(0));
+        let received_bytes = Arc::new(AtomicU64::new(0));
         let accepting = thread::spawn({
             let (stopping, accepted) = (Arc::clone(&stopping), Arc::clone(&accepted));
+            let received_bytes = Arc::clone(&received_bytes);
             move || {
                 let _feeder = feeder;
                 let threads = Mutex::new(Vec::new());
@@ -55,14 +58,17 @@ impl Destination {
                     }
                     let cut = cut_after(accepted.fetch_add(1, SeqCst));
                     let placer = Arc::clone(&placer);
-                    threads.lock().push(thread::spawn(move || serve(stream, cut, &placer)));
+                    let received = Arc::clone(&received_bytes);
+                    threads
+                        .lock()
+                        .push(thread::spawn(move || serve(stream, cut, &placer, &received)));
                 }
                 for thread in threads.into_inner() {
                     thread.join().unwrap();
                 }
             }
         });
-        Self { address, mapping, stopping, accepting: Some(accepting), accepted }
+        Self { address, mapping, stopping, accepting: Some(accepting), accepted, received_bytes }
     }
 
     fn page(&self, page: u32) -> Vec<u8> {
@@ -80,7 +86,7 @@ impl Drop for Destination {
     }
 }
 
-fn serve(mut stream: TcpStream, cut: Option<usize>, placer: &Arc<Placer>) {
+fn serve(mut stream: TcpStream, cut: Option<usize>, placer: &Arc<Placer>, received: &AtomicU64) {
     let mut preamble = [0; Preamble::BYTES];
     stream.read_exact(&mut preamble).unwrap();
     Preamble::parse(&preamble).unwrap();
@@ -89,7 +95,8 @@ fn serve(mut stream: TcpStream, cut: Option<usize>, placer: &Arc<Placer>) {
         None => stream,
         Some(bytes) => through_a_proxy(stream, bytes),
     };
-    if let Err(error) = receive(&inner, || Some(Arc::clone(placer)), || Err(LaneEnd::NoDisks)) {
+    let placer = || Some(Arc::clone(placer));
+    if let Err(error) = receive_counted(&inner, placer, || Err(LaneEnd::NoDisks), received) {
         assert!(error.only_this_lane(), "{error}");
     }
 }
@@ -165,6 +172,9 @@ fn send_at(pace: Option<u64>, lanes: usize, encoding: Encoding, destination: &De
         assert!(destination.page(page) == content(page, newest(page)), "page {page}");
     }
     let deaths = carrier.meters().map(|(_, meter)| meter.deaths.load(SeqCst)).sum();
+    if deaths == 0 {
+        assert_eq!(destination.received_bytes.load(SeqCst), carrier.wire_bytes());
+    }
     carrier.finish();
     deaths
 }
