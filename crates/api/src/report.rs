@@ -41,7 +41,8 @@ pub struct LaneReport {
     pub wire_bytes: u64,
     /// Batches that were acknowledged on it.
     pub batches: u64,
-    /// How often it died and its batches went to others.
+    /// How often its connection was lost, or could not be had at first, and
+    /// its batches went to others.
     pub deaths: u32,
 }
 

@@ -19,6 +19,7 @@ mod flight;
 mod lanes;
 mod load;
 mod meter;
+mod outage;
 mod pacer;
 mod queue;
 mod receiver;

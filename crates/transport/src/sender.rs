@@ -4,7 +4,6 @@ use std::io::{IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
-use std::time::Duration;
 
 use page::{Encoded, Encoder, Encoding};
 use wire::{Ack, BatchHeader, BlockHeader, Kind, Reply};
@@ -15,17 +14,10 @@ use crate::flight::Flight;
 use crate::lanes::Shared;
 use crate::load::Load;
 use crate::meter::{Doing, thread_cpu};
+use crate::outage::Outage;
 use crate::pacer::Paced;
 use crate::queue::Work;
 use crate::reluctance::Reluctance;
-
-/// Between two tries to connect: at once the first time, then longer.
-const PAUSES: [Duration; 4] = [
-    Duration::from_millis(20),
-    Duration::from_millis(200),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-];
 
 /// The life of a lane: connect, carry, and again, until all is delivered.
 pub(crate) fn run(shared: &Shared, number: usize) {
@@ -33,11 +25,13 @@ pub(crate) fn run(shared: &Shared, number: usize) {
     let kind =
         Kind::Lane { number: u16::try_from(number).unwrap_or(u16::MAX), token: shared.plan.token };
     let meter = &shared.meters[number];
-    let mut failures = 0;
+    let mut outage = Outage::default();
     loop {
         let error = match connect_lane(endpoint, kind) {
             Ok(socket) => {
-                failures = 0;
+                if outage.ends() {
+                    tracing::info!(lane = number, %endpoint, "lane up again");
+                }
                 match carry(shared, number, &socket) {
                     Ok(()) => break,
                     Err(source) => LaneError::Broken { remote: endpoint.remote, source },
@@ -49,10 +43,13 @@ pub(crate) fn run(shared: &Shared, number: usize) {
             }
             Err(error) => error,
         };
-        tracing::warn!(lane = number, %endpoint, %error, "lane down; its batches go to the others");
-        meter.deaths.fetch_add(1, Relaxed);
-        let pause = PAUSES[usize::min(failures, PAUSES.len() - 1)];
-        failures += 1;
+        let (begins, pause) = outage.fails();
+        if begins {
+            tracing::warn!(lane = number, %endpoint, %error, "lane down; others carry its batches");
+            meter.deaths.fetch_add(1, Relaxed);
+        } else {
+            tracing::debug!(lane = number, %endpoint, %error, "lane still down");
+        }
         if !shared.queue.could_not_connect(&error.to_string(), pause) {
             break;
         }
