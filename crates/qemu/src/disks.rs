@@ -6,14 +6,30 @@
 //! with a nonce beside the image, or the identity that a block device's
 //! hardware or volume manager gives it, or, where nothing writes to the image,
 //! its content.
+//!
+//! Disks that move instead are the other way round: their images at the
+//! destination must be shown to be others than the source's, or the copy would
+//! overwrite what it is made from.
 
 mod block_device;
 mod challenge;
+mod choose;
 mod cleanup;
+mod image_error;
+mod images;
+mod list;
+mod other;
+mod qemu_img;
 mod verify;
 
 pub use challenge::challenges;
+pub use choose::{Choice, ChoiceError, WhichDisks, choose, without_moving};
 pub use cleanup::Cleanup;
+pub use image_error::{ImageError, ImageProblem};
+pub use images::{Allowed, Moving, Prepared, PreparedImage, moving, prepare};
+pub(crate) use list::guest_id;
+pub use list::{Disk, Format, Qcow2, Stays, disks};
+pub use qemu_img::QemuImg;
 
 use serde::{Deserialize, Serialize};
 

@@ -7,9 +7,11 @@
 
 pub mod command_line;
 pub mod disks;
+pub mod export;
 pub mod incoming;
 pub mod launch;
 pub mod machine;
+pub mod mirror;
 pub mod outgoing;
 pub mod process;
 pub mod qmp;

@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::qmp::{Qmp, QmpError};
 
+pub(crate) use query::drive_name;
+
 /// What a VM is made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {

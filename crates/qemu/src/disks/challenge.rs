@@ -13,10 +13,10 @@ use crate::shape::{Image, Shape};
 pub(super) const PREFIX: &str = ".droveway-";
 
 /// Protocols whose names mean the same service at every host.
-const NETWORK: [&str; 11] =
+pub(super) const NETWORK: [&str; 11] =
     ["nbd", "rbd", "iscsi", "nfs", "ssh", "http", "https", "ftp", "ftps", "gluster", "glusterfs"];
 /// Protocols without content.
-const EMPTY: [&str; 2] = ["null-co", "null-aio"];
+pub(super) const EMPTY: [&str; 2] = ["null-co", "null-aio"];
 
 /// Challenges for all images of a live VM, and what removes their files again:
 /// keep it until the destination has answered. `id` names the migration.
@@ -33,7 +33,12 @@ pub fn challenges(shape: &Shape, id: &str) -> (Vec<Challenge>, Cleanup) {
     (challenges, cleanup)
 }
 
-fn challenge(image: &Image, pid: Option<u32>, id: &str, cleanup: &mut Cleanup) -> Challenge {
+pub(super) fn challenge(
+    image: &Image,
+    pid: Option<u32>,
+    id: &str,
+    cleanup: &mut Cleanup,
+) -> Challenge {
     let impossible = |reason: String| Proof::Impossible { reason };
     let (name, proof) = match image.driver.as_str() {
         "file" | "host_device" | "host_cdrom" => match local(image, pid) {

@@ -120,7 +120,7 @@ fn drives(qmp: &Qmp) -> Result<Vec<Drive>, QmpError> {
 
 /// The name of `-drive`, or of the device that `-device` put on a node: paths
 /// of devices that QEMU makes itself differ between versions.
-fn drive_name(one: &Value) -> String {
+pub(crate) fn drive_name(one: &Value) -> String {
     let device = one["device"].as_str().unwrap_or_default();
     if !device.is_empty() {
         return device.to_owned();

@@ -7,10 +7,12 @@
 //! - `shape`: what QEMU says of itself
 //! - `disks`: challenges for the images of a live VM
 //! - `migrate`: both ends of QEMU's migration, its settings before and after
+//! - `mirror`: disks that move with their VM, and all that can go wrong with it
 
 mod disks;
 mod memory;
 mod migrate;
+mod mirror;
 mod shape;
 mod start;
 

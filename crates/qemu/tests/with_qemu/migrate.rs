@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use crate::{Vm, start, wait_for};
 
 /// A machine type that both versions have.
-const TYPE: &str = "pc-q35-7.2";
-const PLAIN: &str = "-machine pc-q35-7.2 -m 64";
+pub(crate) const TYPE: &str = "pc-q35-7.2";
+pub(crate) const PLAIN: &str = "-machine pc-q35-7.2 -m 64";
 const WAIT: Duration = Duration::from_secs(60);
 
 fn settings(qmp: &Qmp) -> (Value, Value) {
@@ -24,13 +24,13 @@ fn settings(qmp: &Qmp) -> (Value, Value) {
 }
 
 /// A socket for QEMU's stream.
-fn socket(vm: &Vm) -> (Rendezvous, UnixListener) {
+pub(crate) fn socket(vm: &Vm) -> (Rendezvous, UnixListener) {
     let (listener, at) = Rendezvous::open(vm, vm.dir.path()).unwrap();
     (at, listener)
 }
 
 /// Carries one stream, whole, as it is.
-fn carry(listener: UnixListener, mut to: UnixStream) -> JoinHandle<io::Result<u64>> {
+pub(crate) fn carry(listener: UnixListener, mut to: UnixStream) -> JoinHandle<io::Result<u64>> {
     std::thread::spawn(move || {
         let (mut from, _) = listener.accept()?;
         io::copy(&mut from, &mut to)

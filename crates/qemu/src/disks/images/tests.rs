@@ -1,0 +1,236 @@
+//! Decisions by table; images looked at and made by the real tool.
+
+use super::*;
+use crate::disks::{Proof, Qcow2};
+
+const MIB: u64 = 1 << 20;
+
+fn moving(path: &Path, format: Format, bytes: u64) -> Moving {
+    let proof = Proof::Nonce {
+        image: "own".to_owned(),
+        file: ".droveway-m1".to_owned(),
+        nonce: "n".repeat(32),
+        bytes,
+    };
+    Moving {
+        disk: "d0".to_owned(),
+        format,
+        bytes,
+        allocated_bytes: MIB,
+        challenge: Challenge { image: path.display().to_string(), proof },
+    }
+}
+
+fn try_prepare(moving: &Moving, create: bool, overwrite: bool) -> Result<Prepared, String> {
+    let allowed = Allowed { create, overwrite };
+    prepare(std::slice::from_ref(moving), &[], Path::new("/"), allowed, &QemuImg::beside("qemu"))
+        .map_err(|error| error.to_string())
+}
+
+fn image() -> Found {
+    Found::Image {
+        identity: None,
+        kinship: Kinship::Other,
+        bytes: 8 * MIB,
+        has_backing: false,
+        is_empty: true,
+        room: Some(MIB),
+    }
+}
+
+fn changed(change: impl Fn(&mut Found)) -> Found {
+    let mut found = image();
+    change(&mut found);
+    found
+}
+
+#[test]
+fn what_is_found_and_what_is_allowed_decide() {
+    let disk = moving(Path::new("/x"), Format::Raw, 8 * MIB);
+    let with = |kinship: Kinship| {
+        changed(|found| {
+            let Found::Image { kinship: it, .. } = found else { return };
+            *it = kinship.clone();
+        })
+    };
+    let sized = |size: u64| {
+        changed(|found| {
+            let Found::Image { bytes, .. } = found else { return };
+            *bytes = size;
+        })
+    };
+    let full = || {
+        changed(|found| {
+            let Found::Image { is_empty, .. } = found else { return };
+            *is_empty = false;
+        })
+    };
+    let backed = changed(|found| {
+        let Found::Image { has_backing, .. } = found else { return };
+        *has_backing = true;
+    });
+    let tight = changed(|found| {
+        let Found::Image { room, .. } = found else { return };
+        *room = Some(MIB - 1);
+    });
+    let device = changed(|found| {
+        let Found::Image { room, .. } = found else { return };
+        *room = None;
+    });
+    let (none, create, overwrite) = ((false, false), (true, false), (false, true));
+    type Row<'a> = (Found, (bool, bool), Result<Action, &'a str>);
+    let table: [Row<'_>; 14] = [
+        (Found::Nothing { room: MIB }, none, Err("--create-disks")),
+        (Found::Nothing { room: MIB }, overwrite, Err("--create-disks")),
+        (Found::Nothing { room: MIB }, create, Ok(Action::Create)),
+        (Found::Nothing { room: MIB - 1 }, create, Err("there is room for 1048575")),
+        (image(), none, Ok(Action::Use)),
+        (full(), none, Err("--overwrite-disks")),
+        (full(), overwrite, Ok(Action::Use)),
+        (sized(7 * MIB), overwrite, Err("it has 7340032 bytes, the disk has 8388608")),
+        (sized(9 * MIB), overwrite, Err("it has 9437184 bytes")),
+        (with(Kinship::Same), (true, true), Err("the source's own image")),
+        (with(Kinship::Unsure("why".into())), (true, true), Err("source's (why)")),
+        (backed, (true, true), Err("backing file")),
+        (tight, none, Err("there is room for 1048575")),
+        (device, none, Ok(Action::Use)),
+    ];
+    for (found, (create, overwrite), expected) in table {
+        let decided = decide(&disk, &found, Allowed { create, overwrite });
+        match (decided, expected) {
+            (Ok(action), Ok(expected)) => assert_eq!(action, expected, "{found:?}"),
+            (Err(problem), Err(part)) => {
+                assert!(problem.to_string().contains(part), "{problem}");
+            }
+            (decided, _) => panic!("{found:?}: {decided:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_is_made_is_like_the_source_s_and_goes_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.img");
+    let kept = Qcow2 { cluster_bytes: 4096, lazy_refcounts: true, ..Qcow2::default() };
+    let old = Qcow2 { compat: "0.10".to_owned(), ..Qcow2::default() };
+    for format in [Format::Raw, Format::Qcow2(kept), Format::Qcow2(old)] {
+        let disk = moving(&path, format.clone(), 1 << 30);
+        let refused = try_prepare(&disk, false, true).unwrap_err();
+        assert!(refused.contains("doesn't exist"), "{refused}");
+        let prepared = try_prepare(&disk, true, false).unwrap();
+        assert!(prepared.images()[0].created);
+        let tool = QemuImg::beside("qemu");
+        let info = tool.info(format.driver(), &path).unwrap();
+        assert_eq!(info["virtual-size"], 1_u64 << 30);
+        if let Format::Qcow2(options) = &format {
+            let made = &info["format-specific"]["data"];
+            assert_eq!(info["cluster-size"], options.cluster_bytes);
+            assert_eq!(made["compat"], options.compat.as_str());
+        }
+        assert!(fs::metadata(&path).unwrap().blocks() < 4096, "it is sparse");
+        drop(prepared);
+        assert!(!path.exists(), "a move that failed leaves nothing");
+
+        let mut prepared = try_prepare(&disk, true, false).unwrap();
+        prepared.keep();
+        drop(prepared);
+        let again = try_prepare(&disk, false, false).unwrap();
+        assert!(!again.images()[0].created, "an empty one that is there is used");
+        drop(again);
+        assert!(path.exists(), "and what was not made is not removed");
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_took_the_place_of_ours_is_not_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.img");
+    let prepared = try_prepare(&moving(&path, Format::Raw, MIB), true, false).unwrap();
+    fs::rename(&path, dir.path().join("moved")).unwrap();
+    fs::write(&path, b"theirs").unwrap();
+    drop(prepared);
+    assert!(path.exists());
+}
+
+#[test]
+fn images_with_content_of_another_format_or_size_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.img");
+    let tool = QemuImg::beside("qemu");
+    let qcow2 = Format::Qcow2(Qcow2::default());
+    let file = File::create(&path).unwrap();
+    file.set_len(8 * MIB).unwrap();
+    assert!(try_prepare(&moving(&path, Format::Raw, 8 * MIB), false, false).is_ok());
+    let refused = try_prepare(&moving(&path, qcow2.clone(), 8 * MIB), true, true).unwrap_err();
+    assert!(refused.contains("not in qcow2 format"), "{refused}");
+    let refused = try_prepare(&moving(&path, Format::Raw, 9 * MIB), true, true).unwrap_err();
+    assert!(refused.contains("it has 8388608 bytes"), "{refused}");
+
+    file.write_all_at(&[0; 5000], MIB).unwrap();
+    assert!(try_prepare(&moving(&path, Format::Raw, 8 * MIB), false, false).is_ok());
+    file.write_all_at(b"somebody's", 3 * MIB).unwrap();
+    let disk = moving(&path, Format::Raw, 8 * MIB);
+    assert!(try_prepare(&disk, true, false).unwrap_err().contains("it holds data"));
+    assert!(try_prepare(&disk, false, true).is_ok());
+
+    let overlay = dir.path().join("overlay");
+    tool.create(&qcow2, &overlay, 8 * MIB).unwrap();
+    let rebased = std::process::Command::new("qemu-img")
+        .args(["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", "a.img", "overlay"])
+        .current_dir(dir.path())
+        .status()
+        .unwrap();
+    assert!(rebased.success());
+    let refused = try_prepare(&moving(&overlay, qcow2, 8 * MIB), true, true).unwrap_err();
+    assert!(refused.contains("it has a backing file"), "{refused}");
+}
+
+#[test]
+fn what_can_t_be_an_image_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("none/a.img");
+    let table = [
+        (missing.as_path(), "its directory isn't there"),
+        (dir.path(), "neither a file nor a block device"),
+        (Path::new("/dev/null"), "neither a file nor a block device"),
+    ];
+    for (path, expected) in table {
+        let refused = try_prepare(&moving(path, Format::Raw, MIB), true, true).unwrap_err();
+        assert!(refused.contains(expected), "{refused}");
+    }
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("/nonexistent/a", &link).unwrap();
+    assert!(try_prepare(&moving(&link, Format::Raw, MIB), true, true).is_err());
+    for bytes in [0, 1, 1 << 63] {
+        let disk = moving(&dir.path().join("a"), Format::Raw, bytes);
+        assert!(try_prepare(&disk, true, true).unwrap_err().contains("as it can't be"));
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
+}
+
+#[test]
+fn two_disks_never_move_to_one_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.img");
+    let first = moving(&path, Format::Raw, MIB);
+    let second = Moving { disk: "d1".to_owned(), ..first.clone() };
+    let allowed = Allowed { create: true, overwrite: true };
+    let tool = QemuImg::beside("qemu");
+    let refused = prepare(&[first, second], &[], Path::new("/"), allowed, &tool).unwrap_err();
+    assert!(refused.to_string().contains("disk `d0` moves there too"), "{refused}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn the_source_s_own_image_is_never_a_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("own");
+    File::create(&path).unwrap().set_len(MIB).unwrap();
+    fs::write(dir.path().join(".droveway-m1"), "n".repeat(32)).unwrap();
+    let disk = moving(&path, Format::Raw, MIB);
+    let refused = try_prepare(&disk, true, true).unwrap_err();
+    assert!(refused.contains("the source's own image"), "{refused}");
+    let sent = serde_json::to_string(&disk).unwrap();
+    assert_eq!(serde_json::from_str::<Moving>(&sent).unwrap(), disk);
+}

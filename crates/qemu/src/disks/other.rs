@@ -1,0 +1,134 @@
+//! Is an image another one than the source's? Shown, not believed: copying an
+//! image onto itself begins with zeroing it.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use super::challenge::PREFIX;
+use super::{Proof, block_device};
+
+/// How an image at the destination compares with the source's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kinship {
+    /// It is another.
+    Other,
+    /// It is the very same.
+    Same,
+    /// It can't be told, and why.
+    Unsure(String),
+}
+
+/// A nonce's file holds 32 bytes; one more is enough to see that it differs.
+const NONCE_READ: u64 = 33;
+
+/// How the image at `path` compares with the one that the source made `proof`
+/// for.
+pub(super) fn compare(path: &Path, proof: &Proof) -> Kinship {
+    match proof {
+        Proof::Nonce { image, file, nonce, .. } => beside(path, image, file, nonce),
+        Proof::Identity { identity } => device(path, identity),
+        Proof::Content { .. } | Proof::Network => {
+            Kinship::Unsure("the source made no challenge for it".to_owned())
+        }
+        Proof::Impossible { reason } => Kinship::Unsure(reason.clone()),
+    }
+}
+
+/// The source's file is beside the image only if their directory is the same.
+fn beside(path: &Path, image: &str, file: &str, nonce: &str) -> Kinship {
+    let unsure = |reason: &str| Kinship::Unsure(reason.to_owned());
+    if !file.starts_with(PREFIX) || file.contains('/') || image.contains('/') {
+        return unsure("the source's challenge can't be understood");
+    }
+    let Ok(real) = path.canonicalize() else { return unsure("its directory can't be told") };
+    let Some(folder) = real.parent() else { return unsure("it is in no directory") };
+    let mut found = String::new();
+    let read = File::open(folder.join(file))
+        .and_then(|opened| opened.take(NONCE_READ).read_to_string(&mut found));
+    match read {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Kinship::Other,
+        Err(error) => return Kinship::Unsure(error.to_string()),
+        Ok(_) if found != nonce => return unsure("the source's challenge was changed"),
+        Ok(_) => {}
+    }
+    // The same directory: by another name it may be the same file.
+    match (fs::metadata(&real), fs::metadata(folder.join(image))) {
+        (Ok(here), Ok(there)) if (here.dev(), here.ino()) == (there.dev(), there.ino()) => {
+            Kinship::Same
+        }
+        (Ok(_), Ok(_)) => Kinship::Other,
+        _ => unsure("the source's image can't be seen beside it"),
+    }
+}
+
+fn device(path: &Path, identity: &str) -> Kinship {
+    match fs::metadata(path) {
+        Err(error) => Kinship::Unsure(error.to_string()),
+        Ok(file) if !file.file_type().is_block_device() => Kinship::Other,
+        Ok(file) => match block_device::identity(file.rdev()) {
+            Ok(here) if here == identity => Kinship::Same,
+            Ok(_) => Kinship::Other,
+            Err(reason) => Kinship::Unsure(reason),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nonce(image: &str, file: &str) -> Proof {
+        Proof::Nonce {
+            image: image.to_owned(),
+            file: file.to_owned(),
+            nonce: "n".repeat(32),
+            bytes: 1,
+        }
+    }
+
+    #[test]
+    fn the_source_s_own_image_is_known_by_any_name() {
+        let (shared, local) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let own = shared.path().join("own");
+        for path in [&own, &shared.path().join("next"), &local.path().join("own")] {
+            fs::write(path, b"x").unwrap();
+        }
+        fs::hard_link(&own, shared.path().join("hard")).unwrap();
+        std::os::unix::fs::symlink(&own, local.path().join("soft")).unwrap();
+        let proof = nonce("own", ".droveway-m1");
+        let of = |path: &Path| compare(path, &proof);
+        // A host that doesn't see the source's directory.
+        assert_eq!(of(&own), Kinship::Other);
+
+        fs::write(shared.path().join(".droveway-m1"), "n".repeat(32)).unwrap();
+        for same in ["own", "hard"] {
+            assert_eq!(of(&shared.path().join(same)), Kinship::Same, "{same}");
+        }
+        assert_eq!(of(&local.path().join("soft")), Kinship::Same);
+        assert_eq!(of(&shared.path().join("next")), Kinship::Other);
+        assert_eq!(of(&local.path().join("own")), Kinship::Other);
+
+        fs::write(shared.path().join(".droveway-m1"), "another").unwrap();
+        assert!(matches!(of(&own), Kinship::Unsure(_)));
+        fs::remove_file(&own).unwrap();
+        assert!(matches!(of(&own), Kinship::Unsure(_)));
+    }
+
+    #[test]
+    fn what_can_t_be_told_is_not_taken_for_another() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for proof in [
+            nonce("x", "../secret"),
+            nonce("../x", ".droveway-1"),
+            Proof::Network,
+            Proof::Content { bytes: 0, hash: String::new() },
+            Proof::Impossible { reason: "why".to_owned() },
+        ] {
+            assert!(matches!(compare(file.path(), &proof), Kinship::Unsure(_)), "{proof:?}");
+        }
+        let device = Proof::Identity { identity: "naa.5".to_owned() };
+        assert_eq!(compare(file.path(), &device), Kinship::Other);
+    }
+}

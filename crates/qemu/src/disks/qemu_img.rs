@@ -1,0 +1,200 @@
+//! `qemu-img`: looking at images and making them.
+//!
+//! The format is always said, never found out from the image: a guest writes
+//! what is in a raw one, and could make it look like any other.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{Format, ImageProblem, Qcow2};
+
+/// How long it may say nothing.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Most that is read of what it says of an image; one with thousands of
+/// snapshots fits.
+const WORDS_MAX: u64 = 4 << 20;
+
+/// The tool.
+#[derive(Clone, Debug)]
+pub struct QemuImg(PathBuf);
+
+impl QemuImg {
+    /// The one that came with a QEMU, or else the one of the system.
+    #[must_use]
+    pub fn beside(qemu: &str) -> Self {
+        let beside = Path::new(qemu).with_file_name("qemu-img");
+        if qemu.contains('/') && beside.is_file() {
+            return Self(beside);
+        }
+        Self("qemu-img".into())
+    }
+
+    /// What it says of an image. Fails if the image is in use.
+    pub(super) fn info(&self, driver: &str, image: &Path) -> Result<Value, ImageProblem> {
+        let mut run = self.run(&["info", "--output=json", "-f", driver], image, &[])?;
+        let mut text = String::new();
+        let read = (&mut run.out).take(WORDS_MAX).read_to_string(&mut text);
+        run.end(read.map(drop))?;
+        serde_json::from_str(&text).map_err(|_| ImageProblem::Tool("qemu-img said nothing".into()))
+    }
+
+    /// Whether there is anything but holes in an image.
+    pub(super) fn is_empty(&self, driver: &str, image: &Path) -> Result<bool, ImageProblem> {
+        let mut run = self.run(&["map", "--output=json", "-f", driver], image, &[])?;
+        loop {
+            // One extent a line; of a large image there are millions.
+            let mut line = String::new();
+            match (&mut run.out).take(WORDS_MAX).read_line(&mut line) {
+                Ok(0) => return run.end(Ok(())).map(|()| true),
+                Ok(_) if line.contains("\"data\": true") && !line.contains("\"zero\": true") => {
+                    return Ok(false);
+                }
+                Ok(_) => {}
+                Err(error) => return run.end(Err(error)).map(|()| true),
+            }
+        }
+    }
+
+    /// Makes an image without content, over the file of that name.
+    pub(super) fn create(
+        &self,
+        format: &Format,
+        image: &Path,
+        bytes: u64,
+    ) -> Result<(), ImageProblem> {
+        let options = match format {
+            Format::Raw => None,
+            Format::Qcow2(qcow2) => Some(qcow2_options(qcow2)?),
+        };
+        let mut arguments = vec!["create", "-q", "-f", format.driver()];
+        if let Some(options) = &options {
+            arguments.extend(["-o", options.as_str()]);
+        }
+        let mut run = self.run(&arguments, image, &[&bytes.to_string()])?;
+        let read = run.out.read_to_string(&mut String::new());
+        run.end(read.map(drop))
+    }
+
+    fn run(&self, before: &[&str], image: &Path, after: &[&str]) -> Result<Run, ImageProblem> {
+        // Sockets, since a read from one can end after a while.
+        let (out, child_out) = UnixStream::pair()?;
+        let (err, child_err) = UnixStream::pair()?;
+        for end in [&out, &err] {
+            end.set_read_timeout(Some(SILENCE_MAX))?;
+        }
+        let child = Command::new(&self.0)
+            .env("LC_ALL", "C")
+            .args(before)
+            .arg("--")
+            .arg(image)
+            .args(after)
+            .stdin(Stdio::null())
+            .stdout(OwnedFd::from(child_out))
+            .stderr(OwnedFd::from(child_err))
+            .spawn()
+            .map_err(|error| {
+                ImageProblem::Tool(format!("{} can't be started: {error}", self.0.display()))
+            })?;
+        Ok(Run { child, out: BufReader::new(out), err })
+    }
+}
+
+/// A run of the tool; ended, if it has not, when dropped.
+struct Run {
+    child: Child,
+    out: BufReader<UnixStream>,
+    err: UnixStream,
+}
+
+impl Run {
+    /// After its output was read: how it came out.
+    fn end(mut self, read: std::io::Result<()>) -> Result<(), ImageProblem> {
+        let silent = || ImageProblem::Tool("qemu-img does not answer".to_owned());
+        read.map_err(|_| silent())?;
+        let mut words = Vec::new();
+        (&mut self.err).take(WORDS_MAX).read_to_end(&mut words).map_err(|_| silent())?;
+        if self.child.wait()?.success() {
+            return Ok(());
+        }
+        let words = String::from_utf8_lossy(&words);
+        let line = words.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+        let line = line.trim_start_matches("qemu-img: ").to_owned();
+        if line.contains(" lock") {
+            return Err(ImageProblem::InUse { words: line });
+        }
+        Err(ImageProblem::Tool(line))
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Both fail if it ended, as it should have.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The source's options, as far as they are what they can be.
+fn qcow2_options(qcow2: &Qcow2) -> Result<String, ImageProblem> {
+    let odd = |what: &str| Err(ImageProblem::Impossible(what.to_owned()));
+    if !qcow2.cluster_bytes.is_power_of_two()
+        || !(512..=2 << 20).contains(&qcow2.cluster_bytes)
+        || !qcow2.refcount_bits.is_power_of_two()
+        || qcow2.refcount_bits > 64
+    {
+        return odd("its clusters or reference counts have no possible size");
+    }
+    let cluster = format!("cluster_size={}", qcow2.cluster_bytes);
+    match qcow2.compat.as_str() {
+        "0.10" => Ok(format!("compat=0.10,{cluster}")),
+        "1.1" => {
+            let switch = |on: bool| if on { "on" } else { "off" };
+            // Older tools don't know it; it is off in them.
+            let extended = if qcow2.extended_l2 { ",extended_l2=on" } else { "" };
+            Ok(format!(
+                "compat=1.1,{cluster},lazy_refcounts={},refcount_bits={}{extended}",
+                switch(qcow2.lazy_refcounts),
+                qcow2.refcount_bits
+            ))
+        }
+        _ => odd("its version of qcow2 is not known"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_a_peer_are_what_they_can_be_or_refused() {
+        let usual = Qcow2::default();
+        assert_eq!(
+            qcow2_options(&usual).unwrap(),
+            "compat=1.1,cluster_size=65536,lazy_refcounts=off,refcount_bits=16"
+        );
+        let old = Qcow2 { compat: "0.10".to_owned(), ..usual.clone() };
+        assert_eq!(qcow2_options(&old).unwrap(), "compat=0.10,cluster_size=65536");
+        for odd in [
+            Qcow2 { compat: "1.1,backing_file=/etc/shadow".to_owned(), ..usual.clone() },
+            Qcow2 { cluster_bytes: 3, ..usual.clone() },
+            Qcow2 { cluster_bytes: 1 << 40, ..usual.clone() },
+            Qcow2 { refcount_bits: 0, ..usual.clone() },
+            Qcow2 { refcount_bits: 128, ..usual },
+        ] {
+            assert!(qcow2_options(&odd).is_err(), "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_not_there_is_named() {
+        let tool = QemuImg("/nonexistent/qemu-img".into());
+        let error = tool.info("raw", Path::new("/dev/null")).unwrap_err().to_string();
+        assert!(error.starts_with("/nonexistent/qemu-img can't be started"), "{error}");
+    }
+}

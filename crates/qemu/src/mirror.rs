@@ -1,0 +1,408 @@
+//! The source's side of moving disks: QEMU mirrors them into NBD exports.
+//!
+//! QEMU copies each disk and then keeps the copy up to date while the guest
+//! writes. When the VM is stopped, the mirrors are drained: only then is the
+//! copy the disk. A VM that starts from a copy that was not drained has lost
+//! data, and nothing says so.
+//!
+//! All that is made in QEMU for this has a name with [`PREFIX`], or a throttle
+//! group with it. So undoing needs no memory of what was done: an agent that
+//! finds a VM after a crash removes what an earlier one left.
+
+mod error;
+mod job;
+mod throttle;
+mod undo;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
+use serde_json::json;
+
+use crate::disks::Disk;
+use crate::qmp::{Event, Qmp, QmpError, RunState, list};
+
+pub use error::{MirrorError, Side};
+pub use undo::remove_left;
+
+use job::{Job, State};
+
+/// How the names begin that everything made here has.
+pub const PREFIX: &str = "droveway-mirror-";
+
+/// Mirrored, but not yet acknowledged, bytes of one disk. With QEMU's 16 MiB
+/// a target that answers after 50 ms gets 273 MiB/s, with this 776.
+const BUFFER_BYTES: u64 = 64 << 20;
+/// From this version on a mirror's mode can be changed while it runs.
+const CHANGES_SINCE: (u32, u32, u32) = (8, 2, 0);
+/// Connecting to the export, which QEMU does in its main loop.
+const CONNECT: Duration = Duration::from_secs(10);
+const ASK: Duration = Duration::from_secs(5);
+/// How often to look for an event that somebody else took.
+const LOOK: Duration = Duration::from_secs(1);
+
+const EVENTS: [&str; 4] =
+    ["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED", "BLOCK_JOB_ERROR"];
+
+/// A disk and where it is mirrored to.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The disk, as [`crate::disks::disks`] lists it.
+    pub disk: Disk,
+    /// The unix socket of an NBD server.
+    pub socket: PathBuf,
+    /// The export's name there.
+    pub export: String,
+}
+
+/// How far a disk is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MirrorProgress {
+    /// The disk's name.
+    pub disk: String,
+    /// What has to be copied in all; it grows while the guest writes.
+    pub total_bytes: u64,
+    /// What was copied.
+    pub done_bytes: u64,
+    /// Whether everything was copied once, and the copy is kept up to date.
+    pub ready: bool,
+}
+
+impl MirrorProgress {
+    /// What is left.
+    #[must_use]
+    pub fn remaining_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.done_bytes)
+    }
+}
+
+/// What was changed so that a disk's mirror keeps up with the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// A write is complete for the guest when it is in the copy too.
+    WriteBlocking,
+    /// The guest writes at most this much to the disk.
+    Throttled {
+        /// The limit.
+        bytes_per_s: u64,
+    },
+}
+
+/// The mirrors of a VM's disks. Dropping them undoes what is left of them.
+#[derive(Debug)]
+pub struct Mirrors {
+    qmp: Arc<Qmp>,
+    events: Receiver<Event>,
+    jobs: Mutex<Vec<Job>>,
+}
+
+impl Mirrors {
+    /// Starts mirroring. The NBD server must answer by now: QEMU connects to
+    /// it in its main loop.
+    ///
+    /// # Errors
+    /// If an export isn't there or has another size than its disk, or QEMU
+    /// refuses. All is as before then.
+    pub fn start(qmp: Arc<Qmp>, targets: &[Target]) -> Result<Self, MirrorError> {
+        remove_left(&qmp)?;
+        let events = qmp.events_named(&EVENTS);
+        let jobs = targets.iter().enumerate().map(|(nth, target)| Job::new(nth, &target.disk));
+        // What was begun is undone as it goes, if anything here fails.
+        let mirrors = Self { events, jobs: Mutex::new(jobs.collect()), qmp };
+        let jobs: Vec<Job> = mirrors.jobs.lock().clone();
+        for (job, target) in jobs.iter().zip(targets) {
+            mirrors.connect(job, target)?;
+        }
+        mirrors.compare_sizes(&jobs)?;
+        for job in &jobs {
+            mirrors.mirror(job)?;
+        }
+        Ok(mirrors)
+    }
+
+    fn connect(&self, job: &Job, target: &Target) -> Result<(), MirrorError> {
+        let node = json!({
+            "driver": "nbd",
+            "node-name": job.id,
+            "server": { "type": "unix", "path": target.socket },
+            "export": target.export,
+            // Without it holes are sent as zeros that must take up room.
+            "discard": "unmap",
+            // Zeros that take up room here need none there. Of other data the
+            // first bytes tell, so that looking costs nothing.
+            "detect-zeroes": "unmap",
+        });
+        let added = self.qmp.execute_within("blockdev-add", node, CONNECT);
+        if let Err(QmpError::Timeout { .. }) = added {
+            undo::yank(&self.qmp);
+        }
+        added.map(drop).map_err(|source| MirrorError::Qemu { disk: job.disk.clone(), source })
+    }
+
+    fn compare_sizes(&self, jobs: &[Job]) -> Result<(), MirrorError> {
+        let answer = self.qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
+        let sizes = list(&answer, "query-named-block-nodes", |one| {
+            let name = one["node-name"].as_str()?.to_owned();
+            Some((name, one["image"]["virtual-size"].as_u64().unwrap_or(0)))
+        })?;
+        for job in jobs {
+            let size = sizes.iter().find(|(name, _)| *name == job.id).map_or(0, |(_, size)| *size);
+            if size != job.bytes {
+                return Err(MirrorError::Size {
+                    disk: job.disk.clone(),
+                    here: job.bytes,
+                    there: size,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn mirror(&self, job: &Job) -> Result<(), MirrorError> {
+        let mirror = json!({
+            "job-id": job.id,
+            "device": job.node,
+            "target": job.id,
+            "sync": "full",
+            // Write-blocking from the start starves the guest behind the copy.
+            "copy-mode": "background",
+            "on-source-error": "report",
+            "on-target-error": "report",
+            "buf-size": BUFFER_BYTES,
+        });
+        self.qmp
+            .execute("blockdev-mirror", mirror)
+            .map(drop)
+            .map_err(|source| MirrorError::Qemu { disk: job.disk.clone(), source })
+    }
+
+    /// Events of block jobs, as they come. Give each to [`Mirrors::hear`].
+    #[must_use]
+    pub fn events(&self) -> &Receiver<Event> {
+        &self.events
+    }
+
+    /// Takes note of an event.
+    ///
+    /// # Errors
+    /// If it says that a mirror failed.
+    pub fn hear(&self, event: &Event) -> Result<(), MirrorError> {
+        let mut jobs = self.jobs.lock();
+        let id = event.data["device"].as_str().unwrap_or_default();
+        let Some(job) = jobs.iter_mut().find(|job| job.id == id) else { return Ok(()) };
+        job.hear(&event.name, &event.data);
+        job.check()
+    }
+
+    /// Whether all goes well, as far as QEMU has told.
+    ///
+    /// # Errors
+    /// If a mirror failed.
+    pub fn check(&self) -> Result<(), MirrorError> {
+        self.events.try_iter().try_for_each(|event| self.hear(&event))?;
+        self.jobs.lock().iter().try_for_each(Job::check)
+    }
+
+    /// Blocks until every disk was copied once and is kept up to date.
+    ///
+    /// # Errors
+    /// If a mirror failed, or they did not get there within `timeout`: the
+    /// guest may write faster than its disk is copied.
+    pub fn wait_ready(&self, timeout: Duration) -> Result<(), MirrorError> {
+        self.wait(timeout, "ready", |state| matches!(state, State::Ready | State::Drained))
+    }
+
+    /// Whether every disk was copied once and is kept up to date.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.jobs.lock().iter().all(|job| matches!(job.state, State::Ready | State::Drained))
+    }
+
+    /// How far each disk is, in the order of the targets. One whose mirror has
+    /// ended is left out.
+    ///
+    /// # Errors
+    /// If QEMU doesn't say.
+    pub fn progress(&self) -> Result<Vec<MirrorProgress>, QmpError> {
+        let running = self.running()?;
+        let jobs = self.jobs.lock();
+        let of = |job: &Job| {
+            let (_, progress) = running.iter().find(|(id, _)| *id == job.id)?;
+            Some(MirrorProgress { disk: job.disk.clone(), ..progress.clone() })
+        };
+        Ok(jobs.iter().filter_map(of).collect())
+    }
+
+    fn running(&self) -> Result<Vec<(String, MirrorProgress)>, QmpError> {
+        let answer = self.qmp.execute_within("query-block-jobs", json!({}), LOOK)?;
+        list(&answer, "query-block-jobs", |one| {
+            let progress = MirrorProgress {
+                disk: String::new(),
+                total_bytes: one["len"].as_u64()?,
+                done_bytes: one["offset"].as_u64()?,
+                ready: one["ready"].as_bool()?,
+            };
+            Some((one["device"].as_str()?.to_owned(), progress))
+        })
+    }
+
+    /// Has a disk's mirror keep up with the guest. To be called late: while
+    /// there is much left to copy, writes that wait for their copy take
+    /// hundreds of milliseconds each. A QEMU that can't change a mirror's mode
+    /// slows the guest's writes to `bytes_per_s` instead; then this can be
+    /// called again with another rate.
+    ///
+    /// # Errors
+    /// If there is no mirror of that disk, or QEMU refuses.
+    pub fn converge(&self, disk: &str, bytes_per_s: u64) -> Result<Late, MirrorError> {
+        if self.qmp.version() < CHANGES_SINCE {
+            return self.slow(disk, bytes_per_s);
+        }
+        let job = self.job(disk)?;
+        if !job.write_blocking {
+            let change = json!({ "id": job.id, "type": "mirror", "copy-mode": "write-blocking" });
+            self.qmp
+                .execute_within("block-job-change", change, ASK)
+                .map_err(|source| MirrorError::Qemu { disk: disk.to_owned(), source })?;
+            let mut jobs = self.jobs.lock();
+            if let Some(job) = jobs.iter_mut().find(|job| job.disk == disk) {
+                job.write_blocking = true;
+            }
+        }
+        Ok(Late::WriteBlocking)
+    }
+
+    /// Slows the guest's writes to a disk, whatever QEMU's version. A limit
+    /// that is lower already is left.
+    ///
+    /// # Errors
+    /// If there is no mirror of that disk, or QEMU refuses.
+    pub fn slow(&self, disk: &str, bytes_per_s: u64) -> Result<Late, MirrorError> {
+        let job = self.job(disk)?;
+        throttle::slow(&self.qmp, &job.guest, bytes_per_s)
+            .map_err(|source| MirrorError::Qemu { disk: disk.to_owned(), source })?;
+        Ok(Late::Throttled { bytes_per_s })
+    }
+
+    fn job(&self, disk: &str) -> Result<Job, MirrorError> {
+        let jobs = self.jobs.lock();
+        let job = jobs.iter().find(|job| job.disk == disk);
+        job.cloned().ok_or_else(|| MirrorError::Unknown { disk: disk.to_owned() })
+    }
+
+    /// With the VM stopped: writes what is left, has it flushed, and ends the
+    /// mirrors. After it the copies are the disks.
+    ///
+    /// # Errors
+    /// If the VM runs, if a disk could not be completed, or not within
+    /// `timeout`. Then the copies are worth nothing.
+    pub fn finish(&self, timeout: Duration) -> Result<(), MirrorError> {
+        self.check()?;
+        if self.qmp.run_state()? == RunState::Running {
+            return Err(MirrorError::Running);
+        }
+        let ids: Vec<(String, String)> = {
+            let mut jobs = self.jobs.lock();
+            jobs.iter_mut().for_each(|job| job.finishing = true);
+            jobs.iter().map(|job| (job.id.clone(), job.disk.clone())).collect()
+        };
+        for (id, disk) in &ids {
+            let ended = self.qmp.execute_within("block-job-cancel", json!({ "device": id }), ASK);
+            if let Err(source) = ended {
+                // It may have failed just before: that error says more.
+                self.check()?;
+                return Err(MirrorError::Qemu { disk: disk.clone(), source });
+            }
+        }
+        self.wait(timeout, "drained", |state| matches!(state, State::Drained))?;
+        for (id, _) in &ids {
+            // So that QEMU flushes it no more; the VM stands still meanwhile.
+            undo::remove_node(&self.qmp, id);
+        }
+        Ok(())
+    }
+
+    fn wait(
+        &self,
+        timeout: Duration,
+        what: &'static str,
+        is_there: impl Fn(&State) -> bool,
+    ) -> Result<(), MirrorError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.check()?;
+            let waiting: Vec<String> = {
+                let jobs = self.jobs.lock();
+                let not_there = jobs.iter().filter(|job| !is_there(&job.state));
+                not_there.map(|job| job.disk.clone()).collect()
+            };
+            if waiting.is_empty() {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(MirrorError::Late { disks: waiting, what, waited: timeout });
+            }
+            match self.events.recv_timeout(left.min(LOOK)) {
+                Ok(event) => self.hear(&event)?,
+                Err(crossbeam_channel::RecvTimeoutError::Timeout) => self.look()?,
+                Err(crossbeam_channel::RecvTimeoutError::Disconnected) => {
+                    return Err(QmpError::Closed.into());
+                }
+            }
+        }
+    }
+
+    /// Asks, in case somebody else took an event.
+    fn look(&self) -> Result<(), MirrorError> {
+        let running = match self.running() {
+            Ok(running) => running,
+            // A QEMU that stops a VM answers nothing for a while.
+            Err(QmpError::Timeout { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        // Events that came before the answer count first.
+        self.check()?;
+        let mut jobs = self.jobs.lock();
+        for job in jobs.iter_mut() {
+            let found = running.iter().find(|(id, _)| *id == job.id);
+            job.seen(found.map(|(_, progress)| progress.ready));
+            job.check()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the mirrors, whatever state they are in, lifts throttles, and
+    /// leaves the VM and its disks as they were. Call it before the migration
+    /// is backed out: a QEMU that waits for a target that doesn't answer can't
+    /// cancel anything.
+    ///
+    /// Whoever serves the targets must have closed their connections, if it
+    /// reads from them no more: a QEMU that can't finish a write to one is not
+    /// to be freed from this end, even by `yank`. One that only waits for
+    /// answers is.
+    ///
+    /// # Errors
+    /// If QEMU is gone or something stays behind.
+    pub fn undo(&self) -> Result<(), MirrorError> {
+        let removed = remove_left(&self.qmp);
+        if removed.is_ok() {
+            self.jobs.lock().clear();
+        }
+        removed
+    }
+}
+
+impl Drop for Mirrors {
+    fn drop(&mut self) {
+        if self.jobs.lock().is_empty() || self.qmp.is_closed() {
+            return;
+        }
+        if let Err(error) = self.undo() {
+            tracing::warn!(%error, "disk mirrors stay behind in QEMU");
+        }
+    }
+}

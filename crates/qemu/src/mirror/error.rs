@@ -1,0 +1,88 @@
+//! What can go wrong with a mirror.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::qmp::QmpError;
+
+/// Which end of a mirror failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Reading the disk here.
+    Source,
+    /// Writing it there, or the way there.
+    Target,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Source => "it can't be read here",
+            Self::Target => "it can't be written at the destination",
+        })
+    }
+}
+
+/// A disk is not mirrored, or no more. The VM and its disk are unhurt.
+#[derive(Debug, thiserror::Error)]
+pub enum MirrorError {
+    /// Reading or writing failed.
+    #[error("disk `{disk}` can't move: {side}: {words}")]
+    Failed {
+        /// The disk.
+        disk: String,
+        /// Which end.
+        side: Side,
+        /// QEMU's words.
+        words: String,
+    },
+    /// Its job ended, and not by us.
+    #[error("disk `{disk}` can't move: somebody else ended its mirror in QEMU")]
+    Ended {
+        /// The disk.
+        disk: String,
+    },
+    /// The export has another size.
+    #[error("disk `{disk}` has {here} bytes, what it is to be mirrored to has {there}")]
+    Size {
+        /// The disk.
+        disk: String,
+        /// Its size.
+        here: u64,
+        /// The export's.
+        there: u64,
+    },
+    /// QEMU refuses.
+    #[error("disk `{disk}` can't move: {source}")]
+    Qemu {
+        /// The disk.
+        disk: String,
+        /// Its words.
+        source: QmpError,
+    },
+    /// It takes too long.
+    #[error("not {what} after {} s: disk {}", waited.as_secs(), disks.join(", "))]
+    Late {
+        /// The disks.
+        disks: Vec<String>,
+        /// What they are not.
+        what: &'static str,
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// What can only be done with the VM stopped.
+    #[error("the VM runs: its disks can't be completed while it writes to them")]
+    Running,
+    /// There is no mirror of that disk.
+    #[error("no mirror of disk `{disk}`")]
+    Unknown {
+        /// The disk.
+        disk: String,
+    },
+    /// Something could not be removed.
+    #[error("what mirrors disks stays behind in QEMU: {0}")]
+    Left(String),
+    /// QEMU doesn't say, or is gone.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+}

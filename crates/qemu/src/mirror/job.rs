@@ -1,0 +1,164 @@
+//! One mirror, and what QEMU has told of it.
+
+use serde_json::Value;
+
+use super::{MirrorError, PREFIX, Side};
+use crate::disks::Disk;
+
+/// Where a mirror is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It copies what the disk held.
+    Copying,
+    /// All was copied once; it copies what the guest writes.
+    Ready,
+    /// It ended, with nothing left to copy.
+    Drained,
+    /// It ended otherwise.
+    Failed(Side, String),
+    /// Somebody else ended it.
+    Ended,
+}
+
+/// One mirror.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    /// Its name in QEMU, and its target node's.
+    pub(super) id: String,
+    pub(super) disk: String,
+    pub(super) node: String,
+    pub(super) guest: String,
+    pub(super) bytes: u64,
+    pub(super) state: State,
+    /// Whether it was told to end when nothing is left.
+    pub(super) finishing: bool,
+    pub(super) write_blocking: bool,
+    failing: Option<Side>,
+}
+
+impl Job {
+    pub(super) fn new(nth: usize, disk: &Disk) -> Self {
+        Self {
+            // The disk's own name may be a path, which QEMU doesn't take.
+            id: format!("{PREFIX}{nth}"),
+            disk: disk.name.clone(),
+            node: disk.node.clone(),
+            guest: disk.guest.clone(),
+            bytes: disk.bytes,
+            state: State::Copying,
+            finishing: false,
+            write_blocking: false,
+            failing: None,
+        }
+    }
+
+    pub(super) fn hear(&mut self, event: &str, data: &Value) {
+        match event {
+            "BLOCK_JOB_ERROR" => {
+                // Many requests fail at once; the first says which end.
+                self.failing.get_or_insert(match data["operation"].as_str() {
+                    Some("read") => Side::Source,
+                    _ => Side::Target,
+                });
+            }
+            "BLOCK_JOB_READY" if self.state == State::Copying => self.state = State::Ready,
+            // A job that lost its target ends like one that is done, and says
+            // why beside it.
+            "BLOCK_JOB_COMPLETED" => self.end(data["error"].as_str()),
+            "BLOCK_JOB_CANCELLED" => self.state = State::Ended,
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, error: Option<&str>) {
+        self.state = match (error, self.failing) {
+            (Some(words), side) => State::Failed(side.unwrap_or(Side::Target), words.to_owned()),
+            (None, Some(side)) => State::Failed(side, "QEMU doesn't say why".to_owned()),
+            (None, None) if self.finishing => State::Drained,
+            (None, None) => State::Ended,
+        };
+    }
+
+    /// What QEMU's list of jobs says: whether it is ready, if it is there.
+    pub(super) fn seen(&mut self, ready: Option<bool>) {
+        match (&self.state, ready) {
+            (State::Copying, Some(true)) => self.state = State::Ready,
+            // It ended, and how was not told: never taken for done.
+            (State::Copying | State::Ready, None) => self.state = State::Ended,
+            _ => {}
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), MirrorError> {
+        match &self.state {
+            State::Copying | State::Ready | State::Drained => Ok(()),
+            State::Failed(side, words) => Err(MirrorError::Failed {
+                disk: self.disk.clone(),
+                side: *side,
+                words: words.clone(),
+            }),
+            State::Ended => Err(MirrorError::Ended { disk: self.disk.clone() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn after(events: &[(&str, Value)], finishing: bool) -> State {
+        let mut job = Job::new(0, &Disk::default());
+        job.finishing = finishing;
+        for (name, data) in events {
+            job.hear(name, data);
+        }
+        job.state
+    }
+
+    #[test]
+    fn an_end_is_a_good_one_only_if_it_was_asked_for_and_nothing_failed() {
+        let nothing = || json!({});
+        let ready = || ("BLOCK_JOB_READY", nothing());
+        let done = || ("BLOCK_JOB_COMPLETED", nothing());
+        let failed = || ("BLOCK_JOB_COMPLETED", json!({"error": "Input/output error"}));
+        let error = |operation: &str| ("BLOCK_JOB_ERROR", json!({ "operation": operation }));
+        let words = || "Input/output error".to_owned();
+        type Row<'a> = (&'a [(&'a str, Value)], bool, State);
+        let table: [Row<'_>; 9] = [
+            (&[], false, State::Copying),
+            (&[ready()], false, State::Ready),
+            (&[ready(), done()], true, State::Drained),
+            (&[ready(), done()], false, State::Ended),
+            (&[ready(), failed()], true, State::Failed(Side::Target, words())),
+            (
+                &[error("write"), error("read"), failed()],
+                false,
+                State::Failed(Side::Target, words()),
+            ),
+            (&[error("read"), failed()], false, State::Failed(Side::Source, words())),
+            (&[ready(), ("BLOCK_JOB_CANCELLED", nothing())], true, State::Ended),
+            (
+                &[ready(), error("write"), done()],
+                true,
+                State::Failed(Side::Target, "QEMU doesn't say why".to_owned()),
+            ),
+        ];
+        for (events, finishing, expected) in table {
+            assert_eq!(after(events, finishing), expected, "{events:?}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_vanished_is_never_taken_for_done() {
+        let mut job = Job::new(0, &Disk::default());
+        job.seen(Some(false));
+        assert_eq!(job.state, State::Copying);
+        job.seen(Some(true));
+        assert_eq!(job.state, State::Ready);
+        job.finishing = true;
+        job.seen(None);
+        assert!(job.check().is_err());
+    }
+}

@@ -1,0 +1,115 @@
+//! Removing all that mirrors disks from a QEMU, whatever state it is in.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use serde_json::{Value, json};
+
+use super::{ASK, EVENTS, LOOK, MirrorError, PREFIX, throttle};
+use crate::qmp::{Event, Qmp, QmpError, list};
+
+/// How long jobs may take to end before their connections are cut.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+/// How long they may take then.
+const YANKED_WAIT: Duration = Duration::from_secs(10);
+
+/// Removes what mirrors disks, of this agent or of one that crashed: jobs,
+/// their targets, throttles. The VM and its disks are as they were.
+///
+/// A target that doesn't answer keeps QEMU from ending the job, and some of
+/// QEMU's commands from being answered: then its connection is cut, out of
+/// band. That frees a QEMU that waits for answers; one whose write to a unix
+/// socket has not ended notices only when the other end is closed.
+///
+/// # Errors
+/// If QEMU is gone or something stays behind.
+pub fn remove_left(qmp: &Qmp) -> Result<(), MirrorError> {
+    let events = qmp.events_named(&EVENTS);
+    match cancel(qmp) {
+        Err(QmpError::Timeout { .. }) => {
+            yank(qmp);
+            cancel(qmp)?;
+        }
+        other => other?,
+    }
+    if !wait_gone(qmp, &events, CANCEL_WAIT)? {
+        yank(qmp);
+        if !wait_gone(qmp, &events, YANKED_WAIT)? {
+            let left = jobs(qmp)?.join(", ");
+            return Err(MirrorError::Left(format!("the jobs {left} don't end")));
+        }
+    }
+    throttle::lift(qmp)?;
+    nodes(qmp)?.iter().for_each(|node| remove_node(qmp, node));
+    let left = nodes(qmp)?;
+    if left.is_empty() {
+        return Ok(());
+    }
+    Err(MirrorError::Left(format!("the nodes {}", left.join(", "))))
+}
+
+/// Removes a target that no job uses any more.
+pub(super) fn remove_node(qmp: &Qmp, node: &str) {
+    if let Err(error) = qmp.execute_within("blockdev-del", json!({ "node-name": node }), ASK) {
+        tracing::warn!(node, %error, "the target of a mirror can't be removed now");
+    }
+}
+
+/// Cuts the connections to all targets, even while QEMU's main loop waits for
+/// one of them.
+pub(super) fn yank(qmp: &Qmp) {
+    let Ok(answer) = qmp.execute_oob("query-yank", json!({})) else { return };
+    let all = answer.as_array().map(Vec::as_slice).unwrap_or_default();
+    let ours = |one: &&Value| one["node-name"].as_str().is_some_and(|n| n.starts_with(PREFIX));
+    let instances: Vec<Value> = all.iter().filter(ours).cloned().collect();
+    if instances.is_empty() {
+        return;
+    }
+    tracing::warn!(count = instances.len(), "a mirror's target doesn't answer: cutting it off");
+    if let Err(error) = qmp.execute_oob("yank", json!({ "instances": instances })) {
+        tracing::warn!(%error, "the connections to mirrors' targets can't be cut");
+    }
+}
+
+fn cancel(qmp: &Qmp) -> Result<(), QmpError> {
+    for job in jobs(qmp)? {
+        let force = json!({ "device": job, "force": true });
+        match qmp.execute_within("block-job-cancel", force, ASK) {
+            // It may have ended meanwhile.
+            Ok(_) | Err(QmpError::Refused { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn wait_gone(qmp: &Qmp, events: &Receiver<Event>, timeout: Duration) -> Result<bool, QmpError> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match jobs(qmp) {
+            Ok(jobs) if jobs.is_empty() => return Ok(true),
+            Ok(_) | Err(QmpError::Timeout { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        if left.is_zero() {
+            return Ok(false);
+        }
+        // The end of a job is told in an event.
+        let _ = events.recv_timeout(left.min(LOOK));
+    }
+}
+
+fn jobs(qmp: &Qmp) -> Result<Vec<String>, QmpError> {
+    named(qmp, "query-block-jobs", json!({}), "device")
+}
+
+fn nodes(qmp: &Qmp) -> Result<Vec<String>, QmpError> {
+    named(qmp, "query-named-block-nodes", json!({ "flat": true }), "node-name")
+}
+
+fn named(qmp: &Qmp, command: &str, arguments: Value, key: &str) -> Result<Vec<String>, QmpError> {
+    let answer = qmp.execute_within(command, arguments, ASK)?;
+    let names = list(&answer, command, |one| Some(one[key].as_str()?.to_owned()))?;
+    Ok(names.into_iter().filter(|name| name.starts_with(PREFIX)).collect())
+}
