@@ -86,6 +86,10 @@ pub struct Report {
     pub body_bytes: u64,
     /// Zero and other fill pages that QEMU handed over, in bytes.
     pub fill_bytes: u64,
+    /// Of the bodies, those that were not sent, because the guest had changed
+    /// them again while they waited.
+    #[serde(default)]
+    pub dropped_bytes: u64,
     /// Residue, in bytes.
     pub residue_bytes: u64,
     /// Bytes written to all lanes and the control connection.

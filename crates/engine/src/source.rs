@@ -7,6 +7,7 @@
 mod collector;
 mod live;
 mod sampler;
+mod sieve;
 mod start;
 mod undo;
 
@@ -29,6 +30,7 @@ use crate::story::Story;
 use crate::watch::Watch;
 use live::Live;
 use sampler::Sampler;
+use sieve::Sieve;
 
 /// The destination may have to make gigabytes of hugetlb RAM and start QEMU.
 const PREPARE_MAX: Duration = Duration::from_secs(120);
@@ -95,6 +97,7 @@ pub(crate) struct Source<'m> {
     qemu_events: Receiver<Event>,
     was_running: bool,
     control: Option<Control>,
+    sieve: Option<Arc<Sieve>>,
     stream: Option<Stream>,
     stopped: Option<Stop>,
     /// `go` was said: nothing is undone any more.
@@ -145,6 +148,7 @@ impl<'m> Source<'m> {
             qemu_events,
             was_running: false,
             control: None,
+            sieve: None,
             stream: None,
             stopped: None,
             committed: false,

@@ -97,6 +97,19 @@ impl Batch {
         self.parse_in_place().1.push_fill(page, byte);
     }
 
+    /// Takes out the bodies that `keep` does not want, asked by number and
+    /// bytes, and returns how many those are.
+    pub fn retain_bodies(&mut self, mut keep: impl FnMut(usize, &[u8]) -> bool) -> usize {
+        let Slot { bytes, bodies, .. } = &mut self.slot;
+        let (before, mut nth) = (bodies.len(), 0);
+        bodies.retain(|body| {
+            let at = body.at as usize;
+            nth += 1;
+            keep(nth - 1, &bytes[at..at + PAGE_BYTES])
+        });
+        before - bodies.len()
+    }
+
     /// The bytes of one body.
     #[must_use]
     pub fn bytes_of(&self, body: Body) -> &[u8] {

@@ -168,6 +168,16 @@ impl Mapping {
         self.copy(Way::To, here, there)
     }
 
+    /// Reads remote pieces, one after the other, into `into`.
+    pub(crate) fn gather_once(
+        &self,
+        there: &mut [libc::iovec],
+        into: &mut [u8],
+    ) -> Result<(), RamError> {
+        let here = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        self.copy(Way::From, &mut [here], there)
+    }
+
     fn copy(
         &self,
         way: Way,

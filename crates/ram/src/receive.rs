@@ -106,6 +106,31 @@ impl Mapping {
         self.place(bytes, pieces)
     }
 
+    /// Copies the bytes at `offsets`, as many of each as `into` has room for,
+    /// one after the other into `into`: one call to the kernel for a batch.
+    ///
+    /// # Errors
+    /// As [`Mapping::read`].
+    pub fn gather(
+        &self,
+        offsets: impl ExactSizeIterator<Item = u64>,
+        into: &mut [u8],
+    ) -> Result<(), RamError> {
+        let each = into.len() / offsets.len().max(1);
+        let mut there = Vectors::new();
+        let mut rest = into;
+        for offset in offsets {
+            if there.is_full() {
+                let (now, after) = rest.split_at_mut(there.bytes());
+                self.gather_once(there.take(), now)?;
+                rest = after;
+            }
+            there.push(self.remote(offset, each)?);
+        }
+        let now = there.bytes();
+        self.gather_once(there.take(), &mut rest[..now])
+    }
+
     /// How many bytes the pieces have, which lie all inside.
     fn check(&self, pieces: &[Piece]) -> Result<usize, RamError> {
         let mut total = 0;
@@ -186,6 +211,10 @@ impl Vectors {
         self.count += 1;
     }
 
+    fn bytes(&self) -> usize {
+        self.list[..self.count].iter().map(|piece| piece.iov_len).sum()
+    }
+
     fn take(&mut self) -> &mut [libc::iovec] {
         let count = std::mem::take(&mut self.count);
         &mut self.list[..count]
@@ -210,6 +239,23 @@ mod tests {
 
     fn ram(page: usize) -> Piece {
         Piece::Ram { offset: (page * PAGE) as u64, bytes: PAGE }
+    }
+
+    #[test]
+    fn scattered_pages_are_gathered_in_the_order_asked_for() {
+        let mapping = mapping(600);
+        for page in 0..600_u64 {
+            mapping.write(page * PAGE as u64, &page.to_le_bytes()).unwrap();
+        }
+        // More places than one call takes, some of them neighbours.
+        let asked: Vec<u64> = (0..300).map(|nth| nth * 7 % 600).chain([8, 9, 10]).collect();
+        let mut bytes = vec![0; asked.len() * PAGE];
+        mapping.gather(asked.iter().map(|page| page * PAGE as u64), &mut bytes).unwrap();
+        for (page, bytes) in asked.iter().zip(bytes.chunks(PAGE)) {
+            assert_eq!(bytes[..8], page.to_le_bytes());
+        }
+        let outside = mapping.gather([600 * PAGE as u64].into_iter(), &mut bytes[..PAGE]);
+        assert!(matches!(outside, Err(RamError::OutOfRange { .. })));
     }
 
     fn page_at(mapping: &Mapping, page: usize) -> Vec<u8> {

@@ -16,6 +16,7 @@ use crate::meter::{Delivered, LaneMeter, LaneTimes};
 use crate::pacer::Pacer;
 use crate::queue::Queue;
 use crate::sender;
+use crate::sieve::Sieve;
 
 /// What lanes a migration gets.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub struct LanesPlan {
     pub token: Token,
     /// The encoding to begin with.
     pub encoding: Encoding,
+    /// Looks at batches of pages before they are sent.
+    pub sieve: Option<Arc<dyn Sieve>>,
 }
 
 /// All lanes of a migration. Dropping it ends them.

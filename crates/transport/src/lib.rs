@@ -25,6 +25,7 @@ mod queue;
 mod receiver;
 mod reluctance;
 mod sender;
+mod sieve;
 
 pub use blocks::{BlockSink, TakeError};
 pub use connect::{Endpoint, connect_control, tune};
@@ -33,3 +34,4 @@ pub use lanes::{Lanes, LanesPlan};
 pub use load::Load;
 pub use meter::{Delivered, LaneMeter, LaneTimes, thread_cpu};
 pub use receiver::{LaneEnd, receive, receive_counted};
+pub use sieve::Sieve;

@@ -155,6 +155,16 @@ impl Queue {
         }
     }
 
+    /// Pages of a batch that a lane has taken are not sent after all.
+    pub(crate) fn dropped(&self, pages: usize) {
+        if pages > 0 {
+            let bytes = pages as u64 * page::PAGE_BYTES as u64;
+            let mut state = self.state.lock();
+            state.delivered.backlog_bytes -= bytes;
+            state.delivered.dropped_bytes += bytes;
+        }
+    }
+
     /// A lane died with these batches not acknowledged: others carry them, and
     /// before anything else, since they are the oldest. After a failure nobody
     /// does, and they are dropped: what waits for them learns it now.

@@ -7,13 +7,25 @@ const SKIP_MAX: u32 = 4;
 
 /// Backs off from content that doesn't shrink: after each batch that came out
 /// raw, twice as many are not tried; the first that shrinks resets it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Reluctance {
+    skip_max: u32,
     skip_next: u32,
     to_skip: u32,
 }
 
+impl Default for Reluctance {
+    fn default() -> Self {
+        Self::up_to(SKIP_MAX)
+    }
+}
+
 impl Reluctance {
+    /// Passes at most `skip_max` batches by between two tries.
+    pub(crate) fn up_to(skip_max: u32) -> Self {
+        Self { skip_max, skip_next: 0, to_skip: 0 }
+    }
+
     /// Whether the next batch should be tried.
     pub(crate) fn try_next(&mut self) -> bool {
         if self.to_skip == 0 {
@@ -25,7 +37,7 @@ impl Reluctance {
 
     /// How a try came out.
     pub(crate) fn tried(&mut self, shrank: bool) {
-        self.skip_next = if shrank { 0 } else { (self.skip_next * 2).clamp(1, SKIP_MAX) };
+        self.skip_next = if shrank { 0 } else { (self.skip_next * 2).clamp(1, self.skip_max) };
         self.to_skip = self.skip_next;
     }
 }

@@ -18,6 +18,7 @@ use crate::outage::Outage;
 use crate::pacer::Paced;
 use crate::queue::Work;
 use crate::reluctance::Reluctance;
+use crate::sieve::Sifting;
 
 /// The life of a lane: connect, carry, and again, until all is delivered.
 pub(crate) fn run(shared: &Shared, number: usize) {
@@ -112,18 +113,22 @@ fn send(
 ) -> std::io::Result<Sent> {
     let meter = &shared.meters[number];
     let mut packing = Packing::default();
+    let mut sifting = Sifting::default();
     let mut head = Vec::new();
     let pacer = &shared.pacers[number];
     let mut socket = Paced { inner: socket, pacer, written: &meter.wire_bytes };
     meter.begin();
     loop {
         let work = shared.queue.take(|| flight.is_broken());
-        let load = match work {
+        let mut load = match work {
             Work::Send(load) => load,
             Work::Broken => return Ok(Sent::UntilBroken),
             Work::End => return Ok(Sent::All),
         };
         meter.turn_to(Doing::Encoding);
+        if let (Some(sieve), Load::Pages(batch)) = (&shared.plan.sieve, &mut load) {
+            shared.queue.dropped(sifting.sift(&**sieve, batch));
+        }
         let encoded = encode(shared, &mut packing, &load);
         meter.turn_to(Doing::Writing);
         head.clear();

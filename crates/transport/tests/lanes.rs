@@ -148,7 +148,12 @@ fn send_all(lanes: usize, encoding: Encoding, destination: &Destination) -> u32 
 fn send_at(pace: Option<u64>, lanes: usize, encoding: Encoding, destination: &Destination) -> u32 {
     let pool = Pool::new(24 * SLOT_BYTES);
     let endpoint = Endpoint { local: None, remote: destination.address };
-    let plan = LanesPlan { endpoints: vec![endpoint; lanes], token: Token([1; 16]), encoding };
+    let plan = LanesPlan {
+        endpoints: vec![endpoint; lanes],
+        token: Token([1; 16]),
+        encoding,
+        sieve: None,
+    };
     let carrier = Lanes::start(plan).unwrap();
     (0..lanes).for_each(|lane| carrier.set_pace(lane, pace));
     for epoch in 0..EPOCHS {
@@ -213,8 +218,12 @@ fn lanes_with_a_pace_deliver_the_same() {
 fn lanes_that_crawl_can_be_stopped() {
     let destination = Destination::start(|_| None);
     let endpoint = Endpoint { local: None, remote: destination.address };
-    let plan =
-        LanesPlan { endpoints: vec![endpoint], token: Token([1; 16]), encoding: Encoding::Raw };
+    let plan = LanesPlan {
+        endpoints: vec![endpoint],
+        token: Token([1; 16]),
+        encoding: Encoding::Raw,
+        sieve: None,
+    };
     let lanes = Lanes::start(plan).unwrap();
     lanes.set_pace(0, Some(1));
     lanes.set_pace(7, Some(1));
@@ -231,8 +240,12 @@ fn lanes_that_crawl_can_be_stopped() {
 fn lanes_that_are_stopped_give_everything_back() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = Endpoint { local: None, remote: silent.local_addr().unwrap() };
-    let plan =
-        LanesPlan { endpoints: vec![endpoint], token: Token([1; 16]), encoding: Encoding::Raw };
+    let plan = LanesPlan {
+        endpoints: vec![endpoint],
+        token: Token([1; 16]),
+        encoding: Encoding::Raw,
+        sieve: None,
+    };
     let lanes = Lanes::start(plan).unwrap();
     let pool = Pool::new(4 * SLOT_BYTES);
     let mut batch = pool.take().unwrap();

@@ -94,6 +94,7 @@ pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
         passes: progress.pass,
         body_bytes: 0,
         fill_bytes: 0,
+        dropped_bytes: 0,
         residue_bytes: 0,
         wire_bytes: 0,
         cpu_source_s: 0.0,

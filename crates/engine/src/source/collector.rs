@@ -12,10 +12,12 @@ use wire::{Announced, ToDestination};
 
 use super::Notice;
 use super::live::Live;
+use super::sieve::Sieve;
 use crate::link::Link;
 
 pub(crate) struct Collector {
     pub(crate) live: Arc<Live>,
+    pub(crate) sieve: Arc<Sieve>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) link: Arc<Link<ToDestination>>,
     pub(crate) notices: Sender<Notice>,
@@ -39,6 +41,7 @@ impl Collector {
 impl Output for Collector {
     fn head(&self, head: Head) -> Result<(), Stopped> {
         self.live.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
+        self.sieve.announce(&head.blocks);
         let blocks = head
             .blocks
             .iter()

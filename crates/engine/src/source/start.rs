@@ -7,6 +7,7 @@ use std::time::Instant;
 use api::{Compress, TapChoice};
 use page::Encoding;
 use qemu::outgoing::{self, Outgoing, StreamKind};
+use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
 use qemu::shape::Shape;
 use tap::{Channels, Tap};
@@ -16,6 +17,7 @@ use wire::{Prepare, ToDestination, ToSource, Token};
 use super::collector::Collector;
 use super::live::Live;
 use super::sampler::{Sampler, Watched};
+use super::sieve::Sieve;
 use super::{Control, Happening, Notice, PREPARE_MAX, Source, Stream};
 use crate::error::MigrationError;
 use crate::link::Link;
@@ -68,6 +70,8 @@ impl Source<'_> {
             incoming_qmp: self.request.incoming_qmp.clone(),
         };
         self.say(&ToDestination::Prepare(Box::new(order)))?;
+        // While the destination makes its QEMU.
+        self.sieve = Some(Arc::new(Sieve::new(RamBlocks::of(&self.vm.machine))));
         let prepared = self.wait_prepared()?;
         for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
             self.story.note(note);
@@ -110,10 +114,12 @@ impl Source<'_> {
         let outgoing = Arc::new(Outgoing::new(&self.vm.machine, kind, socket.path())?);
         let told_bandwidth = outgoing.takes_bandwidth();
         let live = Arc::new(Live::new(self.local.pool_bytes, goal, told_bandwidth));
-        let lanes = Arc::new(self.start_lanes()?);
+        let sieve = Arc::clone(self.sieve.get_or_insert_default());
+        let lanes = Arc::new(self.start_lanes(&sieve)?);
         let control = self.control.as_ref().expect("connected");
         let collector = Arc::new(Collector {
             live: Arc::clone(&live),
+            sieve,
             lanes: Arc::clone(&lanes),
             link: Arc::clone(&control.link),
             notices: self.notices.0.clone(),
@@ -157,7 +163,7 @@ impl Source<'_> {
         Ok(kind)
     }
 
-    fn start_lanes(&self) -> Result<Lanes, MigrationError> {
+    fn start_lanes(&self, sieve: &Arc<Sieve>) -> Result<Lanes, MigrationError> {
         let prepared = self.control.as_ref().and_then(|control| control.prepared.as_ref());
         let token = prepared.and_then(|prepared| token(&prepared.token)).ok_or_else(|| {
             MigrationError::PeerLost {
@@ -173,7 +179,7 @@ impl Source<'_> {
             Compress::Auto | Compress::Zstd => Encoding::Zstd,
         };
         let endpoints = self.endpoints();
-        Lanes::start(LanesPlan { endpoints, token, encoding })
+        Lanes::start(LanesPlan { endpoints, token, encoding, sieve: Some(Arc::clone(sieve) as _) })
             .map_err(|error| local("starting the lanes' threads", error))
     }
 
