@@ -1,0 +1,13 @@
+//! Writes what the fuzzers start from: `cargo run -p switchover --example seeds`
+//! fills `fuzz/corpus/TARGET/` below the current directory.
+
+use std::fs;
+use std::path::Path;
+
+use switchover::fuzzing::seed_journal;
+
+fn main() -> std::io::Result<()> {
+    let folder = Path::new("fuzz/corpus/switchover_journal");
+    fs::create_dir_all(folder)?;
+    fs::write(folder.join("seed"), seed_journal())
+}

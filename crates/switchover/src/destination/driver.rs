@@ -1,0 +1,105 @@
+//! The destination's machine and its journal, for a thread that blocks.
+
+use super::{Action, Event, Machine, Outcome, Record};
+use crate::Found;
+use crate::doubt::Doubt;
+use crate::journal::{Journal, Reopened};
+use crate::message::{Envelope, ToSource};
+
+/// What a destination's driver has done for it. Every method may block.
+pub trait Hands {
+    /// See [`Action::Say`].
+    fn say(&mut self, said: &Envelope<ToSource>);
+    /// See [`Action::QemuCont`].
+    fn cont(&mut self) -> Event;
+    /// See [`Action::QemuSettle`].
+    fn settle(&mut self);
+    /// Whether QEMU's process is gone: see [`Action::QemuKill`].
+    fn kill(&mut self) -> bool;
+    /// See [`Action::KeepInDoubt`].
+    fn in_doubt(&mut self, doubt: &Doubt);
+    /// See [`Action::Done`].
+    fn done(&mut self, outcome: Outcome);
+}
+
+/// A machine that keeps its journal: every step is on disk before anything
+/// that follows from it is done.
+#[derive(Debug)]
+pub struct Driver {
+    machine: Machine,
+    journal: Journal<Record>,
+}
+
+impl Driver {
+    /// A migration that begins.
+    #[must_use]
+    pub fn new(journal: Journal<Record>) -> Self {
+        Self { machine: Machine::new(journal.opened().migration.clone()), journal }
+    }
+
+    /// A migration that an earlier run of the agent left.
+    pub fn restart(kept: Reopened<Record>, found: Found, hands: &mut impl Hands) -> Self {
+        let found = if kept.same_boot { found } else { Found::Gone };
+        let id = kept.journal.opened().migration.clone();
+        let (machine, actions) = Machine::restart(id, kept.noted(), found);
+        let mut driver = Self { machine, journal: kept.journal };
+        driver.perform(actions, hands);
+        driver
+    }
+
+    /// Tells it what happened, and does what follows.
+    pub fn step(&mut self, event: Event, hands: &mut impl Hands) {
+        let actions = self.machine.step(event);
+        self.perform(actions, hands);
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// What it keeps on disk.
+    #[must_use]
+    pub fn journal(&self) -> &Journal<Record> {
+        &self.journal
+    }
+
+    fn perform(&mut self, mut actions: Vec<Action>, hands: &mut impl Hands) {
+        while let Some(event) = self.perform_step(actions, hands) {
+            actions = self.machine.step(event);
+        }
+    }
+
+    /// One step; what came of its last action is the next event.
+    fn perform_step(&mut self, actions: Vec<Action>, hands: &mut impl Hands) -> Option<Event> {
+        let mut outcome = None;
+        for action in actions {
+            let written = match action {
+                Action::Journal(record) => self.journal.append(&record),
+                Action::Forget => self.journal.forget(),
+                action => {
+                    outcome = perform_one(action, hands).or(outcome);
+                    Ok(())
+                }
+            };
+            if let Err(error) = written {
+                return Some(Event::JournalFailed { reason: error.to_string().into() });
+            }
+        }
+        outcome
+    }
+}
+
+fn perform_one(action: Action, hands: &mut impl Hands) -> Option<Event> {
+    match action {
+        Action::Say(said) => hands.say(&said),
+        Action::QemuSettle => hands.settle(),
+        Action::KeepInDoubt(doubt) => hands.in_doubt(&doubt),
+        Action::Done(outcome) => hands.done(outcome),
+        Action::QemuCont => return Some(hands.cont()),
+        Action::QemuKill => return hands.kill().then_some(Event::QemuGone),
+        Action::Journal(_) | Action::Forget => {}
+    }
+    None
+}

@@ -1,0 +1,157 @@
+//! What the destination makes of the source's words, of what its QEMU does,
+//! and of the operator's decision.
+
+use super::{Action, Machine, Outcome, Record, State};
+use crate::Resolution;
+use crate::doubt::Doubt;
+use crate::message::{ToDestination, ToSource};
+use crate::reason::Reason;
+
+impl Machine {
+    pub(super) fn heard(&mut self, said: ToDestination) -> Vec<Action> {
+        match (said, self.state) {
+            (ToDestination::Go { run }, State::Loaded) => self.take(run),
+            (ToDestination::Aborted { reason }, State::Arriving | State::Loaded) => {
+                self.end(reason)
+            }
+            // It has no journal, so it never gave the VM up.
+            (ToDestination::Unknown, State::Arriving | State::Loaded) => {
+                self.end(Reason::new("the source's agent knows nothing of this migration"))
+            }
+            (ToDestination::Go { .. }, State::Running | State::Left) => {
+                vec![self.say(ToSource::Running)]
+            }
+            (ToDestination::Aborted { reason }, State::Running | State::Left) => {
+                let said = self.say(ToSource::Running);
+                self.doubting(Doubt::TakenBack { reason }, vec![said])
+            }
+            (ToDestination::Aborted { reason }, State::Starting { .. }) => {
+                self.doubting(Doubt::TakenBack { reason }, Vec::new())
+            }
+            (ToDestination::Go { .. } | ToDestination::Aborted { .. }, State::Refused) => {
+                vec![self.say_refused()]
+            }
+            (ToDestination::Go { .. } | ToDestination::Aborted { .. }, State::Lost) => {
+                vec![self.say_lost()]
+            }
+            (
+                ToDestination::Unknown,
+                State::Running | State::Left | State::Refused | State::Lost,
+            ) => self.forget(),
+            (ToDestination::Go { .. } | ToDestination::Aborted { .. }, State::Over) => {
+                vec![self.say(ToSource::Unknown)]
+            }
+            // QEMU is busy: it will be said what became of it.
+            _ => Vec::new(),
+        }
+    }
+
+    /// The source gave the VM up. One that its owner paused is here as soon as
+    /// that is written down; it never ran, and can be refused until then.
+    fn take(&mut self, run: bool) -> Vec<Action> {
+        self.run = run;
+        if run {
+            return self.start(true);
+        }
+        self.state = State::Running;
+        self.doubt = None;
+        vec![
+            Action::Journal(Record::Running),
+            self.say(ToSource::Running),
+            Action::QemuSettle,
+            Action::Done(Outcome::Here),
+        ]
+    }
+
+    pub(super) fn runs(&mut self) -> Vec<Action> {
+        if !matches!(self.state, State::Starting { .. }) {
+            return Vec::new();
+        }
+        self.state = State::Running;
+        self.doubt = None;
+        vec![
+            Action::QemuSettle,
+            Action::Done(Outcome::Here),
+            Action::Journal(Record::Running),
+            self.say(ToSource::Running),
+        ]
+    }
+
+    pub(super) fn cont_failed(&mut self, reason: Reason, never_ran: bool) -> Vec<Action> {
+        match self.state {
+            // The source keeps its copy until it hears `running`.
+            State::Starting { fresh: true } if never_ran => self.end(reason),
+            State::Starting { .. } => {
+                self.state = State::Starting { fresh: false };
+                self.doubting(Doubt::CannotRun { reason }, Vec::new())
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn qemu_gone(&mut self) -> Vec<Action> {
+        match self.state {
+            State::Arriving => {
+                self.reason = Reason::new("its QEMU ended");
+                self.state = State::Ending { known: false };
+                self.qemu_gone()
+            }
+            State::Loaded => {
+                self.reason = Reason::new("its QEMU ended before it ran the VM");
+                self.state = State::Refused;
+                self.doubt = None;
+                vec![self.not_here(), self.refused_record(), self.say_refused()]
+            }
+            State::Starting { .. } | State::Running => {
+                self.reason = Reason::new("its QEMU ended");
+                self.state = State::Lost;
+                self.doubt = None;
+                let reason = self.reason.clone();
+                let record = Record::Lost { reason: reason.clone() };
+                let done = Action::Done(Outcome::Lost { reason });
+                vec![done, Action::Journal(record), self.say_lost()]
+            }
+            State::Ending { known: true } => {
+                self.state = State::Refused;
+                vec![self.not_here(), self.say_refused()]
+            }
+            // Nobody will ask: the source has the VM.
+            State::Ending { known: false } => {
+                let mut actions = vec![self.not_here(), self.say_refused()];
+                actions.extend(self.forget());
+                actions
+            }
+            State::Left | State::Refused | State::Lost | State::Forgetting | State::Over => {
+                Vec::new()
+            }
+        }
+    }
+
+    fn not_here(&self) -> Action {
+        Action::Done(Outcome::NotHere { reason: self.reason.clone() })
+    }
+
+    pub(super) fn left(&mut self) -> Vec<Action> {
+        if self.state != State::Running {
+            return Vec::new();
+        }
+        self.state = State::Left;
+        vec![Action::Journal(Record::Left)]
+    }
+
+    pub(super) fn resolved(&mut self, resolution: Resolution) -> Vec<Action> {
+        match (resolution, self.state) {
+            (Resolution::Here, State::Loaded) => {
+                self.run = true;
+                self.start(false)
+            }
+            (Resolution::Here, State::Starting { fresh: false }) => {
+                vec![Action::QemuCont]
+            }
+            (Resolution::There, State::Loaded | State::Starting { fresh: false }) => {
+                self.end(Reason::new("the operator decided"))
+            }
+            _ => Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Where a destination goes on that an earlier run of the agent left.
+
+use super::{Action, Machine, Noted, State, writes};
+use crate::Found;
+use crate::doubt::Doubt;
+use crate::message::ToSource;
+use crate::migration_id::MigrationId;
+use crate::reason::Reason;
+
+impl Machine {
+    /// A migration that an earlier run of the agent left: what its journal
+    /// says, and what there is of its QEMU. Do the actions first.
+    #[must_use]
+    pub fn restart(id: MigrationId, noted: Noted, found: Found) -> (Self, Vec<Action>) {
+        let mut machine = Self::new(id);
+        machine.reason = Reason::new("the agent was restarted");
+        let actions = machine.resume(noted, found);
+        machine.wrote = writes(&actions);
+        (machine, actions)
+    }
+
+    fn resume(&mut self, noted: Noted, found: Found) -> Vec<Action> {
+        match (noted, found) {
+            // The source can't have heard `loaded`, and has the VM.
+            (Noted::Opened, Found::Gone) => {
+                self.state = State::Ending { known: false };
+                self.qemu_gone()
+            }
+            (Noted::Opened, _) => self.end(self.reason.clone()),
+            (Noted::Loaded, found) => {
+                self.state = State::Loaded;
+                match found {
+                    Found::Gone => self.qemu_gone(),
+                    Found::Stopped | Found::Runs => {
+                        let said = self.say(ToSource::Loaded);
+                        self.doubting(Doubt::NoVerdict, vec![said])
+                    }
+                }
+            }
+            (Noted::Starting, found) => {
+                self.state = State::Starting { fresh: false };
+                match found {
+                    Found::Gone => self.qemu_gone(),
+                    Found::Stopped => vec![Action::QemuCont],
+                    Found::Runs => self.runs(),
+                }
+            }
+            (Noted::Running, found) => {
+                self.state = State::Running;
+                match found {
+                    Found::Gone => self.qemu_gone(),
+                    Found::Stopped | Found::Runs => vec![self.say(ToSource::Running)],
+                }
+            }
+            (Noted::Left, _) => {
+                self.state = State::Left;
+                vec![self.say(ToSource::Running)]
+            }
+            (Noted::Refused, Found::Gone) => {
+                self.state = State::Refused;
+                vec![self.say_refused()]
+            }
+            (Noted::Refused, _) => {
+                self.state = State::Ending { known: true };
+                vec![Action::QemuKill]
+            }
+            (Noted::Lost, _) => {
+                self.state = State::Lost;
+                vec![self.say_lost()]
+            }
+        }
+    }
+}

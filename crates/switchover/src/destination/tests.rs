@@ -1,0 +1,296 @@
+use serde_json::json;
+
+use super::*;
+use crate::Found;
+use crate::journal::{Kept, Opened, Shelf};
+
+fn id() -> MigrationId {
+    MigrationId::new("m1").unwrap()
+}
+
+fn heard(message: ToDestination) -> Event {
+    Event::Heard(Envelope { migration: id(), message })
+}
+
+fn say(message: ToSource) -> Action {
+    Action::Say(Envelope { migration: id(), message })
+}
+
+fn reason() -> Reason {
+    "a lock".into()
+}
+
+fn go() -> Event {
+    heard(ToDestination::Go { run: true })
+}
+
+fn aborted() -> Event {
+    heard(ToDestination::Aborted { reason: reason() })
+}
+
+fn refused() -> Action {
+    Action::Journal(Record::Refused { reason: reason() })
+}
+
+fn after(events: impl IntoIterator<Item = Event>) -> Machine {
+    let mut machine = Machine::new(id());
+    for event in events {
+        let _ = machine.step(event);
+    }
+    machine
+}
+
+fn refused_by(machine: &mut Machine) -> Vec<Action> {
+    machine.step(Event::ContFailed { reason: reason(), never_ran: true })
+}
+
+#[test]
+fn it_runs_the_vm_when_it_is_told_and_not_before() {
+    let mut machine = after([]);
+    assert_eq!(machine.step(go()), [], "it is not loaded");
+    let loads = machine.step(Event::Loaded);
+    assert_eq!(loads, [Action::Journal(Record::Loaded), say(ToSource::Loaded)]);
+    assert_eq!(machine.step(go()), [Action::Journal(Record::Starting), Action::QemuCont]);
+    let runs = [
+        Action::QemuSettle,
+        Action::Done(Outcome::Here),
+        Action::Journal(Record::Running),
+        say(ToSource::Running),
+    ];
+    assert_eq!(machine.step(Event::Runs), runs);
+    assert_eq!(machine.step(go()), [say(ToSource::Running)], "it was not heard");
+    assert_eq!(machine.step(Event::Timeout), [say(ToSource::Running)]);
+    assert_eq!(machine.step(heard(ToDestination::Unknown)), [Action::Forget]);
+    assert!(machine.is_over());
+}
+
+#[test]
+fn a_vm_that_its_owner_paused_stays_paused() {
+    let actions = after([Event::Loaded]).step(heard(ToDestination::Go { run: false }));
+    assert_eq!(actions[..2], [Action::Journal(Record::Running), say(ToSource::Running)]);
+    assert!(!actions.contains(&Action::QemuCont));
+}
+
+#[test]
+fn a_loaded_vm_waits_for_the_sources_word_and_asks() {
+    let mut machine = after([Event::Loaded]);
+    let asks = machine.step(Event::Timeout);
+    assert_eq!(asks, [say(ToSource::Loaded), Action::KeepInDoubt(Doubt::NoVerdict)]);
+    assert_eq!(machine.step(Event::Timeout), [say(ToSource::Loaded)]);
+    let cut_off = Event::ConnectionLost { reason: reason() };
+    assert_eq!(machine.step(cut_off), [say(ToSource::Loaded)]);
+    assert_eq!(machine.step(Event::GiveUp { reason: reason() }), []);
+    assert_eq!(machine.wait(), Some(Wait::Answer));
+    assert_eq!(machine.step(aborted()), [refused(), Action::QemuKill]);
+}
+
+#[test]
+fn a_source_that_knows_nothing_never_gave_the_vm_up() {
+    let mut machine = after([Event::Loaded]);
+    let actions = machine.step(heard(ToDestination::Unknown));
+    assert_eq!(actions[1], Action::QemuKill);
+    let actions = machine.step(Event::QemuGone);
+    assert!(matches!(&actions[0], Action::Done(Outcome::NotHere { .. })));
+}
+
+#[test]
+fn before_it_is_loaded_anything_ends_it_and_nothing_is_kept() {
+    let cut_off = Event::ConnectionLost { reason: reason() };
+    let give_up = Event::GiveUp { reason: reason() };
+    for event in [cut_off, give_up, Event::Timeout, aborted(), heard(ToDestination::Unknown)] {
+        let mut machine = after([]);
+        assert_eq!(machine.step(event), [Action::QemuKill]);
+        let actions = machine.step(Event::QemuGone);
+        assert_eq!(actions.last(), Some(&Action::Forget));
+        assert!(machine.is_over());
+    }
+}
+
+#[test]
+fn what_can_not_run_is_refused_once_its_qemu_is_gone() {
+    let mut machine = after([Event::Loaded, go()]);
+    assert_eq!(refused_by(&mut machine), [refused(), Action::QemuKill]);
+    assert_eq!(machine.step(Event::Timeout), [Action::QemuKill], "it did not end");
+    let not_here = Action::Done(Outcome::NotHere { reason: reason() });
+    let say_refused = say(ToSource::Refused { reason: reason() });
+    assert_eq!(machine.step(Event::QemuGone), [not_here, say_refused.clone()]);
+    assert_eq!(machine.step(go()), std::slice::from_ref(&say_refused));
+    assert_eq!(machine.step(aborted()), [say_refused]);
+    assert_eq!(machine.step(heard(ToDestination::Unknown)), [Action::Forget]);
+}
+
+#[test]
+fn what_may_have_run_is_never_refused() {
+    let mut machine = after([Event::Loaded, go()]);
+    let doubt = Action::KeepInDoubt(Doubt::CannotRun { reason: reason() });
+    let unclear = Event::ContFailed { reason: reason(), never_ran: false };
+    assert_eq!(machine.step(unclear), [doubt]);
+    assert_eq!(refused_by(&mut machine), [], "it may have run before");
+    assert_eq!(machine.step(Event::Timeout), [Action::QemuCont]);
+    let actions = machine.step(Event::QemuGone);
+    assert!(matches!(&actions[1], Action::Journal(Record::Lost { .. })), "{actions:?}");
+}
+
+#[test]
+fn a_vm_that_died_here_is_lost_and_said_so_until_it_is_heard() {
+    let mut machine = after([Event::Loaded, go(), Event::Runs]);
+    let actions = machine.step(Event::QemuGone);
+    let lost = say(ToSource::Lost { reason: "its QEMU ended".into() });
+    assert_eq!(actions[2], lost);
+    assert_eq!(machine.step(go()), std::slice::from_ref(&lost));
+    assert_eq!(machine.step(Event::Timeout), [lost]);
+}
+
+#[test]
+fn a_vm_that_left_in_order_did_not_die() {
+    let mut machine = after([Event::Loaded, go(), Event::Runs]);
+    assert_eq!(machine.step(Event::Left), [Action::Journal(Record::Left)]);
+    assert_eq!(machine.step(Event::QemuGone), []);
+    assert_eq!(machine.step(go()), [say(ToSource::Running)]);
+}
+
+#[test]
+fn a_host_without_a_journal_to_write_refuses() {
+    let failed = || Event::JournalFailed { reason: reason() };
+    let mut machine = after([Event::Loaded]);
+    assert_eq!(machine.step(failed()), [Action::QemuKill], "nobody was told");
+    let mut machine = after([Event::Loaded, go()]);
+    assert_eq!(machine.step(failed()), [refused(), Action::QemuKill]);
+    assert_eq!(machine.step(failed()), [Action::QemuKill]);
+    assert_eq!(machine.step(Event::QemuGone).len(), 2);
+    assert_eq!(machine.step(Event::Timeout)[0], refused(), "it is written down later");
+    let mut machine = after([Event::Loaded, go(), Event::Runs]);
+    assert_eq!(machine.step(failed()), [say(ToSource::Running)], "`starting` is on disk");
+}
+
+#[test]
+fn the_operators_word_is_enough() {
+    let mut machine = after([Event::Loaded]);
+    let actions = machine.step(Event::Resolve(Resolution::Here));
+    assert_eq!(actions, [Action::Journal(Record::Starting), Action::QemuCont]);
+    // There is no other copy: it is kept, and tried again.
+    assert!(matches!(refused_by(&mut machine)[..], [Action::KeepInDoubt(_)]));
+    assert!(machine.takes(Resolution::There));
+    let actions = machine.step(Event::Resolve(Resolution::There));
+    assert_eq!(actions[1], Action::QemuKill);
+    let mut machine = after([Event::Loaded, go(), Event::Runs]);
+    assert!(!machine.takes(Resolution::Here));
+    assert_eq!(machine.step(Event::Resolve(Resolution::There)), []);
+}
+
+#[test]
+fn one_that_was_taken_back_is_not_ended_by_itself() {
+    let mut machine = after([Event::Loaded, go(), Event::Runs]);
+    let both = Action::KeepInDoubt(Doubt::TakenBack { reason: reason() });
+    assert_eq!(machine.step(aborted()), [say(ToSource::Running), both]);
+    assert!(machine.is_here());
+}
+
+#[test]
+fn another_migrations_messages_are_not_for_it() {
+    let mut machine = after([Event::Loaded]);
+    let migration = MigrationId::new("m2").unwrap();
+    let message = ToDestination::Go { run: true };
+    assert_eq!(machine.step(Event::Heard(Envelope { migration, message })), []);
+}
+
+#[test]
+fn a_restart_goes_on_where_it_was() {
+    let restart = |noted, found| Machine::restart(id(), noted, found).1;
+    let no_verdict = Action::KeepInDoubt(Doubt::NoVerdict);
+    assert_eq!(restart(Noted::Opened, Found::Stopped), [Action::QemuKill]);
+    assert_eq!(restart(Noted::Opened, Found::Gone).last(), Some(&Action::Forget));
+    assert_eq!(restart(Noted::Loaded, Found::Stopped), [say(ToSource::Loaded), no_verdict]);
+    let gone = restart(Noted::Loaded, Found::Gone);
+    assert!(matches!(gone[1], Action::Journal(Record::Refused { .. })), "it never ran: {gone:?}");
+    assert_eq!(restart(Noted::Starting, Found::Stopped), [Action::QemuCont]);
+    assert_eq!(restart(Noted::Starting, Found::Runs)[2], Action::Journal(Record::Running));
+    let gone = restart(Noted::Starting, Found::Gone);
+    assert!(matches!(gone[1], Action::Journal(Record::Lost { .. })), "it may have: {gone:?}");
+    assert_eq!(restart(Noted::Running, Found::Runs), [say(ToSource::Running)]);
+    let gone = restart(Noted::Running, Found::Gone);
+    assert!(matches!(gone[1], Action::Journal(Record::Lost { .. })), "{gone:?}");
+    assert_eq!(restart(Noted::Left, Found::Gone), [say(ToSource::Running)]);
+    assert_eq!(restart(Noted::Refused, Found::Stopped), [Action::QemuKill]);
+    assert_eq!(restart(Noted::Refused, Found::Gone).len(), 1);
+    assert_eq!(restart(Noted::Lost, Found::Gone).len(), 1);
+}
+
+/// Hands whose QEMU does what it is told, and that note it.
+#[derive(Default)]
+struct Notes {
+    done: Vec<String>,
+    cont_fails: bool,
+}
+
+impl Hands for Notes {
+    fn say(&mut self, said: &Envelope<ToSource>) {
+        self.done.push(format!("say {:?}", said.message));
+    }
+
+    fn cont(&mut self) -> Event {
+        self.done.push("cont".to_owned());
+        match self.cont_fails {
+            true => Event::ContFailed { reason: reason(), never_ran: true },
+            false => Event::Runs,
+        }
+    }
+
+    fn settle(&mut self) {
+        self.done.push("settle".to_owned());
+    }
+
+    fn kill(&mut self) -> bool {
+        self.done.push("kill".to_owned());
+        true
+    }
+
+    fn in_doubt(&mut self, doubt: &Doubt) {
+        self.done.push(format!("doubt {doubt:?}"));
+    }
+
+    fn done(&mut self, outcome: Outcome) {
+        self.done.push(format!("done {outcome:?}"));
+    }
+}
+
+fn opened() -> Opened {
+    Opened {
+        migration: id(),
+        vm: "web1".to_owned(),
+        peer: "host-a".to_owned(),
+        peer_address: "10.0.0.1:7800".to_owned(),
+        run: true,
+        qemu: json!({}),
+    }
+}
+
+#[test]
+fn a_driver_takes_a_vm_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
+    let mut hands = Notes::default();
+    let mut driver = Driver::new(shelf.create(opened()).unwrap());
+    for event in [Event::Loaded, go(), heard(ToDestination::Unknown)] {
+        driver.step(event, &mut hands);
+    }
+    assert_eq!(hands.done, ["say Loaded", "cont", "settle", "done Here", "say Running"]);
+    assert!(driver.machine().is_over() && shelf.contents().unwrap().is_empty());
+}
+
+#[test]
+fn a_driver_refuses_and_remembers_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
+    let mut hands = Notes { cont_fails: true, ..Notes::default() };
+    let mut driver = Driver::new(shelf.create(opened()).unwrap());
+    driver.step(Event::Loaded, &mut hands);
+    driver.step(go(), &mut hands);
+    assert_eq!(hands.done[1..3], ["cont", "kill"]);
+    let Some(Kept::Destination(kept)) = shelf.contents().unwrap().pop() else { panic!() };
+    assert_eq!(kept.noted(), Noted::Refused);
+    let mut hands = Notes::default();
+    let driver = Driver::restart(kept, Found::Gone, &mut hands);
+    assert_eq!(hands.done.len(), 1);
+    assert_eq!(driver.machine().wait(), Some(Wait::Settled));
+}

@@ -1,0 +1,110 @@
+//! What a side can't know or do by itself, and what to do about it.
+
+use crate::reason::Reason;
+
+/// Why a VM is kept as it is until something else happens. All but the
+/// conflicts end by themselves when the cause does; an operator may decide
+/// before, with [`crate::Resolution`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Doubt {
+    /// Source: the VM was given up, and the destination has not said what
+    /// became of it.
+    Unheard,
+    /// Source: the VM was given up, and the destination's agent knows nothing
+    /// of it.
+    UnknownThere,
+    /// Source: the VM ran at the destination, or may have, and died there.
+    /// The copy here is older than what disks and clients have seen since.
+    LostThere {
+        /// How.
+        reason: Reason,
+    },
+    /// Source: the VM was given up, and its QEMU here runs it all the same:
+    /// somebody said `cont` to it.
+    RunsHere,
+    /// Source: an operator took the VM back, and the destination says that it
+    /// runs it: two may be running.
+    RunsThereToo,
+    /// Source: the VM stays here, and does not run.
+    CannotGoOn {
+        /// QEMU's words.
+        reason: Reason,
+    },
+    /// Either side: what has to be on disk first can't be written.
+    CannotNote {
+        /// The system's words.
+        reason: Reason,
+    },
+    /// Destination: loaded, and the source doesn't say whose the VM is.
+    NoVerdict,
+    /// Destination: the VM was given to it and does not run, though it may have.
+    CannotRun {
+        /// QEMU's words.
+        reason: Reason,
+    },
+    /// Destination: it has the VM, and the source says that an operator took
+    /// it back: two may be running.
+    TakenBack {
+        /// The source's words.
+        reason: Reason,
+    },
+}
+
+impl Doubt {
+    /// What it is and what to do about it, for an operator.
+    #[must_use]
+    pub fn advice(&self, vm: &str, peer: &str) -> String {
+        let here = format!(
+            "make sure that it can't run on {peer} any more (power that host off), then \
+             `droveway resolve {vm} --here`"
+        );
+        let there = format!("`droveway resolve {vm} --there`");
+        match self {
+            Self::Unheard => format!(
+                "{vm} was given to {peer}, which has not answered since. It is kept here, \
+                 stopped, and {peer} is asked again and again. If {peer} never comes back: \
+                 {here}. If {vm} runs there: {there}"
+            ),
+            Self::UnknownThere => format!(
+                "{vm} was given to {peer}, whose agent knows nothing of it: was its state \
+                 directory lost or changed? It is kept here, stopped. If it does not run \
+                 there: {here}. If it does: {there}"
+            ),
+            Self::LostThere { reason } => format!(
+                "{vm} was given to {peer} and died there ({reason}). The copy here is from \
+                 before: its disks may have changed since, and then running it would damage \
+                 them. If they can't have: {here}. Else start it anew on {peer}, and here \
+                 {there}"
+            ),
+            Self::RunsHere => format!(
+                "{vm} was given to {peer}, and yet it runs here: somebody said `cont` to its \
+                 QEMU. {peer} is being asked. If it runs there too: {there}. If not: {here}"
+            ),
+            Self::RunsThereToo => format!(
+                "{vm} was taken back, and {peer} says that it runs it: end one of the two now, \
+                 with `droveway stop {vm} --force` on the host that is to lose it, and check \
+                 its disks"
+            ),
+            Self::CannotGoOn { reason } => format!(
+                "{vm} stays here, but QEMU does not let it run ({reason}); this is tried again"
+            ),
+            Self::CannotNote { reason } => format!(
+                "the journal of {vm}'s migration can't be written ({reason}), and it stays as it \
+                 is until that works: make room or mend the disk of the agent's state directory"
+            ),
+            Self::NoVerdict => format!(
+                "{vm} is loaded here, and {peer} does not say whether it gave it up; it is asked \
+                 again and again. If {peer} never comes back: {here}. If {vm} runs there: {there}"
+            ),
+            Self::CannotRun { reason } => format!(
+                "{vm} was given to this host and does not run ({reason}); this is tried again. To \
+                 have it go on at {peer} instead, if it is still there: {there}"
+            ),
+            Self::TakenBack { reason } => format!(
+                "{vm} is this host's, and {peer} says that it was taken back ({reason}): two may \
+                 be running. End one of them now, with `droveway stop {vm} --force` on the host \
+                 that is to lose it, and check its disks"
+            ),
+        }
+    }
+}

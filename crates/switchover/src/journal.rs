@@ -1,0 +1,371 @@
+//! What a side has decided, on disk.
+//!
+//! A shelf is a directory with one file for each migration and side,
+//! `MIGRATION.source` or `MIGRATION.destination`. The file is made whole, under
+//! another name, with its first line and room for the rest; from then on
+//! records are written into that room and flushed. So a record costs no block,
+//! no change of the file's length, and no wait for the file system's own
+//! journal, which on a host that moves disks can take long: these flushes are
+//! part of the VM's blackout.
+//!
+//! A record that was cut short by a crash, at the end of a file, was never
+//! acted upon: it is dropped. Damage anywhere else is an error for a human.
+
+mod error;
+mod line;
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::marker::PhantomData;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::migration_id::MigrationId;
+use crate::{destination, source};
+pub use error::JournalError;
+use line::Contents;
+pub(crate) use line::{read, sealed};
+
+/// Room for records behind the first line. A migration writes three to five,
+/// each below 2 KiB.
+const ROOM_BYTES: usize = 8 << 10;
+/// A journal longer than this is none of ours.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Of a file that is not whole yet.
+const NEW: &str = "new";
+
+/// Which side of a migration a journal is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The VM left, or was to leave.
+    Source,
+    /// The VM came, or was to come.
+    Destination,
+}
+
+impl Side {
+    fn extension(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        }
+    }
+}
+
+/// Records of one side, and what they amount to.
+pub trait Keeps: Serialize + DeserializeOwned {
+    /// Whose they are.
+    const SIDE: Side;
+    /// What they amount to.
+    type Noted;
+
+    /// What `records` amount to.
+    fn noted(opened: &Opened, records: &[Self]) -> Self::Noted;
+}
+
+/// What is known when a migration begins.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Opened {
+    /// Its id.
+    pub migration: MigrationId,
+    /// The VM's name.
+    pub vm: String,
+    /// The other side's host.
+    pub peer: String,
+    /// Where its agent listens.
+    pub peer_address: String,
+    /// Whether the VM runs; at the destination not known yet.
+    pub run: bool,
+    /// What finds the VM's QEMU again; the agent's business.
+    pub qemu: serde_json::Value,
+}
+
+/// A directory of journals.
+#[derive(Clone, Debug)]
+pub struct Shelf {
+    dir: PathBuf,
+    boot: String,
+}
+
+/// One migration's journal on one side.
+#[derive(Debug)]
+pub struct Journal<R> {
+    path: PathBuf,
+    file: File,
+    boot: String,
+    opened: Opened,
+    next: u32,
+    end: usize,
+    /// Up to here a write that failed may have left something.
+    dirty_to: usize,
+    records: PhantomData<fn(R)>,
+}
+
+/// A journal that an earlier run of the agent left.
+#[derive(Debug)]
+pub struct Reopened<R> {
+    /// To go on with.
+    pub journal: Journal<R>,
+    /// What it holds.
+    pub records: Vec<R>,
+    /// Its last record was cut short, and dropped.
+    pub torn: bool,
+    /// The host was not booted since it was opened: its QEMU may still be there.
+    pub same_boot: bool,
+}
+
+impl<R: Keeps> Reopened<R> {
+    /// What its records amount to.
+    #[must_use]
+    pub fn noted(&self) -> R::Noted {
+        R::noted(&self.journal.opened, &self.records)
+    }
+}
+
+/// One file of a shelf.
+#[derive(Debug)]
+pub enum Kept {
+    /// A VM that left, or was to leave.
+    Source(Reopened<source::Record>),
+    /// A VM that came, or was to come.
+    Destination(Reopened<destination::Record>),
+    /// A file that can't be read: its VM needs a human.
+    Unreadable(JournalError),
+}
+
+/// What names the time since this host was last booted.
+///
+/// # Errors
+/// If the kernel doesn't say.
+pub fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+impl Shelf {
+    /// Makes the directory if need be.
+    ///
+    /// # Errors
+    /// If it can't be made or read.
+    pub fn open(dir: &Path) -> Result<Self, JournalError> {
+        let boot = boot_id().map_err(|source| failed(dir, "which boot this is", source))?;
+        Self::open_in_boot(dir, boot)
+    }
+
+    /// As [`Shelf::open`], for tests that boot a host.
+    ///
+    /// # Errors
+    /// As [`Shelf::open`].
+    #[doc(hidden)]
+    pub fn open_in_boot(dir: &Path, boot: String) -> Result<Self, JournalError> {
+        if !dir.is_dir() {
+            DirBuilder::new()
+                .mode(0o700)
+                .create(dir)
+                .and_then(|()| dir.parent().map_or(Ok(()), flush))
+                .map_err(|source| failed(dir, "making it", source))?;
+        }
+        let shelf = Self { dir: dir.to_owned(), boot };
+        for path in shelf.paths()? {
+            // Nobody has acted upon a journal that was not whole yet.
+            if path.extension().is_some_and(|extension| extension == NEW) {
+                fs::remove_file(&path).map_err(|source| failed(&path, "removing it", source))?;
+            }
+        }
+        Ok(shelf)
+    }
+
+    /// Opens the journal of a migration that begins. It is on disk when this
+    /// returns.
+    ///
+    /// # Errors
+    /// If it can't be written, or if there is one.
+    pub fn create<R: Keeps>(&self, opened: Opened) -> Result<Journal<R>, JournalError> {
+        let path = self.path(&opened.migration, R::SIDE);
+        if self.keeps(&opened.migration, R::SIDE) {
+            return Err(JournalError::Exists(opened.migration));
+        }
+        let mut bytes = line::first(&self.boot, &opened)
+            .map_err(|source| failed(&path, "wording it", source.into()))?;
+        let end = bytes.len();
+        bytes.resize((end + ROOM_BYTES).next_multiple_of(4096), 0);
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(JournalError::TooLong(path));
+        }
+        let file =
+            self.place(&path, &bytes).map_err(|source| failed(&path, "making it", source))?;
+        let (boot, records) = (self.boot.clone(), PhantomData);
+        Ok(Journal { path, file, boot, opened, next: 1, end, dirty_to: end, records })
+    }
+
+    fn place(&self, path: &Path, bytes: &[u8]) -> io::Result<File> {
+        let mut new = path.as_os_str().to_owned();
+        new.push(".");
+        new.push(NEW);
+        let file =
+            OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+        let placed = file
+            .write_all_at(bytes, 0)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| fs::rename(&new, path))
+            .and_then(|()| flush(&self.dir));
+        if let Err(error) = placed {
+            let _ = fs::remove_file(&new);
+            let _ = fs::remove_file(path);
+            return Err(error);
+        }
+        Ok(file)
+    }
+
+    /// Every journal that is kept.
+    ///
+    /// # Errors
+    /// If the directory can't be read. A file that can't is [`Kept::Unreadable`].
+    pub fn contents(&self) -> Result<Vec<Kept>, JournalError> {
+        let mut contents = Vec::new();
+        for path in self.paths()? {
+            let side = path.extension().and_then(|extension| extension.to_str());
+            let kept = match side {
+                Some("source") => self.reopen(path).map(Kept::Source),
+                Some("destination") => self.reopen(path).map(Kept::Destination),
+                _ => continue,
+            };
+            contents.push(kept.unwrap_or_else(Kept::Unreadable));
+        }
+        Ok(contents)
+    }
+
+    /// Whether there is a journal of this migration, readable or not. An agent
+    /// that keeps none is a stranger to the migration, and says so.
+    #[must_use]
+    pub fn keeps(&self, migration: &MigrationId, side: Side) -> bool {
+        // What can't be looked up must not be denied.
+        self.path(migration, side).try_exists().unwrap_or(true)
+    }
+
+    fn reopen<R: Keeps>(&self, path: PathBuf) -> Result<Reopened<R>, JournalError> {
+        let io = |what| {
+            let path = path.clone();
+            move |source| JournalError::Io { path, what, source }
+        };
+        let file =
+            OpenOptions::new().read(true).write(true).open(&path).map_err(io("opening it"))?;
+        let length = file.metadata().map_err(io("reading it"))?.len();
+        if length > FILE_BYTES_MAX {
+            return Err(JournalError::TooLong(path));
+        }
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+        file.read_exact_at(&mut bytes, 0).map_err(io("reading it"))?;
+        let contents = read::<R>(&bytes).map_err(|damage| JournalError::Damaged {
+            path: path.clone(),
+            vm: damage.vm,
+            at: damage.at,
+            why: damage.why,
+        })?;
+        let Contents { boot, opened, records, end, torn } = contents;
+        if self.path(&opened.migration, R::SIDE) != path {
+            let (vm, why) = (Some(opened.vm), "it is another migration's");
+            return Err(JournalError::Damaged { path, vm, at: 0, why });
+        }
+        let next = u32::try_from(records.len()).unwrap_or(u32::MAX).saturating_add(1);
+        let same_boot = boot == self.boot;
+        let (boot, marker) = (self.boot.clone(), PhantomData);
+        let dirty_to = if torn { bytes.len() } else { end };
+        let journal = Journal { path, file, boot, opened, next, end, dirty_to, records: marker };
+        Ok(Reopened { journal, records, torn, same_boot })
+    }
+
+    fn path(&self, migration: &MigrationId, side: Side) -> PathBuf {
+        self.dir.join(format!("{migration}.{}", side.extension()))
+    }
+
+    fn paths(&self) -> Result<Vec<PathBuf>, JournalError> {
+        let listed = fs::read_dir(&self.dir)
+            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>());
+        let mut paths: Vec<PathBuf> =
+            listed.map_err(|source| failed(&self.dir, "reading it", source))?;
+        paths.sort();
+        Ok(paths)
+    }
+}
+
+impl<R: Keeps> Journal<R> {
+    /// What was known when it was opened.
+    #[must_use]
+    pub fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    /// Adds a record. It is on disk when this returns.
+    ///
+    /// # Errors
+    /// If it can't be written or flushed; then it may be on disk or not, and
+    /// the next one takes its place.
+    pub fn append(&mut self, record: &R) -> Result<(), JournalError> {
+        let end = self.write(record)?;
+        self.file.sync_data().map_err(|source| failed(&self.path, "flushing it", source))?;
+        self.advance(end);
+        Ok(())
+    }
+
+    /// Adds a record that nothing waits for: it is on disk with the next one.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn note(&mut self, record: &R) -> Result<(), JournalError> {
+        let end = self.write(record)?;
+        self.advance(end);
+        Ok(())
+    }
+
+    /// Removes it, durably. Twice is the same as once.
+    ///
+    /// # Errors
+    /// If it may come back.
+    pub fn forget(&mut self) -> Result<(), JournalError> {
+        match fs::remove_file(&self.path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(failed(&self.path, "removing it", source));
+            }
+            _ => {}
+        }
+        let dir = self.path.parent().unwrap_or(Path::new("."));
+        flush(dir).map_err(|source| failed(dir, "flushing it", source))
+    }
+
+    fn write(&mut self, record: &R) -> Result<usize, JournalError> {
+        let mut bytes = line::nth(self.next, &self.boot, &self.opened.migration, record)
+            .map_err(|source| failed(&self.path, "wording it", source.into()))?;
+        let end = self.end + bytes.len();
+        if end as u64 > FILE_BYTES_MAX {
+            return Err(JournalError::TooLong(self.path.clone()));
+        }
+        // What is left of a write that failed goes with it.
+        bytes.resize(bytes.len().max(self.dirty_to.saturating_sub(self.end)), 0);
+        self.dirty_to = self.dirty_to.max(end);
+        self.file
+            .write_all_at(&bytes, self.end as u64)
+            .map_err(|source| failed(&self.path, "writing it", source))?;
+        Ok(end)
+    }
+
+    fn advance(&mut self, end: usize) {
+        self.end = end;
+        self.dirty_to = end;
+        self.next = self.next.saturating_add(1);
+    }
+}
+
+fn flush(dir: &Path) -> io::Result<()> {
+    // The parent of a relative path can be empty.
+    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    File::open(dir)?.sync_all()
+}
+
+fn failed(path: &Path, what: &'static str, source: io::Error) -> JournalError {
+    JournalError::Io { path: path.to_owned(), what, source }
+}

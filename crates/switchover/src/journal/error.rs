@@ -1,0 +1,46 @@
+//! What can go wrong with a journal.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::FILE_BYTES_MAX;
+use crate::migration_id::MigrationId;
+
+/// Why a journal can't be kept or read.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The system refuses.
+    #[error("the journal {}: {what}: {source}", path.display())]
+    Io {
+        /// Which file or directory.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// It has become longer than any journal is.
+    #[error("the journal {} is longer than {FILE_BYTES_MAX} bytes: it is none of ours", .0.display())]
+    TooLong(PathBuf),
+    /// What was written is not there any more.
+    #[error(
+        "the journal {} is damaged at byte {at}: {why}. It says who may run {}, so nothing is done \
+         with that VM. Find out on both hosts where it runs (`droveway list`, QEMU's own status); \
+         end what is left of it on the other one; then move this file away and restart the agent. \
+         And see to the disk that it is on",
+        path.display(), vm.as_deref().unwrap_or("its VM")
+    )]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// The VM's name, if that can still be read.
+        vm: Option<String>,
+        /// Where.
+        at: usize,
+        /// What is wrong there.
+        why: &'static str,
+    },
+    /// This migration has a journal on this side already.
+    #[error("migration {0} has been here before: its journal is still kept")]
+    Exists(MigrationId),
+}

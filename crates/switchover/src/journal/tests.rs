@@ -1,0 +1,275 @@
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::source::{By, Noted, Phase, Record};
+
+fn shelf(dir: &Path, boot: &str) -> Shelf {
+    Shelf::open_in_boot(&dir.join("journals"), boot.to_owned()).unwrap()
+}
+
+fn opened(id: &str) -> Opened {
+    Opened {
+        migration: MigrationId::new(id).unwrap(),
+        vm: "web1".to_owned(),
+        peer: "host-b".to_owned(),
+        peer_address: "10.0.0.2:7800".to_owned(),
+        run: true,
+        qemu: json!({ "pid": 7, "argv": ["-m", "4G\n"] }),
+    }
+}
+
+fn only_source(shelf: &Shelf) -> Reopened<Record> {
+    match shelf.contents().unwrap().pop() {
+        Some(Kept::Source(kept)) => kept,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn file(dir: &Path) -> PathBuf {
+    dir.join("journals/m1.source")
+}
+
+fn records() -> Vec<Record> {
+    let reason = "a lock\nis held".into();
+    vec![
+        Record::Stopped { run: false },
+        Record::Committed { run: false },
+        Record::Reclaimed { by: By::Destination, reason },
+    ]
+}
+
+/// A journal with all of [`records`], and where each of them ends.
+fn written(dir: &Path) -> Vec<usize> {
+    let mut journal = shelf(dir, "boot-1").create::<Record>(opened("m1")).unwrap();
+    let mut ends = vec![journal.end];
+    for record in records() {
+        journal.append(&record).unwrap();
+        ends.push(journal.end);
+    }
+    ends
+}
+
+#[test]
+fn what_was_written_is_read_again_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let mut kept = only_source(&shelf(dir.path(), "boot-1"));
+    assert_eq!(kept.records, records());
+    assert_eq!(kept.journal.opened(), &opened("m1"));
+    assert!(kept.same_boot && !kept.torn);
+    let phase = Phase::Reclaimed(By::Destination);
+    assert_eq!(kept.noted(), Noted { phase, run: false });
+    kept.journal.append(&Record::Dropped).unwrap();
+    assert_eq!(only_source(&shelf(dir.path(), "boot-1")).records.len(), 4);
+}
+
+#[test]
+fn another_boot_is_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let mut kept = only_source(&shelf(dir.path(), "boot-2"));
+    assert!(!kept.same_boot);
+    // What is written in the new boot does not make the QEMU one of it.
+    kept.journal.append(&Record::Dropped).unwrap();
+    assert!(!only_source(&shelf(dir.path(), "boot-2")).same_boot);
+}
+
+#[test]
+fn this_boot_has_a_name() {
+    assert_eq!(boot_id().unwrap().len(), 36);
+}
+
+#[test]
+fn both_sides_of_a_migration_can_be_on_one_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), "boot-1");
+    shelf.create::<Record>(opened("m1")).unwrap();
+    shelf.create::<destination::Record>(opened("m1")).unwrap();
+    assert_eq!(shelf.contents().unwrap().len(), 2);
+}
+
+#[test]
+fn a_migration_comes_once() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    let error = shelf(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap_err();
+    assert!(matches!(error, JournalError::Exists(_)), "{error}");
+}
+
+#[test]
+fn what_is_forgotten_stays_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), "boot-1");
+    let mut journal = shelf.create::<Record>(opened("m1")).unwrap();
+    let id = opened("m1").migration;
+    assert!(shelf.keeps(&id, Side::Source) && !shelf.keeps(&id, Side::Destination));
+    journal.forget().unwrap();
+    journal.forget().unwrap();
+    assert!(!shelf.keeps(&id, Side::Source));
+    assert!(shelf.contents().unwrap().is_empty());
+}
+
+#[test]
+fn a_record_costs_no_block() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = shelf(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
+    let length = || fs::metadata(file(dir.path())).unwrap().len();
+    let before = length();
+    for record in records() {
+        journal.append(&record).unwrap();
+    }
+    assert_eq!(length(), before);
+}
+
+#[test]
+fn a_journal_grows_beyond_its_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = shelf(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
+    let long = Record::Aborted { reason: "x".repeat(1000).into() };
+    for _ in 0..40 {
+        journal.append(&long).unwrap();
+    }
+    assert_eq!(only_source(&shelf(dir.path(), "boot-1")).records.len(), 40);
+}
+
+#[test]
+fn a_journal_that_was_never_whole_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    shelf(dir.path(), "boot-1");
+    fs::write(dir.path().join("journals/m1.source.new"), "abc").unwrap();
+    let shelf = shelf(dir.path(), "boot-1");
+    assert!(shelf.contents().unwrap().is_empty());
+    shelf.create::<Record>(opened("m1")).unwrap();
+}
+
+/// The next record takes the place of one that failed, whatever is left of it.
+#[test]
+fn what_a_failed_write_left_does_not_come_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = shelf(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
+    let long = Record::Aborted { reason: "x".repeat(500).into() };
+    // As if its flush had failed: written, and not counted.
+    journal.write(&long).unwrap();
+    journal.append(&Record::Dropped).unwrap();
+    let kept = only_source(&shelf(dir.path(), "boot-1"));
+    assert_eq!(kept.records, [Record::Dropped]);
+    assert!(!kept.torn);
+}
+
+#[test]
+fn a_damaged_journal_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let ends = written(dir.path());
+    let mut bytes = fs::read(file(dir.path())).unwrap();
+    bytes[ends[0] + 50] ^= 1;
+    fs::write(file(dir.path()), &bytes).unwrap();
+    match shelf(dir.path(), "boot-1").contents().unwrap().pop() {
+        Some(Kept::Unreadable(error)) => {
+            let text = error.to_string();
+            assert!(text.contains("web1") && text.contains("droveway list"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(shelf(dir.path(), "boot-1").keeps(&opened("m1").migration, Side::Source));
+}
+
+#[test]
+fn another_migrations_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path());
+    fs::rename(file(dir.path()), dir.path().join("journals/m2.source")).unwrap();
+    let kept = shelf(dir.path(), "boot-1").contents().unwrap().pop();
+    assert!(matches!(kept, Some(Kept::Unreadable(JournalError::Damaged { .. }))), "{kept:?}");
+}
+
+#[test]
+fn a_destinations_records_are_not_a_sources() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal =
+        shelf(dir.path(), "boot-1").create::<destination::Record>(opened("m1")).unwrap();
+    journal.append(&destination::Record::Starting).unwrap();
+    fs::rename(dir.path().join("journals/m1.destination"), file(dir.path())).unwrap();
+    let kept = shelf(dir.path(), "boot-1").contents().unwrap().pop();
+    assert!(matches!(kept, Some(Kept::Unreadable(JournalError::Damaged { .. }))), "{kept:?}");
+}
+
+#[test]
+fn a_full_directory_entry_is_an_error_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), "boot-1");
+    let mut large = opened("m1");
+    large.qemu = json!("x".repeat(2 << 20));
+    assert!(matches!(shelf.create::<Record>(large), Err(JournalError::TooLong(_))));
+    assert!(shelf.contents().unwrap().is_empty());
+}
+
+#[test]
+fn the_fuzzers_seed_is_sound() {
+    let file: Vec<u8> =
+        crate::fuzzing::seed_journal().lines().flat_map(|line| sealed(line.as_bytes())).collect();
+    let contents = read::<Record>(&file).unwrap();
+    assert_eq!((contents.records.len(), contents.torn), (3, false));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Wherever a crash cuts the file, what was whole before is there, and
+    /// the journal goes on.
+    #[test]
+    fn a_torn_end_is_dropped(cut in 0usize..600, keep_length in any::<bool>()) {
+        let dir = tempfile::tempdir().unwrap();
+        let ends = written(dir.path());
+        let cut = (ends[0] + cut).min(ends[3]);
+        let mut bytes = fs::read(file(dir.path())).unwrap();
+        let length = bytes.len();
+        bytes.truncate(cut);
+        if keep_length {
+            bytes.resize(length, 0);
+        }
+        fs::write(file(dir.path()), &bytes).unwrap();
+
+        let whole = ends[1..].iter().filter(|end| **end <= cut).count();
+        let mut kept = only_source(&shelf(dir.path(), "boot-1"));
+        prop_assert_eq!(&kept.records, &records()[..whole]);
+        prop_assert_eq!(kept.torn, !ends.contains(&cut));
+        kept.journal.append(&Record::Dropped).unwrap();
+        let kept = only_source(&shelf(dir.path(), "boot-1"));
+        prop_assert_eq!(kept.records.len(), whole + 1);
+        prop_assert!(!kept.torn);
+    }
+
+    /// One byte that changed is never taken for something else: a record but
+    /// the last is missed, and of the last is dropped.
+    #[test]
+    fn a_changed_byte_is_seen(at in 0usize..2000, flip in 1u8..) {
+        let dir = tempfile::tempdir().unwrap();
+        let ends = written(dir.path());
+        let at = at % ends[3];
+        let mut bytes = fs::read(file(dir.path())).unwrap();
+        bytes[at] ^= flip;
+        fs::write(file(dir.path()), &bytes).unwrap();
+        match shelf(dir.path(), "boot-1").contents().unwrap().pop() {
+            Some(Kept::Unreadable(JournalError::Damaged { .. })) => prop_assert!(at < ends[2]),
+            Some(Kept::Source(kept)) => {
+                prop_assert!(at >= ends[2], "at {at} of {ends:?}");
+                prop_assert_eq!(kept.records, &records()[..2]);
+            }
+            other => prop_assert!(false, "{other:?}"),
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        crate::fuzzing::journal(&bytes);
+        crate::fuzzing::messages(&bytes);
+    }
+
+    #[test]
+    fn any_history_keeps_what_the_machines_promise(
+        bytes in prop::collection::vec(0u8..48, 0..200),
+    ) {
+        crate::fuzzing::events(&bytes);
+    }
+}

@@ -1,0 +1,108 @@
+//! What the two sides say to each other from `loaded` on.
+//!
+//! Every message says what its speaker is in, and is a question too: whoever
+//! hears it answers with what he is in. So a message that was lost is simply
+//! said again, and there is nothing else to ask with.
+
+use serde::{Deserialize, Serialize};
+
+use crate::migration_id::MigrationId;
+use crate::reason::Reason;
+
+/// A message and the migration that it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Envelope<M> {
+    /// Which migration; a machine is deaf to any other.
+    pub migration: MigrationId,
+    /// What is said.
+    #[serde(flatten)]
+    pub message: M,
+}
+
+/// From the source.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "say")]
+pub enum ToDestination {
+    /// It has given the VM up, for good: take it.
+    Go {
+        /// Whether the VM runs; one that its owner paused stays paused.
+        run: bool,
+    },
+    /// It keeps the VM, for good: end your QEMU.
+    Aborted {
+        /// Why.
+        reason: Reason,
+    },
+    /// It has no journal of this migration, or no more: the migration is over
+    /// for the source. It had never given the VM up, or it knows how it ended.
+    Unknown,
+}
+
+/// From the destination.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "say")]
+pub enum ToSource {
+    /// The VM is loaded and waits for the source's word.
+    Loaded,
+    /// The VM is its own now: it runs, or is paused as its owner left it.
+    Running,
+    /// The VM never ran here and never will: its QEMU is gone.
+    Refused {
+        /// Why.
+        reason: Reason,
+    },
+    /// The VM ran here, or may have, and its QEMU died.
+    Lost {
+        /// How.
+        reason: Reason,
+    },
+    /// It has no journal of this migration.
+    Unknown,
+}
+
+impl Envelope<ToSource> {
+    /// The answer of a source's agent that keeps no journal of this migration.
+    ///
+    /// Only an agent that has read all its journals may give it, and not if
+    /// one of them can't be read: see [`crate::journal::Shelf::keeps`].
+    #[must_use]
+    pub fn from_a_stranger(&self) -> Option<Envelope<ToDestination>> {
+        let message = ToDestination::Unknown;
+        let answer = || Envelope { migration: self.migration.clone(), message };
+        (self.message != ToSource::Unknown).then(answer)
+    }
+}
+
+impl Envelope<ToDestination> {
+    /// The answer of a destination's agent that keeps no journal of this
+    /// migration, under the same condition.
+    #[must_use]
+    pub fn from_a_stranger(&self) -> Option<Envelope<ToSource>> {
+        let message = ToSource::Unknown;
+        let answer = || Envelope { migration: self.migration.clone(), message };
+        (self.message != ToDestination::Unknown).then(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_flat_object() {
+        let migration = MigrationId::new("m1").unwrap();
+        let said = Envelope { migration, message: ToDestination::Go { run: true } };
+        let json = serde_json::to_string(&said).unwrap();
+        assert_eq!(json, r#"{"migration":"m1","say":"go","run":true}"#);
+        assert_eq!(serde_json::from_str::<Envelope<ToDestination>>(&json).unwrap(), said);
+    }
+
+    #[test]
+    fn strangers_do_not_answer_each_other_for_ever() {
+        let migration = MigrationId::new("m1").unwrap();
+        let asked = Envelope { migration, message: ToSource::Loaded };
+        let answer = asked.from_a_stranger().unwrap();
+        assert_eq!(answer.message, ToDestination::Unknown);
+        assert_eq!(answer.from_a_stranger(), None);
+    }
+}

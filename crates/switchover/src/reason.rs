@@ -1,0 +1,77 @@
+//! Why something is so, in words.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use serde::{Deserialize, Serialize};
+
+/// Longest text kept: a QEMU's error, not its log.
+const BYTES_MAX: usize = 1024;
+
+/// Words for an operator. They may come from a peer, so they are cut short;
+/// no machine decides by them, so they don't count for a hash: states that
+/// differ in words only are one state to whoever counts states.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub struct Reason(String);
+
+impl Reason {
+    /// The words, cut to what is kept.
+    #[must_use]
+    pub fn new(words: impl Into<String>) -> Self {
+        let mut words = words.into();
+        let mut kept = words.len().min(BYTES_MAX);
+        while !words.is_char_boundary(kept) {
+            kept -= 1;
+        }
+        words.truncate(kept);
+        Self(words)
+    }
+
+    /// The words.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Hash for Reason {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<String> for Reason {
+    fn from(words: String) -> Self {
+        Self::new(words)
+    }
+}
+
+impl From<&str> for Reason {
+    fn from(words: &str) -> Self {
+        Self::new(words)
+    }
+}
+
+impl From<Reason> for String {
+    fn from(reason: Reason) -> Self {
+        reason.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_between_letters() {
+        let long = "é".repeat(2000);
+        let reason: Reason = serde_json::from_str(&format!("\"{long}\"")).unwrap();
+        assert_eq!(reason.as_str().len(), BYTES_MAX);
+        assert!(long.starts_with(reason.as_str()));
+    }
+}

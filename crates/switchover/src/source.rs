@@ -1,0 +1,378 @@
+//! The source's side: it has the VM until it gives it up, once.
+
+mod driver;
+mod heard;
+mod noted;
+mod restarted;
+#[cfg(test)]
+mod tests;
+
+use crate::doubt::Doubt;
+use crate::message::{Envelope, ToDestination, ToSource};
+use crate::migration_id::MigrationId;
+use crate::reason::Reason;
+use crate::{Resolution, Wait};
+
+pub use driver::{Driver, Hands};
+pub use noted::{By, Noted, Phase, Record};
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// QEMU has stopped the VM to finish its migration.
+    Stopped {
+        /// Whether the VM ran until then.
+        run: bool,
+    },
+    /// QEMU says `completed` and `postmigrate`: it has let go of the VM, and
+    /// never runs it again by itself.
+    Completed,
+    /// QEMU's migration ended otherwise (and then it runs the VM again by
+    /// itself), or has not ended in its time.
+    NotCompleted {
+        /// QEMU's words.
+        reason: Reason,
+    },
+    /// The destination said something.
+    Heard(Envelope<ToSource>),
+    /// The control connection has ended.
+    ConnectionLost {
+        /// How.
+        reason: Reason,
+    },
+    /// Something else went wrong, or the operator cancels.
+    GiveUp {
+        /// What.
+        reason: Reason,
+    },
+    /// What [`Machine::wait`] says has not come in its time.
+    Timeout,
+    /// As [`Action::QemuGoOn`] wanted it.
+    WentOn,
+    /// QEMU does not let the VM go on.
+    CannotGoOn {
+        /// QEMU's words.
+        reason: Reason,
+    },
+    /// QEMU's process has ended, whoever ended it.
+    QemuGone,
+    /// The [`Action::Journal`] or [`Action::Forget`] of the last step failed,
+    /// and what came behind it was not done. The record may be on disk or not.
+    JournalFailed {
+        /// The system's words.
+        reason: Reason,
+    },
+    /// The operator decided.
+    Resolve(Resolution),
+}
+
+/// What to do, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Write it, and go on when it is on disk. If that fails, drop the rest of
+    /// this step and step with [`Event::JournalFailed`].
+    Journal(Record),
+    /// Write it; nothing waits for it, and it may fail.
+    Note(Record),
+    /// Remove the journal, durably; if that fails, as with a record.
+    Forget,
+    /// Say it, by whatever connection there is. It may be lost.
+    Say(Envelope<ToDestination>),
+    /// Wait until QEMU says how its migration ended: [`Event::Completed`],
+    /// [`Event::NotCompleted`] or [`Event::QemuGone`].
+    QemuAwaitCompleted,
+    /// End QEMU's migration, whatever it is in; have the VM go on if `run`, and
+    /// announce itself; put QEMU's settings back. Then [`Event::WentOn`],
+    /// [`Event::CannotGoOn`] or [`Event::QemuGone`]. Doing it twice is the same
+    /// as once.
+    QemuGoOn {
+        /// Whether the VM ran.
+        run: bool,
+    },
+    /// End QEMU: [`Event::QemuGone`], or nothing if it doesn't end.
+    QemuQuit,
+    /// Show the operator what can't be known or done.
+    KeepInDoubt(Doubt),
+    /// It is decided what became of the VM. The machine may still have to see
+    /// to the other side, until [`Machine::is_over`].
+    Done(Outcome),
+}
+
+/// What became of the VM.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// It is the destination's.
+    Gone,
+    /// It goes on here.
+    Stays {
+        /// Why it did not go.
+        reason: Reason,
+    },
+    /// It died with its QEMU.
+    Lost {
+        /// How.
+        reason: Reason,
+    },
+}
+
+/// What is left here of the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Copy {
+    /// Its QEMU holds it, and does not run it once the VM was given up.
+    Kept,
+    /// It was given up, and runs: somebody else said `cont` to it.
+    Runs,
+    /// Its QEMU died.
+    Dead,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum State {
+    /// The VM is this side's. QEMU streams it, or has stopped it.
+    Ours { stopped: bool, loaded: bool, completed: bool },
+    /// Given up.
+    Committed,
+    /// Given up, and the operator has given up the copy too.
+    Dropped,
+    /// Never given up: it goes on here. `risky` if `committed` may be on disk
+    /// all the same, as long as `aborted` is not.
+    Aborting { risky: bool },
+    /// The destination refused it: it goes on here.
+    Reclaiming,
+    /// The operator took it back: it goes on here.
+    TakingBack,
+    /// The operator took it back, and it went on here. The destination may not
+    /// know.
+    TakenBack,
+    /// The destination has it: QEMU ends here.
+    Leaving,
+    /// The operator gave it away: QEMU ends here.
+    Dropping,
+    /// Nothing is left to do but to remove the journal.
+    Forgetting,
+    /// Nothing is left to do.
+    Over,
+}
+
+/// The source of one migration, from the moment its journal is opened.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Machine {
+    id: MigrationId,
+    run: bool,
+    state: State,
+    copy: Copy,
+    reason: Reason,
+    doubt: Option<Doubt>,
+    /// The last step wanted something written.
+    wrote: bool,
+}
+
+impl Machine {
+    /// A migration that begins; `run` says whether the VM runs.
+    #[must_use]
+    pub fn new(id: MigrationId, run: bool) -> Self {
+        let state = State::Ours { stopped: false, loaded: false, completed: false };
+        let (copy, reason) = (Copy::Kept, Reason::default());
+        Self { id, run, state, copy, reason, doubt: None, wrote: false }
+    }
+
+    /// What is to be done, now that this has happened.
+    #[must_use = "what a machine wants done must be done"]
+    pub fn step(&mut self, event: Event) -> Vec<Action> {
+        let wrote = std::mem::take(&mut self.wrote);
+        let actions = match event {
+            Event::Heard(said) if said.migration != self.id => Vec::new(),
+            Event::Heard(said) => self.heard(said.message),
+            Event::JournalFailed { reason } if wrote => self.unwritten(reason),
+            Event::JournalFailed { .. } => Vec::new(),
+            Event::Resolve(resolution) => self.resolved(resolution),
+            Event::QemuGone => self.qemu_gone(),
+            Event::WentOn => self.went_on(),
+            Event::CannotGoOn { reason } => self.cannot_go_on(reason),
+            Event::Timeout => self.late(),
+            event => self.before_commit(event),
+        };
+        self.wrote = writes(&actions);
+        actions
+    }
+
+    /// What it waits for.
+    #[must_use]
+    pub fn wait(&self) -> Option<Wait> {
+        match self.state {
+            State::Ours { stopped, .. } => stopped.then_some(Wait::Peer),
+            State::Committed => Some(Wait::Answer),
+            State::Dropped | State::TakenBack => Some(Wait::Settled),
+            State::Over => None,
+            _ => Some(Wait::Retry),
+        }
+    }
+
+    /// What can't be known or done just now.
+    #[must_use]
+    pub fn doubt(&self) -> Option<&Doubt> {
+        self.doubt.as_ref()
+    }
+
+    /// Nothing is left to do, and the journal is gone.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
+    /// The VM was given up, and not taken back.
+    #[must_use]
+    pub fn is_committed(&self) -> bool {
+        use State::{Committed, Dropped, Dropping, Leaving};
+        matches!(self.state, Committed | Dropped | Dropping | Leaving)
+    }
+
+    /// Whether an operator's decision would change anything.
+    #[must_use]
+    pub fn takes(&self, resolution: Resolution) -> bool {
+        let something_here = resolution == Resolution::There || self.copy != Copy::Dead;
+        self.state == State::Committed && something_here
+    }
+
+    /// QEMU's facts, and what can end a migration before its commit. After it
+    /// none of them matters.
+    fn before_commit(&mut self, event: Event) -> Vec<Action> {
+        let State::Ours { stopped, completed, .. } = &mut self.state else {
+            return match (event, self.state) {
+                (Event::ConnectionLost { .. }, State::Committed) => vec![self.go()],
+                _ => Vec::new(),
+            };
+        };
+        match event {
+            Event::Stopped { run } if !*stopped => {
+                *stopped = true;
+                self.run = run;
+                vec![Action::Note(Record::Stopped { run })]
+            }
+            Event::Completed => {
+                (*stopped, *completed) = (true, true);
+                self.commit_if_ready()
+            }
+            Event::NotCompleted { reason }
+            | Event::ConnectionLost { reason }
+            | Event::GiveUp { reason } => self.abort(reason),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The point of no return.
+    fn commit_if_ready(&mut self) -> Vec<Action> {
+        match self.state {
+            State::Ours { loaded: true, completed: true, .. } => {
+                self.state = State::Committed;
+                self.doubt = None;
+                vec![Action::Journal(Record::Committed { run: self.run }), self.go()]
+            }
+            State::Ours { loaded: true, .. } => vec![Action::QemuAwaitCompleted],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The VM stays. `aborted` is on disk before the VM goes on.
+    fn abort(&mut self, reason: Reason) -> Vec<Action> {
+        self.reason = reason;
+        if self.copy == Copy::Dead {
+            return self.died();
+        }
+        self.state = State::Aborting { risky: false };
+        self.write_aborted()
+    }
+
+    fn write_aborted(&self) -> Vec<Action> {
+        let record = Record::Aborted { reason: self.reason.clone() };
+        vec![Action::Journal(record), self.say_aborted(), Action::QemuGoOn { run: self.run }]
+    }
+
+    fn unwritten(&mut self, reason: Reason) -> Vec<Action> {
+        match self.state {
+            // It is the only copy, and nobody was told: try again later.
+            State::Committed if self.copy == Copy::Dead => {
+                self.state = State::Ours { stopped: true, loaded: true, completed: true };
+                self.doubting(Doubt::CannotNote { reason }, Vec::new())
+            }
+            // `go` was not said, but the record may be on disk: whoever reads
+            // it would say `go`. So the VM does not go on before `aborted` is
+            // on disk, or the destination has refused.
+            State::Committed => {
+                self.reason = reason;
+                self.state = State::Aborting { risky: true };
+                self.write_aborted()
+            }
+            State::Aborting { risky: true } => {
+                let said = self.say_aborted();
+                self.doubting(Doubt::CannotNote { reason }, vec![said])
+            }
+            // Without the record a restart aborts too.
+            State::Aborting { risky: false } => {
+                vec![self.say_aborted(), Action::QemuGoOn { run: self.run }]
+            }
+            State::Reclaiming | State::TakingBack | State::Dropping | State::Dropped => {
+                self.state = State::Committed;
+                self.doubting(Doubt::CannotNote { reason }, Vec::new())
+            }
+            State::Over => {
+                self.state = State::Forgetting;
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn late(&mut self) -> Vec<Action> {
+        let go_on = Action::QemuGoOn { run: self.run };
+        match self.state {
+            State::Ours { completed: true, loaded: true, .. } if self.copy == Copy::Dead => {
+                self.commit_if_ready()
+            }
+            State::Ours { .. } => self.abort(Reason::new("the destination did not answer in time")),
+            State::Committed if self.doubt.is_none() => {
+                let go = self.go();
+                self.doubting(Doubt::Unheard, vec![go])
+            }
+            State::Committed | State::Dropped => vec![self.go()],
+            State::Aborting { risky: true } => self.write_aborted(),
+            State::Aborting { .. } | State::Reclaiming | State::TakingBack => vec![go_on],
+            State::TakenBack => vec![self.say_aborted()],
+            State::Leaving | State::Dropping => vec![Action::QemuQuit],
+            State::Forgetting => self.forget(Vec::new()),
+            State::Over => Vec::new(),
+        }
+    }
+
+    fn go(&self) -> Action {
+        self.say(ToDestination::Go { run: self.run })
+    }
+
+    fn say_aborted(&self) -> Action {
+        self.say(ToDestination::Aborted { reason: self.reason.clone() })
+    }
+
+    fn say(&self, message: ToDestination) -> Action {
+        Action::Say(Envelope { migration: self.id.clone(), message })
+    }
+
+    fn doubting(&mut self, doubt: Doubt, mut actions: Vec<Action>) -> Vec<Action> {
+        if self.doubt.as_ref() != Some(&doubt) {
+            self.doubt = Some(doubt.clone());
+            actions.push(Action::KeepInDoubt(doubt));
+        }
+        actions
+    }
+
+    /// The last step: from now on an agent without a journal answers.
+    fn forget(&mut self, mut actions: Vec<Action>) -> Vec<Action> {
+        self.state = State::Over;
+        self.doubt = None;
+        actions.extend([Action::Forget, self.say(ToDestination::Unknown)]);
+        actions
+    }
+}
+
+fn writes(actions: &[Action]) -> bool {
+    actions.iter().any(|action| matches!(action, Action::Journal(_) | Action::Forget))
+}

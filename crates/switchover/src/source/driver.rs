@@ -1,0 +1,110 @@
+//! The source's machine and its journal, for a thread that blocks.
+
+use super::{Action, Event, Machine, Outcome, Record};
+use crate::Found;
+use crate::doubt::Doubt;
+use crate::journal::{Journal, Reopened};
+use crate::message::{Envelope, ToDestination};
+
+/// What a source's driver has done for it. Every method may block.
+pub trait Hands {
+    /// See [`Action::Say`].
+    fn say(&mut self, said: &Envelope<ToDestination>);
+    /// See [`Action::QemuAwaitCompleted`].
+    fn await_completed(&mut self) -> Event;
+    /// See [`Action::QemuGoOn`].
+    fn go_on(&mut self, run: bool) -> Event;
+    /// Whether QEMU has ended: see [`Action::QemuQuit`].
+    fn quit(&mut self) -> bool;
+    /// See [`Action::KeepInDoubt`].
+    fn in_doubt(&mut self, doubt: &Doubt);
+    /// See [`Action::Done`].
+    fn done(&mut self, outcome: Outcome);
+}
+
+/// A machine that keeps its journal: every step is on disk before anything
+/// that follows from it is done.
+#[derive(Debug)]
+pub struct Driver {
+    machine: Machine,
+    journal: Journal<Record>,
+}
+
+impl Driver {
+    /// A migration that begins.
+    #[must_use]
+    pub fn new(journal: Journal<Record>) -> Self {
+        let opened = journal.opened();
+        Self { machine: Machine::new(opened.migration.clone(), opened.run), journal }
+    }
+
+    /// A migration that an earlier run of the agent left.
+    pub fn restart(kept: Reopened<Record>, found: Found, hands: &mut impl Hands) -> Self {
+        let found = if kept.same_boot { found } else { Found::Gone };
+        let id = kept.journal.opened().migration.clone();
+        let (machine, actions) = Machine::restart(id, kept.noted(), found);
+        let mut driver = Self { machine, journal: kept.journal };
+        driver.perform(actions, hands);
+        driver
+    }
+
+    /// Tells it what happened, and does what follows.
+    pub fn step(&mut self, event: Event, hands: &mut impl Hands) {
+        let actions = self.machine.step(event);
+        self.perform(actions, hands);
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// What it keeps on disk.
+    #[must_use]
+    pub fn journal(&self) -> &Journal<Record> {
+        &self.journal
+    }
+
+    fn perform(&mut self, mut actions: Vec<Action>, hands: &mut impl Hands) {
+        while let Some(event) = self.perform_step(actions, hands) {
+            actions = self.machine.step(event);
+        }
+    }
+
+    /// One step; what came of its last action is the next event.
+    fn perform_step(&mut self, actions: Vec<Action>, hands: &mut impl Hands) -> Option<Event> {
+        let mut outcome = None;
+        for action in actions {
+            let written = match action {
+                Action::Journal(record) => self.journal.append(&record),
+                Action::Forget => self.journal.forget(),
+                Action::Note(record) => {
+                    let _ = self.journal.note(&record);
+                    Ok(())
+                }
+                action => {
+                    outcome = perform_one(action, hands).or(outcome);
+                    Ok(())
+                }
+            };
+            if let Err(error) = written {
+                return Some(Event::JournalFailed { reason: error.to_string().into() });
+            }
+        }
+        outcome
+    }
+}
+
+fn perform_one(action: Action, hands: &mut impl Hands) -> Option<Event> {
+    match action {
+        Action::Say(said) => hands.say(&said),
+        Action::KeepInDoubt(doubt) => hands.in_doubt(&doubt),
+        Action::Done(outcome) => hands.done(outcome),
+        Action::QemuAwaitCompleted => return Some(hands.await_completed()),
+        Action::QemuGoOn { run } => return Some(hands.go_on(run)),
+        Action::QemuQuit => return hands.quit().then_some(Event::QemuGone),
+        Action::Journal(_) | Action::Note(_) | Action::Forget => {}
+    }
+    None
+}

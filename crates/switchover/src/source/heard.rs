@@ -1,0 +1,169 @@
+//! What the source makes of the destination's words, of QEMU's end, and of the
+//! operator's decision.
+
+use super::{Action, By, Copy, Machine, Outcome, Record, State};
+use crate::Resolution;
+use crate::doubt::Doubt;
+use crate::message::{ToDestination, ToSource};
+use crate::reason::Reason;
+
+impl Machine {
+    pub(super) fn heard(&mut self, said: ToSource) -> Vec<Action> {
+        match self.state {
+            State::Ours { .. } => self.heard_before_commit(said),
+            State::Committed => self.heard_after_commit(said),
+            State::Dropped => match said {
+                ToSource::Loaded => vec![self.go()],
+                _ => self.forget(Vec::new()),
+            },
+            State::Aborting { risky } => match said {
+                ToSource::Loaded => vec![self.say_aborted()],
+                // Whatever is on our disk: it can't run there any more.
+                ToSource::Refused { .. } if risky => {
+                    self.state = State::Aborting { risky: false };
+                    self.doubt = None;
+                    vec![Action::QemuGoOn { run: self.run }]
+                }
+                _ => Vec::new(),
+            },
+            State::TakingBack | State::TakenBack => self.heard_taken_back(&said),
+            State::Over if said != ToSource::Unknown => vec![self.say(ToDestination::Unknown)],
+            State::Reclaiming
+            | State::Leaving
+            | State::Dropping
+            | State::Forgetting
+            | State::Over => Vec::new(),
+        }
+    }
+
+    fn heard_before_commit(&mut self, said: ToSource) -> Vec<Action> {
+        match said {
+            ToSource::Loaded => {
+                if let State::Ours { loaded, .. } = &mut self.state {
+                    *loaded = true;
+                }
+                self.commit_if_ready()
+            }
+            ToSource::Refused { reason } | ToSource::Lost { reason } => self.abort(reason),
+            ToSource::Running => {
+                self.abort(Reason::new("the destination says that it runs the VM, unasked"))
+            }
+            ToSource::Unknown => {
+                self.abort(Reason::new("the destination's agent knows nothing of this migration"))
+            }
+        }
+    }
+
+    fn heard_after_commit(&mut self, said: ToSource) -> Vec<Action> {
+        match (said, self.copy) {
+            (ToSource::Loaded, _) => vec![self.go()],
+            (ToSource::Running, Copy::Kept) => {
+                self.state = State::Leaving;
+                self.doubt = None;
+                vec![Action::QemuQuit]
+            }
+            (ToSource::Running, Copy::Runs) => self.doubting(Doubt::RunsThereToo, Vec::new()),
+            (ToSource::Running, Copy::Dead) => self.forget(vec![Action::Done(Outcome::Gone)]),
+            (ToSource::Refused { reason } | ToSource::Lost { reason }, Copy::Dead) => {
+                self.reason = reason;
+                self.died()
+            }
+            (ToSource::Refused { reason }, _) => {
+                self.state = State::Reclaiming;
+                self.doubt = None;
+                self.reason = reason.clone();
+                let record = Record::Reclaimed { by: By::Destination, reason };
+                vec![Action::Journal(record), Action::QemuGoOn { run: self.run }]
+            }
+            // It has been written to and heard since it left: what is here is
+            // the past. Only an operator can know whether it is of use.
+            (ToSource::Lost { reason }, _) => {
+                self.doubting(Doubt::LostThere { reason }, Vec::new())
+            }
+            (ToSource::Unknown, _) => self.doubting(Doubt::UnknownThere, Vec::new()),
+        }
+    }
+
+    fn heard_taken_back(&mut self, said: &ToSource) -> Vec<Action> {
+        match (said, self.state) {
+            (ToSource::Loaded, _) => vec![self.say_aborted()],
+            (ToSource::Running, _) => self.doubting(Doubt::RunsThereToo, Vec::new()),
+            (_, State::TakenBack) => self.forget(Vec::new()),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn qemu_gone(&mut self) -> Vec<Action> {
+        if self.copy == Copy::Dead && !matches!(self.state, State::Leaving | State::Dropping) {
+            return Vec::new();
+        }
+        self.copy = Copy::Dead;
+        match self.state {
+            // It had let go of the VM: the destination's copy is as good.
+            State::Ours { completed: true, .. } => Vec::new(),
+            State::Ours { .. } | State::Aborting { .. } | State::Reclaiming | State::TakingBack => {
+                self.reason = Reason::new("its QEMU ended");
+                self.died()
+            }
+            State::Leaving => self.forget(vec![Action::Done(Outcome::Gone)]),
+            State::Dropping => {
+                self.state = State::Dropped;
+                vec![Action::Done(Outcome::Gone), self.go()]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Nothing is left of the VM. Without a journal a restart has nothing to
+    /// give to the destination either.
+    pub(super) fn died(&mut self) -> Vec<Action> {
+        let done = Action::Done(Outcome::Lost { reason: self.reason.clone() });
+        self.forget(vec![done])
+    }
+
+    pub(super) fn went_on(&mut self) -> Vec<Action> {
+        let done = Action::Done(Outcome::Stays { reason: self.reason.clone() });
+        match self.state {
+            State::Aborting { .. } | State::Reclaiming => self.forget(vec![done]),
+            State::TakingBack => {
+                self.state = State::TakenBack;
+                self.doubt = None;
+                vec![done, self.say_aborted()]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn cannot_go_on(&mut self, reason: Reason) -> Vec<Action> {
+        match self.state {
+            State::Aborting { .. } | State::Reclaiming | State::TakingBack => {
+                self.doubting(Doubt::CannotGoOn { reason }, Vec::new())
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn resolved(&mut self, resolution: Resolution) -> Vec<Action> {
+        if !self.takes(resolution) {
+            return Vec::new();
+        }
+        self.doubt = None;
+        self.reason = Reason::new("the operator decided");
+        match resolution {
+            Resolution::Here => {
+                self.state = State::TakingBack;
+                let record = Record::Reclaimed { by: By::Operator, reason: self.reason.clone() };
+                vec![Action::Journal(record), Action::QemuGoOn { run: self.run }]
+            }
+            Resolution::There if self.copy == Copy::Dead => {
+                self.state = State::Dropped;
+                let done = Action::Done(Outcome::Gone);
+                vec![Action::Journal(Record::Dropped), done, self.go()]
+            }
+            Resolution::There => {
+                self.state = State::Dropping;
+                vec![Action::Journal(Record::Dropped), Action::QemuQuit]
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What the source's journal holds, and what it amounts to.
+
+use serde::{Deserialize, Serialize};
+
+use crate::journal::{Keeps, Opened, Side};
+use crate::reason::Reason;
+
+/// One thing that the source has decided.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "phase")]
+pub enum Record {
+    /// QEMU has stopped the VM.
+    Stopped {
+        /// Whether it ran until then.
+        run: bool,
+    },
+    /// The VM is given up.
+    Committed {
+        /// Whether it runs there.
+        run: bool,
+    },
+    /// The VM was never given up, and stays.
+    Aborted {
+        /// Why.
+        reason: Reason,
+    },
+    /// The VM was given up, and came back.
+    Reclaimed {
+        /// By whose word.
+        by: By,
+        /// Why.
+        reason: Reason,
+    },
+    /// The VM was given up, and by the operator's word so is the copy here.
+    Dropped,
+}
+
+/// By whose word a VM came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum By {
+    /// The destination refused it.
+    Destination,
+    /// The operator took it back.
+    Operator,
+}
+
+/// What a journal's records amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Noted {
+    /// The last decision.
+    pub phase: Phase,
+    /// Whether the VM runs.
+    pub run: bool,
+}
+
+/// The last decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// None.
+    Opened,
+    /// None, and QEMU has stopped the VM.
+    Stopped,
+    /// The VM is given up.
+    Committed,
+    /// The VM stays.
+    Aborted,
+    /// The VM came back.
+    Reclaimed(By),
+    /// The VM is given up, and the copy here too.
+    Dropped,
+}
+
+impl Noted {
+    /// A journal without records.
+    #[must_use]
+    pub fn opened(run: bool) -> Self {
+        Self { phase: Phase::Opened, run }
+    }
+
+    /// With one more record.
+    #[must_use]
+    pub fn with(self, record: &Record) -> Self {
+        let run = self.run;
+        match record {
+            Record::Stopped { run } => Self { phase: Phase::Stopped, run: *run },
+            Record::Committed { run } => Self { phase: Phase::Committed, run: *run },
+            Record::Aborted { .. } => Self { phase: Phase::Aborted, run },
+            Record::Reclaimed { by, .. } => Self { phase: Phase::Reclaimed(*by), run },
+            Record::Dropped => Self { phase: Phase::Dropped, run },
+        }
+    }
+}
+
+impl Keeps for Record {
+    const SIDE: Side = Side::Source;
+    type Noted = Noted;
+
+    fn noted(opened: &Opened, records: &[Self]) -> Noted {
+        records.iter().fold(Noted::opened(opened.run), Noted::with)
+    }
+}

@@ -1,0 +1,70 @@
+//! Where a source goes on that an earlier run of the agent left.
+
+use super::{Action, By, Copy, Machine, Noted, Phase, State, writes};
+use crate::Found;
+use crate::doubt::Doubt;
+use crate::migration_id::MigrationId;
+use crate::reason::Reason;
+
+impl Machine {
+    /// A migration that an earlier run of the agent left: what its journal
+    /// says, and what there is of its QEMU. Do the actions first.
+    #[must_use]
+    pub fn restart(id: MigrationId, noted: Noted, found: Found) -> (Self, Vec<Action>) {
+        let mut machine = Self::new(id, noted.run);
+        machine.reason = Reason::new("the agent was restarted");
+        let actions = machine.resume(noted.phase, found);
+        (machine, actions)
+    }
+
+    fn resume(&mut self, phase: Phase, found: Found) -> Vec<Action> {
+        self.copy = match found {
+            Found::Gone => Copy::Dead,
+            Found::Stopped => Copy::Kept,
+            Found::Runs => Copy::Runs,
+        };
+        let actions = match (phase, found) {
+            (Phase::Opened | Phase::Stopped, Found::Gone) => {
+                self.reason = Reason::new("its QEMU was gone when the agent was restarted");
+                self.died()
+            }
+            (Phase::Opened | Phase::Stopped, _) => self.abort(self.reason.clone()),
+            (Phase::Committed, found) => {
+                self.state = State::Committed;
+                let doubt = if found == Found::Runs { Doubt::RunsHere } else { Doubt::Unheard };
+                let go = self.go();
+                self.doubting(doubt, vec![go])
+            }
+            (Phase::Aborted, found) => self.resume_here(State::Aborting { risky: false }, found),
+            (Phase::Reclaimed(By::Destination), found) => {
+                self.resume_here(State::Reclaiming, found)
+            }
+            // It went on, and what became of it since is its owner's matter.
+            (Phase::Reclaimed(By::Operator), Found::Gone | Found::Runs) => {
+                self.state = State::TakenBack;
+                vec![self.say_aborted()]
+            }
+            (Phase::Reclaimed(By::Operator), Found::Stopped) => {
+                self.resume_here(State::TakingBack, found)
+            }
+            (Phase::Dropped, Found::Gone) => {
+                self.state = State::Dropped;
+                vec![self.go()]
+            }
+            (Phase::Dropped, _) => {
+                self.state = State::Dropping;
+                vec![Action::QemuQuit]
+            }
+        };
+        self.wrote = writes(&actions);
+        actions
+    }
+
+    fn resume_here(&mut self, state: State, found: Found) -> Vec<Action> {
+        self.state = state;
+        match found {
+            Found::Gone => self.died(),
+            Found::Stopped | Found::Runs => vec![Action::QemuGoOn { run: self.run }],
+        }
+    }
+}

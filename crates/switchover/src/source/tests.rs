@@ -1,0 +1,362 @@
+use std::path::Path;
+
+use serde_json::json;
+
+use super::*;
+use crate::Found;
+use crate::journal::{Kept, Opened, Reopened, Shelf};
+
+fn id() -> MigrationId {
+    MigrationId::new("m1").unwrap()
+}
+
+fn heard(message: ToSource) -> Event {
+    Event::Heard(Envelope { migration: id(), message })
+}
+
+fn say(message: ToDestination) -> Action {
+    Action::Say(Envelope { migration: id(), message })
+}
+
+fn go() -> Action {
+    say(ToDestination::Go { run: true })
+}
+
+fn go_on() -> Action {
+    Action::QemuGoOn { run: true }
+}
+
+fn forgets(outcome: Outcome) -> Vec<Action> {
+    vec![Action::Done(outcome), Action::Forget, say(ToDestination::Unknown)]
+}
+
+fn reason() -> Reason {
+    "a lock".into()
+}
+
+/// A source to which all this happened.
+fn after(events: impl IntoIterator<Item = Event>) -> Machine {
+    let mut machine = Machine::new(id(), true);
+    for event in events {
+        let _ = machine.step(event);
+    }
+    machine
+}
+
+fn committed() -> Machine {
+    let machine = after([Event::Stopped { run: true }, Event::Completed, heard(ToSource::Loaded)]);
+    assert!(machine.is_committed());
+    machine
+}
+
+#[test]
+fn it_commits_when_it_is_loaded_and_completed_in_either_order() {
+    let commits = [Action::Journal(Record::Committed { run: true }), go()];
+    let mut machine = after([Event::Stopped { run: true }]);
+    assert_eq!(machine.step(Event::Completed), []);
+    assert_eq!(machine.step(heard(ToSource::Loaded)), commits);
+    let mut machine = after([Event::Stopped { run: true }]);
+    assert_eq!(machine.step(heard(ToSource::Loaded)), [Action::QemuAwaitCompleted]);
+    assert_eq!(machine.step(Event::Completed), commits);
+}
+
+#[test]
+fn a_vm_that_its_owner_paused_arrives_paused() {
+    let events = [Event::Stopped { run: false }, Event::Completed];
+    let actions = after(events).step(heard(ToSource::Loaded));
+    assert_eq!(actions[1], say(ToDestination::Go { run: false }));
+}
+
+#[test]
+fn whatever_goes_wrong_before_the_commit_leaves_the_vm_here() {
+    let failures = [
+        Event::NotCompleted { reason: reason() },
+        Event::ConnectionLost { reason: reason() },
+        Event::GiveUp { reason: reason() },
+        Event::Timeout,
+        heard(ToSource::Refused { reason: reason() }),
+        heard(ToSource::Unknown),
+    ];
+    for failure in failures {
+        for stopped in [Vec::new(), vec![Event::Stopped { run: true }]] {
+            let mut machine = after(stopped);
+            let actions = machine.step(failure.clone());
+            let aborted = matches!(actions[0], Action::Journal(Record::Aborted { .. }));
+            assert!(aborted && actions[2] == go_on(), "{failure:?}: {actions:?}");
+            let actions = machine.step(Event::WentOn);
+            assert!(matches!(&actions[0], Action::Done(Outcome::Stays { .. })));
+            assert!(machine.is_over());
+        }
+    }
+}
+
+#[test]
+fn after_the_commit_none_of_it_matters() {
+    let mut machine = committed();
+    for event in [
+        Event::NotCompleted { reason: reason() },
+        Event::GiveUp { reason: reason() },
+        Event::WentOn,
+        Event::CannotGoOn { reason: reason() },
+        Event::QemuGone,
+        Event::Stopped { run: true },
+        Event::Completed,
+    ] {
+        assert_eq!(machine.step(event), []);
+        assert!(machine.is_committed());
+    }
+    assert_eq!(machine.step(Event::ConnectionLost { reason: reason() }), [go()]);
+    assert_eq!(machine.step(Event::Timeout), [go(), Action::KeepInDoubt(Doubt::Unheard)]);
+    assert_eq!(machine.step(Event::Timeout), [go()], "it asks on, and says so once");
+    assert_eq!(machine.step(heard(ToSource::Loaded)), [go()]);
+}
+
+#[test]
+fn it_quits_when_it_hears_running_and_forgets_when_qemu_is_gone() {
+    let mut machine = committed();
+    assert_eq!(machine.step(heard(ToSource::Running)), [Action::QemuQuit]);
+    assert_eq!(machine.step(Event::Timeout), [Action::QemuQuit], "it did not end");
+    assert_eq!(machine.step(Event::QemuGone), forgets(Outcome::Gone));
+    assert!(machine.is_over() && machine.wait().is_none());
+    assert_eq!(machine.step(heard(ToSource::Running)), [say(ToDestination::Unknown)]);
+}
+
+#[test]
+fn a_vm_that_was_refused_goes_on() {
+    let mut machine = committed();
+    let actions = machine.step(heard(ToSource::Refused { reason: reason() }));
+    let record = Record::Reclaimed { by: By::Destination, reason: reason() };
+    assert_eq!(actions, [Action::Journal(record), go_on()]);
+    let doubt = Doubt::CannotGoOn { reason: reason() };
+    let cannot = machine.step(Event::CannotGoOn { reason: reason() });
+    assert_eq!(cannot, [Action::KeepInDoubt(doubt)]);
+    assert_eq!(machine.step(Event::Timeout), [go_on()]);
+    assert_eq!(machine.step(Event::WentOn), forgets(Outcome::Stays { reason: reason() }));
+}
+
+#[test]
+fn a_vm_that_died_there_is_not_brought_back_from_the_past() {
+    let mut machine = committed();
+    let doubt = Doubt::LostThere { reason: reason() };
+    let lost = heard(ToSource::Lost { reason: reason() });
+    assert_eq!(machine.step(lost.clone()), [Action::KeepInDoubt(doubt)]);
+    assert_eq!(machine.step(lost), []);
+    assert!(machine.takes(Resolution::Here) && machine.takes(Resolution::There));
+}
+
+#[test]
+fn the_operator_takes_it_back_or_gives_it_away() {
+    let mut machine = committed();
+    let actions = machine.step(Event::Resolve(Resolution::Here));
+    let by_operator = Record::Reclaimed { by: By::Operator, reason: "the operator decided".into() };
+    assert_eq!(actions, [Action::Journal(by_operator), go_on()]);
+    let actions = machine.step(Event::WentOn);
+    assert!(matches!(actions[0], Action::Done(Outcome::Stays { .. })));
+    assert_eq!(machine.wait(), Some(Wait::Settled), "the destination may come back");
+    let both = machine.step(heard(ToSource::Running));
+    assert_eq!(both, [Action::KeepInDoubt(Doubt::RunsThereToo)]);
+    let _ = machine.step(heard(ToSource::Lost { reason: reason() }));
+    assert!(machine.is_over());
+
+    let mut machine = committed();
+    let actions = machine.step(Event::Resolve(Resolution::There));
+    assert_eq!(actions, [Action::Journal(Record::Dropped), Action::QemuQuit]);
+    assert_eq!(machine.step(Event::QemuGone), [Action::Done(Outcome::Gone), go()]);
+    assert_eq!(machine.step(Event::Timeout), [go()], "it still has the destination run it");
+    let _ = machine.step(heard(ToSource::Running));
+    assert!(machine.is_over());
+}
+
+#[test]
+fn the_operator_decides_only_what_is_in_doubt() {
+    for resolution in [Resolution::Here, Resolution::There] {
+        let mut machine = after([Event::Stopped { run: true }]);
+        assert!(!machine.takes(resolution));
+        assert_eq!(machine.step(Event::Resolve(resolution)), []);
+    }
+    let noted = Noted { phase: Phase::Committed, run: true };
+    let (machine, _) = Machine::restart(id(), noted, Found::Gone);
+    assert!(!machine.takes(Resolution::Here), "there is nothing here");
+}
+
+#[test]
+fn a_commit_that_is_not_written_is_none() {
+    let mut machine = committed();
+    let actions = machine.step(Event::JournalFailed { reason: reason() });
+    let aborted = Action::Journal(Record::Aborted { reason: reason() });
+    let said = say(ToDestination::Aborted { reason: reason() });
+    assert_eq!(actions, [aborted, said.clone(), go_on()]);
+    // That fails too: `committed` may be on disk, so it must not go on yet.
+    let doubt = Action::KeepInDoubt(Doubt::CannotNote { reason: reason() });
+    assert_eq!(machine.step(Event::JournalFailed { reason: reason() }), [said, doubt]);
+    assert_eq!(machine.step(Event::Timeout).len(), 3, "it tries again");
+    let _ = machine.step(Event::JournalFailed { reason: reason() });
+    // It can't run there any more, whatever is on disk.
+    assert_eq!(machine.step(heard(ToSource::Refused { reason: reason() })), [go_on()]);
+}
+
+#[test]
+fn before_a_commit_was_tried_a_full_disk_keeps_nobody_from_going_on() {
+    let mut machine = after([Event::Stopped { run: true }]);
+    let _ = machine.step(Event::Timeout);
+    let actions = machine.step(Event::JournalFailed { reason: reason() });
+    assert_eq!(actions[1..], [go_on()]);
+}
+
+#[test]
+fn a_failure_that_comes_out_of_turn_is_no_failure_of_the_commit() {
+    let mut machine = committed();
+    let _ = machine.step(Event::Timeout);
+    assert_eq!(machine.step(Event::JournalFailed { reason: reason() }), []);
+    assert!(machine.is_committed());
+}
+
+#[test]
+fn a_qemu_that_died_after_it_had_let_go_does_not_keep_the_vm_from_leaving() {
+    let mut machine = after([Event::Stopped { run: true }, Event::Completed, Event::QemuGone]);
+    assert_eq!(machine.step(heard(ToSource::Loaded))[1], go());
+    assert_eq!(machine.step(heard(ToSource::Running)), forgets(Outcome::Gone));
+    let mut machine = after([Event::Stopped { run: true }]);
+    let lost = Outcome::Lost { reason: "its QEMU ended".into() };
+    assert_eq!(machine.step(Event::QemuGone), forgets(lost));
+}
+
+#[test]
+fn another_migrations_messages_are_not_for_it() {
+    let other = MigrationId::new("m2").unwrap();
+    for message in [ToSource::Loaded, ToSource::Running, ToSource::Unknown] {
+        let mut machine = committed();
+        let said = Envelope { migration: other.clone(), message };
+        assert_eq!(machine.step(Event::Heard(said)), []);
+        assert!(machine.is_committed());
+    }
+}
+
+#[test]
+fn a_restart_goes_on_where_it_was() {
+    let aborts = |actions: &[Action]| {
+        matches!(actions[0], Action::Journal(Record::Aborted { .. })) && actions[2] == go_on()
+    };
+    let restart = |phase, found| Machine::restart(id(), Noted { phase, run: true }, found).1;
+    assert!(aborts(&restart(Phase::Opened, Found::Runs)));
+    assert!(aborts(&restart(Phase::Stopped, Found::Stopped)));
+    let unheard = Action::KeepInDoubt(Doubt::Unheard);
+    assert_eq!(restart(Phase::Committed, Found::Stopped), [go(), unheard.clone()]);
+    assert_eq!(restart(Phase::Committed, Found::Gone), [go(), unheard]);
+    let runs = Action::KeepInDoubt(Doubt::RunsHere);
+    assert_eq!(restart(Phase::Committed, Found::Runs), [go(), runs]);
+    assert_eq!(restart(Phase::Aborted, Found::Stopped), [go_on()]);
+    assert_eq!(restart(Phase::Reclaimed(By::Destination), Found::Stopped), [go_on()]);
+    assert_eq!(restart(Phase::Reclaimed(By::Operator), Found::Stopped), [go_on()]);
+    let lost = || Outcome::Lost { reason: "its QEMU was gone when the agent was restarted".into() };
+    assert_eq!(restart(Phase::Stopped, Found::Gone), forgets(lost()));
+    assert_eq!(restart(Phase::Dropped, Found::Stopped), [Action::QemuQuit]);
+    assert_eq!(restart(Phase::Dropped, Found::Gone), [go()]);
+}
+
+/// Hands that note what they are asked for.
+#[derive(Default)]
+struct Notes {
+    done: Vec<String>,
+}
+
+impl Hands for Notes {
+    fn say(&mut self, said: &Envelope<ToDestination>) {
+        self.done.push(format!("say {:?}", said.message));
+    }
+
+    fn await_completed(&mut self) -> Event {
+        self.done.push("await".to_owned());
+        Event::Completed
+    }
+
+    fn go_on(&mut self, run: bool) -> Event {
+        self.done.push(format!("go on {run}"));
+        Event::WentOn
+    }
+
+    fn quit(&mut self) -> bool {
+        self.done.push("quit".to_owned());
+        true
+    }
+
+    fn in_doubt(&mut self, doubt: &Doubt) {
+        self.done.push(format!("doubt {doubt:?}"));
+    }
+
+    fn done(&mut self, outcome: Outcome) {
+        self.done.push(format!("done {outcome:?}"));
+    }
+}
+
+fn opened() -> Opened {
+    Opened {
+        migration: id(),
+        vm: "web1".to_owned(),
+        peer: "host-b".to_owned(),
+        peer_address: "10.0.0.2:7800".to_owned(),
+        run: true,
+        qemu: json!({}),
+    }
+}
+
+fn kept(dir: &Path) -> Option<Reopened<Record>> {
+    let shelf = Shelf::open(&dir.join("journals")).unwrap();
+    match shelf.contents().unwrap().pop()? {
+        Kept::Source(kept) => Some(kept),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_driver_goes_through_a_whole_switchover() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
+    let mut hands = Notes::default();
+    let mut driver = Driver::new(shelf.create(opened()).unwrap());
+    driver.step(Event::Stopped { run: true }, &mut hands);
+    driver.step(heard(ToSource::Loaded), &mut hands);
+    assert_eq!(hands.done, ["await", "say Go { run: true }"]);
+    assert_eq!(kept(dir.path()).unwrap().noted().phase, Phase::Committed);
+    driver.step(heard(ToSource::Running), &mut hands);
+    assert_eq!(hands.done[2..], ["quit", "done Gone", "say Unknown"]);
+    assert!(driver.machine().is_over() && kept(dir.path()).is_none());
+}
+
+#[test]
+fn a_driver_restarts_from_its_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
+    let mut driver = Driver::new(shelf.create(opened()).unwrap());
+    driver.step(Event::Completed, &mut Notes::default());
+    driver.step(heard(ToSource::Loaded), &mut Notes::default());
+    drop(driver);
+    let mut hands = Notes::default();
+    let kept = kept(dir.path()).unwrap();
+    let mut driver = Driver::restart(kept, Found::Stopped, &mut hands);
+    assert_eq!(hands.done, ["say Go { run: true }", "doubt Unheard"]);
+    driver.step(heard(ToSource::Refused { reason: reason() }), &mut hands);
+    assert_eq!(hands.done[2], "go on true");
+    assert!(driver.machine().is_over());
+}
+
+/// The journal is full: nothing can be written.
+#[test]
+fn a_driver_says_nothing_that_it_could_not_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
+    let mut huge = opened();
+    huge.qemu = json!("x".repeat((1 << 20) - 10_000));
+    let mut hands = Notes::default();
+    let mut journal = shelf.create(huge).unwrap();
+    // Until nothing more fits.
+    while journal.append(&Record::Aborted { reason: "y".repeat(999).into() }).is_ok() {}
+    while journal.append(&Record::Dropped).is_ok() {}
+    let mut driver = Driver::new(journal);
+    driver.step(Event::Completed, &mut hands);
+    driver.step(heard(ToSource::Loaded), &mut hands);
+    let said_go = hands.done.iter().any(|done| done.starts_with("say Go"));
+    assert!(!said_go && !driver.machine().is_committed(), "{:?}", hands.done);
+    let went_on = hands.done.iter().any(|done| done.starts_with("go on"));
+    assert!(!went_on && driver.machine().doubt().is_some(), "{:?}", hands.done);
+}

@@ -1,0 +1,168 @@
+//! What comes of a world when nothing fails any more: agents restart, what is
+//! said is heard, waits end in time.
+
+use std::collections::{HashSet, VecDeque};
+
+use switchover::journal::Side;
+use switchover::{Doubt, Resolution};
+
+use crate::step::Step;
+use crate::world::{Agent, DestinationQemu, SourceQemu, World};
+
+/// Rounds of waits that ended. Three would do.
+const ROUNDS_MAX: usize = 20;
+/// Steps between two waits.
+const STEPS_MAX: usize = 200;
+
+const SIDES: [Side; 2] = [Side::Source, Side::Destination];
+
+/// Worlds that end well.
+#[derive(Default)]
+pub(crate) struct Calm {
+    seen: HashSet<u64>,
+}
+
+impl Calm {
+    /// How many were tried.
+    pub(crate) fn tried(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// Whether both sides come to an end by themselves, or an operator is
+    /// asked and ends it.
+    pub(crate) fn ends_well(&mut self, world: &World) -> Result<(), String> {
+        if !self.seen.insert(world.calm_fingerprint()) {
+            return Ok(());
+        }
+        for first in SIDES {
+            let end = settled(world, first)?;
+            judge(&end, first).map_err(|what| format!("{what}, in the end: {end:?}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// What it comes to, when `first` is the one whose waits end first.
+fn settled(world: &World, first: Side) -> Result<World, String> {
+    let mut world = world.clone();
+    (world.said, world.faults_left) = (0, 0);
+    world.mail = Some(VecDeque::new());
+    let mut before = 0;
+    for _ in 0..ROUNDS_MAX {
+        run_dry(&mut world)?;
+        let now = world.calm_fingerprint();
+        if now == before {
+            return Ok(world);
+        }
+        before = now;
+        let second = if first == Side::Source { Side::Destination } else { Side::Source };
+        for side in [first, second] {
+            if world.idle_machine(side) {
+                take(&mut world, Step::Late(side))?;
+                run_dry(&mut world)?;
+            }
+        }
+    }
+    Err("it goes on for ever".to_owned())
+}
+
+/// Until nothing happens without a wait that ends.
+fn run_dry(world: &mut World) -> Result<(), String> {
+    for _ in 0..STEPS_MAX {
+        let Some(step) = next(world) else { return Ok(()) };
+        take(world, step)?;
+    }
+    Err("it never rests".to_owned())
+}
+
+fn take(world: &mut World, step: Step) -> Result<(), String> {
+    world.take(step);
+    match world.check() {
+        Some(what) => Err(format!("{what}, when nothing failed any more: {world:?}")),
+        None => Ok(()),
+    }
+}
+
+fn next(world: &mut World) -> Option<Step> {
+    for side in SIDES {
+        if world.is_busy(side) {
+            return Some(Step::Does(side));
+        }
+        if world.is_down(side) && !world.is_off(side) {
+            return Some(Step::Restarts(side));
+        }
+    }
+    while let Some(said) = world.mail.as_mut().and_then(VecDeque::pop_front) {
+        if !world.is_down(said.to()) {
+            return Some(Step::Hears(said));
+        }
+    }
+    let streams = world.source.machine().is_some();
+    match world.source_qemu {
+        SourceQemu::Streaming if streams => return Some(Step::SourceStops),
+        SourceQemu::Finishing if streams => return Some(Step::SourceCompletes),
+        _ => {}
+    }
+    let waits = world.destination_qemu == DestinationQemu::Waiting;
+    if waits && world.streamed && world.destination.machine().is_some() {
+        return Some(Step::DestinationLoads);
+    }
+    let news = |side: &Side| {
+        let mut noticed = world.clone();
+        noticed.take(Step::Notices(*side));
+        world.idle_machine(*side) && noticed.calm_fingerprint() != world.calm_fingerprint()
+    };
+    SIDES.into_iter().find(news).map(Step::Notices)
+}
+
+fn judge(world: &World, first: Side) -> Result<(), String> {
+    // Then it needs a human, who may find none of us to tell him.
+    if world.history.journal_lost {
+        return Ok(());
+    }
+    let both_up = !world.source_off && !world.destination_off;
+    let over = world.source.is_stranger() && world.destination.is_stranger();
+    let doubts = world.doubts();
+    if world.is_gone() {
+        let told = over || doubts.iter().any(Option::is_some);
+        return if told || !both_up { Ok(()) } else { Err("the VM is gone, untold".to_owned()) };
+    }
+    // An operator who has decided may leave two sides that disagree.
+    let operator = world.history.operator;
+    if world.running() == 1 && (over || !both_up || operator) {
+        return Ok(());
+    }
+    let lost_there = matches!(doubts[0], Some(Doubt::LostThere { .. }));
+    if both_up && !lost_there && !operator {
+        return Err("both hosts are up, and it does not end".to_owned());
+    }
+    if doubts.iter().all(Option::is_none) {
+        return Err("nobody runs the VM, and no operator is asked".to_owned());
+    }
+    decide(world, first)
+}
+
+/// The operator fences the other side, and has the VM here.
+fn decide(world: &World, first: Side) -> Result<(), String> {
+    let mut decided = false;
+    for (side, other) in [(Side::Source, Side::Destination), (Side::Destination, Side::Source)] {
+        let here = Resolution::Here;
+        let takes = match (side, &world.source, &world.destination) {
+            (Side::Source, Agent::Up { machine, .. }, _) => machine.takes(here),
+            (Side::Destination, _, Agent::Up { machine, .. }) => machine.takes(here),
+            _ => false,
+        };
+        if !takes {
+            continue;
+        }
+        let mut world = world.clone();
+        world.goes_off(other);
+        take(&mut world, Step::Resolves(side, here))?;
+        let end = settled(&world, first)?;
+        if end.running() != 1 {
+            return Err(format!("the operator decided for {side:?}, and none runs: {end:?}"));
+        }
+        decided = true;
+    }
+    if decided { Ok(()) } else { Err("an operator is asked, and can do nothing".to_owned()) }
+}

@@ -1,0 +1,58 @@
+//! Every state that a switchover can get into, one after the other.
+//!
+//! Both machines, what they have on disk, both QEMUs and both hosts are one
+//! [`World`]. From each world all things that can happen next are tried: an
+//! agent does its next action, crashes between two of them, restarts; a host
+//! boots, or is gone for good; a disk fails with or without having written;
+//! `cont` fails; a QEMU dies, or resumes by itself; an operator decides. Any
+//! message that was ever said can be heard at any time, again, or never, which
+//! is all that a network can do. What is counted is only how many of the things
+//! that go wrong do so on one path.
+//!
+//! In each world: never two QEMUs run the VM, none runs it after its state was
+//! run elsewhere, and it is not gone unless faults took it. And from each
+//! world: once nothing fails any more, both sides come to an end by themselves,
+//! or one says that an operator must decide, and his decision ends it.
+
+mod calm;
+mod effect;
+mod mutation;
+mod said;
+mod search;
+mod step;
+mod world;
+
+use mutation::Mutation;
+use search::explore;
+
+#[test]
+fn no_state_runs_the_vm_twice_and_none_loses_it() {
+    let found = explore(Mutation::None, true, 5);
+    println!("{found}");
+    assert!(found.violation.is_none(), "{found}");
+    // Fewer, and something was not explored.
+    assert!(found.worlds >= 1_000_000, "only {} worlds", found.worlds);
+    assert_eq!(found.doubts, 10, "every kind of doubt there is");
+}
+
+#[test]
+fn a_vm_that_its_owner_paused_is_as_safe() {
+    let found = explore(Mutation::None, false, 4);
+    println!("{found}");
+    assert!(found.violation.is_none(), "{found}");
+    assert!(found.worlds >= 500_000, "only {} worlds", found.worlds);
+}
+
+/// What the explorer is worth: each of these is a plausible mistake.
+#[test]
+fn mistakes_are_found() {
+    let missed: Vec<Mutation> = Mutation::MISTAKES
+        .into_iter()
+        .filter(|mistake| {
+            let found = explore(*mistake, true, 2);
+            println!("{mistake:?}: {found}");
+            found.violation.is_none()
+        })
+        .collect();
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}

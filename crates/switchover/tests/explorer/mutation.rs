@@ -1,0 +1,118 @@
+//! Machines with one mistake each, to see that it is found.
+
+use switchover::{Envelope, ToDestination, ToSource, destination, source};
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    /// None.
+    None,
+    /// The source says `go` before `committed` is on disk.
+    GoBeforeJournal,
+    /// The source believes that QEMU has completed.
+    CompletedUnseen,
+    /// The source takes the VM back when nothing is heard.
+    SourceResumesAlone,
+    /// The source ends its QEMU when it has said `go`.
+    QuitAfterGo,
+    /// After a failed commit the VM goes on before `aborted` is on disk.
+    AbortUnwritten,
+    /// The source takes a destination that knows nothing for one that refused.
+    UnknownMeansRefused,
+    /// A source that finds its VM lost at the destination takes it back.
+    LostMeansRefused,
+    /// The destination runs the VM when nothing is heard.
+    ContOnTimeout,
+    /// The destination runs the VM before `starting` is on disk.
+    ContBeforeJournal,
+    /// The destination ends its QEMU when nothing is heard.
+    KillOnTimeout,
+    /// The destination says `refused` while it may still run the VM.
+    RefusedBeforeKill,
+    /// The destination forgets as soon as it has said `running`.
+    ForgetUnheard,
+}
+
+impl Mutation {
+    /// All but none.
+    pub(crate) const MISTAKES: [Self; 12] = [
+        Self::GoBeforeJournal,
+        Self::CompletedUnseen,
+        Self::SourceResumesAlone,
+        Self::QuitAfterGo,
+        Self::AbortUnwritten,
+        Self::UnknownMeansRefused,
+        Self::LostMeansRefused,
+        Self::ContOnTimeout,
+        Self::ContBeforeJournal,
+        Self::KillOnTimeout,
+        Self::RefusedBeforeKill,
+        Self::ForgetUnheard,
+    ];
+
+    /// One step of the source.
+    pub(crate) fn source(
+        self,
+        machine: &mut source::Machine,
+        mut event: source::Event,
+    ) -> Vec<source::Action> {
+        use source::{Action, Event, Record};
+        let late = event == Event::Timeout;
+        let failed = matches!(event, Event::JournalFailed { .. });
+        let committed = machine.is_committed();
+        if let Event::Heard(said) = &mut event {
+            match (self, &said.message) {
+                (Self::UnknownMeansRefused, ToSource::Unknown)
+                | (Self::LostMeansRefused, ToSource::Lost { .. }) => {
+                    said.message = ToSource::Refused { reason: "mistaken".into() };
+                }
+                _ => {}
+            }
+        }
+        let mut actions = machine.step(event);
+        let commits = matches!(actions.first(), Some(Action::Journal(Record::Committed { .. })));
+        match self {
+            Self::GoBeforeJournal if commits => actions.swap(0, 1),
+            Self::QuitAfterGo if commits => actions.push(Action::QemuQuit),
+            Self::SourceResumesAlone if late && committed => {
+                actions = vec![Action::QemuGoOn { run: true }];
+            }
+            Self::AbortUnwritten if failed && actions.len() == 3 => actions.rotate_right(1),
+            _ => {}
+        }
+        actions
+    }
+
+    /// One step of the destination.
+    pub(crate) fn destination(
+        self,
+        machine: &mut destination::Machine,
+        mut event: destination::Event,
+    ) -> Vec<destination::Action> {
+        use destination::{Action, Event, Record};
+        let late = event == Event::Timeout;
+        let waits = machine.takes(switchover::Resolution::Here) && !machine.is_here();
+        if self == Self::KillOnTimeout && late && waits {
+            event = Event::Heard(Envelope {
+                migration: crate::world::id(),
+                message: ToDestination::Aborted { reason: "mistaken".into() },
+            });
+        }
+        let mut actions = machine.step(event);
+        match (self, actions.as_slice()) {
+            (Self::ContOnTimeout, _) if late && waits => actions = vec![Action::QemuCont],
+            (Self::ContBeforeJournal, [Action::Journal(Record::Starting), _]) => {
+                actions.swap(0, 1);
+            }
+            (Self::RefusedBeforeKill, [Action::Journal(Record::Refused { .. }), _]) => {
+                let message = ToSource::Refused { reason: "mistaken".into() };
+                actions[0] = Action::Say(Envelope { migration: crate::world::id(), message });
+            }
+            (Self::ForgetUnheard, [.., Action::Say(said)]) if said.message == ToSource::Running => {
+                actions.push(Action::Forget);
+            }
+            _ => {}
+        }
+        actions
+    }
+}

@@ -1,0 +1,339 @@
+//! Everything there is: two agents, two disks, two QEMUs, two hosts, and what
+//! was said.
+
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use switchover::journal::Side;
+use switchover::{Doubt, Found, MigrationId, destination, source};
+
+use crate::mutation::Mutation;
+pub(crate) use crate::said::Said;
+
+/// The migration's id.
+pub(crate) fn id() -> MigrationId {
+    thread_local! {
+        static ID: MigrationId = MigrationId::new("m").unwrap();
+    }
+    ID.with(Clone::clone)
+}
+
+/// The source's QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum SourceQemu {
+    /// The VM runs and is streamed.
+    Streaming,
+    /// `finish-migrate`: all is written, and QEMU has not said how it ended.
+    Finishing,
+    /// `completed` and `postmigrate`.
+    Completed,
+    /// The VM runs, and its migration is over.
+    WentOn,
+    Dead,
+}
+
+impl SourceQemu {
+    pub(crate) fn runs(self) -> bool {
+        matches!(self, Self::Streaming | Self::WentOn)
+    }
+
+    fn found(self) -> Found {
+        match self {
+            Self::Streaming | Self::WentOn => Found::Runs,
+            Self::Finishing | Self::Completed => Found::Stopped,
+            Self::Dead => Found::Gone,
+        }
+    }
+}
+
+/// The destination's QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum DestinationQemu {
+    Waiting,
+    Loaded,
+    /// The VM runs; or it is paused, and its owner was told that it is here.
+    Runs,
+    Dead,
+}
+
+impl DestinationQemu {
+    pub(crate) fn holds(self) -> bool {
+        matches!(self, Self::Loaded | Self::Runs)
+    }
+
+    fn found(self) -> Found {
+        match self {
+            Self::Waiting | Self::Loaded => Found::Stopped,
+            Self::Runs => Found::Runs,
+            Self::Dead => Found::Gone,
+        }
+    }
+}
+
+/// An agent.
+#[derive(Clone, Debug, Hash)]
+pub(crate) enum Agent<M, A, E> {
+    Down,
+    /// It keeps no journal of the migration.
+    Stranger,
+    Up {
+        machine: M,
+        /// Actions not done yet.
+        doing: VecDeque<A>,
+        /// What came of the last one.
+        came: Option<E>,
+    },
+}
+
+impl<M, A, E> Agent<M, A, E> {
+    pub(crate) fn up(machine: M, actions: Vec<A>) -> Self {
+        Self::Up { machine, doing: actions.into(), came: None }
+    }
+
+    pub(crate) fn machine(&self) -> Option<&M> {
+        match self {
+            Self::Up { machine, .. } => Some(machine),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn next_action(&self) -> Option<&A> {
+        match self {
+            Self::Up { doing, came: None, .. } => doing.front(),
+            _ => None,
+        }
+    }
+
+    /// It is in the middle of a step.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self, Self::Up { doing, came, .. } if came.is_some() || !doing.is_empty())
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        matches!(self, Self::Down)
+    }
+
+    /// It has nothing to do with the migration, or not any more.
+    pub(crate) fn is_stranger(&self) -> bool {
+        matches!(self, Self::Stranger)
+    }
+}
+
+pub(crate) type SourceAgent = Agent<source::Machine, source::Action, source::Event>;
+pub(crate) type DestinationAgent =
+    Agent<destination::Machine, destination::Action, destination::Event>;
+
+/// What is known only from outside.
+#[derive(Clone, Copy, Debug, Default, Hash)]
+pub(crate) struct History {
+    /// The VM ran at the destination.
+    pub(crate) ran_there: bool,
+    /// The VM ran at the source after its stream had ended.
+    pub(crate) went_on: bool,
+    /// `committed` is on disk, and was not taken back since.
+    pub(crate) given: bool,
+    /// A fault took the source's copy.
+    pub(crate) source_fault: bool,
+    /// A fault took the destination's copy, or made it useless.
+    pub(crate) destination_fault: bool,
+    /// An operator decided, and answers for it.
+    pub(crate) operator: bool,
+    /// The destination's agent came back without its state directory.
+    pub(crate) journal_lost: bool,
+    /// Its owner ended the VM.
+    pub(crate) ended: bool,
+}
+
+/// Everything.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    pub(crate) mutation: Mutation,
+    pub(crate) run: bool,
+    pub(crate) source: SourceAgent,
+    pub(crate) destination: DestinationAgent,
+    pub(crate) source_disk: Option<source::Noted>,
+    pub(crate) destination_disk: Option<destination::Noted>,
+    pub(crate) source_qemu: SourceQemu,
+    pub(crate) destination_qemu: DestinationQemu,
+    pub(crate) source_off: bool,
+    pub(crate) destination_off: bool,
+    /// The source's QEMU has written its stream to the end.
+    pub(crate) streamed: bool,
+    /// Bits of all that was ever said.
+    pub(crate) said: u8,
+    pub(crate) faults_left: u8,
+    pub(crate) history: History,
+    /// What was said and not heard yet, in its order: only when all is calm.
+    pub(crate) mail: Option<VecDeque<Said>>,
+    /// What must never be.
+    pub(crate) broken: Option<&'static str>,
+}
+
+impl World {
+    /// A migration begins: both journals are open.
+    pub(crate) fn new(mutation: Mutation, run: bool, faults: u8) -> Self {
+        Self {
+            mutation,
+            run,
+            source: Agent::up(source::Machine::new(id(), run), Vec::new()),
+            destination: Agent::up(destination::Machine::new(id()), Vec::new()),
+            source_disk: Some(source::Noted::opened(run)),
+            destination_disk: Some(destination::Noted::Opened),
+            source_qemu: SourceQemu::Streaming,
+            destination_qemu: DestinationQemu::Waiting,
+            source_off: false,
+            destination_off: false,
+            streamed: false,
+            said: 0,
+            faults_left: faults,
+            history: History::default(),
+            mail: None,
+            broken: None,
+        }
+    }
+
+    /// What tells it from other worlds.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.said, self.faults_left).hash(&mut hasher);
+        self.calm_fingerprint().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// The same, whatever was said and may still fail.
+    pub(crate) fn calm_fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&self.source, &self.destination).hash(&mut hasher);
+        (self.source_disk, self.destination_disk).hash(&mut hasher);
+        (self.source_qemu, self.destination_qemu).hash(&mut hasher);
+        (self.source_off, self.destination_off, self.streamed).hash(&mut hasher);
+        self.history.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    pub(crate) fn say(&mut self, said: Said) {
+        self.said |= said.bit();
+        if let Some(mail) = &mut self.mail {
+            mail.push_back(said);
+        }
+    }
+
+    /// How many QEMUs run the VM.
+    pub(crate) fn running(&self) -> usize {
+        usize::from(self.source_qemu.runs())
+            + usize::from(self.destination_qemu == DestinationQemu::Runs)
+    }
+
+    /// Nobody holds the VM.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.source_qemu == SourceQemu::Dead && !self.destination_qemu.holds()
+    }
+
+    pub(crate) fn source_goes_on(&mut self) {
+        if self.source_qemu == SourceQemu::WentOn {
+            return;
+        }
+        self.source_qemu = SourceQemu::WentOn;
+        self.history.went_on = true;
+        if self.history.ran_there && !self.history.operator {
+            self.broken = Some("the VM goes on at the source after it ran at the destination");
+        }
+    }
+
+    pub(crate) fn destination_runs(&mut self) {
+        match self.destination_qemu {
+            DestinationQemu::Runs => return,
+            DestinationQemu::Waiting => self.broken = Some("a VM that is not loaded is run"),
+            _ => {}
+        }
+        self.destination_qemu = DestinationQemu::Runs;
+        self.history.ran_there = true;
+        if self.history.went_on && !self.history.operator {
+            self.broken = Some("the destination runs a VM that has gone on at the source");
+        }
+    }
+
+    pub(crate) fn source_qemu_dies(&mut self) {
+        if self.source_qemu != SourceQemu::Dead {
+            self.source_qemu = SourceQemu::Dead;
+            self.history.source_fault = true;
+        }
+    }
+
+    pub(crate) fn destination_qemu_dies(&mut self) {
+        if self.destination_qemu != DestinationQemu::Dead {
+            self.destination_qemu = DestinationQemu::Dead;
+            self.history.destination_fault = true;
+        }
+    }
+
+    pub(crate) fn source_restarts(&mut self) {
+        self.source = self.source_disk.map_or(Agent::Stranger, |noted| {
+            let (machine, actions) =
+                source::Machine::restart(id(), noted, self.source_qemu.found());
+            Agent::up(machine, actions)
+        });
+    }
+
+    pub(crate) fn destination_restarts(&mut self) {
+        // The record that was thought to have failed is there: the paused VM is
+        // its owner's.
+        let paused_here = self.destination_disk == Some(destination::Noted::Running);
+        if paused_here && self.destination_qemu == DestinationQemu::Loaded {
+            self.destination_runs();
+        }
+        self.destination = self.destination_disk.map_or(Agent::Stranger, |noted| {
+            let found = self.destination_qemu.found();
+            let (machine, actions) = destination::Machine::restart(id(), noted, found);
+            Agent::up(machine, actions)
+        });
+    }
+
+    /// What must never be, if it is.
+    pub(crate) fn check(&self) -> Option<&'static str> {
+        if self.broken.is_some() {
+            return self.broken;
+        }
+        if self.running() > 1 {
+            return Some("two QEMUs run the VM");
+        }
+        if self.is_gone() && !self.may_be_gone() {
+            return Some("the VM is gone everywhere, and no fault took it");
+        }
+        None
+    }
+
+    /// A VM dies with whoever has it. Between `committed` and running both do.
+    fn may_be_gone(&self) -> bool {
+        let History { source_fault, destination_fault, .. } = self.history;
+        match self.history {
+            History { ended: true, .. } => true,
+            History { ran_there: true, .. } => destination_fault,
+            History { given: true, .. } => source_fault && destination_fault,
+            _ => source_fault,
+        }
+    }
+}
+
+impl World {
+    /// What either side can't know or do.
+    pub(crate) fn doubts(&self) -> [Option<&Doubt>; 2] {
+        [
+            self.source.machine().and_then(source::Machine::doubt),
+            self.destination.machine().and_then(destination::Machine::doubt),
+        ]
+    }
+
+    /// What an agent is about to do.
+    pub(crate) fn doing(&self, side: Side) -> String {
+        match (side, &self.source, &self.destination) {
+            (Side::Source, Agent::Up { doing, came, .. }, _) => {
+                format!("{:?} {:?}", came, doing.front())
+            }
+            (Side::Destination, _, Agent::Up { doing, came, .. }) => {
+                format!("{:?} {:?}", came, doing.front())
+            }
+            _ => String::new(),
+        }
+    }
+}
