@@ -9,7 +9,7 @@ LAB = $(CARGO) run --quiet --release --package lab --
 # Rust may just have been installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help setup toolchain build demo test lint unit end-to-end fuzz bench clean
+.PHONY: help setup toolchain build demo test lint unit end-to-end fuzz bench bench-locks clean
 
 help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
@@ -52,6 +52,10 @@ fuzz: toolchain
 
 bench: toolchain
 	@$(LAB) bench
+	@echo 'locks      what a range lock buys: placing, and mapping guest memory, 1 to 8 threads'
+
+bench-locks: toolchain
+	@$(CARGO) bench --quiet --package rangelock --bench locks
 
 bench-%: setup build
 	@$(LAB) bench $* --runs $(RUNS)
