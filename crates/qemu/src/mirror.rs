@@ -11,6 +11,7 @@
 
 mod error;
 mod job;
+mod start;
 mod throttle;
 mod undo;
 
@@ -33,13 +34,8 @@ use job::{Job, State};
 /// How the names begin that everything made here has.
 pub const PREFIX: &str = "droveway-mirror-";
 
-/// Mirrored, but not yet acknowledged, bytes of one disk. With QEMU's 16 MiB
-/// a target that answers after 50 ms gets 273 MiB/s, with this 776.
-const BUFFER_BYTES: u64 = 64 << 20;
 /// From this version on a mirror's mode can be changed while it runs.
 const CHANGES_SINCE: (u32, u32, u32) = (8, 2, 0);
-/// Connecting to the export, which QEMU does in its main loop.
-const CONNECT: Duration = Duration::from_secs(10);
 const ASK: Duration = Duration::from_secs(5);
 /// How often to look for an event that somebody else took.
 const LOOK: Duration = Duration::from_secs(1);
@@ -100,12 +96,13 @@ pub struct Mirrors {
 }
 
 impl Mirrors {
-    /// Starts mirroring. The NBD server must answer by now: QEMU connects to
-    /// it in its main loop.
+    /// Starts mirroring. Until it returns the NBD server must answer at once:
+    /// QEMU waits for it in its main loop.
     ///
     /// # Errors
     /// If an export isn't there or has another size than its disk, or QEMU
-    /// refuses. All is as before then.
+    /// refuses. All is as before then; only after a timeout something may be
+    /// left, for [`remove_left`] once the server has closed its connections.
     pub fn start(qmp: Arc<Qmp>, targets: &[Target]) -> Result<Self, MirrorError> {
         remove_left(&qmp)?;
         let events = qmp.events_named(&EVENTS);
@@ -113,70 +110,8 @@ impl Mirrors {
         // What was begun is undone as it goes, if anything here fails.
         let mirrors = Self { events, jobs: Mutex::new(jobs.collect()), qmp };
         let jobs: Vec<Job> = mirrors.jobs.lock().clone();
-        for (job, target) in jobs.iter().zip(targets) {
-            mirrors.connect(job, target)?;
-        }
-        mirrors.compare_sizes(&jobs)?;
-        for job in &jobs {
-            mirrors.mirror(job)?;
-        }
+        start::start(&mirrors.qmp, &jobs, targets)?;
         Ok(mirrors)
-    }
-
-    fn connect(&self, job: &Job, target: &Target) -> Result<(), MirrorError> {
-        let node = json!({
-            "driver": "nbd",
-            "node-name": job.id,
-            "server": { "type": "unix", "path": target.socket },
-            "export": target.export,
-            // Without it holes are sent as zeros that must take up room.
-            "discard": "unmap",
-            // Zeros that take up room here need none there. Of other data the
-            // first bytes tell, so that looking costs nothing.
-            "detect-zeroes": "unmap",
-        });
-        let added = self.qmp.execute_within("blockdev-add", node, CONNECT);
-        if let Err(QmpError::Timeout { .. }) = added {
-            undo::yank(&self.qmp);
-        }
-        added.map(drop).map_err(|source| MirrorError::Qemu { disk: job.disk.clone(), source })
-    }
-
-    fn compare_sizes(&self, jobs: &[Job]) -> Result<(), MirrorError> {
-        let answer = self.qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
-        let sizes = list(&answer, "query-named-block-nodes", |one| {
-            let name = one["node-name"].as_str()?.to_owned();
-            Some((name, one["image"]["virtual-size"].as_u64().unwrap_or(0)))
-        })?;
-        for job in jobs {
-            let size = sizes.iter().find(|(name, _)| *name == job.id).map_or(0, |(_, size)| *size);
-            if size != job.bytes {
-                return Err(MirrorError::Size {
-                    disk: job.disk.clone(),
-                    here: job.bytes,
-                    there: size,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    fn mirror(&self, job: &Job) -> Result<(), MirrorError> {
-        let mirror = json!({
-            "job-id": job.id,
-            "device": job.node,
-            "target": job.id,
-            "sync": "full",
-            // Write-blocking from the start starves the guest behind the copy.
-            "copy-mode": "background",
-            "on-source-error": "report",
-            "on-target-error": "report",
-            "buf-size": BUFFER_BYTES,
-        });
-        self.qmp
-            .execute("blockdev-mirror", mirror)
-            .map(drop)
-            .map_err(|source| MirrorError::Qemu { disk: job.disk.clone(), source })
     }
 
     /// Events of block jobs, as they come. Give each to [`Mirrors::hear`].
@@ -266,7 +201,7 @@ impl Mirrors {
             let change = json!({ "id": job.id, "type": "mirror", "copy-mode": "write-blocking" });
             self.qmp
                 .execute_within("block-job-change", change, ASK)
-                .map_err(|source| MirrorError::Qemu { disk: disk.to_owned(), source })?;
+                .map_err(|error| refused(&job, error))?;
             let mut jobs = self.jobs.lock();
             if let Some(job) = jobs.iter_mut().find(|job| job.disk == disk) {
                 job.write_blocking = true;
@@ -282,8 +217,7 @@ impl Mirrors {
     /// If there is no mirror of that disk, or QEMU refuses.
     pub fn slow(&self, disk: &str, bytes_per_s: u64) -> Result<Late, MirrorError> {
         let job = self.job(disk)?;
-        throttle::slow(&self.qmp, &job.guest, bytes_per_s)
-            .map_err(|source| MirrorError::Qemu { disk: disk.to_owned(), source })?;
+        throttle::slow(&self.qmp, &job.guest, bytes_per_s).map_err(|error| refused(&job, error))?;
         Ok(Late::Throttled { bytes_per_s })
     }
 
@@ -380,10 +314,10 @@ impl Mirrors {
     /// is backed out: a QEMU that waits for a target that doesn't answer can't
     /// cancel anything.
     ///
-    /// Whoever serves the targets must have closed their connections, if it
-    /// reads from them no more: a QEMU that can't finish a write to one is not
-    /// to be freed from this end, even by `yank`. One that only waits for
-    /// answers is.
+    /// Whoever serves the targets must have closed their connections, all of
+    /// them, if it reads from them no more: a QEMU that can't finish a write
+    /// to one is not to be freed from this end, even by `yank`. One that only
+    /// waits for answers is.
     ///
     /// # Errors
     /// If QEMU is gone or something stays behind.
@@ -405,4 +339,8 @@ impl Drop for Mirrors {
             tracing::warn!(%error, "disk mirrors stay behind in QEMU");
         }
     }
+}
+
+fn refused(job: &Job, source: QmpError) -> MirrorError {
+    MirrorError::Qemu { disk: job.disk.clone(), source }
 }

@@ -7,8 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -169,10 +168,9 @@ impl Destination {
     fn migrate(&self, source: &Source) -> (Outgoing, Rendezvous) {
         let stream = self.incoming.open().unwrap();
         let (at, listener) = socket(&source.vm);
-        // It ends with the sockets.
-        drop(carry(listener, stream));
         let outgoing = Outgoing::pausing(&source.vm, StreamKind::Classic, at.path()).unwrap();
-        outgoing.start().unwrap();
+        // It ends with the sockets.
+        drop(carry(&outgoing, &listener, stream));
         outgoing.allow(1 << 30, 300).unwrap();
         (outgoing, at)
     }
@@ -311,7 +309,7 @@ fn a_target_that_hangs_keeps_nobody() {
         let mirrors = Mirrors::start(Arc::clone(&source.vm.qmp), &targets).unwrap();
         way.wait_full();
         let late = mirrors.wait_ready(Duration::from_millis(100)).unwrap_err().to_string();
-        assert!(late.starts_with("not ready after 0 s: disk d0, d1"), "{late}");
+        assert!(late.starts_with("not ready after 0 s: disk d"), "{late}");
         let _silent = way.give_up(hang);
         mirrors.undo().unwrap();
         source.is_unhurt();
@@ -543,12 +541,15 @@ fn disks_are_listed_as_their_owner_knows_them() {
     assert_eq!(&files[..3], ["cd", "named", "named-base"]);
 }
 
-/// A way to an NBD server that hangs once it has taken so much, and can be cut.
+/// A way to an NBD server that hangs once it has taken so much for the second
+/// disk (to begin a disk's mirror QEMU waits for what those before it have
+/// under way), and can be cut.
 struct Way {
     path: PathBuf,
     _dir: tempfile::TempDir,
     full: Receiver<()>,
-    cut: Sender<()>,
+    ends: Arc<Mutex<Vec<UnixStream>>>,
+    let_go: Sender<()>,
 }
 
 impl Way {
@@ -557,31 +558,34 @@ impl Way {
         let path = dir.path().join("way");
         let listener = UnixListener::bind(&path).unwrap();
         let (full, is_full) = bounded(64);
-        let (cut, is_cut) = bounded(0);
-        let server = server.to_owned();
-        let taken = Arc::new(AtomicU64::new(0));
+        let (let_go, held) = bounded(0);
+        let ends = Arc::new(Mutex::new(Vec::new()));
+        let (server, all) = (server.to_owned(), Arc::clone(&ends));
         std::thread::spawn(move || {
-            for client in listener.incoming() {
+            for (nth, client) in listener.incoming().enumerate() {
                 let (Ok(client), Ok(server)) = (client, UnixStream::connect(&server)) else {
                     continue;
                 };
-                let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
-                std::thread::spawn(move || copy(back));
-                let (taken, full, is_cut) = (Arc::clone(&taken), full.clone(), is_cut.clone());
+                let copies = || (client.try_clone().unwrap(), server.try_clone().unwrap());
+                all.lock().unwrap().extend(<[UnixStream; 2]>::from(copies()));
+                let back = copies();
+                std::thread::spawn(move || copy((back.1, back.0)));
+                if nth != 1 {
+                    std::thread::spawn(move || copy((client, server)));
+                    continue;
+                }
+                let (full, held) = (full.clone(), held.clone());
                 std::thread::spawn(move || {
-                    take(&client, &server, &taken, bytes);
+                    take(&client, &server, bytes);
                     let _ = full.send(());
                     if matches!(hang, Hang::Silent) {
                         let _ = io::copy(&mut &client, &mut io::sink());
                     }
-                    let _ = is_cut.recv();
-                    for end in [&client, &server] {
-                        let _ = end.shutdown(std::net::Shutdown::Both);
-                    }
+                    let _: Result<(), _> = held.recv();
                 });
             }
         });
-        Self { path, _dir: dir, full: is_full, cut }
+        Self { path, _dir: dir, full: is_full, ends, let_go }
     }
 
     fn wait_full(&self) {
@@ -599,8 +603,12 @@ impl Way {
         }
     }
 
+    /// Closes all of its connections.
     fn cut(self) {
-        drop(self.cut);
+        for end in self.ends.lock().unwrap().drain(..) {
+            let _ = end.shutdown(std::net::Shutdown::Both);
+        }
+        drop(self.let_go);
     }
 }
 
@@ -608,12 +616,12 @@ fn copy((mut from, mut to): (UnixStream, UnixStream)) {
     let _ = io::copy(&mut from, &mut to);
 }
 
-fn take(mut from: &UnixStream, mut to: &UnixStream, taken: &AtomicU64, most: u64) {
-    let mut buffer = vec![0; 64 << 10];
-    while taken.load(Ordering::Relaxed) < most {
+fn take(mut from: &UnixStream, mut to: &UnixStream, most: u64) {
+    let (mut buffer, mut taken) = (vec![0; 64 << 10], 0);
+    while taken < most {
         match from.read(&mut buffer) {
             Ok(count) if count > 0 && to.write_all(&buffer[..count]).is_ok() => {
-                taken.fetch_add(count as u64, Ordering::Relaxed);
+                taken += count as u64;
             }
             _ => return,
         }

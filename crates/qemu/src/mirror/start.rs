@@ -1,0 +1,88 @@
+//! Beginning the mirrors of a VM's disks.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::job::Job;
+use super::{MirrorError, Target, refused, undo};
+use crate::qmp::{Qmp, QmpError, list};
+
+/// Mirrored, but not yet acknowledged, bytes of one disk. With QEMU's 16 MiB
+/// a target that answers after 50 ms gets 273 MiB/s, with this 776.
+const BUFFER_BYTES: u64 = 64 << 20;
+/// Connecting to the export, which QEMU does in its main loop.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Connects to all targets, and begins when all are fit.
+pub(super) fn start(qmp: &Qmp, jobs: &[Job], targets: &[Target]) -> Result<(), MirrorError> {
+    for (job, target) in jobs.iter().zip(targets) {
+        connect(qmp, job, target)?;
+    }
+    compare_sizes(qmp, jobs)?;
+    for job in jobs {
+        mirror(qmp, job)?;
+        // To begin with the next disk's mirror QEMU 10 stands still, the
+        // guest with it, until all requests under way are answered: let there
+        // be few.
+        tell(qmp, job, "block-job-pause")?;
+    }
+    jobs.iter().try_for_each(|job| tell(qmp, job, "block-job-resume"))
+}
+
+fn connect(qmp: &Qmp, job: &Job, target: &Target) -> Result<(), MirrorError> {
+    let node = json!({
+        "driver": "nbd",
+        "node-name": job.id,
+        "server": { "type": "unix", "path": target.socket },
+        "export": target.export,
+        // Without it holes are sent as zeros that must take up room.
+        "discard": "unmap",
+        // Zeros that take up room here need none there. Of other data the
+        // first bytes tell, so that looking costs nothing.
+        "detect-zeroes": "unmap",
+    });
+    let added = qmp.execute_within("blockdev-add", node, CONNECT);
+    if let Err(QmpError::Timeout { .. }) = added {
+        undo::yank(qmp);
+    }
+    added.map(drop).map_err(|error| refused(job, error))
+}
+
+fn compare_sizes(qmp: &Qmp, jobs: &[Job]) -> Result<(), MirrorError> {
+    let answer = qmp.execute("query-named-block-nodes", json!({ "flat": true }))?;
+    let sizes = list(&answer, "query-named-block-nodes", |one| {
+        let name = one["node-name"].as_str()?.to_owned();
+        Some((name, one["image"]["virtual-size"].as_u64().unwrap_or(0)))
+    })?;
+    for job in jobs {
+        let size = sizes.iter().find(|(name, _)| *name == job.id).map_or(0, |(_, size)| *size);
+        if size != job.bytes {
+            return Err(MirrorError::Size { disk: job.disk.clone(), here: job.bytes, there: size });
+        }
+    }
+    Ok(())
+}
+
+fn mirror(qmp: &Qmp, job: &Job) -> Result<(), MirrorError> {
+    let mirror = json!({
+        "job-id": job.id,
+        "device": job.node,
+        "target": job.id,
+        "sync": "full",
+        // Write-blocking from the start starves the guest behind the copy.
+        "copy-mode": "background",
+        "on-source-error": "report",
+        "on-target-error": "report",
+        "buf-size": BUFFER_BYTES,
+    });
+    qmp.execute("blockdev-mirror", mirror).map(drop).map_err(|error| refused(job, error))
+}
+
+fn tell(qmp: &Qmp, job: &Job, command: &str) -> Result<(), MirrorError> {
+    match qmp.execute(command, json!({ "device": job.id })) {
+        // It ended already: the events say why.
+        Ok(_) | Err(QmpError::Refused { .. }) => Ok(()),
+        Err(error) => Err(refused(job, error)),
+    }
+}
