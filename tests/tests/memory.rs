@@ -3,8 +3,9 @@
 use std::fs;
 
 use api::Phase;
-use end_to_end::{MIB, Side, World, guest};
+use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
 use lab::hosts::Link;
+use serde_json::json;
 
 #[test]
 fn two_numa_backends() {
@@ -58,6 +59,42 @@ fn untouched_memory_above_4_gib_stays_untouched() {
     assert!(read < allowed, "the source took {read} bytes after {before}");
     assert!(arrived < allowed, "the destination took {arrived} bytes after {before}");
     assert!(allowed < 2048 * MIB, "{before} bytes are not little of 4352 MiB");
+}
+
+/// A guest that gave memory back, before and while it moved, and takes it again
+/// elsewhere.
+#[test]
+fn a_guest_with_a_balloon() {
+    let world = World::new(Link::one(200));
+    let mut spec = guest("512M", 2_000_000);
+    spec.orders.random_bytes = 96 * MIB;
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    spec.extra.extend(["-device", "virtio-balloon-pci"].map(str::to_owned));
+    let guest = world.boot(&spec);
+    let fill_to = |side, bytes: u64| {
+        let qmp = world.own_qmp(side, "web1");
+        qmp.execute("balloon", json!({ "value": bytes })).unwrap();
+        until("the balloon has its size", || {
+            qmp.execute("query-balloon", json!({})).unwrap()["actual"] == bytes
+        });
+    };
+    fill_to(Side::A, 384 * MIB);
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    fill_to(Side::A, 320 * MIB);
+    drop(world.arrive(&guest, Side::A, moving));
+    let actual = world.own_qmp(Side::B, "web1").execute("query-balloon", json!({})).unwrap();
+    assert_eq!(actual["actual"], 320 * MIB);
+    // 32 MiB of QEMU's own beside what the guest has.
+    let arrived = resident(&world, Side::B, "web1");
+    assert!(arrived < (320 + 64) * MIB, "{arrived} bytes behind a VM that gave 192 MiB back");
+
+    let mut moving = world.begin(&guest, Side::B, &[]);
+    moving.wait_for(Phase::FirstPass);
+    fill_to(Side::B, 512 * MIB);
+    drop(world.arrive(&guest, Side::B, moving));
+    let actual = world.own_qmp(Side::A, "web1").execute("query-balloon", json!({})).unwrap();
+    assert_eq!(actual["actual"], 512 * MIB);
 }
 
 /// Memory behind a VM's QEMU, in bytes.

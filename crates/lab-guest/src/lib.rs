@@ -3,6 +3,7 @@
 //! that puts them together inside the guest.
 
 pub mod content;
+pub mod disk;
 pub mod memory;
 pub mod orders;
 pub mod random;

@@ -10,6 +10,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use lab_guest::PAGE_BYTES;
 use lab_guest::content::Kind;
+use lab_guest::disk::Disk;
 use lab_guest::memory::{Area, Checked};
 use lab_guest::orders::Orders;
 use lab_guest::writer::{Pacer, Writer};
@@ -25,6 +27,8 @@ const TICK: Duration = Duration::from_millis(5);
 const COUNT_EVERY_TICKS: u64 = 10;
 const WRITER_STEP: Duration = Duration::from_millis(1);
 const PORT: &str = "/dev/ttyS1";
+const DISK: &str = "/dev/vda";
+const MODULES: &str = "/modules";
 
 /// All that the threads share.
 struct Guest {
@@ -34,6 +38,8 @@ struct Guest {
     fixed: Vec<Area>,
     writer: Mutex<Writer>,
     pacer: Mutex<Pacer>,
+    disk: Mutex<Option<Disk>>,
+    disk_pacer: Mutex<Pacer>,
     written: AtomicU64,
     ticks: AtomicU64,
     worst_tick_us: AtomicU64,
@@ -57,16 +63,19 @@ fn main() {
 fn run() -> std::io::Result<()> {
     mount("devtmpfs", "/dev")?;
     mount("proc", "/proc")?;
+    load_modules()?;
     let line = fs::read_to_string("/proc/cmdline")?;
     let orders: Orders = line.parse().map_err(std::io::Error::other)?;
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
     let port = open_port()?;
     let questions = BufReader::new(port.try_clone()?);
-    let guest = Arc::new(fill(orders, boot_id, port));
+    let guest = Arc::new(fill(orders, boot_id, port)?);
     let ticking = Arc::clone(&guest);
     thread::Builder::new().name("tick".to_owned()).spawn(move || tick(&ticking))?;
     let writing = Arc::clone(&guest);
     thread::Builder::new().name("writer".to_owned()).spawn(move || write(&writing))?;
+    let disk_writing = Arc::clone(&guest);
+    thread::Builder::new().name("disk".to_owned()).spawn(move || write_disk(&disk_writing))?;
     guest.say(&guest.greeting());
     for line in questions.lines() {
         let line = line?;
@@ -86,6 +95,24 @@ fn mount(kind: &str, at: &str) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Drivers. Those that need others, in whatever order this kernel has it, are
+/// tried again after them.
+fn load_modules() -> std::io::Result<()> {
+    let mut left: Vec<_> = fs::read_dir(MODULES)?.filter_map(|e| Some(e.ok()?.path())).collect();
+    let mut before = usize::MAX;
+    while left.len() < before {
+        before = left.len();
+        left.retain(|path| {
+            let module = File::open(path);
+            module.is_ok_and(|file| rustix::system::finit_module(file, c"", 0).is_err())
+        });
+    }
+    for path in left {
+        eprintln!("guest: the kernel does not take {}", path.display());
+    }
+    Ok(())
+}
+
 fn open_port() -> std::io::Result<File> {
     let port = OpenOptions::new().read(true).write(true).open(PORT)?;
     let mut settings = rustix::termios::tcgetattr(&port)?;
@@ -95,7 +122,7 @@ fn open_port() -> std::io::Result<File> {
     Ok(port)
 }
 
-fn fill(orders: Orders, boot_id: String, port: File) -> Guest {
+fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
     let mut first_page = 0;
     let mut area = |name, kind, bytes, rewritten| {
         let area = Area::fill(name, kind, orders.seed, first_page, bytes, rewritten);
@@ -111,17 +138,25 @@ fn fill(orders: Orders, boot_id: String, port: File) -> Guest {
     let writer = Writer::new(working_set, orders.order, orders.seed);
     let mut pacer = Pacer::default();
     pacer.set_rate(orders.rate);
-    Guest {
+    let disk = match orders.disk_bytes {
+        0 => None,
+        bytes => Some(Disk::fill(Path::new(DISK), orders.seed, bytes)?),
+    };
+    let mut disk_pacer = Pacer::default();
+    disk_pacer.set_rate(orders.disk_rate);
+    Ok(Guest {
         boot_id,
         orders,
         port: Mutex::new(port),
         fixed,
         writer: Mutex::new(writer),
         pacer: Mutex::new(pacer),
+        disk: Mutex::new(disk),
+        disk_pacer: Mutex::new(disk_pacer),
         written: AtomicU64::new(0),
         ticks: AtomicU64::new(0),
         worst_tick_us: AtomicU64::new(0),
-    }
+    })
 }
 
 /// Beats, before anything else that wants the CPU.
@@ -161,6 +196,23 @@ fn write(guest: &Guest) {
     }
 }
 
+fn write_disk(guest: &Guest) {
+    let mut last = Instant::now();
+    loop {
+        thread::sleep(WRITER_STEP);
+        let now = Instant::now();
+        let pages = lock(&guest.disk_pacer).pages_due(now - last);
+        last = now;
+        let mut disk = lock(&guest.disk);
+        let Some(written) = disk.as_mut().map(|disk| disk.write(pages)) else { return };
+        if let Err(error) = written {
+            // It holds what a check will find wrong.
+            eprintln!("guest: {DISK}: {error}");
+            return;
+        }
+    }
+}
+
 impl Guest {
     fn greeting(&self) -> String {
         format!("boot {} {}", self.boot_id, self.orders)
@@ -178,6 +230,7 @@ impl Guest {
         match verb {
             "hello" => Ok(self.greeting()),
             "check" => Ok(self.check()),
+            "check-disk" => self.check_disk(),
             "status" => Ok(self.status()),
             "forget" => {
                 self.worst_tick_us.store(0, Ordering::Relaxed);
@@ -210,8 +263,14 @@ impl Guest {
         let (wrong, first_wrong) = writer.wrong();
         let first_wrong = first_wrong.map(str::to_owned);
         checked.add(Checked { pages: 0, wrong, first_wrong });
-        let first = checked.first_wrong.unwrap_or_else(|| "none".to_owned());
-        format!("pages={} wrong={} first={first}", checked.pages, checked.wrong)
+        shown(checked)
+    }
+
+    fn check_disk(&self) -> Result<String, String> {
+        let mut disk = lock(&self.disk);
+        let disk = disk.as_mut().ok_or("there is no disk")?;
+        let checked = disk.check().map_err(|error| format!("{DISK}: {error}"))?;
+        Ok(format!("written={} {}", disk.written(), shown(checked)))
     }
 
     fn status(&self) -> String {
@@ -223,6 +282,11 @@ impl Guest {
             self.worst_tick_us.load(Ordering::Relaxed),
         )
     }
+}
+
+fn shown(checked: Checked) -> String {
+    let first = checked.first_wrong.unwrap_or_else(|| "none".to_owned());
+    format!("pages={} wrong={} first={first}", checked.pages, checked.wrong)
 }
 
 fn end(command: rustix::system::RebootCommand) -> Result<String, String> {

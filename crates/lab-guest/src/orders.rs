@@ -31,6 +31,10 @@ pub struct Orders {
     pub rate: u64,
     /// In which order.
     pub order: Order,
+    /// Bytes of the first disk that are filled, and rewritten in any order.
+    pub disk_bytes: u64,
+    /// Bytes rewritten there per second.
+    pub disk_rate: u64,
 }
 
 /// A kernel command line that holds no orders, or wrong ones.
@@ -50,6 +54,8 @@ impl fmt::Display for Orders {
             ("ws", self.working_set_bytes),
             ("rate", self.rate),
             ("sequential", u64::from(self.order == Order::Sequential)),
+            ("disk", self.disk_bytes),
+            ("disk_rate", self.disk_rate),
         ];
         for (index, (name, number)) in numbers.into_iter().enumerate() {
             let space = if index == 0 { "" } else { " " };
@@ -78,6 +84,8 @@ impl FromStr for Orders {
                 "zero" => orders.zero_bytes = number,
                 "ws" => orders.working_set_bytes = number,
                 "rate" => orders.rate = number,
+                "disk" => orders.disk_bytes = number,
+                "disk_rate" => orders.disk_rate = number,
                 "sequential" if number == 1 => orders.order = Order::Sequential,
                 "sequential" => orders.order = Order::Random,
                 _ => return Err(bad()),
@@ -101,6 +109,8 @@ mod tests {
             working_set_bytes: 5,
             rate: 6,
             order: Order::Sequential,
+            disk_bytes: 7,
+            disk_rate: 8,
         };
         let line = format!("console=ttyS0 quiet {orders} panic=0");
         assert_eq!(line.parse::<Orders>(), Ok(orders));

@@ -176,7 +176,19 @@ impl Guest {
     /// # Errors
     /// If it doesn't answer.
     pub fn check(&self) -> Result<Checked> {
-        let answer = self.ask("check")?;
+        self.checked("check")
+    }
+
+    /// Has it read and check all that it wrote to its disk.
+    ///
+    /// # Errors
+    /// If it doesn't answer, or has no disk.
+    pub fn check_disk(&self) -> Result<Checked> {
+        self.checked("check-disk")
+    }
+
+    fn checked(&self, command: &str) -> Result<Checked> {
+        let answer = self.ask(command)?;
         let field = |name: &str| {
             answer.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
         };
@@ -186,7 +198,7 @@ impl Guest {
                 let first_wrong = answer.split_once("first=").map_or("", |(_, first)| first);
                 Ok(Checked { pages, wrong, first_wrong: first_wrong.to_owned() })
             }
-            _ => Err(LabError::Guest { command: "check".to_owned(), answer }),
+            _ => Err(LabError::Guest { command: command.to_owned(), answer }),
         }
     }
 

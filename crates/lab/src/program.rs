@@ -37,9 +37,14 @@ pub(crate) fn run(command: &mut Command) -> Result<Output> {
 
 /// Runs it to its end, and gives its output if it succeeds.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
+    Ok(String::from_utf8_lossy(&bytes(command)?).into_owned())
+}
+
+/// The same for output that is not text.
+pub(crate) fn bytes(command: &mut Command) -> Result<Vec<u8>> {
     let output = run(command)?;
     if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        return Ok(output.stdout);
     }
     let text = if output.stderr.is_empty() { &output.stdout } else { &output.stderr };
     Err(LabError::Failed {

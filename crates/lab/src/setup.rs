@@ -79,8 +79,8 @@ pub fn ensure() -> Result<Kit> {
     let store = store();
     fs::create_dir_all(&store).at("create", &store)?;
     install::programs()?;
-    let kernel = download::kernel(&store)?;
-    let initrd = initramfs::build(&store)?;
+    let (kernel, modules) = download::kernel(&store)?;
+    let initrd = initramfs::build(&store, &modules)?;
     let qemu_system = system_qemu()?;
     let qemu_system_version = version::of(&qemu_system)?;
     let accelerator = accelerator::find(&store, &qemu_system, &kernel, &initrd)?;

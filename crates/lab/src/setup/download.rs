@@ -24,10 +24,23 @@ const QEMU_PACKAGES: [&str; 4] =
 const BACKPORTS: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
                          http://deb.debian.org/debian bookworm-backports main\n";
 
-/// The guests' kernel.
-pub(super) fn kernel(store: &Path) -> Result<PathBuf> {
-    let kernel = store.join("vmlinuz");
-    if kernel.is_file() {
+/// Drivers that kernel packages have as modules. One that isn't there is built
+/// in.
+const MODULES: [&str; 7] = [
+    "virtio",
+    "virtio_ring",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_balloon",
+];
+
+/// The guests' kernel, and the directory of its modules.
+pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
+    let home = store.join("kernel");
+    let kernel = (home.join("vmlinuz"), home.join("modules"));
+    if kernel.0.is_file() {
         return Ok(kernel);
     }
     let apt = Apt::new(store, "system", None)?;
@@ -42,15 +55,56 @@ pub(super) fn kernel(store: &Path) -> Result<PathBuf> {
     let scratch = Scratch::new(store, "kernel")?;
     apt.unpack(&[&package], &scratch.0)?;
     let boot = scratch.0.join("boot");
-    let found = fs::read_dir(&boot).at("list", &boot)?.filter_map(std::io::Result::ok);
-    let image = found
-        .map(|entry| entry.path())
+    let image = files(&boot)?
+        .into_iter()
         .find(|path| {
             path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"vmlinuz"))
         })
         .ok_or(LabError::Missing { what: format!("the kernel in {package}") })?;
-    fs::rename(&image, &kernel).at("create", &kernel)?;
+    let new = Scratch::new(store, "kernel-kept")?;
+    fs::rename(&image, new.0.join("vmlinuz")).at("take", &image)?;
+    keep_modules(&scratch.0.join("lib"), &new.0.join("modules"))?;
+    fs::rename(&new.0, &home).at("create", &home)?;
     Ok(kernel)
+}
+
+/// Copies modules out of a package, as the kernel takes them: not compressed.
+fn keep_modules(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).at("create", to)?;
+    let files = if from.is_dir() { files(from)? } else { Vec::new() };
+    for name in MODULES {
+        let is_it = |path: &&PathBuf| {
+            let file = path.file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
+            file.strip_prefix(name).is_some_and(|rest| rest.starts_with(".ko"))
+        };
+        let Some(path) = files.iter().find(is_it) else { continue };
+        let unpack = match path.extension().and_then(|end| end.to_str()) {
+            Some("xz") => Some("xz"),
+            Some("zst") => Some("zstd"),
+            _ => None,
+        };
+        let module = match unpack {
+            Some(program) => program::bytes(program::command(program).arg("-dc").arg(path))?,
+            None => fs::read(path).at("read", path)?,
+        };
+        let kept = to.join(format!("{name}.ko"));
+        fs::write(&kept, module).at("write", &kept)?;
+    }
+    Ok(())
+}
+
+/// All files below a directory.
+fn files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).at("list", dir)? {
+        let entry = entry.at("list", dir)?;
+        if entry.file_type().at("look at", entry.path())?.is_dir() {
+            found.extend(files(&entry.path())?);
+        } else {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
 }
 
 /// QEMU 10.0 from Debian's backports.

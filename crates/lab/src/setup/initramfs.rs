@@ -1,4 +1,5 @@
-//! The guests' initramfs: `lab-guest`, linked statically, as `/init`.
+//! The guests' initramfs: `lab-guest`, linked statically, as `/init`, and the
+//! drivers that the kernel doesn't have built in.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +13,7 @@ use crate::setup::{repository, say};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Builds it, if its program changed.
-pub(super) fn build(store: &Path) -> Result<PathBuf> {
+pub(super) fn build(store: &Path, modules: &Path) -> Result<PathBuf> {
     let initrd = store.join("initrd");
     let target = store.join("guest");
     let binary = target.join(TARGET).join("release/lab-guest");
@@ -29,7 +30,7 @@ pub(super) fn build(store: &Path) -> Result<PathBuf> {
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     program::output(&mut build)?;
     let program = fs::read(&binary).at("read", &binary)?;
-    let archive = pack(&program);
+    let archive = pack(&program, modules)?;
     if fs::read(&initrd).is_ok_and(|old| old == archive) {
         return Ok(initrd);
     }
@@ -40,12 +41,20 @@ pub(super) fn build(store: &Path) -> Result<PathBuf> {
     Ok(initrd)
 }
 
-fn pack(program: &[u8]) -> Vec<u8> {
+fn pack(program: &[u8], modules: &Path) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.directory("dev");
     archive.directory("proc");
     // The kernel opens it for /init before anything is mounted.
     archive.character_device("dev/console", 5, 1);
     archive.program("init", program);
-    archive.finish()
+    archive.directory("modules");
+    let entries = fs::read_dir(modules).at("list", modules)?.filter_map(std::io::Result::ok);
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    for path in paths {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        archive.program(&format!("modules/{name}"), &fs::read(&path).at("read", &path)?);
+    }
+    Ok(archive.finish())
 }

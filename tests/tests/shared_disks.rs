@@ -1,0 +1,75 @@
+//! A disk that both hosts see: the guest writes to it all the time, and the
+//! next host goes on with every byte.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use end_to_end::{MIB, Side, World, guest};
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::Link;
+
+const DISK_BYTES: u64 = 16 * MIB;
+
+/// A guest with a disk that lies where both hosts see it.
+fn with_disk(world: &World) -> (GuestSpec, PathBuf) {
+    // Host A's own directory, by the name it has for everybody.
+    let image = world.hosts.a.run_dir.join("disk.img");
+    File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
+    let mut spec = guest("256M", 2_000_000);
+    spec.orders.disk_bytes = DISK_BYTES;
+    spec.orders.disk_rate = 1_000_000;
+    let drive = format!("file={},format=raw,if=virtio", image.display());
+    spec.extra.extend(["-drive".to_owned(), drive]);
+    (spec, image)
+}
+
+fn assert_disk_intact(guest: &Guest) {
+    let checked = guest.check_disk().unwrap();
+    assert_eq!((checked.pages, checked.wrong), (DISK_BYTES / 4096, 0), "{checked:?}");
+}
+
+fn written(guest: &Guest) -> u64 {
+    let answer = guest.ask("check-disk").unwrap();
+    let written = answer.split(' ').find_map(|word| word.strip_prefix("written="));
+    written.unwrap().parse().unwrap()
+}
+
+/// That it is the same storage is found out, or said.
+#[test]
+fn go_there_and_back_under_writes() {
+    let world = World::new(Link::one(500));
+    let (spec, image) = with_disk(&world);
+    let guest = world.boot(&spec);
+    assert_disk_intact(&guest);
+    let mut before = written(&guest);
+    for args in [&[][..], &["--shared-disks"]] {
+        for side in [Side::A, Side::B] {
+            drop(world.migrate(&guest, side, args));
+            assert_disk_intact(&guest);
+            let now = written(&guest);
+            assert!(now > before, "it writes on: {before} pages, {now} now");
+            before = now;
+        }
+    }
+    let beside = std::fs::read_dir(image.parent().unwrap()).unwrap();
+    let left = beside.filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+    assert_eq!(left.filter(|name| name.starts_with(".droveway")).count(), 0);
+}
+
+/// The source takes its disk up again where it left it.
+#[test]
+fn stay_with_a_vm_that_stays() {
+    let world = World::new(Link::one(200));
+    let (mut spec, _) = with_disk(&world);
+    spec.orders.random_bytes = 64 * MIB;
+    let guest = world.boot(&spec);
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(api::Phase::FirstPass);
+    moving.interrupt();
+    assert!(!moving.wait().success);
+    world.assert_stayed(&guest, Side::A, pid);
+    assert_disk_intact(&guest);
+    drop(world.migrate(&guest, Side::A, &[]));
+    assert_disk_intact(&guest);
+}
