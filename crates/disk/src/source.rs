@@ -198,7 +198,9 @@ impl DiskSource {
     }
 
     /// Makes everything durable that was written before: waits until the
-    /// destination has it, then until it has flushed it.
+    /// destination has it, then until it has flushed it. A destination that has
+    /// given up acknowledges nothing: who hears of that stops the lanes, or
+    /// calls [`DiskSource::end`].
     ///
     /// # Errors
     /// If not all of it reached the destination, or can't be flushed there.

@@ -71,6 +71,15 @@ fn mirror(path: &Path, write: impl FnOnce(&Client<()>)) -> (Outcome, Option<Sink
         Arc::clone(&lanes) as Arc<dyn Carry>,
         move |disk| sink.flush(disk).map_err(|error| error.to_string()),
     );
+    // What control does in a migration: the source hears of it, and gives up.
+    let control = thread::spawn({
+        let lanes = Arc::clone(&lanes);
+        move || {
+            let failed = failed.recv().ok();
+            lanes.stop();
+            failed
+        }
+    });
     let (ours, qemus) = UnixStream::pair().unwrap();
     let serving = thread::spawn(move || {
         let mut connection = negotiate(ours, &[export()]).unwrap().unwrap();
@@ -84,7 +93,8 @@ fn mirror(path: &Path, write: impl FnOnce(&Client<()>)) -> (Outcome, Option<Sink
         Err(_) => drop(serving.join().unwrap().unwrap_err()),
     }
     lanes.stop();
-    (outcome, failed.try_recv().ok())
+    drop(destination);
+    (outcome, control.join().unwrap())
 }
 
 /// The mirror never has two writes under way that overlap; so neither here.

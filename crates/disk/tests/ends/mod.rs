@@ -207,7 +207,12 @@ impl Destination {
 
     pub(crate) fn lanes(&self, lanes: usize, encoding: Encoding) -> Arc<Lanes> {
         let endpoint = Endpoint { local: None, remote: self.address };
-        let plan = LanesPlan { endpoints: vec![endpoint; lanes], token: Token([1; 16]), encoding };
+        let plan = LanesPlan {
+            endpoints: vec![endpoint; lanes],
+            token: Token([1; 16]),
+            encoding,
+            sieve: None,
+        };
         Arc::new(Lanes::start(plan).unwrap())
     }
 }
