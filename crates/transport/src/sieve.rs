@@ -66,7 +66,7 @@ mod tests {
     fn a_sieve_that_finds_nothing_is_asked_more_rarely_until_it_finds_something() {
         let pool = Pool::new(SLOT_BYTES);
         let (sieve, mut sifting) = (Odd::default(), Sifting::default());
-        let mut batch = || {
+        let batch = || {
             let mut batch = pool.take().unwrap();
             (0..8).for_each(|page| batch.push_body(PageIndex(page), 4096 * page as usize));
             batch
