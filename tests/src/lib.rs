@@ -5,7 +5,7 @@
 mod moving;
 mod world;
 
-pub use moving::{Ended, Moving};
+pub use moving::{Ended, Frozen, Moving};
 pub use world::{Side, World, guest, own_qmp_argument, until};
 
 /// A MiB.

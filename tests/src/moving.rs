@@ -56,14 +56,23 @@ impl Moving {
             Phase::Prepare => "  preparing",
             Phase::FirstPass => "  first pass",
             Phase::LaterPass => "  pass ",
+            Phase::Stopped => "  stopped",
             other => panic!("{other:?} may be over before it is shown"),
         };
+        self.wait_line(shown);
+    }
+
+    /// Waits until it says something.
+    ///
+    /// # Panics
+    /// If it ends without.
+    pub fn wait_line(&mut self, text: &str) {
         loop {
             let mut line = String::new();
             let read = self.lines.read_line(&mut line).unwrap();
             self.said.push_str(&line);
-            assert_ne!(read, 0, "it ended before {phase:?}: {}", self.said);
-            if line.contains(shown) {
+            assert_ne!(read, 0, "it ended before it said {text:?}: {}", self.said);
+            if line.contains(text) {
                 return;
             }
         }
@@ -92,19 +101,51 @@ impl Moving {
     /// # Panics
     /// If it says something that isn't text.
     #[must_use]
-    pub fn wait_any(mut self) -> (bool, String, String) {
+    pub fn wait_any(self) -> (bool, String, String) {
+        let (status, output, said) = self.wait_status();
+        (status == Some(0), output, said)
+    }
+
+    /// The same with its exit code, if no signal ended it.
+    ///
+    /// # Panics
+    /// If it says something that isn't text.
+    #[must_use]
+    pub fn wait_status(mut self) -> (Option<i32>, String, String) {
         // A report fits no pipe: it is read before standard error ends.
         let mut output = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
         self.lines.read_to_string(&mut self.said).unwrap();
         let status = self.child.wait().unwrap();
-        (status.success(), output, self.said)
+        (status.code(), output, self.said)
     }
 }
 
 fn interrupt(pid: u32) {
+    signal(pid, Signal::INT);
+}
+
+fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         // It may have ended by itself.
-        let _ = kill_process(pid, Signal::INT);
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// A process that stands still until this is dropped.
+pub struct Frozen(u32);
+
+impl Frozen {
+    /// Has it stand still.
+    #[must_use]
+    pub fn new(pid: u32) -> Self {
+        signal(pid, Signal::STOP);
+        Self(pid)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        signal(self.0, Signal::CONT);
     }
 }

@@ -1,10 +1,13 @@
 //! Whoever cancels, and whenever: the VM goes on at its source, intact, and
 //! can be moved again.
 
+use std::fs;
+
 use api::{Outcome, Phase, Report};
-use end_to_end::{MIB, Moving, Side, World, guest};
+use end_to_end::{Frozen, MIB, Moving, Side, World, guest, own_qmp_argument, until};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
+use qemu::qmp::RunState;
 
 /// Writes more than the link carries: its migration has no end.
 fn busy() -> GuestSpec {
@@ -67,4 +70,101 @@ fn of_the_classic_stream_and_before_anything_has_begun() {
     }
     guest.ask("rate 1000000").unwrap();
     drop(world.migrate(&guest, Side::A, &["--tap", "classic"]));
+}
+
+/// QEMU has stopped the VM, and its last pages are on their way, when the
+/// destination stands still.
+#[test]
+fn while_the_vm_is_stopped() {
+    for tap in ["multifd", "classic"] {
+        let world = World::new(Link::one(200));
+        let guest = world.boot(&busy());
+        let pid = world.vm(Side::A, "web1").unwrap().pid;
+        let mut moving = world.begin(&guest, Side::A, &["--tap", tap, "--downtime-ms", "4000"]);
+        moving.wait_for(Phase::Stopped);
+        let frozen = Frozen::new(world.agent(Side::B).pid());
+        moving.interrupt();
+        let ended = moving.wait();
+        drop(frozen);
+        assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);
+        assert_eq!(ended.report.phases.last().unwrap().phase, Phase::Stopped);
+        world.assert_stayed(&guest, Side::A, pid);
+        guest.ask("rate 1000000").unwrap();
+        drop(world.migrate(&guest, Side::A, &["--tap", tap]));
+    }
+}
+
+/// Everything has arrived and the source's QEMU is through, but the
+/// destination's hangs in its load.
+#[test]
+fn while_the_destination_loads() {
+    let world = World::new(Link::one(1000));
+    let mut spec = guest("256M", 1_000_000);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
+    let owners = world.own_qmp(Side::A, "web1");
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    let arriving = world.vm(Side::B, "web1").unwrap().pid;
+    let frozen = Frozen::new(arriving);
+    until("the source's QEMU is through", || owners.run_state().unwrap() == RunState::PostMigrate);
+    moving.interrupt();
+    let ended = moving.wait();
+    assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);
+    until("what arrived is gone", || world.vms(Side::B).is_empty());
+    drop(frozen);
+    // A QEMU that had to be killed leaves the sockets that its owner asked for.
+    for socket in ["web1.talk", "web1.own"] {
+        fs::remove_file(world.host(Side::B).run_dir.join(socket)).unwrap();
+    }
+    world.assert_stayed(&guest, Side::A, pid);
+    drop(world.migrate(&guest, Side::A, &[]));
+}
+
+/// Who presses Ctrl-C twice does not wait. It is cancelled all the same.
+#[test]
+fn without_waiting_for_it() {
+    let world = World::new(Link::one(200));
+    let guest = world.boot(&busy());
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::LaterPass);
+    // Its QEMU takes long to end it.
+    let frozen = Frozen::new(pid);
+    moving.interrupt();
+    moving.wait_line("Cancelling");
+    moving.interrupt();
+    let (code, output, said) = moving.wait_status();
+    assert_eq!((code, output.as_str()), (Some(130), ""), "{said}");
+    assert!(said.contains("is being cancelled"), "{said}");
+    drop(frozen);
+    until("it is cancelled", || world.vm(Side::A, "web1").unwrap().migration.is_none());
+    world.assert_stayed(&guest, Side::A, pid);
+    guest.ask("rate 1000000").unwrap();
+    drop(world.migrate(&guest, Side::A, &[]));
+}
+
+/// Nobody has to wait for an agent that doesn't answer, or believe that it
+/// heard.
+#[test]
+fn of_an_agent_that_does_not_answer() {
+    let world = World::new(Link::one(200));
+    let guest = world.boot(&busy());
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::LaterPass);
+    let id = world.vm(Side::A, "web1").unwrap().migration.unwrap();
+    let frozen = Frozen::new(world.agent(Side::A).pid());
+    moving.interrupt();
+    moving.wait_line("Cancelling");
+    moving.interrupt();
+    let (code, _, said) = moving.wait_status();
+    assert_eq!(code, Some(130), "{said}");
+    assert!(said.contains(&format!("`droveway cancel {id}` asks again")), "{said}");
+    drop(frozen);
+    // It may have heard it after all.
+    drop(world.agent(Side::A).command(&world.hosts.a, &["cancel", &id]).output().unwrap());
+    until("it is cancelled", || world.vm(Side::A, "web1").unwrap().migration.is_none());
+    world.assert_stayed(&guest, Side::A, pid);
 }

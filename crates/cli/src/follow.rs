@@ -1,6 +1,8 @@
 //! `migrate` and `cancel`: start a migration, show it, let Ctrl-C cancel it.
 
+use std::pin::Pin;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use api::{MigrationStarted, Outcome, Progress, Report};
 use hyper::Method;
@@ -14,6 +16,8 @@ use crate::{summary, vms};
 
 /// What a shell expects of a command that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
+/// Whoever leaves without waiting waits this long for the agent to hear it.
+const ASK_MAX: Duration = Duration::from_secs(1);
 
 pub(crate) async fn migrate(client: &Client, args: MigrateArgs) -> Result<ExitCode, Problem> {
     let json = args.json;
@@ -28,11 +32,20 @@ pub(crate) async fn migrate(client: &Client, args: MigrateArgs) -> Result<ExitCo
     display.clear();
     let last = match followed? {
         Followed::Ended(last) => last,
-        Followed::Left => {
+        Followed::Left { heard } => {
+            let id = started.id;
             eprintln!(
-                "droveway: no longer watching. Migration {id} was asked to cancel; \
-                 `droveway report {id}` says how it ends",
-                id = started.id
+                "droveway: no longer watching. {}",
+                if heard {
+                    format!(
+                        "Migration {id} is being cancelled; `droveway report {id}` says how it ends"
+                    )
+                } else {
+                    format!(
+                        "The agent has not answered: migration {id} may go on. `droveway cancel {id}` \
+                     asks again"
+                    )
+                }
             );
             return Ok(ExitCode::from(INTERRUPTED));
         }
@@ -80,12 +93,16 @@ async fn request_cancel(client: &Client, id: &str) -> Result<(), Problem> {
 enum Followed {
     /// It has ended, one way or the other.
     Ended(Box<Progress>),
-    /// The person went away.
-    Left,
+    /// The person went away, after the agent heard that it is to cancel, or
+    /// not.
+    Left {
+        /// Whether it did.
+        heard: bool,
+    },
 }
 
 /// Shows progress until the migration ends. The first signal cancels it, the
-/// second stops watching.
+/// second stops watching, even if the agent has not answered the first.
 async fn follow(
     client: &Client,
     id: &str,
@@ -94,6 +111,7 @@ async fn follow(
 ) -> Result<Followed, Problem> {
     let mut lines = client.lines(&format!("/v1/migrations/{}/progress", segment(id))).await?;
     let mut asked = false;
+    let mut cancelling = std::pin::pin!(None);
     loop {
         tokio::select! {
             line = lines.next::<Progress>() => match line? {
@@ -110,19 +128,35 @@ async fn follow(
             },
             () = signals.next() => {
                 if asked {
-                    return Ok(Followed::Left);
+                    // It is to be heard also if the second press came at once.
+                    let asking = cancelling.is_some();
+                    let answered = tokio::time::timeout(ASK_MAX, answer(cancelling.as_mut()));
+                    return Ok(Followed::Left { heard: !asking || answered.await.is_ok() });
                 }
                 asked = true;
-                match request_cancel(client, id).await {
-                    Ok(()) => display.say(
-                        "Cancelling; the VM stays where it is. Ctrl-C again: don't wait for it."
-                    ),
+                display.say(
+                    "Cancelling; the VM stays where it is. Ctrl-C again: don't wait for it."
+                );
+                cancelling.set(Some(request_cancel(client, id)));
+            }
+            answer = answer(cancelling.as_mut()) => {
+                cancelling.set(None);
+                match answer {
+                    Ok(()) => {}
                     // Past the point of no return; the VM arrives.
                     Err(Problem::Refused(why)) => display.say(&format!("Not cancelled: {why}")),
                     Err(problem) => return Err(problem),
                 }
             }
         }
+    }
+}
+
+/// What comes of a request, if there is one.
+async fn answer<T>(request: Pin<&mut Option<impl Future<Output = T>>>) -> T {
+    match request.as_pin_mut() {
+        Some(request) => request.await,
+        None => std::future::pending().await,
     }
 }
 

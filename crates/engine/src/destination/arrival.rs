@@ -6,11 +6,13 @@
 
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, select};
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use qemu::incoming::Incoming;
+use qemu::machine::Machine;
 use qemu::ram_blocks::{RamBlocks, Reached};
 use wire::{Announced, Prepare, Prepared, ToDestination, ToSource, Token};
 
@@ -120,11 +122,7 @@ impl Arrival<'_> {
         }
     }
 
-    fn load_and_run(
-        &self,
-        guard: &mut Guard,
-        machine: &Arc<qemu::machine::Machine>,
-    ) -> Result<(), End> {
+    fn load_and_run(&self, guard: &mut Guard, machine: &Machine) -> Result<(), End> {
         let incoming = Incoming::of(machine).map_err(End::failed)?;
         let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start(stream, self.shared.local.pool_bytes).map_err(End::failed)?;
@@ -137,7 +135,7 @@ impl Arrival<'_> {
         self.say(&ToSource::Prepared(prepared))?;
 
         let tail = self.take_stream(&ram.reached, &feeder)?;
-        self.load(&incoming, &feeder, &tail)?;
+        self.load(machine, &incoming, &feeder, &tail)?;
         self.say(&ToSource::Loaded)?;
         let run = self.hear_verdict()?;
         self.commit(guard, &incoming, run, feeder.high_water_bytes())
@@ -220,11 +218,40 @@ impl Arrival<'_> {
         self.say(&said)
     }
 
-    fn load(&self, incoming: &Incoming, feeder: &Feeder, tail: &[u8]) -> Result<(), End> {
+    /// Has QEMU load the VM. Nothing but the source's end of the migration can
+    /// be heard meanwhile: it ends a QEMU that hangs in its load, too.
+    fn load(
+        &self,
+        machine: &Machine,
+        incoming: &Incoming,
+        feeder: &Feeder,
+        tail: &[u8],
+    ) -> Result<(), End> {
         self.lanes.end();
-        feeder.tail(tail).map_err(|error| End::failed(incoming.explain(&error)))?;
-        feeder.finish().map_err(|error| End::failed(incoming.explain(&error)))?;
-        incoming.wait_loaded(LOAD_MAX).map_err(End::failed)
+        let (done, over) = bounded::<()>(0);
+        thread::scope(|scope| {
+            let watch = || {
+                let heard = select! {
+                    recv(self.hear) -> heard => heard,
+                    recv(over) -> _ => return None,
+                };
+                feeder.stop();
+                if let Err(error) = machine.quit() {
+                    tracing::warn!(%error, "the QEMU that loads the VM can't be ended");
+                }
+                let gone = || End::Over("the source's connection has ended".to_owned());
+                Some(heard.map_or_else(|_| gone(), ended))
+            };
+            let watching = thread::Builder::new().name("load-watch".to_owned());
+            let watching = watching.spawn_scoped(scope, watch).map_err(End::failed)?;
+            let loaded = feed_tail(incoming, feeder, tail);
+            drop(done);
+            match watching.join() {
+                Ok(None) => loaded,
+                Ok(Some(end)) => Err(end),
+                Err(fault) => std::panic::resume_unwind(fault),
+            }
+        })
     }
 
     /// Whether to run it (and not keep it paused); or it stays at the source.
@@ -283,6 +310,12 @@ impl Arrival<'_> {
     fn say(&self, message: &ToSource) -> Result<(), End> {
         self.link.say(message).map_err(|error| End::Over(error.to_string()))
     }
+}
+
+fn feed_tail(incoming: &Incoming, feeder: &Feeder, tail: &[u8]) -> Result<(), End> {
+    feeder.tail(tail).map_err(|error| End::failed(incoming.explain(&error)))?;
+    feeder.finish().map_err(|error| End::failed(incoming.explain(&error)))?;
+    incoming.wait_loaded(LOAD_MAX).map_err(End::failed)
 }
 
 fn adopt(arriving: &mut Option<Box<dyn Arriving>>) {
