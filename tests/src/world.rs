@@ -305,6 +305,14 @@ impl World {
         until("no socket is left", || self.files(side, "").iter().all(|name| known(name)));
     }
 
+    /// Removes what a VM's owner had its QEMU make, as QEMU itself does unless it
+    /// was killed, or ended before it was up.
+    pub fn remove_own_sockets(&self, side: Side, name: &str) {
+        for end in ["talk", "own"] {
+            let _ = fs::remove_file(self.host(side).run_dir.join(format!("{name}.{end}")));
+        }
+    }
+
     /// On a host nothing runs but its agent and these, and its agent has no
     /// child besides them.
     ///

@@ -1,8 +1,6 @@
 //! Whoever cancels, and whenever: the VM goes on at its source, intact, and
 //! can be moved again.
 
-use std::fs;
-
 use api::{Outcome, Phase, Report};
 use end_to_end::{Frozen, MIB, Moving, Side, World, guest, own_qmp_argument, until};
 use lab::guest::{Guest, GuestSpec};
@@ -114,10 +112,7 @@ fn while_the_destination_loads() {
     assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);
     until("what arrived is gone", || world.vms(Side::B).is_empty());
     drop(frozen);
-    // A QEMU that had to be killed leaves the sockets that its owner asked for.
-    for socket in ["web1.talk", "web1.own"] {
-        fs::remove_file(world.host(Side::B).run_dir.join(socket)).unwrap();
-    }
+    world.remove_own_sockets(Side::B, "web1");
     world.assert_stayed(&guest, Side::A, pid);
     drop(world.migrate(&guest, Side::A, &[]));
 }

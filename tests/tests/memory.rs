@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use api::Phase;
+use api::{Outcome, Phase};
 use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
 use lab::hosts::Link;
 use serde_json::json;
@@ -95,6 +95,60 @@ fn a_guest_with_a_balloon() {
     drop(world.arrive(&guest, Side::B, moving));
     let actual = world.own_qmp(Side::A, "web1").execute("query-balloon", json!({})).unwrap();
     assert_eq!(actual["actual"], 512 * MIB);
+}
+
+/// The kernel's pool of huge pages, as it was before when this is dropped.
+struct HugePages(String);
+
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
+impl HugePages {
+    fn set(count: u64) {
+        fs::write(POOL, count.to_string()).unwrap();
+        let has: u64 = fs::read_to_string(POOL).unwrap().trim().parse().unwrap();
+        assert!(has >= count, "the kernel gives {has} huge pages of {count}: no memory is whole");
+    }
+
+    fn reserve(count: u64) -> Self {
+        let before = Self(fs::read_to_string(POOL).unwrap());
+        Self::set(count);
+        before
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = fs::write(POOL, &self.0);
+    }
+}
+
+/// RAM in huge pages, which are there for the source alone at first.
+#[test]
+fn huge_pages() {
+    const PAGES: u64 = 256 / 2;
+    // After the world: its VMs need the pages until they are gone.
+    let _pool = HugePages::reserve(PAGES);
+    let world = World::new(Link::one(1000));
+    let mut spec = guest("256M", 5_000_000);
+    spec.machine += ",memory-backend=huge";
+    let backend = "memory-backend-memfd,id=huge,size=256M,hugetlb=on,hugetlbsize=2M";
+    spec.extra.extend(["-object", backend].map(str::to_owned));
+    let guest = world.boot(&spec);
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let ended = world.begin(&guest, Side::A, &[]).wait();
+    let Outcome::Failed(why) = &ended.report.outcome else { panic!("{}", ended.said) };
+    assert!(why.contains("host-b does not take the VM") && why.contains("memory"), "{why}");
+    world.remove_own_sockets(Side::B, "web1");
+    world.assert_stayed(&guest, Side::A, pid);
+
+    HugePages::set(2 * PAGES);
+    for side in [Side::A, Side::B] {
+        assert_eq!(world.migrate(&guest, side, &[]).placement, "mapped");
+        let pid = world.vm(side.other(), "web1").unwrap().pid;
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let huge = status.lines().find_map(|line| line.strip_prefix("HugetlbPages:")).unwrap();
+        assert!(!huge.trim().starts_with('0'), "{status}");
+    }
 }
 
 /// Memory behind a VM's QEMU, in bytes.
