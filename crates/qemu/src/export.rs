@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::fs::OFlags;
 use serde_json::json;
 
 use crate::disks::{Disk, Format, PreparedImage, disks};
@@ -286,13 +287,23 @@ fn checked(image: &PreparedImage, disk: &Disk, shape: &Shape) -> Result<File, St
     let there = fs::metadata(&used).map_err(|error| format!("{}: {error}", used.display()))?;
     // Where it would be another, the copy would go where nobody looked before.
     if identity(&file.metadata().map_err(words)?) == identity(&there) {
-        return Ok(file);
+        return if disk.direct {
+            past_the_cache(&file).map_err(words).map(|()| file)
+        } else {
+            Ok(file)
+        };
     }
     Err(format!(
         "its image is {}, and {} was prepared: give it with --set OLD=NEW",
         used.display(),
         image.path.display()
     ))
+}
+
+/// QEMU 10 takes no file that is open otherwise than it would open it.
+fn past_the_cache(file: &File) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    Ok(rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT)?)
 }
 
 fn identity(file: &Metadata) -> (u64, u64) {

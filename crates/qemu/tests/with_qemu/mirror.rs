@@ -63,20 +63,30 @@ fn taken(path: &Path) -> u64 {
 /// 20 MiB of content and 8 MiB of zeros that take up room.
 struct Source {
     vm: Vm,
+    cache: &'static str,
     images: tempfile::TempDir,
 }
 
 fn drives(dir: &Path) -> String {
+    drives_with(dir, "writeback")
+}
+
+fn drives_with(dir: &Path, cache: &str) -> String {
     let dir = dir.display();
     format!(
-        "{PLAIN} -drive if=none,id=d0,format=raw,file={dir}/raw -device virtio-blk-pci,drive=d0 \
-         -drive if=none,id=d1,format=qcow2,file={dir}/qcow2 \
+        "{PLAIN} -drive if=none,id=d0,format=raw,cache={cache},file={dir}/raw \
+         -device virtio-blk-pci,drive=d0 \
+         -drive if=none,id=d1,format=qcow2,cache={cache},file={dir}/qcow2 \
          -device virtio-blk-pci,drive=d1,id=disk1"
     )
 }
 
 impl Source {
     fn start() -> Self {
+        Self::start_with("writeback")
+    }
+
+    fn start_with(cache: &'static str) -> Self {
         let images = tempfile::tempdir().unwrap();
         for format in FORMATS {
             let path = images.path().join(format);
@@ -86,8 +96,8 @@ impl Source {
             fs::copy(&path, images.path().join(format!("{format}.before"))).unwrap();
         }
         let dir = tempfile::tempdir().unwrap();
-        let machine = try_start(&drives(images.path()), dir.path()).unwrap();
-        Self { vm: Vm { machine: Some(machine), dir }, images }
+        let machine = try_start(&drives_with(images.path(), cache), dir.path()).unwrap();
+        Self { vm: Vm { machine: Some(machine), dir }, cache, images }
     }
 
     fn disks(&self) -> Vec<Disk> {
@@ -143,7 +153,7 @@ impl Destination {
 
     fn in_directory(source: &Source, disks: &[Disk], images: tempfile::TempDir) -> Self {
         let prepared = prepared(source, disks, images.path());
-        let vm = wait_for(&drives(images.path()), TYPE);
+        let vm = wait_for(&drives_with(images.path(), source.cache), TYPE);
         let incoming = Incoming::of(&vm).unwrap();
         let nbd = vm.dir.path().join("nbd");
         let exports = Exports::start(Arc::clone(&vm.qmp), &nbd, prepared.images()).unwrap();
@@ -178,12 +188,17 @@ impl Destination {
 
 #[test]
 fn a_vm_moves_with_its_disks() {
-    let source = Source::start();
+    for cache in ["writeback", "none"] {
+        moves_with_its_disks(&Source::start_with(cache));
+    }
+}
+
+fn moves_with_its_disks(source: &Source) {
     let disks = source.disks();
     let names: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
     assert_eq!(names, ["d0", "d1"]);
-    let mut there = Destination::of(&source, &disks);
-    let mirrors = there.mirrors(&source, &disks);
+    let mut there = Destination::of(source, &disks);
+    let mirrors = there.mirrors(source, &disks);
     for round in 1..=20 {
         let (at, pattern) = (format!("{}M", 40 + round), 100 + round);
         write(&source.vm.qmp, "d0", pattern, &at, "1M");
@@ -197,7 +212,7 @@ fn a_vm_moves_with_its_disks() {
 
     let running = mirrors.finish(WAIT).unwrap_err();
     assert!(matches!(running, MirrorError::Running), "{running}");
-    let (outgoing, _at) = there.migrate(&source);
+    let (outgoing, _at) = there.migrate(source);
     outgoing.wait_pre_switchover(WAIT).unwrap();
     // What the guest wrote last is not in the copies when they are drained.
     write(&source.vm.qmp, "d0", 201, "200M", "8M");
