@@ -10,6 +10,7 @@ use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
 use engine::{Arriving, Host, Local, Peer, Refusal, SourceVm, Watch};
 use parking_lot::Mutex;
 use qemu::machine::{Machine, Start, start};
+use test_dir::TestDir;
 
 fn qemu() -> String {
     std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
@@ -67,10 +68,11 @@ struct Ended {
     report: Report,
     source: Arc<Machine>,
     destination: Option<Arc<Machine>>,
+    _dir: TestDir,
 }
 
 fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = TestDir::new();
     let sub = |name: &str| {
         let path = dir.path().join(name);
         std::fs::create_dir(&path).unwrap();
@@ -99,7 +101,7 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
     let report = engine::migrate(&local("host-a", sub("a-scratch")), &peer, vm, &request, &watch);
     drop(server);
     let destination = here.lock().take();
-    Ended { report, source, destination }
+    Ended { report, source, destination, _dir: dir }
 }
 
 fn progress() -> Progress {

@@ -1,20 +1,20 @@
 use std::sync::mpsc::channel;
 
 use api::{RunRequest, StopHow, VmStatus};
-use tempfile::TempDir;
+use test_dir::TestDir;
 
 use super::*;
 use crate::state::StateDir;
 
 struct Site {
     registry: Arc<Registry>,
-    _dir: TempDir,
+    _dir: TestDir,
 }
 
 impl Site {
     /// A host with one VM, `web1`: a QEMU without a guest.
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = TestDir::new();
         let state = StateDir::open(dir.path()).unwrap();
         let registry = Arc::new(Registry::open(state).unwrap());
         let qemu =

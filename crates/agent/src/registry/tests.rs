@@ -5,6 +5,7 @@ use std::time::Duration;
 use api::{StopEnd, StopHow};
 use qemu::machine::Start;
 use qemu::process::Process;
+use test_dir::TestDir;
 
 use super::*;
 use crate::vm::Standing;
@@ -58,7 +59,7 @@ fn leave_behind(dir: &Path, standing: Option<Standing>, incoming: bool) -> u32 {
 
 #[test]
 fn a_vm_is_started_shown_found_again_and_stopped() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = TestDir::new();
     let registry = open(dir.path());
     let started = registry.run(&request("web1")).unwrap();
     assert_eq!((started.status, started.ram_bytes), (VmStatus::Paused, 32 << 20));
@@ -82,7 +83,7 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
 
 #[test]
 fn a_dead_vm_stays_until_it_is_stopped() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = TestDir::new();
     let registry = open(dir.path());
     let pid = registry.run(&request("web1")).unwrap().pid;
     Process::now(pid).unwrap().kill().unwrap();
@@ -98,7 +99,7 @@ fn a_dead_vm_stays_until_it_is_stopped() {
 
 #[test]
 fn a_qemu_that_does_not_start_leaves_nothing() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = TestDir::new();
     let registry = open(dir.path());
     let mut wrong = request("web1");
     wrong.argv.extend(["-machine".to_owned(), "nonsense".to_owned()]);
@@ -110,7 +111,7 @@ fn a_qemu_that_does_not_start_leaves_nothing() {
 
 #[test]
 fn one_thing_happens_to_a_vm_at_a_time() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = TestDir::new();
     let registry = open(dir.path());
     registry.run(&request("web1")).unwrap();
     registry.begin_move("web1", "deadbeef").unwrap();
@@ -128,7 +129,7 @@ fn one_thing_happens_to_a_vm_at_a_time() {
 
 #[test]
 fn a_name_that_is_claimed_is_free_again_when_nothing_came_of_it() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = TestDir::new();
     let registry = open(dir.path());
     let claim = registry.expect("web1", "deadbeef").unwrap();
     assert!(!registry.is_free("web1"));
@@ -145,7 +146,7 @@ fn a_name_that_is_claimed_is_free_again_when_nothing_came_of_it() {
 #[test]
 fn half_an_arrival_is_removed_after_a_crash() {
     for standing in [Some(Standing::Arriving), None] {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = TestDir::new();
         let pid = leave_behind(dir.path(), standing, true);
         let registry = open(dir.path());
         assert!(registry.list().is_empty());
@@ -156,7 +157,7 @@ fn half_an_arrival_is_removed_after_a_crash() {
 
 #[test]
 fn a_vm_that_runs_is_kept_even_if_its_record_came_too_late() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = TestDir::new();
     let pid = leave_behind(dir.path(), Some(Standing::Arriving), false);
     let registry = open(dir.path());
     let kept = registry.show("web1").unwrap();
@@ -166,7 +167,7 @@ fn a_vm_that_runs_is_kept_even_if_its_record_came_too_late() {
 
 #[test]
 fn what_is_no_vm_is_left_alone() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = TestDir::new();
     let state = StateDir::open(dir.path()).unwrap();
     fs::write(state.vms().join("README"), "").unwrap();
     fs::create_dir(state.vms().join("-x")).unwrap();

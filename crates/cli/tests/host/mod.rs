@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
+use test_dir::TestDir;
 
 const DROVEWAY: &str = env!("CARGO_BIN_EXE_droveway");
 const READY_MAX: Duration = Duration::from_secs(30);
@@ -20,7 +20,7 @@ pub(crate) fn qemu() -> String {
 /// Some hosts, on loopback: each an agent with a directory of its own.
 pub(crate) struct Hosts {
     pub(crate) hosts: Vec<Host>,
-    pub(crate) dir: TempDir,
+    pub(crate) dir: TestDir,
 }
 
 pub(crate) struct Host {
@@ -32,7 +32,7 @@ pub(crate) struct Host {
 
 impl Hosts {
     pub(crate) fn new<const N: usize>(names: [&str; N]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = TestDir::new();
         // Held together, so that no two are the same.
         let ports: Vec<TcpListener> =
             names.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();

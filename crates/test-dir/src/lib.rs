@@ -1,0 +1,91 @@
+//! For tests: a directory that takes the processes with it that were started in
+//! it.
+//!
+//! QEMU is meant to outlive whoever started it, a test that fails included. But
+//! what it and agents write goes to a log in the test's directory, and by that
+//! they are found.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// A killed process takes less to be gone.
+const GONE_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// A directory that goes with this value, and with it all processes whose
+/// standard output is a file in it.
+#[derive(Debug)]
+pub struct TestDir(tempfile::TempDir);
+
+impl TestDir {
+    /// Makes one.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "a directory is no default")]
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory for the test"))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        let killed: Vec<OwnedFd> = processes().filter_map(|pid| end(pid, self.path())).collect();
+        for pidfd in killed {
+            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&GONE_MAX));
+        }
+    }
+}
+
+fn processes() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// Kills the process if it writes into `dir`.
+fn end(pid: i32, dir: &Path) -> Option<OwnedFd> {
+    // Held before it is looked at, so that it is not another one by then.
+    let pidfd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+    let output = fs::read_link(format!("/proc/{pid}/fd/1")).ok()?;
+    if !output.starts_with(dir) {
+        return None;
+    }
+    eprintln!("a test leaves process {pid}: ended");
+    pidfd_send_signal(&pidfd, Signal::KILL).ok()?;
+    Some(pidfd)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn what_writes_there_ends_and_nothing_else() {
+        let dir = TestDir::new();
+        let other = TestDir::new();
+        let start = |dir: &TestDir| {
+            let log = fs::File::create(dir.path().join("log")).unwrap();
+            Command::new("cat").stdin(Stdio::piped()).stdout(log).spawn().unwrap()
+        };
+        let (mut ours, mut theirs) = (start(&dir), start(&other));
+        let path = dir.path().to_owned();
+        drop(dir);
+        assert!(!ours.wait().unwrap().success());
+        assert!(!path.exists());
+        assert_eq!(theirs.try_wait().unwrap(), None);
+        drop(other);
+        assert!(!theirs.wait().unwrap().success());
+    }
+}
