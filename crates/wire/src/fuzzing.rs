@@ -1,10 +1,11 @@
 //! Entry points for the fuzzers (`fuzz/`), and for the seeded runs in this
 //! crate's tests: whatever a peer sends is read or refused, within the caps.
 
-use page::{BATCH_PAGES, BLOCK_BYTES_MAX, PAGE_BYTES, Pool, SLOT_BYTES};
+use page::{BATCH_PAGES, BLOCK_BYTES_MAX, DiskId, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 
 use crate::{
-    Ack, FILLS_MAX, LaneHeader, Preamble, Reply, Tables, ToDestination, ToSource, read_frame,
+    Ack, BatchHeader, BlockHeader, FILLS_MAX, Frame, Kind, LaneHeader, Preamble, Reply, Tables,
+    ToDestination, ToSource, Token, read_frame,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
@@ -55,50 +56,126 @@ pub fn control(bytes: &[u8]) {
     }
     let mut rest = bytes;
     while let Ok(Some(frame)) = read_frame(&mut rest) {
-        if let crate::Frame::Message(json) = frame {
+        if let Frame::Message(json) = frame {
             let _ = serde_json::from_slice::<ToDestination>(&json);
             let _ = serde_json::from_slice::<ToSource>(&json);
         }
     }
 }
 
+/// Sound lanes in small, to mutate: batches of pages and of blocks, in each
+/// encoding, and acknowledgements.
+///
+/// # Panics
+/// Never: its pools are open.
+#[must_use]
+pub fn seed_lanes() -> Vec<Vec<u8>> {
+    let mut seeds: Vec<Vec<u8>> = (0..3)
+        .flat_map(|encoding| {
+            let mut pages = Vec::new();
+            seed_pages(encoding, 9, 9, &mut pages);
+            let mut blocks = Vec::new();
+            seed_blocks(encoding, &mut blocks);
+            [pages, blocks]
+        })
+        .collect();
+    let mut long = Vec::new();
+    for (bodies, fills) in [(0, 5), (5, 0), (1, 1)] {
+        seed_pages(0, bodies, fills, &mut long);
+        seed_blocks(0, &mut long);
+    }
+    seeds.push(long);
+    seeds.push((0..4).flat_map(|placed| Ack { placed: placed * 5 }.to_bytes()).collect());
+    seeds
+}
+
+fn seed_pages(encoding: u8, bodies: u32, fills: u32, out: &mut Vec<u8>) {
+    let mut batch = Pool::new(SLOT_BYTES).take().expect("an open pool");
+    for page in 0..bodies {
+        batch.push_body(PageIndex(page * 3), page as usize * PAGE_BYTES);
+    }
+    for page in 0..fills {
+        batch.push_fill(PageIndex(page * 5), page.to_le_bytes()[0]);
+    }
+    let payload = if encoding == 0 { bodies as usize * PAGE_BYTES } else { 300 };
+    BatchHeader::write_for(&batch, encoding, payload, out);
+    out.resize(out.len() + payload, 7);
+}
+
+fn seed_blocks(encoding: u8, out: &mut Vec<u8>) {
+    let mut batch = Pool::new(SLOT_BYTES).take_blocks().expect("an open pool");
+    (batch.disk, batch.sequence, batch.offset) = (DiskId(1), 77, 1 << 30);
+    batch.push_data(512);
+    batch.push_zero(16 << 20);
+    batch.push_data(1024);
+    let payload = if encoding == 0 { 1536 } else { 100 };
+    BlockHeader::write_for(&batch, encoding, payload, out);
+    out.resize(out.len() + payload, 9);
+}
+
+/// Sound beginnings of connections, and frames of both ends.
+///
+/// # Panics
+/// Never: vectors take what is written to them.
+#[must_use]
+pub fn seed_controls() -> Vec<Vec<u8>> {
+    let lane = Kind::Lane { number: 3, token: Token([9; 16]) };
+    let mut seeds = vec![
+        Preamble { kind: Kind::Control }.to_bytes().to_vec(),
+        Preamble { kind: lane }.to_bytes().to_vec(),
+        Reply::Welcome.to_bytes().to_vec(),
+        Reply::UnknownToken.to_bytes().to_vec(),
+        Reply::OtherVersion.to_bytes().to_vec(),
+    ];
+    let mut all = Vec::new();
+    for message in MESSAGES {
+        let frame = Frame::Message(message.as_bytes().to_vec());
+        let mut one = Vec::new();
+        frame.write_to(&mut one).expect("a vector takes it");
+        all.extend_from_slice(&one);
+        seeds.push(one);
+    }
+    Frame::Head(vec![5; 30]).write_to(&mut all).expect("a vector takes it");
+    Frame::write_residue(false, &[1, 2, 3], &mut all).expect("a vector takes it");
+    Frame::write_residue(true, &[4; 99], &mut all).expect("a vector takes it");
+    seeds.push(all);
+    seeds
+}
+
+/// As they are on the wire: what other versions may say has to be read too.
+const MESSAGES: [&str; 11] = [
+    r#"{"say":"prepare","migration":"1","from":"a","vm":"web1","argv":["qemu","-m","1G"],"cwd":"/",
+        "overrides":[["/a","/b"]],"qemu":"10.0.2","shape":{"machine":"q35"},"disks":[],
+        "shared_disks":true,"moving":[],"allowed":{},"incoming_qmp":null}"#,
+    r#"{"say":"blocks","blocks":[{"name":"pc.ram","bytes":1048576}],"ram_section":2,"footers":true}"#,
+    r#"{"say":"complete","residue_bytes":9}"#,
+    r#"{"say":"go","run":true}"#,
+    r#"{"say":"abort","reason":"why"}"#,
+    r#"{"say":"prepared","token":"09090909090909090909090909090909","qemu":"7.2.22","notes":["n"]}"#,
+    r#"{"say":"refused","reason":"why"}"#,
+    r#"{"say":"placement","mapped":["pc.ram"],"inline":["vga.vram"]}"#,
+    r#"{"say":"loaded"}"#,
+    r#"{"say":"running","cpu_s":1.5,"pool_high_water_bytes":5}"#,
+    r#"{"say":"cannot-run","reason":"why"}"#,
+];
+
 #[cfg(test)]
 mod tests {
-    use page::{DiskId, Fill, PageIndex};
-
     use super::*;
-    use crate::{BatchHeader, BlockHeader, Frame, Kind};
 
-    /// Sound input, to begin from.
-    fn seeds() -> Vec<Vec<u8>> {
-        let mut lane = Vec::new();
-        let mut batch = Pool::new(SLOT_BYTES).take().unwrap();
-        for page in 0..9 {
-            batch.push_body(PageIndex(page * 3), page as usize * PAGE_BYTES);
-            let Fill { first, byte, .. } = Fill { first: PageIndex(page * 5), count: 1, byte: 0 };
-            batch.push_fill(first, byte);
+    #[test]
+    fn what_fuzzers_begin_with_is_sound() {
+        for message in MESSAGES {
+            let source: Result<ToDestination, _> = serde_json::from_str(message);
+            let destination: Result<ToSource, _> = serde_json::from_str(message);
+            assert!(source.is_ok() || destination.is_ok(), "{message}: {source:?} {destination:?}");
         }
-        BatchHeader::write_for(&batch, 1, 300, &mut lane);
-        lane.resize(lane.len() + 300, 7);
-        let mut blocks = Pool::new(SLOT_BYTES).take_blocks().unwrap();
-        (blocks.disk, blocks.sequence, blocks.offset) = (DiskId(1), 77, 1 << 30);
-        blocks.push_data(512);
-        blocks.push_zero(16 << 20);
-        blocks.push_data(1024);
-        BlockHeader::write_for(&blocks, 0, 1536, &mut lane);
-        lane.resize(lane.len() + 1536, 9);
-        lane.extend_from_slice(&lane.clone());
-        let mut control = Vec::new();
-        for said in [
-            ToDestination::Complete { residue_bytes: 9 },
-            ToDestination::Go { run: true },
-            ToDestination::Abort { reason: "why".to_owned() },
-        ] {
-            Frame::message(&said).unwrap().write_to(&mut control).unwrap();
+        for seed in seed_lanes() {
+            let is_ack = |bytes: &[u8; Ack::BYTES]| Ack::parse(bytes).is_ok();
+            let acks = seed.as_chunks().0.iter().all(is_ack);
+            let head = seed.first_chunk().expect("a header");
+            assert!(acks || LaneHeader::parse(head).is_ok());
         }
-        Frame::write_residue(false, &[1, 2, 3], &mut control).unwrap();
-        let preamble = Preamble { kind: Kind::Control }.to_bytes().to_vec();
-        vec![lane, control, preamble, Ack { placed: 5 }.to_bytes().to_vec()]
     }
 
     #[test]
@@ -108,8 +185,9 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             usize::try_from(state >> 33).unwrap() % below.max(1)
         };
+        let seeds = [seed_lanes(), seed_controls()].concat();
         for round in 0..20_000 {
-            let mut bytes = seeds().swap_remove(round % 4);
+            let mut bytes = seeds[round % seeds.len()].clone();
             for _ in 0..1 + next(4) {
                 let at = next(bytes.len());
                 match next(3) {
