@@ -173,9 +173,9 @@ impl Vm {
             Err(error) => {
                 tracing::warn!(vm = self.name, %error, "a migration is left behind");
                 Some(format!(
-                    "a migration that an earlier run of the agent began does not end, and QEMU \
-                     keeps that migration's settings: {error}. The VM can be moved once \
-                     `migrate_cancel` at its QMP socket ends it, or its QEMU was restarted"
+                    "QEMU still has what is left of a migration that an earlier run of the agent \
+                     began, and its settings: {error}. The VM runs on; it can be moved once that \
+                     is mended, or its QEMU was restarted"
                 ))
             }
         };

@@ -166,6 +166,25 @@ fn a_vm_that_runs_is_kept_even_if_its_record_came_too_late() {
 }
 
 #[test]
+fn what_cannot_be_made_up_for_is_said() {
+    let dir = TestDir::new();
+    let registry = open(dir.path());
+    registry.run(&request("web1")).unwrap();
+    let note = registry.state().vm("web1").join("settings-before.json");
+    drop(registry);
+    fs::write(&note, "half a no").unwrap();
+    let registry = open(dir.path());
+    let problem = registry.show("web1").unwrap().problem.unwrap();
+    assert!(problem.contains("settings-before.json"), "{problem}");
+    drop(registry);
+    fs::write(&note, r#"{"capabilities":{},"parameters":{}}"#).unwrap();
+    let registry = open(dir.path());
+    assert_eq!(registry.show("web1").unwrap().problem, None);
+    assert!(!note.exists());
+    registry.stop("web1", FORCE).unwrap();
+}
+
+#[test]
 fn what_is_no_vm_is_left_alone() {
     let dir = TestDir::new();
     let state = StateDir::open(dir.path()).unwrap();
