@@ -1,0 +1,249 @@
+//! The operator's CA: makes itself, and certificates for hosts and people.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, SanType,
+};
+use rustls::pki_types::CertificateDer;
+use time::{Duration, OffsetDateTime};
+
+use crate::certificate::{self, Validity};
+use crate::files::{self, FileError, Files, Readers, Writing};
+use crate::subject::Subject;
+
+/// Clocks of hosts may differ by that, and a certificate works at once.
+const BACKDATED: Duration = Duration::hours(1);
+/// Letters that tell one CA from another.
+const MARK_BYTES: usize = 4;
+
+/// What a certificate shall be like.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Whose it is.
+    pub subject: Subject,
+    /// How long it holds.
+    pub days: u32,
+    /// Where its files go.
+    pub out: PathBuf,
+    /// Whether files there are replaced.
+    pub replace: bool,
+}
+
+/// What was issued.
+#[derive(Clone, Debug)]
+pub struct Issued {
+    /// Where it is.
+    pub files: Files,
+    /// How long it holds: no longer than its CA.
+    pub validity: Validity,
+}
+
+/// Why a CA does not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// One of its files.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// There is no CA.
+    #[error(
+        "there is no CA in {0}: make one with `droveway ca init --dir {0}`, or say where it is \
+         with --dir",
+        dir.display()
+    )]
+    None {
+        /// Where.
+        dir: PathBuf,
+    },
+    /// Its files are not a CA's, or not of one CA.
+    #[error("the CA in {} can't be used: {why}", dir.display())]
+    Broken {
+        /// Where.
+        dir: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// It has expired.
+    #[error(
+        "the CA in {} has expired on {day}: make a new one in another directory and issue all \
+         certificates again",
+        dir.display()
+    )]
+    Expired {
+        /// Where.
+        dir: PathBuf,
+        /// When.
+        day: String,
+    },
+    /// The system gave no key or no signature.
+    #[error("making a certificate: {0}")]
+    Making(#[from] rcgen::Error),
+}
+
+/// A CA that can sign.
+pub struct Authority {
+    dir: PathBuf,
+    certificate_pem: String,
+    issuer: Issuer<'static, KeyPair>,
+    validity: Validity,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// Makes a CA that holds for `days`, in a directory without one. Returns
+    /// when it holds.
+    ///
+    /// # Errors
+    /// If there is one already, or it can't be written.
+    pub fn create(dir: &Path, days: u32) -> Result<Validity, AuthorityError> {
+        files::make_dir(dir)?;
+        let key = KeyPair::generate()?;
+        let now = OffsetDateTime::now_utc();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        // The end of a public key is as good as random: two CAs are never taken
+        // for one another.
+        let public = key.public_key_raw();
+        let mark = &public[public.len().saturating_sub(MARK_BYTES)..];
+        let mark: String = mark.iter().map(|byte| format!("{byte:02x}")).collect();
+        params.distinguished_name = distinguished(&format!("Droveway CA {mark}"));
+        params.not_before = now - BACKDATED;
+        params.not_after = now + Duration::days(days.into());
+        let certificate = params.self_signed(&key)?;
+
+        let (certificate_file, key_file) = files_of(dir);
+        let mut writing =
+            Writing::new("a CA is never replaced, or nothing that it issued would hold");
+        writing.add(&key_file, &key.serialize_pem(), Readers::Owner)?;
+        writing.add(&certificate_file, &certificate.pem(), Readers::Everybody)?;
+        writing.finish()?;
+        Ok(Validity {
+            not_before_s: params.not_before.unix_timestamp(),
+            not_after_s: params.not_after.unix_timestamp(),
+        })
+    }
+
+    /// Takes the CA in a directory.
+    ///
+    /// # Errors
+    /// If there is none, or it can't be used.
+    pub fn open(dir: &Path) -> Result<Self, AuthorityError> {
+        let (certificate_file, key_file) = files_of(dir);
+        if !certificate_file.exists() && !key_file.exists() {
+            return Err(AuthorityError::None { dir: dir.to_owned() });
+        }
+        let broken =
+            |why: &str| AuthorityError::Broken { dir: dir.to_owned(), why: why.to_owned() };
+        let certificates = files::certificates(&certificate_file)?;
+        let [certificate] = &certificates[..] else {
+            return Err(broken("ca.crt holds more than one certificate"));
+        };
+        let validity = certificate::validity(certificate)
+            .ok_or_else(|| broken("ca.crt is not a certificate"))?;
+        let now = SystemTime::now();
+        if validity.is_over(now) {
+            return Err(AuthorityError::Expired { dir: dir.to_owned(), day: validity.last_day() });
+        }
+        let key = KeyPair::try_from(&files::key(&key_file)?)
+            .map_err(|_| broken("ca.key is not a key that it can sign with"))?;
+        if !belongs(certificate, &key) {
+            return Err(broken("ca.key is not the key of ca.crt, or ca.crt is not a CA's"));
+        }
+        let issuer = Issuer::from_ca_cert_der(certificate, key)
+            .map_err(|error| broken(&error.to_string()))?;
+        let certificate_pem = files::text(&certificate_file)?;
+        Ok(Self { dir: dir.to_owned(), certificate_pem, issuer, validity })
+    }
+
+    /// When it holds.
+    #[must_use]
+    pub fn validity(&self) -> Validity {
+        self.validity
+    }
+
+    /// Where the files of a certificate go if nothing else is said: one
+    /// directory for each.
+    #[must_use]
+    pub fn place_for(&self, subject: &Subject) -> PathBuf {
+        let kind = match subject {
+            Subject::Host(_) => "hosts",
+            Subject::Client { .. } => "clients",
+        };
+        self.dir.join(kind).join(subject.name())
+    }
+
+    /// Makes a key and its certificate, and writes both, with the CA's
+    /// certificate beside them.
+    ///
+    /// # Errors
+    /// If files are there already and shall not be replaced, or can't be written.
+    pub fn issue(&self, wanted: &Wanted) -> Result<Issued, AuthorityError> {
+        let key = KeyPair::generate()?;
+        let now = OffsetDateTime::now_utc();
+        let mut params = CertificateParams::default();
+        params.distinguished_name = distinguished(wanted.subject.name());
+        params.subject_alt_names = vec![SanType::URI(wanted.subject.to_uri().try_into()?)];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = match wanted.subject {
+            // An agent is called, and calls.
+            Subject::Host(_) => {
+                vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]
+            }
+            Subject::Client { .. } => vec![ExtendedKeyUsagePurpose::ClientAuth],
+        };
+        params.use_authority_key_identifier_extension = true;
+        params.not_before = now - BACKDATED;
+        params.not_after = (now + Duration::days(wanted.days.into())).min(self.end());
+        let certificate = params.signed_by(&key, &self.issuer)?;
+
+        files::make_dir(&wanted.out)?;
+        let files = Files::within(&wanted.out);
+        let mut writing = if wanted.replace {
+            Writing::over()
+        } else {
+            Writing::new("add --replace to put a new one in its place, or choose another --out")
+        };
+        writing.add(&files.key, &key.serialize_pem(), Readers::Owner)?;
+        writing.add(&files.certificate, &certificate.pem(), Readers::Everybody)?;
+        writing.add(&files.authority, &self.certificate_pem, Readers::Everybody)?;
+        writing.finish()?;
+        let validity = Validity {
+            not_before_s: params.not_before.unix_timestamp(),
+            not_after_s: params.not_after.unix_timestamp(),
+        };
+        Ok(Issued { files, validity })
+    }
+
+    /// Those who verify a certificate don't look at the CA's own end, so nothing
+    /// that it issues goes beyond it.
+    fn end(&self) -> OffsetDateTime {
+        OffsetDateTime::from_unix_timestamp(self.validity.not_after_s)
+            .unwrap_or_else(|_| OffsetDateTime::now_utc())
+    }
+}
+
+fn files_of(dir: &Path) -> (PathBuf, PathBuf) {
+    (dir.join("ca.crt"), dir.join("ca.key"))
+}
+
+fn distinguished(name: &str) -> DistinguishedName {
+    let mut distinguished = DistinguishedName::new();
+    distinguished.push(DnType::OrganizationName, "Droveway");
+    distinguished.push(DnType::CommonName, name);
+    distinguished
+}
+
+fn belongs(certificate: &CertificateDer<'_>, key: &KeyPair) -> bool {
+    x509_parser::parse_x509_certificate(certificate).is_ok_and(|(_, certificate)| {
+        certificate.is_ca()
+            && *certificate.public_key().subject_public_key.data == *key.public_key_raw()
+    })
+}

@@ -1,0 +1,119 @@
+//! What a certificate says: whom it names, and how long it holds.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::pki_types::CertificateDer;
+use time::OffsetDateTime;
+
+use crate::subject::Subject;
+
+/// When a certificate holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// From when, in seconds since 1970.
+    pub not_before_s: i64,
+    /// Until when.
+    pub not_after_s: i64,
+}
+
+impl Validity {
+    /// Whether it is over.
+    #[must_use]
+    pub fn is_over(&self, now: SystemTime) -> bool {
+        seconds(now) > self.not_after_s
+    }
+
+    /// How long it still holds.
+    #[must_use]
+    pub fn left(&self, now: SystemTime) -> Duration {
+        let left_s = self.not_after_s.saturating_sub(seconds(now));
+        Duration::from_secs(u64::try_from(left_s).unwrap_or(0))
+    }
+
+    /// Its last day.
+    #[must_use]
+    pub fn last_day(&self) -> String {
+        day(self.not_after_s)
+    }
+
+    /// What to tell an operator, if it ends within `notice` or has ended.
+    /// `what` is the certificate's holder.
+    #[must_use]
+    pub fn warning(&self, what: &str, notice: Duration, now: SystemTime) -> Option<String> {
+        let (left, day) = (self.left(now), self.last_day());
+        if self.is_over(now) {
+            return Some(format!(
+                "the certificate of {what} has expired on {day}: issue a new one"
+            ));
+        }
+        let days = left.as_secs() / (24 * 3600);
+        (left < notice).then(|| {
+            format!("the certificate of {what} expires on {day}, in {days} days: issue a new one")
+        })
+    }
+}
+
+impl fmt::Display for Validity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "valid from {} to {}", day(self.not_before_s), day(self.not_after_s))
+    }
+}
+
+/// As people write it; UTC.
+pub(crate) fn day(unix_s: i64) -> String {
+    match OffsetDateTime::from_unix_timestamp(unix_s) {
+        Ok(at) => at.date().to_string(),
+        Err(_) => format!("{unix_s} s after 1970"),
+    }
+}
+
+pub(crate) fn seconds(at: SystemTime) -> i64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// When a certificate holds; none if it can't be read.
+pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let validity = certificate.validity();
+    Some(Validity {
+        not_before_s: validity.not_before.timestamp(),
+        not_after_s: validity.not_after.timestamp(),
+    })
+}
+
+/// Whom a certificate names; none if it isn't one of ours, or names several.
+pub(crate) fn subject(certificate: &CertificateDer<'_>) -> Option<Subject> {
+    let certificate = webpki::EndEntityCert::try_from(certificate).ok()?;
+    let mut named = certificate.valid_uri_names().map(Subject::from_uri);
+    let first = named.next().flatten();
+    if named.next().is_some() { None } else { first }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    #[test]
+    fn an_end_that_is_near_is_told() {
+        let validity = Validity { not_before_s: 0, not_after_s: 100 * 24 * 3600 };
+        let at = |days: u32| UNIX_EPOCH + DAY * days;
+        let warning = |days| validity.warning("host a", DAY * 30, at(days));
+        assert_eq!(warning(1), None);
+        assert_eq!(warning(70), None);
+        assert!(warning(90).unwrap().contains("expires on 1970-04-11, in 10 days"));
+        assert!(warning(101).unwrap().contains("has expired on 1970-04-11"));
+        assert_eq!(validity.left(at(101)), Duration::ZERO);
+        assert_eq!(validity.to_string(), "valid from 1970-01-01 to 1970-04-11");
+    }
+
+    #[test]
+    fn what_is_no_certificate_names_nobody() {
+        let garbage = CertificateDer::from(vec![0x30; 100]);
+        assert_eq!(subject(&garbage), None);
+        assert_eq!(validity(&garbage), None);
+    }
+}

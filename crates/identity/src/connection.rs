@@ -1,0 +1,203 @@
+//! A connection between two agents, plain or secured, for blocking threads: one
+//! reads, one writes, and any can end it.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use rustls::AlertDescription;
+
+use crate::inbox::Inbox;
+use crate::keys::Keys;
+use crate::outbox::Outbox;
+use crate::reader::Reader;
+use crate::record::{RecordError, TrafficKey};
+use crate::writer::Writer;
+
+/// What both halves and every closer have in common.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(crate) stream: TcpStream,
+    is_closed: AtomicBool,
+}
+
+impl Socket {
+    /// Ends both directions and wakes whoever waits in them.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Relaxed);
+        // An error means that it is gone already.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Whether this end has ended it.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Relaxed)
+    }
+}
+
+/// A connection, whole. [`Connection::halves`] or [`Connection::into_halves`]
+/// let two threads use it at a time.
+#[derive(Debug)]
+pub struct Connection {
+    reader: Reader,
+    writer: Writer,
+    peer: Option<String>,
+    is_resumed: bool,
+}
+
+impl Connection {
+    /// A connection without protection, from somebody who may be anybody.
+    #[must_use]
+    pub fn plain(stream: TcpStream) -> Self {
+        let socket = socket(stream);
+        Self {
+            reader: Reader::plain(Arc::clone(&socket)),
+            writer: Writer::plain(socket),
+            peer: None,
+            is_resumed: false,
+        }
+    }
+
+    /// A connection after its handshake: from here on records are sealed and
+    /// opened by us. (Were they to be so by the kernel, the two keys would go to
+    /// it here, and `came`, opened, to the reader.)
+    pub(crate) fn secured(
+        stream: TcpStream,
+        [to_open, to_seal]: [TrafficKey; 2],
+        keys: Keys,
+        came: &[u8],
+        peer: String,
+        is_resumed: bool,
+    ) -> Self {
+        let (socket, keys) = (socket(stream), Arc::new(keys));
+        let inbox = Inbox::new(to_open, came);
+        let outbox = Outbox::new(to_seal, Arc::clone(&keys));
+        Self {
+            reader: Reader::secured(Arc::clone(&socket), inbox, keys),
+            writer: Writer::secured(socket, outbox),
+            peer: Some(peer),
+            is_resumed,
+        }
+    }
+
+    /// The host at the other end, as its certificate names it; none if it is
+    /// plain and could be anybody.
+    #[must_use]
+    pub fn peer(&self) -> Option<&str> {
+        self.peer.as_deref()
+    }
+
+    /// Whether it was secured with what an earlier connection left.
+    #[must_use]
+    pub fn is_resumed(&self) -> bool {
+        self.is_resumed
+    }
+
+    /// Both halves, for two threads of a scope.
+    pub fn halves(&mut self) -> (&mut Reader, &mut Writer) {
+        (&mut self.reader, &mut self.writer)
+    }
+
+    /// Both halves, for two threads. The connection ends with the second.
+    #[must_use]
+    pub fn into_halves(self) -> (Reader, Writer) {
+        (self.reader, self.writer)
+    }
+
+    /// What ends it from anywhere.
+    #[must_use]
+    pub fn closer(&self) -> Closer {
+        self.reader.closer()
+    }
+
+    /// Ends it in order: the peer learns that nothing was cut off.
+    pub fn close(&mut self) {
+        self.writer.close();
+    }
+
+    /// Ends it because the peer isn't wanted.
+    pub(crate) fn refuse(&mut self, why: AlertDescription) -> &TcpStream {
+        self.writer.end(why);
+        &self.reader.socket().stream
+    }
+
+    /// How long a read waits for bytes; none: for ever.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.reader.set_timeout(limit)
+    }
+
+    /// Where the other end is.
+    ///
+    /// # Errors
+    /// If there is none any more.
+    pub fn peer_address(&self) -> io::Result<SocketAddr> {
+        self.reader.socket().stream.peer_addr()
+    }
+
+    /// The socket, if nothing stands between it and the peer's bytes.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.reader.fd()
+    }
+
+    /// As [`Reader::read_ready`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_ready(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        self.reader.read_ready(into)
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.reader.read(into)
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writer.write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.writer.write_vectored(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn socket(stream: TcpStream) -> Arc<Socket> {
+    Arc::new(Socket { stream, is_closed: AtomicBool::new(false) })
+}
+
+/// Ends a connection from another thread.
+#[derive(Clone, Debug)]
+pub struct Closer {
+    pub(crate) socket: Arc<Socket>,
+}
+
+impl Closer {
+    /// Ends both directions at once: whoever reads finds the end, whoever writes
+    /// an error.
+    pub fn close(&self) {
+        self.socket.close();
+    }
+}
+
+/// As an I/O error, whose text says it all.
+pub(crate) fn as_io(error: RecordError) -> io::Error {
+    let kind = match error {
+        RecordError::Refused(_) => io::ErrorKind::ConnectionAborted,
+        _ => io::ErrorKind::InvalidData,
+    };
+    io::Error::new(kind, error)
+}

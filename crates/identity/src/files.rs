@@ -1,0 +1,199 @@
+//! The files of a certificate, and how they are written: a key for its owner
+//! alone, and nothing over what is there.
+
+use std::fs::{DirBuilder, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// What no file of ours comes near: a CA bundle of hundreds is smaller.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Where an agent, or somebody who uses the API, has what `droveway ca issue`
+/// made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// The CA's certificate, or those of several CAs while one replaces another.
+    pub authority: PathBuf,
+    /// The holder's certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+impl Files {
+    /// `ca.crt`, `droveway.crt` and `droveway.key` in a directory.
+    #[must_use]
+    pub fn within(dir: &Path) -> Self {
+        Self {
+            authority: dir.join("ca.crt"),
+            certificate: dir.join("droveway.crt"),
+            key: dir.join("droveway.key"),
+        }
+    }
+}
+
+/// What is wrong with a file, for whoever put it there.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It can't be read.
+    #[error("reading {}: {source}", file.display())]
+    Unreadable {
+        /// Which.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It can't be written.
+    #[error("writing {}: {source}", file.display())]
+    Unwritable {
+        /// Which.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nothing is written over it.
+    #[error("{} is there already: {}", file.display(), advice)]
+    Exists {
+        /// Which.
+        file: PathBuf,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// It holds something else.
+    #[error("{} holds no {what} in PEM form", file.display())]
+    Content {
+        /// Which.
+        file: PathBuf,
+        /// What was looked for.
+        what: &'static str,
+    },
+    /// A key that others can read.
+    #[error(
+        "{} can be read by everybody on this host: a key is for its owner alone; chmod 600 it, \
+         and issue a new one if somebody may have read it",
+        .0.display()
+    )]
+    Open(PathBuf),
+}
+
+/// The certificates in a file, at least one.
+pub(crate) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
+    let text = read(file)?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let missing = || FileError::Content { file: file.to_owned(), what: "certificate" };
+    certificates.ok().filter(|found| !found.is_empty()).ok_or_else(missing)
+}
+
+/// The key in a file that its owner alone can read.
+pub(crate) fn key(file: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
+    check_closed(file)?;
+    let text = read(file)?;
+    PrivateKeyDer::from_pem_slice(&text)
+        .map_err(|_| FileError::Content { file: file.to_owned(), what: "private key" })
+}
+
+/// A key that everybody can read is refused: who it speaks for is not sure.
+fn check_closed(file: &Path) -> Result<(), FileError> {
+    let unreadable = |source| FileError::Unreadable { file: file.to_owned(), source };
+    let mode = std::fs::metadata(file).map_err(unreadable)?.permissions().mode();
+    if mode & 0o004 != 0 { Err(FileError::Open(file.to_owned())) } else { Ok(()) }
+}
+
+/// A file's text.
+pub(crate) fn text(file: &Path) -> Result<String, FileError> {
+    String::from_utf8(read(file)?)
+        .map_err(|_| FileError::Content { file: file.to_owned(), what: "text" })
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, FileError> {
+    let unreadable = |source| FileError::Unreadable { file: file.to_owned(), source };
+    let bytes = std::fs::metadata(file).map_err(unreadable)?.len();
+    if bytes > FILE_BYTES_MAX {
+        let source = io::Error::new(io::ErrorKind::FileTooLarge, "too large for what it should be");
+        return Err(unreadable(source));
+    }
+    std::fs::read(file).map_err(unreadable)
+}
+
+/// Makes a directory for keys: for its owner alone, if it isn't there yet.
+pub(crate) fn make_dir(dir: &Path) -> Result<(), FileError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|source| FileError::Unwritable { file: dir.to_owned(), source })
+}
+
+/// Who may read a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readers {
+    Owner,
+    Everybody,
+}
+
+/// Files that appear together: all are written beside where they go, and put
+/// there only when every one of them is on disk.
+pub(crate) struct Writing {
+    replace: Option<&'static str>,
+    written: Vec<(tempfile::NamedTempFile, PathBuf)>,
+}
+
+impl Writing {
+    /// Files that were not there before; `advice` is what to do if they were.
+    pub(crate) fn new(advice: &'static str) -> Self {
+        Self { replace: Some(advice), written: Vec::new() }
+    }
+
+    /// Files that take the place of others.
+    pub(crate) fn over() -> Self {
+        Self { replace: None, written: Vec::new() }
+    }
+
+    pub(crate) fn add(
+        &mut self,
+        file: &Path,
+        content: &str,
+        readers: Readers,
+    ) -> Result<(), FileError> {
+        if let Some(advice) = self.replace
+            && file.symlink_metadata().is_ok()
+        {
+            return Err(FileError::Exists { file: file.to_owned(), advice });
+        }
+        let write = || {
+            let dir = file.parent().unwrap_or(Path::new("."));
+            // Made with mode 0600.
+            let mut beside = tempfile::NamedTempFile::new_in(dir)?;
+            beside.write_all(content.as_bytes())?;
+            if readers == Readers::Everybody {
+                beside.as_file().set_permissions(Permissions::from_mode(0o644))?;
+            }
+            beside.as_file().sync_all()?;
+            Ok(beside)
+        };
+        let beside =
+            write().map_err(|source| FileError::Unwritable { file: file.to_owned(), source })?;
+        self.written.push((beside, file.to_owned()));
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> Result<(), FileError> {
+        for (beside, file) in self.written {
+            let outcome = match self.replace {
+                None => beside.persist(&file),
+                Some(_) => beside.persist_noclobber(&file),
+            };
+            outcome.map_err(|error| match (error.error.kind(), self.replace) {
+                (io::ErrorKind::AlreadyExists, Some(advice)) => {
+                    FileError::Exists { file: file.clone(), advice }
+                }
+                _ => FileError::Unwritable { file: file.clone(), source: error.error },
+            })?;
+        }
+        Ok(())
+    }
+}

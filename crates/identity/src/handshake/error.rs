@@ -1,0 +1,75 @@
+//! Why a connection is not secure, in words for whoever operates the hosts.
+
+use std::io;
+
+use rustls::Error;
+
+use super::HANDSHAKE_MAX;
+use crate::record::RecordError;
+use crate::refusal::{CertificateProblem, Refusal};
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The network, or a peer that is gone.
+    #[error("the connection broke while it was made secure: {0}")]
+    Io(#[from] io::Error),
+    /// The peer said nothing, or too little.
+    #[error("the peer took more than {} s to make the connection secure", HANDSHAKE_MAX.as_secs())]
+    TooSlow,
+    /// The peer doesn't speak TLS.
+    #[error(
+        "the peer speaks plaintext and this agent TLS: take --insecure-plaintext away there, and \
+         give it a certificate (or is it not an agent?)"
+    )]
+    PeerIsPlain,
+    /// The peer ended the connection at our first word.
+    #[error(
+        "the peer ended the connection when it heard TLS: it is an agent that speaks plaintext \
+         (--insecure-plaintext), or something else"
+    )]
+    Unheard,
+    /// The peer speaks TLS, and this host doesn't.
+    #[error(
+        "the peer speaks TLS, and this agent is told not to: take --insecure-plaintext away here, \
+         and give it a certificate"
+    )]
+    PeerIsSecure,
+    /// The peer's certificate is not taken.
+    #[error(transparent)]
+    Certificate(#[from] CertificateProblem),
+    /// The peer doesn't take us.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The peer speaks TLS, but about something else.
+    #[error("the peer has a certificate of our CA, but is not an agent")]
+    NotAnAgent,
+    /// The peer, or something on the way, breaks the rules of TLS.
+    #[error("the peer's TLS can't be understood: {0}")]
+    Protocol(String),
+}
+
+impl HandshakeError {
+    /// What rustls found.
+    pub(crate) fn of(error: Error) -> Self {
+        match error {
+            Error::InvalidCertificate(error) => CertificateProblem::of(&error).into(),
+            Error::NoCertificatesPresented => CertificateProblem::None.into(),
+            Error::AlertReceived(alert) => Refusal(alert.into()).into(),
+            error => Self::Protocol(error.to_string()),
+        }
+    }
+}
+
+impl From<RecordError> for HandshakeError {
+    fn from(error: RecordError) -> Self {
+        Self::Protocol(error.to_string())
+    }
+}
+
+/// Whether what should be a plaintext agent's answer is that of one that speaks
+/// TLS: then [`HandshakeError::PeerIsSecure`] is what to tell.
+#[must_use]
+pub fn is_tls_alert(answer: &[u8]) -> bool {
+    matches!(answer, [21, 3, ..])
+}

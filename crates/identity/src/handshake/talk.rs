@@ -1,0 +1,217 @@
+//! The bytes of a handshake. Nobody is known yet: little is kept, and not for
+//! long.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustls::unbuffered::{EncodeError, EncodeTlsData, InsufficientSizeError};
+
+use super::{HANDSHAKE_MAX, HandshakeError};
+use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX};
+use crate::refusal::PLAINTEXT_ONLY;
+
+/// What may have come and not been used. A certificate and what belongs to it
+/// are 2 KiB; one record must fit.
+const CAME_BYTES_MAX: usize = RECORD_BYTES_MAX + (4 << 10);
+/// The most that is said in one go.
+const SAID_BYTES_MAX: usize = 64 << 10;
+/// How long a peer that is turned away may go on talking before it reads why.
+const LINGER_MAX: Duration = Duration::from_secs(1);
+/// What it may say until then.
+const LINGER_BYTES_MAX: usize = 64 << 10;
+/// Kinds of records that a handshake may begin with.
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+
+/// One end's view of the handshake's bytes.
+pub(crate) struct Talk<'s> {
+    came: Vec<u8>,
+    /// What is there of `came`.
+    filled: usize,
+    /// What rustls may see: whole records, and no more of them than it asks for.
+    /// So it never gets to what follows the handshake.
+    offered: usize,
+    outgoing: Outgoing<'s>,
+    deadline: Instant,
+    has_heard: bool,
+}
+
+/// What goes to the peer.
+pub(crate) struct Outgoing<'s> {
+    stream: &'s TcpStream,
+    bytes: Vec<u8>,
+}
+
+impl<'s> Talk<'s> {
+    pub(crate) fn begin(stream: &'s TcpStream) -> Result<Self, HandshakeError> {
+        stream.set_write_timeout(Some(HANDSHAKE_MAX))?;
+        Ok(Self {
+            came: Vec::new(),
+            filled: 0,
+            offered: 0,
+            outgoing: Outgoing { stream, bytes: Vec::new() },
+            deadline: Instant::now() + HANDSHAKE_MAX,
+            has_heard: false,
+        })
+    }
+
+    /// What came and may be seen, and what goes out.
+    pub(crate) fn parts(&mut self) -> (&mut [u8], &mut Outgoing<'s>) {
+        (&mut self.came[..self.offered], &mut self.outgoing)
+    }
+
+    /// The first bytes of what came are used.
+    pub(crate) fn discard(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.offered);
+        self.came.copy_within(bytes..self.filled, 0);
+        self.filled -= bytes;
+        self.offered -= bytes;
+    }
+
+    /// Offers one more record, and reads until there is one.
+    pub(crate) fn read_record(&mut self) -> Result<(), HandshakeError> {
+        loop {
+            let next = &self.came[self.offered..self.filled];
+            if let Some((first, _)) = next.split_first() {
+                let is_first = !std::mem::replace(&mut self.has_heard, true);
+                if is_first && ![ALERT, HANDSHAKE].contains(first) {
+                    return Err(HandshakeError::PeerIsPlain);
+                }
+            }
+            if let Some([.., high, low]) = next.first_chunk::<HEADER_BYTES>() {
+                let bytes = HEADER_BYTES + usize::from(u16::from_be_bytes([*high, *low]));
+                if bytes > RECORD_BYTES_MAX {
+                    return Err(HandshakeError::Protocol("a record is too long".to_owned()));
+                }
+                if next.len() >= bytes {
+                    self.offered += bytes;
+                    return Ok(());
+                }
+            }
+            self.read()?;
+        }
+    }
+
+    fn read(&mut self) -> Result<(), HandshakeError> {
+        if self.filled == CAME_BYTES_MAX {
+            return Err(HandshakeError::Protocol("its first message does not end".to_owned()));
+        }
+        self.came.resize(CAME_BYTES_MAX, 0);
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(HandshakeError::TooSlow);
+        }
+        let mut stream = self.outgoing.stream;
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut self.came[self.filled..]) {
+            Ok(0) if !self.has_heard => Err(HandshakeError::Unheard),
+            Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(bytes) => {
+                self.filled += bytes;
+                Ok(())
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::Interrupted => Ok(()),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Err(HandshakeError::TooSlow),
+                io::ErrorKind::ConnectionReset if !self.has_heard => Err(HandshakeError::Unheard),
+                _ => Err(error.into()),
+            },
+        }
+    }
+
+    /// Takes the limits of time off the socket. Returns what came behind the
+    /// handshake.
+    pub(crate) fn finish(mut self) -> Result<Vec<u8>, HandshakeError> {
+        self.outgoing.stream.set_read_timeout(None)?;
+        self.outgoing.stream.set_write_timeout(None)?;
+        self.came.truncate(self.filled);
+        self.came.drain(..self.offered);
+        Ok(self.came)
+    }
+
+    /// Tells a plaintext agent that this is TLS: as often as it takes to be as
+    /// long as the answer that it waits for.
+    pub(crate) fn answer_plain(&mut self) {
+        self.outgoing.bytes = plain_alert().repeat(3);
+        // It may be gone.
+        let _ = self.outgoing.send();
+    }
+
+    /// Before the connection is dropped: see [`linger`].
+    pub(crate) fn linger(&self) {
+        linger(self.outgoing.stream);
+    }
+}
+
+impl Outgoing<'_> {
+    /// Adds a message of rustls's.
+    pub(crate) fn encode<D>(
+        &mut self,
+        data: &mut EncodeTlsData<'_, D>,
+    ) -> Result<(), HandshakeError> {
+        let filled = self.bytes.len();
+        loop {
+            match data.encode(&mut self.bytes[filled..]) {
+                Ok(bytes) => {
+                    self.bytes.truncate(filled + bytes);
+                    return Ok(());
+                }
+                Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size }))
+                    if filled + required_size <= SAID_BYTES_MAX =>
+                {
+                    self.bytes.resize(filled + required_size, 0);
+                }
+                Err(error) => return Err(HandshakeError::Protocol(error.to_string())),
+            }
+        }
+    }
+
+    /// Sends all of it.
+    pub(crate) fn send(&mut self) -> Result<(), HandshakeError> {
+        let mut stream = self.stream;
+        let sent = stream.write_all(&self.bytes);
+        self.bytes.clear();
+        sent.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => HandshakeError::TooSlow,
+            _ => error.into(),
+        })
+    }
+}
+
+/// An alert that needs no key: this end doesn't speak as you do.
+fn plain_alert() -> [u8; 7] {
+    [ALERT, 3, 3, 0, 2, 2, u8::from(PLAINTEXT_ONLY)]
+}
+
+/// Answers a peer that speaks TLS where nobody else does, if these are the first
+/// bytes of one. Returns whether they are.
+pub(crate) fn turn_away(first: &[u8], mut stream: &TcpStream) -> bool {
+    let is_tls = first.first() == Some(&HANDSHAKE);
+    // It may be gone.
+    if is_tls && stream.write_all(&plain_alert()).is_ok() {
+        linger(stream);
+    }
+    is_tls
+}
+
+/// Lets the peer read what was said last: to close a socket with unread bytes
+/// takes back what the peer hasn't read yet.
+pub(crate) fn linger(mut stream: &TcpStream) {
+    let deadline = Instant::now() + LINGER_MAX;
+    let mut unwanted = [0; 4 << 10];
+    let mut left = LINGER_BYTES_MAX;
+    if stream.shutdown(Shutdown::Write).is_err() {
+        return;
+    }
+    while left > 0 {
+        let wait = deadline.saturating_duration_since(Instant::now());
+        if wait.is_zero() || stream.set_read_timeout(Some(wait)).is_err() {
+            return;
+        }
+        match stream.read(&mut unwanted) {
+            Ok(0) | Err(_) => return,
+            Ok(bytes) => left = left.saturating_sub(bytes),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What came from the peer: sealed bytes in, the peer's bytes out. No I/O.
+
+use crate::keys::Keys;
+use crate::messages::Messages;
+use crate::record::{
+    CONTENT_BYTES_MAX, HEADER_BYTES, Kind, RECORD_BYTES_MAX, RecordError, TrafficKey, inner_bytes,
+    sealed_bytes,
+};
+use crate::refusal::Refusal;
+
+/// To begin with: a control connection or a lane's acknowledgements need no
+/// more.
+const BUFFER_BYTES_MIN: usize = 2 * RECORD_BYTES_MAX;
+/// As much as one call to the kernel takes, and still in a core's own cache when
+/// it is opened.
+const BUFFER_BYTES_MAX: usize = 256 << 10;
+/// Room that is worth a call to the kernel.
+const ROOM_BYTES_MIN: usize = 4 * CONTENT_BYTES_MAX;
+/// Records in a row that bring no bytes: tickets after a handshake are 16.
+const IDLE_MAX: u32 = 64;
+/// An alert's two bytes: its level and what it says.
+const CLOSE_NOTIFY: u8 = 0;
+
+/// Bytes that are sealed, or opened and not yet taken.
+pub(crate) struct Inbox {
+    key: TrafficKey,
+    buffer: Vec<u8>,
+    /// Opened, not taken: `buffer[opened.0..opened.1]`.
+    opened: (usize, usize),
+    /// Sealed: `buffer[sealed.0..sealed.1]`.
+    sealed: (usize, usize),
+    messages: Messages,
+    idle: u32,
+    /// Why nothing comes any more.
+    end: Option<Result<(), RecordError>>,
+}
+
+/// What there is to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// So many bytes; at least one.
+    Bytes(usize),
+    /// Nothing until more comes.
+    Nothing,
+    /// Nothing ever: the peer has ended, and said so.
+    Ended,
+}
+
+impl Inbox {
+    /// `came` is what was read behind the handshake.
+    pub(crate) fn new(key: TrafficKey, came: &[u8]) -> Self {
+        let mut buffer = vec![0; BUFFER_BYTES_MIN + came.len()];
+        buffer[..came.len()].copy_from_slice(came);
+        let messages = Messages::default();
+        Self { key, buffer, opened: (0, 0), sealed: (0, came.len()), messages, idle: 0, end: None }
+    }
+
+    /// Opens what is there into `into`, as much as fits; straight to where it is
+    /// wanted when a whole record fits.
+    pub(crate) fn take(&mut self, into: &mut [u8], keys: &Keys) -> Result<Taken, RecordError> {
+        let mut taken = self.take_opened(into);
+        while taken < into.len() && self.end.is_none() {
+            match self.open_next(&mut into[taken..], keys) {
+                Ok(Some(bytes)) => taken += bytes,
+                Ok(None) => break,
+                Err(error) => self.end = Some(Err(error)),
+            }
+            taken += self.take_opened(&mut into[taken..]);
+        }
+        match self.end {
+            _ if taken > 0 => Ok(Taken::Bytes(taken)),
+            None => Ok(Taken::Nothing),
+            Some(Ok(())) => Ok(Taken::Ended),
+            Some(Err(error)) => Err(error),
+        }
+    }
+
+    fn take_opened(&mut self, into: &mut [u8]) -> usize {
+        let (start, end) = self.opened;
+        let count = (end - start).min(into.len());
+        into[..count].copy_from_slice(&self.buffer[start..start + count]);
+        self.opened.0 += count;
+        count
+    }
+
+    /// Opens the next record, if a whole one is there. Returns how many bytes it
+    /// put into `into`; it may have opened others in place instead.
+    fn open_next(&mut self, into: &mut [u8], keys: &Keys) -> Result<Option<usize>, RecordError> {
+        let (start, end) = self.sealed;
+        let came = &mut self.buffer[start..end];
+        let Some((header, came)) = came.split_first_chunk_mut::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
+        let header = *header;
+        let Some(sealed) = came.get_mut(..sealed_bytes(header)?) else { return Ok(None) };
+        let content_at = start + HEADER_BYTES;
+        self.sealed.0 = content_at + sealed.len();
+
+        let mut placed = None;
+        let (kind, bytes) = match into.get_mut(..inner_bytes(sealed.len())) {
+            Some(into) => {
+                let opened = self.key.open(header, sealed, into)?;
+                placed = Some(into);
+                opened
+            }
+            None => self.key.open_in_place(header, sealed)?,
+        };
+        if kind == Kind::Data && !self.messages.is_within() {
+            self.count_idle(bytes > 0)?;
+            if placed.is_none() {
+                self.opened = (content_at, content_at + bytes);
+                return Ok(Some(0));
+            }
+            return Ok(Some(bytes));
+        }
+        let content = match placed {
+            Some(into) => &into[..bytes],
+            None => &self.buffer[content_at..content_at + bytes],
+        };
+        match (kind, content) {
+            (Kind::Handshake, content) if !content.is_empty() => {
+                self.messages.take(content, keys, &mut self.key)?;
+            }
+            (Kind::Alert, [_, CLOSE_NOTIFY]) => self.end = Some(Ok(())),
+            (Kind::Alert, [_, says]) => return Err(Refusal(*says).into()),
+            (kind, _) => return Err(RecordError::Kind(kind.code())),
+        }
+        self.count_idle(false)?;
+        Ok(Some(0))
+    }
+
+    /// A peer can't keep us busy for nothing.
+    fn count_idle(&mut self, brings_bytes: bool) -> Result<(), RecordError> {
+        self.idle = if brings_bytes { 0 } else { self.idle + 1 };
+        if self.idle > IDLE_MAX { Err(RecordError::Idle) } else { Ok(()) }
+    }
+
+    /// Where bytes from the peer go next: never empty. Only to be asked for when
+    /// there is nothing to be taken.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        let (start, end) = self.sealed;
+        if start == end {
+            self.sealed = (0, 0);
+        } else if self.buffer.len() - end < ROOM_BYTES_MIN {
+            self.buffer.copy_within(start..end, 0);
+            self.sealed = (0, end - start);
+        }
+        self.opened = (0, 0);
+        &mut self.buffer[self.sealed.1..]
+    }
+
+    /// `bytes` of the room were filled.
+    pub(crate) fn came(&mut self, bytes: usize) {
+        self.sealed.1 = (self.sealed.1 + bytes).min(self.buffer.len());
+        // Whoever fills it at once has more to say.
+        if self.sealed.1 == self.buffer.len() && self.buffer.len() < BUFFER_BYTES_MAX {
+            self.buffer.resize((self.buffer.len() * 2).min(BUFFER_BYTES_MAX), 0);
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Who speaks: certificates of hosts and people, and connections between agents
+//! that only they can read.
+//!
+//! [`Authority`] is the operator's CA, made and used by `droveway ca`. What it
+//! issues for a host is that host's [`Identity`]. With it an agent turns a TCP
+//! connection into a [`Connection`] whose other end is known by name.
+//!
+//! rustls does the handshake: who the peer is, which keys. From then on the
+//! records are sealed and opened here (`record`), because a lane needs what a
+//! rustls connection can't give: one thread that writes while another reads,
+//! without a lock between them; bytes decrypted straight to where they are
+//! wanted; and no allocation for each 16 KiB. rustls hands over its keys for
+//! just this (`rustls::kernel`), and goes on to make new ones. If the kernel
+//! shall do it one day (kTLS), it gets the same keys in the same place:
+//! `Connection::secured`.
+
+#![forbid(unsafe_code)]
+
+mod authority;
+mod certificate;
+mod connection;
+mod files;
+pub mod fuzzing;
+mod handshake;
+mod identity;
+mod inbox;
+mod keys;
+mod messages;
+mod outbox;
+mod reader;
+mod record;
+mod refusal;
+mod security;
+mod subject;
+mod tickets;
+mod verify;
+mod writer;
+
+pub use authority::{Authority, AuthorityError, Issued, Wanted};
+pub use certificate::Validity;
+pub use connection::{Closer, Connection};
+pub use files::{FileError, Files};
+pub use handshake::{HANDSHAKE_MAX, HandshakeError, is_tls_alert};
+pub use identity::{Identity, IdentityError};
+pub use reader::Reader;
+pub use record::RecordError;
+pub use refusal::{CertificateProblem, Refusal};
+pub use security::Security;
+pub use subject::{NameError, Role, Subject};
+pub use writer::Writer;

@@ -1,0 +1,139 @@
+//! The reading half of a connection.
+
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+use crate::connection::{Closer, Socket, as_io};
+use crate::inbox::{Inbox, Taken};
+use crate::keys::Keys;
+
+/// What one thread reads with.
+pub struct Reader {
+    socket: Arc<Socket>,
+    tls: Option<Box<Tls>>,
+}
+
+struct Tls {
+    inbox: Inbox,
+    keys: Arc<Keys>,
+}
+
+impl std::fmt::Debug for Reader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reader")
+            .field("stream", &self.socket.stream)
+            .field("is_secured", &self.tls.is_some())
+            .finish()
+    }
+}
+
+impl Reader {
+    pub(crate) fn plain(socket: Arc<Socket>) -> Self {
+        Self { socket, tls: None }
+    }
+
+    pub(crate) fn secured(socket: Arc<Socket>, inbox: Inbox, keys: Arc<Keys>) -> Self {
+        Self { socket, tls: Some(Box::new(Tls { inbox, keys })) }
+    }
+
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Reads what is there now, without waiting: none if there is nothing, 0 at
+    /// the end.
+    ///
+    /// # Errors
+    /// If the connection is broken.
+    pub fn read_ready(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        let Self { socket, tls } = self;
+        match tls {
+            None => receive(socket, into, RecvFlags::DONTWAIT),
+            Some(tls) => tls.read(socket, into, RecvFlags::DONTWAIT),
+        }
+    }
+
+    /// The socket, if nothing stands between it and the peer's bytes.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self.tls {
+            None => Some(self.socket.stream.as_fd()),
+            Some(_) => None,
+        }
+    }
+
+    /// How long a read waits for bytes; none: for ever. A read that took too
+    /// long has lost nothing, and can be tried again.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.socket.stream.set_read_timeout(limit)
+    }
+
+    /// What ends the connection from anywhere.
+    #[must_use]
+    pub fn closer(&self) -> Closer {
+        Closer { socket: Arc::clone(&self.socket) }
+    }
+}
+
+impl Read for Reader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Self { socket, tls } = self;
+        match tls {
+            None => (&socket.stream).read(into),
+            Some(tls) => match tls.read(socket, into, RecvFlags::empty())? {
+                Some(bytes) => Ok(bytes),
+                // Only after the socket's own limit.
+                None => Err(io::ErrorKind::WouldBlock.into()),
+            },
+        }
+    }
+}
+
+impl Tls {
+    fn read(
+        &mut self,
+        socket: &Socket,
+        into: &mut [u8],
+        flags: RecvFlags,
+    ) -> io::Result<Option<usize>> {
+        if into.is_empty() {
+            return Ok(Some(0));
+        }
+        loop {
+            match self.inbox.take(into, &self.keys).map_err(as_io)? {
+                Taken::Bytes(bytes) => return Ok(Some(bytes)),
+                Taken::Ended => return Ok(Some(0)),
+                Taken::Nothing => {}
+            }
+            match receive(socket, self.inbox.room(), flags)? {
+                None => return Ok(None),
+                Some(0) if socket.is_closed() => return Ok(Some(0)),
+                // The peer says when it ends. Somebody on the way can only cut.
+                Some(0) => {
+                    let cut = "the connection was cut: its peer did not end it";
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, cut));
+                }
+                Some(bytes) => self.inbox.came(bytes),
+            }
+        }
+    }
+}
+
+fn receive(socket: &Socket, into: &mut [u8], flags: RecvFlags) -> io::Result<Option<usize>> {
+    loop {
+        match recv(&socket.stream, &mut *into, flags) {
+            Ok((_, bytes)) => return Ok(Some(bytes)),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Certificates that are not taken, at either end, in words for whoever
+//! operates the hosts.
+
+use rustls::{AlertDescription, CertificateError};
+
+use crate::certificate::day;
+use crate::subject::Subject;
+
+/// Why the peer's certificate is not taken here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateProblem {
+    /// It shows none.
+    #[error("the peer shows no certificate: only agents with one of the same CA may speak here")]
+    None,
+    /// Another CA's, or nobody's.
+    #[error(
+        "the peer's certificate is not from a CA that this host knows (its ca.crt): issue one \
+         with `droveway ca issue` and the same CA"
+    )]
+    Stranger,
+    /// It holds no longer.
+    #[error(
+        "the peer's certificate has expired on {0}: issue a new one (or correct this host's clock)"
+    )]
+    Expired(String),
+    /// It doesn't hold yet.
+    #[error("the peer's certificate holds only from {0} on: one of the two hosts' clocks is wrong")]
+    Early(String),
+    /// Another host's.
+    #[error(
+        "the peer there is {found}, not host {expected}: the peers file names another address \
+         than that host's, or the host has another's certificate"
+    )]
+    OtherName {
+        /// Who was called.
+        expected: String,
+        /// Who answered.
+        found: Subject,
+    },
+    /// Not an agent's.
+    #[error(
+        "the peer's certificate is not a host's: issue one with `droveway ca issue HOST`, without \
+         --role"
+    )]
+    NotAHost,
+    /// Something else.
+    #[error("the peer's certificate can't be used: {0}")]
+    Other(String),
+}
+
+impl CertificateProblem {
+    /// What the peer hears, if we are the first to find out.
+    pub(crate) fn alert(&self) -> AlertDescription {
+        match self {
+            Self::None => AlertDescription::CertificateRequired,
+            Self::Stranger => AlertDescription::UnknownCA,
+            Self::Expired(_) | Self::Early(_) => AlertDescription::CertificateExpired,
+            Self::OtherName { .. } => AlertDescription::CertificateUnknown,
+            Self::NotAHost => AlertDescription::AccessDenied,
+            Self::Other(_) => AlertDescription::BadCertificate,
+        }
+    }
+
+    /// What rustls found, or we told it.
+    pub(crate) fn of(error: &CertificateError) -> Self {
+        match error {
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::Stranger,
+            CertificateError::Expired => Self::Expired("a day before today".to_owned()),
+            CertificateError::ExpiredContext { not_after, .. } => {
+                Self::Expired(day(i64::try_from(not_after.as_secs()).unwrap_or(i64::MAX)))
+            }
+            CertificateError::NotValidYet => Self::Early("a day after today".to_owned()),
+            CertificateError::NotValidYetContext { not_before, .. } => {
+                Self::Early(day(i64::try_from(not_before.as_secs()).unwrap_or(i64::MAX)))
+            }
+            CertificateError::ApplicationVerificationFailure => Self::NotAHost,
+            CertificateError::Other(other) => match other.0.downcast_ref::<Self>() {
+                Some(ours) => ours.clone(),
+                None => Self::Other(other.to_string()),
+            },
+            other => Self::Other(other.to_string()),
+        }
+    }
+}
+
+/// What the peer said before it ended the connection: a TLS alert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal(pub(crate) u8);
+
+/// A plaintext agent's answer to TLS. Ours never says it for anything else:
+/// there is only one version.
+pub(crate) const PLAINTEXT_ONLY: AlertDescription = AlertDescription::ProtocolVersion;
+
+impl std::error::Error for Refusal {}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let says = match AlertDescription::from(self.0) {
+            AlertDescription::UnknownCA => {
+                "the peer doesn't know the CA of this host's certificate: both need certificates \
+                 of the same CA"
+            }
+            AlertDescription::CertificateExpired => {
+                "the peer says that this host's certificate has expired, or doesn't hold yet: \
+                 issue a new one, or correct that host's clock"
+            }
+            AlertDescription::CertificateUnknown => {
+                "the peer doesn't take this host's certificate for that of the host which it \
+                 called: compare this host's name with the peers file there"
+            }
+            AlertDescription::AccessDenied => {
+                "the peer speaks to hosts only, and this certificate is not a host's"
+            }
+            AlertDescription::CertificateRequired => "the peer wants to see a certificate",
+            AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::DecryptError => "the peer can't use this host's certificate",
+            AlertDescription::ProtocolVersion => {
+                "the peer speaks plaintext (--insecure-plaintext) or an older TLS: agents that \
+                 move VMs to one another need the same setting"
+            }
+            AlertDescription::NoApplicationProtocol => {
+                "the peer speaks TLS, but is not an agent: is this its API's port?"
+            }
+            other => return write!(f, "the peer ended the TLS connection: {other:?}"),
+        };
+        f.write_str(says)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_alert_has_words() {
+        for code in 0..=u8::MAX {
+            let text = Refusal(code).to_string();
+            assert!(text.starts_with("the peer") && !text.contains('\n'), "{text}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! How agents speak to one another: with certificates, or in plaintext because
+//! somebody said so.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use rustix::net::{RecvFlags, recv};
+
+use crate::connection::Connection;
+use crate::handshake::{HANDSHAKE_MAX, HandshakeError, turn_away};
+use crate::identity::Identity;
+
+/// One for an agent, and for every connection between it and others.
+#[derive(Clone, Debug)]
+pub enum Security {
+    /// Nothing is encrypted, and anybody may speak.
+    Plaintext,
+    /// Mutual TLS.
+    Tls(Arc<Identity>),
+}
+
+impl Security {
+    /// Makes of a connection to the host `peer` one that can be used.
+    ///
+    /// # Errors
+    /// As [`Identity::connect`]; plaintext always works.
+    pub fn connect(&self, stream: TcpStream, peer: &str) -> Result<Connection, HandshakeError> {
+        match self {
+            Self::Plaintext => Ok(Connection::plain(stream)),
+            Self::Tls(identity) => identity.connect(stream, peer),
+        }
+    }
+
+    /// Makes of a connection that came one that can be used. The socket has no
+    /// timeouts afterwards.
+    ///
+    /// # Errors
+    /// As [`Identity::accept`]; in plaintext if the peer speaks TLS or says
+    /// nothing.
+    pub fn accept(&self, stream: TcpStream) -> Result<Connection, HandshakeError> {
+        match self {
+            Self::Plaintext => {
+                refuse_tls(&stream)?;
+                Ok(Connection::plain(stream))
+            }
+            Self::Tls(identity) => identity.accept(stream),
+        }
+    }
+
+    /// Whether peers are known by name, and nobody reads along.
+    #[must_use]
+    pub fn is_secure(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+}
+
+/// Tells a peer that speaks TLS that it is alone in that.
+fn refuse_tls(stream: &TcpStream) -> Result<(), HandshakeError> {
+    stream.set_read_timeout(Some(HANDSHAKE_MAX))?;
+    let mut first = [0];
+    let peeked = rustix::io::retry_on_intr(|| recv(stream, first.as_mut_slice(), RecvFlags::PEEK));
+    match peeked {
+        Ok(_) => {}
+        Err(rustix::io::Errno::AGAIN) => return Err(HandshakeError::TooSlow),
+        Err(error) => return Err(HandshakeError::Io(error.into())),
+    }
+    if turn_away(&first, stream) {
+        return Err(HandshakeError::PeerIsSecure);
+    }
+    Ok(stream.set_read_timeout(None)?)
+}

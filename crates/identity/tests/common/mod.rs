@@ -1,0 +1,217 @@
+//! Two hosts with certificates of one CA, and sockets between them.
+
+#![allow(dead_code, reason = "each test uses what it needs")]
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use identity::{
+    Authority, Connection, Files, HandshakeError, Identity, Role, Security, Subject, Wanted,
+};
+
+/// A CA in a directory of its own.
+pub(crate) struct Cluster {
+    dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::create(&dir.path().join("ca"), 100).unwrap();
+        Self { dir }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.path().join("ca")
+    }
+
+    pub(crate) fn issue(&self, subject: Subject, days: u32) -> Files {
+        let authority = Authority::open(&self.path()).unwrap();
+        let out = authority.place_for(&subject);
+        authority.issue(&Wanted { subject, days, out, replace: true }).unwrap().files
+    }
+
+    pub(crate) fn files(&self, host: &str) -> Files {
+        self.issue(Subject::host(host).unwrap(), 10)
+    }
+
+    pub(crate) fn host(&self, name: &str) -> Arc<Identity> {
+        Arc::new(Identity::load(name, &self.files(name)).unwrap())
+    }
+
+    /// A certificate of a host that holds no longer. No CA of ours makes one, so
+    /// it is made with its key.
+    pub(crate) fn expired(&self, host: &str) -> Files {
+        let files = self.files(host);
+        let key = std::fs::read_to_string(self.path().join("ca.key")).unwrap();
+        let authority = std::fs::read_to_string(&files.authority).unwrap();
+        let key = rcgen::KeyPair::from_pem(&key).unwrap();
+        let issuer = rcgen::Issuer::from_ca_cert_pem(&authority, key).unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        let uri = Subject::host(host).unwrap().to_uri();
+        params.subject_alt_names = vec![rcgen::SanType::URI(uri.try_into().unwrap())];
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+        params.extended_key_usages = vec![
+            rcgen::ExtendedKeyUsagePurpose::ServerAuth,
+            rcgen::ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &issuer).unwrap();
+        std::fs::write(&files.key, key.serialize_pem()).unwrap();
+        std::fs::write(&files.certificate, certificate.pem()).unwrap();
+        files
+    }
+
+    /// A host whose key speaks for a person.
+    pub(crate) fn client_files(&self, role: Role, name: &str) -> Files {
+        self.issue(Subject::client(role, name).unwrap(), 10)
+    }
+}
+
+/// Files by their names in `from`, under other names' names.
+pub(crate) fn mixed(authority: &Files, rest: &Files) -> Files {
+    Files {
+        authority: authority.authority.clone(),
+        certificate: rest.certificate.clone(),
+        key: rest.key.clone(),
+    }
+}
+
+pub(crate) fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Both ends of a TCP connection.
+pub(crate) fn sockets() -> (TcpStream, TcpStream) {
+    let (listener, address) = listen();
+    let ours = TcpStream::connect(address).unwrap();
+    (ours, listener.accept().unwrap().0)
+}
+
+pub(crate) type Ends = (Result<Connection, HandshakeError>, Result<Connection, HandshakeError>);
+
+/// `from` calls `to` as the host `name`.
+pub(crate) fn call(from: &Security, to: &Security, name: &str) -> Ends {
+    let (calling, called) = sockets();
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| to.accept(called));
+        let connected = from.connect(calling, name);
+        (connected, accepted.join().unwrap())
+    })
+}
+
+/// A connection from host a to host b.
+pub(crate) fn secured(cluster: &Cluster) -> (Connection, Connection) {
+    let (a, b) = (cluster.host("a"), cluster.host("b"));
+    let (ours, theirs) = call(&Security::Tls(a), &Security::Tls(b), "b");
+    (ours.unwrap(), theirs.unwrap())
+}
+
+/// The same without protection.
+pub(crate) fn plain() -> (Connection, Connection) {
+    let (ours, theirs) = sockets();
+    (Connection::plain(ours), Connection::plain(theirs))
+}
+
+pub(crate) fn mode(file: &Path) -> u32 {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(file).unwrap().permissions().mode() & 0o777
+}
+
+/// Numbers that look random and are the same each time.
+pub(crate) struct Numbers(u64);
+
+impl Numbers {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(2).wrapping_add(1))
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        usize::try_from(self.next() % end as u64).unwrap()
+    }
+}
+
+/// Speaks TLS as somebody else's program would: with any certificate, or none.
+/// Returns how it ends.
+pub(crate) fn speak_tls(stream: &mut TcpStream, trusted: &Files, shown: Option<&Files>) -> String {
+    use std::io::Read;
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&trusted.authority).unwrap()).unwrap();
+    let config = rustls::ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody(provider)));
+    let mut config = match shown {
+        None => config.with_no_client_auth(),
+        Some(files) => {
+            let chain = vec![CertificateDer::from_pem_file(&files.certificate).unwrap()];
+            let key = PrivateKeyDer::from_pem_file(&files.key).unwrap();
+            config.with_client_auth_cert(chain, key).unwrap()
+        }
+    };
+    config.alpn_protocols = vec![b"droveway-agent".to_vec()];
+    let name = "b.example".try_into().unwrap();
+    let mut client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut tls = rustls::Stream::new(&mut client, stream);
+    match tls.read(&mut [0; 16]) {
+        Ok(bytes) => format!("{bytes} bytes"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Takes any certificate.
+#[derive(Debug)]
+struct Anybody(Arc<rustls::crypto::CryptoProvider>);
+
+impl rustls::client::danger::ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &[rustls::pki_types::CertificateDer<'_>],
+        _: &rustls::pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
