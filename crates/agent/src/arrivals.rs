@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use engine::{Arriving, Host, Refusal};
 use qemu::command_line::{apply_overrides, overridden};
-use qemu::disks::Challenge;
+use qemu::disks::{self as images, Challenge, PreparedImage};
 use qemu::machine::{self, Machine, Start};
 use qemu::qmp::RunState;
 use qemu::shape::Shape;
@@ -39,6 +39,7 @@ impl Arrivals {
         let claim = self.registry.expect(&order.vm, &order.migration)?;
         let shape: Shape = understood("what the VM is made of", &order.shape)?;
         check_disks(order)?;
+        let images = prepare_images(order)?;
         let machine = match &order.incoming_qmp {
             Some(socket) => {
                 std::fs::create_dir_all(&claim.dir)
@@ -54,7 +55,7 @@ impl Arrivals {
         let here = Shape::of(&machine.qmp).map_err(|error| Denied::Qemu(error.to_string()))?;
         let differences = shape.differences(&here, &order.overrides);
         if differences.is_empty() {
-            return Ok(Arrival { claim, machine });
+            return Ok(Arrival { claim, machine, images });
         }
         Err(Denied::Conflict(format!(
             "the VM is not what its command line says any more: {}",
@@ -93,6 +94,20 @@ fn check_disks(order: &Prepare) -> Result<(), Denied> {
         "{}. Put disks on storage that both hosts see; if they are, say --shared-disks",
         unshown.join("; ")
     )))
+}
+
+/// The images of the disks that come with the VM.
+fn prepare_images(order: &Prepare) -> Result<images::Prepared, Denied> {
+    let moving: Vec<images::Moving> = understood("the disks that move", &order.moving)?;
+    let allowed: images::Allowed = understood("what may be done to images", &order.allowed)?;
+    if moving.len() > DISKS_MAX {
+        return Err(Denied::Asked(format!("{} disks are more than {DISKS_MAX}", moving.len())));
+    }
+    let cwd = overridden(&order.cwd, &order.overrides);
+    let qemu = order.argv.first().map_or("", String::as_str);
+    let tool = images::QemuImg::beside(qemu);
+    images::prepare(&moving, &order.overrides, Path::new(&cwd), allowed, &tool)
+        .map_err(|error| Denied::Conflict(error.to_string()))
 }
 
 fn start(claim: &Claim, order: &Prepare, machine: &str) -> Result<Machine, Denied> {
@@ -139,10 +154,11 @@ fn understood<T: serde::de::DeserializeOwned>(
     })
 }
 
-/// A VM on its way here.
+/// A VM on its way here. Its QEMU goes before the images that were made for it.
 struct Arrival {
     claim: Claim,
     machine: Arc<Machine>,
+    images: images::Prepared,
 }
 
 impl Arriving for Arrival {
@@ -150,7 +166,12 @@ impl Arriving for Arrival {
         Arc::clone(&self.machine)
     }
 
-    fn adopt(self: Box<Self>) -> Result<(), String> {
+    fn images(&self) -> &[PreparedImage] {
+        self.images.images()
+    }
+
+    fn adopt(mut self: Box<Self>) -> Result<(), String> {
+        self.images.keep();
         self.claim.keep().map_err(|denied| denied.to_string())
     }
 

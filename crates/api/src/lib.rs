@@ -10,7 +10,7 @@ pub use host::{HostInfo, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
 };
-pub use report::{LaneReport, PhaseTime, Report, Sample};
+pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample};
 pub use vm::{AttachRequest, RunRequest, StopEnd, StopHow, Stopped, VmStatus, VmSummary};
 
 use serde::{Deserialize, Serialize};

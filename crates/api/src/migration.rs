@@ -57,6 +57,16 @@ pub struct MigrateRequest {
     /// `OLD=NEW`: texts of the command line that differ at the destination.
     #[serde(default)]
     pub set: Vec<String>,
+    /// Disks to move with the VM: `all`, or names with commas between; none of
+    /// them by default.
+    #[serde(default)]
+    pub disks: Option<String>,
+    /// Make images at the destination that aren't there.
+    #[serde(default)]
+    pub create_disks: bool,
+    /// Overwrite images at the destination that hold data.
+    #[serde(default)]
+    pub overwrite_disks: bool,
     /// QMP socket, at the destination, of a QEMU that waits with
     /// `-incoming defer -S` and was started by somebody else.
     #[serde(default)]
@@ -155,6 +165,12 @@ pub struct Progress {
     pub pass: u32,
     /// Guest bytes not yet placed, QEMU's and ours together.
     pub left_bytes: u64,
+    /// Size of the disks that move, with what was written to them again.
+    #[serde(default)]
+    pub disk_bytes: u64,
+    /// Of it, what is not yet mirrored.
+    #[serde(default)]
+    pub disk_left_bytes: u64,
     /// Seconds to the end, where that can be said.
     pub time_left_s: Option<f64>,
     /// What limits it now.

@@ -46,6 +46,22 @@ pub struct LaneReport {
     pub deaths: u32,
 }
 
+/// One disk that moved.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DiskReport {
+    /// Its name.
+    pub name: String,
+    /// Its size, as the guest sees it.
+    pub bytes: u64,
+    /// Bytes that travelled as bytes.
+    pub data_bytes: u64,
+    /// Bytes that travelled as zeros.
+    pub zero_bytes: u64,
+    /// From when on the guest's writes were slowed or waited for their copy,
+    /// if that was needed.
+    pub changed_s: Option<f64>,
+}
+
 /// The whole story of one migration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
@@ -104,6 +120,9 @@ pub struct Report {
     pub notes: Vec<String>,
     /// The phases it went through.
     pub phases: Vec<PhaseTime>,
+    /// Each disk that moved.
+    #[serde(default)]
+    pub disks: Vec<DiskReport>,
     /// Each lane.
     pub lanes: Vec<LaneReport>,
     /// Over time, some 20 a second, thinned for long migrations.

@@ -163,6 +163,17 @@ pub(crate) struct MigrateArgs {
     /// tap, an address; may be repeated
     #[arg(long, value_name = "OLD=NEW", value_parser = parse_set)]
     pub(crate) set: Vec<String>,
+    /// Disks to move with the VM: all of this host's, or some by name. Others
+    /// must be on storage that both hosts see
+    #[arg(long, value_name = "all|NAME,...")]
+    pub(crate) disks: Option<String>,
+    /// Make the images of disks that move at the destination, where there are
+    /// none
+    #[arg(long, requires = "disks")]
+    pub(crate) create_disks: bool,
+    /// Let disks that move overwrite images at the destination that hold data
+    #[arg(long, requires = "disks")]
+    pub(crate) overwrite_disks: bool,
     /// QMP socket, at the destination, of a QEMU that somebody else started
     /// with `-incoming defer -S`
     #[arg(long, value_name = "SOCKET")]
@@ -183,6 +194,9 @@ impl MigrateArgs {
             tap: self.tap.into(),
             shared_disks: self.shared_disks,
             set: self.set,
+            disks: self.disks,
+            create_disks: self.create_disks,
+            overwrite_disks: self.overwrite_disks,
             incoming_qmp: self.incoming_qmp,
         }
     }

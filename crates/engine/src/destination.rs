@@ -2,6 +2,7 @@
 //! into arrivals and their lanes.
 
 mod arrival;
+mod disks;
 mod lanes;
 
 use std::collections::HashMap;

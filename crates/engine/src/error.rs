@@ -48,6 +48,9 @@ pub enum MigrationError {
     /// QEMU's stream can't be read.
     #[error("reading QEMU's migration stream: {0}")]
     Tap(String),
+    /// Disks can't be moved.
+    #[error("moving the VM's disks: {0}")]
+    Disks(String),
     /// The source's QEMU refuses or fails.
     #[error("the source's QEMU: {0}")]
     Qemu(String),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use qemu::disks::PreparedImage;
 use qemu::machine::Machine;
 
 /// This agent, as far as migrations care.
@@ -100,6 +101,10 @@ pub trait Host: Send + Sync + 'static {
 pub trait Arriving: Send {
     /// Its QEMU, which waits with `-incoming defer -S`.
     fn machine(&self) -> Arc<Machine>;
+
+    /// The images of the disks that come with it, in the order of the source's
+    /// list.
+    fn images(&self) -> &[PreparedImage];
 
     /// It runs here from now on.
     ///

@@ -5,6 +5,9 @@
 //! gone. After [`Source::commit`] has said `go` there is no way back.
 
 mod collector;
+mod disk_tap;
+mod disks;
+mod flushes;
 mod live;
 mod sampler;
 mod sieve;
@@ -28,6 +31,7 @@ use crate::host::{Local, Peer, SourceVm};
 use crate::link::{Heard, Link};
 use crate::story::Story;
 use crate::watch::Watch;
+use disks::{Chosen, Disks};
 use live::Live;
 use sampler::Sampler;
 use sieve::Sieve;
@@ -75,6 +79,10 @@ pub(crate) enum Notice {
     TailBegins,
     /// The stream is passed through whole, and why.
     Unsplittable(String),
+    /// All disks were copied once, and are kept up to date.
+    DisksReady,
+    /// The mirrors have written all of the stopped VM's disks; or one failed.
+    Disks(Result<(), String>),
     /// The tap has read QEMU's stream to its end, and all pages are placed; or
     /// not.
     Delivered(Result<tap::Summary, MigrationError>),
@@ -98,6 +106,8 @@ pub(crate) struct Source<'m> {
     was_running: bool,
     control: Option<Control>,
     sieve: Option<Arc<Sieve>>,
+    chosen: Option<Chosen>,
+    disks: Option<Disks>,
     stream: Option<Stream>,
     stopped: Option<Stop>,
     /// `go` was said: nothing is undone any more.
@@ -149,6 +159,8 @@ impl<'m> Source<'m> {
             was_running: false,
             control: None,
             sieve: None,
+            chosen: None,
+            disks: None,
             stream: None,
             stopped: None,
             committed: false,
@@ -179,6 +191,17 @@ impl<'m> Source<'m> {
                     self.story.note(format!("the stream is passed through whole: {reason}"));
                     self.story.tell(|report| report.tap = "whole".to_owned());
                 }
+                Happening::Notice(Notice::DisksReady) => {
+                    let stream = self.stream.as_ref().expect("disks move beside a stream");
+                    if !stream.outgoing.is_held() {
+                        stream.outgoing.start()?;
+                    }
+                }
+                Happening::Notice(Notice::Disks(drained)) => {
+                    drained.map_err(MigrationError::Disks)?;
+                    let stream = self.stream.as_ref().expect("disks move beside a stream");
+                    stream.outgoing.continue_switchover()?;
+                }
                 Happening::Notice(Notice::Delivered(outcome)) => {
                     outcome?;
                     return Ok(());
@@ -207,6 +230,11 @@ impl<'m> Source<'m> {
                 self.story.enter(Phase::Stopped);
             }
             "RESUME" => self.was_running = true,
+            "MIGRATION" if event.data["status"] == "pre-switchover" => {
+                if let Some(disks) = &mut self.disks {
+                    disks.drain(self.notices.0.clone())?;
+                }
+            }
             "MIGRATION" if event.data["status"] == "failed" => {
                 let why = self.stream.as_ref().and_then(|stream| stream.outgoing.error());
                 let why =
@@ -307,6 +335,8 @@ impl<'m> Source<'m> {
     /// The VM runs elsewhere: ends its QEMU here.
     fn leave(&mut self) {
         self.stop_stream(true);
+        self.account_disks();
+        self.disks = None;
         if let Err(error) = self.vm.machine.quit() {
             self.story.note(format!("the source's QEMU had to be left behind: {error}"));
         }
@@ -327,6 +357,20 @@ impl<'m> Source<'m> {
 
     /// The next thing that matters; what ends any phase is an error here.
     fn next(&mut self, until: Option<Instant>) -> Result<Happening, MigrationError> {
+        loop {
+            match self.happening(until)? {
+                // In whatever phase, somebody else waits for it.
+                Happening::Peer(ToSource::DiskFlushed { ticket, error }) => {
+                    if let Some(disks) = &self.disks {
+                        disks.flushed(ticket, error);
+                    }
+                }
+                happening => return Ok(happening),
+            }
+        }
+    }
+
+    fn happening(&self, until: Option<Instant>) -> Result<Happening, MigrationError> {
         let control = self.control.as_ref().expect("connected");
         let cancelled = self.story.watch().cancelled();
         let never = crossbeam_channel::never();

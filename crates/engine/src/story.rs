@@ -58,6 +58,7 @@ impl Story {
             pool_high_water_bytes: [0; 2],
             notes: Vec::new(),
             phases: vec![PhaseTime { phase: Phase::Prepare, start_s: 0.0 }],
+            disks: Vec::new(),
             lanes: Vec::new(),
             samples: Vec::new(),
         };

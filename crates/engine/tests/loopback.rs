@@ -54,6 +54,10 @@ impl Arriving for TestArrival {
         Arc::clone(&self.machine)
     }
 
+    fn images(&self) -> &[qemu::disks::PreparedImage] {
+        &[]
+    }
+
     fn adopt(self: Box<Self>) -> Result<(), String> {
         *self.here.lock() = Some(self.machine);
         Ok(())

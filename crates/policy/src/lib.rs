@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chase;
 pub mod effort;
+pub mod mirror;
 pub mod pace;
 pub mod switchover;

@@ -109,6 +109,12 @@ pub fn predicted_blackout(left_bytes: u64, bodies_per_s: f64, fixed: Duration) -
     fixed + Duration::from_secs_f64(moving.min(1e9))
 }
 
+/// What can be delivered in a blackout that reaches the goal.
+#[must_use]
+pub fn budget_bytes(bodies_per_s: f64, goal: Duration, fixed: Duration) -> u64 {
+    whole(bodies_per_s * goal.saturating_sub(fixed).as_secs_f64())
+}
+
 /// A rate or size as a whole number; nonsense becomes 0 or the largest.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn whole(value: f64) -> u64 {
@@ -170,6 +176,15 @@ mod tests {
         let left = allowance.bytes_per_s * allowance.downtime_ms / 1000 + MIB;
         let blackout = predicted_blackout(left, 12e6, Duration::from_millis(50));
         assert!(blackout <= Duration::from_millis(300), "{blackout:?}");
+    }
+
+    #[test]
+    fn the_budget_is_what_a_blackout_at_the_goal_delivers() {
+        let (goal, fixed) = (Duration::from_millis(300), Duration::from_millis(50));
+        let budget = budget_bytes(12e6, goal, fixed);
+        assert_eq!(budget, 3_000_000);
+        assert_eq!(predicted_blackout(budget, 12e6, fixed), goal);
+        assert_eq!(budget_bytes(12e6, fixed, goal), 0);
     }
 
     #[test]

@@ -56,6 +56,7 @@ pub struct Outgoing {
     settings: Mutex<Settings>,
     events: Receiver<Event>,
     takes_bandwidth: bool,
+    held: bool,
 }
 
 impl Outgoing {
@@ -108,9 +109,11 @@ impl Outgoing {
         }
         let mut settings = Settings::of(&qmp)?;
         let takes_bandwidth = settings.has_parameter("avail-switchover-bandwidth");
+        let held = wanted::can_be_held(&settings);
         let outcome = wanted::set_up(machine, &mut settings, kind, pauses);
         let uri = format!("unix:{}", socket.display());
-        let outgoing = Self { qmp, uri, settings: Mutex::new(settings), events, takes_bandwidth };
+        let settings = Mutex::new(settings);
+        let outgoing = Self { qmp, uri, settings, events, takes_bandwidth, held };
         // On an error what was set already is put back as `outgoing` goes.
         outcome.map(|()| outgoing)
     }
@@ -128,6 +131,14 @@ impl Outgoing {
     #[must_use]
     pub fn takes_bandwidth(&self) -> bool {
         self.takes_bandwidth
+    }
+
+    /// Whether QEMU (8.1 and newer) keeps a running VM running, whatever is left,
+    /// until it hears SWITCHOVER_ACK on its main channel; and does not end its
+    /// migration before it hears SHUT. Else it goes by [`Outgoing::allow`] alone.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held
     }
 
     /// Lets QEMU stop the VM once what is left would take `downtime_ms` at

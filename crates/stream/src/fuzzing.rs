@@ -187,6 +187,7 @@ pub fn seed_main(how: u8) -> Vec<u8> {
     let multifd = how & 1 == 1;
     let mut out = vec![how];
     write::header(&mut out, Some("pc-i440fx-7.2"));
+    write::open_return_path(&mut out);
     write::ping(&mut out, 1);
     write::ram_setup(&mut out, 2, &seed_blocks(), true, multifd);
     let section = |part: &mut PartSection<'_>, from: u32| {
@@ -208,6 +209,7 @@ pub fn seed_main(how: u8) -> Vec<u8> {
         section(&mut part, from);
         part.finish();
     }
+    write::switchover_start(&mut out);
     write::ping(&mut out, 3);
     let mut end = PartSection::begin_end(&mut out, 2, true);
     section(&mut end, 8);

@@ -22,6 +22,7 @@ mod error;
 pub mod fuzzing;
 pub mod multifd;
 mod record;
+pub mod return_path;
 mod splitter;
 pub mod write;
 

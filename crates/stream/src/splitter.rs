@@ -46,7 +46,8 @@ pub enum StreamKind {
 /// The stream up to the first page, and what it says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// What the destination's QEMU is fed first. No MULTIFD_FLUSH is in it.
+    /// What the destination's QEMU is fed first. No MULTIFD_FLUSH is in it, and
+    /// nothing that asks for an answer: the source's is given here.
     pub bytes: Vec<u8>,
     /// The RAM blocks; a [`BlockId`] is a place in this list.
     pub blocks: Vec<Block>,
@@ -299,8 +300,10 @@ impl Splitter {
         let length = cursor.u16()?;
         cursor.take(usize::from(length))?;
         let capability = |name: &str| Unsplittable::Capability { name: name.to_owned() };
+        let asks = matches!(command, command::OPEN_RETURN_PATH | command::PING);
         match command {
-            command::OPEN_RETURN_PATH | command::PING | command::SWITCHOVER_START => {}
+            command::SWITCHOVER_START => {}
+            _ if asks => {}
             command::POSTCOPY_ADVISE..=command::POSTCOPY_RESUME
             | command::PACKAGED
             | command::RECV_BITMAP => {
@@ -310,7 +313,9 @@ impl Splitter {
             command => return Err(Unsplittable::Command { command }.into()),
         }
         let record = &rest[..cursor.at()];
-        if self.head_sent {
+        if asks {
+            self.keep_whole(record)?;
+        } else if self.head_sent {
             // Between RAM sections, as SWITCHOVER_START: the destination gets
             // it where the stream goes on, with the END.
             if self.tail.len() + record.len() > HEAD_BYTES_MAX {

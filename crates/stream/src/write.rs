@@ -146,12 +146,28 @@ pub fn capabilities(out: &mut Vec<u8>, names: &[&str]) {
     }
 }
 
+/// Appends the command OPEN_RETURN_PATH, which stands in front of setup where
+/// the source listens to what the destination answers.
+pub fn open_return_path(out: &mut Vec<u8>) {
+    command(out, command::OPEN_RETURN_PATH, &[]);
+}
+
+/// Appends the command SWITCHOVER_START, which stands between the last two RAM
+/// sections.
+pub fn switchover_start(out: &mut Vec<u8>) {
+    command(out, command::SWITCHOVER_START, &[]);
+}
+
 /// Appends a PING command, one that stands in front of setup in real streams.
 pub fn ping(out: &mut Vec<u8>, value: u32) {
+    command(out, command::PING, &value.to_be_bytes());
+}
+
+fn command(out: &mut Vec<u8>, command: u16, bytes: &[u8]) {
     out.push(kind::COMMAND);
-    out.extend_from_slice(&command::PING.to_be_bytes());
-    out.extend_from_slice(&4u16.to_be_bytes());
-    out.extend_from_slice(&value.to_be_bytes());
+    out.extend_from_slice(&command.to_be_bytes());
+    out.extend_from_slice(&u16::try_from(bytes.len()).unwrap_or(u16::MAX).to_be_bytes());
+    out.extend_from_slice(bytes);
 }
 
 /// Appends the header of a START (`full` false) or FULL section.

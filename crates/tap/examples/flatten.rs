@@ -95,7 +95,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let collect = Arc::new(Collect::default());
     let listener = UnixListener::bind(socket)?;
-    let tap = Tap::start(listener, channels, Pool::new(16 << 20), Arc::clone(&collect) as _)?;
+    let tap =
+        Tap::start(listener, channels, false, Pool::new(16 << 20), Arc::clone(&collect) as _)?;
     let counters = tap.counters();
     let outcome = tap.join();
     fs::remove_file(socket)?;

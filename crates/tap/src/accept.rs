@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use stream::Blocks;
 
+use crate::answer::Answer;
 use crate::channel::{self, Announced};
 use crate::counters::Counters;
 use crate::error::TapError;
@@ -45,7 +46,7 @@ pub struct Tap {
     shared: Arc<Shared>,
 }
 
-/// Ends a tap from elsewhere.
+/// Ends a tap from elsewhere, or lets QEMU end it.
 #[derive(Clone, Debug)]
 pub struct Stopper {
     shared: Arc<Shared>,
@@ -63,6 +64,8 @@ pub(crate) struct Shared {
     /// The thread that accepts, and joins the others.
     accepting: Mutex<Option<JoinHandle<()>>>,
     stopping: AtomicBool,
+    /// Nothing if QEMU doesn't listen.
+    pub(crate) answer: Option<Answer>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -104,11 +107,16 @@ impl Tap {
     /// The pool is this migration's own: a tap that fails or is stopped closes
     /// it, so that no thread waits for a buffer.
     ///
+    /// With `held`, QEMU has the capabilities `return-path` and
+    /// `switchover-ack` on: it does not stop a running VM before
+    /// [`Stopper::let_finish`].
+    ///
     /// # Errors
     /// If the system gives no thread.
     pub fn start(
         listener: UnixListener,
         channels: Channels,
+        held: bool,
         pool: Arc<Pool>,
         output: Arc<dyn Output>,
     ) -> Result<Self, TapError> {
@@ -123,6 +131,7 @@ impl Tap {
             listener: Mutex::new(Some(waker)),
             accepting: Mutex::default(),
             stopping: AtomicBool::new(false),
+            answer: held.then(Answer::default),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -170,6 +179,15 @@ impl Tap {
 }
 
 impl Stopper {
+    /// Lets QEMU stop the VM as soon as what is left is below its threshold. A
+    /// tap that is not held, and a second call, do nothing.
+    ///
+    /// A VM that does not run is not held, and a stream that can't be split is
+    /// let go at once: no pages of it wait here.
+    pub fn let_finish(&self) {
+        self.shared.let_finish();
+    }
+
     /// Hands nothing on any more. What QEMU still writes is thrown away, so
     /// that it can be cancelled whatever it is doing.
     pub fn stop(&self) {
@@ -224,6 +242,13 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// See [`Stopper::let_finish`].
+    pub(crate) fn let_finish(&self) {
+        if let Some(answer) = &self.answer {
+            answer.allow();
+        }
+    }
+
     /// Hands nothing on from now on; the first error stays.
     fn end(&self, error: TapError) {
         let mut state = self.state.lock();
@@ -233,6 +258,11 @@ impl Shared {
         drop(state);
         self.pool.close();
         self.changed.notify_all();
+        // A QEMU that fails by itself waits, with its big lock held, until the
+        // answers have ended.
+        if let Some(answer) = &self.answer {
+            answer.end();
+        }
     }
 
     /// Wakes the accept, once those are taken that QEMU made already.
@@ -246,6 +276,9 @@ impl Shared {
     fn main(&self, socket: &UnixStream) -> Result<(), TapError> {
         if std::mem::replace(&mut self.state.lock().main_begun, true) {
             return Err(TapError::Connection("a second main channel"));
+        }
+        if let Some(answer) = &self.answer {
+            answer.open(keep(socket)?);
         }
         let outcome = main_channel::run(self, socket);
         let mut state = self.state.lock();
@@ -292,9 +325,7 @@ impl Shared {
 
     /// Notes a connection, to be closed when the tap is cut.
     fn note(&self, socket: &UnixStream) -> Result<(), TapError> {
-        let clone = socket
-            .try_clone()
-            .map_err(|source| TapError::Io { what: "keeping a connection of QEMU", source })?;
+        let clone = keep(socket)?;
         let mut state = self.state.lock();
         if state.cut {
             return Err(TapError::Stopped);
@@ -302,6 +333,11 @@ impl Shared {
         state.sockets.push(clone);
         Ok(())
     }
+}
+
+fn keep(socket: &UnixStream) -> Result<UnixStream, TapError> {
+    let clone = socket.try_clone();
+    clone.map_err(|source| TapError::Io { what: "keeping a connection of QEMU", source })
 }
 
 /// Takes as many connections as QEMU makes, and waits for all to end.

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod answer;
 mod channel;
 mod counters;
 mod error;

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use page::{BATCH_PAGES, Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, PagesMut};
 use stream::{Progress, RECORD_BYTES_MAX, Sink, Splitter, Step, StreamKind};
@@ -20,13 +21,19 @@ use crate::socket::{Found, read_some, read_soon, wait};
 const BATCH_READ_BYTES: usize = BATCH_PAGES * (8 + PAGE_BYTES) + 256;
 /// Bytes read at a time where no bodies are.
 const RESIDUE_READ_BYTES: usize = 256 << 10;
+/// A QEMU that is held with nothing to send looks for dirty pages thousands of
+/// times a second, which takes most of a core and its big lock; then QMP takes
+/// 0.1 s and the guest gets less. After so many looks in vain it is not read for
+/// a while, and blocks once its socket is full of them, some hundreds later.
+const IDLE_EPOCHS: u32 = 32;
+const IDLE_PAUSE: Duration = Duration::from_millis(250);
 /// Fill runs in a batch; then it goes on.
 const FILL_RUNS_MAX: usize = 1024;
 
 /// Reads the main channel to its end. Returns how many epochs it counted, if it
 /// was split.
 pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<Option<Epoch>, TapError> {
-    let mut reader = Reader { shared, socket, fill_pages: 0 };
+    let mut reader = Reader { shared, socket, fill_pages: 0, idling: Idling::default() };
     match shared.channels {
         Channels::Classic => reader.classic(),
         Channels::Multifd(_) => reader.beside_channels(),
@@ -45,6 +52,16 @@ struct Reader<'t> {
     shared: &'t Shared,
     socket: &'t UnixStream,
     fill_pages: u64,
+    idling: Idling,
+}
+
+/// Epochs without a page, in a row.
+#[derive(Debug, Default)]
+struct Idling {
+    epochs: u32,
+    /// Before them.
+    epoch: Epoch,
+    pages: u64,
 }
 
 impl Reader<'_> {
@@ -71,6 +88,9 @@ impl Reader<'_> {
                 let progress = self.parse(&mut splitter, &mut batch, start, filled)?;
                 start += progress.consumed;
                 let Step::More { need } = progress.step else { break progress.step };
+                if batch.is_empty() {
+                    self.pace(splitter.epoch());
+                }
                 if batch.bodies().is_empty() {
                     batch.buffer_mut().copy_within(start..filled, 0);
                     (start, filled) = (0, filled - start);
@@ -99,6 +119,23 @@ impl Reader<'_> {
                 self.residue(whole, carry)?;
                 return Ok((!whole).then(|| splitter.epoch()));
             }
+        }
+    }
+
+    /// Lets a QEMU that is held and has nothing to send wait.
+    fn pace(&mut self, epoch: Epoch) {
+        let Some(answer) = &self.shared.answer else { return };
+        let counters = &self.shared.counters;
+        let pages = counters.body_pages.load(Relaxed) + counters.fill_pages.load(Relaxed);
+        let idling = &mut self.idling;
+        if pages != idling.pages {
+            *idling = Idling { epochs: 0, epoch, pages };
+        }
+        idling.epochs += epoch.0 - idling.epoch.0;
+        idling.epoch = epoch;
+        if idling.epochs >= IDLE_EPOCHS {
+            idling.epochs = 0;
+            answer.wait(IDLE_PAUSE);
         }
     }
 
@@ -140,6 +177,9 @@ impl Reader<'_> {
                 }
                 continue;
             }
+            if filling.is_empty() {
+                self.pace(splitter.epoch());
+            }
             buffer.copy_within(start..filled, 0);
             (start, filled) = (0, filled - start);
             let room = &mut buffer[filled..];
@@ -179,6 +219,8 @@ impl Reader<'_> {
                 Ok(Next::Parse)
             }
             Step::Tail(bytes) => {
+                // Of a VM that does not run; else it is said already.
+                self.shared.let_finish();
                 output.tail(&bytes)?;
                 Ok(Next::Residue { whole: false })
             }
@@ -188,6 +230,7 @@ impl Reader<'_> {
                     return Err(TapError::Unsplittable(reason));
                 }
                 output.whole(&bytes, Some(&reason))?;
+                self.shared.let_finish();
                 Ok(Next::Residue { whole: true })
             }
         }

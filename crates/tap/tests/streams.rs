@@ -1,9 +1,11 @@
 //! Streams over real sockets: whole, cut short, hostile, and stopped.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
+use std::time::Duration;
 
 use page::{Batch, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
@@ -73,11 +75,16 @@ struct Setup {
 }
 
 fn start(channels: Channels, slots: usize) -> Setup {
+    start_held(channels, slots, false)
+}
+
+fn start_held(channels: Channels, slots: usize, held: bool) -> Setup {
     let bound = tempfile::Builder::new().make(|path| UnixListener::bind(path)).unwrap();
     let (listener, path) = bound.into_parts();
     let kept = Arc::new(Kept { slow: true, ..Kept::default() });
     let pool = Pool::new(slots * SLOT_BYTES);
-    let tap = Tap::start(listener, channels, Arc::clone(&pool), Arc::clone(&kept) as _).unwrap();
+    let tap =
+        Tap::start(listener, channels, held, Arc::clone(&pool), Arc::clone(&kept) as _).unwrap();
     Setup { path, tap, kept, pool }
 }
 
@@ -379,4 +386,122 @@ fn a_tap_that_has_stopped_takes_all_that_qemu_still_writes() {
     }
     stopper.cut();
     assert!(main.write_all(&plenty).is_err());
+}
+
+/// SWITCHOVER_ACK, if it may finish, and SHUT.
+const LET_GO: [u8; 12] = [0, 7, 0, 0, 0, 1, 0, 4, 0, 0, 0, 0];
+
+/// What QEMU heard when its connection was cut.
+fn heard(mut main: UnixStream) -> Vec<u8> {
+    let mut heard = Vec::new();
+    main.read_to_end(&mut heard).unwrap();
+    heard
+}
+
+#[test]
+fn a_held_qemu_hears_once_that_it_may_finish() {
+    for channels in [Channels::Classic, Channels::Multifd(1)] {
+        let setup = start_held(channels, 2, true);
+        let mut main = setup.connect();
+        main.write_all(&setup_bytes()).unwrap();
+        let stopper = setup.tap.stopper();
+        stopper.let_finish();
+        stopper.let_finish();
+        let mut said = [0; 12];
+        main.read_exact(&mut said).unwrap();
+        assert_eq!(said, LET_GO);
+        stopper.cut();
+        assert_eq!(heard(main), []);
+    }
+}
+
+/// Whether a main channel takes this many empty RAM sections without a pause.
+fn takes(mut main: &UnixStream, sections: usize) -> bool {
+    let mut section = Vec::new();
+    PartSection::begin(&mut section, SECTION, true).finish();
+    main.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    (0..sections).all(|_| main.write_all(&section).is_ok())
+}
+
+#[test]
+fn a_held_qemu_with_nothing_to_send_is_read_only_now_and_then() {
+    for channels in [Channels::Classic, Channels::Multifd(1)] {
+        let setup = start_held(channels, 2, true);
+        let mut main = setup.connect();
+        main.write_all(&setup_bytes()).unwrap();
+        // Far more than a socket holds.
+        assert!(!takes(&main, 10_000), "it is held");
+        setup.tap.stopper().let_finish();
+        let mut said = [0; 12];
+        main.read_exact(&mut said).unwrap();
+        assert_eq!(said, LET_GO);
+        assert!(takes(&main, 10_000), "it is not held any more");
+    }
+}
+
+#[test]
+fn a_qemu_that_connects_late_hears_what_was_said_before() {
+    let setup = start_held(Channels::Classic, 2, true);
+    setup.tap.stopper().let_finish();
+    let mut main = setup.connect();
+    main.write_all(&setup_bytes()).unwrap();
+    let mut said = [0; 12];
+    main.read_exact(&mut said).unwrap();
+    assert_eq!(said, LET_GO);
+}
+
+#[test]
+fn a_vm_that_does_not_run_finishes_without_and_so_does_a_whole_stream() {
+    let mut foreign = Vec::new();
+    write::header(&mut foreign, None);
+    write::section_header(&mut foreign, false, 1, "dirty-bitmap", 1);
+    for bytes in [classic(1).0, foreign] {
+        let setup = start_held(Channels::Classic, 2, true);
+        let mut main = setup.connect();
+        main.write_all(&bytes).unwrap();
+        let mut said = [0; 12];
+        main.read_exact(&mut said).unwrap();
+        assert_eq!(said, LET_GO);
+        drop(main);
+        setup.tap.join().unwrap();
+    }
+}
+
+#[test]
+fn a_held_qemu_is_not_let_go_by_a_tap_that_is_stopped_or_fails() {
+    for fails in [false, true] {
+        let setup = start_held(Channels::Classic, 2, true);
+        let mut main = setup.connect();
+        main.write_all(&setup_bytes()).unwrap();
+        // A main channel that is there: any other is only thrown away.
+        while setup.tap.counters().stream_bytes.load(Relaxed) == 0 {
+            thread::yield_now();
+        }
+        let stopper = setup.tap.stopper();
+        if fails {
+            main.write_all(&[0x55]).unwrap();
+        } else {
+            stopper.stop();
+        }
+        assert!(setup.tap.join().is_err());
+        stopper.let_finish();
+        let mut said = [0; 8];
+        main.read_exact(&mut said).unwrap();
+        assert_eq!(said, LET_GO[4..]);
+        stopper.cut();
+        assert_eq!(heard(main), []);
+    }
+}
+
+#[test]
+fn a_qemu_that_is_not_held_hears_nothing() {
+    let setup = start(Channels::Classic, 2);
+    let mut main = setup.connect();
+    main.write_all(&classic(1).0).unwrap();
+    main.shutdown(std::net::Shutdown::Write).unwrap();
+    let stopper = setup.tap.stopper();
+    stopper.let_finish();
+    setup.tap.join().unwrap();
+    stopper.cut();
+    assert_eq!(heard(main), []);
 }

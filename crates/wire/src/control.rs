@@ -41,6 +41,11 @@ pub struct Prepare {
     pub disks: serde_json::Value,
     /// The operator's word that it is.
     pub shared_disks: bool,
+    /// Disks that move (`qemu::disks::Moving`s); lanes number them in this
+    /// order.
+    pub moving: serde_json::Value,
+    /// What the operator allows for their images (`qemu::disks::Allowed`).
+    pub allowed: serde_json::Value,
     /// QMP socket of a QEMU that somebody else started there.
     pub incoming_qmp: Option<String>,
 }
@@ -80,6 +85,13 @@ pub enum ToDestination {
         /// Whether sections end in footers.
         footers: bool,
     },
+    /// Make durable what was delivered for a disk.
+    FlushDisk {
+        /// Comes back with the answer.
+        ticket: u64,
+        /// Its number.
+        disk: u16,
+    },
     /// Every batch is placed and the whole residue was sent: load it.
     Complete {
         /// Bytes of tail (or of the whole stream) sent, as a check.
@@ -115,6 +127,13 @@ pub enum ToSource {
         mapped: Vec<String>,
         /// Blocks written through the residue.
         inline: Vec<String>,
+    },
+    /// A disk is durable, or can't be made so.
+    DiskFlushed {
+        /// As it was asked.
+        ticket: u64,
+        /// Why not.
+        error: Option<String>,
     },
     /// Loaded and paused.
     Loaded,

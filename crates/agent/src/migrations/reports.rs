@@ -102,6 +102,7 @@ pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
         pool_high_water_bytes: [0, 0],
         notes: progress.notes.clone(),
         phases: Vec::new(),
+        disks: Vec::new(),
         lanes: Vec::new(),
         samples: Vec::new(),
     }

@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, select};
 use placer::{BlockPlan, Feeder, Placement, Placer};
+use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::ram_blocks::{RamBlocks, Reached};
 use wire::{Announced, Prepare, Prepared, ToDestination, ToSource, Token};
 
 use super::Shared;
+use super::disks::ArrivingDisks;
 use super::lanes::ArrivingLanes;
 use crate::host::Arriving;
 use crate::link::{Heard, Link};
@@ -105,9 +107,15 @@ impl Arrival<'_> {
         let arriving = arriving
             .map_err(|refusal| End::Tell(ToSource::Refused { reason: refusal.to_string() }))?;
         let machine = arriving.machine();
+        let disks = self.open_disks(&machine, arriving.images());
         let mut guard = Guard(Some(arriving));
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
-        let outcome = self.load_and_run(&mut guard, &machine);
+        let outcome = disks.and_then(|disks| {
+            let outcome = self.load_and_run(&mut guard, &machine, disks.as_ref());
+            // Lanes that wait for a disk end by it.
+            drop(disks);
+            outcome
+        });
         self.shared.arrivals.lock().remove(&self.token);
         self.lanes.end();
         outcome.map(|()| order.vm)
@@ -122,7 +130,12 @@ impl Arrival<'_> {
         }
     }
 
-    fn load_and_run(&self, guard: &mut Guard, machine: &Machine) -> Result<(), End> {
+    fn load_and_run(
+        &self,
+        guard: &mut Guard,
+        machine: &Machine,
+        disks: Option<&ArrivingDisks>,
+    ) -> Result<(), End> {
         let incoming = Incoming::of(machine).map_err(End::failed)?;
         let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start(stream, self.shared.local.pool_bytes).map_err(End::failed)?;
@@ -134,7 +147,10 @@ impl Arrival<'_> {
         };
         self.say(&ToSource::Prepared(prepared))?;
 
-        let tail = self.take_stream(&ram.reached, &feeder)?;
+        let tail = self.take_stream(&ram.reached, &feeder, disks)?;
+        if let Some(disks) = disks {
+            disks.finish().map_err(End::failed)?;
+        }
         self.load(machine, &incoming, &feeder, &tail)?;
         self.say(&ToSource::Loaded)?;
         let run = self.hear_verdict()?;
@@ -143,7 +159,12 @@ impl Arrival<'_> {
 
     /// Pages come by the lanes, residue comes here, until the source says that
     /// it is complete. Returns the tail.
-    fn take_stream(&self, ram: &[Reached], feeder: &Feeder) -> Result<Vec<u8>, End> {
+    fn take_stream(
+        &self,
+        ram: &[Reached],
+        feeder: &Feeder,
+        disks: Option<&ArrivingDisks>,
+    ) -> Result<Vec<u8>, End> {
         let mut tail = Vec::new();
         let mut whole_bytes = 0;
         let mut announced = None;
@@ -172,6 +193,10 @@ impl Arrival<'_> {
                     whole_bytes += piece.len() as u64;
                     feeder.whole(&piece).map_err(End::failed)?;
                 }
+                Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match disks {
+                    Some(disks) => disks.flush(ticket, disk),
+                    None => return Err(End::failed("a disk was to be flushed, and none comes")),
+                },
                 Heard::Message(ToDestination::Complete { residue_bytes }) => {
                     let came = tail.len() as u64 + whole_bytes;
                     if residue_bytes != came {
@@ -184,6 +209,24 @@ impl Arrival<'_> {
                 other => return Err(ended(other)),
             }
         }
+    }
+
+    /// Has the waiting QEMU take the disks that come with the VM.
+    fn open_disks(
+        &self,
+        machine: &Machine,
+        images: &[PreparedImage],
+    ) -> Result<Option<ArrivingDisks>, End> {
+        if images.is_empty() {
+            return Ok(None);
+        }
+        let local = &self.shared.local;
+        let socket = local.scratch.join(format!("disks-{}.sock", hex(self.token)));
+        let (link, broken) = (Arc::clone(&self.link), self.lanes.broken());
+        let disks = ArrivingDisks::open(machine, &socket, images, local.pool_bytes, link, broken)
+            .map_err(End::failed)?;
+        self.lanes.with_disks(disks.sink());
+        Ok(Some(disks))
     }
 
     fn open_lanes(

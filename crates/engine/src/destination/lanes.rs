@@ -9,11 +9,12 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
 use placer::Placer;
-use transport::{LaneEnd, receive, thread_cpu};
+use transport::{BlockSink, LaneEnd, receive, thread_cpu};
 
 #[derive(Default)]
 struct State {
     placer: Option<Arc<Placer>>,
+    disks: Option<Arc<dyn BlockSink>>,
     over: bool,
     streams: Vec<TcpStream>,
     running: usize,
@@ -50,7 +51,7 @@ impl ArrivingLanes {
             state.streams.push(clone);
             state.running += 1;
         }
-        let outcome = receive(stream, || self.placer(), || Err(LaneEnd::NoDisks));
+        let outcome = receive(stream, || self.placer(), || self.disks());
         // A peer in the middle of a write learns that nobody reads any more.
         let _ = stream.shutdown(Shutdown::Both);
         match outcome {
@@ -67,6 +68,20 @@ impl ArrivingLanes {
         self.cpu_ns.fetch_add(cpu, Relaxed);
         self.state.lock().running -= 1;
         self.changed.notify_all();
+    }
+
+    /// Where to tell what ends the migration.
+    pub(crate) fn broken(&self) -> Sender<String> {
+        self.broken.clone()
+    }
+
+    /// The VM's disks come too. Said before any lane can come.
+    pub(crate) fn with_disks(&self, disks: Arc<dyn BlockSink>) {
+        self.state.lock().disks = Some(disks);
+    }
+
+    fn disks(&self) -> Result<Arc<dyn BlockSink>, LaneEnd> {
+        self.state.lock().disks.clone().ok_or(LaneEnd::NoDisks)
     }
 
     fn placer(&self) -> Option<Arc<Placer>> {

@@ -1,10 +1,12 @@
 //! What the tap's threads and the sampler of one migration share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use page::{Batch, PAGE_BYTES, Pool, SLOT_BYTES};
+use parking_lot::{Condvar, Mutex};
+use policy::chase;
 use policy::switchover::{BacklogInput, backlog_limit_bytes};
 
 /// Guest bytes that QEMU can be ahead of the tap, in socket buffers full of
@@ -19,6 +21,14 @@ use policy::switchover::{BacklogInput, backlog_limit_bytes};
 const HIDDEN_BYTES: u64 = 128 << 20;
 const HIDDEN_TOLD_BYTES: u64 = 4 << 20;
 
+/// Between two passes of a chase: the guest pays for each with a fault for each
+/// page that it writes again.
+const PASS_LEAST: Duration = Duration::from_millis(100);
+/// An epoch of this length pays for itself. With the classic stream, and with
+/// machine types to 8.0, an epoch is one RAM section, which QEMU ends after 50
+/// ms though there is more: the next is not to wait.
+const EPOCH_LONG: Duration = Duration::from_millis(40);
+
 pub(crate) struct Live {
     pub(crate) pool: Arc<Pool>,
     pub(crate) pool_bytes: u64,
@@ -31,11 +41,22 @@ pub(crate) struct Live {
     fill_bytes: AtomicU64,
     pub(crate) residue_bytes: AtomicU64,
     pub(crate) first_pass_over: AtomicBool,
+    /// All disks that move have caught up with the guest.
+    pub(crate) disks_ready: Arc<AtomicBool>,
     bodies_per_s: AtomicU64,
+    /// QEMU is held, whatever is left, and its passes chase the guest.
+    chasing: AtomicBool,
+    /// The sieve has dropped pages just now.
+    dropping: AtomicBool,
+    epoch: AtomicU32,
+    /// When that epoch began.
+    epoch_began: Mutex<Instant>,
+    wake: Condvar,
 }
 
 impl Live {
-    pub(crate) fn new(pool_bytes: usize, goal: Duration, told_bandwidth: bool) -> Self {
+    /// With `held`, QEMU does not stop the VM before the tap lets it.
+    pub(crate) fn new(pool_bytes: usize, goal: Duration, told_bandwidth: bool, held: bool) -> Self {
         // One slot for QEMU's side and one on the wire keep a slow link busy.
         let least_bytes = 2 * SLOT_BYTES as u64;
         let pool_bytes = (pool_bytes as u64).max(least_bytes);
@@ -51,7 +72,13 @@ impl Live {
             fill_bytes: AtomicU64::new(0),
             residue_bytes: AtomicU64::new(0),
             first_pass_over: AtomicBool::new(false),
+            disks_ready: Arc::new(AtomicBool::new(true)),
             bodies_per_s: AtomicU64::new(0),
+            chasing: AtomicBool::new(held),
+            dropping: AtomicBool::new(false),
+            epoch: AtomicU32::new(0),
+            epoch_began: Mutex::new(Instant::now()),
+            wake: Condvar::new(),
         };
         live.adjust_pool();
         live
@@ -70,6 +97,7 @@ impl Live {
     /// A batch was taken from QEMU. The pool's bound follows at once: a sample
     /// every 100 ms would be too late for a tap that takes gigabytes a second.
     pub(crate) fn took(&self, batch: &Batch) {
+        self.pace_passes(batch.epoch.0);
         let bodies = (batch.bodies().len() * PAGE_BYTES) as u64;
         self.body_bytes.fetch_add(bodies, Relaxed);
         self.fill_bytes.fetch_add(batch.guest_bytes() - bodies, Relaxed);
@@ -92,18 +120,66 @@ impl Live {
         self.limit_bytes.load(Relaxed)
     }
 
-    pub(crate) fn adjust_pool(&self) {
+    /// The pool's bound when nothing is chased.
+    pub(crate) fn bound_bytes(&self) -> u64 {
         let (bodies, fills) = self.taken();
         let first_pass_left_bytes = (!self.first_pass_over.load(Relaxed))
             .then(|| self.ram_bytes().saturating_sub(bodies + fills));
-        let limit = backlog_limit_bytes(BacklogInput {
+        backlog_limit_bytes(BacklogInput {
             first_pass_left_bytes,
             hidden_bytes: self.hidden_bytes,
             bodies_per_s: self.bodies_per_s(),
             goal: self.goal,
             pool_bytes: self.pool_bytes,
             least_bytes: self.least_bytes,
-        });
+        })
+    }
+
+    /// Whether the sieve has dropped pages just now: while it does not, a large
+    /// pool is of no use.
+    pub(crate) fn set_dropping(&self, dropping: bool) {
+        self.dropping.store(dropping, Relaxed);
+    }
+
+    /// From now on what is on its way must fit the goal.
+    pub(crate) fn end_chase(&self) {
+        let _began = self.epoch_began.lock();
+        self.chasing.store(false, Relaxed);
+        self.wake.notify_all();
+    }
+
+    fn chases(&self) -> bool {
+        self.chasing.load(Relaxed) && self.first_pass_over.load(Relaxed)
+    }
+
+    /// Holds the first batches of an epoch while the last one is too young.
+    fn pace_passes(&self, epoch: u32) {
+        let is_new = || epoch > self.epoch.load(Relaxed);
+        if !is_new() {
+            return;
+        }
+        let mut began = self.epoch_began.lock();
+        if began.elapsed() < EPOCH_LONG {
+            let until = *began + PASS_LEAST;
+            while is_new() && self.chases() {
+                if self.wake.wait_until(&mut began, until).timed_out() {
+                    break;
+                }
+            }
+        }
+        if is_new() {
+            self.epoch.store(epoch, Relaxed);
+            *began = Instant::now();
+            self.wake.notify_all();
+        }
+    }
+
+    pub(crate) fn adjust_pool(&self) {
+        let limit = if self.chases() && self.dropping.load(Relaxed) {
+            chase::pool_bytes(self.bodies_per_s(), self.least_bytes, self.pool_bytes)
+        } else {
+            self.bound_bytes()
+        };
         if self.limit_bytes.swap(limit, Relaxed) != limit {
             self.pool.set_limit_bytes(usize::try_from(limit).unwrap_or(usize::MAX));
         }
@@ -116,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_pool_shrinks_as_soon_as_the_tap_has_taken_enough() {
-        let live = Live::new(128 << 20, Duration::from_millis(300), false);
+        let live = Live::new(128 << 20, Duration::from_millis(300), false, false);
         live.announce_ram(8 << 30);
         assert_eq!(live.limit_bytes(), 128 << 20);
         let mut batch = live.pool.take().unwrap();

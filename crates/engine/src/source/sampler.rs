@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use api::{Compress, Limit, Phase, Sample};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
 use page::Encoding;
+use policy::chase::{Chase, Look, Stage};
 use policy::effort::{self, Effort, Level};
-use policy::switchover::{Allowance, FinishInput, allowance, predicted_blackout};
+use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
 use qemu::outgoing::Outgoing;
 use transport::{Delivered, LaneTimes, Lanes};
 
@@ -22,6 +23,8 @@ const EVERY: Duration = Duration::from_millis(50);
 const RATE_WINDOWS: usize = 16;
 /// Less busy time than this says nothing about a rate.
 const BUSY_LEAST: Duration = Duration::from_millis(30);
+/// The sieve drops pages as long as it dropped one within so many samples.
+const DROPPING_SAMPLES: u32 = 4;
 
 pub(crate) struct Sampler {
     stop: Sender<()>,
@@ -33,6 +36,7 @@ pub(crate) struct Watched {
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) story: Arc<Story>,
     pub(crate) outgoing: Arc<Outgoing>,
+    pub(crate) tap: tap::Stopper,
     pub(crate) compress: Compress,
     /// What a blackout cost without pages, as last measured.
     pub(crate) fixed: Duration,
@@ -74,12 +78,19 @@ struct Sampling {
     busy: VecDeque<(u64, Duration)>,
     effort: Effort,
     allowed: Option<Allowance>,
+    /// None if QEMU can't be held.
+    chase: Option<Chase>,
+    /// Samples since the sieve last dropped a page.
+    since_dropped: u32,
     dirty_bytes_per_s: f64,
 }
 
 impl Sampling {
     fn new(watched: Watched) -> Self {
+        let chase = watched.outgoing.is_held().then(Chase::default);
         Self {
+            chase,
+            since_dropped: DROPPING_SAMPLES,
             watched,
             last: Counts::default(),
             last_at: Instant::now(),
@@ -113,15 +124,18 @@ impl Sampling {
     fn sample(&mut self) {
         let counts = self.counts();
         let now = Instant::now();
-        let seconds = (now - self.last_at).as_secs_f64();
-        if seconds <= 0.0 {
+        let elapsed = now - self.last_at;
+        if elapsed.is_zero() {
             return;
         }
-        let window = Window::between(&self.last, &counts, seconds);
+        let window = Window::between(&self.last, &counts, elapsed);
         self.last = counts;
         self.last_at = now;
         self.measure_rate(&window);
         self.decide_effort(&window);
+        self.since_dropped =
+            if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
+        self.watched.live.set_dropping(self.since_dropped < DROPPING_SAMPLES);
         self.watched.live.adjust_pool();
         // A QEMU that is stopping the VM may not answer: no figure is missed.
         if let Ok(qemu) = self.watched.outgoing.progress() {
@@ -150,12 +164,58 @@ impl Sampling {
     }
 
     fn follow_qemu(&mut self, qemu: &qemu::outgoing::Progress, window: &Window) {
-        let Watched { live, story, outgoing, fixed, .. } = &self.watched;
+        let Watched { live, story, .. } = &self.watched;
         if qemu.dirty_sync_count >= 2 && !live.first_pass_over.swap(true, Relaxed) {
             story.enter(Phase::LaterPass);
             live.adjust_pool();
         }
         self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;
+        let left_bytes = qemu.remaining_bytes + self.last.delivered.backlog_bytes;
+        let stage = self.chase(left_bytes, window.elapsed);
+        if stage != Stage::Chasing {
+            self.allow();
+        }
+        let Watched { live, story, fixed, tap, .. } = &self.watched;
+        if stage == Stage::Over {
+            tap.let_finish();
+        }
+        if let Some(rate) = live.bodies_per_s() {
+            let blackout = predicted_blackout(left_bytes, rate, *fixed);
+            story.tell(|report| {
+                report.predicted_downtime_ms = Some(blackout.as_secs_f64() * 1e3);
+                report.passes = qemu.dirty_sync_count;
+            });
+        }
+        self.show(qemu, window, left_bytes);
+    }
+
+    /// Follows the guest with QEMU's passes, if QEMU can be held meanwhile.
+    fn chase(&mut self, left: u64, elapsed: Duration) -> Stage {
+        let Watched { live, fixed, .. } = &self.watched;
+        let Some(chase) = &mut self.chase else { return Stage::Over };
+        if !live.disks_ready.load(Relaxed) || !live.first_pass_over.load(Relaxed) {
+            return Stage::Chasing;
+        }
+        *chase = chase.next(
+            Look {
+                left,
+                budget: live.bodies_per_s().map(|rate| budget_bytes(rate, live.goal, *fixed)),
+                pool: live.pool.out_bytes() as u64,
+                bound: live.bound_bytes(),
+            },
+            elapsed,
+        );
+        let stage = chase.stage();
+        if stage != Stage::Chasing {
+            live.end_chase();
+            live.adjust_pool();
+        }
+        stage
+    }
+
+    /// Tells QEMU its threshold, once there is one.
+    fn allow(&mut self) {
+        let Watched { live, outgoing, fixed, .. } = &self.watched;
         let allowed = allowance(FinishInput {
             first_pass_over: live.first_pass_over.load(Relaxed),
             bodies_per_s: live.bodies_per_s(),
@@ -170,15 +230,6 @@ impl Sampling {
         {
             self.allowed = Some(allowed);
         }
-        let left_bytes = qemu.remaining_bytes + self.last.delivered.backlog_bytes;
-        if let Some(rate) = live.bodies_per_s() {
-            let blackout = predicted_blackout(left_bytes, rate, *fixed);
-            story.tell(|report| {
-                report.predicted_downtime_ms = Some(blackout.as_secs_f64() * 1e3);
-                report.passes = qemu.dirty_sync_count;
-            });
-        }
-        self.show(qemu, window, left_bytes);
     }
 
     fn show(&self, qemu: &qemu::outgoing::Progress, window: &Window, left_bytes: u64) {
@@ -234,7 +285,9 @@ impl Sampling {
 
 /// What happened between two samples.
 struct Window {
+    elapsed: Duration,
     bodies: u64,
+    dropped: u64,
     busy: Duration,
     delivered_per_s: f64,
     wire_per_s: f64,
@@ -243,14 +296,17 @@ struct Window {
 }
 
 impl Window {
-    fn between(from: &Counts, to: &Counts, seconds: f64) -> Self {
+    fn between(from: &Counts, to: &Counts, elapsed: Duration) -> Self {
+        let seconds = elapsed.as_secs_f64();
         let bodies = to.delivered.body_bytes - from.delivered.body_bytes;
         let fills = to.delivered.fill_bytes - from.delivered.fill_bytes;
         let times = to.times - from.times;
         let all = (times.writing + times.encoding + times.waiting).as_secs_f64();
         let share = |time: Duration| if all > 0.0 { time.as_secs_f64() / all } else { 0.0 };
         Self {
+            elapsed,
             bodies,
+            dropped: to.delivered.dropped_bytes - from.delivered.dropped_bytes,
             busy: to.delivered.busy.saturating_sub(from.delivered.busy),
             delivered_per_s: (bodies + fills) as f64 / seconds,
             wire_per_s: (to.wire_bytes - from.wire_bytes) as f64 / seconds,

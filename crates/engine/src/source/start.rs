@@ -1,11 +1,14 @@
 //! From the command to a flowing stream: connect, prepare, tap.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use api::{Compress, TapChoice};
 use page::Encoding;
+use qemu::disks::Allowed;
 use qemu::outgoing::{self, Outgoing, StreamKind};
 use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
@@ -15,6 +18,7 @@ use transport::{Endpoint, Lanes, LanesPlan, connect_control};
 use wire::{Prepare, ToDestination, ToSource, Token};
 
 use super::collector::Collector;
+use super::disks::{self, Around, Disks};
 use super::live::Live;
 use super::sampler::{Sampler, Watched};
 use super::sieve::Sieve;
@@ -47,6 +51,8 @@ impl Source<'_> {
         self.was_running = outgoing::runs(qmp)?;
         let shape = Shape::of(qmp)?;
         let id = self.story.watch().progress().1.id;
+        let (chosen, shape) =
+            disks::choose(&self.vm.machine, shape, self.request, &id, &self.story)?;
         // The challenges' files beside the images go when this is dropped.
         let (challenges, _cleanup) = if self.request.shared_disks {
             Default::default()
@@ -67,12 +73,20 @@ impl Source<'_> {
             shape: json(serde_json::to_value(&shape))?,
             disks: json(serde_json::to_value(&challenges))?,
             shared_disks: self.request.shared_disks,
+            moving: json(serde_json::to_value(
+                chosen.as_ref().map_or(&[][..], |chosen| &chosen.moving),
+            ))?,
+            allowed: json(serde_json::to_value(Allowed {
+                create: self.request.create_disks,
+                overwrite: self.request.overwrite_disks,
+            }))?,
             incoming_qmp: self.request.incoming_qmp.clone(),
         };
         self.say(&ToDestination::Prepare(Box::new(order)))?;
         // While the destination makes its QEMU.
         self.sieve = Some(Arc::new(Sieve::new(RamBlocks::of(&self.vm.machine))));
         let prepared = self.wait_prepared()?;
+        self.chosen = chosen.filter(|chosen| !chosen.disks.is_empty());
         for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
             self.story.note(note);
         }
@@ -111,9 +125,9 @@ impl Source<'_> {
         let goal = std::time::Duration::from_millis(self.request.downtime_ms.max(1));
         let (listener, socket) = Rendezvous::open(&self.vm.machine, &self.local.scratch)
             .map_err(|error| MigrationError::Qemu(error.to_string()))?;
-        let outgoing = Arc::new(Outgoing::new(&self.vm.machine, kind, socket.path())?);
-        let told_bandwidth = outgoing.takes_bandwidth();
-        let live = Arc::new(Live::new(self.local.pool_bytes, goal, told_bandwidth));
+        let outgoing = Arc::new(self.outgoing(kind, socket.path())?);
+        let (told_bandwidth, held) = (outgoing.takes_bandwidth(), outgoing.is_held());
+        let live = Arc::new(Live::new(self.local.pool_bytes, goal, told_bandwidth, held));
         let sieve = Arc::clone(self.sieve.get_or_insert_default());
         let lanes = Arc::new(self.start_lanes(&sieve)?);
         let control = self.control.as_ref().expect("connected");
@@ -125,7 +139,7 @@ impl Source<'_> {
             notices: self.notices.0.clone(),
         });
         let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
-        let tap = Tap::start(listener, channels, Arc::clone(&live.pool), collector)
+        let tap = Tap::start(listener, channels, held, Arc::clone(&live.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
         let stopper = tap.stopper();
         let sampler = Sampler::start(Watched {
@@ -133,6 +147,7 @@ impl Source<'_> {
             lanes: Arc::clone(&lanes),
             story: Arc::clone(&self.story),
             outgoing: Arc::clone(&outgoing),
+            tap: stopper.clone(),
             compress: self.request.compress,
             fixed: self.local.fixed_cost.expected(),
         });
@@ -145,8 +160,42 @@ impl Source<'_> {
             sampler,
             _socket: socket,
         });
-        self.wait_in_background(tap, lanes)?;
-        Ok(outgoing.start()?)
+        self.wait_in_background(tap, Arc::clone(&lanes))?;
+        self.start_disks(&lanes)?;
+        // A QEMU that can't be held might stop the VM long before its disks
+        // are there: its memory follows them.
+        if self.disks.is_none() || outgoing.is_held() {
+            outgoing.start()?;
+        }
+        Ok(())
+    }
+
+    fn outgoing(&self, kind: StreamKind, socket: &Path) -> Result<Outgoing, MigrationError> {
+        let machine = &self.vm.machine;
+        Ok(match &self.chosen {
+            Some(_) => Outgoing::pausing(machine, kind, socket)?,
+            None => Outgoing::new(machine, kind, socket)?,
+        })
+    }
+
+    fn start_disks(&mut self, lanes: &Arc<Lanes>) -> Result<(), MigrationError> {
+        let (Some(chosen), Some(stream)) = (&self.chosen, &self.stream) else { return Ok(()) };
+        let control = self.control.as_ref().expect("connected");
+        stream.live.disks_ready.store(false, Relaxed);
+        let disks = Disks::start(
+            chosen,
+            &Around {
+                machine: &self.vm.machine,
+                local: self.local,
+                lanes,
+                link: &control.link,
+                notices: &self.notices.0,
+                story: &self.story,
+                ready: Arc::clone(&stream.live.disks_ready),
+            },
+        )?;
+        self.disks = Some(disks);
+        Ok(())
     }
 
     fn choose_stream(&self) -> Result<StreamKind, MigrationError> {
@@ -232,7 +281,7 @@ impl Source<'_> {
     }
 }
 
-fn local(what: &'static str, source: std::io::Error) -> MigrationError {
+pub(super) fn local(what: &'static str, source: std::io::Error) -> MigrationError {
     MigrationError::Local { what, source }
 }
 

@@ -18,7 +18,15 @@ impl Source<'_> {
         }
         tracing::warn!(vm = self.vm.name, %error, "the migration ends; the VM stays here");
         let _ = self.say_if_connected(&ToDestination::Abort { reason: reason.clone() });
+        self.account_disks();
+        if let Some(disks) = &mut self.disks {
+            disks.close();
+        }
         self.stop_stream(false);
+        // Before QEMU's migration: one that waits for a disk can't be cancelled.
+        if let Some(mut disks) = self.disks.take() {
+            disks.undo();
+        }
         match error {
             MigrationError::VmGone(_) => return Outcome::Failed(reason),
             MigrationError::Cancelled => {}
@@ -58,6 +66,14 @@ impl Source<'_> {
             stream.tap.stop();
         }
         self.cpu += if in_order { stream.lanes.finish() } else { stream.lanes.stop() };
+    }
+
+    /// What became of the disks, for the report.
+    pub(super) fn account_disks(&self) {
+        if let Some(disks) = &self.disks {
+            let disks = disks.reports();
+            self.story.tell(|report| report.disks = disks);
+        }
     }
 
     /// What it cost, for the report.

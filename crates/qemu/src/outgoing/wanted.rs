@@ -21,12 +21,22 @@ const BANDWIDTH_MAX: u64 = 1 << 50;
 /// has are switched off.
 const CAPABILITIES_ON: [&str; 2] = ["events", "multifd"];
 
+/// With these QEMU (8.1 and newer) does not stop a running VM before it is told
+/// on its main channel that it may. Without the first the second is refused.
+const CAPABILITIES_HELD: [&str; 2] = ["return-path", "switchover-ack"];
+
+/// Whether this QEMU can be held so.
+pub(super) fn can_be_held(settings: &Settings) -> bool {
+    CAPABILITIES_HELD.iter().all(|name| settings.has_capability(name))
+}
+
 pub(super) fn set_up(
     machine: &Machine,
     settings: &mut Settings,
     kind: StreamKind,
     pauses: bool,
 ) -> Result<(), QmpError> {
+    let held = can_be_held(settings);
     let (multifd, channels) = match kind {
         StreamKind::Classic => (false, None),
         StreamKind::Multifd(channels) => (true, Some(channels.max(1))),
@@ -34,6 +44,7 @@ pub(super) fn set_up(
     let wanted = |name: &str| match name {
         "multifd" => multifd,
         "pause-before-switchover" => pauses,
+        name if CAPABILITIES_HELD.contains(&name) => held,
         name => CAPABILITIES_ON.contains(&name),
     };
     let mut parameters: Vec<(&str, Value)> = vec![

@@ -72,9 +72,24 @@ fn argv_of(program: &str, arguments: &str) -> Vec<String> {
 }
 
 fn try_start(arguments: &str, dir: &Path) -> Result<Machine, StartError> {
-    let argv = argv(arguments);
+    try_start_by(&program(), arguments, dir)
+}
+
+fn try_start_by(program: &str, arguments: &str, dir: &Path) -> Result<Machine, StartError> {
+    let argv = argv_of(program, arguments);
     let start = Start { name: "test", argv: &argv, cwd: dir, dir, incoming: false, machine: None };
     qemu::machine::start(&start)
+}
+
+/// The QEMU of another version, if there is one.
+fn other() -> String {
+    std::env::var("DROVEWAY_QEMU_OTHER").unwrap_or_else(|_| program())
+}
+
+fn start_other(arguments: &str) -> Vm {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = try_start_by(&other(), arguments, dir.path()).unwrap();
+    Vm { machine: Some(machine), dir }
 }
 
 fn start(arguments: &str) -> Vm {
@@ -86,8 +101,7 @@ fn start(arguments: &str) -> Vm {
 /// A destination for a VM of that machine type, by the other QEMU if there is
 /// one.
 fn wait_for(arguments: &str, machine: &str) -> Vm {
-    let other = std::env::var("DROVEWAY_QEMU_OTHER").unwrap_or_else(|_| program());
-    let argv = argv_of(&other, arguments);
+    let argv = argv_of(&other(), arguments);
     let dir = tempfile::tempdir().unwrap();
     let start = Start {
         name: "test",

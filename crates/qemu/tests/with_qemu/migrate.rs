@@ -1,4 +1,4 @@
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::mem::ManuallyDrop;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread::JoinHandle;
@@ -10,8 +10,9 @@ use qemu::qmp::{Qmp, RunState};
 use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
 use serde_json::{Value, json};
+use stream::return_path::{SHUT, SWITCHOVER_ACK};
 
-use crate::{Vm, start, wait_for};
+use crate::{Vm, start, start_other, wait_for};
 
 /// A machine type that both versions have.
 pub(crate) const TYPE: &str = "pc-q35-7.2";
@@ -29,12 +30,25 @@ pub(crate) fn socket(vm: &Vm) -> (Rendezvous, UnixListener) {
     (at, listener)
 }
 
-/// Carries one stream, whole, as it is.
-pub(crate) fn carry(listener: UnixListener, mut to: UnixStream) -> JoinHandle<io::Result<u64>> {
-    std::thread::spawn(move || {
-        let (mut from, _) = listener.accept()?;
-        io::copy(&mut from, &mut to)
-    })
+/// Tells a QEMU that it may stop its VM and end its migration.
+fn let_finish(outgoing: &Outgoing, mut main: &UnixStream) -> io::Result<()> {
+    if outgoing.is_held() {
+        main.write_all(&SWITCHOVER_ACK)?;
+        main.write_all(&SHUT)?;
+    }
+    Ok(())
+}
+
+/// Starts a migration and carries its one stream, whole, as it is.
+pub(crate) fn carry(
+    outgoing: &Outgoing,
+    listener: &UnixListener,
+    mut to: UnixStream,
+) -> JoinHandle<io::Result<u64>> {
+    outgoing.start().unwrap();
+    let (mut from, _) = listener.accept().unwrap();
+    let_finish(outgoing, &from).unwrap();
+    std::thread::spawn(move || io::copy(&mut from, &mut to))
 }
 
 fn moved(was_running: bool) -> (Vm, Outgoing, Vm, Incoming) {
@@ -49,9 +63,8 @@ fn moved(was_running: bool) -> (Vm, Outgoing, Vm, Incoming) {
     let incoming = Incoming::of(&destination).unwrap();
     let stream = incoming.open().unwrap();
     let (at, listener) = socket(&source);
-    let carrier = carry(listener, stream);
     let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
-    outgoing.start().unwrap();
+    let carrier = carry(&outgoing, &listener, stream);
     outgoing.allow(1 << 30, 300).unwrap();
     outgoing.wait_completed(WAIT).unwrap();
     carrier.join().unwrap().unwrap();
@@ -106,7 +119,11 @@ fn settings_are_as_before_after_the_end_and_after_a_failure() {
         .filter(|one| one["state"] == true)
         .map(|one| one["capability"].as_str().unwrap())
         .collect();
-    assert_eq!(on, ["events", "multifd"]);
+    if outgoing.is_held() {
+        assert_eq!(on, ["events", "return-path", "multifd", "switchover-ack"]);
+    } else {
+        assert_eq!(on, ["events", "multifd"]);
+    }
     assert_eq!(
         (&parameters["downtime-limit"], &parameters["multifd-channels"]),
         (&json!(1), &json!(4))
@@ -167,6 +184,93 @@ fn a_held_migration_is_cancelled_and_the_vm_runs_on() {
         assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
         assert_eq!(settings(&source.qmp), before);
     }
+}
+
+/// Takes what QEMU writes and returns the main channel: the one without
+/// multifd's magic.
+fn drink(listener: &UnixListener, count: usize) -> UnixStream {
+    let mut main = None;
+    for _ in 0..count {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut magic = [0; 4];
+        stream.read_exact(&mut magic).unwrap();
+        if &magic == b"QEVM" {
+            main = Some(stream.try_clone().unwrap());
+        }
+        std::thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
+    }
+    main.unwrap()
+}
+
+/// As long as QEMU has looked for dirty pages this often, in vain at last.
+fn wait_until_nothing_is_dirty(outgoing: &Outgoing) {
+    loop {
+        let progress = outgoing.progress().unwrap();
+        assert!(progress.status.is_going_on(), "{progress:?}");
+        if progress.dirty_sync_count >= 20 && progress.remaining_bytes == 0 {
+            return;
+        }
+    }
+}
+
+fn version(vm: &Vm) -> (u32, u32) {
+    let mut numbers = vm.version.split('.').map(|number| number.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+/// Only a QEMU from 8.1 on is held: of the two there may be, either.
+#[test]
+fn a_held_vm_runs_on_with_nothing_dirty_and_stops_once_it_may() {
+    for (kind, sockets) in [(StreamKind::Classic, 1), (StreamKind::Multifd(2), 3)] {
+        for source in [start(PLAIN), start_other(PLAIN)] {
+            let before = settings(&source.qmp);
+            let (at, listener) = socket(&source);
+            let prepared = || Outgoing::new(&source, kind, at.path()).unwrap();
+            let outgoing = prepared();
+            assert_eq!(outgoing.is_held(), version(&source) >= (8, 1), "{}", source.version);
+            if !outgoing.is_held() {
+                continue;
+            }
+            outgoing.start().unwrap();
+            drop(drink(&listener, sockets));
+            outgoing.allow(1 << 30, 300).unwrap();
+            wait_until_nothing_is_dirty(&outgoing);
+            assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+            outgoing.back_out(true).unwrap();
+            assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+            assert_eq!(settings(&source.qmp), before);
+
+            let outgoing = prepared();
+            outgoing.start().unwrap();
+            let main = drink(&listener, sockets);
+            outgoing.allow(1 << 30, 300).unwrap();
+            wait_until_nothing_is_dirty(&outgoing);
+            let_finish(&outgoing, &main).unwrap();
+            outgoing.wait_completed(WAIT).unwrap();
+            outgoing.back_out(true).unwrap();
+            assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+        }
+    }
+}
+
+#[test]
+fn a_held_vm_that_is_paused_is_not_held_and_its_migration_ends_with_the_answers() {
+    let source = start_other(PLAIN);
+    let (at, listener) = socket(&source);
+    let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
+    if !outgoing.is_held() {
+        return;
+    }
+    outgoing.start().unwrap();
+    let main = drink(&listener, 1);
+    outgoing.allow(1 << 30, 300).unwrap();
+    wait_until_nothing_is_dirty(&outgoing);
+    source.qmp.stop().unwrap();
+    let ended = outgoing.wait_completed(Duration::from_secs(1)).unwrap_err();
+    assert!(ended.to_string().contains("did not end"), "{ended}");
+    let_finish(&outgoing, &main).unwrap();
+    outgoing.wait_completed(WAIT).unwrap();
+    outgoing.back_out(false).unwrap();
 }
 
 #[test]
@@ -258,9 +362,8 @@ fn a_destination_says_in_qemus_words_why_it_cannot_load() {
     let incoming = Incoming::of(&destination).unwrap();
     let stream = incoming.open().unwrap();
     let (at, listener) = socket(&source);
-    let carrier = carry(listener, stream);
     let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
-    outgoing.start().unwrap();
+    let carrier = carry(&outgoing, &listener, stream);
     let _ = carrier.join().unwrap();
     let error = incoming.wait_loaded(WAIT).unwrap_err().to_string();
     assert!(error.contains("pc.ram") || error.contains("ize mismatch"), "{error}");

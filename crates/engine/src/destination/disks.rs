@@ -1,0 +1,118 @@
+//! The disks of a VM that arrives: from the lanes through a sink into exports
+//! of the QEMU that waits.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use disk::{DiskSink, NbdWriter, SinkDisk};
+use nbd::client::Settings;
+use page::{DiskId, Pool};
+use parking_lot::Mutex;
+use qemu::disks::PreparedImage;
+use qemu::export::Exports;
+use qemu::machine::Machine;
+use transport::BlockSink;
+use wire::ToSource;
+
+use crate::link::Link;
+
+/// A wish of the source: its number, and which disk.
+type Flush = (u64, u16);
+
+pub(super) struct ArrivingDisks {
+    sink: Arc<DiskSink>,
+    exports: Exports,
+    flushes: Mutex<Option<Sender<Flush>>>,
+    flushing: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl ArrivingDisks {
+    /// Has QEMU export the images at `socket`, and writes to them whatever
+    /// lanes bring. `broken` hears what goes wrong later.
+    pub(super) fn open(
+        machine: &Machine,
+        socket: &Path,
+        images: &[PreparedImage],
+        pool_bytes: usize,
+        link: Arc<Link<ToSource>>,
+        broken: Sender<String>,
+    ) -> Result<Self, String> {
+        let exports = Exports::start(Arc::clone(&machine.qmp), socket, images)
+            .map_err(|error| error.to_string())?;
+        let disks: Result<Vec<_>, String> = exports
+            .exports()
+            .iter()
+            .map(|export| {
+                let settings =
+                    Settings { thread: format!("disk-{}", export.disk), ..Settings::default() };
+                let writer = NbdWriter::connect(exports.socket(), &export.name, &settings)
+                    .map_err(|error| format!("disk {}: {error}", export.disk))?;
+                let name = export.disk.clone();
+                Ok(SinkDisk { name, bytes: export.bytes, writer: Arc::new(writer) })
+            })
+            .collect();
+        let on_failure = move |error: &disk::SinkError| {
+            // Only the first matters; a full channel has one already.
+            let _ = broken.try_send(error.to_string());
+        };
+        let local = |error: std::io::Error| format!("starting a thread: {error}");
+        let sink = DiskSink::start(disks?, Pool::new(pool_bytes), on_failure).map_err(local)?;
+        let sink = Arc::new(sink);
+        let (tell, flushes) = unbounded();
+        let flushing = thread::Builder::new().name("disk-flush".to_owned()).spawn({
+            let sink = Arc::clone(&sink);
+            move || flush(&sink, &flushes, &link)
+        });
+        let flushing = Mutex::new(Some(flushing.map_err(local)?));
+        Ok(Self { sink, exports, flushes: Mutex::new(Some(tell)), flushing })
+    }
+
+    /// What lanes hand blocks to.
+    pub(super) fn sink(&self) -> Arc<dyn BlockSink> {
+        Arc::clone(&self.sink) as _
+    }
+
+    /// The source asks for a disk to be made durable; it is answered later.
+    pub(super) fn flush(&self, ticket: u64, disk: u16) {
+        if let Some(flushes) = &*self.flushes.lock() {
+            let _ = flushes.send((ticket, disk));
+        }
+    }
+
+    /// Everything was delivered: makes it durable, and has QEMU let go of the
+    /// images. Only then may it load the VM.
+    pub(super) fn finish(&self) -> Result<(), String> {
+        self.sink.flush_all().map_err(|error| error.to_string())?;
+        self.close();
+        self.exports.stop().map_err(|error| error.to_string())
+    }
+
+    /// Nothing more is written: lanes that wait in the sink wake.
+    pub(super) fn close(&self) {
+        self.sink.stop();
+        self.flushes.lock().take();
+        if let Some(flushing) = self.flushing.lock().take() {
+            let _ = flushing.join();
+        }
+    }
+}
+
+impl Drop for ArrivingDisks {
+    fn drop(&mut self) {
+        self.close();
+        // A QEMU that is ended before it let go leaves its socket.
+        let _ = std::fs::remove_file(self.exports.socket());
+    }
+}
+
+/// Answers the source's wishes one after the other.
+fn flush(sink: &DiskSink, flushes: &Receiver<Flush>, link: &Link<ToSource>) {
+    for (ticket, disk) in flushes {
+        let error = sink.flush(DiskId(disk)).err().map(|error| error.to_string());
+        if link.say(&ToSource::DiskFlushed { ticket, error }).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The disk tap: an NBD server that the source's QEMU mirrors its disks to.
+
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::Sender;
+use disk::{DiskSource, serve};
+use nbd::server::{Export, negotiate};
+use parking_lot::Mutex;
+use qemu::rendezvous::Rendezvous;
+
+use super::Notice;
+
+pub(super) struct DiskTap {
+    shared: Arc<Shared>,
+    socket: Rendezvous,
+    accepting: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    disks: Vec<Arc<DiskSource>>,
+    exports: Vec<Export>,
+    notices: Sender<Notice>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    over: bool,
+    listener: Option<UnixListener>,
+    sockets: Vec<UnixStream>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl DiskTap {
+    /// Serves the disks, each as an export of its name.
+    pub(super) fn start(
+        listener: UnixListener,
+        socket: Rendezvous,
+        disks: Vec<(Export, Arc<DiskSource>)>,
+        notices: Sender<Notice>,
+    ) -> std::io::Result<Self> {
+        let waker = listener.try_clone()?;
+        let (exports, disks) = disks.into_iter().unzip();
+        let state = Mutex::new(State { listener: Some(waker), ..State::default() });
+        let shared = Arc::new(Shared { disks, exports, notices, state });
+        let accepting = thread::Builder::new().name("disk-tap".to_owned()).spawn({
+            let shared = Arc::clone(&shared);
+            move || accept(&shared, &listener)
+        })?;
+        Ok(Self { shared, socket, accepting: Mutex::new(Some(accepting)) })
+    }
+
+    /// Where QEMU finds it.
+    pub(super) fn path(&self) -> &Path {
+        self.socket.path()
+    }
+
+    /// Takes nothing more, and closes QEMU's connections.
+    pub(super) fn end(&self) {
+        let threads = {
+            let mut state = self.shared.state.lock();
+            state.over = true;
+            if let Some(listener) = state.listener.take() {
+                let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+            }
+            for socket in state.sockets.drain(..) {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+            std::mem::take(&mut state.threads)
+        };
+        if let Some(accepting) = self.accepting.lock().take() {
+            let _ = accepting.join();
+        }
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for DiskTap {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
+    while let Ok((socket, _)) = listener.accept() {
+        let Ok(clone) = socket.try_clone() else { continue };
+        let mut state = shared.state.lock();
+        if state.over {
+            return;
+        }
+        state.sockets.push(clone);
+        let name = format!("disk-tap-{}", state.threads.len());
+        let thread = thread::Builder::new().name(name).spawn({
+            let shared = Arc::clone(shared);
+            move || carry(&shared, socket)
+        });
+        state.threads.extend(thread);
+    }
+}
+
+/// Serves one connection of QEMU, which is one disk's mirror.
+fn carry(shared: &Shared, socket: UnixStream) {
+    let served = match negotiate(socket, &shared.exports) {
+        Ok(None) => return,
+        Ok(Some(mut connection)) => match shared.disks.get(connection.export) {
+            Some(disk) => serve(&mut connection, disk).map_err(|error| error.to_string()),
+            None => return,
+        },
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(error) = served
+        && !shared.state.lock().over
+    {
+        let _ = shared.notices.send(Notice::Disks(Err(error)));
+    }
+}

@@ -1,0 +1,319 @@
+//! Disks that move with their VM: QEMU mirrors them into our disk tap, lanes
+//! carry the blocks, the destination writes them into its own QEMU's images.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use api::{DiskReport, MigrateRequest};
+use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use disk::DiskSource;
+use nbd::server::Export;
+use page::{DiskId, Pool};
+use parking_lot::Mutex;
+use policy::mirror::{Catching, Sample};
+use qemu::disks::{self as images, Choice, Cleanup, Disk, Moving, WhichDisks};
+use qemu::machine::Machine;
+use qemu::mirror::{Late, Mirrors, Target};
+use qemu::rendezvous::Rendezvous;
+use qemu::shape::Shape;
+
+use super::Notice;
+use super::disk_tap::DiskTap;
+use super::flushes::Flushes;
+use crate::error::MigrationError;
+use crate::story::Story;
+
+/// Between two looks at how far the mirrors are.
+const EVERY: Duration = Duration::from_millis(250);
+/// With the VM stopped: what is left of the mirrors, and the destination's
+/// storage, which may be slow to flush.
+const DRAIN_MAX: Duration = Duration::from_secs(60);
+
+/// The disks that are to move, before anything has begun.
+pub(super) struct Chosen {
+    pub(super) disks: Vec<Disk>,
+    pub(super) moving: Vec<Moving>,
+    _cleanup: Cleanup,
+}
+
+/// The disks that the operator means; and the shape that the destination's VM
+/// must have besides them.
+pub(super) fn choose(
+    machine: &Machine,
+    shape: Shape,
+    request: &MigrateRequest,
+    id: &str,
+    story: &Story,
+) -> Result<(Option<Chosen>, Shape), MigrationError> {
+    let Some(which) = &request.disks else { return Ok((None, shape)) };
+    let Ok(which) = which.parse::<WhichDisks>();
+    let all = images::disks(&machine.qmp, &shape)?;
+    let chosen = images::choose(&all, &which).map_err(|e| MigrationError::Disks(e.to_string()))?;
+    let Choice { moving: disks, staying } = chosen;
+    for (name, why) in &staying {
+        story.note(format!("disk {name} stays: {why}"));
+    }
+    for note in disks.iter().flat_map(|disk| &disk.notes) {
+        story.note(note);
+    }
+    let shape_besides = images::without_moving(&shape, &disks);
+    let (moving, cleanup) = images::moving(&disks, shape.pid, id);
+    Ok((Some(Chosen { disks, moving, _cleanup: cleanup }), shape_besides))
+}
+
+/// The disks while they move.
+pub(super) struct Disks {
+    reports: Arc<Mutex<Vec<DiskReport>>>,
+    sources: Vec<Arc<DiskSource>>,
+    pool: Arc<Pool>,
+    flushes: Arc<Flushes>,
+    tap: DiskTap,
+    mirrors: Arc<Mirrors>,
+    watching: Watching,
+    draining: Option<JoinHandle<()>>,
+}
+
+/// What disks need of the migration.
+pub(super) struct Around<'m> {
+    pub(super) machine: &'m Machine,
+    pub(super) local: &'m crate::host::Local,
+    pub(super) lanes: &'m Arc<transport::Lanes>,
+    pub(super) link: &'m Arc<crate::link::Link<wire::ToDestination>>,
+    pub(super) notices: &'m Sender<Notice>,
+    pub(super) story: &'m Arc<Story>,
+    /// Whether all disks have caught up: QEMU may finish.
+    pub(super) ready: Arc<AtomicBool>,
+}
+
+impl Disks {
+    /// Has QEMU begin to mirror.
+    pub(super) fn start(chosen: &Chosen, around: &Around<'_>) -> Result<Self, MigrationError> {
+        let pool = Pool::new(around.local.pool_bytes);
+        let flushes = Arc::new(Flushes::default());
+        let sources: Vec<Arc<DiskSource>> = chosen
+            .disks
+            .iter()
+            .zip(0u16..)
+            .map(|(disk, number)| {
+                let (flushes, link) = (Arc::clone(&flushes), Arc::clone(around.link));
+                let carry = Arc::clone(around.lanes) as _;
+                let flush = move |disk: DiskId| flushes.ask(&link, disk.0);
+                let (id, pool) = (DiskId(number), Arc::clone(&pool));
+                Arc::new(DiskSource::new(id, &disk.name, disk.bytes, pool, carry, flush))
+            })
+            .collect();
+        let (listener, socket) = Rendezvous::open(around.machine, &around.local.scratch)
+            .map_err(|error| MigrationError::Qemu(error.to_string()))?;
+        let exports =
+            chosen.disks.iter().map(|disk| Export { name: disk.name.clone(), bytes: disk.bytes });
+        let served = exports.zip(sources.iter().cloned()).collect();
+        let tap = DiskTap::start(listener, socket, served, around.notices.clone());
+        let tap = tap.map_err(|error| super::start::local("starting a thread", error))?;
+        let targets: Vec<Target> = chosen
+            .disks
+            .iter()
+            .map(|disk| Target {
+                disk: disk.clone(),
+                socket: tap.path().to_owned(),
+                export: disk.name.clone(),
+            })
+            .collect();
+        let mirrors = Mirrors::start(Arc::clone(&around.machine.qmp), &targets)
+            .map_err(|error| MigrationError::Disks(error.to_string()))?;
+        let mirrors = Arc::new(mirrors);
+        let reports = chosen.disks.iter().map(|disk| DiskReport {
+            name: disk.name.clone(),
+            bytes: disk.bytes,
+            ..DiskReport::default()
+        });
+        let reports = Arc::new(Mutex::new(reports.collect()));
+        let watcher = Watcher {
+            mirrors: Arc::clone(&mirrors),
+            reports: Arc::clone(&reports),
+            story: Arc::clone(around.story),
+            notices: around.notices.clone(),
+            ready: Arc::clone(&around.ready),
+            catching: vec![Catching::default(); chosen.disks.len()],
+            told: false,
+        };
+        let watching = Watching::start(watcher);
+        let watching = watching.map_err(|error| super::start::local("starting a thread", error))?;
+        Ok(Self { reports, sources, pool, flushes, tap, mirrors, watching, draining: None })
+    }
+
+    /// The destination has flushed a disk, or can't.
+    pub(super) fn flushed(&self, ticket: u64, error: Option<String>) {
+        self.flushes.answered(ticket, error);
+    }
+
+    /// The VM is stopped: the mirrors write what is left. A notice tells when
+    /// the copies are the disks.
+    pub(super) fn drain(&mut self, notices: Sender<Notice>) -> Result<(), MigrationError> {
+        if self.draining.is_some() {
+            return Ok(());
+        }
+        self.watching.stop();
+        let mirrors = Arc::clone(&self.mirrors);
+        let drain = move || {
+            // They are, unless QEMU stopped the VM by itself.
+            let outcome = mirrors.wait_ready(DRAIN_MAX).and_then(|()| mirrors.finish(DRAIN_MAX));
+            let _ = notices.send(Notice::Disks(outcome.map_err(|error| error.to_string())));
+        };
+        let thread = thread::Builder::new().name("disk-drain".to_owned()).spawn(drain);
+        self.draining = Some(thread.map_err(|e| super::start::local("starting a thread", e))?);
+        Ok(())
+    }
+
+    /// Ends all of it before the commit: the VM's disks are as they were.
+    pub(super) fn undo(&mut self) {
+        self.close();
+        if let Err(error) = self.mirrors.undo() {
+            tracing::warn!(%error, "disk mirrors stay behind in QEMU");
+        }
+        if let Some(draining) = self.draining.take() {
+            let _ = draining.join();
+        }
+    }
+
+    /// Ends what waits and what serves.
+    pub(super) fn close(&mut self) {
+        self.watching.stop();
+        self.flushes.end();
+        self.sources.iter().for_each(|source| source.end());
+        self.pool.close();
+        self.tap.end();
+    }
+
+    /// For the report.
+    pub(super) fn reports(&self) -> Vec<DiskReport> {
+        let mut reports = self.reports.lock().clone();
+        for (report, source) in reports.iter_mut().zip(&self.sources) {
+            let counts = source.counts();
+            report.data_bytes = counts.data_bytes;
+            report.zero_bytes = counts.zero_bytes;
+        }
+        reports
+    }
+}
+
+/// The thread that looks after the mirrors.
+struct Watching {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watching {
+    fn start(watcher: Watcher) -> std::io::Result<Self> {
+        let (stop, stopped) = bounded(0);
+        let thread = thread::Builder::new()
+            .name("disk-mirrors".to_owned())
+            .spawn(move || watcher.run(&stopped))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+
+    fn stop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Watcher {
+    mirrors: Arc<Mirrors>,
+    reports: Arc<Mutex<Vec<DiskReport>>>,
+    story: Arc<Story>,
+    notices: Sender<Notice>,
+    ready: Arc<AtomicBool>,
+    catching: Vec<Catching>,
+    /// That they are ready was told once.
+    told: bool,
+}
+
+impl Watcher {
+    fn run(mut self, stopped: &Receiver<()>) {
+        let ticks = tick(EVERY);
+        let events = self.mirrors.events().clone();
+        loop {
+            let heard = select! {
+                recv(stopped) -> _ => return,
+                recv(events) -> event => match event {
+                    Ok(event) => self.mirrors.hear(&event).map_err(|error| error.to_string()),
+                    // QEMU is gone, which others see.
+                    Err(_) => return,
+                },
+                recv(ticks) -> _ => self.look(),
+            };
+            if let Err(error) = heard {
+                let _ = self.notices.send(Notice::Disks(Err(error)));
+                return;
+            }
+        }
+    }
+
+    fn look(&mut self) -> Result<(), String> {
+        // A QEMU that is busy stopping its VM says nothing: the next look will do.
+        let Ok(progress) = self.mirrors.progress() else { return Ok(()) };
+        let left = progress.iter().map(qemu::mirror::MirrorProgress::remaining_bytes).sum();
+        let total = progress.iter().map(|disk| disk.total_bytes).sum();
+        self.story.watch().update(|shown| {
+            shown.disk_left_bytes = left;
+            shown.disk_bytes = total;
+        });
+        let mut close = self.mirrors.is_ready();
+        for disk in progress {
+            let place = self.reports.lock().iter().position(|report| report.name == disk.disk);
+            let Some(catching) = place.and_then(|place| self.catching.get_mut(place)) else {
+                continue;
+            };
+            let sample = Sample {
+                total_bytes: disk.total_bytes,
+                done_bytes: disk.done_bytes,
+                ready: disk.ready,
+            };
+            let (next, help) = catching.next(sample, EVERY);
+            *catching = next;
+            close &= next.is_close(sample);
+            if let Some(bytes_per_s) = help {
+                self.help(&disk.disk, bytes_per_s)?;
+            }
+        }
+        self.ready.store(close, Relaxed);
+        if close && !self.told {
+            self.told = true;
+            let _ = self.notices.send(Notice::DisksReady);
+        }
+        Ok(())
+    }
+
+    /// The guest writes as fast as the disk is copied.
+    fn help(&self, name: &str, bytes_per_s: u64) -> Result<(), String> {
+        let late = self.mirrors.converge(name, bytes_per_s).map_err(|error| error.to_string())?;
+        let how = match late {
+            Late::WriteBlocking => "its writes waited for their copy".to_owned(),
+            Late::Throttled { bytes_per_s } => {
+                format!("its writes were limited to {} KiB/s", bytes_per_s >> 10)
+            }
+        };
+        let at_s = self.story.elapsed_s();
+        let mut reports = self.reports.lock();
+        if let Some(report) = reports.iter_mut().find(|report| report.name == name)
+            && report.changed_s.is_none()
+        {
+            report.changed_s = Some(at_s);
+            self.story.note(format!(
+                "disk {name}: the guest wrote as fast as the disk was copied; from second {at_s:.0} \
+                 on {how}"
+            ));
+        }
+        Ok(())
+    }
+}

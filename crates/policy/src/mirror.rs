@@ -1,0 +1,150 @@
+//! When a disk's mirror needs help to keep up with its guest.
+//!
+//! A mirror copies in the background and leaves the guest's writes alone. One
+//! whose guest writes as fast as it copies never gets there. Having writes wait
+//! for their copy helps always, but while there is much left to copy each takes
+//! hundreds of milliseconds: so this is done late, when little is left, or when
+//! for long enough nothing was gained.
+
+use std::time::Duration;
+
+/// Net progress is judged over this much time.
+const WINDOW: Duration = Duration::from_secs(4);
+/// A mirror that gains less than this share of what it copies gets nowhere.
+const GAIN_MIN: f64 = 0.1;
+/// So little left that writes wait only briefly.
+const LITTLE_BYTES: u64 = 64 << 20;
+/// What a mirror that was copied once may be behind, as time to copy it.
+const BEHIND_S: f64 = 0.1;
+/// And in any case.
+const BEHIND_BYTES: u64 = 1 << 20;
+/// Windows without gain after which it is done with much left, too.
+const WINDOWS_MAX: u32 = 3;
+
+/// One look at a mirror.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// What it has to copy in all; grows while the guest writes.
+    pub total_bytes: u64,
+    /// What it has copied.
+    pub done_bytes: u64,
+    /// Whether it has caught up once.
+    pub ready: bool,
+}
+
+/// What is known of one mirror.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Catching {
+    begin: Option<(u64, u64)>,
+    elapsed: Duration,
+    in_vain: u32,
+    bytes_per_s: f64,
+}
+
+impl Catching {
+    /// The state after `elapsed` more; and at most how fast the guest may write
+    /// to the disk, if its mirror needs help now.
+    #[must_use]
+    pub fn next(self, sample: Sample, elapsed: Duration) -> (Self, Option<u64>) {
+        let left = sample.total_bytes.saturating_sub(sample.done_bytes);
+        let Some((begin_left, begin_done)) = self.begin else {
+            return (Self { begin: Some((left, sample.done_bytes)), ..self }, None);
+        };
+        let elapsed = self.elapsed + elapsed;
+        if elapsed < WINDOW {
+            return (Self { elapsed, ..self }, None);
+        }
+        let copied = sample.done_bytes.saturating_sub(begin_done);
+        let gained = begin_left as f64 - left as f64;
+        let in_vain = if gained < copied as f64 * GAIN_MIN { self.in_vain + 1 } else { 0 };
+        let bytes_per_s = copied as f64 / elapsed.as_secs_f64();
+        let begin = Some((left, sample.done_bytes));
+        let next = Self { begin, elapsed: Duration::ZERO, in_vain, bytes_per_s };
+        let late = if sample.ready {
+            in_vain > 0 && !next.is_close(sample)
+        } else {
+            in_vain > 0 && (left <= LITTLE_BYTES || in_vain >= WINDOWS_MAX)
+        };
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let half = (bytes_per_s / 2.0) as u64;
+        (next, late.then_some(half.max(1 << 20)))
+    }
+}
+
+impl Catching {
+    /// Whether the mirror has caught up so far that the VM may stop: what is
+    /// left takes a moment.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn is_close(self, sample: Sample) -> bool {
+        let left = sample.total_bytes.saturating_sub(sample.done_bytes);
+        sample.ready && left <= BEHIND_BYTES.max((self.bytes_per_s * BEHIND_S) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const STEP: Duration = Duration::from_millis(250);
+
+    /// A disk of `disk` MiB copied at `copy` MiB/s while `write` MiB/s are
+    /// written: how many seconds until help is called, and what was left.
+    fn helped(disk: u64, copy: u64, write: u64) -> Option<(f64, u64)> {
+        let mut catching = Catching::default();
+        let (mut total, mut done) = (disk * MIB, 0);
+        for step in 1..=2400 {
+            done = (done + copy * MIB / 4).min(total);
+            total += write * MIB / 4;
+            let ready = done == total - write * MIB / 4;
+            let sample = Sample { total_bytes: total, done_bytes: done, ready };
+            let (next, help) = catching.next(sample, STEP);
+            catching = next;
+            if let Some(bytes_per_s) = help {
+                assert!(bytes_per_s <= copy * MIB / 2 + MIB);
+                return Some((f64::from(step) / 4.0, (total - done) / MIB));
+            }
+            if ready {
+                return None;
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_mirror_that_gains_is_left_alone_however_slowly() {
+        assert_eq!(helped(20_000, 100, 0), None);
+        assert_eq!(helped(20_000, 100, 60), None);
+    }
+
+    #[test]
+    fn one_that_gains_nothing_is_helped_sooner_if_little_is_left() {
+        let (much, left) = helped(10_000, 100, 100).unwrap();
+        assert!((8.0..20.0).contains(&much) && left > 5_000, "{much} {left}");
+        let (little, _) = helped(32, 100, 100).unwrap();
+        assert!(little < 9.0, "{little}");
+    }
+
+    #[test]
+    fn one_that_was_copied_once_and_falls_behind_is_helped_too() {
+        let mut catching = Catching::default();
+        let at = |second: u64, behind: u64| Sample {
+            total_bytes: second * MIB + behind * MIB,
+            done_bytes: second * MIB,
+            ready: true,
+        };
+        assert!(catching.is_close(at(1, 1)) && !catching.is_close(at(1, 2)));
+        for second in 0..60 {
+            let (next, help) = catching.next(at(second, 0), Duration::from_secs(1));
+            assert_eq!(help, None, "it keeps up");
+            catching = next;
+        }
+        let helped = (60..70).any(|second| {
+            let (next, help) = catching.next(at(second, 10), Duration::from_secs(1));
+            catching = next;
+            help.is_some()
+        });
+        assert!(helped);
+    }
+}

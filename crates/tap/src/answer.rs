@@ -1,0 +1,73 @@
+//! What QEMU hears on its main channel, in place of a destination's answers.
+
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::net::{SendFlags, send};
+use stream::return_path::{SHUT, SWITCHOVER_ACK};
+
+/// The way back to a QEMU that listens (capabilities `return-path` and
+/// `switchover-ack`): it stops a running VM only once it was allowed to, and
+/// ends its migration only once the answers have ended.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    words: Mutex<Words>,
+    said: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Words {
+    /// The main channel, once it is there and until all is said.
+    socket: Option<UnixStream>,
+    allowed: bool,
+    over: bool,
+}
+
+impl Answer {
+    /// The main channel is there.
+    pub(crate) fn open(&self, socket: UnixStream) {
+        let mut words = self.words.lock();
+        words.socket = Some(socket);
+        words.say();
+    }
+
+    /// QEMU may stop the VM.
+    pub(crate) fn allow(&self) {
+        let mut words = self.words.lock();
+        words.allowed |= !words.over;
+        self.finish(&mut words);
+    }
+
+    /// Nothing more is said: a QEMU that was not allowed to stop the VM won't,
+    /// but can end its migration otherwise.
+    pub(crate) fn end(&self) {
+        self.finish(&mut self.words.lock());
+    }
+
+    fn finish(&self, words: &mut Words) {
+        words.over = true;
+        words.say();
+        self.said.notify_all();
+    }
+
+    /// Waits for so long, or until all is said.
+    pub(crate) fn wait(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut words = self.words.lock();
+        while !words.over && !self.said.wait_until(&mut words, until).timed_out() {}
+    }
+}
+
+impl Words {
+    /// Says what there is to say, once. Twelve bytes, the first ever on this
+    /// way: they find room in the socket. If QEMU is gone, its stream ends.
+    fn say(&mut self) {
+        if !self.over {
+            return;
+        }
+        let Some(socket) = self.socket.take() else { return };
+        let words: &[&[u8]] = if self.allowed { &[&SWITCHOVER_ACK, &SHUT] } else { &[&SHUT] };
+        let _ = send(&socket, &words.concat(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+}
