@@ -270,10 +270,11 @@ impl Budget {
         }
     }
 
-    pub(crate) fn give_back(&self, seat: &Seat, slot: Slot) {
+    /// With the slot's buffer, if it had one.
+    pub(crate) fn give_back(&self, seat: &Seat, slot: Option<Slot>) {
         let mut state = self.state.lock();
         let for_others = state.give_back(seat.place);
-        state.free.push(slot);
+        state.free.extend(slot);
         state.trim();
         if for_others {
             state.wake(false);

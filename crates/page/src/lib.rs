@@ -28,4 +28,4 @@ pub use encoding::{
     DecodeError, Decoder, Encoded, Encoder, Encoding, SHRINK_WORTH, encoded_bytes_max,
 };
 pub use fill::{filled_with, is_zero};
-pub use pool::{Pool, PoolClosed};
+pub use pool::{Pool, PoolClosed, Room};

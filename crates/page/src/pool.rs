@@ -69,6 +69,17 @@ impl Pool {
         Ok(BlockBatch::new(self.take_slot()?, Arc::clone(self)))
     }
 
+    /// Room for as many bytes as a batch has, kept in a buffer of the caller's
+    /// own. Blocks while the pool, or the budget, is used up.
+    ///
+    /// # Errors
+    /// As [`Pool::take`].
+    pub fn take_room(self: &Arc<Self>) -> Result<Room, PoolClosed> {
+        // A buffer that was at hand goes: the caller has one.
+        drop(self.budget.take(&self.seat)?);
+        Ok(Room { pool: Arc::clone(self) })
+    }
+
     fn take_slot(&self) -> Result<Slot, PoolClosed> {
         let slot = self.budget.take(&self.seat)?;
         Ok(slot.unwrap_or_else(|| Slot {
@@ -106,7 +117,19 @@ impl Pool {
         slot.bodies.clear();
         slot.fills.clear();
         slot.extents.clear();
-        self.budget.give_back(&self.seat, slot);
+        self.budget.give_back(&self.seat, Some(slot));
+    }
+}
+
+/// A batch's worth of a pool, until it is dropped.
+#[derive(Debug)]
+pub struct Room {
+    pool: Arc<Pool>,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.pool.budget.give_back(&self.pool.seat, None);
     }
 }
 
@@ -122,6 +145,21 @@ mod tests {
 
     use super::*;
     use crate::PageIndex;
+
+    #[test]
+    fn room_counts_as_a_batch_does() {
+        let pool = Pool::new(2 * SLOT_BYTES);
+        let (batch, room) = (pool.take().unwrap(), pool.take_room().unwrap());
+        assert_eq!(pool.out_bytes(), 2 * SLOT_BYTES);
+        let waiter = thread::spawn({
+            let pool = Arc::clone(&pool);
+            move || pool.take().map(|batch| batch.guest_bytes())
+        });
+        drop(room);
+        assert_eq!(waiter.join().unwrap(), Ok(0));
+        drop(batch);
+        assert_eq!((pool.out_bytes(), pool.high_water_bytes()), (0, 2 * SLOT_BYTES));
+    }
 
     #[test]
     fn an_empty_pool_blocks_until_a_batch_comes_back() {
