@@ -13,16 +13,18 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use page::{BATCH_PAGES, PAGE_BYTES};
+use page::{BATCH_PAGES, PAGE_BYTES, Pool, Room, SLOT_BYTES};
 use parking_lot::{Condvar, Mutex};
 
 use crate::FeederError;
 
-/// A section with a whole batch fits.
+/// A section with a whole batch fits: what a batch has, and 1.6 % that the pool
+/// doesn't count.
 const CHUNK_BYTES: usize = 520 * 1024;
 /// What a section of one block has besides its records: 5 bytes before them,
 /// the block's name once, and 8 + 5 bytes after them.
 const SECTION_BYTES_MAX: usize = 5 + 256 + 8 + 5;
+const _: () = assert!(CHUNK_BYTES <= SLOT_BYTES + SLOT_BYTES / 50);
 const _: () = assert!(CHUNK_BYTES >= SECTION_BYTES_MAX + BATCH_PAGES * (8 + PAGE_BYTES));
 
 /// As many fill records as fit a chunk.
@@ -41,12 +43,9 @@ pub(crate) struct RamSection {
 
 #[derive(Debug)]
 struct State {
-    queue: VecDeque<Vec<u8>>,
+    queue: VecDeque<(Vec<u8>, Room)>,
+    /// Buffers for the next chunks; at most as many as are out.
     free: Vec<Vec<u8>>,
-    /// Chunks that are being filled, queued or written.
-    out: usize,
-    out_max: usize,
-    out_high_water: usize,
     begun: bool,
     /// Known when the head is queued.
     ram: Option<RamSection>,
@@ -61,7 +60,8 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     queued: Condvar,
-    freed: Condvar,
+    /// Has room for each chunk that is being filled, queued or written.
+    pool: Arc<Pool>,
     /// For [`FeederHandle::stop`]: shutting it down ends a write that QEMU
     /// doesn't read.
     socket: UnixStream,
@@ -88,12 +88,18 @@ impl Feeder {
     /// # Errors
     /// If there are too many open files or threads.
     pub fn start(socket: UnixStream, limit_bytes: usize) -> io::Result<Self> {
+        Self::start_within(socket, Pool::new(limit_bytes))
+    }
+
+    /// As [`Feeder::start`]; what waits is kept within `pool`, which is the
+    /// feeder's own and is closed with it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_within(socket: UnixStream, pool: Arc<Pool>) -> io::Result<Self> {
         let state = State {
             queue: VecDeque::new(),
             free: Vec::new(),
-            out: 0,
-            out_max: (limit_bytes / CHUNK_BYTES).max(1),
-            out_high_water: 0,
             begun: false,
             ram: None,
             ended: false,
@@ -103,7 +109,7 @@ impl Feeder {
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             queued: Condvar::new(),
-            freed: Condvar::new(),
+            pool,
             socket: socket.try_clone()?,
         });
         let thread = thread::Builder::new().name("feeder".to_owned()).spawn({
@@ -165,7 +171,7 @@ impl Feeder {
     /// The most bytes that were ever waiting for QEMU.
     #[must_use]
     pub fn high_water_bytes(&self) -> u64 {
-        self.handle.shared.state.lock().out_high_water as u64 * CHUNK_BYTES as u64
+        self.handle.shared.pool.high_water_bytes() as u64
     }
 
     /// Waits until QEMU has read everything, and tells it that nothing more
@@ -177,6 +183,8 @@ impl Feeder {
         let shared = &self.handle.shared;
         shared.state.lock().finishing = true;
         shared.queued.notify_one();
+        // Whoever still waits for room comes too late.
+        shared.pool.close();
         self.join();
         shared.state.lock().failed.clone().map_or(Ok(()), Err)
     }
@@ -231,6 +239,8 @@ impl FeederHandle {
 /// A buffer on its way to QEMU. Dropped without being queued, it is given back.
 pub(crate) struct Chunk<'f> {
     pub(crate) bytes: Vec<u8>,
+    /// None once it is queued.
+    room: Option<Room>,
     shared: &'f Shared,
 }
 
@@ -248,7 +258,7 @@ impl Chunk<'_> {
             return Err(FeederError::Ended);
         }
         match state.queue.back_mut() {
-            Some(last)
+            Some((last, _))
                 if self.bytes.len() <= JOIN_BYTES_MAX
                     && last.len() + self.bytes.len() <= CHUNK_BYTES =>
             {
@@ -258,7 +268,8 @@ impl Chunk<'_> {
                 drop(state);
             }
             _ => {
-                state.queue.push_back(std::mem::take(&mut self.bytes));
+                let Some(room) = self.room.take() else { return Ok(()) };
+                state.queue.push_back((std::mem::take(&mut self.bytes), room));
                 drop(state);
                 self.shared.queued.notify_one();
             }
@@ -269,43 +280,38 @@ impl Chunk<'_> {
 
 impl Drop for Chunk<'_> {
     fn drop(&mut self) {
-        // One that was queued has left an empty vector here, and is out still.
-        if self.bytes.capacity() > 0 {
-            self.shared.give_back(std::mem::take(&mut self.bytes));
+        // One that was queued has left nothing here, and is out still.
+        if let Some(room) = self.room.take() {
+            self.shared.give_back(std::mem::take(&mut self.bytes), room);
         }
     }
 }
 
 impl Shared {
     fn chunk(&self) -> Result<Chunk<'_>, FeederError> {
+        let Ok(room) = self.pool.take_room() else { return Err(self.why_closed()) };
         let mut state = self.state.lock();
-        loop {
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
-            }
-            if state.finishing {
-                return Err(FeederError::Ended);
-            }
-            if state.out < state.out_max {
-                break;
-            }
-            self.freed.wait(&mut state);
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
         }
-        state.out += 1;
-        state.out_high_water = state.out_high_water.max(state.out);
+        if state.finishing {
+            return Err(FeederError::Ended);
+        }
         let free = state.free.pop();
         drop(state);
         let bytes = free.unwrap_or_else(|| Vec::with_capacity(CHUNK_BYTES));
-        Ok(Chunk { bytes, shared: self })
+        Ok(Chunk { bytes, room: Some(room), shared: self })
     }
 
-    fn give_back(&self, mut bytes: Vec<u8>) {
+    fn why_closed(&self) -> FeederError {
+        self.state.lock().failed.clone().unwrap_or(FeederError::Ended)
+    }
+
+    fn give_back(&self, mut bytes: Vec<u8>, room: Room) {
         bytes.clear();
-        let mut state = self.state.lock();
-        state.out -= 1;
-        state.free.push(bytes);
-        drop(state);
-        self.freed.notify_one();
+        // Before the room: who gets that finds a buffer.
+        self.state.lock().free.push(bytes);
+        drop(room);
     }
 
     /// Keeps the first reason, and ends everybody's wait.
@@ -318,14 +324,14 @@ impl Shared {
         // It fails only if the other end is gone already.
         let _ = self.socket.shutdown(Shutdown::Both);
         self.queued.notify_all();
-        self.freed.notify_all();
+        self.pool.close();
     }
 
     /// The thread: writes chunk after chunk.
     fn feed(&self, mut socket: UnixStream) {
-        while let Some(bytes) = self.next() {
+        while let Some((bytes, room)) = self.next() {
             let written = socket.write_all(&bytes);
-            self.give_back(bytes);
+            self.give_back(bytes, room);
             if let Err(error) = written {
                 self.fail(FeederError::Write(Arc::new(error)));
                 return;
@@ -339,14 +345,14 @@ impl Shared {
     }
 
     /// The next chunk to write, or none when it is over.
-    fn next(&self) -> Option<Vec<u8>> {
+    fn next(&self) -> Option<(Vec<u8>, Room)> {
         let mut state = self.state.lock();
         loop {
             if state.failed.is_some() {
                 return None;
             }
-            if let Some(bytes) = state.queue.pop_front() {
-                return Some(bytes);
+            if let Some(next) = state.queue.pop_front() {
+                return Some(next);
             }
             if state.finishing {
                 return None;
