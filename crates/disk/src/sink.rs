@@ -8,6 +8,7 @@ mod writer;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use crew::Crew;
 use page::{BlockBatch, DiskId, Pool};
 use parking_lot::Mutex;
 use transport::{BlockSink, TakeError};
@@ -104,13 +105,30 @@ impl DiskSink {
         pool: Arc<Pool>,
         on_failure: impl Fn(&SinkError) + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
+        Self::start_in(disks, pool, None, on_failure)
+    }
+
+    /// As [`DiskSink::start`]; its threads join `crew`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_in(
+        disks: Vec<SinkDisk>,
+        pool: Arc<Pool>,
+        crew: Option<&Arc<Crew>>,
+        on_failure: impl Fn(&SinkError) + Send + Sync + 'static,
+    ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::new(disks, pool, Box::new(on_failure)));
         let sink = Self { shared, threads: Mutex::new(Vec::new()) };
         for number in 0..sink.shared.disks.len() {
             let shared = Arc::clone(&sink.shared);
-            let thread = thread::Builder::new()
-                .name(format!("disk-sink-{number}"))
-                .spawn(move || writer::run(&shared, number))?;
+            let thread = thread::Builder::new().name(format!("disk-sink-{number}")).spawn({
+                let crew = crew.cloned();
+                move || {
+                    let _member = crew.as_ref().map(Crew::join);
+                    writer::run(&shared, number);
+                }
+            })?;
             sink.threads.lock().push(thread);
         }
         Ok(sink)

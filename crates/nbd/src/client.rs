@@ -36,6 +36,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crew::Crew;
 use parking_lot::{Condvar, Mutex};
 
 use crate::handshake::BlockSizes;
@@ -55,11 +56,13 @@ pub struct Settings {
     pub in_flight_max: usize,
     /// The name of the thread that reads answers.
     pub thread: String,
+    /// What that thread joins.
+    pub crew: Option<Arc<Crew>>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { in_flight_max: 64, thread: "nbd-replies".to_owned() }
+        Self { in_flight_max: 64, thread: "nbd-replies".to_owned(), crew: None }
     }
 }
 
@@ -253,8 +256,11 @@ impl<T: Send + 'static> Client<T> {
         let replies = thread::Builder::new()
             .name(settings.thread.clone())
             .spawn({
-                let shared = Arc::clone(&shared);
-                move || replies::read(&shared, on_done)
+                let (shared, crew) = (Arc::clone(&shared), settings.crew.clone());
+                move || {
+                    let _member = crew.as_ref().map(Crew::join);
+                    replies::read(&shared, on_done);
+                }
             })
             .map_err(ClientError::Local)?;
         Ok(Self { shared, turn: Mutex::new(()), info, replies: Some(replies) })

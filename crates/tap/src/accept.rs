@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crew::Crew;
 use page::{Epoch, Pool};
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
@@ -390,6 +391,7 @@ fn accept_one(
     thread::Builder::new()
         .name(format!("tap-{number}"))
         .spawn(move || {
+            let _member = shared.output.crew().as_ref().map(Crew::join);
             if let Err(error) = serve(&shared, &socket) {
                 shared.end(error);
                 discard(&socket);

@@ -1,5 +1,8 @@
 //! Where the tap hands things to.
 
+use std::sync::Arc;
+
+use crew::Crew;
 use page::Batch;
 
 /// A RAM block, as QEMU announced it.
@@ -50,4 +53,9 @@ pub trait Output: Send + Sync + 'static {
     /// # Errors
     /// To end the tap.
     fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped>;
+
+    /// What threads that read QEMU's sockets join, if anything.
+    fn crew(&self) -> Option<Arc<Crew>> {
+        None
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crew::Crew;
 use page::Encoding;
 use parking_lot::Mutex;
 use wire::Token;
@@ -47,6 +48,7 @@ pub(crate) struct Shared {
     pub(crate) encoding: AtomicU8,
     pub(crate) cpu_ns: AtomicU64,
     pub(crate) plan: LanesPlan,
+    pub(crate) crew: Option<Arc<Crew>>,
 }
 
 impl Lanes {
@@ -55,6 +57,14 @@ impl Lanes {
     /// # Errors
     /// If the system gives no threads.
     pub fn start(plan: LanesPlan) -> std::io::Result<Self> {
+        Self::start_in(plan, None)
+    }
+
+    /// As [`Lanes::start`]; their threads join `crew`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_in(plan: LanesPlan, crew: Option<Arc<Crew>>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             queue: Queue::new(),
             meters: plan.endpoints.iter().map(|_| LaneMeter::default()).collect(),
@@ -62,6 +72,7 @@ impl Lanes {
             encoding: AtomicU8::new(plan.encoding as u8),
             cpu_ns: AtomicU64::new(0),
             plan,
+            crew,
         });
         let lanes = Self { shared, threads: Mutex::new(Vec::new()) };
         for number in 0..lanes.shared.plan.endpoints.len() {

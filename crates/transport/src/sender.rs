@@ -5,6 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
+use crew::Crew;
 use page::{Encoded, Encoder, Encoding};
 use wire::{Ack, BatchHeader, BlockHeader, Kind, Reply};
 
@@ -22,6 +23,7 @@ use crate::sieve::Sifting;
 
 /// The life of a lane: connect, carry, and again, until all is delivered.
 pub(crate) fn run(shared: &Shared, number: usize) {
+    let _member = shared.crew.as_ref().map(Crew::join);
     let endpoint = shared.plan.endpoints[number];
     let kind =
         Kind::Lane { number: u16::try_from(number).unwrap_or(u16::MAX), token: shared.plan.token };
@@ -73,6 +75,7 @@ fn carry(shared: &Shared, number: usize, socket: &TcpStream) -> std::io::Result<
         let acks = thread::Builder::new().name(format!("lane-{number}-ack")).spawn_scoped(
             scope,
             || {
+                let _member = shared.crew.as_ref().map(Crew::join);
                 let outcome = read_acks(shared, number, socket, &flight);
                 flight.break_off();
                 shared.queue.wake_lanes();
