@@ -210,6 +210,8 @@ mod tests {
             dirty_bytes_per_s: 5.0 * 1_048_576.0,
             pass: 3,
             left_bytes: 270 << 20,
+            disk_bytes: 0,
+            disk_left_bytes: 0,
             time_left_s: Some(0.4),
             limit: Limit::Network,
             notes: Vec::new(),
