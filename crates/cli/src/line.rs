@@ -127,6 +127,16 @@ fn plain(progress: &Progress) -> String {
 
 /// What has been done and what is left.
 fn advance(progress: &Progress) -> Vec<String> {
+    let mut parts = memory(progress);
+    if progress.disk_left_bytes > 0
+        && matches!(progress.phase, Phase::Prepare | Phase::FirstPass | Phase::LaterPass)
+    {
+        parts.push(format!("disks: {} left", amount::size(progress.disk_left_bytes)));
+    }
+    parts
+}
+
+fn memory(progress: &Progress) -> Vec<String> {
     let left = format!("{} left", amount::size(progress.left_bytes));
     let percent = format!("{:.0} %", progress.percent.clamp(0.0, 100.0));
     match progress.phase {
@@ -231,6 +241,14 @@ mod tests {
             "web1  host-a → host-b  pass 3  1.42 s · dirties 5.00 MiB/s · limited by the network"
         );
         assert!(lower_line(&progress()).chars().count() + 17 <= 80, "fits a terminal");
+    }
+
+    #[test]
+    fn disks_that_move_are_shown_until_they_are_there() {
+        let moving = Progress { disk_left_bytes: 3 << 30, ..progress() };
+        assert!(lower_line(&moving).ends_with("about 400 ms · disks: 3.00 GiB left"));
+        let stopped = Progress { phase: Phase::Stopped, ..moving };
+        assert!(!lower_line(&stopped).contains("disks"));
     }
 
     #[test]

@@ -92,7 +92,15 @@ fn done(report: &Report) -> String {
         passes(report),
         amount::counted(report.lanes.len() as u64, "lane"),
     );
-    format!("{gone} {moved}")
+    let disks = match report.disks.len() {
+        0 => String::new(),
+        count => format!(
+            " {} moved too, {} of data.",
+            amount::counted(count as u64, "disk"),
+            amount::size(report.disks.iter().map(|disk| disk.data_bytes).sum())
+        ),
+    };
+    format!("{gone} {moved}{disks}")
 }
 
 /// `in 3 passes `, if they could be counted.
@@ -122,6 +130,10 @@ fn text(report: &Report) -> String {
     if !report.phases.is_empty() {
         out.push_str("\nPhases\n");
         out.push_str(&aligned(&phases(report)));
+    }
+    if !report.disks.is_empty() {
+        out.push_str("\nDisks\n");
+        out.push_str(&aligned(&disks(report)));
     }
     if !report.lanes.is_empty() {
         out.push_str("\nLanes\n");
@@ -195,6 +207,19 @@ fn phases(report: &Report) -> Vec<[String; 3]> {
             ]
         })
         .collect()
+}
+
+fn disks(report: &Report) -> Vec<[String; 4]> {
+    let row = |disk: &api::DiskReport| {
+        let helped = |at_s| format!("writes waited from {}", amount::seconds(at_s));
+        [
+            format!("  {}", disk.name),
+            amount::size(disk.bytes),
+            format!("{} moved", amount::size(disk.data_bytes)),
+            disk.changed_s.map(helped).unwrap_or_default(),
+        ]
+    };
+    report.disks.iter().map(row).collect()
 }
 
 fn lanes(report: &Report) -> Vec<[String; 4]> {
