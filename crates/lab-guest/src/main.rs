@@ -2,11 +2,11 @@
 //! and answers questions on the second serial port.
 //!
 //! Lines from the guest: `.HEX` every 5 ms, a heartbeat with its number;
-//! `=HEX WRITTEN` every tenth time, with the pages written so far; `boot ID
-//! ORDERS` at the start and when asked; `ID ok ...` or `ID error ...` for each
-//! line `ID COMMAND` that it was sent. Heartbeats are judged by when they
-//! arrive: the guest's own clocks stand still while QEMU has stopped it, so no
-//! clock in here sees a blackout.
+//! `=HEX WRITTEN DISK` every tenth time, with the pages written so far in memory
+//! and on the disk; `boot ID ORDERS` at the start and when asked; `ID ok ...` or
+//! `ID error ...` for each line `ID COMMAND` that it was sent. Heartbeats are
+//! judged by when they arrive: the guest's own clocks stand still while QEMU has
+//! stopped it, so no clock in here sees a blackout.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use lab_guest::PAGE_BYTES;
 use lab_guest::content::Kind;
-use lab_guest::disk::Disk;
+use lab_guest::disk::{Disk, Habits};
 use lab_guest::memory::{Area, Checked};
 use lab_guest::orders::Orders;
 use lab_guest::writer::{Pacer, Writer};
@@ -41,6 +41,7 @@ struct Guest {
     disk: Mutex<Option<Disk>>,
     disk_pacer: Mutex<Pacer>,
     written: AtomicU64,
+    disk_written: AtomicU64,
     ticks: AtomicU64,
     worst_tick_us: AtomicU64,
 }
@@ -140,7 +141,10 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
     pacer.set_rate(orders.rate);
     let disk = match orders.disk_bytes {
         0 => None,
-        bytes => Some(Disk::fill(Path::new(DISK), orders.seed, bytes)?),
+        bytes => {
+            let habits = Habits::new(orders.disk_run, orders.disk_flush);
+            Some(Disk::fill(Path::new(DISK), orders.seed, bytes, habits)?)
+        }
     };
     let mut disk_pacer = Pacer::default();
     disk_pacer.set_rate(orders.disk_rate);
@@ -154,6 +158,7 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         disk: Mutex::new(disk),
         disk_pacer: Mutex::new(disk_pacer),
         written: AtomicU64::new(0),
+        disk_written: AtomicU64::new(0),
         ticks: AtomicU64::new(0),
         worst_tick_us: AtomicU64::new(0),
     })
@@ -174,7 +179,9 @@ fn tick(guest: &Guest) {
         guest.worst_tick_us.fetch_max(gap_us, Ordering::Relaxed);
         let ticks = guest.ticks.fetch_add(1, Ordering::Relaxed) + 1;
         if ticks.is_multiple_of(COUNT_EVERY_TICKS) {
-            guest.say(&format!("={ticks:x} {}", guest.written.load(Ordering::Relaxed)));
+            let written = guest.written.load(Ordering::Relaxed);
+            let disk_written = guest.disk_written.load(Ordering::Relaxed);
+            guest.say(&format!("={ticks:x} {written} {disk_written}"));
         } else {
             guest.say(&format!(".{ticks:x}"));
         }
@@ -204,12 +211,13 @@ fn write_disk(guest: &Guest) {
         let pages = lock(&guest.disk_pacer).pages_due(now - last);
         last = now;
         let mut disk = lock(&guest.disk);
-        let Some(written) = disk.as_mut().map(|disk| disk.write(pages)) else { return };
-        if let Err(error) = written {
+        let Some(disk) = disk.as_mut() else { return };
+        if let Err(error) = disk.write(pages) {
             // It holds what a check will find wrong.
             eprintln!("guest: {DISK}: {error}");
             return;
         }
+        guest.disk_written.store(disk.written(), Ordering::Relaxed);
     }
 }
 

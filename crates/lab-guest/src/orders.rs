@@ -35,6 +35,11 @@ pub struct Orders {
     pub disk_bytes: u64,
     /// Bytes rewritten there per second.
     pub disk_rate: u64,
+    /// Most pages of one write there, whose sizes are mixed; 0 or 1 for single
+    /// pages.
+    pub disk_run: u64,
+    /// Bytes written there between two flushes; 0 for never.
+    pub disk_flush: u64,
 }
 
 /// A kernel command line that holds no orders, or wrong ones.
@@ -56,6 +61,8 @@ impl fmt::Display for Orders {
             ("sequential", u64::from(self.order == Order::Sequential)),
             ("disk", self.disk_bytes),
             ("disk_rate", self.disk_rate),
+            ("disk_run", self.disk_run),
+            ("disk_flush", self.disk_flush),
         ];
         for (index, (name, number)) in numbers.into_iter().enumerate() {
             let space = if index == 0 { "" } else { " " };
@@ -86,6 +93,8 @@ impl FromStr for Orders {
                 "rate" => orders.rate = number,
                 "disk" => orders.disk_bytes = number,
                 "disk_rate" => orders.disk_rate = number,
+                "disk_run" => orders.disk_run = number,
+                "disk_flush" => orders.disk_flush = number,
                 "sequential" if number == 1 => orders.order = Order::Sequential,
                 "sequential" => orders.order = Order::Random,
                 _ => return Err(bad()),
@@ -111,6 +120,8 @@ mod tests {
             order: Order::Sequential,
             disk_bytes: 7,
             disk_rate: 8,
+            disk_run: 9,
+            disk_flush: 10,
         };
         let line = format!("console=ttyS0 quiet {orders} panic=0");
         assert_eq!(line.parse::<Orders>(), Ok(orders));

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use felt::Felt;
+pub use felt::{Felt, Written};
 use heard::Heard;
 pub use heard::Pulse;
 use lab_guest::orders::Orders;

@@ -7,6 +7,7 @@ pub mod demo;
 pub mod error;
 pub mod guest;
 pub mod hosts;
+pub mod image;
 pub mod program;
 pub mod setup;
 pub mod unprivileged;

@@ -126,9 +126,11 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 ))
             })?;
             let outcome = contest::run(&setup::ensure()?, &scenario, *runs, only)?;
-            let wrong = |run: &lab::bench::result::Run| run.ok && !run.intact;
+            let wrong = |run: &lab::bench::result::Run| {
+                run.ok && !(run.intact && run.disk_intact.unwrap_or(true))
+            };
             if outcome.contenders.values().any(|contender| contender.runs.iter().any(wrong)) {
-                eprintln!("lab: a guest's memory came out wrong");
+                eprintln!("lab: a guest's memory or disk came out wrong");
                 return Ok(ExitCode::FAILURE);
             }
         }

@@ -12,8 +12,9 @@ use super::scenario::Scenario;
 use super::{plain_tcp, table, warm};
 use crate::contender::{Contender, Ground};
 use crate::error::{FileContext, LabError, Result};
-use crate::guest::Felt;
+use crate::guest::Guest;
 use crate::hosts::Hosts;
+use crate::image::Image;
 use crate::setup::{Kit, repository};
 
 /// The arriving guest of the largest scenario, and what is buffered on its way.
@@ -74,14 +75,19 @@ fn told(run: &Run) -> String {
     match &run.error {
         Some(error) => format!("failed: {error}"),
         None => format!(
-            "{:6.2} s, blackout {:4.0} ms (seen {:4.0}), {:7.1} MB, CPU {:5.2} s, work {:.2}, {}",
+            "{:6.2} s, blackout {:4.0} ms (seen {:4.0}), {:7.1} MB, CPU {:5.2} s, work {:.2}{}, {}",
             run.total_s,
             run.downtime_ms,
             run.guest_gap_ms,
             run.wire_bytes as f64 / 1e6,
             run.cpu_s,
             run.guest_work,
-            if run.intact { "intact" } else { "MEMORY WRONG" },
+            run.disk_work.map_or_else(String::new, |work| format!(" (disk {work:.2})")),
+            match (run.intact, run.disk_intact) {
+                (true, None | Some(true)) => "intact",
+                (true, Some(false)) => "DISK WRONG",
+                (false, _) => "MEMORY WRONG",
+            },
         ),
     }
 }
@@ -101,7 +107,12 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
     let hosts = Hosts::new(scenario.link)?;
     let ground =
         Ground { kit, hosts: &hosts, downtime_goal: scenario.goal, timeout: scenario.timeout };
-    let guest = contender.start(&ground, &scenario.guest)?;
+    let mut spec = scenario.guest.clone();
+    if let Some(image) = &scenario.disk {
+        image.make(&hosts.a)?;
+        spec.extra.extend(Image::arguments(&hosts.a));
+    }
+    let guest = contender.start(&ground, &spec)?;
     std::thread::sleep(SETTLE);
     guest.expect_on(&hosts.b)?;
     warm::memory(WARM_BYTES);
@@ -115,6 +126,8 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
     let moved = moved?;
     guest.wait_beat(HEARD_MAX)?;
     let felt = guest.felt(moved.began, moved.ran);
+    let orders = &scenario.guest.orders;
+    let disk_work = work(orders.disk_rate, felt.disk_pages_per_s);
     let run = Run {
         ok: true,
         intact: false,
@@ -124,16 +137,33 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
         guest_gap_ms: felt.gap.as_secs_f64() * 1e3,
         wire_bytes: (hosts.traffic()? - traffic).bytes,
         cpu_s: cpu.since(moved.began),
-        guest_work: work(scenario.guest.orders.rate, felt),
-        error: None,
+        guest_work: work(orders.rate, felt.pages_per_s),
+        disk_work: scenario.disk.map(|_| disk_work),
+        ..Run::default()
     };
     let checked = guest.check()?;
     let intact = checked.wrong == 0 && checked.pages > 0;
+    let run = match &scenario.disk {
+        Some(image) => check_disk(run, image, &guest, &hosts)?,
+        None => run,
+    };
     contender.stop();
     Ok(Run { intact, ..run })
 }
 
+/// The guest looks at its part of the disk, and the lab at the rest.
+fn check_disk(run: Run, image: &Image, guest: &Guest, hosts: &Hosts) -> Result<Run> {
+    let checked = guest.check_disk()?;
+    let guests =
+        checked.wrong == 0 && checked.pages * lab_guest::PAGE_BYTES as u64 == image.guest_bytes;
+    Ok(Run {
+        disk_intact: Some(guests && image.is_intact(&hosts.b)?),
+        disk_allocated_bytes: Some(Image::allocated_bytes(&hosts.b)?),
+        ..run
+    })
+}
+
 /// The share of its full rate that the guest kept while it moved.
-fn work(rate: u64, felt: Felt) -> f64 {
-    if rate == 0 { 1.0 } else { felt.pages_per_s * lab_guest::PAGE_BYTES as f64 / rate as f64 }
+fn work(rate: u64, pages_per_s: f64) -> f64 {
+    if rate == 0 { 1.0 } else { pages_per_s * lab_guest::PAGE_BYTES as f64 / rate as f64 }
 }

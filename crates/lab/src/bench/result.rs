@@ -27,23 +27,35 @@ pub struct Run {
     pub cpu_s: f64,
     /// Share of its full rate that the guest kept while it moved.
     pub guest_work: f64,
+    /// The same of what it writes to its disk, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_work: Option<f64>,
+    /// Whether its disk is as it was written: by what the guest reads, and by
+    /// the image at the destination. None if no disk moves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_intact: Option<bool>,
+    /// Room that the image takes at the destination.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_allocated_bytes: Option<u64>,
     /// Why it is not ok.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A figure's name, and where a run has it.
-pub type Figure = (&'static str, fn(&Run) -> f64);
+/// A figure's name, and where a run has it, if it does.
+pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [Figure; 7] = [
-    ("total_s", |run| run.total_s),
-    ("prepare_s", |run| run.prepare_s),
-    ("downtime_ms", |run| run.downtime_ms),
-    ("guest_gap_ms", |run| run.guest_gap_ms),
-    ("wire_bytes", |run| run.wire_bytes as f64),
-    ("cpu_s", |run| run.cpu_s),
-    ("guest_work", |run| run.guest_work),
+pub const FIGURES: [Figure; 9] = [
+    ("total_s", |run| Some(run.total_s)),
+    ("prepare_s", |run| Some(run.prepare_s)),
+    ("downtime_ms", |run| Some(run.downtime_ms)),
+    ("guest_gap_ms", |run| Some(run.guest_gap_ms)),
+    ("wire_bytes", |run| Some(run.wire_bytes as f64)),
+    ("cpu_s", |run| Some(run.cpu_s)),
+    ("guest_work", |run| Some(run.guest_work)),
+    ("disk_work", |run| run.disk_work),
+    ("disk_allocated_bytes", |run| run.disk_allocated_bytes.map(|bytes| bytes as f64)),
 ];
 
 /// A contender's runs.
@@ -96,11 +108,11 @@ impl Outcome {
 
 fn medians(runs: &[Run]) -> BTreeMap<String, f64> {
     let ok: Vec<_> = runs.iter().filter(|run| run.ok).collect();
-    if ok.is_empty() {
-        return BTreeMap::new();
-    }
-    let median_of = |figure: fn(&Run) -> f64| median(ok.iter().map(|run| figure(run)).collect());
-    FIGURES.iter().map(|(name, figure)| ((*name).to_owned(), median_of(*figure))).collect()
+    let median_of = |(name, figure): &Figure| {
+        let values: Vec<f64> = ok.iter().filter_map(|run| figure(run)).collect();
+        (!values.is_empty()).then(|| ((*name).to_owned(), median(values)))
+    };
+    FIGURES.iter().filter_map(median_of).collect()
 }
 
 /// The middle value, or the mean of the two in the middle; 0 of nothing.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::contender::{Contender, Droveway, Mode, Options, Qemu};
 use crate::guest::GuestSpec;
 use crate::hosts::Link;
+use crate::image::Image;
 
 const MIB: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
@@ -20,6 +21,8 @@ pub struct Scenario {
     pub about: &'static str,
     /// The guest.
     pub guest: GuestSpec,
+    /// Its disk, which moves too.
+    pub disk: Option<Image>,
     /// The links.
     pub link: Link,
     /// The downtime goal.
@@ -56,6 +59,14 @@ impl Scenario {
             "text_bytes": orders.text_bytes,
             "working_set_bytes": orders.working_set_bytes,
             "write_bytes_per_s": orders.rate,
+            "disk": self.disk.map(|disk| json!({
+                "bytes": disk.bytes,
+                "guest_bytes": disk.guest_bytes,
+                "other_data_bytes": disk.data_bytes,
+                "write_bytes_per_s": orders.disk_rate,
+                "largest_write_pages": orders.disk_run.max(1),
+                "bytes_between_flushes": orders.disk_flush,
+            })),
         })
     }
 
@@ -85,6 +96,11 @@ fn variant(name: &str, arguments: &[&str]) -> Options {
 /// All of them.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
+    memory().into_iter().chain(disks()).collect()
+}
+
+/// Those that move a VM's memory only.
+fn memory() -> Vec<Scenario> {
     let idle = Orders { working_set_bytes: 64 * MIB, rate: 5 * MB, seed: 1, ..Orders::default() };
     let idle_guest = GuestSpec::new("bench", "1G", idle);
     let goal = Duration::from_millis(300);
@@ -94,6 +110,7 @@ pub fn all() -> Vec<Scenario> {
             name: "idle",
             about: "1 GiB, 64 MiB random working set, 5 MB/s writes, one link of 1 Gbit/s",
             guest: idle_guest.clone(),
+            disk: None,
             link: Link::one(1000),
             goal,
             timeout,
@@ -105,6 +122,7 @@ pub fn all() -> Vec<Scenario> {
             name: "nics",
             about: "the same over four NICs of 250 Mbit/s each; QEMU can use one address",
             guest: idle_guest,
+            disk: None,
             link: Link { nics: 4, mbit_per_s: Some(250) },
             goal,
             timeout,
@@ -125,6 +143,7 @@ pub fn all() -> Vec<Scenario> {
                     ..Orders::default()
                 },
             ),
+            disk: None,
             link: Link::one(500),
             goal,
             timeout,
@@ -140,6 +159,7 @@ pub fn all() -> Vec<Scenario> {
                 "1536M",
                 Orders { random_bytes: 1000 * MB / 4096 * 4096, seed: 3, ..Orders::default() },
             ),
+            disk: None,
             link: Link::unshaped(),
             goal,
             timeout,
@@ -155,6 +175,7 @@ pub fn all() -> Vec<Scenario> {
                 "768M",
                 Orders { random_bytes: 500 * MB / 4096 * 4096, seed: 4, ..Orders::default() },
             ),
+            disk: None,
             link: Link::one(1000),
             goal,
             timeout,
@@ -162,5 +183,58 @@ pub fn all() -> Vec<Scenario> {
             ours: vec![variant("raw", &["--compress", "off"])],
             plain_tcp: true,
         },
+    ]
+}
+
+/// Those that move a disk of a host's own too.
+fn disks() -> Vec<Scenario> {
+    let disk = |guest_bytes| Image {
+        bytes: 4096 * MIB,
+        guest_bytes,
+        data_bytes: 1024 * MIB - guest_bytes,
+        seed: 5,
+    };
+    let idle = Orders { working_set_bytes: 64 * MIB, rate: 5 * MB, seed: 5, ..Orders::default() };
+    let ours = Options {
+        variant: None,
+        arguments: ["--disks", "all", "--create-disks"].map(str::to_owned).to_vec(),
+    };
+    let guest = |guest_bytes, rate| {
+        let orders = Orders {
+            disk_bytes: guest_bytes,
+            disk_rate: rate,
+            disk_run: 32,
+            disk_flush: 4 * MIB,
+            ..idle.clone()
+        };
+        GuestSpec::new("bench", "512M", orders)
+    };
+    let scenario = |name, about, guest_bytes, rate, link| Scenario {
+        name,
+        about,
+        guest: guest(guest_bytes, rate),
+        disk: Some(disk(guest_bytes)),
+        link,
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(120),
+        modes: &[Mode::Mirror, Mode::MirrorZstd],
+        ours: vec![ours.clone()],
+        plain_tcp: false,
+    };
+    vec![
+        scenario(
+            "disk",
+            "512 MiB, a disk of 4 GiB with 1 GiB of mixed data, idle; four NICs of 250 Mbit/s",
+            64 * MIB,
+            0,
+            Link { nics: 4, mbit_per_s: Some(250) },
+        ),
+        scenario(
+            "disk-busy",
+            "the same with 256 MiB of files rewritten at 20 MB/s, over one link of 1 Gbit/s",
+            256 * MIB,
+            20 * MB,
+            Link::one(1000),
+        ),
     ]
 }

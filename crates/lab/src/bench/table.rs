@@ -2,16 +2,20 @@
 
 use std::fmt::Write;
 
-use super::result::{Contender, Outcome};
+use super::result::{Contender, Outcome, Run};
 
 /// Medians of every contender, and what the first named has over the others.
 #[must_use]
 pub fn markdown(outcome: &Outcome) -> String {
     let mut text = String::new();
-    text.push_str("| contender | runs | total s | blackout ms | seen by the guest ms | wire MB | CPU s | guest's work | intact |\n");
-    text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    let runs = || outcome.contenders.values().flat_map(|contender| &contender.runs);
+    let disks = runs().any(|run| run.disk_intact.is_some());
+    text.push_str("| contender | runs | total s | blackout ms | seen by the guest ms | wire MB | CPU s | guest's work | intact |");
+    text.push_str(if disks { " disk's work | disk intact |\n" } else { "\n" });
+    text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    text.push_str(if disks { " --- | --- |\n" } else { "\n" });
     for (name, contender) in &outcome.contenders {
-        text.push_str(&row(name, contender));
+        text.push_str(&row(name, contender, disks));
     }
     if !outcome.ratios.is_empty() {
         text.push_str(
@@ -34,37 +38,44 @@ pub fn markdown(outcome: &Outcome) -> String {
     text
 }
 
-fn row(name: &str, contender: &Contender) -> String {
+fn row(name: &str, contender: &Contender, disks: bool) -> String {
     let all = contender.runs.len();
-    let ok = contender.runs.iter().filter(|run| run.ok).count();
-    let intact = contender.runs.iter().filter(|run| run.intact).count();
+    let count = |is_so: fn(&Run) -> bool| contender.runs.iter().filter(|run| is_so(run)).count();
     let figure = |figure: &str, scale: f64, digits: usize| {
         contender
             .median
             .get(figure)
             .map_or_else(|| "-".to_owned(), |value| format!("{:.digits$}", value * scale))
     };
-    format!(
-        "| {name} | {ok}/{all} | {} | {} | {} | {} | {} | {} | {intact}/{all} |\n",
+    let mut row = format!(
+        "| {name} | {}/{all} | {} | {} | {} | {} | {} | {} | {}/{all} |",
+        count(|run| run.ok),
         figure("total_s", 1.0, 2),
         figure("downtime_ms", 1.0, 0),
         figure("guest_gap_ms", 1.0, 0),
         figure("wire_bytes", 1e-6, 1),
         figure("cpu_s", 1.0, 2),
         figure("guest_work", 1.0, 2),
-    )
+        count(|run| run.intact),
+    );
+    if disks {
+        let intact = count(|run| run.disk_intact == Some(true));
+        let _ = write!(row, " {} | {intact}/{all} |", figure("disk_work", 1.0, 2));
+    }
+    row + "\n"
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::result::Run;
     use super::*;
 
     #[test]
     fn a_contender_that_never_made_it_has_no_figures() {
         let failed = Contender { runs: vec![Run::default()], median: BTreeMap::new() };
-        assert_eq!(row("x", &failed), "| x | 0/1 | - | - | - | - | - | - | 0/1 |\n");
+        assert_eq!(row("x", &failed, false), "| x | 0/1 | - | - | - | - | - | - | 0/1 |\n");
+        let with_disk = "| x | 0/1 | - | - | - | - | - | - | 0/1 | - | 0/1 |\n";
+        assert_eq!(row("x", &failed, true), with_disk);
     }
 }

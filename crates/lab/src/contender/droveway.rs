@@ -74,6 +74,14 @@ impl Agent {
     /// # Errors
     /// As [`Agent::start`].
     pub fn start_by(hosts: &Hosts, host: &Host, by: &[&str]) -> Result<Self> {
+        Self::start_with(hosts, host, by, &[])
+    }
+
+    /// The same, with more arguments of its own.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_with(hosts: &Hosts, host: &Host, by: &[&str], more: &[&str]) -> Result<Self> {
         let outside = |name: &str| host.run_dir.join(name);
         std::fs::write(outside("peers.toml"), peers(hosts)).at("write", outside("peers.toml"))?;
         let log = outside("agent.log");
@@ -89,7 +97,8 @@ impl Agent {
             .args(["agent", "--name", name, "--insecure-plaintext"])
             .args(["--listen", &format!("0.0.0.0:{PORT}")])
             .args(["--peers", &inside("peers.toml"), "--state", &inside("state")])
-            .args(["--api", &inside("api.sock")]);
+            .args(["--api", &inside("api.sock")])
+            .args(more);
         for nic in &host.addresses {
             command.args(["--nic", &nic.to_string()]);
         }

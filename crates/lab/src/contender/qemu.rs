@@ -1,4 +1,6 @@
-//! QEMU's own migration.
+//! QEMU's own migration, and its own way to move a disk with the VM.
+
+mod copy;
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -30,6 +32,11 @@ pub enum Mode {
     Zstd,
     /// One stream, and a guest that is slowed until it converges.
     AutoConverge,
+    /// The disk by a mirror to an NBD export, then four channels.
+    Mirror,
+    /// The disk by a mirror to an NBD export, then four channels, each
+    /// compressed by zstd. NBD knows no compression.
+    MirrorZstd,
 }
 
 impl Mode {
@@ -38,7 +45,12 @@ impl Mode {
             Self::Precopy => &[],
             Self::Multifd | Self::Zstd => &["multifd"],
             Self::AutoConverge => &["auto-converge"],
+            Self::Mirror | Self::MirrorZstd => &["multifd", "pause-before-switchover"],
         }
+    }
+
+    fn moves_disk(self) -> bool {
+        matches!(self, Self::Mirror | Self::MirrorZstd)
     }
 
     fn parameters(self, goal: Duration) -> Value {
@@ -46,10 +58,10 @@ impl Mode {
             "max-bandwidth": BANDWIDTH,
             "downtime-limit": u64::try_from(goal.as_millis()).unwrap_or(300),
         });
-        if matches!(self, Self::Multifd | Self::Zstd) {
+        if self.capabilities().contains(&"multifd") {
             parameters["multifd-channels"] = 4.into();
         }
-        if self == Self::Zstd {
+        if matches!(self, Self::Zstd | Self::MirrorZstd) {
             parameters["multifd-compression"] = "zstd".into();
             parameters["multifd-zstd-level"] = 1.into();
         }
@@ -140,6 +152,8 @@ impl Contender for Qemu {
             Mode::Multifd => "qemu-multifd",
             Mode::Zstd => "qemu-zstd",
             Mode::AutoConverge => "qemu-autoconverge",
+            Mode::Mirror => "qemu-mirror",
+            Mode::MirrorZstd => "qemu-mirror-zstd",
         }
         .to_owned()
     }
@@ -154,26 +168,34 @@ impl Contender for Qemu {
     fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved> {
         let started = Instant::now();
         let spec = self.spec.clone().ok_or_else(|| self.failed("no guest"))?;
+        if self.mode.moves_disk() {
+            copy::make_room(ground.hosts)?;
+        }
         let there = self.launch(ground, &ground.hosts.b, &spec, &["-incoming", "defer"])?;
-        let uri = format!("tcp:{}:{PORT}", ground.hosts.b.addresses[0]);
+        let address = ground.hosts.b.addresses[0];
+        if self.mode.moves_disk() {
+            copy::export(&there, address)?;
+        }
+        let uri = format!("tcp:{address}:{PORT}");
         there.tell("migrate-incoming", json!({ "uri": uri }))?;
         let arriving = there.qmp.events();
         self.ends.push(there);
-        let here = &self.ends[0];
-        let leaving = here.qmp.events();
+        let [here, there] = self.ends.as_slice() else { return Err(self.failed("no guest")) };
+        let leaving = Events { events: here.qmp.events(), until: started + ground.timeout };
+        let arriving = Events { events: arriving, until: leaving.until };
         let began = Instant::now();
+        if self.mode.moves_disk() {
+            copy::begin(here, address)?;
+            copy::wait_ready(&leaving).map_err(|reason| self.failed(reason))?;
+        }
         here.tell("migrate", json!({ "uri": uri }))?;
-        let until = began + ground.timeout;
-        let failed = |error| {
-            self.failed(match error {
-                RecvTimeoutError::Timeout => {
-                    format!("not done after {} s", ground.timeout.as_secs())
-                }
-                RecvTimeoutError::Disconnected => "its QEMU ended".to_owned(),
-            })
-        };
-        let ran = wait(&arriving, until, "RESUME").map_err(failed)?;
-        let stopped = wait(&leaving, until, "STOP").map_err(failed)?;
+        let stopped = leaving.wait(|event| event.name == "STOP");
+        let stopped = stopped.map_err(|reason| self.failed(reason))?;
+        if self.mode.moves_disk() {
+            copy::finish(here, there, &leaving).map_err(|reason| self.failed(reason))?;
+        }
+        let ran = arriving.wait(|event| event.name == "RESUME");
+        let ran = ran.map_err(|reason| self.failed(reason))?;
         Ok(Moved {
             began,
             ran: ran.at,
@@ -196,15 +218,22 @@ impl Drop for Qemu {
     }
 }
 
-fn wait(
-    events: &Receiver<Event>,
+/// What one QEMU tells, and until when it is waited for.
+struct Events {
+    events: Receiver<Event>,
     until: Instant,
-    name: &str,
-) -> std::result::Result<Event, RecvTimeoutError> {
-    loop {
-        let event = events.recv_deadline(until)?;
-        if event.name == name {
-            return Ok(event);
+}
+
+impl Events {
+    /// The next event that is the right one, or why there is none.
+    fn wait(&self, is_right: impl Fn(&Event) -> bool) -> std::result::Result<Event, String> {
+        loop {
+            match self.events.recv_deadline(self.until) {
+                Ok(event) if is_right(&event) => return Ok(event),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => return Err("not done in time".to_owned()),
+                Err(RecvTimeoutError::Disconnected) => return Err("its QEMU ended".to_owned()),
+            }
         }
     }
 }

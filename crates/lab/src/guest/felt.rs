@@ -17,8 +17,17 @@ const PERIOD: Duration = Duration::from_millis(5);
 pub(super) struct Beat {
     /// When.
     pub(super) at: Instant,
-    /// Pages the guest had written until then, in every tenth beat.
-    pub(super) written: Option<u64>,
+    /// What the guest had written until then, in every tenth beat.
+    pub(super) written: Option<Written>,
+}
+
+/// Pages that a guest has rewritten since it booted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Of its memory.
+    pub pages: u64,
+    /// Of its disk.
+    pub disk_pages: u64,
 }
 
 /// What a guest felt between two instants.
@@ -26,8 +35,10 @@ pub(super) struct Beat {
 pub struct Felt {
     /// The longest it was not heard of, beyond how often it speaks.
     pub gap: Duration,
-    /// Pages that it wrote per second.
+    /// Pages of its memory that it wrote per second.
     pub pages_per_s: f64,
+    /// Pages of its disk that it wrote per second.
+    pub disk_pages_per_s: f64,
 }
 
 /// Judges beats, in order of arrival.
@@ -38,13 +49,17 @@ pub(super) fn felt(beats: &[Beat], from: Instant, to: Instant) -> Felt {
     // The window, widened to where counts are known.
     let first = counts.iter().rev().find(|(at, _)| *at <= from).or(counts.first());
     let last = counts.iter().find(|(at, _)| *at >= to).or(counts.last());
-    let pages_per_s = match (first, last) {
+    let per_s = |of: fn(&Written) -> u64| match (first, last) {
         (Some((start, before)), Some((end, after))) if end > start => {
-            after.saturating_sub(*before) as f64 / (*end - *start).as_secs_f64()
+            of(after).saturating_sub(of(before)) as f64 / (*end - *start).as_secs_f64()
         }
         _ => 0.0,
     };
-    Felt { gap: longest.saturating_sub(PERIOD), pages_per_s }
+    Felt {
+        gap: longest.saturating_sub(PERIOD),
+        pages_per_s: per_s(|written| written.pages),
+        disk_pages_per_s: per_s(|written| written.disk_pages),
+    }
 }
 
 #[cfg(test)]
@@ -59,13 +74,15 @@ mod tests {
         for tick in 0..200 {
             // Gone for 300 ms from 500 ms on, and late again after the window.
             let ms = tick * 5 + if tick >= 100 { 300 } else { 0 };
-            let written = (tick % 10 == 0).then_some(tick * 2);
+            let counts = Written { pages: tick * 2, disk_pages: tick };
+            let written = (tick % 10 == 0).then_some(counts);
             beats.push(Beat { at: at(ms), written });
         }
         beats.push(Beat { at: at(9000), written: None });
         let all = felt(&beats, at(0), at(1200));
         assert_eq!(all.gap, Duration::from_millis(300));
         assert!((all.pages_per_s - 300.0).abs() < 10.0, "{all:?}");
+        assert!((all.disk_pages_per_s - 150.0).abs() < 5.0, "{all:?}");
         let before = felt(&beats, at(0), at(400));
         assert_eq!(before.gap, Duration::ZERO);
         assert!((before.pages_per_s - 400.0).abs() < 1.0, "{before:?}");

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connect;
-use super::felt::{Beat, Felt, felt};
+use super::felt::{Beat, Felt, Written, felt};
 use crate::error::{LabError, Result, SystemContext};
 
 /// What a guest that is well takes at most to say how much it has written.
@@ -21,8 +21,8 @@ pub struct Pulse {
     pub last_beat: Instant,
     /// The longest silence since [`super::Guest::forget_gap`].
     pub gap: Duration,
-    /// Pages it has rewritten since it booted.
-    pub written: u64,
+    /// What it has rewritten since it booted.
+    pub written: Written,
     /// When it said so.
     pub written_at: Instant,
     /// How often it has booted.
@@ -50,8 +50,9 @@ pub(super) struct Heard {
 impl Default for Heard {
     fn default() -> Self {
         let now = Instant::now();
+        let written = Written::default();
         let pulse =
-            Pulse { last_beat: now, gap: Duration::ZERO, written: 0, written_at: now, boots: 0 };
+            Pulse { last_beat: now, gap: Duration::ZERO, written, written_at: now, boots: 0 };
         Self {
             state: Mutex::new(State {
                 pulse,
@@ -96,7 +97,7 @@ impl Heard {
         if let Some(rest) = line.strip_prefix(['.', '=']) {
             state.pulse.gap = state.pulse.gap.max(now - state.pulse.last_beat);
             state.pulse.last_beat = now;
-            let written = rest.split_once(' ').and_then(|(_, written)| written.parse().ok());
+            let written = rest.split_once(' ').and_then(|(_, written)| counts(written));
             state.beats.push(Beat { at: now, written });
             if let Some(written) = written {
                 state.pulse.written = written;
@@ -184,6 +185,12 @@ impl Heard {
     }
 }
 
+/// `PAGES DISK_PAGES`.
+fn counts(text: &str) -> Option<Written> {
+    let (pages, disk_pages) = text.split_once(' ')?;
+    Some(Written { pages: pages.parse().ok()?, disk_pages: disk_pages.parse().ok()? })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,11 +199,12 @@ mod tests {
     fn heartbeats_answers_and_boots_are_told_apart() {
         let heard = Heard::default();
         let (port, _other) = UnixStream::pair().unwrap();
-        for line in [".1", "boot abc lab.seed=1", "=a 77", "q1 ok pages=3", "boot abc x", "junk"] {
+        for line in [".1", "boot abc lab.seed=1", "=a 77 5", "q1 ok pages=3", "boot abc x", "junk"]
+        {
             heard.hear(line, &port);
         }
         let pulse = heard.pulse();
-        assert_eq!((pulse.boots, pulse.written), (1, 77));
+        assert_eq!((pulse.boots, pulse.written), (1, Written { pages: 77, disk_pages: 5 }));
         let answer = heard.wait_answer("q1", Duration::ZERO);
         assert_eq!(answer.as_deref(), Some("ok pages=3"));
         heard.hear("boot def lab.seed=1", &port);
