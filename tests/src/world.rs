@@ -105,6 +105,18 @@ impl World {
         Self { agents, hosts, kit }
     }
 
+    /// Starts both agents again, with more arguments.
+    ///
+    /// # Panics
+    /// If they do not come up.
+    pub fn restart_agents_with(&mut self, more: &[&str]) {
+        for side in [Side::A, Side::B] {
+            self.kill_agent(side);
+            let agent = Agent::start_with(&self.hosts, self.host(side), &[], more).unwrap();
+            self.agents[side as usize] = agent;
+        }
+    }
+
     /// A host.
     #[must_use]
     pub fn host(&self, side: Side) -> &Host {

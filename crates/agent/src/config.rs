@@ -17,10 +17,11 @@ use crate::name::{self, NameError};
 pub const API_DEFAULT: &str = "/run/droveway/api.sock";
 /// Where an agent keeps what must survive it.
 pub const STATE_DEFAULT: &str = "/var/lib/droveway";
-/// Buffers of one migration in one direction.
+/// Buffers of all migrations in one direction. A migration alone fills no more
+/// than what its link has in flight, and a dozen share this well.
 pub const POOL_MIB_DEFAULT: u32 = 128;
-/// Below this a few batches fill the pool; above it, memory is wasted: no link
-/// has that much in flight.
+/// The least is enough for seven migrations at a time, or three with disks.
+/// Above the most, memory is wasted: no link has that much in flight.
 const POOL_MIB: std::ops::RangeInclusive<u32> = 16..=16_384;
 
 /// What was typed. Everything may be missing.
@@ -65,7 +66,7 @@ pub struct Config {
     pub state: PathBuf,
     /// The API's socket.
     pub api: PathBuf,
-    /// Buffers of one migration in one direction.
+    /// Buffers of all migrations in one direction.
     pub pool_bytes: usize,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,

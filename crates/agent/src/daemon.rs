@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{HostInfo, PeerInfo};
-use engine::{Local, Server};
+use engine::{Local, Resources, Server};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -75,7 +75,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let local = Local {
         agent: config.name.clone(),
         nics: config.nics.clone(),
-        pool_bytes: config.pool_bytes,
+        resources: Resources::new(config.pool_bytes),
         scratch: state.scratch(),
         fixed_cost: Arc::default(),
     };

@@ -6,6 +6,8 @@ use qemu::qmp::QmpError;
 use transport::LanesError;
 use wire::WireError;
 
+use crate::resources::BuffersFull;
+
 /// Why, and by it who has to act. After all but [`MigrationError::InDoubt`]
 /// and [`MigrationError::VmGone`] the VM goes on at its source.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +31,9 @@ pub enum MigrationError {
         /// Its reason.
         reason: String,
     },
+    /// Too many migrations at a time.
+    #[error("it cannot leave this host now: {0}")]
+    Buffers(#[from] BuffersFull),
     /// No control connection, or no more.
     #[error("lost the agent of {host}: {why}")]
     PeerLost {

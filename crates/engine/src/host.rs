@@ -9,6 +9,8 @@ use std::time::Duration;
 use qemu::disks::PreparedImage;
 use qemu::machine::Machine;
 
+use crate::resources::Resources;
+
 /// This agent, as far as migrations care.
 #[derive(Clone, Debug)]
 pub struct Local {
@@ -16,8 +18,8 @@ pub struct Local {
     pub agent: String,
     /// The NICs that lanes leave by; empty means that routing decides.
     pub nics: Vec<IpAddr>,
-    /// Bound of the buffers of one migration in one direction.
-    pub pool_bytes: usize,
+    /// What all its migrations share.
+    pub resources: Arc<Resources>,
     /// A directory for sockets between the agent and QEMU.
     pub scratch: PathBuf,
     /// What blackouts from here cost besides pages.

@@ -29,6 +29,7 @@ use wire::{ToDestination, ToSource};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::link::{Heard, Link};
+use crate::resources::Pools;
 use crate::story::Story;
 use crate::watch::Watch;
 use disks::{Chosen, Disks};
@@ -104,6 +105,7 @@ pub(crate) struct Source<'m> {
     notices: (Sender<Notice>, Receiver<Notice>),
     qemu_events: Receiver<Event>,
     was_running: bool,
+    pools: Option<Pools>,
     control: Option<Control>,
     sieve: Option<Arc<Sieve>>,
     chosen: Option<Chosen>,
@@ -157,6 +159,7 @@ impl<'m> Source<'m> {
             notices: unbounded(),
             qemu_events,
             was_running: false,
+            pools: None,
             control: None,
             sieve: None,
             chosen: None,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
-use engine::{Arriving, Host, Local, Peer, Refusal, SourceVm, Watch};
+use engine::{Arriving, Host, Local, Peer, Refusal, Resources, SourceVm, Watch};
 use parking_lot::Mutex;
 use qemu::machine::{Machine, Start, start};
 use test_dir::TestDir;
@@ -85,7 +85,7 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
     let local = |agent: &str, scratch| Local {
         agent: agent.to_owned(),
         nics: Vec::new(),
-        pool_bytes: 128 << 20,
+        resources: Resources::new(128 << 20),
         scratch,
         fixed_cost: Arc::default(),
     };

@@ -18,13 +18,13 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::FeederError;
 
-/// A section with a whole batch fits: what a batch has, and 1.6 % that the pool
-/// doesn't count.
+/// A section with a whole batch fits.
 const CHUNK_BYTES: usize = 520 * 1024;
 /// What a section of one block has besides its records: 5 bytes before them,
 /// the block's name once, and 8 + 5 bytes after them.
 const SECTION_BYTES_MAX: usize = 5 + 256 + 8 + 5;
-const _: () = assert!(CHUNK_BYTES <= SLOT_BYTES + SLOT_BYTES / 50);
+/// The pool counts each as one of its own.
+const _: () = assert!(CHUNK_BYTES <= SLOT_BYTES);
 const _: () = assert!(CHUNK_BYTES >= SECTION_BYTES_MAX + BATCH_PAGES * (8 + PAGE_BYTES));
 
 /// As many fill records as fit a chunk.

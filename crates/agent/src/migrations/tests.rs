@@ -40,7 +40,7 @@ impl Site {
         let local = Local {
             agent: "here".to_owned(),
             nics: Vec::new(),
-            pool_bytes: 16 << 20,
+            resources: engine::Resources::new(16 << 20),
             scratch: self.registry.state().scratch(),
             fixed_cost: Arc::default(),
         };

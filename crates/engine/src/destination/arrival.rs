@@ -22,6 +22,7 @@ use super::disks::ArrivingDisks;
 use super::lanes::ArrivingLanes;
 use crate::host::Arriving;
 use crate::link::{Heard, Link};
+use crate::resources::Pools;
 
 /// Most residue after RAM: what the devices of a large VM without VFIO make is
 /// some MiB.
@@ -43,6 +44,10 @@ impl End {
     fn failed(why: impl std::fmt::Display) -> Self {
         Self::Tell(ToSource::Failed { reason: why.to_string() })
     }
+}
+
+fn refused(why: impl std::fmt::Display) -> End {
+    End::Tell(ToSource::Refused { reason: why.to_string() })
 }
 
 struct Arrival<'s> {
@@ -103,15 +108,15 @@ impl Arrival<'_> {
     fn take_in(&self) -> Result<String, End> {
         let order = self.hear_order()?;
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
-        let arriving = self.shared.host.receive(&order);
-        let arriving = arriving
-            .map_err(|refusal| End::Tell(ToSource::Refused { reason: refusal.to_string() }))?;
+        let with_disks = order.moving.as_array().is_some_and(|moving| !moving.is_empty());
+        let pools = self.shared.local.resources.coming(with_disks).map_err(refused)?;
+        let arriving = self.shared.host.receive(&order).map_err(refused)?;
         let machine = arriving.machine();
-        let disks = self.open_disks(&machine, arriving.images());
+        let disks = self.open_disks(&machine, arriving.images(), &pools);
         let mut guard = Guard(Some(arriving));
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let outcome = disks.and_then(|disks| {
-            let outcome = self.load_and_run(&mut guard, &machine, disks.as_ref());
+            let outcome = self.load_and_run(&mut guard, &machine, disks.as_ref(), &pools);
             // Lanes that wait for a disk end by it.
             drop(disks);
             outcome
@@ -135,10 +140,11 @@ impl Arrival<'_> {
         guard: &mut Guard,
         machine: &Machine,
         disks: Option<&ArrivingDisks>,
+        pools: &Pools,
     ) -> Result<(), End> {
         let incoming = Incoming::of(machine).map_err(End::failed)?;
         let stream = incoming.open().map_err(End::failed)?;
-        let feeder = Feeder::start(stream, self.shared.local.pool_bytes).map_err(End::failed)?;
+        let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
         let ram = RamBlocks::of(machine);
         let prepared = Prepared {
             token: hex(self.token),
@@ -154,7 +160,7 @@ impl Arrival<'_> {
         self.load(machine, &incoming, &feeder, &tail)?;
         self.say(&ToSource::Loaded)?;
         let run = self.hear_verdict()?;
-        self.commit(guard, &incoming, run, feeder.high_water_bytes())
+        self.commit(guard, &incoming, run, pools.high_water_bytes())
     }
 
     /// Pages come by the lanes, residue comes here, until the source says that
@@ -216,14 +222,18 @@ impl Arrival<'_> {
         &self,
         machine: &Machine,
         images: &[PreparedImage],
+        pools: &Pools,
     ) -> Result<Option<ArrivingDisks>, End> {
         if images.is_empty() {
             return Ok(None);
         }
+        let Some(pool) = &pools.blocks else {
+            return Err(End::failed("images were prepared for a VM that brings no disks"));
+        };
         let local = &self.shared.local;
         let socket = local.scratch.join(format!("disks-{}.sock", hex(self.token)));
         let (link, broken) = (Arc::clone(&self.link), self.lanes.broken());
-        let disks = ArrivingDisks::open(machine, &socket, images, local.pool_bytes, link, broken)
+        let disks = ArrivingDisks::open(machine, &socket, images, pool, link, broken)
             .map_err(End::failed)?;
         self.lanes.with_disks(disks.sink());
         Ok(Some(disks))

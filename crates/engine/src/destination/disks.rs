@@ -35,7 +35,7 @@ impl ArrivingDisks {
         machine: &Machine,
         socket: &Path,
         images: &[PreparedImage],
-        pool_bytes: usize,
+        pool: &Arc<Pool>,
         link: Arc<Link<ToSource>>,
         broken: Sender<String>,
     ) -> Result<Self, String> {
@@ -58,7 +58,7 @@ impl ArrivingDisks {
             let _ = broken.try_send(error.to_string());
         };
         let local = |error: std::io::Error| format!("starting a thread: {error}");
-        let sink = DiskSink::start(disks?, Pool::new(pool_bytes), on_failure).map_err(local)?;
+        let sink = DiskSink::start(disks?, Arc::clone(pool), on_failure).map_err(local)?;
         let sink = Arc::new(sink);
         let (tell, flushes) = unbounded();
         let flushing = thread::Builder::new().name("disk-flush".to_owned()).spawn({

@@ -79,6 +79,8 @@ pub(super) struct Disks {
 pub(super) struct Around<'m> {
     pub(super) machine: &'m Machine,
     pub(super) local: &'m crate::host::Local,
+    /// For what is between QEMU and the destination.
+    pub(super) pool: &'m Arc<Pool>,
     pub(super) lanes: &'m Arc<transport::Lanes>,
     pub(super) link: &'m Arc<crate::link::Link<wire::ToDestination>>,
     pub(super) notices: &'m Sender<Notice>,
@@ -90,7 +92,7 @@ pub(super) struct Around<'m> {
 impl Disks {
     /// Has QEMU begin to mirror.
     pub(super) fn start(chosen: &Chosen, around: &Around<'_>) -> Result<Self, MigrationError> {
-        let pool = Pool::new(around.local.pool_bytes);
+        let pool = Arc::clone(around.pool);
         let flushes = Arc::new(Flushes::default());
         let sources: Vec<Arc<DiskSource>> = chosen
             .disks

@@ -9,6 +9,8 @@ use parking_lot::{Condvar, Mutex};
 use policy::chase;
 use policy::switchover::{BacklogInput, backlog_limit_bytes};
 
+use crate::resources::Pools;
+
 /// Guest bytes that QEMU can be ahead of the tap, in socket buffers full of
 /// records for zero pages.
 ///
@@ -56,12 +58,12 @@ pub(crate) struct Live {
 
 impl Live {
     /// With `held`, QEMU does not stop the VM before the tap lets it.
-    pub(crate) fn new(pool_bytes: usize, goal: Duration, told_bandwidth: bool, held: bool) -> Self {
+    pub(crate) fn new(pools: &Pools, goal: Duration, told_bandwidth: bool, held: bool) -> Self {
         // One slot for QEMU's side and one on the wire keep a slow link busy.
         let least_bytes = 2 * SLOT_BYTES as u64;
-        let pool_bytes = (pool_bytes as u64).max(least_bytes);
+        let pool_bytes = (pools.bound_bytes as u64).max(least_bytes);
         let live = Self {
-            pool: Pool::new(usize::try_from(pool_bytes).unwrap_or(usize::MAX)),
+            pool: Arc::clone(&pools.pages),
             pool_bytes,
             goal,
             hidden_bytes: if told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
@@ -189,12 +191,14 @@ impl Live {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::resources::Resources;
 
     #[test]
     fn the_pool_shrinks_as_soon_as_the_tap_has_taken_enough() {
-        let live = Live::new(128 << 20, Duration::from_millis(300), false, false);
+        let pools = Resources::new(128 << 20).leaving(false).unwrap();
+        let live = Live::new(&pools, Duration::from_millis(300), false, false);
         live.announce_ram(8 << 30);
-        assert_eq!(live.limit_bytes(), 128 << 20);
+        assert_eq!(live.limit_bytes(), pools.bound_bytes as u64);
         let mut batch = live.pool.take().unwrap();
         for page in 0..(8u32 << 18) - 1000 {
             batch.push_fill(page::PageIndex(page), 0);

@@ -36,6 +36,7 @@ const LANES_MAX: u16 = 64;
 
 impl Source<'_> {
     pub(super) fn connect(&mut self) -> Result<(), MigrationError> {
+        self.pools = Some(self.local.resources.leaving(self.request.disks.is_some())?);
         let lost = |why: String| MigrationError::PeerLost { host: self.peer.name.clone(), why };
         let remote = self.peer.address;
         let stream =
@@ -127,7 +128,8 @@ impl Source<'_> {
             .map_err(|error| MigrationError::Qemu(error.to_string()))?;
         let outgoing = Arc::new(self.outgoing(kind, socket.path())?);
         let (told_bandwidth, held) = (outgoing.takes_bandwidth(), outgoing.is_held());
-        let live = Arc::new(Live::new(self.local.pool_bytes, goal, told_bandwidth, held));
+        let pools = self.pools.as_ref().expect("had before anything else");
+        let live = Arc::new(Live::new(pools, goal, told_bandwidth, held));
         let sieve = Arc::clone(self.sieve.get_or_insert_default());
         let lanes = Arc::new(self.start_lanes(&sieve)?);
         let control = self.control.as_ref().expect("connected");
@@ -181,12 +183,14 @@ impl Source<'_> {
     fn start_disks(&mut self, lanes: &Arc<Lanes>) -> Result<(), MigrationError> {
         let (Some(chosen), Some(stream)) = (&self.chosen, &self.stream) else { return Ok(()) };
         let control = self.control.as_ref().expect("connected");
+        let blocks = self.pools.as_ref().and_then(|pools| pools.blocks.as_ref());
         stream.live.disks_ready.store(false, Relaxed);
         let disks = Disks::start(
             chosen,
             &Around {
                 machine: &self.vm.machine,
                 local: self.local,
+                pool: blocks.expect("had with the order to move disks"),
                 lanes,
                 link: &control.link,
                 notices: &self.notices.0,

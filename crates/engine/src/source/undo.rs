@@ -80,7 +80,7 @@ impl Source<'_> {
     pub(super) fn account(&mut self) {
         let control_bytes = self.control.as_ref().map_or(0, |control| control.link.wire_bytes());
         let cpu = self.cpu + self.stream.as_ref().map_or_else(Default::default, |s| s.tap.cpu());
-        let Some(stream) = &self.stream else { return };
+        let (Some(stream), Some(pools)) = (&self.stream, &self.pools) else { return };
         let (body_bytes, fill_bytes) = stream.live.taken();
         let lanes = stream.lanes.meters().map(|(endpoint, meter)| LaneReport {
             name: endpoint.to_string(),
@@ -96,7 +96,7 @@ impl Source<'_> {
             report.residue_bytes = stream.live.residue_bytes.load(Relaxed);
             report.wire_bytes = stream.lanes.wire_bytes() + control_bytes;
             report.cpu_source_s = cpu.as_secs_f64();
-            report.pool_high_water_bytes[0] = stream.live.pool.high_water_bytes() as u64;
+            report.pool_high_water_bytes[0] = pools.high_water_bytes();
             report.lanes = lanes.collect();
         });
     }

@@ -1,0 +1,117 @@
+//! What all migrations of an agent share.
+
+use std::sync::Arc;
+
+use page::{Budget, BudgetFull, Pool};
+
+/// What all migrations of an agent share: buffers.
+///
+/// Those of migrations that leave and of those that come are apart: two
+/// migrations that cross between two hosts would else wait for each other.
+#[derive(Debug)]
+pub struct Resources {
+    pool_bytes: usize,
+    outgoing: Arc<Budget>,
+    incoming: Arc<Budget>,
+}
+
+/// Not even the least that a migration needs is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no buffers are left for it: at most {most} VMs can {verb} at a time with pool-mib {mib}, and \
+     those that bring their disks count twice. Wait until one has ended, or give the agent there a \
+     larger pool-mib"
+)]
+pub struct BuffersFull {
+    verb: &'static str,
+    most: usize,
+    mib: usize,
+}
+
+/// The pools of one migration at one of its ends. Each has a minimum that
+/// nobody else can take.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    /// For pages, between QEMU and the lanes.
+    pub(crate) pages: Arc<Pool>,
+    /// For blocks, between the lanes and QEMU's disks.
+    pub(crate) blocks: Option<Arc<Pool>>,
+    /// The most that one of them can have.
+    pub(crate) bound_bytes: usize,
+    budget: Arc<Budget>,
+}
+
+impl Resources {
+    /// At most `pool_bytes` of buffers for all that leaves, and as many for all
+    /// that comes.
+    #[must_use]
+    pub fn new(pool_bytes: usize) -> Arc<Self> {
+        let (outgoing, incoming) = (Budget::new(pool_bytes), Budget::new(pool_bytes));
+        Arc::new(Self { pool_bytes, outgoing, incoming })
+    }
+
+    /// For one more that leaves.
+    pub(crate) fn leaving(&self, with_disks: bool) -> Result<Pools, BuffersFull> {
+        self.pools(&self.outgoing, with_disks).map_err(|full| self.full("leave", full))
+    }
+
+    /// For one more that comes.
+    pub(crate) fn coming(&self, with_disks: bool) -> Result<Pools, BuffersFull> {
+        self.pools(&self.incoming, with_disks).map_err(|full| self.full("come", full))
+    }
+
+    fn pools(&self, budget: &Arc<Budget>, with_disks: bool) -> Result<Pools, BudgetFull> {
+        let pages = Pool::within(budget, self.pool_bytes)?;
+        let blocks = with_disks.then(|| Pool::within(budget, self.pool_bytes)).transpose()?;
+        let (bound_bytes, budget) = (budget.bytes(), Arc::clone(budget));
+        Ok(Pools { pages, blocks, bound_bytes, budget })
+    }
+
+    fn full(&self, verb: &'static str, full: BudgetFull) -> BuffersFull {
+        let most = full.total_bytes / full.needed_bytes.max(1);
+        BuffersFull { verb, most, mib: self.pool_bytes >> 20 }
+    }
+}
+
+impl Pools {
+    /// What was in them at most: the highs of pages and of blocks, or that of
+    /// all migrations if the two were not at the same time.
+    pub(crate) fn high_water_bytes(&self) -> u64 {
+        let pools = [Some(&self.pages), self.blocks.as_ref()];
+        let sum: usize = pools.into_iter().flatten().map(|pool| pool.high_water_bytes()).sum();
+        sum.min(self.budget.high_water_bytes()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use page::SLOT_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn as_many_migrations_as_buffers_allow_and_no_more() {
+        let resources = Resources::new(16 << 20);
+        let mut leaving: Vec<Pools> = (0..6).map(|_| resources.leaving(false).unwrap()).collect();
+        let text = resources.leaving(true).unwrap_err().to_string();
+        assert!(text.contains("at most 7 VMs can leave at a time with pool-mib 16"), "{text}");
+        // One without disks still fits, and what comes is not concerned.
+        leaving.push(resources.leaving(false).unwrap());
+        assert!(resources.leaving(false).is_err());
+        drop(resources.coming(true).unwrap());
+        leaving.pop();
+        drop(resources.leaving(false).unwrap());
+    }
+
+    #[test]
+    fn one_that_uses_all_there_is_leaves_the_next_its_minimum() {
+        let resources = Resources::new(16 << 20);
+        let greedy = resources.coming(false).unwrap();
+        let taken: Vec<_> = (0..26).map(|_| greedy.pages.take().unwrap()).collect();
+        let next = resources.coming(false).unwrap();
+        drop(next.pages.take().unwrap());
+        drop(taken);
+        assert_eq!(greedy.high_water_bytes(), 26 * SLOT_BYTES as u64);
+        assert_eq!(next.high_water_bytes(), SLOT_BYTES as u64);
+    }
+}
