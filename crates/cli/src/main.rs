@@ -4,6 +4,7 @@
 
 mod amount;
 mod args;
+mod ca;
 mod client;
 mod follow;
 mod html;
@@ -38,6 +39,11 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
         agent::run(&command.into_flags(api))?;
         return Ok(ExitCode::SUCCESS);
     }
+    // Nor does this ask any agent.
+    if let Command::Ca(command) = command {
+        ca::run(&command)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -45,7 +51,7 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
     let client = Client::new(args::socket(api));
     runtime.block_on(async {
         match command {
-            Command::Agent(_) => unreachable!("handled above"),
+            Command::Agent(_) | Command::Ca(_) => unreachable!("handled above"),
             Command::Run(command) => vms::run(&client, command).await,
             Command::List(command) => vms::list(&client, &command).await,
             Command::Show(command) => vms::show(&client, &command).await,

@@ -43,4 +43,7 @@ pub(crate) enum Problem {
     /// The agent did not start, or ended.
     #[error(transparent)]
     Agent(#[from] agent::AgentError),
+    /// No certificate was made.
+    #[error(transparent)]
+    Authority(#[from] identity::AuthorityError),
 }

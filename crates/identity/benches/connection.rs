@@ -70,6 +70,9 @@ fn connect(a: &Security, b: &Security) -> (Connection, Connection) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
     let (theirs, _) = listener.accept().expect("a connection");
+    for end in [&stream, &theirs] {
+        end.set_nodelay(true).expect("a TCP connection");
+    }
     if !a.is_secure() {
         return (Connection::plain(stream), Connection::plain(theirs));
     }

@@ -12,7 +12,7 @@ use time::{Duration, OffsetDateTime};
 
 use crate::certificate::{self, Validity};
 use crate::files::{self, FileError, Files, Readers, Writing};
-use crate::subject::Subject;
+use crate::subject::{NameError, Subject};
 
 /// Clocks of hosts may differ by that, and a certificate works at once.
 const BACKDATED: Duration = Duration::hours(1);
@@ -37,8 +37,10 @@ pub struct Wanted {
 pub struct Issued {
     /// Where it is.
     pub files: Files,
-    /// How long it holds: no longer than its CA.
+    /// How long it holds.
     pub validity: Validity,
+    /// Whether its CA ends before it should.
+    pub is_shortened: bool,
 }
 
 /// Why a CA does not do what it was asked for.
@@ -77,6 +79,9 @@ pub enum AuthorityError {
         /// When.
         day: String,
     },
+    /// Nobody can be called that.
+    #[error(transparent)]
+    Name(#[from] NameError),
     /// The system gave no key or no signature.
     #[error("making a certificate: {0}")]
     Making(#[from] rcgen::Error),
@@ -201,7 +206,8 @@ impl Authority {
         };
         params.use_authority_key_identifier_extension = true;
         params.not_before = now - BACKDATED;
-        params.not_after = (now + Duration::days(wanted.days.into())).min(self.end());
+        let not_after = now + Duration::days(wanted.days.into());
+        params.not_after = not_after.min(self.end());
         let certificate = params.signed_by(&key, &self.issuer)?;
 
         files::make_dir(&wanted.out)?;
@@ -219,7 +225,7 @@ impl Authority {
             not_before_s: params.not_before.unix_timestamp(),
             not_after_s: params.not_after.unix_timestamp(),
         };
-        Ok(Issued { files, validity })
+        Ok(Issued { files, validity, is_shortened: params.not_after < not_after })
     }
 
     /// Those who verify a certificate don't look at the CA's own end, so nothing

@@ -155,6 +155,18 @@ impl Connection {
     }
 }
 
+#[cfg(test)]
+impl Connection {
+    pub(crate) fn change_key_after(&mut self, records: u64) {
+        self.writer.change_key_after(records);
+    }
+
+    /// Asks the peer for a new key.
+    pub(crate) fn ask_new_key(&mut self) {
+        self.writer.ask_new_key();
+    }
+}
+
 impl Read for Connection {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.reader.read(into)

@@ -34,7 +34,9 @@ impl Identity {
     /// afterwards.
     ///
     /// If the peer doesn't want us, the first read says so: in TLS 1.3 whoever
-    /// calls is ready before he is heard.
+    /// calls is ready before he is heard. That read also takes in the tickets
+    /// that make the next connection cheaper. Let the socket have no delay
+    /// (`TCP_NODELAY`), or the handshake waits for acknowledgements.
     ///
     /// # Errors
     /// If the other end is not that host, or isn't heard of in time.

@@ -24,6 +24,8 @@ pub mod fuzzing;
 mod handshake;
 mod identity;
 mod inbox;
+#[cfg(test)]
+mod interop;
 mod keys;
 mod messages;
 mod outbox;

@@ -78,10 +78,23 @@ impl Outbox {
         self.key = self.keys.schedule().next_to_seal()?;
         Ok(sealed)
     }
+}
 
+#[cfg(test)]
+impl Outbox {
     /// A new key after so many records.
-    #[cfg(test)]
     pub(crate) fn change_key_after(&mut self, records: u64) {
         self.key_records_max = records;
+    }
+
+    /// The record that changes our key and asks for a new one of the peer's.
+    pub(crate) fn seal_key_update_asking(&mut self) -> Vec<u8> {
+        let mut message = KEY_UPDATE_MESSAGE;
+        message[4] = 1;
+        self.grow(message.len() + OVERHEAD_BYTES);
+        let content = &mut Gather::one(&message);
+        let sealed = self.key.seal(Kind::Handshake, content, message.len(), &mut self.buffer);
+        self.key = self.keys.schedule().next_to_seal().unwrap();
+        self.buffer[..sealed.unwrap()].to_vec()
     }
 }

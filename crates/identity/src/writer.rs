@@ -67,6 +67,18 @@ impl Writer {
     }
 }
 
+#[cfg(test)]
+impl Writer {
+    pub(crate) fn change_key_after(&mut self, records: u64) {
+        self.tls.as_mut().unwrap().outbox.change_key_after(records);
+    }
+
+    pub(crate) fn ask_new_key(&mut self) {
+        let record = self.tls.as_mut().unwrap().outbox.seal_key_update_asking();
+        (&self.socket.stream).write_all(&record).unwrap();
+    }
+}
+
 impl Write for Writer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.tls {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses what it needs")]
 
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -109,7 +110,16 @@ pub(crate) fn call(from: &Security, to: &Security, name: &str) -> Ends {
 pub(crate) fn secured(cluster: &Cluster) -> (Connection, Connection) {
     let (a, b) = (cluster.host("a"), cluster.host("b"));
     let (ours, theirs) = call(&Security::Tls(a), &Security::Tls(b), "b");
-    (ours.unwrap(), theirs.unwrap())
+    let (mut ours, mut theirs) = (ours.unwrap(), theirs.unwrap());
+    welcome(&mut ours, &mut theirs);
+    (ours, theirs)
+}
+
+/// As agents do: whoever is called says so. Tickets come before it; to drop a
+/// connection with them unread would reset it.
+pub(crate) fn welcome(ours: &mut Connection, theirs: &mut Connection) {
+    theirs.write_all(b"welcome").unwrap();
+    ours.read_exact(&mut [0; 7]).unwrap();
 }
 
 /// The same without protection.
@@ -146,8 +156,6 @@ impl Numbers {
 /// Speaks TLS as somebody else's program would: with any certificate, or none.
 /// Returns how it ends.
 pub(crate) fn speak_tls(stream: &mut TcpStream, trusted: &Files, shown: Option<&Files>) -> String {
-    use std::io::Read;
-
     use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 

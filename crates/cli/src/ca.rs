@@ -1,0 +1,106 @@
+//! `droveway ca`: the operator's own certificate authority.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Subcommand};
+use identity::{Authority, AuthorityError, Role, Subject, Wanted};
+
+use crate::problem::Problem;
+
+/// As long as a cluster lives, often.
+const CA_DAYS: u32 = 3650;
+/// A year: renewing is then a habit, and a key that was lost is of no use soon.
+const DAYS: u32 = 365;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct CaArgs {
+    #[command(subcommand)]
+    command: CaCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum CaCommand {
+    /// Make a CA: its key and its certificate
+    Init(InitArgs),
+    /// Make a key and a certificate for a host's agent, or for somebody with a role
+    Issue(IssueArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+struct InitArgs {
+    /// Where the CA is kept: not on a host that runs VMs, if you can choose
+    #[arg(long, value_name = "DIR", default_value = "droveway-ca")]
+    dir: PathBuf,
+    /// How long it holds
+    #[arg(long, value_name = "DAYS", default_value_t = CA_DAYS, value_parser = days())]
+    days: u32,
+}
+
+#[derive(Debug, ClapArgs)]
+struct IssueArgs {
+    /// The host's name, as in the peers file; with --role, whose it is
+    name: String,
+    /// For the API and not for a host: what it lets its holder do (observe,
+    /// migrate, admin)
+    #[arg(long)]
+    role: Option<Role>,
+    /// Where the CA is
+    #[arg(long, value_name = "DIR", default_value = "droveway-ca")]
+    dir: PathBuf,
+    /// Where the files go [default: hosts/NAME or clients/NAME beside the CA]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// How long it holds; never longer than its CA
+    #[arg(long, value_name = "DAYS", default_value_t = DAYS, value_parser = days())]
+    days: u32,
+    /// Replace files that are there
+    #[arg(long)]
+    replace: bool,
+}
+
+fn days() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=36_500)
+}
+
+/// Does it and says what was done.
+pub(crate) fn run(args: &CaArgs) -> Result<(), Problem> {
+    let done = match &args.command {
+        CaCommand::Init(args) => init(args),
+        CaCommand::Issue(args) => issue(args),
+    };
+    print!("{}", done?);
+    Ok(())
+}
+
+fn init(InitArgs { dir, days }: &InitArgs) -> Result<String, AuthorityError> {
+    let validity = Authority::create(dir, *days)?;
+    Ok(format!(
+        "A CA is in {}, {validity}.\nWhoever has its ca.key can speak as any host: keep it, and \
+         keep it to yourself.\nNext: droveway ca issue HOST --dir {0}\n",
+        dir.display()
+    ))
+}
+
+fn issue(args: &IssueArgs) -> Result<String, AuthorityError> {
+    let subject = match args.role {
+        None => Subject::host(&args.name)?,
+        Some(role) => Subject::client(role, &args.name)?,
+    };
+    let authority = Authority::open(&args.dir)?;
+    let out = args.out.clone().unwrap_or_else(|| authority.place_for(&subject));
+    let wanted = Wanted { subject, days: args.days, out, replace: args.replace };
+    let issued = authority.issue(&wanted)?;
+    let (subject, out) = (&wanted.subject, wanted.out.display());
+    let mut said = format!("A certificate for {subject} is in {out}, {}.\n", issued.validity);
+    if issued.is_shortened {
+        said.push_str("It ends with its CA, earlier than wanted.\n");
+    }
+    said.push_str(match subject {
+        Subject::Host(_) => {
+            "Copy ca.crt, droveway.crt and droveway.key to that host, readable by its agent \
+             alone.\n"
+        }
+        Subject::Client { .. } => "Give ca.crt, droveway.crt and droveway.key to its holder.\n",
+    });
+    Ok(said)
+}

@@ -1,0 +1,208 @@
+//! How connections end: by whoever wants it, in whatever state, and never by
+//! somebody on the way without being noticed.
+
+mod common;
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::thread;
+
+use common::{Cluster, Numbers, listen, plain, secured};
+use identity::{Connection, Security};
+
+fn both(cluster: &Cluster) -> [(Connection, Connection); 2] {
+    [secured(cluster), plain()]
+}
+
+#[test]
+fn a_third_thread_wakes_a_reader() {
+    let cluster = Cluster::new();
+    for (mut ours, _theirs) in both(&cluster) {
+        let closer = ours.closer();
+        thread::scope(|scope| {
+            let reading = scope.spawn(move || ours.read(&mut [0; 9]).map(|bytes| (bytes, ours)));
+            closer.close();
+            let (bytes, mut ours) = reading.join().unwrap().unwrap();
+            assert_eq!(bytes, 0);
+            assert!(ours.write_all(b"x").is_err(), "nothing goes out any more");
+            assert_eq!(ours.read(&mut [0; 9]).unwrap(), 0);
+        });
+    }
+}
+
+#[test]
+fn a_third_thread_wakes_a_writer_that_nobody_reads() {
+    let cluster = Cluster::new();
+    for (mut ours, theirs) in both(&cluster) {
+        let closer = ours.closer();
+        let (full, is_full) = std::sync::mpsc::channel();
+        thread::scope(|scope| {
+            let writing = scope.spawn(move || {
+                let piece = vec![7; 1 << 20];
+                for written in 0.. {
+                    // Sockets take some MiB.
+                    if written == 1 {
+                        full.send(()).unwrap();
+                    }
+                    if let Err(error) = ours.write_all(&piece) {
+                        return error;
+                    }
+                }
+                unreachable!()
+            });
+            is_full.recv().unwrap();
+            closer.close();
+            let error = writing.join().unwrap();
+            assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        });
+        drop(theirs);
+    }
+}
+
+#[test]
+fn a_third_thread_wakes_both_halves_and_the_peer() {
+    let cluster = Cluster::new();
+    for (ours, mut theirs) in both(&cluster) {
+        let closer = ours.closer();
+        let (mut reader, mut writer) = ours.into_halves();
+        thread::scope(|scope| {
+            let reading = scope.spawn(move || reader.read(&mut [0; 9]).unwrap());
+            let writing = scope.spawn(move || while writer.write_all(&[1; 70_000]).is_ok() {});
+            let echo = scope.spawn(move || io::copy(&mut theirs, &mut io::sink()));
+            closer.clone().close();
+            closer.close();
+            assert_eq!(reading.join().unwrap(), 0);
+            writing.join().unwrap();
+            // It ends, in order or not.
+            let _ = echo.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_end_in_order_is_told_from_one_that_is_cut() {
+    let cluster = Cluster::new();
+    let (mut ours, mut theirs) = secured(&cluster);
+    ours.write_all(b"all of it").unwrap();
+    ours.close();
+    let mut came = Vec::new();
+    theirs.read_to_end(&mut came).unwrap();
+    assert_eq!(came, b"all of it");
+
+    // Dropped without a word: as if somebody on the way had cut it.
+    let (mut ours, mut theirs) = secured(&cluster);
+    ours.write_all(b"not all").unwrap();
+    drop(ours);
+    let mut came = [0; 7];
+    theirs.read_exact(&mut came).unwrap();
+    let error = theirs.read(&mut came).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+}
+
+/// Two hosts, with `middle` between them: it gets both sockets after both ends
+/// are secured.
+fn through(cluster: &Cluster, middle: impl FnOnce(TcpStream, TcpStream) + Send) -> Connection {
+    let (a, b) = (Security::Tls(cluster.host("a")), Security::Tls(cluster.host("b")));
+    let (outer, address) = listen();
+    let calling = TcpStream::connect(address).unwrap();
+    let from = outer.accept().unwrap().0;
+    let (inner, address) = listen();
+    let to = TcpStream::connect(address).unwrap();
+    let called = inner.accept().unwrap().0;
+    let (ours, theirs) = thread::scope(|scope| {
+        let ends = Arc::new([from.try_clone().unwrap(), to.try_clone().unwrap()]);
+        for (from, to) in [(0, 1), (1, 0)] {
+            let ends = Arc::clone(&ends);
+            scope.spawn(move || {
+                let mut bytes = [0; 4096];
+                // Until there is nothing for a while: the handshake is over.
+                ends[from].set_read_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
+                while let Ok(count) = (&ends[from]).read(&mut bytes) {
+                    (&ends[to]).write_all(&bytes[..count]).unwrap();
+                }
+            });
+        }
+        let accepted = scope.spawn(|| b.accept(called).unwrap());
+        let mut ours = a.connect(calling, "b").unwrap();
+        let mut theirs = accepted.join().unwrap();
+        common::welcome(&mut ours, &mut theirs);
+        (ours, theirs)
+    });
+    from.set_read_timeout(None).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || middle(from, to));
+        scope.spawn(move || {
+            let mut ours = ours;
+            // It may be cut off.
+            let _ = ours.write_all(&vec![9; 100_000]);
+            ours.close();
+        });
+    });
+    theirs
+}
+
+/// Reads to the end, or to what ends it.
+fn read_all(mut connection: Connection) -> (usize, Option<io::Error>) {
+    let mut came = vec![0; 10_000];
+    let mut total = 0;
+    loop {
+        match connection.read(&mut came) {
+            Ok(0) => return (total, None),
+            Ok(count) => {
+                assert!(came[..count].iter().all(|byte| *byte == 9), "nothing but what was sent");
+                total += count;
+            }
+            Err(error) => {
+                let again = connection.read(&mut came).unwrap_err();
+                assert_eq!(again.kind(), error.kind(), "and it stays so");
+                return (total, Some(error));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_cut_or_changed_on_the_way_is_noticed() {
+    let cluster = Cluster::new();
+    let mut numbers = Numbers::new(7);
+    for round in 0..12 {
+        let (at, kind) = (numbers.below(100_000), round % 4);
+        let theirs = through(&cluster, |mut from, mut to| {
+            let mut sealed = Vec::new();
+            from.read_to_end(&mut sealed).unwrap();
+            assert!(sealed.len() > 100_000);
+            match kind {
+                0 => sealed[at] ^= 1,
+                1 => sealed.truncate(at),
+                // A record of 16384 is left out, or comes twice.
+                2 => drop(sealed.drain(16_406..2 * 16_406)),
+                _ => sealed.splice(16_406..16_406, sealed[..16_406].to_vec()).for_each(drop),
+            }
+            // It may be gone.
+            let _ = to.write_all(&sealed);
+            let _ = to.shutdown(Shutdown::Write);
+        });
+        let (total, error) = read_all(theirs);
+        let error = error.expect("it is noticed");
+        assert!(total < 100_000);
+        let wanted =
+            if kind == 1 { io::ErrorKind::UnexpectedEof } else { io::ErrorKind::InvalidData };
+        assert_eq!(error.kind(), wanted, "{error}");
+    }
+}
+
+#[test]
+fn what_is_written_into_a_connection_by_somebody_else_is_noticed() {
+    let cluster = Cluster::new();
+    for garbage in [b"DROVEWAY".to_vec(), vec![0; 50], vec![0xff; 70_000], vec![23, 3, 3, 0, 30]] {
+        let theirs = through(&cluster, |mut from, mut to| {
+            // It may be gone.
+            let _ = to.write_all(&garbage);
+            let _ = io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Write);
+        });
+        let (total, error) = read_all(theirs);
+        assert_eq!((total, error.unwrap().kind()), (0, io::ErrorKind::InvalidData));
+    }
+}
