@@ -92,7 +92,7 @@ struct Cost {
 
 fn carry(a: &Security, b: &Security) -> Cost {
     let (mut ours, theirs) = connect(a, b);
-    let pool: Vec<u8> = (0..POOL_BYTES).map(|at| (at / 512) as u8).collect();
+    let pool: Vec<u8> = (0..POOL_BYTES).map(|at| (at / 512).to_le_bytes()[0]).collect();
     let began = Instant::now();
     let receiving = thread::spawn(move || receive(theirs));
     let sent = thread::scope(|scope| {

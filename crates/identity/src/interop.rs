@@ -31,7 +31,7 @@ fn sockets() -> (TcpStream, TcpStream) {
 }
 
 fn content(seed: u8) -> Vec<u8> {
-    (0..BYTES).map(|at| (at / 7) as u8 ^ seed).collect()
+    (0..BYTES).map(|at| (at / 7).to_le_bytes()[0] ^ seed).collect()
 }
 
 /// Speaks to rustls: content both ways, in turns, with new keys in between.
