@@ -1,0 +1,87 @@
+//! A guest that writes is chased with a full pool behind QEMU's passes, and
+//! still is gone for no longer than its owner accepts, whatever it does in the
+//! middle of that.
+
+use api::{Outcome, Phase, VmStatus};
+use end_to_end::{MIB, Side, World, guest, own_qmp_argument};
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::Link;
+use serde_json::json;
+
+const GOAL_MS: f64 = 300.0;
+/// More than the link carries.
+const HARD: u64 = 60_000_000;
+
+fn writer(rate: u64) -> GuestSpec {
+    let mut spec = guest("256M", rate);
+    spec.orders.working_set_bytes = 32 * MIB;
+    spec
+}
+
+/// Moves it there by the multifd stream and back by the classic one; `meanwhile`
+/// is done while it is chased.
+fn keeps_the_goal(rate: u64, meanwhile: impl Fn(&Guest)) {
+    let world = World::new(Link::one(200));
+    let guest = world.boot(&writer(rate));
+    for (from, tap) in [(Side::A, "multifd"), (Side::B, "classic")] {
+        guest.ask(&format!("rate {rate}")).unwrap();
+        let mut moving = world.begin(&guest, from, &["--tap", tap]);
+        moving.wait_for(Phase::LaterPass);
+        meanwhile(&guest);
+        let report = world.arrive(&guest, from, moving);
+        assert_eq!(report.tap, tap);
+        let gone = report.downtime_ms.expect("it was stopped");
+        let predicted = report.predicted_downtime_ms;
+        assert!(gone <= GOAL_MS, "{tap}: gone for {gone:.0} ms; predicted {predicted:?}");
+    }
+}
+
+/// QEMU finds nothing dirty all at once, with a second's worth in the pool.
+#[test]
+fn a_guest_that_stops_writing_abruptly() {
+    keeps_the_goal(HARD, |guest| drop(guest.ask("rate 0").unwrap()));
+}
+
+#[test]
+fn a_guest_that_is_faster_than_the_link_and_then_slows_down() {
+    keeps_the_goal(HARD, |guest| drop(guest.ask("rate 10000000").unwrap()));
+}
+
+#[test]
+fn a_guest_that_writes_a_little_less_than_the_link_carries() {
+    keeps_the_goal(18_000_000, |_| {});
+}
+
+#[test]
+fn an_idle_guest() {
+    let world = World::new(Link::one(200));
+    let guest = world.boot(&writer(0));
+    for (from, tap) in [(Side::A, "multifd"), (Side::B, "classic")] {
+        let report = world.migrate(&guest, from, &["--tap", tap]);
+        let gone = report.downtime_ms.expect("it was stopped");
+        assert!(gone <= GOAL_MS, "{tap}: gone for {gone:.0} ms");
+    }
+}
+
+/// QEMU does not hold a VM that is paused: it finishes with a full pool, and
+/// nobody misses the VM meanwhile.
+#[test]
+fn a_guest_that_its_owner_pauses() {
+    let world = World::new(Link::one(200));
+    for tap in ["multifd", "classic"] {
+        let mut spec = writer(HARD);
+        spec.name = format!("web-{tap}");
+        spec.extra.extend(own_qmp_argument(&spec.name));
+        let guest = world.boot(&spec);
+        let mut moving = world.begin(&guest, Side::A, &["--tap", tap]);
+        moving.wait_for(Phase::LaterPass);
+        world.own_qmp(Side::A, &spec.name).execute("stop", json!({})).unwrap();
+        let ended = moving.wait();
+        assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+        assert_eq!(ended.report.downtime_ms, None);
+        assert_eq!(world.vm(Side::B, &spec.name).unwrap().status, VmStatus::Paused);
+        world.own_qmp(Side::B, &spec.name).execute("cont", json!({})).unwrap();
+        world.assert_intact(&guest);
+        world.says(Side::B, &["stop", &spec.name]);
+    }
+}
