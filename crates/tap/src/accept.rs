@@ -4,7 +4,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use crew::Crew;
 use page::{Epoch, Pool};
@@ -16,42 +15,10 @@ use crate::answer::Answer;
 use crate::channel::{self, Announced};
 use crate::counters::Counters;
 use crate::error::TapError;
+use crate::handle::Channels;
 use crate::main_channel;
 use crate::output::Output;
 use crate::socket::discard;
-
-/// Which connections QEMU will make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Channels {
-    /// The main channel only, with the pages in it.
-    Classic,
-    /// The main channel and this many multifd channels.
-    Multifd(u8),
-}
-
-/// How a stream that came to its end went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summary {
-    /// Whether its pages were taken out, or it was passed on whole.
-    pub split: bool,
-}
-
-/// The threads that read one migration of QEMU.
-///
-/// A tap that fails or is stopped reads on and throws away, until QEMU closes
-/// its connections or they are cut. QEMU 10.0 whose multifd channels break
-/// while it sets its migration up waits for them for ever, and can't be
-/// cancelled any more: cancel it first, and cut last.
-#[derive(Debug)]
-pub struct Tap {
-    shared: Arc<Shared>,
-}
-
-/// Ends a tap from elsewhere, or lets QEMU end it.
-#[derive(Clone, Debug)]
-pub struct Stopper {
-    shared: Arc<Shared>,
-}
 
 /// What a tap's threads share.
 pub(crate) struct Shared {
@@ -61,14 +28,14 @@ pub(crate) struct Shared {
     pub(crate) channels: Channels,
     /// To wake the accept with. It closes when the tap ends, and with it what
     /// waits there: a QEMU whose connection nobody takes would wait for ever.
-    listener: Mutex<Option<UnixListener>>,
+    pub(crate) listener: Mutex<Option<UnixListener>>,
     /// The thread that accepts, and joins the others.
-    accepting: Mutex<Option<JoinHandle<()>>>,
-    stopping: AtomicBool,
+    pub(crate) accepting: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) stopping: AtomicBool,
     /// Nothing if QEMU doesn't listen.
     pub(crate) answer: Option<Answer>,
-    state: Mutex<State>,
-    changed: Condvar,
+    pub(crate) state: Mutex<State>,
+    pub(crate) changed: Condvar,
 }
 
 /// How many epochs a multifd channel ended, and which its last page was of.
@@ -80,141 +47,25 @@ pub(crate) struct Rounds {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(crate) struct State {
     blocks: Announced,
     main_begun: bool,
     main_over: bool,
     /// Epochs that the main channel ended, if it was split to its end.
     main_rounds: Option<Epoch>,
     rounds: Vec<Rounds>,
-    sockets: Vec<UnixStream>,
-    error: Option<TapError>,
-    split: bool,
+    pub(crate) sockets: Vec<UnixStream>,
+    pub(crate) error: Option<TapError>,
+    pub(crate) split: bool,
     /// All connections have come to their end.
-    over: bool,
+    pub(crate) over: bool,
     /// No connection is to be kept any more.
-    cut: bool,
+    pub(crate) cut: bool,
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared").field("channels", &self.channels).finish_non_exhaustive()
-    }
-}
-
-impl Tap {
-    /// Waits for QEMU's connections on `listener` and reads them.
-    ///
-    /// The pool is this migration's own: a tap that fails or is stopped closes
-    /// it, so that no thread waits for a buffer.
-    ///
-    /// With `held`, QEMU has the capabilities `return-path` and
-    /// `switchover-ack` on: it does not stop a running VM before
-    /// [`Stopper::let_finish`].
-    ///
-    /// # Errors
-    /// If the system gives no thread.
-    pub fn start(
-        listener: UnixListener,
-        channels: Channels,
-        held: bool,
-        pool: Arc<Pool>,
-        output: Arc<dyn Output>,
-    ) -> Result<Self, TapError> {
-        let waker = listener
-            .try_clone()
-            .map_err(|source| TapError::Io { what: "keeping QEMU's socket", source })?;
-        let shared = Arc::new(Shared {
-            pool,
-            output,
-            counters: Arc::default(),
-            channels,
-            listener: Mutex::new(Some(waker)),
-            accepting: Mutex::default(),
-            stopping: AtomicBool::new(false),
-            answer: held.then(Answer::default),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let accepting = thread::Builder::new()
-            .name("tap-accept".to_owned())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || accept(&shared, listener)
-            })
-            .map_err(|source| TapError::Io { what: "starting a thread", source })?;
-        *shared.accepting.lock() = Some(accepting);
-        Ok(Self { shared })
-    }
-
-    /// What it has taken so far.
-    #[must_use]
-    pub fn counters(&self) -> Arc<Counters> {
-        Arc::clone(&self.shared.counters)
-    }
-
-    /// A handle to end it with.
-    #[must_use]
-    pub fn stopper(&self) -> Stopper {
-        Stopper { shared: Arc::clone(&self.shared) }
-    }
-
-    /// Waits until all of QEMU's connections have come to their end, or
-    /// something went wrong.
-    ///
-    /// # Errors
-    /// The first thing that went wrong. QEMU is still being read then, until
-    /// [`Stopper::cut`].
-    pub fn join(self) -> Result<Summary, TapError> {
-        let mut state = self.shared.state.lock();
-        loop {
-            if let Some(error) = state.error.take() {
-                return Err(error);
-            }
-            if state.over {
-                return Ok(Summary { split: state.split });
-            }
-            self.shared.changed.wait(&mut state);
-        }
-    }
-}
-
-impl Stopper {
-    /// Lets QEMU stop the VM as soon as what is left is below its threshold. A
-    /// tap that is not held, and a second call, do nothing.
-    ///
-    /// A VM that does not run is not held, and a stream that can't be split is
-    /// let go at once: no pages of it wait here.
-    pub fn let_finish(&self) {
-        self.shared.let_finish();
-    }
-
-    /// Hands nothing on any more. What QEMU still writes is thrown away, so
-    /// that it can be cancelled whatever it is doing.
-    pub fn stop(&self) {
-        self.shared.end(TapError::Stopped);
-    }
-
-    /// Closes QEMU's connections and waits for the threads. Call it once QEMU's
-    /// migration has ended, or will not.
-    pub fn cut(&self) {
-        self.shared.end(TapError::Stopped);
-        let mut state = self.shared.state.lock();
-        state.cut = true;
-        for socket in &state.sockets {
-            let _ = socket.shutdown(std::net::Shutdown::Both);
-        }
-        drop(state);
-        self.shared.refuse_connections();
-        if let Some(accepting) = self.shared.accepting.lock().take() {
-            let _ = accepting.join();
-        }
-    }
-
-    /// CPU time of the tap's threads that have ended.
-    #[must_use]
-    pub fn cpu(&self) -> Duration {
-        self.shared.counters.cpu()
     }
 }
 
@@ -251,7 +102,13 @@ impl Shared {
     }
 
     /// Hands nothing on from now on; the first error stays.
-    fn end(&self, error: TapError) {
+    pub(crate) fn end(&self, error: TapError) {
+        // First of all, so that a tap that has failed lets nothing finish. And a
+        // QEMU that fails by itself waits, with its big lock held, until the
+        // answers have ended.
+        if let Some(answer) = &self.answer {
+            answer.end();
+        }
         let mut state = self.state.lock();
         if !self.stopping.swap(true, SeqCst) {
             state.error = Some(error);
@@ -259,15 +116,10 @@ impl Shared {
         drop(state);
         self.pool.close();
         self.changed.notify_all();
-        // A QEMU that fails by itself waits, with its big lock held, until the
-        // answers have ended.
-        if let Some(answer) = &self.answer {
-            answer.end();
-        }
     }
 
     /// Wakes the accept, once those are taken that QEMU made already.
-    fn refuse_connections(&self) {
+    pub(crate) fn refuse_connections(&self) {
         if let Some(listener) = self.listener.lock().take() {
             let _ = shutdown(&listener, Shutdown::Both);
         }
@@ -342,7 +194,7 @@ fn keep(socket: &UnixStream) -> Result<UnixStream, TapError> {
 }
 
 /// Takes as many connections as QEMU makes, and waits for all to end.
-fn accept(shared: &Arc<Shared>, listener: UnixListener) {
+pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener) {
     let expected = match shared.channels {
         Channels::Classic => 1,
         Channels::Multifd(count) => 1 + usize::from(count),

@@ -17,11 +17,12 @@ mod channel;
 mod counters;
 mod error;
 mod filling;
+mod handle;
 mod main_channel;
 mod output;
 mod socket;
 
-pub use accept::{Channels, Stopper, Summary, Tap};
 pub use counters::Counters;
 pub use error::TapError;
+pub use handle::{Channels, Stopper, Summary, Tap};
 pub use output::{Block, Head, Output, Stopped};

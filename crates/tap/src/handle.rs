@@ -1,0 +1,165 @@
+//! The tap, as those who start it see it.
+
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::Duration;
+
+use page::Pool;
+use parking_lot::{Condvar, Mutex};
+
+use crate::accept::{Shared, accept};
+use crate::answer::Answer;
+use crate::counters::Counters;
+use crate::error::TapError;
+use crate::output::Output;
+
+/// Which connections QEMU will make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channels {
+    /// The main channel only, with the pages in it.
+    Classic,
+    /// The main channel and this many multifd channels.
+    Multifd(u8),
+}
+
+/// How a stream that came to its end went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Whether its pages were taken out, or it was passed on whole.
+    pub split: bool,
+}
+
+/// The threads that read one migration of QEMU.
+///
+/// A tap that fails or is stopped reads on and throws away, until QEMU closes
+/// its connections or they are cut. QEMU 10.0 whose multifd channels break
+/// while it sets its migration up waits for them for ever, and can't be
+/// cancelled any more: cancel it first, and cut last.
+#[derive(Debug)]
+pub struct Tap {
+    shared: Arc<Shared>,
+}
+
+/// Ends a tap from elsewhere, or lets QEMU end it.
+#[derive(Clone, Debug)]
+pub struct Stopper {
+    shared: Arc<Shared>,
+}
+
+impl Tap {
+    /// Waits for QEMU's connections on `listener` and reads them.
+    ///
+    /// The pool is this migration's own: a tap that fails or is stopped closes
+    /// it, so that no thread waits for a buffer.
+    ///
+    /// With `held`, QEMU has the capabilities `return-path` and
+    /// `switchover-ack` on: it does not stop a running VM before
+    /// [`Stopper::let_finish`].
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(
+        listener: UnixListener,
+        channels: Channels,
+        held: bool,
+        pool: Arc<Pool>,
+        output: Arc<dyn Output>,
+    ) -> Result<Self, TapError> {
+        let waker = listener
+            .try_clone()
+            .map_err(|source| TapError::Io { what: "keeping QEMU's socket", source })?;
+        let shared = Arc::new(Shared {
+            pool,
+            output,
+            counters: Arc::default(),
+            channels,
+            listener: Mutex::new(Some(waker)),
+            accepting: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            answer: held.then(Answer::default),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let accepting = thread::Builder::new()
+            .name("tap-accept".to_owned())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || accept(&shared, listener)
+            })
+            .map_err(|source| TapError::Io { what: "starting a thread", source })?;
+        *shared.accepting.lock() = Some(accepting);
+        Ok(Self { shared })
+    }
+
+    /// What it has taken so far.
+    #[must_use]
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.shared.counters)
+    }
+
+    /// A handle to end it with.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        Stopper { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Waits until all of QEMU's connections have come to their end, or
+    /// something went wrong.
+    ///
+    /// # Errors
+    /// The first thing that went wrong. QEMU is still being read then, until
+    /// [`Stopper::cut`].
+    pub fn join(self) -> Result<Summary, TapError> {
+        let mut state = self.shared.state.lock();
+        loop {
+            if let Some(error) = state.error.take() {
+                return Err(error);
+            }
+            if state.over {
+                return Ok(Summary { split: state.split });
+            }
+            self.shared.changed.wait(&mut state);
+        }
+    }
+}
+
+impl Stopper {
+    /// Lets QEMU stop the VM as soon as what is left is below its threshold. A
+    /// tap that is not held, and a second call, do nothing.
+    ///
+    /// A VM that does not run is not held, and a stream that can't be split is
+    /// let go at once: no pages of it wait here.
+    pub fn let_finish(&self) {
+        self.shared.let_finish();
+    }
+
+    /// Hands nothing on any more. What QEMU still writes is thrown away, so
+    /// that it can be cancelled whatever it is doing.
+    pub fn stop(&self) {
+        self.shared.end(TapError::Stopped);
+    }
+
+    /// Closes QEMU's connections and waits for the threads. Call it once QEMU's
+    /// migration has ended, or will not.
+    pub fn cut(&self) {
+        self.shared.end(TapError::Stopped);
+        let mut state = self.shared.state.lock();
+        state.cut = true;
+        for socket in &state.sockets {
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+        drop(state);
+        self.shared.refuse_connections();
+        if let Some(accepting) = self.shared.accepting.lock().take() {
+            let _ = accepting.join();
+        }
+    }
+
+    /// CPU time of the tap's threads that have ended.
+    #[must_use]
+    pub fn cpu(&self) -> Duration {
+        self.shared.counters.cpu()
+    }
+}
