@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use agent::config::Flags;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use crate::ca::CaArgs;
+
 /// Moves running virtual machines between hosts.
 #[derive(Debug, Parser)]
 #[command(name = "droveway", version, about, max_term_width = 100)]
@@ -39,6 +41,8 @@ pub(crate) enum Command {
     Cancel(CancelArgs),
     /// Show how a migration went
     Report(ReportArgs),
+    /// Make certificates for hosts, and for those who use the API
+    Ca(CaArgs),
 }
 
 #[derive(Debug, ClapArgs)]
@@ -304,6 +308,10 @@ mod tests {
             ("migrate web1 b --set =x", ErrorKind::ValueValidation),
             ("report 1 --json --html f", ErrorKind::ArgumentConflict),
             ("agent --listen here", ErrorKind::ValueValidation),
+            ("ca", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("ca issue", ErrorKind::MissingRequiredArgument),
+            ("ca issue a --role root", ErrorKind::ValueValidation),
+            ("ca init --days 0", ErrorKind::ValueValidation),
         ] {
             assert_eq!(parse(line).err(), Some(kind), "{line}");
         }
