@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use agent::config::Flags;
+use agent::config::{Flags, NicSpeed};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use crate::bounds::{BoundsArgs, SetArgs};
 use crate::ca::CaArgs;
 
 /// Moves running virtual machines between hosts.
@@ -37,11 +38,14 @@ pub(crate) enum Command {
     Attach(AttachArgs),
     /// Move a VM to another host while it runs
     Migrate(MigrateArgs),
+    /// Change what a migration may use, while it runs
+    Set(SetArgs),
     /// Cancel a migration; its VM stays where it is
     Cancel(CancelArgs),
     /// Show how a migration went
     Report(ReportArgs),
-    /// Make certificates for hosts, and for those who use the API
+    /// Make certificates for hosts, and for those who use the API (agents don't
+    /// ask for them yet)
     Ca(CaArgs),
 }
 
@@ -62,6 +66,10 @@ pub(crate) struct AgentArgs {
     /// The address of a network card that carries data; may be repeated
     #[arg(long = "nic", value_name = "ADDR")]
     nics: Vec<IpAddr>,
+    /// What a network card carries, where the card itself can't say: its address
+    /// and bits per second; may be repeated
+    #[arg(long = "nic-speed", value_name = "ADDR=RATE")]
+    nic_speeds: Vec<NicSpeed>,
     /// The file that names the other hosts
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
@@ -85,6 +93,7 @@ impl AgentArgs {
             rack: self.rack,
             listen: self.listen,
             nics: self.nics,
+            nic_speeds: self.nic_speeds,
             peers: self.peers,
             state: self.state,
             api,
@@ -178,6 +187,8 @@ pub(crate) struct MigrateArgs {
     /// Let disks that move overwrite images at the destination that hold data
     #[arg(long, requires = "disks")]
     pub(crate) overwrite_disks: bool,
+    #[command(flatten)]
+    pub(crate) bounds: BoundsArgs,
     /// QMP socket, at the destination, of a QEMU that somebody else started
     /// with `-incoming defer -S`
     #[arg(long, value_name = "SOCKET")]
@@ -201,6 +212,7 @@ impl MigrateArgs {
             disks: self.disks,
             create_disks: self.create_disks,
             overwrite_disks: self.overwrite_disks,
+            bounds: self.bounds.into(),
             incoming_qmp: self.incoming_qmp,
         }
     }
@@ -306,6 +318,11 @@ mod tests {
             ("migrate web1 b --compress brotli", ErrorKind::InvalidValue),
             ("migrate web1 b --set /dev/sdb", ErrorKind::ValueValidation),
             ("migrate web1 b --set =x", ErrorKind::ValueValidation),
+            ("migrate web1 b --limit fast", ErrorKind::ValueValidation),
+            ("migrate web1 b --cpus 3-1", ErrorKind::ValueValidation),
+            ("set 1", ErrorKind::MissingRequiredArgument),
+            ("set 1 --limit 0", ErrorKind::ValueValidation),
+            ("agent --nic-speed 10.0.0.1", ErrorKind::ValueValidation),
             ("report 1 --json --html f", ErrorKind::ArgumentConflict),
             ("agent --listen here", ErrorKind::ValueValidation),
             ("ca", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
@@ -329,7 +346,8 @@ mod tests {
     fn a_migration_is_asked_for_as_typed() {
         let args = parse(
             "migrate web1 host-b --lanes 4 --downtime-ms 50 --compress zstd --tap classic \
-             --set /a=/b --set c=d=e --shared-disks --api /s",
+             --set /a=/b --set c=d=e --shared-disks --limit 200M --priority high --cpus 0,1 \
+             --api /s",
         )
         .unwrap();
         assert_eq!(args.api, Some("/s".into()));
@@ -341,6 +359,13 @@ mod tests {
         assert_eq!(request.tap, api::TapChoice::Classic);
         assert_eq!(request.set, ["/a=/b", "c=d=e"]);
         assert!(request.shared_disks);
+        let bounds = api::Bounds {
+            limit_bits_per_s: Some("200M".parse().unwrap()),
+            reserve_bits_per_s: None,
+            priority: api::Priority::High,
+            cpus: Some("0-1".parse().unwrap()),
+        };
+        assert_eq!(request.bounds, bounds);
     }
 
     #[test]
