@@ -3,12 +3,14 @@
 //! peers.
 
 mod file;
+mod nic_speed;
 mod peers;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+pub use nic_speed::{NicSpeed, NicSpeedError};
 pub use peers::PeerEntry;
 
 use crate::name::{self, NameError};
@@ -37,6 +39,8 @@ pub struct Flags {
     pub listen: Option<SocketAddr>,
     /// Addresses of the NICs that carry data.
     pub nics: Vec<IpAddr>,
+    /// What NICs carry that can't say it themselves.
+    pub nic_speeds: Vec<NicSpeed>,
     /// The peers file.
     pub peers: Option<PathBuf>,
     /// The state directory.
@@ -60,6 +64,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Addresses of the NICs that carry data; empty means that routing decides.
     pub nics: Vec<IpAddr>,
+    /// What NICs carry that can't say it themselves.
+    pub nic_speeds: Vec<NicSpeed>,
     /// The other hosts.
     pub peers: Vec<PeerEntry>,
     /// The state directory.
@@ -137,6 +143,9 @@ pub enum ConfigError {
         /// Where it would hear all.
         any: SocketAddr,
     },
+    /// A speed of something else.
+    #[error("nic-speed: {0} is none of this host's nics")]
+    NicSpeed(IpAddr),
     /// A pool of a strange size.
     #[error("pool-mib: {0} is outside {low} to {high}", low = POOL_MIB.start(), high = POOL_MIB.end())]
     Pool(u32),
@@ -173,10 +182,16 @@ impl Config {
             .or(own.as_ref().map(|own| own.address))
             .ok_or(ConfigError::Missing { what: "address to listen at", flag: "listen" })?;
         let nics = if flags.nics.is_empty() { file.nic } else { Some(flags.nics.clone()) };
+        let nic_speeds = if flags.nic_speeds.is_empty() {
+            file.nic_speed.unwrap_or_default()
+        } else {
+            flags.nic_speeds.clone()
+        };
         let pool_mib = flags.pool_mib.or(file.pool_mib).unwrap_or(POOL_MIB_DEFAULT);
         let config = Self {
             rack: flags.rack.clone().or(file.rack).or(own.as_ref().and_then(|o| o.rack.clone())),
             nics: nics.or(own.map(|own| own.nics)).unwrap_or_default(),
+            nic_speeds,
             name,
             listen,
             peers,
@@ -192,6 +207,11 @@ impl Config {
         Ok(config)
     }
 
+    /// Whether lanes may use this NIC. Where none are named, routing decides.
+    fn has(&self, nic: IpAddr) -> bool {
+        self.nics.is_empty() || self.nics.contains(&nic)
+    }
+
     fn check_network(&self) -> Result<(), ConfigError> {
         if self.listen.port() == 0 {
             return Err(ConfigError::Port(self.listen));
@@ -201,6 +221,9 @@ impl Config {
         // without certificates.
         if !self.listen.ip().is_loopback() && !self.insecure_plaintext {
             return Err(ConfigError::Plaintext(self.listen));
+        }
+        if let Some(speed) = self.nic_speeds.iter().find(|speed| !self.has(speed.address)) {
+            return Err(ConfigError::NicSpeed(speed.address));
         }
         for &nic in &self.nics {
             let heard = self.listen.ip().is_unspecified() || self.listen.ip() == nic;

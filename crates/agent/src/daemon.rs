@@ -72,10 +72,12 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let listener = TcpListener::bind(config.listen)
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
     check_nics(&config.nics)?;
+    let speeds =
+        config.nic_speeds.iter().map(|nic| (nic.address, nic.rate.bytes_per_s())).collect();
     let local = Local {
         agent: config.name.clone(),
         nics: config.nics.clone(),
-        resources: Resources::new(config.pool_bytes),
+        resources: Resources::with_speeds(config.pool_bytes, speeds),
         scratch: state.scratch(),
         fixed_cost: Arc::default(),
     };

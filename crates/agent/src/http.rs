@@ -6,7 +6,8 @@ mod progress;
 use std::sync::Arc;
 
 use api::{
-    AttachRequest, HostInfo, MigrateRequest, MigrationStarted, Progress, Report, RunRequest,
+    AttachRequest, Bounds, BoundsChange, HostInfo, MigrateRequest, MigrationStarted, Progress,
+    Report, RunRequest,
 };
 use api::{StopHow, Stopped, VmSummary};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
@@ -41,7 +42,7 @@ pub(crate) fn router(api: Api) -> Router {
         .route("/v1/vms/attach", post(attach))
         .route("/v1/vms/{name}", get(show).delete(stop))
         .route("/v1/migrations", get(migrations).post(migrate))
-        .route("/v1/migrations/{id}", get(migration))
+        .route("/v1/migrations/{id}", get(migration).patch(set))
         .route("/v1/migrations/{id}/progress", get(watch))
         .route("/v1/migrations/{id}/cancel", post(cancel))
         .route("/v1/migrations/{id}/report", get(report))
@@ -118,6 +119,15 @@ async fn migration(State(api): State<Api>, id: Name) -> Answer<Progress> {
     match id.map_err(named_wrong) {
         Ok(Path(id)) => blocking(move || api.migrations.show(&id)).await.into(),
         Err(denied) => Answer::denied(denied),
+    }
+}
+
+async fn set(State(api): State<Api>, id: Name, body: Body<BoundsChange>) -> Answer<Bounds> {
+    match (id.map_err(named_wrong), body.map_err(asked_wrong)) {
+        (Ok(Path(id)), Ok(Json(change))) => {
+            blocking(move || api.migrations.set(&id, change)).await.into()
+        }
+        (Err(denied), _) | (_, Err(denied)) => Answer::denied(denied),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use api::{Limit, MigrateRequest, Outcome, Phase, Progress, Report};
+use api::{Bounds, BoundsChange, Limit, MigrateRequest, Outcome, Phase, Progress, Report};
 use engine::{Local, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, Mutex};
 
@@ -87,7 +87,8 @@ impl Migrations {
         let id = self.unused_id(&table)?;
         drop(table);
         let vm = self.registry.begin_move(&request.vm, &id)?;
-        let watch = Arc::new(Watch::new(self.first_progress(&id, &request, &vm)));
+        let watch =
+            Arc::new(Watch::new(self.first_progress(&id, &request, &vm), request.bounds.clone()));
 
         table = self.table.lock();
         if table.closing {
@@ -278,6 +279,20 @@ impl Migrations {
 
     /// Has a migration end with its VM here.
     pub(crate) fn cancel(&self, id: &str) -> Result<(), Denied> {
+        self.running(id)?.cancel();
+        Ok(())
+    }
+
+    /// Changes what a migration may use. Says what it may use from now on.
+    pub(crate) fn set(&self, id: &str, change: BoundsChange) -> Result<Bounds, Denied> {
+        if change.is_empty() {
+            return Err(Denied::Asked("there is nothing to change in it".to_owned()));
+        }
+        Ok(self.running(id)?.set(change))
+    }
+
+    /// One that is before its point of no return.
+    fn running(&self, id: &str) -> Result<Arc<Watch>, Denied> {
         let table = self.table.lock();
         let Some(entry) = table.entries.get(id) else {
             drop(table);
@@ -294,8 +309,7 @@ impl Migrations {
                 progress.vm, progress.to
             )));
         }
-        entry.watch.cancel();
-        Ok(())
+        Ok(Arc::clone(&entry.watch))
     }
 
     /// Starts no more, cancels those that run, and waits for them.

@@ -1,11 +1,14 @@
 //! What the agent's HTTP API says, as types: shared by the agent and the
 //! command, and the format of a saved report.
 
+mod bounds;
 mod host;
 mod migration;
 mod report;
 mod vm;
 
+pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
+pub use crew::{Cpus, Priority};
 pub use host::{HostInfo, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,

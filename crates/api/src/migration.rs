@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::Bounds;
+
 /// How page bodies are encoded on the lanes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -67,6 +69,9 @@ pub struct MigrateRequest {
     /// Overwrite images at the destination that hold data.
     #[serde(default)]
     pub overwrite_disks: bool,
+    /// What it may use.
+    #[serde(default)]
+    pub bounds: Bounds,
     /// QMP socket, at the destination, of a QEMU that waits with
     /// `-incoming defer -S` and was started by somebody else.
     #[serde(default)]

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounds::{Bounds, BoundsChanged};
 use crate::migration::{Outcome, Phase};
 
 /// When a phase began, in seconds since the command.
@@ -116,6 +117,12 @@ pub struct Report {
     pub cpu_destination_s: f64,
     /// Most bytes ever held in buffers, source and destination.
     pub pool_high_water_bytes: [u64; 2],
+    /// What it could use, at the end.
+    #[serde(default)]
+    pub bounds: Bounds,
+    /// When that was changed while it ran.
+    #[serde(default)]
+    pub bounds_changes: Vec<BoundsChanged>,
     /// Features that were not used, and why.
     pub notes: Vec<String>,
     /// The phases it went through.

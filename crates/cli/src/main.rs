@@ -4,6 +4,7 @@
 
 mod amount;
 mod args;
+mod bounds;
 mod ca;
 mod client;
 mod follow;
@@ -58,6 +59,7 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
             Command::Stop(command) => vms::stop(&client, &command).await,
             Command::Attach(command) => vms::attach(&client, command).await,
             Command::Migrate(command) => follow::migrate(&client, command).await,
+            Command::Set(command) => bounds::set(&client, command).await,
             Command::Cancel(command) => follow::cancel(&client, &command).await,
             Command::Report(command) => summary::report(&client, &command).await,
         }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use api::{Outcome, Progress, Report};
 
 use crate::args::ReportArgs;
+use crate::bounds::described;
 use crate::client::{Client, segment};
 use crate::line::phase_name;
 use crate::problem::Problem;
@@ -177,6 +178,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact("On the wire", amount::size(report.wire_bytes)),
         fact("CPU, source agent", amount::seconds(report.cpu_source_s)),
         fact("CPU, destination agent", amount::seconds(report.cpu_destination_s)),
+        fact("Bounds", bounds(report)),
         fact(
             "Buffers at most",
             format!(
@@ -187,6 +189,16 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         ),
     ]);
     facts
+}
+
+/// What it could use, and what of that was changed.
+fn bounds(report: &Report) -> String {
+    let mut text = described(&report.bounds);
+    if let Some(last) = report.bounds_changes.last() {
+        let times = amount::counted(report.bounds_changes.len() as u64, "time");
+        text.push_str(&format!(" (changed {times}, last at {})", amount::seconds(last.at_s)));
+    }
+    text
 }
 
 fn fact(name: &str, value: String) -> [String; 2] {

@@ -4,6 +4,7 @@
 mod arrival;
 mod disks;
 mod lanes;
+mod nic_use;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

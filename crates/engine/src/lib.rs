@@ -7,6 +7,7 @@ mod destination;
 mod error;
 mod host;
 mod link;
+mod network;
 mod resources;
 mod source;
 mod story;

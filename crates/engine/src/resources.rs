@@ -1,10 +1,13 @@
 //! What all migrations of an agent share.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use page::{Budget, BudgetFull, Pool};
 
-/// What all migrations of an agent share: buffers.
+use crate::network::Network;
+
+/// What all migrations of an agent share: buffers, and its NICs.
 ///
 /// Those of migrations that leave and of those that come are apart: two
 /// migrations that cross between two hosts would else wait for each other.
@@ -13,6 +16,7 @@ pub struct Resources {
     pool_bytes: usize,
     outgoing: Arc<Budget>,
     incoming: Arc<Budget>,
+    pub(crate) network: Arc<Network>,
 }
 
 /// Not even the least that a migration needs is left.
@@ -46,8 +50,15 @@ impl Resources {
     /// that comes.
     #[must_use]
     pub fn new(pool_bytes: usize) -> Arc<Self> {
+        Self::with_speeds(pool_bytes, Vec::new())
+    }
+
+    /// As [`Resources::new`], where the operator says what NICs can carry: their
+    /// addresses, and bytes per second.
+    #[must_use]
+    pub fn with_speeds(pool_bytes: usize, speeds: Vec<(IpAddr, u64)>) -> Arc<Self> {
         let (outgoing, incoming) = (Budget::new(pool_bytes), Budget::new(pool_bytes));
-        Arc::new(Self { pool_bytes, outgoing, incoming })
+        Arc::new(Self { pool_bytes, outgoing, incoming, network: Network::new(speeds) })
     }
 
     /// For one more that leaves.

@@ -9,6 +9,7 @@ mod disk_tap;
 mod disks;
 mod flushes;
 mod live;
+mod pacing;
 mod sampler;
 mod sieve;
 mod start;
@@ -18,7 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use api::{MigrateRequest, Outcome, Phase, Report};
+use api::{Bounds, MigrateRequest, Outcome, Phase, Report};
+use crew::{Crew, Terms};
 use crossbeam_channel::{Receiver, Sender, select, unbounded};
 use qemu::outgoing::Outgoing;
 use qemu::qmp::Event;
@@ -34,6 +36,7 @@ use crate::story::Story;
 use crate::watch::Watch;
 use disks::{Chosen, Disks};
 use live::Live;
+use pacing::{Pacing, pace_bounds};
 use sampler::Sampler;
 use sieve::Sieve;
 
@@ -106,6 +109,8 @@ pub(crate) struct Source<'m> {
     qemu_events: Receiver<Event>,
     was_running: bool,
     pools: Option<Pools>,
+    /// Its data threads at this end.
+    crew: Arc<Crew>,
     control: Option<Control>,
     sieve: Option<Arc<Sieve>>,
     chosen: Option<Chosen>,
@@ -137,6 +142,7 @@ struct Stream {
     lanes: Arc<Lanes>,
     tap: tap::Stopper,
     sampler: Option<Sampler>,
+    pacing: Option<Pacing>,
     /// Where QEMU connects to the tap.
     _socket: Rendezvous,
 }
@@ -150,6 +156,7 @@ impl<'m> Source<'m> {
         story: Arc<Story>,
     ) -> Self {
         let qemu_events = vm.machine.qmp.events();
+        let crew = Crew::new(terms(&story.watch().bounds()));
         Self {
             local,
             peer,
@@ -160,6 +167,7 @@ impl<'m> Source<'m> {
             qemu_events,
             was_running: false,
             pools: None,
+            crew,
             control: None,
             sieve: None,
             chosen: None,
@@ -363,17 +371,25 @@ impl<'m> Source<'m> {
         loop {
             match self.happening(until)? {
                 // In whatever phase, somebody else waits for it.
-                Happening::Peer(ToSource::DiskFlushed { ticket, error }) => {
+                Some(Happening::Peer(ToSource::DiskFlushed { ticket, error })) => {
                     if let Some(disks) = &self.disks {
                         disks.flushed(ticket, error);
                     }
                 }
-                happening => return Ok(happening),
+                Some(Happening::Peer(ToSource::NicUse(used))) => {
+                    if let Some(pacing) = self.pacing() {
+                        pacing.hear(used);
+                    }
+                }
+                Some(Happening::Peer(ToSource::Note { text })) => self.story.note(text),
+                Some(happening) => return Ok(happening),
+                None => self.rebind()?,
             }
         }
     }
 
-    fn happening(&self, until: Option<Instant>) -> Result<Happening, MigrationError> {
+    /// None: the operator has changed what it may use.
+    fn happening(&self, until: Option<Instant>) -> Result<Option<Happening>, MigrationError> {
         let control = self.control.as_ref().expect("connected");
         let cancelled = self.story.watch().cancelled();
         let never = crossbeam_channel::never();
@@ -383,7 +399,7 @@ impl<'m> Source<'m> {
         let lost = |why: String| MigrationError::PeerLost { host: host.clone(), why };
         select! {
             recv(self.qemu_events) -> event => match event {
-                Ok(event) => Ok(Happening::Qemu(event)),
+                Ok(event) => Ok(Some(Happening::Qemu(event))),
                 Err(_) => Err(MigrationError::VmGone("its QEMU ended".to_owned())),
             },
             recv(control.hear) -> heard => match heard {
@@ -393,18 +409,36 @@ impl<'m> Source<'m> {
                 Ok(Heard::Message(ToSource::Failed { reason })) => {
                     Err(MigrationError::DestinationFailed { host: host.clone(), reason })
                 }
-                Ok(Heard::Message(message)) => Ok(Happening::Peer(message)),
+                Ok(Heard::Message(message)) => Ok(Some(Happening::Peer(message))),
                 Ok(Heard::Gone(error)) => Err(lost(error.to_string())),
                 Ok(_) => Err(lost("it sent residue, which only a source does".to_owned())),
                 Err(_) => Err(lost("the connection has ended".to_owned())),
             },
             recv(self.notices.1) -> notice => match notice {
-                Ok(notice) => Ok(Happening::Notice(notice)),
+                Ok(notice) => Ok(Some(Happening::Notice(notice))),
                 Err(_) => unreachable!("this struct holds a sender"),
             },
             recv(cancelled) -> _ => Err(MigrationError::Cancelled),
+            recv(self.story.watch().rebound()) -> _ => Ok(None),
             recv(late) -> _ => Err(lost("it did not answer in time".to_owned())),
         }
+    }
+
+    fn pacing(&self) -> Option<&Pacing> {
+        self.stream.as_ref().and_then(|stream| stream.pacing.as_ref())
+    }
+
+    /// The operator has changed what it may use: that holds at both ends.
+    fn rebind(&self) -> Result<(), MigrationError> {
+        let bounds = self.story.watch().bounds();
+        tracing::info!(vm = self.vm.name, ?bounds, "other bounds");
+        self.story.rebound(&bounds);
+        self.crew.set(&terms(&bounds));
+        if let Some(pacing) = self.pacing() {
+            pacing.set(pace_bounds(&bounds));
+        }
+        // With the VM given up, no data thread is left to be told.
+        if self.committed { Ok(()) } else { self.say(&ToDestination::Terms(terms(&bounds))) }
     }
 
     fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
@@ -421,4 +455,9 @@ impl<'m> Source<'m> {
             why: format!("it said something out of turn: {message:?}"),
         }
     }
+}
+
+/// What of it is for data threads.
+fn terms(bounds: &Bounds) -> Terms {
+    Terms { priority: bounds.priority, cpus: bounds.cpus.clone() }
 }

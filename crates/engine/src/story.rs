@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use api::{Outcome, Phase, PhaseTime, Progress, Report, Sample};
+use api::{Bounds, BoundsChanged, Outcome, Phase, PhaseTime, Progress, Report, Sample};
 use parking_lot::Mutex;
 
 use crate::watch::Watch;
@@ -12,6 +12,9 @@ use crate::watch::Watch;
 /// Most samples kept. When there are more, every second one goes and they are
 /// taken half as often.
 const SAMPLES_MAX: usize = 1200;
+
+/// Most changes of bounds kept; the oldest go.
+const CHANGES_MAX: usize = 100;
 
 pub(crate) struct Story {
     started: Instant,
@@ -56,6 +59,8 @@ impl Story {
             cpu_source_s: 0.0,
             cpu_destination_s: 0.0,
             pool_high_water_bytes: [0; 2],
+            bounds: watch.bounds(),
+            bounds_changes: Vec::new(),
             notes: Vec::new(),
             phases: vec![PhaseTime { phase: Phase::Prepare, start_s: 0.0 }],
             disks: Vec::new(),
@@ -101,6 +106,19 @@ impl Story {
         state.report.notes.push(note.clone());
         drop(state);
         self.watch.update(|progress| progress.notes.push(note));
+    }
+
+    /// The operator has changed what it may use.
+    pub(crate) fn rebound(&self, bounds: &Bounds) {
+        let at_s = self.elapsed_s();
+        self.tell(|report| {
+            report.bounds = bounds.clone();
+            let changes = &mut report.bounds_changes;
+            if changes.len() == CHANGES_MAX {
+                changes.remove(0);
+            }
+            changes.push(BoundsChanged { at_s, bounds: bounds.clone() });
+        });
     }
 
     pub(crate) fn sample(&self, sample: Sample, change: impl FnOnce(&mut Progress)) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::Progress;
+use api::{Bounds, BoundsChange, Progress};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
@@ -12,24 +12,50 @@ pub struct Watch {
     changed: Condvar,
     cancel: Sender<()>,
     cancelled: Receiver<()>,
+    rebind: Sender<()>,
+    rebound: Receiver<()>,
 }
 
 struct State {
     progress: Progress,
     version: u64,
+    bounds: Bounds,
 }
 
 impl Watch {
-    /// A watch that shows `progress` until the migration says more.
+    /// A watch that shows `progress` until the migration says more, of one that
+    /// may use what `bounds` say.
     #[must_use]
-    pub fn new(progress: Progress) -> Self {
+    pub fn new(progress: Progress, bounds: Bounds) -> Self {
         let (cancel, cancelled) = bounded(1);
+        let (rebind, rebound) = bounded(1);
         Self {
-            state: Mutex::new(State { progress, version: 0 }),
+            state: Mutex::new(State { progress, version: 0, bounds }),
             changed: Condvar::new(),
             cancel,
             cancelled,
+            rebind,
+            rebound,
         }
+    }
+
+    /// Changes what the migration may use, at both ends. Says what it may use
+    /// from now on.
+    pub fn set(&self, change: BoundsChange) -> Bounds {
+        let bounds = {
+            let mut state = self.state.lock();
+            state.bounds = change.apply(std::mem::take(&mut state.bounds));
+            state.bounds.clone()
+        };
+        // A change that is not heard yet is heard together with this one.
+        let _ = self.rebind.try_send(());
+        bounds
+    }
+
+    /// What the migration may use.
+    #[must_use]
+    pub fn bounds(&self) -> Bounds {
+        self.state.lock().bounds.clone()
     }
 
     /// Asks the migration to end and leave the VM at its source. After the
@@ -62,6 +88,11 @@ impl Watch {
         state.version += 1;
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Told when [`Watch::bounds`] have changed.
+    pub(crate) fn rebound(&self) -> &Receiver<()> {
+        &self.rebound
     }
 
     pub(crate) fn cancelled(&self) -> &Receiver<()> {

@@ -100,7 +100,7 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
         "vm": "vm", "to": "host-b", "tap": tap,
     }))
     .unwrap();
-    let watch = Arc::new(Watch::new(progress()));
+    let watch = Arc::new(Watch::new(progress(), api::Bounds::default()));
     let vm = SourceVm { name: "vm".to_owned(), machine: Arc::clone(&source), cwd: "/".to_owned() };
     let report = engine::migrate(&local("host-a", sub("a-scratch")), &peer, vm, &request, &watch);
     drop(server);

@@ -92,6 +92,8 @@ pub struct PaceBounds {
 pub struct Pace {
     here: Vec<Nic>,
     there: Vec<Nic>,
+    spare: Vec<f64>,
+    wants: Vec<f64>,
     lanes: Vec<Option<u64>>,
 }
 
@@ -100,6 +102,22 @@ impl Pace {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Nothing is known yet of so many lanes; what the operator set holds at
+    /// once.
+    #[must_use]
+    pub fn start(lanes: usize, bounds: PaceBounds) -> Self {
+        let any = vec![f64::INFINITY; lanes];
+        let mut pace = Self { spare: any.clone(), wants: any, ..Self::default() };
+        pace.rebound(bounds);
+        pace
+    }
+
+    /// The operator has set something else: decides anew from the last second.
+    pub fn rebound(&mut self, bounds: PaceBounds) -> &[Option<u64>] {
+        self.lanes = bounded(&self.spare, &self.wants, bounds);
+        &self.lanes
     }
 
     /// Each lane's pace, as decided last; none: as fast as it can.
@@ -124,9 +142,9 @@ impl Pace {
         // What the far end does not let through, others may use here.
         let wants: Vec<f64> = wants.iter().zip(&there).map(|(want, far)| want.min(*far)).collect();
         let here = Self::end(&mut self.here, sample.nics, &here_of, sample, &wants, &self.lanes);
-        let spare: Vec<f64> = here.iter().zip(&there).map(|(here, far)| here.min(*far)).collect();
-        self.lanes = bounded(&spare, &wants, bounds);
-        &self.lanes
+        self.spare = here.iter().zip(&there).map(|(here, far)| here.min(*far)).collect();
+        self.wants = wants;
+        self.rebound(bounds)
     }
 
     /// How much a lane can use. One that stays far below its pace is dead, or

@@ -6,6 +6,8 @@
 
 use std::io::{Read, Write};
 
+use crew::Terms;
+use policy::pace::DestinationUse;
 use serde::{Deserialize, Serialize};
 
 use crate::error::WireError;
@@ -48,6 +50,8 @@ pub struct Prepare {
     pub allowed: serde_json::Value,
     /// QMP socket of a QEMU that somebody else started there.
     pub incoming_qmp: Option<String>,
+    /// For the destination's data threads.
+    pub terms: Terms,
 }
 
 /// The destination's answer, when it is ready.
@@ -92,6 +96,8 @@ pub enum ToDestination {
         /// Its number.
         disk: u16,
     },
+    /// Other terms for the destination's data threads from now on.
+    Terms(Terms),
     /// Every batch is placed and the whole residue was sent: load it.
     Complete {
         /// Bytes of tail (or of the whole stream) sent, as a check.
@@ -134,6 +140,13 @@ pub enum ToSource {
         ticket: u64,
         /// Why not.
         error: Option<String>,
+    },
+    /// What crosses the destination's NICs: once a second.
+    NicUse(DestinationUse),
+    /// A feature that is not used there, and why.
+    Note {
+        /// For the operator.
+        text: String,
     },
     /// Loaded and paused.
     Loaded,

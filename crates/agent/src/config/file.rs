@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::{ConfigError, NicSpeed};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -14,6 +14,7 @@ pub(super) struct File {
     pub(super) rack: Option<String>,
     pub(super) listen: Option<SocketAddr>,
     pub(super) nic: Option<Vec<IpAddr>>,
+    pub(super) nic_speed: Option<Vec<NicSpeed>>,
     pub(super) peers: Option<PathBuf>,
     pub(super) state: Option<PathBuf>,
     pub(super) api: Option<PathBuf>,

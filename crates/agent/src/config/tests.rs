@@ -69,8 +69,11 @@ fn the_own_entry_says_where_to_listen_and_is_no_peer() {
 
 #[test]
 fn flags_win_over_the_file() {
-    let files =
-        Files::new("name = 'host-b'\nlisten = '127.0.0.1:1'\npool-mib = 64\nrack = 'r1'", "");
+    let files = Files::new(
+        "name = 'host-b'\nlisten = '127.0.0.1:1'\npool-mib = 64\nrack = 'r1'\n\
+                    nic-speed = ['127.0.0.1=10G']",
+        "",
+    );
     let config = Config::new(&Flags {
         config: Some(files.path("agent.toml")),
         pool_mib: Some(32),
@@ -80,6 +83,7 @@ fn flags_win_over_the_file() {
     assert_eq!((config.name.as_str(), config.listen.port()), ("host-a", 7450));
     assert_eq!(config.pool_bytes, 32 << 20);
     assert_eq!(config.rack.as_deref(), Some("r1"));
+    assert_eq!(config.nic_speeds, ["127.0.0.1=10G".parse::<NicSpeed>().unwrap()]);
 }
 
 #[test]
@@ -97,6 +101,12 @@ fn errors_say_where_and_what_to_do() {
         ("name = 'a'\nlisten = '0.0.0.0:1'", "", "--insecure-plaintext"),
         ("name = 'a'\nlisten = '10.0.0.1:1'", "", "--insecure-plaintext"),
         ("name = 'a'\nlisten = '127.0.0.1:1'\nnic = ['10.0.0.1']", "", "listen at 0.0.0.0:1"),
+        ("name = 'a'\nlisten = '127.0.0.1:1'\nnic-speed = ['127.0.0.1=x']", "", "ADDR=RATE"),
+        (
+            "name = 'a'\nlisten = '127.0.0.1:1'\nnic = ['127.0.0.1']\nnic-speed = ['127.0.0.2=1G']",
+            "",
+            "nic-speed: 127.0.0.2",
+        ),
         ("name = 'a'\nlisten = '127.0.0.1:1'\npeers = 'none.toml'", "", "reading "),
         (
             "name = 'a'\npeers = 'peers.toml'",

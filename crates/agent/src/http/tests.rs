@@ -101,6 +101,10 @@ async fn every_refusal_has_a_status_and_a_reason() {
         ("GET", "/v1/migrations/deadbeef/progress", String::new(), 404, "deadbeef"),
         ("GET", "/v1/migrations/deadbeef/report", String::new(), 404, "deadbeef"),
         ("POST", "/v1/migrations/deadbeef/cancel", String::new(), 404, "deadbeef"),
+        ("PATCH", "/v1/migrations/deadbeef", r#"{"priority":"low"}"#.to_owned(), 404, "deadbeef"),
+        ("PATCH", "/v1/migrations/deadbeef", r#"{"priority":"top"}"#.to_owned(), 400, "priority"),
+        ("PATCH", "/v1/migrations/deadbeef", r#"{"cpus":"9-1"}"#.to_owned(), 400, "0-3,8"),
+        ("PATCH", "/v1/migrations/deadbeef", "{}".to_owned(), 400, "nothing to change"),
         ("GET", "/v1/migrations/..%2Fx/report", String::new(), 404, ""),
     ] {
         let (got, reason) = site.refused(method, path, body).await;

@@ -100,6 +100,8 @@ pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
         cpu_source_s: 0.0,
         cpu_destination_s: 0.0,
         pool_high_water_bytes: [0, 0],
+        bounds: Default::default(),
+        bounds_changes: Vec::new(),
         notes: progress.notes.clone(),
         phases: Vec::new(),
         disks: Vec::new(),

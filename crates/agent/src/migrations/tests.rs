@@ -151,10 +151,17 @@ fn while_it_moves_a_vm_is_not_moved_or_stopped() {
     }
     let running = migrations.report(&id).unwrap_err();
     assert!(running.to_string().contains("still running"), "{running}");
+    let change = |json: &str| serde_json::from_str::<BoundsChange>(json).unwrap();
+    let limited = change(r#"{"limit_bits_per_s":1000000}"#);
+    let bounds = migrations.set(&id, limited.clone()).unwrap();
+    assert_eq!(bounds.limit_bits_per_s, api::BitRate::from_bits(1_000_000));
+    let bounds = migrations.set(&id, change(r#"{"priority":"high"}"#)).unwrap();
+    assert_eq!(bounds.limit_bits_per_s, api::BitRate::from_bits(1_000_000), "it stays");
     migrations.cancel(&id).unwrap();
     drop(go);
     migrations.close();
     assert_eq!(migrations.show(&id).unwrap().outcome, Some(Outcome::Cancelled));
+    assert!(migrations.set(&id, limited).unwrap_err().to_string().contains("has ended"));
     assert_eq!(migrations.start(request("web1", "near")), Err(Denied::Closing));
     assert!(site.registry.show("web1").unwrap().migration.is_none());
 }

@@ -20,6 +20,7 @@ use wire::{Announced, Prepare, Prepared, ToDestination, ToSource, Token};
 use super::Shared;
 use super::disks::ArrivingDisks;
 use super::lanes::ArrivingLanes;
+use super::nic_use::Telling;
 use crate::host::Arriving;
 use crate::link::{Heard, Link};
 use crate::resources::Pools;
@@ -68,7 +69,7 @@ pub(super) fn run(shared: &Shared, stream: TcpStream, number: u64) -> std::io::R
         link: Arc::new(link),
         hear,
         token: new_token()?,
-        lanes: Arc::new(ArrivingLanes::new(tell_broken)),
+        lanes: Arc::new(ArrivingLanes::new(tell_broken, &shared.local.resources.network)),
         broken,
     };
     match arrival.take_in() {
@@ -108,6 +109,7 @@ impl Arrival<'_> {
     fn take_in(&self) -> Result<String, End> {
         let order = self.hear_order()?;
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
+        self.lanes.crew().set(&order.terms);
         let with_disks = order.moving.as_array().is_some_and(|moving| !moving.is_empty());
         let pools = self.shared.local.resources.coming(with_disks).map_err(refused)?;
         let arriving = self.shared.host.receive(&order).map_err(refused)?;
@@ -153,7 +155,11 @@ impl Arrival<'_> {
         };
         self.say(&ToSource::Prepared(prepared))?;
 
+        let network = Arc::clone(&self.shared.local.resources.network);
+        let telling = Telling::start(Arc::clone(&self.lanes), network, Arc::clone(&self.link));
+        let telling = telling.map_err(End::failed)?;
         let tail = self.take_stream(&ram.reached, &feeder, disks)?;
+        drop(telling);
         if let Some(disks) = disks {
             disks.finish().map_err(End::failed)?;
         }
@@ -232,8 +238,8 @@ impl Arrival<'_> {
         };
         let local = &self.shared.local;
         let socket = local.scratch.join(format!("disks-{}.sock", hex(self.token)));
-        let (link, broken) = (Arc::clone(&self.link), self.lanes.broken());
-        let disks = ArrivingDisks::open(machine, &socket, images, pool, link, broken)
+        let link = Arc::clone(&self.link);
+        let disks = ArrivingDisks::open(machine, &socket, images, pool, link, &self.lanes)
             .map_err(End::failed)?;
         self.lanes.with_disks(disks.sink());
         Ok(Some(disks))
@@ -284,9 +290,16 @@ impl Arrival<'_> {
         let (done, over) = bounded::<()>(0);
         thread::scope(|scope| {
             let watch = || {
-                let heard = select! {
-                    recv(self.hear) -> heard => heard,
-                    recv(over) -> _ => return None,
+                let heard = loop {
+                    let heard = select! {
+                        recv(self.hear) -> heard => heard,
+                        recv(over) -> _ => return None,
+                    };
+                    match heard {
+                        // Nobody is left here to whom they matter.
+                        Ok(Heard::Message(ToDestination::Terms(_))) => {}
+                        heard => break heard,
+                    }
                 };
                 feeder.stop();
                 if let Err(error) = machine.quit() {
@@ -350,12 +363,19 @@ impl Arrival<'_> {
     }
 
     fn next(&self) -> Result<Heard<ToDestination>, End> {
-        select! {
-            recv(self.hear) -> heard => {
-                heard.map_err(|_| End::Over("the source's connection has ended".to_owned()))
-            }
-            recv(self.broken) -> why => {
-                Err(End::failed(why.unwrap_or_else(|_| "a lane failed".to_owned())))
+        loop {
+            let heard = select! {
+                recv(self.hear) -> heard => {
+                    heard.map_err(|_| End::Over("the source's connection has ended".to_owned()))?
+                }
+                recv(self.broken) -> why => {
+                    return Err(End::failed(why.unwrap_or_else(|_| "a lane failed".to_owned())));
+                }
+            };
+            match heard {
+                // In whatever phase, they hold from now on.
+                Heard::Message(ToDestination::Terms(terms)) => self.lanes.crew().set(&terms),
+                heard => return Ok(heard),
             }
         }
     }

@@ -16,6 +16,7 @@ use qemu::machine::Machine;
 use transport::BlockSink;
 use wire::ToSource;
 
+use super::lanes::ArrivingLanes;
 use crate::link::Link;
 
 /// A wish of the source: its number, and which disk.
@@ -30,14 +31,14 @@ pub(super) struct ArrivingDisks {
 
 impl ArrivingDisks {
     /// Has QEMU export the images at `socket`, and writes to them whatever
-    /// lanes bring. `broken` hears what goes wrong later.
+    /// lanes bring. Whoever waits for lanes hears what goes wrong later.
     pub(super) fn open(
         machine: &Machine,
         socket: &Path,
         images: &[PreparedImage],
         pool: &Arc<Pool>,
         link: Arc<Link<ToSource>>,
-        broken: Sender<String>,
+        lanes: &ArrivingLanes,
     ) -> Result<Self, String> {
         let exports = Exports::start(Arc::clone(&machine.qmp), socket, images)
             .map_err(|error| error.to_string())?;
@@ -45,20 +46,25 @@ impl ArrivingDisks {
             .exports()
             .iter()
             .map(|export| {
-                let settings =
-                    Settings { thread: format!("disk-{}", export.disk), ..Settings::default() };
+                let settings = Settings {
+                    thread: format!("disk-{}", export.disk),
+                    crew: Some(Arc::clone(lanes.crew())),
+                    ..Settings::default()
+                };
                 let writer = NbdWriter::connect(exports.socket(), &export.name, &settings)
                     .map_err(|error| format!("disk {}: {error}", export.disk))?;
                 let name = export.disk.clone();
                 Ok(SinkDisk { name, bytes: export.bytes, writer: Arc::new(writer) })
             })
             .collect();
+        let broken = lanes.broken();
         let on_failure = move |error: &disk::SinkError| {
             // Only the first matters; a full channel has one already.
             let _ = broken.try_send(error.to_string());
         };
         let local = |error: std::io::Error| format!("starting a thread: {error}");
-        let sink = DiskSink::start(disks?, Arc::clone(pool), on_failure).map_err(local)?;
+        let sink = DiskSink::start_in(disks?, Arc::clone(pool), Some(lanes.crew()), on_failure)
+            .map_err(local)?;
         let sink = Arc::new(sink);
         let (tell, flushes) = unbounded();
         let flushing = thread::Builder::new().name("disk-flush".to_owned()).spawn({

@@ -6,10 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crew::{Crew, Terms};
 use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
 use placer::Placer;
-use transport::{BlockSink, LaneEnd, receive, thread_cpu};
+use transport::{BlockSink, LaneEnd, receive_counted, thread_cpu};
+
+use crate::network::{Flow, Network, Way};
+
+/// More lanes than a source makes: a bound on what it can have us count.
+const LANES_MAX: usize = 64;
 
 #[derive(Default)]
 struct State {
@@ -27,11 +33,66 @@ pub(crate) struct ArrivingLanes {
     /// Where a lane tells what ends the migration.
     broken: Sender<String>,
     cpu_ns: AtomicU64,
+    crew: Arc<Crew>,
+    network: Arc<Network>,
+    migration: u64,
+    /// By number, from its first connection on.
+    counted: Mutex<Vec<Option<Counted>>>,
+}
+
+/// What a lane has brought, whichever of its connections did, and by which NIC.
+struct Counted {
+    received_bytes: Arc<AtomicU64>,
+    flow: Option<Flow>,
 }
 
 impl ArrivingLanes {
-    pub(crate) fn new(broken: Sender<String>) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), broken, cpu_ns: AtomicU64::new(0) }
+    pub(crate) fn new(broken: Sender<String>, network: &Arc<Network>) -> Self {
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            broken,
+            cpu_ns: AtomicU64::new(0),
+            crew: Crew::new(Terms::default()),
+            network: Arc::clone(network),
+            migration: network.migration(),
+            counted: Mutex::default(),
+        }
+    }
+
+    /// The threads that serve lanes and disks.
+    pub(crate) fn crew(&self) -> &Arc<Crew> {
+        &self.crew
+    }
+
+    /// At each lane's number, the place of its NIC.
+    pub(crate) fn places(&self) -> Vec<Option<u16>> {
+        let place =
+            |counted: &Option<Counted>| u16::try_from(counted.as_ref()?.flow.as_ref()?.place).ok();
+        self.counted.lock().iter().map(place).collect()
+    }
+
+    /// Where to count what lane `number` brings, which comes by `stream` now.
+    fn counter(&self, stream: &TcpStream, number: u16) -> Arc<AtomicU64> {
+        let number = usize::from(number);
+        let mut counted = self.counted.lock();
+        if number >= LANES_MAX {
+            return Arc::default();
+        }
+        if counted.len() <= number {
+            counted.resize_with(number + 1, || None);
+        }
+        let lane = counted[number].get_or_insert_with(|| {
+            let received_bytes = Arc::new(AtomicU64::new(0));
+            let bytes = Arc::clone(&received_bytes);
+            let flow = stream.local_addr().ok().and_then(|address| {
+                let counter = move || bytes.load(Relaxed);
+                let joined = self.network.join(Way::In, self.migration, address.ip(), counter);
+                joined.inspect_err(|error| tracing::warn!(%error, "a lane is not paced")).ok()
+            });
+            Counted { received_bytes, flow }
+        });
+        Arc::clone(&lane.received_bytes)
     }
 
     /// The block list is known: batches can be placed.
@@ -51,7 +112,11 @@ impl ArrivingLanes {
             state.streams.push(clone);
             state.running += 1;
         }
-        let outcome = receive(stream, || self.placer(), || self.disks());
+        let member = self.crew.join();
+        let received_bytes = self.counter(stream, number);
+        let (placer, disks) = (|| self.placer(), || self.disks());
+        let outcome = receive_counted(stream, placer, disks, &received_bytes);
+        drop(member);
         // A peer in the middle of a write learns that nobody reads any more.
         let _ = stream.shutdown(Shutdown::Both);
         match outcome {

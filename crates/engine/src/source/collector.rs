@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crew::Crew;
 use crossbeam_channel::Sender;
 use page::Batch;
 use tap::{Head, Output, Stopped};
@@ -21,6 +22,7 @@ pub(crate) struct Collector {
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) link: Arc<Link<ToDestination>>,
     pub(crate) notices: Sender<Notice>,
+    pub(crate) crew: Arc<Crew>,
 }
 
 impl Collector {
@@ -68,5 +70,8 @@ impl Output for Collector {
             self.notice(Notice::Unsplittable(reason.to_owned()));
         }
         self.residue(true, bytes)
+    }
+    fn crew(&self) -> Option<Arc<Crew>> {
+        Some(Arc::clone(&self.crew))
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use crew::Crew;
 use crossbeam_channel::Sender;
 use disk::{DiskSource, serve};
 use nbd::server::{Export, negotiate};
@@ -24,6 +25,7 @@ struct Shared {
     disks: Vec<Arc<DiskSource>>,
     exports: Vec<Export>,
     notices: Sender<Notice>,
+    crew: Arc<Crew>,
     state: Mutex<State>,
 }
 
@@ -42,11 +44,12 @@ impl DiskTap {
         socket: Rendezvous,
         disks: Vec<(Export, Arc<DiskSource>)>,
         notices: Sender<Notice>,
+        crew: &Arc<Crew>,
     ) -> std::io::Result<Self> {
         let waker = listener.try_clone()?;
         let (exports, disks) = disks.into_iter().unzip();
         let state = Mutex::new(State { listener: Some(waker), ..State::default() });
-        let shared = Arc::new(Shared { disks, exports, notices, state });
+        let shared = Arc::new(Shared { disks, exports, notices, crew: Arc::clone(crew), state });
         let accepting = thread::Builder::new().name("disk-tap".to_owned()).spawn({
             let shared = Arc::clone(&shared);
             move || accept(&shared, &listener)
@@ -106,6 +109,7 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 
 /// Serves one connection of QEMU, which is one disk's mirror.
 fn carry(shared: &Shared, socket: UnixStream) {
+    let _member = shared.crew.join();
     let served = match negotiate(socket, &shared.exports) {
         Ok(None) => return,
         Ok(Some(mut connection)) => match shared.disks.get(connection.export) {

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use api::{DiskReport, MigrateRequest};
+use crew::Crew;
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
 use disk::DiskSource;
 use nbd::server::Export;
@@ -84,6 +85,7 @@ pub(super) struct Around<'m> {
     pub(super) lanes: &'m Arc<transport::Lanes>,
     pub(super) link: &'m Arc<crate::link::Link<wire::ToDestination>>,
     pub(super) notices: &'m Sender<Notice>,
+    pub(super) crew: &'m Arc<Crew>,
     pub(super) story: &'m Arc<Story>,
     /// Whether all disks have caught up: QEMU may finish.
     pub(super) ready: Arc<AtomicBool>,
@@ -111,7 +113,7 @@ impl Disks {
         let exports =
             chosen.disks.iter().map(|disk| Export { name: disk.name.clone(), bytes: disk.bytes });
         let served = exports.zip(sources.iter().cloned()).collect();
-        let tap = DiskTap::start(listener, socket, served, around.notices.clone());
+        let tap = DiskTap::start(listener, socket, served, around.notices.clone(), around.crew);
         let tap = tap.map_err(|error| super::start::local("starting a thread", error))?;
         let targets: Vec<Target> = chosen
             .disks

@@ -20,9 +20,10 @@ use wire::{Prepare, ToDestination, ToSource, Token};
 use super::collector::Collector;
 use super::disks::{self, Around, Disks};
 use super::live::Live;
+use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
 use super::sieve::Sieve;
-use super::{Control, Happening, Notice, PREPARE_MAX, Source, Stream};
+use super::{Control, Happening, Notice, PREPARE_MAX, Source, Stream, terms};
 use crate::error::MigrationError;
 use crate::link::Link;
 
@@ -82,6 +83,7 @@ impl Source<'_> {
                 overwrite: self.request.overwrite_disks,
             }))?,
             incoming_qmp: self.request.incoming_qmp.clone(),
+            terms: terms(&self.story.watch().bounds()),
         };
         self.say(&ToDestination::Prepare(Box::new(order)))?;
         // While the destination makes its QEMU.
@@ -139,6 +141,7 @@ impl Source<'_> {
             lanes: Arc::clone(&lanes),
             link: Arc::clone(&control.link),
             notices: self.notices.0.clone(),
+            crew: Arc::clone(&self.crew),
         });
         let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
         let tap = Tap::start(listener, channels, held, Arc::clone(&live.pool), collector)
@@ -154,12 +157,14 @@ impl Source<'_> {
             fixed: self.local.fixed_cost.expected(),
         });
         let sampler = Some(sampler.map_err(|e| local("starting a thread", e))?);
+        let pacing = Some(self.pace(&lanes)?);
         self.stream = Some(Stream {
             outgoing: Arc::clone(&outgoing),
             live,
             lanes: Arc::clone(&lanes),
             tap: stopper,
             sampler,
+            pacing,
             _socket: socket,
         });
         self.wait_in_background(tap, Arc::clone(&lanes))?;
@@ -170,6 +175,14 @@ impl Source<'_> {
             outgoing.start()?;
         }
         Ok(())
+    }
+
+    fn pace(&self, lanes: &Arc<Lanes>) -> Result<Pacing, MigrationError> {
+        let bounds = pace_bounds(&self.story.watch().bounds());
+        let network = &self.local.resources.network;
+        let (lanes, crew) = (Arc::clone(lanes), Arc::clone(&self.crew));
+        Pacing::start(lanes, network, bounds, crew, Arc::clone(&self.story))
+            .map_err(|error| local("starting a thread", error))
     }
 
     fn outgoing(&self, kind: StreamKind, socket: &Path) -> Result<Outgoing, MigrationError> {
@@ -194,6 +207,7 @@ impl Source<'_> {
                 lanes,
                 link: &control.link,
                 notices: &self.notices.0,
+                crew: &self.crew,
                 story: &self.story,
                 ready: Arc::clone(&stream.live.disks_ready),
             },
@@ -232,7 +246,8 @@ impl Source<'_> {
             Compress::Auto | Compress::Zstd => Encoding::Zstd,
         };
         let endpoints = self.endpoints();
-        Lanes::start(LanesPlan { endpoints, token, encoding, sieve: Some(Arc::clone(sieve) as _) })
+        let plan = LanesPlan { endpoints, token, encoding, sieve: Some(Arc::clone(sieve) as _) };
+        Lanes::start_in(plan, Some(Arc::clone(&self.crew)))
             .map_err(|error| local("starting the lanes' threads", error))
     }
 

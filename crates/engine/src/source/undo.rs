@@ -60,6 +60,7 @@ impl Source<'_> {
     pub(super) fn stop_stream(&mut self, in_order: bool) {
         let Some(stream) = &mut self.stream else { return };
         stream.sampler = None;
+        stream.pacing = None;
         if in_order {
             stream.tap.cut();
         } else {

@@ -405,6 +405,17 @@ fn two_migrations_on_a_nic_divide_its_spare() {
 }
 
 #[test]
+fn what_the_operator_sets_holds_at_once() {
+    let capped = |cap| PaceBounds { cap_bytes_per_s: cap, ..PaceBounds::default() };
+    let mut pace = Pace::start(2, capped(Some(10_000_000)));
+    let sum = |paces: &[Option<u64>]| paces.iter().copied().sum::<Option<u64>>();
+    let first = sum(pace.lanes()).unwrap();
+    assert!((9_400_000..=9_600_000).contains(&first), "{first}");
+    assert!(sum(pace.rebound(capped(Some(5_000_000)))).unwrap() <= first / 2 + 1);
+    assert_eq!(pace.rebound(capped(None)), [None, None]);
+}
+
+#[test]
 fn the_destination_is_understood() {
     let said = DestinationUse {
         nics: vec![NicUse { speed_bytes_per_s: Some(1), ..NicUse::default() }],

@@ -1,0 +1,195 @@
+//! What a migration may use of its hosts.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::str::FromStr;
+
+use crew::{Cpus, Priority};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Bits per second on the wire, as network people count: `200M` is 200,000,000.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BitRate(NonZeroU64);
+
+/// What was typed is no rate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no rate: write bits per second, such as 200M or 1.5G")]
+pub struct BitRateError(String);
+
+/// More bits per second than any link has, and exact as a float.
+const BITS_MAX: f64 = 1e15;
+const UNITS: [(char, u64); 4] =
+    [('T', 1_000_000_000_000), ('G', 1_000_000_000), ('M', 1_000_000), ('k', 1000)];
+
+impl BitRate {
+    /// So many bits per second; none if there are none.
+    #[must_use]
+    pub fn from_bits(bits_per_s: u64) -> Option<Self> {
+        NonZeroU64::new(bits_per_s).map(Self)
+    }
+
+    /// The same in bytes.
+    #[must_use]
+    pub fn bytes_per_s(self) -> u64 {
+        (self.0.get() / 8).max(1)
+    }
+}
+
+impl FromStr for BitRate {
+    type Err = BitRateError;
+
+    fn from_str(text: &str) -> Result<Self, BitRateError> {
+        let wrong = || BitRateError(text.chars().take(40).collect());
+        let unit = UNITS.iter().find(|(letter, _)| {
+            text.ends_with(*letter) || text.ends_with(letter.to_ascii_lowercase())
+        });
+        let (digits, factor) = match unit {
+            Some((_, factor)) => (&text[..text.len() - 1], *factor),
+            None => (text, 1),
+        };
+        let plain = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        let number: f64 = digits.parse().ok().filter(|_| plain).ok_or_else(wrong)?;
+        let bits = (number * factor as f64).round();
+        if bits > BITS_MAX {
+            return Err(wrong());
+        }
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+        Self::from_bits(bits as u64).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = self.0.get();
+        match UNITS.iter().find(|(_, factor)| bits >= *factor) {
+            Some((letter, factor)) => write!(f, "{}{letter}", bits as f64 / *factor as f64),
+            None => write!(f, "{bits}"),
+        }
+    }
+}
+
+/// What a migration may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Bounds {
+    /// What all its lanes together never pass.
+    pub limit_bits_per_s: Option<BitRate>,
+    /// What it gets even if others want everything.
+    pub reserve_bits_per_s: Option<BitRate>,
+    /// Whether its data threads go before others that want the same CPUs.
+    pub priority: Priority,
+    /// The CPUs that its data threads run on, at both hosts; all if none are
+    /// named.
+    pub cpus: Option<Cpus>,
+}
+
+/// `PATCH /v1/migrations/ID`: what is left out stays, `null` takes away.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BoundsChange {
+    /// See [`Bounds::limit_bits_per_s`].
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    pub limit_bits_per_s: Option<Option<BitRate>>,
+    /// See [`Bounds::reserve_bits_per_s`].
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    pub reserve_bits_per_s: Option<Option<BitRate>>,
+    /// See [`Bounds::priority`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<Priority>,
+    /// See [`Bounds::cpus`].
+    #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<Option<Cpus>>,
+}
+
+impl BoundsChange {
+    /// Whether it changes nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What holds after it.
+    #[must_use]
+    pub fn apply(self, to: Bounds) -> Bounds {
+        Bounds {
+            limit_bits_per_s: self.limit_bits_per_s.unwrap_or(to.limit_bits_per_s),
+            reserve_bits_per_s: self.reserve_bits_per_s.unwrap_or(to.reserve_bits_per_s),
+            priority: self.priority.unwrap_or(to.priority),
+            cpus: self.cpus.unwrap_or(to.cpus),
+        }
+    }
+}
+
+/// What is there, `null` too.
+fn named<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
+}
+
+/// A change of what a migration may use, while it ran.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BoundsChanged {
+    /// Seconds since the command.
+    pub at_s: f64,
+    /// What held from then on.
+    pub bounds: Bounds,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(text: &str) -> BitRate {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn rates_are_bits() {
+        for (text, bits, shown) in [
+            ("200M", 200_000_000, "200M"),
+            ("200m", 200_000_000, "200M"),
+            ("1.5G", 1_500_000_000, "1.5G"),
+            ("8000", 8000, "8k"),
+            ("64k", 64_000, "64k"),
+            ("999", 999, "999"),
+        ] {
+            assert_eq!(Some(rate(text)), BitRate::from_bits(bits), "{text}");
+            assert_eq!(rate(text).to_string(), shown);
+        }
+        assert_eq!(rate("1G").bytes_per_s(), 125_000_000);
+    }
+
+    #[test]
+    fn what_is_no_rate_is_refused() {
+        for text in ["", "M", "0", "0.1", "-1M", "1e9", "nan", "fast", "1Mbit", "1 M", "2000T", "ä"]
+        {
+            let error = text.parse::<BitRate>().unwrap_err().to_string();
+            assert!(error.contains("200M"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_change_keeps_what_it_does_not_name() {
+        let before = Bounds {
+            limit_bits_per_s: Some(rate("200M")),
+            reserve_bits_per_s: Some(rate("10M")),
+            priority: Priority::High,
+            cpus: Some("0-1".parse().unwrap()),
+        };
+        let change: BoundsChange =
+            serde_json::from_str(r#"{"limit_bits_per_s":null,"cpus":"2"}"#).unwrap();
+        let after = change.clone().apply(before.clone());
+        let expected =
+            Bounds { limit_bits_per_s: None, cpus: Some("2".parse().unwrap()), ..before.clone() };
+        assert_eq!(after, expected);
+        let again: BoundsChange =
+            serde_json::from_value(serde_json::to_value(&change).unwrap()).unwrap();
+        assert_eq!(again, change);
+        let nothing: BoundsChange = serde_json::from_str("{}").unwrap();
+        assert!(nothing.is_empty() && !change.is_empty());
+        assert_eq!(nothing.apply(before.clone()), before);
+        for wrong in [r#"{"speed":1}"#, r#"{"limit_bits_per_s":0}"#, r#"{"cpus":"x"}"#] {
+            assert!(serde_json::from_str::<BoundsChange>(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Once a second: what crosses this host's NICs, for the source to pace its
+//! lanes by; and what of the operator's wishes the system refuses here.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use policy::pace::DestinationUse;
+use wire::ToSource;
+
+use super::lanes::ArrivingLanes;
+use crate::error::LinkError;
+use crate::link::Link;
+use crate::network::{Network, Way};
+
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The thread that tells the source. Ends when this is dropped.
+pub(super) struct Telling {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Telling {
+    pub(super) fn start(
+        lanes: Arc<ArrivingLanes>,
+        network: Arc<Network>,
+        link: Arc<Link<ToSource>>,
+    ) -> std::io::Result<Self> {
+        let (stop, stopped) = bounded(0);
+        let thread = std::thread::Builder::new()
+            .name("nic-use".to_owned())
+            .spawn(move || tell(&lanes, &network, &link, &stopped))?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn tell(lanes: &ArrivingLanes, network: &Network, link: &Link<ToSource>, stopped: &Receiver<()>) {
+    let ticks = tick(EVERY);
+    loop {
+        select! {
+            recv(ticks) -> _ => if tell_once(lanes, network, link).is_err() {
+                return; // The source is gone, which others hear.
+            },
+            recv(stopped) -> _ => {
+                let _ = tell_refusals(lanes, link);
+                return;
+            }
+        }
+    }
+}
+
+fn tell_once(
+    lanes: &ArrivingLanes,
+    network: &Network,
+    link: &Link<ToSource>,
+) -> Result<(), LinkError> {
+    tell_refusals(lanes, link)?;
+    match network.uses(Way::In) {
+        Ok(nics) => link.say(&ToSource::NicUse(DestinationUse { nics, lanes: lanes.places() })),
+        Err(error) => {
+            tracing::warn!(%error, "the network cards' counters can't be read");
+            Ok(())
+        }
+    }
+}
+
+fn tell_refusals(lanes: &ArrivingLanes, link: &Link<ToSource>) -> Result<(), LinkError> {
+    for refused in lanes.crew().refused() {
+        link.say(&ToSource::Note { text: format!("at the destination {refused}") })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! What this agent's migrations and others move over its NICs.
+//!
+//! All migrations ask here, about once a second each; counters are read once
+//! for all of them, together with what the migrations themselves wrote and read
+//! in the same time.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nic::{NicError, Nics, Rate, Sample};
+use parking_lot::Mutex;
+use policy::pace::NicUse;
+
+/// Counters are read again when this old: above what `nic` takes for the same
+/// moment.
+const OLD: Duration = Duration::from_millis(600);
+/// What one connection's sockets hold: bytes that were written are on the wire
+/// up to so much later.
+const HELD_BYTES: f64 = 4e6;
+
+/// Which way a migration goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Out,
+    In,
+}
+
+/// The NICs of an agent.
+pub(crate) struct Network {
+    /// What the operator says that a NIC can carry, by its address.
+    speeds: Vec<(IpAddr, u64)>,
+    state: Mutex<State>,
+}
+
+struct State {
+    nics: Nics,
+    at: Instant,
+    samples: Vec<Sample>,
+    flows: Vec<Entry>,
+    next: u64,
+}
+
+type Counter = Box<dyn Fn() -> u64 + Send>;
+
+struct Entry {
+    number: u64,
+    way: Way,
+    place: usize,
+    /// Which migration it is of.
+    migration: u64,
+    counter: Counter,
+    last_bytes: u64,
+    bytes_per_s: f64,
+    before_bytes_per_s: f64,
+}
+
+/// A lane's part in what crosses a NIC, until it is dropped.
+pub(crate) struct Flow {
+    network: Arc<Network>,
+    number: u64,
+    /// Of its NIC.
+    pub(crate) place: usize,
+}
+
+impl std::fmt::Debug for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Network").field("speeds", &self.speeds).finish_non_exhaustive()
+    }
+}
+
+impl Network {
+    pub(crate) fn new(speeds: Vec<(IpAddr, u64)>) -> Arc<Self> {
+        let state = State {
+            nics: Nics::new(),
+            at: Instant::now(),
+            samples: Vec::new(),
+            flows: Vec::new(),
+            next: 0,
+        };
+        Arc::new(Self { speeds, state: Mutex::new(state) })
+    }
+
+    /// A number for one more migration.
+    pub(crate) fn migration(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.next += 1;
+        state.next
+    }
+
+    /// A lane of `migration` goes over the NIC that has `address`; `counter` is
+    /// how much it has carried.
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        way: Way,
+        migration: u64,
+        address: IpAddr,
+        counter: impl Fn() -> u64 + Send + 'static,
+    ) -> Result<Flow, NicError> {
+        let address = address.to_canonical();
+        let speed = self.speeds.iter().find(|(nic, _)| *nic == address).map(|(_, speed)| *speed);
+        let mut state = self.state.lock();
+        let before = state.samples.len();
+        let place = state.nics.add(address, speed)?;
+        if place >= before {
+            // Counting has begun anew for all of them.
+            state.rebase();
+        }
+        state.next += 1;
+        let number = state.next;
+        let last_bytes = counter();
+        state.flows.push(Entry {
+            number,
+            way,
+            place,
+            migration,
+            counter: Box::new(counter),
+            last_bytes,
+            bytes_per_s: 0.0,
+            before_bytes_per_s: 0.0,
+        });
+        Ok(Flow { network: Arc::clone(self), number, place })
+    }
+
+    /// All NICs, each at its place, in about the last second.
+    pub(crate) fn uses(&self, way: Way) -> Result<Vec<NicUse>, NicError> {
+        let mut state = self.state.lock();
+        state.refresh()?;
+        Ok((0..state.samples.len()).map(|place| state.used(way, place)).collect())
+    }
+}
+
+impl State {
+    fn refresh(&mut self) -> Result<(), NicError> {
+        let passed = self.at.elapsed();
+        if passed < OLD {
+            return Ok(());
+        }
+        self.at = Instant::now();
+        self.samples = self.nics.sample()?;
+        for flow in &mut self.flows {
+            let bytes = (flow.counter)();
+            let moved = bytes.saturating_sub(flow.last_bytes);
+            flow.last_bytes = bytes;
+            flow.before_bytes_per_s = flow.bytes_per_s;
+            flow.bytes_per_s = moved as f64 / passed.as_secs_f64();
+        }
+        Ok(())
+    }
+
+    fn rebase(&mut self) {
+        self.at = Instant::now();
+        // They are all of this moment, and say nothing yet.
+        self.samples = self.nics.sample().unwrap_or_default();
+        for flow in &mut self.flows {
+            flow.last_bytes = (flow.counter)();
+        }
+    }
+
+    fn used(&self, way: Way, place: usize) -> NicUse {
+        let sample = &self.samples[place];
+        let Rate { all_bytes_per_s, content_bytes_per_s } = match way {
+            Way::Out => sample.sent,
+            Way::In => sample.received,
+        };
+        let mut migrations = Vec::new();
+        let mut ours = 0.0;
+        for flow in self.flows.iter().filter(|flow| flow.way == way && flow.place == place) {
+            ours += flow.used();
+            if !migrations.contains(&flow.migration) {
+                migrations.push(flow.migration);
+            }
+        }
+        NicUse {
+            speed_bytes_per_s: sample.speed_bytes_per_s,
+            all_bytes_per_s,
+            content_bytes_per_s,
+            ours_bytes_per_s: whole(ours),
+            migrations: u32::try_from(migrations.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+impl Entry {
+    /// One that has slowed down still has on the wire what its sockets held:
+    /// that is nobody else's.
+    fn used(&self) -> f64 {
+        self.bytes_per_s + (self.before_bytes_per_s - self.bytes_per_s).clamp(0.0, HELD_BYTES)
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn whole(bytes_per_s: f64) -> u64 {
+    bytes_per_s as u64
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let mut state = self.network.state.lock();
+        let place = state.flows.iter().position(|flow| flow.number == self.number);
+        let gone = place.map(|place| state.flows.swap_remove(place));
+        drop(state);
+        // What its counter holds ends outside of the lock.
+        drop(gone);
+    }
+}
+
+/// The address that a connection to `remote` leaves from.
+pub(crate) fn leaves_from(local: Option<IpAddr>, remote: SocketAddr) -> Option<IpAddr> {
+    local.or_else(|| nic::local_towards(remote).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use super::*;
+
+    fn make_old(network: &Network) {
+        let mut state = network.state.lock();
+        state.at = state.at.checked_sub(Duration::from_secs(1)).unwrap();
+    }
+
+    #[test]
+    fn what_migrations_move_is_summed_by_nic_and_way() {
+        let loopback: IpAddr = "127.0.0.1".parse().unwrap();
+        let network = Network::new(vec![(loopback, 125_000_000)]);
+        let carried = Arc::new(AtomicU64::new(7));
+        let join = |way, migration| {
+            let carried = Arc::clone(&carried);
+            network.join(way, migration, loopback, move || carried.load(Relaxed)).unwrap()
+        };
+        let (one, other) = (network.migration(), network.migration());
+        let flows = [join(Way::Out, one), join(Way::Out, one), join(Way::Out, other)];
+        let _incoming = join(Way::In, other);
+        carried.fetch_add(1_000_000, Relaxed);
+        make_old(&network);
+        let place = flows[0].place;
+        let used = network.uses(Way::Out).unwrap()[place];
+        assert_eq!((used.speed_bytes_per_s, used.migrations), (Some(125_000_000), 2));
+        assert!((2_500_000..=3_000_000).contains(&used.ours_bytes_per_s), "{used:?}");
+        let coming = network.uses(Way::In).unwrap()[place];
+        assert_eq!(coming.migrations, 1);
+        assert!(coming.ours_bytes_per_s <= 1_000_000, "{coming:?}");
+        drop(flows);
+        let used = network.uses(Way::Out).unwrap()[place];
+        assert_eq!((used.ours_bytes_per_s, used.migrations), (0, 0));
+    }
+
+    #[test]
+    fn what_sockets_held_is_not_somebody_elses() {
+        let entry = |bytes_per_s, before_bytes_per_s| Entry {
+            number: 0,
+            way: Way::Out,
+            place: 0,
+            migration: 0,
+            counter: Box::new(|| 0),
+            last_bytes: 0,
+            bytes_per_s,
+            before_bytes_per_s,
+        };
+        assert!((entry(5e6, 6e6).used() - 6e6).abs() < 1.0);
+        assert!((entry(5e6, 1e6).used() - 5e6).abs() < 1.0);
+        assert!((entry(5e6, 100e6).used() - 9e6).abs() < 1.0);
+    }
+}

@@ -1,0 +1,223 @@
+//! Once a second: how fast each lane may go, and what of the operator's wishes
+//! the system refuses.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use api::Bounds;
+use crew::Crew;
+use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
+use policy::pace::{DestinationUse, LaneUse, Pace, PaceBounds, PaceSample};
+use transport::{LaneTimes, Lanes};
+
+use crate::network::{Flow, Network, Way, leaves_from};
+use crate::story::Story;
+
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The thread that paces the lanes.
+pub(super) struct Pacing {
+    tell: Option<Sender<News>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum News {
+    Destination(DestinationUse),
+    Bounds(PaceBounds),
+}
+
+/// What the operator set, in bytes.
+pub(super) fn pace_bounds(bounds: &Bounds) -> PaceBounds {
+    PaceBounds {
+        reserve_bytes_per_s: bounds.reserve_bits_per_s.map_or(0, api::BitRate::bytes_per_s),
+        cap_bytes_per_s: bounds.limit_bits_per_s.map(api::BitRate::bytes_per_s),
+    }
+}
+
+impl Pacing {
+    /// Paces `lanes` from now on.
+    pub(super) fn start(
+        lanes: Arc<Lanes>,
+        network: &Arc<Network>,
+        bounds: PaceBounds,
+        crew: Arc<Crew>,
+        story: Arc<Story>,
+    ) -> std::io::Result<Self> {
+        let pace = Pace::start(lanes.paces().count(), bounds);
+        set(&lanes, pace.lanes());
+        let flows = flows(&lanes, network, &story);
+        let (tell, told) = unbounded();
+        let last = counts(&lanes);
+        let paced = Paced {
+            lanes,
+            network: Arc::clone(network),
+            flows,
+            bounds,
+            pace,
+            destination: None,
+            last,
+            last_at: Instant::now(),
+            crew,
+            story,
+        };
+        let thread =
+            std::thread::Builder::new().name("pace".to_owned()).spawn(move || paced.run(&told))?;
+        Ok(Self { tell: Some(tell), thread: Some(thread) })
+    }
+
+    /// The destination's word.
+    pub(super) fn hear(&self, used: DestinationUse) {
+        self.news(News::Destination(used));
+    }
+
+    /// The operator's.
+    pub(super) fn set(&self, bounds: PaceBounds) {
+        self.news(News::Bounds(bounds));
+    }
+
+    fn news(&self, news: News) {
+        if let Some(tell) = &self.tell {
+            // A thread that is gone paces nothing.
+            let _ = tell.send(news);
+        }
+    }
+}
+
+impl Drop for Pacing {
+    fn drop(&mut self) {
+        self.tell = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Each lane at its NIC, if that is known.
+fn flows(lanes: &Arc<Lanes>, network: &Arc<Network>, story: &Story) -> Vec<Option<Flow>> {
+    let migration = network.migration();
+    let endpoints: Vec<_> = lanes.meters().map(|(endpoint, _)| endpoint).collect();
+    let flow = |(number, endpoint): (usize, &transport::Endpoint)| {
+        let address = leaves_from(endpoint.local, endpoint.remote)?;
+        let meters = Arc::clone(lanes);
+        let counter = move || {
+            let meter = meters.meters().nth(number);
+            meter.map_or(0, |(_, meter)| meter.wire_bytes.load(Relaxed))
+        };
+        let joined = network.join(Way::Out, migration, address, counter);
+        if let Err(error) = &joined {
+            story.note(format!("others on its network card are not spared: {error}"));
+        }
+        joined.ok()
+    };
+    endpoints.iter().enumerate().map(flow).collect()
+}
+
+/// Of each lane.
+type Counts = Vec<(u64, LaneTimes)>;
+
+fn counts(lanes: &Lanes) -> Counts {
+    let bytes = lanes.meters().map(|(_, meter)| meter.wire_bytes.load(Relaxed));
+    bytes.zip(lanes.times_by_lane()).collect()
+}
+
+fn set(lanes: &Lanes, paces: &[Option<u64>]) {
+    for (lane, pace) in paces.iter().enumerate() {
+        lanes.set_pace(lane, *pace);
+    }
+}
+
+struct Paced {
+    lanes: Arc<Lanes>,
+    network: Arc<Network>,
+    flows: Vec<Option<Flow>>,
+    bounds: PaceBounds,
+    pace: Pace,
+    destination: Option<DestinationUse>,
+    last: Counts,
+    last_at: Instant,
+    crew: Arc<Crew>,
+    story: Arc<Story>,
+}
+
+impl Paced {
+    fn run(mut self, told: &Receiver<News>) {
+        let ticks = tick(EVERY);
+        loop {
+            select! {
+                recv(told) -> news => match news {
+                    Ok(News::Destination(used)) => self.destination = Some(used),
+                    Ok(News::Bounds(bounds)) => {
+                        self.bounds = bounds;
+                        set(&self.lanes, self.pace.rebound(bounds));
+                    }
+                    Err(_) => break,
+                },
+                recv(ticks) -> _ => self.decide(),
+            }
+        }
+        self.note_refusals();
+    }
+
+    fn note_refusals(&self) {
+        for refused in self.crew.refused() {
+            self.story.note(refused);
+        }
+    }
+
+    fn decide(&mut self) {
+        self.note_refusals();
+        let nics = match self.network.uses(Way::Out) {
+            Ok(nics) => nics,
+            Err(error) => {
+                self.story.note(format!("others on its network card are not spared: {error}"));
+                return;
+            }
+        };
+        let used = self.lanes_use();
+        let sample =
+            PaceSample { nics: &nics, lanes: &used, destination: self.destination.as_ref() };
+        set(&self.lanes, self.pace.next(&sample, self.bounds));
+        tracing::trace!(?sample, paces = ?self.pace.lanes(), "pace");
+    }
+
+    fn lanes_use(&mut self) -> Vec<LaneUse> {
+        let (now, at) = (counts(&self.lanes), Instant::now());
+        let seconds = (at - self.last_at).as_secs_f64().max(1e-3);
+        let used = |(((bytes, times), (bytes_before, times_before)), flow): (
+            (&(u64, LaneTimes), &(u64, LaneTimes)),
+            &Option<Flow>,
+        )| LaneUse {
+            nic: flow.as_ref().map(|flow| flow.place),
+            bytes_per_s: per_second(bytes - bytes_before, seconds),
+            writing: (*times - *times_before).writing.as_secs_f64() / seconds,
+        };
+        let uses = now.iter().zip(&self.last).zip(&self.flows).map(used).collect();
+        (self.last, self.last_at) = (now, at);
+        uses
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn per_second(bytes: u64, seconds: f64) -> u64 {
+    (bytes as f64 / seconds) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_operator_sets_is_bits_and_what_lanes_get_bytes() {
+        let bounds = Bounds {
+            limit_bits_per_s: Some("200M".parse().unwrap()),
+            reserve_bits_per_s: Some("8M".parse().unwrap()),
+            ..Bounds::default()
+        };
+        let expected =
+            PaceBounds { reserve_bytes_per_s: 1_000_000, cap_bytes_per_s: Some(25_000_000) };
+        assert_eq!(pace_bounds(&bounds), expected);
+        assert_eq!(pace_bounds(&Bounds::default()), PaceBounds::default());
+    }
+}

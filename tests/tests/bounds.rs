@@ -1,0 +1,140 @@
+//! What a migration may use is bounded from outside: its share of the network,
+//! its threads' priority and their CPUs; all of it while it runs.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use api::{Phase, Priority};
+use end_to_end::{MIB, Moving, Side, World, guest, until};
+use lab::guest::Guest;
+use lab::hosts::Link;
+
+/// A guest that takes a while at 40 Mbit/s.
+fn large(world: &World) -> Guest {
+    let mut spec = guest("384M", 100_000);
+    spec.orders.random_bytes = 160 * MIB;
+    world.boot(&spec)
+}
+
+fn fly(world: &World, guest: &Guest, args: &[&str]) -> (Moving, String) {
+    let mut moving = world.begin(guest, Side::A, args);
+    moving.wait_for(Phase::FirstPass);
+    let id = world.vm(Side::A, "web1").and_then(|vm| vm.migration).expect("it moves");
+    (moving, id)
+}
+
+/// What A sends on the wire over some seconds, in Mbit/s. Both figures are
+/// counters, of the interface and of the clock.
+fn sent_mbit_per_s(world: &World) -> f64 {
+    let before = (world.hosts.a.sent().unwrap().bytes, Instant::now());
+    sleep(Duration::from_secs(4));
+    let bytes = world.hosts.a.sent().unwrap().bytes - before.0;
+    bytes as f64 * 8e-6 / before.1.elapsed().as_secs_f64()
+}
+
+fn assert_near(is: f64, wanted: f64) {
+    assert!((0.95..=1.05).contains(&(is / wanted)), "{is:.2} Mbit/s instead of {wanted}");
+}
+
+#[test]
+fn the_network() {
+    let world = World::new(Link::one(200));
+    let guest = large(&world);
+    let (moving, id) = fly(&world, &guest, &["--limit", "40M", "--compress", "off"]);
+    let first = sent_mbit_per_s(&world);
+    let said = world.tells(Side::A, &["set", &id, "--limit", "80M"]);
+    assert!(said.contains("limit 80Mbit/s"), "{said}");
+    let second = sent_mbit_per_s(&world);
+    println!("limit 40: {first:.2} Mbit/s on the wire; limit 80: {second:.2}");
+    assert_near(first, 40.0);
+    assert_near(second, 80.0);
+    world.says(Side::A, &["set", &id, "--limit", "none"]);
+    let third = sent_mbit_per_s(&world);
+    assert!(third > 120.0, "{third:.2} Mbit/s without a limit");
+    let report = world.arrive(&guest, Side::A, moving);
+    let limits: Vec<_> =
+        report.bounds_changes.iter().map(|change| change.bounds.limit_bits_per_s).collect();
+    assert_eq!(limits, ["80M".parse().ok(), None]);
+    assert_eq!(report.bounds.limit_bits_per_s, None);
+}
+
+/// Of an agent's threads: their names, nice values and CPUs.
+fn threads(world: &World, side: Side) -> Vec<(String, i32, String)> {
+    let tasks = format!("/proc/{}/task", world.agent(side).pid());
+    let read = |task: &fs::DirEntry| {
+        let file = |name: &str| fs::read_to_string(task.path().join(name)).ok();
+        let (stat, status) = (file("stat")?, file("status")?);
+        let (_, fields) = stat.rsplit_once(") ")?;
+        // Field 19 of the whole; the first here is the third.
+        let nice = fields.split(' ').nth(16)?.parse().ok()?;
+        let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        Some((file("comm")?.trim().to_owned(), nice, cpus.trim().to_owned()))
+    };
+    fs::read_dir(tasks).unwrap().filter_map(|task| read(&task.unwrap())).collect()
+}
+
+/// Whether all data threads of a side, and no others, have these.
+fn have(world: &World, side: Side, carries: &[&str], nice: i32, cpus: &str, all: &str) -> bool {
+    let threads = threads(world, side);
+    let of = |prefix: &str| threads.iter().filter(|one| one.0.starts_with(prefix)).count();
+    carries.iter().all(|prefix| of(prefix) > 0)
+        && threads.iter().all(|(name, is_nice, is_cpus)| {
+            let is_data = carries.iter().any(|prefix| name.starts_with(prefix));
+            // At the destination one thread of the same name leads.
+            let as_data = *is_nice == nice && is_cpus == cpus;
+            let as_others = *is_nice == 0 && is_cpus == all;
+            let is_peer = name.starts_with("peer");
+            if is_peer {
+                as_data || as_others
+            } else if is_data {
+                as_data
+            } else {
+                as_others
+            }
+        })
+        && threads.iter().any(|one| one.1 == nice && one.2 == cpus)
+}
+
+#[test]
+fn the_cpus() {
+    let world = World::new(Link::one(200));
+    let guest = large(&world);
+    let all = threads(&world, Side::A)[0].2.clone();
+    let (moving, id) = fly(&world, &guest, &["--limit", "20M", "--cpus", "0"]);
+    // "tap-accept" only waits for QEMU to connect, and has ended.
+    let sides: [(Side, &[&str]); 2] =
+        [(Side::A, &["lane-", "tap-0", "tap-1"]), (Side::B, &["peer-"])];
+    let are = |nice: i32, cpus: &str| {
+        for (side, carries) in sides {
+            until(&format!("{nice} {cpus} {:?}", threads(&world, side)), || {
+                have(&world, side, carries, nice, cpus, &all)
+            });
+        }
+    };
+    are(10, "0");
+    world.says(Side::A, &["set", &id, "--priority", "normal", "--cpus", "all"]);
+    are(0, &all);
+    // The tests run as root: it may.
+    world.says(Side::A, &["set", &id, "--priority", "high"]);
+    are(-10, &all);
+    world.says(Side::A, &["set", &id, "--priority", "low", "--limit", "none"]);
+    let report = world.arrive(&guest, Side::A, moving);
+    assert_eq!((report.bounds.priority, report.bounds.cpus), (Priority::Low, None));
+    assert_eq!(report.bounds_changes.len(), 3);
+    assert!(report.notes.is_empty(), "{:?}", report.notes);
+}
+
+#[test]
+fn wishes_that_cannot_be_met() {
+    let world = World::new(Link::one(1000));
+    let guest = world.boot(&guest("256M", 1_000_000));
+    let report = world.migrate(&guest, Side::A, &["--cpus", "1000"]);
+    for words in ["CPUs 1000 are not used", "at the destination CPUs 1000 are not used"] {
+        assert!(report.notes.iter().any(|note| note.starts_with(words)), "{:?}", report.notes);
+    }
+    let ended = world.refuses(Side::A, &["set", &report.id, "--limit", "10M"]);
+    assert!(ended.contains("has ended"), "{ended}");
+    let unknown = world.refuses(Side::A, &["set", "deadbeef", "--limit", "10M"]);
+    assert!(unknown.contains("no migration `deadbeef`"), "{unknown}");
+}

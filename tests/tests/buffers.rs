@@ -1,0 +1,133 @@
+//! All migrations of an agent share its buffers: small ones are enough for
+//! several at a time, also for some that cross.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use api::Report;
+use end_to_end::{MIB, Side, World, guest};
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::{Link, RUN_DIR};
+
+/// The least that an agent takes.
+const POOL_MIB: u64 = 16;
+
+fn small_pools() -> World {
+    let mut world = World::new(Link::one(200));
+    world.restart_agents_with(&["--pool-mib", &POOL_MIB.to_string()]);
+    world
+}
+
+fn named(name: &str, random_mib: u64) -> GuestSpec {
+    let mut spec = guest("192M", 1_000_000);
+    spec.name = name.to_owned();
+    spec.orders.random_bytes = random_mib * MIB;
+    spec
+}
+
+fn assert_bounded(reports: &[Report]) {
+    for report in reports {
+        let [source, destination] = report.pool_high_water_bytes;
+        assert!(0 < source && source <= POOL_MIB * MIB, "{source}");
+        assert!(0 < destination && destination <= POOL_MIB * MIB, "{destination}");
+    }
+}
+
+/// Moves guests at the same time, each from where it is.
+fn move_all(world: &World, guests: &[(Guest, Side)], args: &[&str]) -> Vec<Report> {
+    let moving: Vec<_> =
+        guests.iter().map(|(guest, from)| world.begin(guest, *from, args)).collect();
+    let ended: Vec<_> = moving.into_iter().map(end_to_end::Moving::wait).collect();
+    for (ended, (guest, from)) in ended.iter().zip(guests) {
+        assert!(ended.success, "{:?}\n{}", ended.report.outcome, ended.said);
+        let vm = world.vm(from.other(), &guest.spec.name).expect("it should be there");
+        assert_eq!(vm.migration, None);
+        assert!(world.vm(*from, &guest.spec.name).is_none());
+        world.assert_intact(guest);
+    }
+    let reports: Vec<Report> = ended.into_iter().map(|ended| ended.report).collect();
+    assert_bounded(&reports);
+    reports
+}
+
+#[test]
+fn two_that_cross() {
+    let world = small_pools();
+    let (one, other) = (world.boot(&named("web1", 64)), world.boot(&named("web2", 64)));
+    let there = world.begin(&other, Side::A, &[]).wait();
+    assert!(there.success, "{}", there.said);
+    let mut guests = [(one, Side::A), (other, Side::B)];
+    for _ in 0..2 {
+        drop(move_all(&world, &guests, &[]));
+        for (_, at) in &mut guests {
+            *at = at.other();
+        }
+    }
+}
+
+#[test]
+fn four_at_once() {
+    let world = small_pools();
+    let names = ["web1", "web2", "web3", "web4"];
+    let guests = names.map(|name| (world.boot(&named(name, 32)), Side::A));
+    drop(move_all(&world, &guests, &[]));
+}
+
+fn image(world: &World, side: Side, name: &str) -> PathBuf {
+    world.host(side).run_dir.join(format!("{name}.img"))
+}
+
+/// Both with disks, so that pages and blocks of both need buffers at both ends.
+#[test]
+fn two_that_cross_with_their_disks() {
+    let world = small_pools();
+    let with_disk = |name: &str| {
+        let written = 48 * MIB;
+        let path = image(&world, Side::A, name);
+        let made = Command::new("truncate").args(["-s", "256M"]).arg(&path).status().unwrap();
+        assert!(made.success());
+        let mut spec = named(name, 32);
+        (spec.orders.disk_bytes, spec.orders.disk_rate) = (written, 500_000);
+        let drive = format!("file={RUN_DIR}/{name}.img,format=raw,if=none,id=data");
+        let device = "virtio-blk-pci,drive=data,id=vda".to_owned();
+        spec.extra.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
+        world.boot(&spec)
+    };
+    let (one, other) = (with_disk("web1"), with_disk("web2"));
+    let args = ["--disks", "all", "--create-disks", "--overwrite-disks"];
+    let there = world.begin(&other, Side::A, &args).wait();
+    assert!(there.success, "{}", there.said);
+    let guests = [(one, Side::A), (other, Side::B)];
+    drop(move_all(&world, &guests, &args));
+    for (guest, _) in &guests {
+        let checked = guest.check_disk().unwrap();
+        assert_eq!((checked.pages, checked.wrong), (48 * MIB / 4096, 0), "{checked:?}");
+    }
+}
+
+/// One too many is refused at once, with what to do; it moves later.
+#[test]
+fn one_too_many_is_refused() {
+    let world = small_pools();
+    let names = ["web1", "web2", "web3", "web4", "web5", "web6", "web7", "web8"];
+    let guests = names.map(|name| {
+        let mut spec = named(name, 8);
+        spec.memory = "96M".to_owned();
+        spec.orders.text_bytes = 0;
+        world.boot(&spec)
+    });
+    let (last, first) = guests.split_last().unwrap();
+    // So slow that none ends meanwhile.
+    let mut moving: Vec<_> =
+        first.iter().map(|guest| world.begin(guest, Side::A, &["--limit", "1M"])).collect();
+    moving.iter_mut().for_each(|one| one.wait_for(api::Phase::FirstPass));
+    let why = world.refuses(Side::A, &["migrate", &last.spec.name, "host-b"]);
+    assert!(why.contains("at most 7 VMs can leave at a time with pool-mib 16"), "{why}");
+    moving.iter().for_each(end_to_end::Moving::interrupt);
+    for one in moving {
+        assert!(!one.wait().success);
+    }
+    let moved = world.begin(last, Side::A, &[]).wait();
+    assert!(moved.success, "{}", moved.said);
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+}
