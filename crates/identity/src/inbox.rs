@@ -11,9 +11,9 @@ use crate::refusal::Refusal;
 /// To begin with: a control connection or a lane's acknowledgements need no
 /// more.
 const BUFFER_BYTES_MIN: usize = 2 * RECORD_BYTES_MAX;
-/// As much as one call to the kernel takes, and still in a core's own cache when
-/// it is opened.
-const BUFFER_BYTES_MAX: usize = 256 << 10;
+/// As much as is worth one call to the kernel, and still in a core's own cache
+/// when it is opened: about a lane's batch.
+const BUFFER_BYTES_MAX: usize = 512 << 10;
 /// Room that is worth a call to the kernel.
 const ROOM_BYTES_MIN: usize = 4 * CONTENT_BYTES_MAX;
 /// Records in a row that bring no bytes: tickets after a handshake are 16.

@@ -1,0 +1,7 @@
+//! Any bytes as TLS records: sealed by nobody, and sealed by a hostile peer.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    identity::fuzzing::stranger(bytes);
+    identity::fuzzing::peer(bytes);
+});
