@@ -10,7 +10,7 @@ use api::Bounds;
 use crew::Crew;
 use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
 use policy::pace::{DestinationUse, LaneUse, Pace, PaceBounds, PaceSample};
-use transport::{LaneTimes, Lanes};
+use transport::{LaneMeter, LaneTimes, Lanes};
 
 use crate::network::{Flow, Network, Way, leaves_from};
 use crate::story::Story;
@@ -114,12 +114,19 @@ fn flows(lanes: &Arc<Lanes>, network: &Arc<Network>, story: &Story) -> Vec<Optio
     endpoints.iter().enumerate().map(flow).collect()
 }
 
-/// Of each lane.
-type Counts = Vec<(u64, LaneTimes)>;
+/// One lane so far.
+struct Count {
+    bytes: u64,
+    times: LaneTimes,
+}
 
-fn counts(lanes: &Lanes) -> Counts {
-    let bytes = lanes.meters().map(|(_, meter)| meter.wire_bytes.load(Relaxed));
-    bytes.zip(lanes.times_by_lane()).collect()
+fn counts(lanes: &Lanes) -> Vec<Count> {
+    let meters = lanes.meters().zip(lanes.times_by_lane());
+    let count = |((_, meter), times): ((_, &LaneMeter), LaneTimes)| Count {
+        bytes: meter.wire_bytes.load(Relaxed),
+        times,
+    };
+    meters.map(count).collect()
 }
 
 fn set(lanes: &Lanes, paces: &[Option<u64>]) {
@@ -135,7 +142,7 @@ struct Paced {
     bounds: PaceBounds,
     pace: Pace,
     destination: Option<DestinationUse>,
-    last: Counts,
+    last: Vec<Count>,
     last_at: Instant,
     crew: Arc<Crew>,
     story: Arc<Story>,
@@ -185,15 +192,14 @@ impl Paced {
     fn lanes_use(&mut self) -> Vec<LaneUse> {
         let (now, at) = (counts(&self.lanes), Instant::now());
         let seconds = (at - self.last_at).as_secs_f64().max(1e-3);
-        let used = |(((bytes, times), (bytes_before, times_before)), flow): (
-            (&(u64, LaneTimes), &(u64, LaneTimes)),
-            &Option<Flow>,
-        )| LaneUse {
-            nic: flow.as_ref().map(|flow| flow.place),
-            bytes_per_s: per_second(bytes - bytes_before, seconds),
-            writing: (*times - *times_before).writing.as_secs_f64() / seconds,
-        };
-        let uses = now.iter().zip(&self.last).zip(&self.flows).map(used).collect();
+        let ends = now.iter().zip(&self.last).zip(&self.flows);
+        let uses = ends
+            .map(|((after, before), flow)| LaneUse {
+                nic: flow.as_ref().map(|flow| flow.place),
+                bytes_per_s: per_second(after.bytes - before.bytes, seconds),
+                writing: (after.times - before.times).writing.as_secs_f64() / seconds,
+            })
+            .collect();
         (self.last, self.last_at) = (now, at);
         uses
     }
