@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 
 use api::{BitRate, Bounds, BoundsChange, Cpus, Priority};
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::{ArgGroup, Args as ClapArgs, ValueEnum};
 use hyper::Method;
 
 use crate::client::{Client, segment};
@@ -59,8 +59,8 @@ impl From<PriorityArg> for Priority {
 }
 
 #[derive(Debug, ClapArgs)]
-#[group(id = "change", required = true, multiple = true,
-        args = ["limit", "reserve", "priority", "cpus"])]
+#[command(group(ArgGroup::new("change").required(true).multiple(true).args(
+    ["limit", "reserve", "priority", "cpus"])))]
 pub(crate) struct SetArgs {
     /// The migration
     pub(crate) id: String,

@@ -23,7 +23,7 @@ fn a_vm_moves_there_and_back() {
     assert!(output.status.success());
     let report: Report = serde_json::from_slice(&output.stdout).expect("nothing but the report");
     assert_eq!((report.outcome, report.from.as_str()), (Outcome::Done, "b"));
-    assert!(text(&output.stderr).contains("first pass"), "progress goes to standard error");
+    assert!(text(&output.stderr).contains("preparing"), "progress goes to standard error");
     b.assert_clean();
 }
 

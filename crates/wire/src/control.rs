@@ -51,6 +51,7 @@ pub struct Prepare {
     /// QMP socket of a QEMU that somebody else started there.
     pub incoming_qmp: Option<String>,
     /// For the destination's data threads.
+    #[serde(default)]
     pub terms: Terms,
 }
 

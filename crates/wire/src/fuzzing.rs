@@ -143,10 +143,12 @@ pub fn seed_controls() -> Vec<Vec<u8>> {
 }
 
 /// As they are on the wire: what other versions may say has to be read too.
-const MESSAGES: [&str; 11] = [
+const MESSAGES: [&str; 14] = [
     r#"{"say":"prepare","migration":"1","from":"a","vm":"web1","argv":["qemu","-m","1G"],"cwd":"/",
         "overrides":[["/a","/b"]],"qemu":"10.0.2","shape":{"machine":"q35"},"disks":[],
-        "shared_disks":true,"moving":[],"allowed":{},"incoming_qmp":null}"#,
+        "shared_disks":true,"moving":[],"allowed":{},"incoming_qmp":null,
+        "terms":{"priority":"low","cpus":"0-3,8"}}"#,
+    r#"{"say":"terms","priority":"high","cpus":null}"#,
     r#"{"say":"blocks","blocks":[{"name":"pc.ram","bytes":1048576}],"ram_section":2,"footers":true}"#,
     r#"{"say":"complete","residue_bytes":9}"#,
     r#"{"say":"go","run":true}"#,
@@ -154,6 +156,9 @@ const MESSAGES: [&str; 11] = [
     r#"{"say":"prepared","token":"09090909090909090909090909090909","qemu":"7.2.22","notes":["n"]}"#,
     r#"{"say":"refused","reason":"why"}"#,
     r#"{"say":"placement","mapped":["pc.ram"],"inline":["vga.vram"]}"#,
+    r#"{"say":"nic-use","nics":[{"speed_bytes_per_s":null,"all_bytes_per_s":9,
+        "content_bytes_per_s":8,"ours_bytes_per_s":7,"migrations":1}],"lanes":[0,null]}"#,
+    r#"{"say":"note","text":"why"}"#,
     r#"{"say":"loaded"}"#,
     r#"{"say":"running","cpu_s":1.5,"pool_high_water_bytes":5}"#,
     r#"{"say":"cannot-run","reason":"why"}"#,
