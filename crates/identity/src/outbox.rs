@@ -14,7 +14,7 @@ use crate::record::{CONTENT_BYTES_MAX, Gather, Kind, OVERHEAD_BYTES, RecordError
 const RECORDS: usize = 40;
 /// As much as is sealed at once.
 pub(crate) const BATCH_BYTES_MAX: usize = RECORDS * CONTENT_BYTES_MAX;
-/// After so many records, 256 GiB, there is a new key: half of what AES-GCM
+/// After so many records, 128 GiB, there is a new key: half of what AES-GCM
 /// allows to one (RFC 8446, section 5.5).
 const KEY_RECORDS_MAX: u64 = 1 << 23;
 

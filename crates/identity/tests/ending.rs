@@ -5,8 +5,9 @@ mod common;
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
+use std::time::Duration;
 
 use common::{Cluster, Numbers, listen, plain, secured};
 use identity::{Connection, Security};
@@ -110,23 +111,25 @@ fn through(cluster: &Cluster, middle: impl FnOnce(TcpStream, TcpStream) + Send) 
     let (inner, address) = listen();
     let to = TcpStream::connect(address).unwrap();
     let called = inner.accept().unwrap().0;
+    let is_over = AtomicBool::new(false);
     let (ours, theirs) = thread::scope(|scope| {
-        let ends = Arc::new([from.try_clone().unwrap(), to.try_clone().unwrap()]);
-        for (from, to) in [(0, 1), (1, 0)] {
-            let ends = Arc::clone(&ends);
+        for (mut from, mut to) in [(&from, &to), (&to, &from)] {
+            let is_over = &is_over;
             scope.spawn(move || {
                 let mut bytes = [0; 4096];
-                // Until there is nothing for a while: the handshake is over.
-                ends[from].set_read_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
-                while let Ok(count) = (&ends[from]).read(&mut bytes) {
-                    (&ends[to]).write_all(&bytes[..count]).unwrap();
+                from.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+                while !is_over.load(SeqCst) {
+                    let Ok(count) = from.read(&mut bytes) else { continue };
+                    to.write_all(&bytes[..count]).unwrap();
                 }
             });
         }
         let accepted = scope.spawn(|| b.accept(called).unwrap());
         let mut ours = a.connect(calling, "b").unwrap();
         let mut theirs = accepted.join().unwrap();
+        // Then nothing is on its way any more.
         common::welcome(&mut ours, &mut theirs);
+        is_over.store(true, SeqCst);
         (ours, theirs)
     });
     from.set_read_timeout(None).unwrap();

@@ -230,7 +230,6 @@ fn slow_peers_are_given_up_and_delay_nobody() {
             let (ours, theirs) = call(&tls(&a), &tls(&b), "b");
             assert!(ours.is_ok() && theirs.is_ok());
         }
-        assert!(taken.iter().all(|thread| !thread.is_finished()), "they were there meanwhile");
         for thread in taken {
             let refused = thread.join().unwrap().unwrap_err();
             assert!(matches!(refused, HandshakeError::TooSlow), "{refused}");
