@@ -70,6 +70,7 @@ fn scenario() -> Scenario {
         about: "1 GiB, 64 MiB that don't shrink and are rewritten, 64 MiB that shrink",
         guest: GuestSpec::new("web1", "1G", orders),
         disk: None,
+        neighbour: None,
         link: Link::one(MBIT),
         goal: Duration::from_millis(300),
         timeout: Duration::from_secs(120),

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use lab::bench::{contest, plain_tcp, scenario};
+use lab::bench::{contest, neighbour, plain_tcp, scenario};
 use lab::error::LabError;
 use lab::{demo, hosts, program, setup, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
@@ -57,6 +57,23 @@ enum Action {
         /// How much.
         bytes: u64,
     },
+    /// Serve a web load (for the benchmark `neighbour-net`).
+    #[command(hide = true)]
+    NeighbourServer {
+        /// Where.
+        port: u16,
+    },
+    /// Ask for one, and print what came.
+    #[command(hide = true)]
+    NeighbourClients {
+        /// Whom.
+        address: String,
+        /// For how much.
+        bytes_per_s: u64,
+    },
+    /// Keep all CPUs busy (for the benchmark `neighbour-cpu`).
+    #[command(hide = true)]
+    NeighbourComputing,
 }
 
 fn main() -> ExitCode {
@@ -97,7 +114,7 @@ fn clean_when_interrupted() -> std::io::Result<()> {
 }
 
 fn run(action: &Action) -> Result<ExitCode, LabError> {
-    let system = |error| LabError::System { action: "talk TCP", error };
+    let system = |error| LabError::System { action: "be a part of a benchmark", error };
     match action {
         Action::Setup => {
             setup::ensure()?;
@@ -138,6 +155,11 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::TcpSource { address, bytes } => {
             plain_tcp::source(address, *bytes).map_err(system)?;
         }
+        Action::NeighbourServer { port } => neighbour::server(*port).map_err(system)?,
+        Action::NeighbourClients { address, bytes_per_s } => {
+            neighbour::clients(address, *bytes_per_s).map_err(system)?;
+        }
+        Action::NeighbourComputing => neighbour::computing().map_err(system)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::beside::Beside;
 use super::cpu::CpuMeter;
 use super::result::{Outcome, Run};
 use super::scenario::Scenario;
@@ -116,7 +117,9 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
     std::thread::sleep(SETTLE);
     guest.expect_on(&hosts.b)?;
     warm::memory(WARM_BYTES);
-    let cpu = CpuMeter::start(&hosts)?;
+    let beside = scenario.neighbour.map(|neighbour| Beside::start(neighbour, &hosts));
+    let beside = beside.transpose()?;
+    let cpu = CpuMeter::start(&hosts, beside.as_ref().map_or_else(Vec::new, Beside::pids))?;
     let traffic = hosts.traffic()?;
     guest.forget_gap();
     let moved = contender.migrate(&ground);
@@ -140,6 +143,10 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
         guest_work: work(orders.rate, felt.pages_per_s),
         disk_work: scenario.disk.map(|_| disk_work),
         ..Run::default()
+    };
+    let run = match beside {
+        Some(beside) => beside.judge(run, &hosts, &moved)?,
+        None => run,
     };
     let checked = guest.check()?;
     let intact = checked.wrong == 0 && checked.pages > 0;

@@ -53,11 +53,11 @@ pub(super) struct CpuMeter {
 }
 
 impl CpuMeter {
-    /// Watches all processes on both hosts, also those that come later.
+    /// Watches all processes on both hosts but some, also those that come later.
     ///
     /// # Errors
     /// If a host's namespace can't be identified.
-    pub(super) fn start(hosts: &Hosts) -> Result<Self> {
+    pub(super) fn start(hosts: &Hosts, but: Vec<u32>) -> Result<Self> {
         let networks = [network(&hosts.a)?, network(&hosts.b)?];
         let (stop, stopped) = mpsc::channel();
         let watch = move || {
@@ -66,6 +66,7 @@ impl CpuMeter {
             for reading in 0.. {
                 if usize::is_multiple_of(reading, LOOK_ONCE_IN) {
                     here = processes(networks);
+                    here.retain(|pid| !but.contains(pid));
                 }
                 read(&here, &mut samples);
                 if stopped.recv_timeout(EVERY) != Err(RecvTimeoutError::Timeout) {

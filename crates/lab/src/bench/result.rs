@@ -37,6 +37,15 @@ pub struct Run {
     /// Room that the image takes at the destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_allocated_bytes: Option<u64>,
+    /// Share of its work that a neighbour kept, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbour_kept: Option<f64>,
+    /// The work that it lost in all, as seconds of what it does undisturbed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neighbour_lost_s: Option<f64>,
+    /// Share of what the neighbour left of the link that the migration used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spare_used: Option<f64>,
     /// Why it is not ok.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -46,7 +55,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [Figure; 9] = [
+pub const FIGURES: [Figure; 12] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -55,6 +64,9 @@ pub const FIGURES: [Figure; 9] = [
     ("cpu_s", |run| Some(run.cpu_s)),
     ("guest_work", |run| Some(run.guest_work)),
     ("disk_work", |run| run.disk_work),
+    ("neighbour_kept", |run| run.neighbour_kept),
+    ("neighbour_lost_s", |run| run.neighbour_lost_s),
+    ("spare_used", |run| run.spare_used),
     ("disk_allocated_bytes", |run| run.disk_allocated_bytes.map(|bytes| bytes as f64)),
 ];
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use lab_guest::orders::Orders;
 use serde_json::{Value, json};
 
+use super::neighbour::Neighbour;
 use crate::contender::{Contender, Droveway, Mode, Options, Qemu};
 use crate::guest::GuestSpec;
 use crate::hosts::Link;
@@ -23,6 +24,8 @@ pub struct Scenario {
     pub guest: GuestSpec,
     /// Its disk, which moves too.
     pub disk: Option<Image>,
+    /// What stands beside it.
+    pub neighbour: Option<Neighbour>,
     /// The links.
     pub link: Link,
     /// The downtime goal.
@@ -90,13 +93,14 @@ fn variant(name: &str, arguments: &[&str]) -> Options {
     Options {
         variant: Some(name.to_owned()),
         arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+        ..Options::default()
     }
 }
 
 /// All of them.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
-    memory().into_iter().chain(disks()).collect()
+    memory().into_iter().chain(disks()).chain(neighbours()).chain([cores()]).collect()
 }
 
 /// Those that move a VM's memory only.
@@ -111,6 +115,7 @@ fn memory() -> Vec<Scenario> {
             about: "1 GiB, 64 MiB random working set, 5 MB/s writes, one link of 1 Gbit/s",
             guest: idle_guest.clone(),
             disk: None,
+            neighbour: None,
             link: Link::one(1000),
             goal,
             timeout,
@@ -123,6 +128,7 @@ fn memory() -> Vec<Scenario> {
             about: "the same over four NICs of 250 Mbit/s each; QEMU can use one address",
             guest: idle_guest,
             disk: None,
+            neighbour: None,
             link: Link { nics: 4, mbit_per_s: Some(250) },
             goal,
             timeout,
@@ -144,6 +150,7 @@ fn memory() -> Vec<Scenario> {
                 },
             ),
             disk: None,
+            neighbour: None,
             link: Link::one(500),
             goal,
             timeout,
@@ -160,6 +167,7 @@ fn memory() -> Vec<Scenario> {
                 Orders { random_bytes: 1000 * MB / 4096 * 4096, seed: 3, ..Orders::default() },
             ),
             disk: None,
+            neighbour: None,
             link: Link::unshaped(),
             goal,
             timeout,
@@ -176,6 +184,7 @@ fn memory() -> Vec<Scenario> {
                 Orders { random_bytes: 500 * MB / 4096 * 4096, seed: 4, ..Orders::default() },
             ),
             disk: None,
+            neighbour: None,
             link: Link::one(1000),
             goal,
             timeout,
@@ -195,10 +204,7 @@ fn disks() -> Vec<Scenario> {
         seed: 5,
     };
     let idle = Orders { working_set_bytes: 64 * MIB, rate: 5 * MB, seed: 5, ..Orders::default() };
-    let ours = Options {
-        variant: None,
-        arguments: ["--disks", "all", "--create-disks"].map(str::to_owned).to_vec(),
-    };
+    let ours = Options { variant: None, ..variant("", &["--disks", "all", "--create-disks"]) };
     let guest = |guest_bytes, rate| {
         let orders = Orders {
             disk_bytes: guest_bytes,
@@ -214,6 +220,7 @@ fn disks() -> Vec<Scenario> {
         about,
         guest: guest(guest_bytes, rate),
         disk: Some(disk(guest_bytes)),
+        neighbour: None,
         link,
         goal: Duration::from_millis(300),
         timeout: Duration::from_secs(120),
@@ -237,4 +244,90 @@ fn disks() -> Vec<Scenario> {
             Link::one(1000),
         ),
     ]
+}
+
+/// What the neighbour's clients ask for, and what that leaves of 1 Gbit/s, in
+/// bytes of content.
+const WEB_BYTES_PER_S: u64 = 75 * MB;
+const SPARE_BYTES_PER_S: u64 = 44 * MB;
+
+/// Those with a neighbour that should not suffer.
+fn neighbours() -> Vec<Scenario> {
+    let orders = Orders {
+        random_bytes: 500 * MB / 4096 * 4096,
+        working_set_bytes: 64 * MIB,
+        rate: 5 * MB,
+        seed: 6,
+        ..Orders::default()
+    };
+    let scenario = |name, about, neighbour| Scenario {
+        name,
+        about,
+        guest: GuestSpec::new("bench", "1G", orders.clone()),
+        disk: None,
+        neighbour: Some(neighbour),
+        link: Link::one(1000),
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(90),
+        modes: &[Mode::Multifd],
+        ours: plain(),
+        plain_tcp: false,
+    };
+    let web = Neighbour::Web { bytes_per_s: WEB_BYTES_PER_S };
+    vec![
+        Scenario {
+            modes: &[Mode::Multifd, Mode::Limited { bytes_per_s: SPARE_BYTES_PER_S }],
+            ours: vec![
+                Options { nic_speeds: true, ..Options::default() },
+                variant("learning", &[]),
+            ],
+            ..scenario(
+                "neighbour-net",
+                "1 GiB with 500 MB random beside a web server that sends 75 MB/s over the same \
+                 1 Gbit/s",
+                web,
+            )
+        },
+        Scenario {
+            modes: &[Mode::Precopy, Mode::Multifd],
+            ..scenario(
+                "neighbour-cpu",
+                "the same beside a program that keeps all CPUs busy, 1 Gbit/s",
+                Neighbour::Computing,
+            )
+        },
+    ]
+}
+
+/// How lanes, and compressing in them, scale.
+fn cores() -> Scenario {
+    let orders = Orders {
+        random_bytes: 500 * MB / 4096 * 4096,
+        text_bytes: 500 * MB / 4096 * 4096,
+        seed: 7,
+        ..Orders::default()
+    };
+    let lanes = |count: &str, compress: &str, name: &str| {
+        variant(name, &["--lanes", count, "--compress", compress])
+    };
+    Scenario {
+        name: "cores",
+        about: "1.5 GiB with 500 MB random and 500 MB text, no shaping: 1, 2 and 4 lanes",
+        guest: GuestSpec::new("bench", "1536M", orders),
+        disk: None,
+        neighbour: None,
+        link: Link::unshaped(),
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(90),
+        modes: &[Mode::Multifd],
+        ours: vec![
+            lanes("1", "off", "1-lane"),
+            lanes("2", "off", "2-lanes"),
+            lanes("4", "off", "4-lanes"),
+            lanes("1", "zstd", "1-lane-zstd"),
+            lanes("2", "zstd", "2-lanes-zstd"),
+            lanes("4", "zstd", "4-lanes-zstd"),
+        ],
+        plain_tcp: false,
+    }
 }

@@ -4,18 +4,39 @@ use std::fmt::Write;
 
 use super::result::{Contender, Outcome, Run};
 
+/// Columns that every table has.
+const ALWAYS: [&str; 9] = [
+    "contender",
+    "runs",
+    "total s",
+    "blackout ms",
+    "seen by the guest ms",
+    "wire MB",
+    "CPU s",
+    "guest's work",
+    "intact",
+];
+
+/// Columns that a table has where any run has the figure.
+const SOMETIMES: [(&str, &str); 4] = [
+    ("disk_work", "disk's work"),
+    ("neighbour_kept", "neighbour kept"),
+    ("neighbour_lost_s", "neighbour lost s"),
+    ("spare_used", "spare used"),
+];
+
 /// Medians of every contender, and what the first named has over the others.
 #[must_use]
 pub fn markdown(outcome: &Outcome) -> String {
-    let mut text = String::new();
+    let has = |figure: &str| outcome.contenders.values().any(|one| one.median.contains_key(figure));
+    let more: Vec<_> = SOMETIMES.into_iter().filter(|(figure, _)| has(figure)).collect();
     let runs = || outcome.contenders.values().flat_map(|contender| &contender.runs);
     let disks = runs().any(|run| run.disk_intact.is_some());
-    text.push_str("| contender | runs | total s | blackout ms | seen by the guest ms | wire MB | CPU s | guest's work | intact |");
-    text.push_str(if disks { " disk's work | disk intact |\n" } else { "\n" });
-    text.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-    text.push_str(if disks { " --- | --- |\n" } else { "\n" });
+    let names = more.iter().map(|(_, name)| *name).chain(disks.then_some("disk intact"));
+    let names: Vec<&str> = ALWAYS.into_iter().chain(names).collect();
+    let mut text = format!("| {} |\n|{}\n", names.join(" | "), " --- |".repeat(names.len()));
     for (name, contender) in &outcome.contenders {
-        text.push_str(&row(name, contender, disks));
+        text.push_str(&row(name, contender, &more, disks));
     }
     if !outcome.ratios.is_empty() {
         text.push_str(
@@ -38,7 +59,7 @@ pub fn markdown(outcome: &Outcome) -> String {
     text
 }
 
-fn row(name: &str, contender: &Contender, disks: bool) -> String {
+fn row(name: &str, contender: &Contender, more: &[(&str, &str)], disks: bool) -> String {
     let all = contender.runs.len();
     let count = |is_so: fn(&Run) -> bool| contender.runs.iter().filter(|run| is_so(run)).count();
     let figure = |figure: &str, scale: f64, digits: usize| {
@@ -58,9 +79,12 @@ fn row(name: &str, contender: &Contender, disks: bool) -> String {
         figure("guest_work", 1.0, 2),
         count(|run| run.intact),
     );
+    for (name, _) in more {
+        let _ = write!(row, " {} |", figure(name, 1.0, 2));
+    }
     if disks {
         let intact = count(|run| run.disk_intact == Some(true));
-        let _ = write!(row, " {} | {intact}/{all} |", figure("disk_work", 1.0, 2));
+        let _ = write!(row, " {intact}/{all} |");
     }
     row + "\n"
 }
@@ -74,8 +98,9 @@ mod tests {
     #[test]
     fn a_contender_that_never_made_it_has_no_figures() {
         let failed = Contender { runs: vec![Run::default()], median: BTreeMap::new() };
-        assert_eq!(row("x", &failed, false), "| x | 0/1 | - | - | - | - | - | - | 0/1 |\n");
+        assert_eq!(row("x", &failed, &[], false), "| x | 0/1 | - | - | - | - | - | - | 0/1 |\n");
+        let more = [("disk_work", "disk's work")];
         let with_disk = "| x | 0/1 | - | - | - | - | - | - | 0/1 | - | 0/1 |\n";
-        assert_eq!(row("x", &failed, true), with_disk);
+        assert_eq!(row("x", &failed, &more, true), with_disk);
     }
 }

@@ -179,6 +179,14 @@ pub struct Options {
     pub variant: Option<String>,
     /// Arguments for `droveway migrate`.
     pub arguments: Vec<String>,
+    /// Whether agents are told what their NICs carry.
+    pub nic_speeds: bool,
+}
+
+/// What an agent is told of its NICs.
+fn nic_speeds(host: &Host, mbit_per_s: Option<u32>) -> Vec<String> {
+    let Some(mbit) = mbit_per_s else { return Vec::new() };
+    host.addresses.iter().map(|nic| format!("--nic-speed={nic}={mbit}M")).collect()
 }
 
 /// Agents on both hosts, and a guest under the first.
@@ -212,7 +220,10 @@ impl Contender for Droveway {
 
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
         for host in [&ground.hosts.a, &ground.hosts.b] {
-            self.agents.push(Agent::start(ground.hosts, host)?);
+            let speed = ground.hosts.link.mbit_per_s.filter(|_| self.options.nic_speeds);
+            let more = nic_speeds(host, speed);
+            let more: Vec<&str> = more.iter().map(String::as_str).collect();
+            self.agents.push(Agent::start_with(ground.hosts, host, &[], &more)?);
         }
         let argv = spec.argv(ground.kit, &ground.kit.qemu);
         let mut run = self.agents[0].command(&ground.hosts.a, &["run", &spec.name, "--"]);

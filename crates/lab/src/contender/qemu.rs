@@ -30,6 +30,12 @@ pub enum Mode {
     Multifd,
     /// Four channels, each compressed by zstd.
     Zstd,
+    /// Four channels, which an operator who knows what the link can spare has
+    /// limited to that.
+    Limited {
+        /// Of content.
+        bytes_per_s: u64,
+    },
     /// One stream, and a guest that is slowed until it converges.
     AutoConverge,
     /// The disk by a mirror to an NBD export, then four channels.
@@ -43,7 +49,7 @@ impl Mode {
     fn capabilities(self) -> &'static [&'static str] {
         match self {
             Self::Precopy => &[],
-            Self::Multifd | Self::Zstd => &["multifd"],
+            Self::Multifd | Self::Limited { .. } | Self::Zstd => &["multifd"],
             Self::AutoConverge => &["auto-converge"],
             Self::Mirror | Self::MirrorZstd => &["multifd", "pause-before-switchover"],
         }
@@ -58,6 +64,9 @@ impl Mode {
             "max-bandwidth": BANDWIDTH,
             "downtime-limit": u64::try_from(goal.as_millis()).unwrap_or(300),
         });
+        if let Self::Limited { bytes_per_s } = self {
+            parameters["max-bandwidth"] = bytes_per_s.into();
+        }
         if self.capabilities().contains(&"multifd") {
             parameters["multifd-channels"] = 4.into();
         }
@@ -150,6 +159,7 @@ impl Contender for Qemu {
         match self.mode {
             Mode::Precopy => "qemu-precopy",
             Mode::Multifd => "qemu-multifd",
+            Mode::Limited { .. } => "qemu-limited",
             Mode::Zstd => "qemu-zstd",
             Mode::AutoConverge => "qemu-autoconverge",
             Mode::Mirror => "qemu-mirror",
