@@ -1,19 +1,22 @@
 //! The destination's side of this host: a QEMU for a VM that comes, made of
 //! what its source says and compared with it.
 
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use engine::{Arriving, Host, Refusal};
+use engine::{Arriving, Host, Refusal, Unsettled};
 use qemu::command_line::{apply_overrides, overridden};
 use qemu::disks::{self as images, Challenge, PreparedImage};
 use qemu::machine::{self, Machine, Start};
 use qemu::qmp::RunState;
 use qemu::shape::Shape;
-use wire::Prepare;
+use wire::{Inquiry, Prepare, Word};
 
+use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::registry::{Claim, Registry};
+use crate::settling::Settlers;
 use crate::vm::Standing;
 
 /// Disks of one VM; each costs the check a look at storage.
@@ -22,11 +25,14 @@ const DISKS_MAX: usize = 256;
 /// This host, for VMs that come.
 pub(crate) struct Arrivals {
     registry: Arc<Registry>,
+    settlers: Arc<Settlers>,
+    peers: Vec<PeerEntry>,
 }
 
 impl Arrivals {
-    pub(crate) fn new(registry: Arc<Registry>) -> Self {
-        Self { registry }
+    pub(crate) fn new(settlers: &Arc<Settlers>, peers: &[PeerEntry]) -> Self {
+        let registry = Arc::clone(&settlers.registry);
+        Self { registry, settlers: Arc::clone(settlers), peers: peers.to_vec() }
     }
 
     fn take_in(&self, order: &Prepare) -> Result<Arrival, Denied> {
@@ -40,6 +46,8 @@ impl Arrivals {
         let shape: Shape = understood("what the VM is made of", &order.shape)?;
         check_disks(order)?;
         let images = prepare_images(order)?;
+        let made: Vec<PathBuf> = images.created().map(Path::to_owned).collect();
+        claim.note_images(&made)?;
         let machine = match &order.incoming_qmp {
             Some(socket) => {
                 std::fs::create_dir_all(&claim.dir)
@@ -55,7 +63,9 @@ impl Arrivals {
         let here = Shape::of(&machine.qmp).map_err(|error| Denied::Qemu(error.to_string()))?;
         let differences = shape.differences(&here, &order.overrides);
         if differences.is_empty() {
-            return Ok(Arrival { claim, machine, images });
+            let peer = self.peers.iter().find(|peer| peer.name == order.from);
+            let source_address = peer.map(|peer| peer.address);
+            return Ok(Arrival { claim, machine, images, source_address });
         }
         Err(Denied::Conflict(format!(
             "the VM is not what its command line says any more: {}",
@@ -70,6 +80,14 @@ impl Host for Arrivals {
             Ok(arrival) => Ok(Box::new(arrival)),
             Err(denied) => Err(Refusal(denied.to_string())),
         }
+    }
+
+    fn settle(&self, left: Unsettled) {
+        self.settlers.coming(left);
+    }
+
+    fn answer(&self, inquiry: Inquiry) -> Option<Word> {
+        self.settlers.answer(inquiry)
     }
 }
 
@@ -159,6 +177,7 @@ struct Arrival {
     claim: Claim,
     machine: Arc<Machine>,
     images: images::Prepared,
+    source_address: Option<SocketAddr>,
 }
 
 impl Arriving for Arrival {
@@ -170,9 +189,17 @@ impl Arriving for Arrival {
         self.images.images()
     }
 
-    fn adopt(mut self: Box<Self>) -> Result<(), String> {
+    fn source_address(&self) -> Option<SocketAddr> {
+        self.source_address
+    }
+
+    fn adopt(&mut self) -> Result<(), String> {
         self.images.keep();
-        self.claim.keep().map_err(|denied| denied.to_string())
+        self.claim.adopt().map_err(|denied| denied.to_string())
+    }
+
+    fn settled(self: Box<Self>) {
+        self.claim.free();
     }
 
     fn discard(self: Box<Self>) {

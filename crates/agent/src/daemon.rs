@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use api::{HostInfo, PeerInfo};
 use engine::{Local, Resources, Server};
+use serde::Deserialize;
+use switchover::journal::{JournalError, Kept, Opened, Shelf};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -14,7 +16,8 @@ use crate::arrivals::Arrivals;
 use crate::config::{Config, ConfigError, Flags};
 use crate::http::{Api, router};
 use crate::migrations::{Migrations, Roads};
-use crate::registry::Registry;
+use crate::registry::{Held, Registry};
+use crate::settling::Settlers;
 use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
 
@@ -32,6 +35,9 @@ pub enum AgentError {
     /// Its state directory.
     #[error(transparent)]
     State(#[from] StateError),
+    /// Its journals.
+    #[error(transparent)]
+    Journals(#[from] JournalError),
     /// Its API's socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -72,6 +78,8 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let listener = TcpListener::bind(config.listen)
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
     check_nics(&config.nics)?;
+    let shelf = Shelf::open(&state.journals())?;
+    let kept = shelf.contents()?;
     let speeds =
         config.nic_speeds.iter().map(|nic| (nic.address, nic.rate.bytes_per_s())).collect();
     let local = Local {
@@ -80,24 +88,30 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         resources: Resources::with_speeds(config.pool_bytes, speeds),
         scratch: state.scratch(),
         fixed_cost: Arc::default(),
+        shelf: shelf.clone(),
+        agent_port: config.listen.port(),
     };
     // Before VMs are looked for, so that a second start by mistake is told
     // what is wrong and touches none.
     let (socket, api_listener) = ApiSocket::bind(&config.api)?;
-    let registry = Registry::open(state).map_err(|source| local_error("finding VMs", source))?;
-    let registry = Arc::new(registry);
+    let registry = Registry::open(state, &held(&kept));
+    let registry = Arc::new(registry.map_err(|source| local_error("finding VMs", source))?);
+    let settlers = Settlers::new(Arc::clone(&registry), shelf, &config.name, &config.peers);
+    // Before anybody can ask for one of them.
+    settlers.take_up(kept);
     let roads =
         Roads { peers: config.peers.clone(), insecure_plaintext: config.insecure_plaintext };
     let mover = Box::new(engine::migrate);
-    let migrations = Arc::new(Migrations::new(Arc::clone(&registry), local.clone(), roads, mover));
-    let arrivals = Arc::new(Arrivals::new(Arc::clone(&registry)));
+    let migrations = Arc::new(Migrations::new(&settlers, local.clone(), roads, mover));
+    let arrivals = Arc::new(Arrivals::new(&settlers, &config.peers));
     let server = engine::serve(listener, arrivals, local)
         .map_err(|source| local_error("listening to peers", source))?;
     if config.insecure_plaintext {
         tracing::warn!(listen = %config.listen, "guest memory travels unencrypted");
     }
     let host = Arc::new(host_info(&config));
-    let served = serve(api_listener, &host, &registry, &migrations, server);
+    let served = serve(api_listener, &host, &settlers, &migrations, server);
+    settlers.close();
     drop(socket);
     tracing::info!("ended; VMs live on");
     served
@@ -107,7 +121,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
 fn serve(
     listener: std::os::unix::net::UnixListener,
     host: &Arc<HostInfo>,
-    registry: &Arc<Registry>,
+    settlers: &Arc<Settlers>,
     migrations: &Arc<Migrations>,
     mut server: Server,
 ) -> Result<(), AgentError> {
@@ -125,7 +139,8 @@ fn serve(
         let (close, mut closed) = watch::channel(false);
         let api = Api {
             host: Arc::clone(host),
-            registry: Arc::clone(registry),
+            registry: Arc::clone(&settlers.registry),
+            settlers: Arc::clone(settlers),
             migrations: Arc::clone(migrations),
             closing,
         };
@@ -151,7 +166,7 @@ fn serve(
         // While it winds down the API answers, but starts nothing.
         let _ = refuse.send(true);
         let winding_down = tokio::task::spawn_blocking({
-            let (migrations, registry) = (Arc::clone(migrations), Arc::clone(registry));
+            let (migrations, registry) = (Arc::clone(migrations), Arc::clone(&settlers.registry));
             move || {
                 migrations.close();
                 server.stop();
@@ -171,6 +186,19 @@ fn serve(
     });
     runtime.shutdown_background();
     result
+}
+
+/// VMs of switchovers that are not over.
+fn held(kept: &[Kept]) -> Held {
+    let of = |opened: &Opened| {
+        (opened.vm.clone(), qemu::machine::Record::deserialize(&opened.qemu).ok())
+    };
+    let held = kept.iter().filter_map(|one| match one {
+        Kept::Source(kept) => Some(of(kept.journal.opened())),
+        Kept::Destination(kept) => Some(of(kept.journal.opened())),
+        Kept::Unreadable(error) => Some((error.vm()?.to_owned(), None)),
+    });
+    Held(held.collect())
 }
 
 /// Each must be an address that lanes can leave by.

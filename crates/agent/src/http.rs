@@ -9,7 +9,7 @@ use api::{
     AttachRequest, Bounds, BoundsChange, HostInfo, MigrateRequest, MigrationStarted, Progress,
     Report, RunRequest,
 };
-use api::{StopHow, Stopped, VmSummary};
+use api::{ResolveRequest, StopHow, Stopped, VmSummary};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
@@ -20,6 +20,7 @@ use axum::{Json, Router};
 use crate::denied::Denied;
 use crate::migrations::Migrations;
 use crate::registry::Registry;
+use crate::settling::Settlers;
 use answer::Answer;
 
 /// A command line of a thousand disks has some 100 KB.
@@ -30,6 +31,7 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 pub(crate) struct Api {
     pub(crate) host: Arc<HostInfo>,
     pub(crate) registry: Arc<Registry>,
+    pub(crate) settlers: Arc<Settlers>,
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
 }
@@ -41,6 +43,7 @@ pub(crate) fn router(api: Api) -> Router {
         .route("/v1/vms", get(list).post(run))
         .route("/v1/vms/attach", post(attach))
         .route("/v1/vms/{name}", get(show).delete(stop))
+        .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/migrations", get(migrations).post(migrate))
         .route("/v1/migrations/{id}", get(migration).patch(set))
         .route("/v1/migrations/{id}/progress", get(watch))
@@ -96,7 +99,24 @@ async fn stop(
     let how = how.map_err(|rejection| Denied::Asked(rejection.body_text()));
     match (name.map_err(named_wrong), how) {
         (Ok(Path(name)), Ok(Query(how))) => {
-            blocking(move || api.registry.stop(&name, how)).await.into()
+            let stop = move || {
+                api.settlers.left(&name);
+                api.registry.stop(&name, how)
+            };
+            blocking(stop).await.into()
+        }
+        (Err(denied), _) | (_, Err(denied)) => Answer::denied(denied),
+    }
+}
+
+async fn resolve(
+    State(api): State<Api>,
+    name: Name,
+    body: Body<ResolveRequest>,
+) -> Answer<Option<VmSummary>> {
+    match (name.map_err(named_wrong), body.map_err(asked_wrong)) {
+        (Ok(Path(name)), Ok(Json(request))) => {
+            blocking(move || api.settlers.decide(&name, request)).await.into()
         }
         (Err(denied), _) | (_, Err(denied)) => Answer::denied(denied),
     }

@@ -1,8 +1,9 @@
 //! The daemon of one host: its API and its VMs.
 //!
 //! [`run`] is all of it. [`config`] says what it is told; `registry` keeps the
-//! VMs, `migrations` those that leave, `arrivals` those that come, `http` is
-//! the API over them. QEMU and the engine are blocking and have threads of
+//! VMs, `migrations` those that leave, `arrivals` those that come, `settling`
+//! those of which only one host knows whose they are; `http` is the API over
+//! them. QEMU and the engine are blocking and have threads of
 //! their own; only the API is async.
 
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ mod http;
 mod migrations;
 mod name;
 mod registry;
+mod settling;
 mod socket;
 mod state;
 mod vm;

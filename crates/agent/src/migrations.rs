@@ -11,12 +11,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use api::{Bounds, BoundsChange, Limit, MigrateRequest, Outcome, Phase, Progress, Report};
-use engine::{Local, Peer, SourceVm, Watch};
+use engine::{Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::registry::Registry;
+use crate::settling::Settlers;
 use crate::vm::Vm;
 use reports::Reports;
 
@@ -27,7 +28,7 @@ const REPORT_WAIT: Duration = Duration::from_secs(30);
 
 /// What moves a VM: the engine, or a stand-in whose faults a test chooses.
 pub(crate) type Mover =
-    dyn Fn(&Local, &Peer, SourceVm, &MigrateRequest, &Arc<Watch>) -> Report + Send + Sync;
+    dyn Fn(&Local, &Peer, SourceVm, &MigrateRequest, &Arc<Watch>) -> Migrated + Send + Sync;
 
 /// Where VMs can go from here.
 #[derive(Clone, Debug)]
@@ -39,6 +40,7 @@ pub(crate) struct Roads {
 /// Migrations that leave this host.
 pub(crate) struct Migrations {
     registry: Arc<Registry>,
+    settlers: Arc<Settlers>,
     local: Local,
     roads: Roads,
     mover: Box<Mover>,
@@ -64,14 +66,15 @@ struct Entry {
 
 impl Migrations {
     pub(crate) fn new(
-        registry: Arc<Registry>,
+        settlers: &Arc<Settlers>,
         local: Local,
         roads: Roads,
         mover: Box<Mover>,
     ) -> Self {
+        let (registry, settlers) = (Arc::clone(&settlers.registry), Arc::clone(settlers));
         let reports = Reports::new(registry.state().reports());
         let table = Mutex::default();
-        Self { registry, local, roads, mover, reports, table, ended: Condvar::new() }
+        Self { registry, settlers, local, roads, mover, reports, table, ended: Condvar::new() }
     }
 
     /// Starts one; it goes on by itself.
@@ -86,7 +89,9 @@ impl Migrations {
         }
         let id = self.unused_id(&table)?;
         drop(table);
+        self.settlers.keeps_here(&request.vm)?;
         let vm = self.registry.begin_move(&request.vm, &id)?;
+        self.settlers.left(&request.vm);
         let watch =
             Arc::new(Watch::new(self.first_progress(&id, &request, &vm), request.bounds.clone()));
 
@@ -184,7 +189,7 @@ impl Migrations {
         watch: &Arc<Watch>,
     ) {
         let ran = self.registry.is_running(&vm.name);
-        let report = match vm.machine() {
+        let migrated = match vm.machine() {
             Some(machine) => {
                 let cwd = machine.cwd.to_string_lossy().into_owned();
                 let source = SourceVm { name: vm.name.clone(), machine, cwd };
@@ -195,16 +200,22 @@ impl Migrations {
             }
             None => fault(watch, "its QEMU has ended"),
         };
-        if report.outcome == Outcome::Done {
-            self.registry.moved(&vm.name);
-        } else {
-            if let Outcome::Failed(why) = &report.outcome
-                && ran
-                && !self.registry.is_running(&vm.name)
-            {
-                vm.stopped_by(format!("stopped since migration {id} failed: {why}"));
+        let Migrated { report, unsettled, decided } = migrated;
+        match (&report.outcome, &unsettled) {
+            (_, Some(_)) if !decided => {}
+            (Outcome::Done, _) => self.registry.moved(&vm.name),
+            (outcome, _) => {
+                if let Outcome::Failed(why) = outcome
+                    && ran
+                    && !self.registry.is_running(&vm.name)
+                {
+                    vm.stopped_by(format!("stopped since migration {id} failed: {why}"));
+                }
+                self.registry.stays(&vm.name);
             }
-            self.registry.stays(&vm.name);
+        }
+        if let Some(driver) = unsettled {
+            self.settlers.leaving(driver, vm, decided);
         }
         if let Err(error) = self.reports.save(&report) {
             tracing::warn!(id, %error, "the migration's report can't be saved");
@@ -369,10 +380,11 @@ fn forget_oldest(table: &mut Table) {
 }
 
 /// The report of a migration that the engine gave none for.
-fn fault(watch: &Watch, why: &str) -> Report {
+fn fault(watch: &Watch, why: &str) -> Migrated {
     let progress = watch.progress().1;
     let why = format!("{why}. `droveway show {}` says how the VM is", progress.vm);
-    reports::empty(&progress, Outcome::Failed(why))
+    let report = reports::empty(&progress, Outcome::Failed(why));
+    Migrated { report, unsettled: None, decided: true }
 }
 
 /// The last state of a migration of which only the report is left.

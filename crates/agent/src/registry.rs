@@ -2,26 +2,30 @@
 //!
 //! A name belongs to one VM at a time, from before its QEMU starts until after
 //! it is gone; and one thing at a time happens to a VM: it starts, arrives,
-//! moves away or stops. Both are decided under one lock, which is never held
+//! moves away, stops, or waits for the end of its switchover. Both are decided under one lock, which is never held
 //! while QEMU is asked.
 
+mod claim;
 mod found;
+mod images;
 mod stop;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::{AttachRequest, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
-use qemu::machine::{self, Machine, Start};
+use qemu::machine::{self, Start};
 
 use crate::denied::Denied;
 use crate::name;
 use crate::state::StateDir;
-use crate::vm::{Record, Standing, Vm};
+use crate::vm::{Place, Vm};
+pub(crate) use claim::Claim;
+pub(crate) use found::Held;
 
 /// What happens to a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +35,8 @@ enum Busy {
     Arriving(String),
     Moving(String),
     Stopping,
+    /// It came or was to go, and its switchover is not over: see `settling`.
+    Unsettled,
 }
 
 #[derive(Debug)]
@@ -50,11 +56,13 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Finds the VMs again that an earlier run of the agent left.
-    pub(crate) fn open(state: StateDir) -> std::io::Result<Self> {
+    /// Finds the VMs again that an earlier run of the agent left. Those that
+    /// `held` names are left as they are, for whoever settles them.
+    pub(crate) fn open(state: StateDir, held: &Held) -> std::io::Result<Self> {
         let mut slots = BTreeMap::new();
-        for vm in found::all(&state)? {
-            slots.insert(vm.name.clone(), Slot { vm: Some(Arc::new(vm)), busy: Busy::Nothing });
+        for found in found::all(&state, held)? {
+            let busy = if found.held { Busy::Unsettled } else { Busy::Nothing };
+            slots.insert(found.vm.name.clone(), Slot { vm: Some(Arc::new(found.vm)), busy });
         }
         Ok(Self { state, slots: Mutex::new(slots), settled: Condvar::new() })
     }
@@ -82,7 +90,7 @@ impl Registry {
         let vm = claim.fill(machine)?;
         claim.keep()?;
         tracing::info!(vm = request.name, "started");
-        Ok(vm.summary(false, None))
+        Ok(vm.summary(Place::Here, None))
     }
 
     /// Adopts a VM that somebody else started.
@@ -95,7 +103,7 @@ impl Registry {
         let vm = claim.fill_attached(machine)?;
         claim.keep()?;
         tracing::info!(vm = request.name, "adopted");
-        Ok(vm.summary(false, None))
+        Ok(vm.summary(Place::Here, None))
     }
 
     fn who_has(&self, pid: u32) -> Option<String> {
@@ -154,6 +162,25 @@ impl Registry {
         self.set_free(name);
     }
 
+    /// Its migration has ended, and whose it is is not decided: nothing else
+    /// happens to it until [`Registry::moved`] or [`Registry::stays`].
+    pub(crate) fn unsettled(&self, name: &str) {
+        if let Some(slot) = self.slots.lock().get_mut(name) {
+            slot.busy = Busy::Unsettled;
+        }
+        self.settled.notify_all();
+    }
+
+    /// Whether it waits for the end of its switchover.
+    pub(crate) fn is_unsettled(&self, name: &str) -> bool {
+        self.slots.lock().get(name).is_some_and(|slot| slot.busy == Busy::Unsettled)
+    }
+
+    /// A VM by its name, whatever happens to it.
+    pub(crate) fn vm(&self, name: &str) -> Option<Arc<Vm>> {
+        self.slots.lock().get(name)?.vm.clone()
+    }
+
     /// A name for a VM that arrives with migration `id`.
     pub(crate) fn expect(self: &Arc<Self>, name: &str, id: &str) -> Result<Claim, Denied> {
         self.claim(name, Busy::Arriving(id.to_owned()))
@@ -166,6 +193,13 @@ impl Registry {
             slots.values().any(|slot| matches!(slot.busy, Busy::Arriving(_)))
         };
         !self.settled.wait_while_for(&mut slots, any, timeout).timed_out()
+    }
+
+    /// The name of a VM that was arriving when an earlier run of the agent
+    /// ended, to be kept or given up like one that arrives now.
+    pub(crate) fn claim_found(self: &Arc<Self>, name: &str) -> Claim {
+        let dir = self.state.vm(name);
+        Claim { registry: Arc::clone(self), name: name.to_owned(), dir, kept: false }
     }
 
     fn claim(self: &Arc<Self>, name: &str, busy: Busy) -> Result<Claim, Denied> {
@@ -213,108 +247,12 @@ impl Registry {
     }
 }
 
-/// A name that a VM is about to have. Dropped before it is kept, the VM's QEMU
-/// is ended and everything that was made for it is removed.
-pub(crate) struct Claim {
-    registry: Arc<Registry>,
-    name: String,
-    pub(crate) dir: PathBuf,
-    kept: bool,
-}
-
-impl Claim {
-    /// Makes the VM's directory, with a word that its QEMU is about to start.
-    pub(crate) fn note_starting(&self) -> Result<(), Denied> {
-        fs::create_dir_all(&self.dir)
-            .and_then(|()| Record::starting().write(&self.dir))
-            .map_err(|error| self.cannot_note(&error))
-    }
-
-    /// A QEMU that was started for this VM: from here on it ends with the
-    /// claim.
-    pub(crate) fn fill(&self, machine: Machine) -> Result<Arc<Vm>, Denied> {
-        match machine.qmp.ram_bytes() {
-            Ok(bytes) => Ok(self.put(Vm::new(&self.name, self.dir.clone(), machine, bytes))),
-            Err(error) => {
-                if let Err(error) = machine.quit() {
-                    tracing::error!(vm = self.name, %error, "its QEMU can't be ended");
-                }
-                Err(Denied::Qemu(error.to_string()))
-            }
-        }
-    }
-
-    /// A QEMU that ran before we came: it never ends with the claim.
-    pub(crate) fn fill_attached(&self, machine: Machine) -> Result<Arc<Vm>, Denied> {
-        let bytes = machine.qmp.ram_bytes().map_err(|error| Denied::Qemu(error.to_string()))?;
-        fs::create_dir_all(&self.dir).map_err(|error| self.cannot_note(&error))?;
-        Ok(self.put(Vm::new(&self.name, self.dir.clone(), machine, bytes)))
-    }
-
-    /// It is ours from now on, also after a restart.
-    pub(crate) fn keep(mut self) -> Result<(), Denied> {
-        let noted = self.note(Standing::Here);
-        // A VM that arrived runs, whether that can be noted down or not.
-        if noted.is_ok() || self.is_arriving() {
-            self.kept = true;
-            self.registry.set_free(&self.name);
-        }
-        noted
-    }
-
-    /// Notes on disk that it comes.
-    pub(crate) fn note(&self, standing: Standing) -> Result<(), Denied> {
-        match self.vm() {
-            Some(vm) => vm.save(standing).map_err(|error| self.cannot_note(&error)),
-            None => Err(Denied::Local(format!("{} has no QEMU", self.name))),
-        }
-    }
-
-    fn put(&self, vm: Vm) -> Arc<Vm> {
-        let vm = Arc::new(vm);
-        if let Some(slot) = self.registry.slots.lock().get_mut(&self.name) {
-            slot.vm = Some(Arc::clone(&vm));
-        }
-        vm
-    }
-
-    fn vm(&self) -> Option<Arc<Vm>> {
-        self.registry.slots.lock().get(&self.name)?.vm.clone()
-    }
-
-    fn is_arriving(&self) -> bool {
-        let slots = self.registry.slots.lock();
-        slots.get(&self.name).is_some_and(|slot| matches!(slot.busy, Busy::Arriving(_)))
-    }
-
-    fn cannot_note(&self, error: &std::io::Error) -> Denied {
-        Denied::Local(format!("{}: {error}", self.dir.display()))
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if self.kept {
-            return;
-        }
-        if let Some(machine) = self.vm().and_then(|vm| vm.machine()) {
-            // One that somebody else started to receive this VM goes too: it
-            // may hold the loaded VM, and must never be let run. One that ran
-            // before we came is left alone.
-            let ours = !machine.is_attached() || self.is_arriving();
-            if ours && let Err(error) = machine.quit() {
-                tracing::error!(vm = self.name, %error, "its QEMU can't be ended");
-            }
-        }
-        self.registry.remove(&self.name);
-    }
-}
-
 fn summary(vm: &Vm, busy: Busy) -> VmSummary {
     match busy {
-        Busy::Arriving(id) => vm.summary(true, Some(id)),
-        Busy::Moving(id) => vm.summary(false, Some(id)),
-        Busy::Nothing | Busy::Starting | Busy::Stopping => vm.summary(false, None),
+        Busy::Arriving(id) => vm.summary(Place::Arriving, Some(id)),
+        Busy::Moving(id) => vm.summary(Place::Here, Some(id)),
+        Busy::Unsettled => vm.summary(Place::Unsettled, None),
+        Busy::Nothing | Busy::Starting | Busy::Stopping => vm.summary(Place::Here, None),
     }
 }
 
@@ -332,6 +270,9 @@ fn in_the_way(name: &str, busy: &Busy) -> Denied {
             format!("{name} is being moved by migration {id}: `droveway cancel {id}` ends that")
         }
         Busy::Stopping => format!("{name} is being stopped"),
+        Busy::Unsettled => {
+            format!("{name} is in doubt: `droveway show {name}` says why, and what to do")
+        }
     })
 }
 

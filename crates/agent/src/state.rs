@@ -4,6 +4,7 @@
 //! STATE/lock              held by the agent that runs
 //! STATE/vms/NAME/         one VM: record.json, qmp, qemu.log
 //! STATE/reports/ID.json   one ended migration
+//! STATE/journals/         switchovers that are not over
 //! STATE/run/              sockets of migrations that run; emptied at start
 //! ```
 
@@ -93,6 +94,10 @@ impl StateDir {
 
     pub(crate) fn reports(&self) -> PathBuf {
         self.path.join("reports")
+    }
+
+    pub(crate) fn journals(&self) -> PathBuf {
+        self.path.join("journals")
     }
 
     pub(crate) fn scratch(&self) -> PathBuf {

@@ -34,6 +34,15 @@ pub(crate) enum Standing {
     Here,
 }
 
+/// Where a VM is, for who lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Here,
+    Arriving,
+    /// Its switchover is not over, and nobody moves it any more.
+    Unsettled,
+}
+
 /// What is kept of a VM on disk.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
@@ -82,6 +91,14 @@ struct Known {
     stopped_by: Option<String>,
     /// What keeps it from moving, though it runs.
     stuck_by: Option<String>,
+    /// What can't be known or done about its last switchover.
+    doubt: Option<String>,
+}
+
+impl Known {
+    fn new(qemu: Qemu, status: VmStatus) -> Self {
+        Self { qemu, status, stopped_by: None, stuck_by: None, doubt: None }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -101,7 +118,7 @@ impl Vm {
     /// A VM whose QEMU answers.
     pub(crate) fn new(name: &str, dir: PathBuf, machine: Machine, ram_bytes: u64) -> Self {
         let qemu = Qemu::alive(machine);
-        let known = Known { qemu, status: VmStatus::Paused, stopped_by: None, stuck_by: None };
+        let known = Known::new(qemu, VmStatus::Paused);
         Self {
             name: name.to_owned(),
             dir,
@@ -119,7 +136,7 @@ impl Vm {
             .map_or((0, Vec::new()), |machine| (machine.pid(), machine.argv().to_vec()));
         let attached = !dir.join("qemu.log").exists();
         let qemu = Qemu::Dead { pid, version: record.qemu, argv, attached, why };
-        let known = Known { qemu, status: VmStatus::Dead, stopped_by: None, stuck_by: None };
+        let known = Known::new(qemu, VmStatus::Dead);
         let ram_bytes = record.ram_bytes;
         Self {
             name: name.to_owned(),
@@ -159,6 +176,16 @@ impl Vm {
     /// Remembers why it doesn't run, until it does.
     pub(crate) fn stopped_by(&self, why: String) {
         self.known.lock().stopped_by = Some(why);
+    }
+
+    /// What an operator has to know of its last switchover, if anything.
+    pub(crate) fn doubt(&self, doubt: Option<String>) {
+        self.known.lock().doubt = doubt;
+    }
+
+    /// Its QEMU answers after all.
+    pub(crate) fn met(&self, machine: Machine) {
+        self.known.lock().qemu = Qemu::alive(machine);
     }
 
     /// Ends what an agent that crashed left of a migration, and puts QEMU's
@@ -261,8 +288,8 @@ impl Vm {
     }
 
     /// What the API shows.
-    pub(crate) fn summary(&self, arriving: bool, migration: Option<String>) -> VmSummary {
-        let status = self.status(migration.is_some() || arriving);
+    pub(crate) fn summary(&self, place: Place, migration: Option<String>) -> VmSummary {
+        let status = self.status(migration.is_some() || place != Place::Here);
         let known = self.known.lock();
         let mut summary = match &known.qemu {
             Qemu::Alive { machine, .. } => VmSummary {
@@ -273,7 +300,9 @@ impl Vm {
                 ram_bytes: self.ram_bytes,
                 attached: machine.is_attached(),
                 migration,
-                problem: known.stopped_by.clone().or_else(|| known.stuck_by.clone()),
+                problem: [&known.doubt, &known.stopped_by, &known.stuck_by]
+                    .into_iter()
+                    .find_map(Clone::clone),
                 argv: machine.argv.clone(),
             },
             Qemu::Dead { pid, version, argv, attached, why } => VmSummary {
@@ -284,12 +313,16 @@ impl Vm {
                 ram_bytes: self.ram_bytes,
                 attached: *attached,
                 migration,
-                problem: Some(why.clone()),
+                problem: Some(known.doubt.clone().unwrap_or_else(|| why.clone())),
                 argv: argv.clone(),
             },
         };
-        if arriving && summary.status != VmStatus::Dead {
-            summary.status = VmStatus::Arriving;
+        match place {
+            Place::Arriving if summary.status != VmStatus::Dead => {
+                summary.status = VmStatus::Arriving;
+            }
+            Place::Unsettled => summary.status = VmStatus::InDoubt,
+            Place::Arriving | Place::Here => {}
         }
         summary
     }

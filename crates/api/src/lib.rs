@@ -14,7 +14,10 @@ pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
 };
 pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample};
-pub use vm::{AttachRequest, RunRequest, StopEnd, StopHow, Stopped, VmStatus, VmSummary};
+pub use vm::{
+    AttachRequest, ResolveRequest, ResolveSide, RunRequest, StopEnd, StopHow, Stopped, VmStatus,
+    VmSummary,
+};
 
 use serde::{Deserialize, Serialize};
 

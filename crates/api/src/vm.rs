@@ -57,6 +57,28 @@ pub enum StopEnd {
     WasDead,
 }
 
+/// An operator's decision about a VM that is in doubt: the body of
+/// `POST /v1/vms/NAME/resolve`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResolveRequest {
+    /// Whose it is.
+    pub side: ResolveSide,
+    /// The operator's word that the VM can't run on the other side (for `here`),
+    /// or that it runs there (for `there`).
+    pub certain: bool,
+}
+
+/// Whose a VM is that is in doubt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ResolveSide {
+    /// It goes on here.
+    Here,
+    /// It is the other host's, and what is left of it here goes.
+    There,
+}
+
 /// What a VM is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -67,6 +89,9 @@ pub enum VmStatus {
     Paused,
     /// It is arriving here; it runs at its source.
     Arriving,
+    /// Its switchover was cut off, and the other host has not said what became
+    /// of it: `problem` says what to do.
+    InDoubt,
     /// QEMU is gone.
     Dead,
 }

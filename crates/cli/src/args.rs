@@ -9,6 +9,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::bounds::{BoundsArgs, SetArgs};
 use crate::ca::CaArgs;
+use crate::resolve::ResolveArgs;
 
 /// Moves running virtual machines between hosts.
 #[derive(Debug, Parser)]
@@ -42,6 +43,8 @@ pub(crate) enum Command {
     Set(SetArgs),
     /// Cancel a migration; its VM stays where it is
     Cancel(CancelArgs),
+    /// Decide whose a VM is that is in doubt
+    Resolve(ResolveArgs),
     /// Show how a migration went
     Report(ReportArgs),
     /// Make certificates for hosts, and for those who use the API (agents don't
@@ -324,6 +327,8 @@ mod tests {
             ("set 1 --limit 0", ErrorKind::ValueValidation),
             ("agent --nic-speed 10.0.0.1", ErrorKind::ValueValidation),
             ("report 1 --json --html f", ErrorKind::ArgumentConflict),
+            ("resolve web1", ErrorKind::MissingRequiredArgument),
+            ("resolve web1 --here --there", ErrorKind::ArgumentConflict),
             ("agent --listen here", ErrorKind::ValueValidation),
             ("ca", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
             ("ca issue", ErrorKind::MissingRequiredArgument),

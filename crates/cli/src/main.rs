@@ -11,6 +11,7 @@ mod follow;
 mod html;
 mod line;
 mod problem;
+mod resolve;
 mod summary;
 mod vms;
 
@@ -61,6 +62,7 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
             Command::Migrate(command) => follow::migrate(&client, command).await,
             Command::Set(command) => bounds::set(&client, command).await,
             Command::Cancel(command) => follow::cancel(&client, &command).await,
+            Command::Resolve(command) => resolve::resolve(&client, &command).await,
             Command::Report(command) => summary::report(&client, &command).await,
         }
     })

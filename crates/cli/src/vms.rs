@@ -49,6 +49,11 @@ pub(crate) async fn list(client: &Client, args: &ListArgs) -> Result<ExitCode, P
         print_json(&vms)?;
     } else {
         print!("{}", table(&vms));
+        for vm in vms.iter().filter(|vm| vm.status == api::VmStatus::InDoubt) {
+            if let Some(problem) = &vm.problem {
+                println!("\n{}", problem.trim_end());
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -92,11 +97,12 @@ fn print_problem(vm: &api::VmSummary) {
     }
 }
 
-fn status(vm: &api::VmSummary) -> &'static str {
+pub(crate) fn status(vm: &api::VmSummary) -> &'static str {
     match vm.status {
         api::VmStatus::Running => "running",
         api::VmStatus::Paused => "paused",
         api::VmStatus::Arriving => "arriving",
+        api::VmStatus::InDoubt => "in doubt",
         api::VmStatus::Dead => "dead",
     }
 }

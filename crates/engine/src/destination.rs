@@ -3,6 +3,7 @@
 
 mod arrival;
 mod disks;
+mod hands;
 mod lanes;
 mod nic_use;
 
@@ -15,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use wire::{Kind, Preamble, Reply, Token, WireError};
+use wire::{Frame, Inquiry, Kind, Preamble, Reply, Token, WireError, read_frame};
 
 use crate::host::{Host, Local};
 use lanes::ArrivingLanes;
@@ -164,6 +165,22 @@ fn greet(shared: &Arc<Shared>, mut stream: TcpStream, number: u64) -> Result<(),
             stream.write_all(&Reply::Welcome.to_bytes())?;
             arrival.carry(&stream, number);
         }
+        Kind::Inquiry => {
+            stream.write_all(&Reply::Welcome.to_bytes())?;
+            stream.set_read_timeout(Some(PREAMBLE_MAX))?;
+            answer(shared, &stream)?;
+        }
     }
     Ok(())
+}
+
+/// One word about a switchover, and at most one back.
+fn answer(shared: &Shared, stream: &TcpStream) -> Result<(), WireError> {
+    let mut both = stream;
+    let Some(Frame::Message(json)) = read_frame(&mut both)? else { return Ok(()) };
+    let inquiry: Inquiry = serde_json::from_slice(&json)?;
+    match shared.host.answer(inquiry) {
+        Some(word) => Frame::message(&word)?.write_to(&mut both),
+        None => Ok(()),
+    }
 }

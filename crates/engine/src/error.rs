@@ -62,18 +62,9 @@ pub enum MigrationError {
     /// The guest powered off, or QEMU died.
     #[error("the VM ended while it was being moved: {0}")]
     VmGone(String),
-    /// The destination was told to run the VM, and was not heard again.
-    #[error(
-        "{host} was told to run the VM and has not answered ({why}). The VM stays stopped here. \
-         Look at {host}: if the VM runs there, `droveway stop --force` it here; if it certainly \
-         does not and can't any more, stop this agent and say `cont` at the VM's QMP socket"
-    )]
-    InDoubt {
-        /// The destination.
-        host: String,
-        /// What happened.
-        why: String,
-    },
+    /// What became of the VM can't be known, or be done, just now.
+    #[error("{0}")]
+    InDoubt(String),
     /// This host lacks something.
     #[error("{what}: {source}")]
     Local {

@@ -7,7 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use qemu::disks::PreparedImage;
+use qemu::incoming::Incoming;
 use qemu::machine::Machine;
+use switchover::destination::Driver;
+use switchover::journal::Shelf;
+use wire::{Inquiry, Word};
 
 use crate::resources::Resources;
 
@@ -24,6 +28,10 @@ pub struct Local {
     pub scratch: PathBuf,
     /// What blackouts from here cost besides pages.
     pub fixed_cost: Arc<FixedCost>,
+    /// Where switchovers keep their journals.
+    pub shelf: Shelf,
+    /// The port that this agent listens at.
+    pub agent_port: u16,
 }
 
 /// What a blackout costs besides moving pages: device state, its load, `cont`.
@@ -97,9 +105,29 @@ pub trait Host: Send + Sync + 'static {
     /// # Errors
     /// With the reason; nothing is left behind.
     fn receive(&self, order: &wire::Prepare) -> Result<Box<dyn Arriving>, Refusal>;
+
+    /// A switchover that is not over, and whose control connection is.
+    fn settle(&self, left: Unsettled);
+
+    /// Somebody says or asks something about a switchover on a connection of
+    /// its own; none if there is nothing to answer, now.
+    fn answer(&self, inquiry: Inquiry) -> Option<Word>;
 }
 
-/// A VM on its way here. Dropped without [`Arriving::adopt`], it is discarded.
+/// The destination's side of a switchover that is not over: the VM is in doubt,
+/// or the source has not heard all yet.
+pub struct Unsettled {
+    /// What decides.
+    pub driver: Driver,
+    /// The VM's QEMU.
+    pub machine: Arc<Machine>,
+    /// Its end of QEMU's migration.
+    pub incoming: Option<Arc<Incoming>>,
+    /// The VM, unless it was discarded.
+    pub arriving: Option<Box<dyn Arriving>>,
+}
+
+/// A VM on its way here. Dropped before [`Arriving::adopt`], it is discarded.
 pub trait Arriving: Send {
     /// Its QEMU, which waits with `-incoming defer -S`.
     fn machine(&self) -> Arc<Machine>;
@@ -108,11 +136,19 @@ pub trait Arriving: Send {
     /// list.
     fn images(&self) -> &[PreparedImage];
 
-    /// It runs here from now on.
+    /// Where the agent of the host that it comes from is found, if this host
+    /// knows better than the connection says.
+    fn source_address(&self) -> Option<SocketAddr>;
+
+    /// It is this host's from now on, also after a restart of the agent.
     ///
     /// # Errors
-    /// If the host can't note that down; the VM runs all the same.
-    fn adopt(self: Box<Self>) -> Result<(), String>;
+    /// If the host can't note that down; the VM is here all the same.
+    fn adopt(&mut self) -> Result<(), String>;
+
+    /// Nothing more is to be said to its source: whoever wants can have it
+    /// stopped or moved on.
+    fn settled(self: Box<Self>);
 
     /// It doesn't come: ends QEMU and removes what was made for it.
     fn discard(self: Box<Self>);

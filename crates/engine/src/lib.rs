@@ -15,7 +15,7 @@ mod watch;
 
 pub use destination::{Server, serve};
 pub use error::MigrationError;
-pub use host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm};
+pub use host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
 pub use resources::{BuffersFull, Resources};
-pub use source::migrate;
+pub use source::{Migrated, migrate};
 pub use watch::Watch;

@@ -2,12 +2,15 @@
 //!
 //! [`migrate`] is the ordered list of phases. Whatever fails before the commit
 //! leads to [`Source::undo`]: the VM goes on here and the destination's QEMU is
-//! gone. After [`Source::commit`] has said `go` there is no way back.
+//! gone. Whose the VM is decides `switchover::source` alone, which keeps a
+//! journal; its hands are in `hands`.
 
 mod collector;
+mod commit;
 mod disk_tap;
 mod disks;
 mod flushes;
+mod hands;
 mod live;
 mod pacing;
 mod sampler;
@@ -16,7 +19,6 @@ mod start;
 mod undo;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use api::{Bounds, MigrateRequest, Outcome, Phase, Report};
@@ -27,6 +29,9 @@ use qemu::qmp::Event;
 use qemu::rendezvous::Rendezvous;
 use transport::Lanes;
 use wire::{ToDestination, ToSource};
+
+use switchover::source::{Driver, Event as Step, Outcome as Fate};
+use switchover::{Doubt, Envelope, MigrationId};
 
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
@@ -42,21 +47,24 @@ use sieve::Sieve;
 
 /// The destination may have to make gigabytes of hugetlb RAM and start QEMU.
 const PREPARE_MAX: Duration = Duration::from_secs(120);
-/// Loading device state takes QEMU below a second; this is for a host in swap.
-const LOAD_MAX: Duration = Duration::from_secs(60);
-/// `cont` opens the disks: a slow storage network may take seconds.
-const RUN_MAX: Duration = Duration::from_secs(60);
-/// A note on disk there, after that.
-const NOTED_MAX: Duration = Duration::from_secs(5);
-/// From the stream's end to QEMU's word that it is complete.
-const COMPLETED_MAX: Duration = Duration::from_secs(10);
 /// A QEMU that is not finishing answers in a millisecond or two.
 const STATUS_MAX: Duration = Duration::from_millis(200);
 
+/// A migration that has ended here.
+#[derive(Debug)]
+pub struct Migrated {
+    /// How it went. With [`Outcome::Done`] the VM runs at the destination and
+    /// its QEMU here has ended; else it goes on here, unless the reason says
+    /// otherwise.
+    pub report: Report,
+    /// A switchover that is not over on this side: the VM is in doubt, or the
+    /// other side has not heard all yet.
+    pub unsettled: Option<Driver>,
+    /// Whether it is settled what becomes of the VM here.
+    pub decided: bool,
+}
+
 /// Moves `vm` to `peer`. Blocks until it is over; watch it meanwhile.
-///
-/// With [`Outcome::Done`] the VM runs at the destination and its QEMU here has
-/// ended. Else it goes on here, unless the report's reason says otherwise.
 #[must_use]
 pub fn migrate(
     local: &Local,
@@ -64,7 +72,7 @@ pub fn migrate(
     vm: SourceVm,
     request: &MigrateRequest,
     watch: &Arc<Watch>,
-) -> Report {
+) -> Migrated {
     let story = Arc::new(Story::new(Arc::clone(watch), request.downtime_ms));
     let mut source = Source::new(local, peer, vm, request, Arc::clone(&story));
     let outcome = match source.run() {
@@ -72,7 +80,11 @@ pub fn migrate(
         Err(error) => source.undo(&error),
     };
     source.account();
-    story.end(outcome)
+    let unsettled = source.driver.take().filter(|driver| !driver.machine().is_over());
+    let decided = source.fate.is_some() || unsettled.is_none();
+    // QEMU's settings are back, and its sockets closed, when it is.
+    drop(source);
+    Migrated { report: story.end(outcome), unsettled, decided }
 }
 
 /// Something that threads of this migration tell the one that leads it.
@@ -96,6 +108,8 @@ pub(crate) enum Notice {
 enum Happening {
     Qemu(Event),
     Peer(ToSource),
+    /// Of the switchover.
+    Said(Envelope<switchover::ToSource>),
     Notice(Notice),
 }
 
@@ -117,7 +131,15 @@ pub(crate) struct Source<'m> {
     disks: Option<Disks>,
     stream: Option<Stream>,
     stopped: Option<Stop>,
-    /// `go` was said: nothing is undone any more.
+    /// What the journals call this migration.
+    switchover: Option<MigrationId>,
+    /// Whose the VM is; none before the destination is ready.
+    driver: Option<Driver>,
+    /// What it has decided.
+    fate: Option<Fate>,
+    /// What it can't know or do.
+    doubt: Option<Doubt>,
+    /// `go` was said: the operator can't cancel any more.
     committed: bool,
     cpu: Duration,
 }
@@ -174,6 +196,10 @@ impl<'m> Source<'m> {
             disks: None,
             stream: None,
             stopped: None,
+            switchover: None,
+            driver: None,
+            fate: None,
+            doubt: None,
             committed: false,
             cpu: Duration::ZERO,
         }
@@ -182,12 +208,11 @@ impl<'m> Source<'m> {
     fn run(&mut self) -> Result<(), MigrationError> {
         self.connect()?;
         self.prepare()?;
+        self.open_journal()?;
         self.stream()?;
         self.deliver()?;
-        self.complete()?;
-        self.commit()?; // the point of no return
-        self.leave();
-        Ok(())
+        let loaded = self.complete()?;
+        self.commit(loaded) // with the point of no return
     }
 
     /// Waits until QEMU has stopped the VM and handed over everything, and
@@ -222,6 +247,7 @@ impl<'m> Source<'m> {
                     self.note_placement(&mapped, &inline);
                 }
                 Happening::Peer(other) => return Err(self.unexpected(&other)),
+                Happening::Said(said) => return Err(self.said_early(&said)),
             }
         }
     }
@@ -239,6 +265,7 @@ impl<'m> Source<'m> {
                 let lanes_busy = self.lanes_busy();
                 self.stopped = Some(Stop { at: event.at, lanes_busy });
                 self.story.enter(Phase::Stopped);
+                self.step(Step::Stopped { run: self.was_running });
             }
             "RESUME" => self.was_running = true,
             "MIGRATION" if event.data["status"] == "pre-switchover" => {
@@ -269,103 +296,6 @@ impl<'m> Source<'m> {
         status.is_ok_and(|status| status["status"] == "paused")
     }
 
-    /// Lets the destination load, and waits until it has.
-    fn complete(&mut self) -> Result<(), MigrationError> {
-        let stream = self.stream.as_ref().expect("a stream was delivered");
-        let residue_bytes = stream.live.residue_bytes.load(Relaxed);
-        self.say(&ToDestination::Complete { residue_bytes })?;
-        let until = Instant::now() + LOAD_MAX;
-        loop {
-            match self.next(Some(until))? {
-                Happening::Peer(ToSource::Loaded) => break,
-                Happening::Peer(ToSource::Placement { mapped, inline }) => {
-                    self.note_placement(&mapped, &inline);
-                }
-                Happening::Peer(other) => return Err(self.unexpected(&other)),
-                Happening::Qemu(event) => self.follow(&event)?,
-                Happening::Notice(_) => {}
-            }
-        }
-        self.story.enter(Phase::Loaded);
-        Ok(())
-    }
-
-    /// Gives the VM up, and waits until it runs there.
-    fn commit(&mut self) -> Result<(), MigrationError> {
-        let stream = self.stream.as_ref().expect("a stream was delivered");
-        // A QEMU that ends `failed` or `cancelled` runs the VM again by itself:
-        // only one that says `completed` and `postmigrate` has let go of it.
-        stream.outgoing.wait_completed(COMPLETED_MAX)?;
-        self.committed = true;
-        self.story.enter(Phase::Committed);
-        self.say(&ToDestination::Go { run: self.was_running })
-            .map_err(|error| self.in_doubt(&error.to_string()))?;
-        let until = Instant::now() + RUN_MAX;
-        loop {
-            match self.next(Some(until)) {
-                Ok(Happening::Peer(ToSource::Running { cpu_s, pool_high_water_bytes })) => {
-                    self.running(cpu_s, pool_high_water_bytes);
-                    return Ok(());
-                }
-                Ok(Happening::Peer(ToSource::CannotRun { reason })) => {
-                    // It never ran there, and its QEMU there is gone.
-                    self.committed = false;
-                    let host = self.peer.name.clone();
-                    return Err(MigrationError::DestinationFailed { host, reason });
-                }
-                Ok(_) => {}
-                Err(error) => return Err(self.in_doubt(&error.to_string())),
-            }
-        }
-    }
-
-    fn running(&mut self, cpu_s: f64, pool_high_water_bytes: u64) {
-        self.story.enter(Phase::Running);
-        let mut downtime_ms = None;
-        if let Some(stop) = &self.stopped {
-            let gone = stop.at.elapsed();
-            let moving = self.lanes_busy().saturating_sub(stop.lanes_busy);
-            self.local.fixed_cost.learn(gone.saturating_sub(moving));
-            downtime_ms = Some(gone.as_secs_f64() * 1e3);
-        }
-        self.story.tell(|report| {
-            report.downtime_ms = downtime_ms;
-            report.cpu_destination_s = cpu_s;
-            report.pool_high_water_bytes[1] = pool_high_water_bytes;
-        });
-    }
-
-    fn lanes_busy(&self) -> Duration {
-        self.stream.as_ref().map_or(Duration::ZERO, |stream| stream.lanes.delivered().busy)
-    }
-
-    fn in_doubt(&self, why: &str) -> MigrationError {
-        MigrationError::InDoubt { host: self.peer.name.clone(), why: why.to_owned() }
-    }
-
-    /// The VM runs elsewhere: ends its QEMU here.
-    fn leave(&mut self) {
-        self.stop_stream(true);
-        self.account_disks();
-        self.disks = None;
-        if let Err(error) = self.vm.machine.quit() {
-            self.story.note(format!("the source's QEMU had to be left behind: {error}"));
-        }
-        self.wait_noted();
-    }
-
-    /// The destination hangs up once it has noted that the VM is its own: who
-    /// is told that the migration is over finds the VM there, free to move on.
-    fn wait_noted(&self) {
-        let Some(control) = &self.control else { return };
-        let until = Instant::now() + NOTED_MAX;
-        while let Ok(heard) = control.hear.recv_deadline(until) {
-            if matches!(heard, Heard::Gone(_)) {
-                return;
-            }
-        }
-    }
-
     /// The next thing that matters; what ends any phase is an error here.
     fn next(&mut self, until: Option<Instant>) -> Result<Happening, MigrationError> {
         loop {
@@ -382,6 +312,9 @@ impl<'m> Source<'m> {
                     }
                 }
                 Some(Happening::Peer(ToSource::Note { text })) => self.story.note(text),
+                Some(Happening::Peer(ToSource::Switchover { said })) => {
+                    return Ok(Happening::Said(said));
+                }
                 Some(happening) => return Ok(happening),
                 None => self.rebind()?,
             }
@@ -405,9 +338,6 @@ impl<'m> Source<'m> {
             recv(control.hear) -> heard => match heard {
                 Ok(Heard::Message(ToSource::Refused { reason })) => {
                     Err(MigrationError::Refused { host: host.clone(), reason })
-                }
-                Ok(Heard::Message(ToSource::Failed { reason })) => {
-                    Err(MigrationError::DestinationFailed { host: host.clone(), reason })
                 }
                 Ok(Heard::Message(message)) => Ok(Some(Happening::Peer(message))),
                 Ok(Heard::Gone(error)) => Err(lost(error.to_string())),
@@ -438,15 +368,26 @@ impl<'m> Source<'m> {
             pacing.set(pace_bounds(&bounds));
         }
         // With the VM given up, no data thread is left to be told.
-        if self.committed { Ok(()) } else { self.say(&ToDestination::Terms(terms(&bounds))) }
+        if self.committed { Ok(()) } else { self.send(&ToDestination::Terms(terms(&bounds))) }
     }
 
-    fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
+    fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
         let control = self.control.as_ref().expect("connected");
         control.link.say(message).map_err(|error| MigrationError::PeerLost {
             host: self.peer.name.clone(),
             why: error.to_string(),
         })
+    }
+
+    /// What the destination said of the switchover before it was to.
+    fn said_early(&self, said: &Envelope<switchover::ToSource>) -> MigrationError {
+        use switchover::ToSource::{Loaded, Lost, Refused, Running, Unknown};
+        let reason = match &said.message {
+            Refused { reason } | Lost { reason } => reason.to_string(),
+            Unknown => "its agent knows nothing of this migration any more".to_owned(),
+            Loaded | Running => "it says that it has the VM, which it was not given".to_owned(),
+        };
+        MigrationError::DestinationFailed { host: self.peer.name.clone(), reason }
     }
 
     fn unexpected(&self, message: &ToSource) -> MigrationError {

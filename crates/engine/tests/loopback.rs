@@ -2,14 +2,17 @@
 //! its firmware: how the two sides fit together. What guests see is tested end
 //! to end, in `tests/`.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
-use engine::{Arriving, Host, Local, Peer, Refusal, Resources, SourceVm, Watch};
+use engine::{
+    Arriving, Host, Local, Migrated, Peer, Refusal, Resources, SourceVm, Unsettled, Watch,
+};
 use parking_lot::Mutex;
 use qemu::machine::{Machine, Start, start};
+use switchover::journal::Shelf;
 use test_dir::TestDir;
 
 fn qemu() -> String {
@@ -47,6 +50,14 @@ impl Host for TestHost {
         let machine = boot(&self.dir, true);
         Ok(Box::new(TestArrival { machine, here: Arc::clone(&self.here) }))
     }
+
+    fn settle(&self, left: Unsettled) {
+        panic!("nothing was cut off: {:?}", left.driver);
+    }
+
+    fn answer(&self, _: wire::Inquiry) -> Option<wire::Word> {
+        None
+    }
 }
 
 impl Arriving for TestArrival {
@@ -58,10 +69,16 @@ impl Arriving for TestArrival {
         &[]
     }
 
-    fn adopt(self: Box<Self>) -> Result<(), String> {
-        *self.here.lock() = Some(self.machine);
+    fn source_address(&self) -> Option<SocketAddr> {
+        None
+    }
+
+    fn adopt(&mut self) -> Result<(), String> {
+        *self.here.lock() = Some(Arc::clone(&self.machine));
         Ok(())
     }
+
+    fn settled(self: Box<Self>) {}
 
     fn discard(self: Box<Self>) {
         self.machine.quit().unwrap();
@@ -70,6 +87,8 @@ impl Arriving for TestArrival {
 
 struct Ended {
     report: Report,
+    /// Journals that are left at either end.
+    journals: usize,
     source: Arc<Machine>,
     destination: Option<Arc<Machine>>,
     _dir: TestDir,
@@ -82,12 +101,15 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
         std::fs::create_dir(&path).unwrap();
         path
     };
+    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
     let local = |agent: &str, scratch| Local {
         agent: agent.to_owned(),
         nics: Vec::new(),
         resources: Resources::new(128 << 20),
         scratch,
         fixed_cost: Arc::default(),
+        shelf: shelf.clone(),
+        agent_port: 7800,
     };
     let here = Arc::new(Mutex::new(None));
     let host = TestHost { dir: sub("b"), refuse, here: Arc::clone(&here) };
@@ -102,10 +124,13 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
     .unwrap();
     let watch = Arc::new(Watch::new(progress(), api::Bounds::default()));
     let vm = SourceVm { name: "vm".to_owned(), machine: Arc::clone(&source), cwd: "/".to_owned() };
-    let report = engine::migrate(&local("host-a", sub("a-scratch")), &peer, vm, &request, &watch);
+    let migrated = engine::migrate(&local("host-a", sub("a-scratch")), &peer, vm, &request, &watch);
+    let Migrated { report, unsettled, decided } = migrated;
+    assert!(unsettled.is_none() && decided);
     drop(server);
+    let journals = shelf.contents().unwrap().len();
     let destination = here.lock().take();
-    Ended { report, source, destination, _dir: dir }
+    Ended { report, journals, source, destination, _dir: dir }
 }
 
 fn progress() -> Progress {
@@ -131,6 +156,7 @@ fn a_vm_moves_by_each_stream() {
         assert_eq!(report.phases.last().unwrap().phase, Phase::Running);
         assert_eq!(report.placement, "mapped");
         assert!(!ended.source.process.is_alive());
+        assert_eq!(ended.journals, 0);
         let destination = ended.destination.unwrap();
         assert_eq!(status(&destination), "running");
         destination.quit().unwrap();
@@ -144,5 +170,6 @@ fn a_vm_that_is_refused_goes_on() {
     assert!(reason.contains("no room") && reason.contains("stays"), "{reason}");
     assert_eq!(status(&ended.source), "running");
     assert!(ended.destination.is_none());
+    assert_eq!(ended.journals, 0);
     ended.source.quit().unwrap();
 }

@@ -65,6 +65,12 @@ impl Record {
         self.process.pid
     }
 
+    /// Whether both are of the same process.
+    #[must_use]
+    pub fn is_of(&self, other: &Self) -> bool {
+        self.process == other.process
+    }
+
     /// QEMU's command line, as its owner typed it.
     #[must_use]
     pub fn argv(&self) -> &[String] {

@@ -25,7 +25,7 @@ use before::Before;
 pub(crate) use settings::Settings;
 use wanted::{DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
-pub use ending::make_up;
+pub use ending::{announce, make_up, resume};
 pub use progress::{Progress, Status};
 pub use stream_kind::{StreamKind, choose_stream};
 

@@ -45,6 +45,14 @@ pub fn connect_control(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
     introduce(open(endpoint)?, endpoint.remote, Kind::Control)
 }
 
+/// Connects for one word about a switchover.
+///
+/// # Errors
+/// If the agent isn't there or doesn't take it.
+pub fn connect_inquiry(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
+    introduce(open(endpoint)?, endpoint.remote, Kind::Inquiry)
+}
+
 pub(crate) fn connect_lane(endpoint: Endpoint, kind: Kind) -> Result<TcpStream, LaneError> {
     introduce(open(endpoint)?, endpoint.remote, kind)
 }

@@ -28,7 +28,7 @@ mod sender;
 mod sieve;
 
 pub use blocks::{BlockSink, TakeError};
-pub use connect::{Endpoint, connect_control, tune};
+pub use connect::{Endpoint, connect_control, connect_inquiry, tune};
 pub use error::{LaneError, LanesError};
 pub use lanes::{Lanes, LanesPlan};
 pub use load::Load;

@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use crew::Terms;
 use policy::pace::DestinationUse;
 use serde::{Deserialize, Serialize};
+use switchover::{Envelope, MigrationId};
 
 use crate::error::WireError;
 use crate::read::le32;
@@ -24,6 +25,11 @@ const RESIDUE_BYTES_MAX: u64 = 4 << 20;
 pub struct Prepare {
     /// The migration's id, for both ends' logs and reports.
     pub migration: String,
+    /// What both sides' journals call it: no other migration ever has it.
+    pub switchover: MigrationId,
+    /// The port that the agent that asks listens at, on the host that its
+    /// connection comes from.
+    pub agent_port: u16,
     /// The agent that asks.
     pub from: String,
     /// The VM's name.
@@ -104,13 +110,12 @@ pub enum ToDestination {
         /// Bytes of tail (or of the whole stream) sent, as a check.
         residue_bytes: u64,
     },
-    /// The source gave the VM up.
-    Go {
-        /// Whether its vCPUs ran when it was stopped; a VM that its owner
-        /// paused arrives paused.
-        run: bool,
+    /// Of the switchover, from `prepared` on.
+    Switchover {
+        /// What the source is in.
+        said: Envelope<switchover::ToDestination>,
     },
-    /// It stays at the source.
+    /// It stays at the source, which has not even begun.
     Abort {
         /// Why, for the log.
         reason: String,
@@ -149,24 +154,19 @@ pub enum ToSource {
         /// For the operator.
         text: String,
     },
-    /// Loaded and paused.
-    Loaded,
-    /// It runs here now (or is paused here, as it was there).
-    Running {
-        /// CPU seconds the agent's threads spent on this migration.
+    /// Of the switchover, from `prepared` on.
+    Switchover {
+        /// What the destination is in.
+        said: Envelope<switchover::ToSource>,
+    },
+    /// What the migration took at the destination: said after `running`.
+    Cost {
+        /// CPU seconds that its agent's threads spent.
         cpu_s: f64,
         /// Most bytes ever buffered.
         pool_high_water_bytes: u64,
-    },
-    /// It was told to run the VM and could not; the VM never ran there.
-    CannotRun {
-        /// Why.
-        reason: String,
-    },
-    /// Something broke before the commit; QEMU is gone there.
-    Failed {
-        /// What.
-        reason: String,
+        /// How long the VM had run by the time `running` was said.
+        ran_ms: f64,
     },
 }
 

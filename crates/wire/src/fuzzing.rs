@@ -4,8 +4,8 @@
 use page::{BATCH_PAGES, BLOCK_BYTES_MAX, DiskId, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 
 use crate::{
-    Ack, BatchHeader, BlockHeader, FILLS_MAX, Frame, Kind, LaneHeader, Preamble, Reply, Tables,
-    ToDestination, ToSource, Token, read_frame,
+    Ack, BatchHeader, BlockHeader, FILLS_MAX, Frame, Inquiry, Kind, LaneHeader, Preamble, Reply,
+    Tables, ToDestination, ToSource, Token, read_frame,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
@@ -59,6 +59,7 @@ pub fn control(bytes: &[u8]) {
         if let Frame::Message(json) = frame {
             let _ = serde_json::from_slice::<ToDestination>(&json);
             let _ = serde_json::from_slice::<ToSource>(&json);
+            let _ = serde_json::from_slice::<Inquiry>(&json);
         }
     }
 }
@@ -143,15 +144,16 @@ pub fn seed_controls() -> Vec<Vec<u8>> {
 }
 
 /// As they are on the wire: what other versions may say has to be read too.
-const MESSAGES: [&str; 14] = [
-    r#"{"say":"prepare","migration":"1","from":"a","vm":"web1","argv":["qemu","-m","1G"],"cwd":"/",
+const MESSAGES: [&str; 15] = [
+    r#"{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu","-m","1G"],"cwd":"/",
         "overrides":[["/a","/b"]],"qemu":"10.0.2","shape":{"machine":"q35"},"disks":[],
         "shared_disks":true,"moving":[],"allowed":{},"incoming_qmp":null,
         "terms":{"priority":"low","cpus":"0-3,8"}}"#,
     r#"{"say":"terms","priority":"high","cpus":null}"#,
     r#"{"say":"blocks","blocks":[{"name":"pc.ram","bytes":1048576}],"ram_section":2,"footers":true}"#,
     r#"{"say":"complete","residue_bytes":9}"#,
-    r#"{"say":"go","run":true}"#,
+    r#"{"say":"switchover","said":{"migration":"7f3a","say":"go","run":true}}"#,
+    r#"{"say":"switchover","said":{"migration":"7f3a","say":"aborted","reason":"why"}}"#,
     r#"{"say":"abort","reason":"why"}"#,
     r#"{"say":"prepared","token":"09090909090909090909090909090909","qemu":"7.2.22","notes":["n"]}"#,
     r#"{"say":"refused","reason":"why"}"#,
@@ -159,9 +161,9 @@ const MESSAGES: [&str; 14] = [
     r#"{"say":"nic-use","nics":[{"speed_bytes_per_s":null,"all_bytes_per_s":9,
         "content_bytes_per_s":8,"ours_bytes_per_s":7,"migrations":1}],"lanes":[0,null]}"#,
     r#"{"say":"note","text":"why"}"#,
-    r#"{"say":"loaded"}"#,
-    r#"{"say":"running","cpu_s":1.5,"pool_high_water_bytes":5}"#,
-    r#"{"say":"cannot-run","reason":"why"}"#,
+    r#"{"say":"switchover","said":{"migration":"7f3a","say":"loaded"}}"#,
+    r#"{"say":"cost","cpu_s":1.5,"pool_high_water_bytes":5,"ran_ms":2.5}"#,
+    r#"{"from":"b","word":{"to-source":{"migration":"7f3a","say":"running"}}}"#,
 ];
 
 #[cfg(test)]
@@ -173,7 +175,9 @@ mod tests {
         for message in MESSAGES {
             let source: Result<ToDestination, _> = serde_json::from_str(message);
             let destination: Result<ToSource, _> = serde_json::from_str(message);
-            assert!(source.is_ok() || destination.is_ok(), "{message}: {source:?} {destination:?}");
+            let inquiry: Result<Inquiry, _> = serde_json::from_str(message);
+            let read = source.is_ok() || destination.is_ok() || inquiry.is_ok();
+            assert!(read, "{message}: {source:?} {destination:?}");
         }
         for seed in seed_lanes() {
             let is_ack = |bytes: &[u8; Ack::BYTES]| Ack::parse(bytes).is_ok();

@@ -1,7 +1,8 @@
 //! What two agents say to each other, as bytes: no sockets, no threads.
 //!
 //! A connection opens with a [`Preamble`] that says what it is: the control
-//! connection of a migration, or one of its lanes.
+//! connection of a migration, one of its lanes, or an [`Inquiry`] about a
+//! switchover after that connection was lost.
 //!
 //! - control: [`Frame`]s; most carry one message as JSON
 //!   ([`ToDestination`], [`ToSource`]), the others pieces of the residue.
@@ -19,6 +20,7 @@ mod control;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+mod inquiry;
 mod preamble;
 mod read;
 
@@ -28,4 +30,5 @@ pub use control::{
     Announced, Frame, FrameHeader, Prepare, Prepared, ToDestination, ToSource, read_frame,
 };
 pub use error::WireError;
+pub use inquiry::{Inquiry, Word};
 pub use preamble::{Kind, Preamble, Reply, Token, VERSION};

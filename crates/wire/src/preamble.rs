@@ -5,7 +5,7 @@ use crate::read::{field, le16};
 
 /// The version of everything in this crate. It changes when a peer that knows
 /// only the older one would misunderstand.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 const MAGIC: [u8; 8] = *b"DROVEWAY";
 
@@ -26,6 +26,9 @@ pub enum Kind {
         /// Which migration.
         token: Token,
     },
+    /// One [`crate::Inquiry`] about a switchover that one side was cut off
+    /// from, and at most one answer.
+    Inquiry,
 }
 
 /// Sent by whoever connects.
@@ -49,11 +52,16 @@ impl Preamble {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        if let Kind::Lane { number, token } = self.kind {
-            bytes[10..12].copy_from_slice(&1u16.to_le_bytes());
-            bytes[12..14].copy_from_slice(&number.to_le_bytes());
-            bytes[16..].copy_from_slice(&token.0);
-        }
+        let kind: u16 = match self.kind {
+            Kind::Control => 0,
+            Kind::Lane { number, token } => {
+                bytes[12..14].copy_from_slice(&number.to_le_bytes());
+                bytes[16..].copy_from_slice(&token.0);
+                1
+            }
+            Kind::Inquiry => 2,
+        };
+        bytes[10..12].copy_from_slice(&kind.to_le_bytes());
         bytes
     }
 
@@ -66,6 +74,7 @@ impl Preamble {
         let kind = match le16(bytes, 10) {
             0 => Kind::Control,
             1 => Kind::Lane { number: le16(bytes, 12), token: Token(field(bytes, 16)) },
+            2 => Kind::Inquiry,
             other => {
                 return Err(WireError::Unknown {
                     what: "kind of connection",
@@ -148,7 +157,7 @@ mod tests {
     #[test]
     fn preambles_and_replies_come_back_as_they_went() {
         let lane = Kind::Lane { number: 7, token: Token([9; 16]) };
-        for kind in [Kind::Control, lane] {
+        for kind in [Kind::Control, lane, Kind::Inquiry] {
             assert_eq!(Preamble::parse(&Preamble { kind }.to_bytes()).unwrap().kind, kind);
         }
         for reply in [Reply::Welcome, Reply::UnknownToken, Reply::Busy, Reply::OtherVersion] {

@@ -2,10 +2,12 @@ use axum::body::Body as AxumBody;
 use axum::http::Request;
 use engine::Local;
 use http_body_util::BodyExt;
+use switchover::journal::Shelf;
 use tower::ServiceExt;
 
 use super::*;
 use crate::migrations::Roads;
+use crate::registry::Held;
 use crate::state::StateDir;
 
 struct Site {
@@ -18,7 +20,9 @@ impl Site {
     /// A host without VMs.
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let registry = Registry::open(StateDir::open(dir.path()).unwrap()).unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let shelf = Shelf::open(&state.journals()).unwrap();
+        let registry = Registry::open(state, &Held::default()).unwrap();
         let registry = Arc::new(registry);
         let local = Local {
             agent: "here".to_owned(),
@@ -26,10 +30,13 @@ impl Site {
             resources: engine::Resources::new(16 << 20),
             scratch: registry.state().scratch(),
             fixed_cost: Arc::default(),
+            shelf: shelf.clone(),
+            agent_port: 7450,
         };
+        let settlers = Settlers::new(Arc::clone(&registry), shelf, "here", &[]);
         let roads = Roads { peers: Vec::new(), insecure_plaintext: false };
         let mover = Box::new(engine::migrate);
-        let migrations = Arc::new(Migrations::new(Arc::clone(&registry), local, roads, mover));
+        let migrations = Arc::new(Migrations::new(&settlers, local, roads, mover));
         let host = Arc::new(HostInfo {
             name: "here".to_owned(),
             rack: None,
@@ -40,7 +47,8 @@ impl Site {
             peers: Vec::new(),
         });
         let (close, closing) = tokio::sync::watch::channel(false);
-        Self { router: router(Api { host, registry, migrations, closing }), close, _dir: dir }
+        let api = Api { host, registry, settlers, migrations, closing };
+        Self { router: router(api), close, _dir: dir }
     }
 
     async fn ask(&self, method: &str, path: &str, body: impl Into<AxumBody>) -> (u16, Vec<u8>) {

@@ -1,9 +1,11 @@
 use std::sync::mpsc::channel;
 
 use api::{RunRequest, StopHow, VmStatus};
+use switchover::journal::Shelf;
 use test_dir::TestDir;
 
 use super::*;
+use crate::registry::Held;
 use crate::state::StateDir;
 
 struct Site {
@@ -16,7 +18,7 @@ impl Site {
     fn new() -> Self {
         let dir = TestDir::new();
         let state = StateDir::open(dir.path()).unwrap();
-        let registry = Arc::new(Registry::open(state).unwrap());
+        let registry = Arc::new(Registry::open(state, &Held::default()).unwrap());
         let qemu =
             std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned());
         let rest = "-machine q35,accel=tcg -m 32 -nodefaults -display none -S";
@@ -37,14 +39,18 @@ impl Site {
             peers: vec![peer("near", "127.0.0.1:7450"), peer("far", "10.9.9.9:7450")],
             insecure_plaintext: false,
         };
+        let shelf = Shelf::open(&self.registry.state().journals()).unwrap();
         let local = Local {
             agent: "here".to_owned(),
             nics: Vec::new(),
             resources: engine::Resources::new(16 << 20),
             scratch: self.registry.state().scratch(),
             fixed_cost: Arc::default(),
+            shelf: shelf.clone(),
+            agent_port: 7450,
         };
-        Arc::new(Migrations::new(Arc::clone(&self.registry), local, roads, mover))
+        let settlers = Settlers::new(Arc::clone(&self.registry), shelf, "here", &[]);
+        Arc::new(Migrations::new(&settlers, local, roads, mover))
     }
 }
 
@@ -56,6 +62,11 @@ impl Drop for Site {
 
 fn request(vm: &str, to: &str) -> MigrateRequest {
     serde_json::from_value(serde_json::json!({ "vm": vm, "to": to })).unwrap()
+}
+
+fn ended(watch: &Watch, outcome: Outcome) -> Migrated {
+    let report = reports::empty(&watch.progress().1, outcome);
+    Migrated { report, unsettled: None, decided: true }
 }
 
 fn never() -> Box<Mover> {
@@ -98,7 +109,7 @@ fn a_vm_that_moved_is_gone_here_before_anybody_hears_so() {
     let site = Site::new();
     let migrations = site.migrations(Box::new(|_, _, vm, _, watch| {
         vm.machine.quit().unwrap();
-        reports::empty(&watch.progress().1, Outcome::Done)
+        ended(watch, Outcome::Done)
     }));
     let id = migrations.start(request("web1", "near")).unwrap();
     let last = follow(&migrations, &id);
@@ -140,7 +151,7 @@ fn while_it_moves_a_vm_is_not_moved_or_stopped() {
     let migrations = site.migrations(Box::new(move |_, _, _, _, watch| {
         // Ends when the test drops its end.
         let _ = gone.lock().recv();
-        reports::empty(&watch.progress().1, Outcome::Cancelled)
+        ended(watch, Outcome::Cancelled)
     }));
     let id = migrations.start(request("web1", "near")).unwrap();
     for error in [

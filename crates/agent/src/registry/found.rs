@@ -9,13 +9,33 @@ use std::thread;
 use qemu::machine::{self, Machine};
 use qemu::qmp::RunState;
 
-use super::remove_dir;
+use super::{images, remove_dir};
 use crate::name;
 use crate::state::StateDir;
 use crate::vm::{Record, Standing, Vm, unrecorded, with_log};
 
+/// VMs whose switchover an earlier run of the agent left in the middle, with
+/// their QEMUs; without, whichever QEMU has the name.
+#[derive(Debug, Default)]
+pub(crate) struct Held(pub(crate) Vec<(String, Option<machine::Record>)>);
+
+impl Held {
+    fn holds(&self, name: &str, recorded: &machine::Record) -> bool {
+        let is_it = |machine: &Option<machine::Record>| {
+            machine.as_ref().is_none_or(|machine| machine.is_of(recorded))
+        };
+        self.0.iter().any(|(vm, machine)| vm == name && is_it(machine))
+    }
+}
+
+/// A VM that was found again.
+pub(super) struct Found {
+    pub(super) vm: Vm,
+    pub(super) held: bool,
+}
+
 /// Every VM of the state directory.
-pub(super) fn all(state: &StateDir) -> io::Result<Vec<Vm>> {
+pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
     let mut dirs = Vec::new();
     for entry in fs::read_dir(state.vms())? {
         let entry = entry?;
@@ -30,7 +50,7 @@ pub(super) fn all(state: &StateDir) -> io::Result<Vec<Vm>> {
         let mut finders = Vec::new();
         for (name, dir) in dirs {
             let thread = thread::Builder::new().name(format!("find-{name}"));
-            finders.push(thread.spawn_scoped(scope, move || one(&name, dir))?);
+            finders.push(thread.spawn_scoped(scope, move || one(&name, dir, held))?);
         }
         Ok(finders
             .into_iter()
@@ -39,7 +59,7 @@ pub(super) fn all(state: &StateDir) -> io::Result<Vec<Vm>> {
     })
 }
 
-fn one(name: &str, dir: PathBuf) -> Option<Vm> {
+fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
     let record = match Record::read(&dir) {
         Ok(record) => record,
         Err(error) => {
@@ -50,28 +70,44 @@ fn one(name: &str, dir: PathBuf) -> Option<Vm> {
     let Some(recorded) = &record.machine else {
         // Nobody was told that it runs: whoever asked for it heard an error.
         discard(name, unrecorded(&dir).ok());
+        images::remove(&dir);
         remove_dir(&dir);
         return None;
     };
+    if held.holds(name, recorded) {
+        let vm = match machine::reopen(recorded, &dir) {
+            Ok(machine) => {
+                let ram_bytes = machine.qmp.ram_bytes().unwrap_or(record.ram_bytes);
+                Vm::new(name, dir, machine, ram_bytes)
+            }
+            Err(error) => {
+                let why = with_log(&error.to_string(), &dir.join("qemu.log"));
+                Vm::lost(name, dir, record, why)
+            }
+        };
+        return Some(Found { vm, held: true });
+    }
     let machine = match machine::reopen(recorded, &dir) {
         Ok(machine) => machine,
         Err(_) if record.standing == Standing::Arriving => {
+            images::remove(&dir);
             remove_dir(&dir);
             return None;
         }
         Err(error) => {
             let why = with_log(&error.to_string(), &dir.join("qemu.log"));
             tracing::info!(vm = name, why, "not found again");
-            return Some(Vm::lost(name, dir, record, why));
+            return Some(Found { vm: Vm::lost(name, dir, record, why), held: false });
         }
     };
     if record.standing == Standing::Arriving && !runs(&machine) {
         tracing::info!(vm = name, "it was arriving when the agent ended; removed");
         discard(name, Some(machine));
+        images::remove(&dir);
         remove_dir(&dir);
         return None;
     }
-    Some(meet(name, dir, machine, &record))
+    Some(Found { vm: meet(name, dir, machine, &record), held: false })
 }
 
 fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Vm {

@@ -8,7 +8,7 @@ use qemu::process::Process;
 use test_dir::TestDir;
 
 use super::*;
-use crate::vm::Standing;
+use crate::vm::{Record, Standing};
 
 /// A QEMU without a guest: its firmware doesn't even run.
 fn request(name: &str) -> RunRequest {
@@ -22,7 +22,7 @@ fn request(name: &str) -> RunRequest {
 }
 
 fn open(dir: &Path) -> Arc<Registry> {
-    Arc::new(Registry::open(StateDir::open(dir).unwrap()).unwrap())
+    Arc::new(Registry::open(StateDir::open(dir).unwrap(), &Held::default()).unwrap())
 }
 
 const FORCE: StopHow = StopHow { force: true, timeout_s: 0 };

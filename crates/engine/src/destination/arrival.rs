@@ -1,27 +1,32 @@
 //! One VM that arrives.
 //!
-//! [`run`] is the ordered list of phases, the mirror of the source's. Until
-//! `go` is heard nothing here runs the VM, and whatever goes wrong ends its
-//! QEMU; the source, which has the VM, hears why if it can be told.
+//! [`run`] is the ordered list of phases, the mirror of the source's. Until the
+//! VM is loaded, whatever goes wrong ends its QEMU; the source, which has the
+//! VM, hears why if it can be told. From then on `switchover::destination`
+//! decides alone, and keeps a journal; its hands are in `hands`.
 
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded, select};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, select};
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::ram_blocks::{RamBlocks, Reached};
+use switchover::Wait;
+use switchover::destination::{Driver, Event as Step};
+use switchover::journal::Opened;
 use wire::{Announced, Prepare, Prepared, ToDestination, ToSource, Token};
 
 use super::Shared;
 use super::disks::ArrivingDisks;
+use super::hands::Keeper;
 use super::lanes::ArrivingLanes;
 use super::nic_use::Telling;
-use crate::host::Arriving;
+use crate::host::Unsettled;
 use crate::link::{Heard, Link};
 use crate::resources::Pools;
 
@@ -32,23 +37,24 @@ const TAIL_BYTES_MAX: usize = 256 << 20;
 const ORDER_MAX: Duration = Duration::from_secs(10);
 /// QEMU's load of the residue.
 const LOAD_MAX: Duration = Duration::from_secs(60);
+/// For the source's next word, as long as there is a connection: it has QEMU
+/// say first how its migration ended, or end.
+const WORD_MAX: Duration = Duration::from_secs(5);
+/// What went wrong just now is tried again after this.
+const RETRY: Duration = Duration::from_secs(1);
 
-/// Why an arrival ended.
+/// Why an arrival ended before the VM was loaded.
 enum End {
     /// For the source to hear.
-    Tell(ToSource),
+    Failed(String),
     /// The source ended it, or is gone.
     Over(String),
 }
 
 impl End {
     fn failed(why: impl std::fmt::Display) -> Self {
-        Self::Tell(ToSource::Failed { reason: why.to_string() })
+        Self::Failed(why.to_string())
     }
-}
-
-fn refused(why: impl std::fmt::Display) -> End {
-    End::Tell(ToSource::Refused { reason: why.to_string() })
 }
 
 struct Arrival<'s> {
@@ -58,10 +64,12 @@ struct Arrival<'s> {
     token: Token,
     lanes: Arc<ArrivingLanes>,
     broken: Receiver<String>,
+    peer: SocketAddr,
 }
 
 /// Serves a control connection to its end.
 pub(super) fn run(shared: &Shared, stream: TcpStream, number: u64) -> std::io::Result<()> {
+    let peer = stream.peer_addr()?;
     let (link, hear) = Link::start(stream, &format!("source-{number}"))?;
     let (tell_broken, broken) = bounded(1);
     let arrival = Arrival {
@@ -71,12 +79,13 @@ pub(super) fn run(shared: &Shared, stream: TcpStream, number: u64) -> std::io::R
         token: new_token()?,
         lanes: Arc::new(ArrivingLanes::new(tell_broken, &shared.local.resources.network)),
         broken,
+        peer,
     };
     match arrival.take_in() {
-        Ok(vm) => tracing::info!(vm, "arrived"),
-        Err(End::Tell(said)) => {
-            tracing::warn!(?said, "the VM does not come");
-            let _ = arrival.link.say(&said);
+        Ok(()) => {}
+        Err(End::Failed(reason)) => {
+            tracing::warn!(reason, "the VM does not come");
+            let _ = arrival.link.say(&ToSource::Refused { reason });
         }
         Err(End::Over(why)) => tracing::warn!(why, "the VM does not come"),
     }
@@ -94,38 +103,84 @@ fn new_token() -> std::io::Result<Token> {
     Ok(Token(token))
 }
 
-/// A VM that is dropped on the way is discarded.
-struct Guard(Option<Box<dyn Arriving>>);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if let Some(arriving) = self.0.take() {
-            arriving.discard();
-        }
-    }
-}
-
 impl Arrival<'_> {
-    fn take_in(&self) -> Result<String, End> {
+    /// An error is one from before there was a journal.
+    fn take_in(&self) -> Result<(), End> {
         let order = self.hear_order()?;
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
         self.lanes.crew().set(&order.terms);
         let with_disks = order.moving.as_array().is_some_and(|moving| !moving.is_empty());
-        let pools = self.shared.local.resources.coming(with_disks).map_err(refused)?;
-        let arriving = self.shared.host.receive(&order).map_err(refused)?;
+        let pools = self.shared.local.resources.coming(with_disks).map_err(End::failed)?;
+        let arriving = self.shared.host.receive(&order).map_err(End::failed)?;
         let machine = arriving.machine();
-        let disks = self.open_disks(&machine, arriving.images(), &pools);
-        let mut guard = Guard(Some(arriving));
+        let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
+        let mut driver = self.open_journal(&order, &keeper)?;
+        let disks = self.open_disks(&machine, keeper.images(), &pools);
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
-        let outcome = disks.and_then(|disks| {
-            let outcome = self.load_and_run(&mut guard, &machine, disks.as_ref(), &pools);
+        let loaded = disks.and_then(|disks| {
+            let loaded = self.receive(&mut keeper, &machine, disks.as_ref(), &pools);
             // Lanes that wait for a disk end by it.
             drop(disks);
-            outcome
+            loaded
         });
         self.shared.arrivals.lock().remove(&self.token);
         self.lanes.end();
-        outcome.map(|()| order.vm)
+        keeper.pool_high_water_bytes = pools.high_water_bytes();
+        let event = match loaded {
+            Ok(()) => Step::Loaded,
+            Err(End::Failed(why)) => Step::GiveUp { reason: why.into() },
+            Err(End::Over(why)) => Step::ConnectionLost { reason: why.into() },
+        };
+        driver.step(event, &mut keeper);
+        self.see_it_through(&mut driver, &mut keeper);
+        let (incoming, arriving) = keeper.into_parts();
+        if driver.machine().is_over() {
+            if let Some(arriving) = arriving {
+                arriving.settled();
+            }
+        } else {
+            let left = Unsettled { driver, machine, incoming, arriving };
+            self.shared.host.settle(left);
+        }
+        Ok(())
+    }
+
+    /// From here on a restart of the agent knows of the migration.
+    fn open_journal(&self, order: &Prepare, keeper: &Keeper) -> Result<Driver, End> {
+        let qemu = serde_json::to_value(keeper.machine().record()).map_err(End::failed)?;
+        let seen = self.peer.ip();
+        let peer_address = keeper
+            .source_address()
+            .unwrap_or_else(|| SocketAddr::new(seen, order.agent_port))
+            .to_string();
+        let opened = Opened {
+            migration: order.switchover.clone(),
+            vm: order.vm.clone(),
+            peer: order.from.clone(),
+            peer_address,
+            run: false,
+            qemu,
+        };
+        self.shared.local.shelf.create(opened).map(Driver::new).map_err(End::failed)
+    }
+
+    /// Hears the source until the switchover is over on this side, or there is
+    /// no connection to hear it by.
+    fn see_it_through(&self, driver: &mut Driver, keeper: &mut Keeper) {
+        while let Some(wait) = driver.machine().wait() {
+            let limit = if wait == Wait::Retry { RETRY } else { WORD_MAX };
+            let event = match self.hear.recv_timeout(limit) {
+                Ok(Heard::Message(ToDestination::Switchover { said })) => Step::Heard(said),
+                Ok(Heard::Gone(error)) => Step::ConnectionLost { reason: error.to_string().into() },
+                Ok(_) => continue,
+                Err(RecvTimeoutError::Timeout) if keeper.machine().process.is_alive() => {
+                    Step::Timeout
+                }
+                Err(RecvTimeoutError::Timeout) => Step::QemuGone,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            driver.step(event, keeper);
+        }
     }
 
     fn hear_order(&self) -> Result<Box<Prepare>, End> {
@@ -137,14 +192,16 @@ impl Arrival<'_> {
         }
     }
 
-    fn load_and_run(
+    /// Everything of the VM, until its QEMU has loaded it.
+    fn receive(
         &self,
-        guard: &mut Guard,
+        keeper: &mut Keeper,
         machine: &Machine,
         disks: Option<&ArrivingDisks>,
         pools: &Pools,
     ) -> Result<(), End> {
-        let incoming = Incoming::of(machine).map_err(End::failed)?;
+        let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
+        keeper.incoming = Some(Arc::clone(&incoming));
         let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
         let ram = RamBlocks::of(machine);
@@ -163,10 +220,7 @@ impl Arrival<'_> {
         if let Some(disks) = disks {
             disks.finish().map_err(End::failed)?;
         }
-        self.load(machine, &incoming, &feeder, &tail)?;
-        self.say(&ToSource::Loaded)?;
-        let run = self.hear_verdict()?;
-        self.commit(guard, &incoming, run, pools.high_water_bytes())
+        self.load(machine, &incoming, &feeder, &tail)
     }
 
     /// Pages come by the lanes, residue comes here, until the source says that
@@ -320,48 +374,6 @@ impl Arrival<'_> {
         })
     }
 
-    /// Whether to run it (and not keep it paused); or it stays at the source.
-    fn hear_verdict(&self) -> Result<bool, End> {
-        match self.next()? {
-            Heard::Message(ToDestination::Go { run }) => Ok(run),
-            other => Err(ended(other)),
-        }
-    }
-
-    fn commit(
-        &self,
-        guard: &mut Guard,
-        incoming: &Incoming,
-        run: bool,
-        pool_high_water_bytes: u64,
-    ) -> Result<(), End> {
-        if run {
-            let cannot = |error: qemu::qmp::QmpError| {
-                End::Tell(ToSource::CannotRun { reason: error.to_string() })
-            };
-            incoming.cont().map_err(cannot)?;
-        }
-        // From here it is ours, whatever else fails. One that stays paused looks
-        // like one that never arrived: it is noted down before the source drops
-        // it. One that runs is known by that, and its source waits for the word.
-        let mut arriving = guard.0.take();
-        if !run {
-            adopt(&mut arriving);
-        }
-        let cpu_s = self.lanes.cpu().as_secs_f64();
-        let said = self.link.say(&ToSource::Running { cpu_s, pool_high_water_bytes });
-        if let Err(error) = said {
-            tracing::warn!(%error, "the VM is here, but its source could not be told");
-        }
-        if run {
-            incoming.announce();
-        } else {
-            incoming.restore();
-        }
-        adopt(&mut arriving);
-        Ok(())
-    }
-
     fn next(&self) -> Result<Heard<ToDestination>, End> {
         loop {
             let heard = select! {
@@ -391,18 +403,23 @@ fn feed_tail(incoming: &Incoming, feeder: &Feeder, tail: &[u8]) -> Result<(), En
     incoming.wait_loaded(LOAD_MAX).map_err(End::failed)
 }
 
-fn adopt(arriving: &mut Option<Box<dyn Arriving>>) {
-    if let Some(Err(error)) = arriving.take().map(Arriving::adopt) {
-        tracing::error!(error, "the VM is here, but that could not be noted down");
-    }
-}
-
 /// What something that was not expected means.
 fn ended(heard: Heard<ToDestination>) -> End {
     match heard {
         Heard::Message(ToDestination::Abort { reason }) => {
             End::Over(format!("the source ended the migration: {reason}"))
         }
+        Heard::Message(ToDestination::Switchover { said }) => match said.message {
+            switchover::ToDestination::Aborted { reason } => {
+                End::Over(format!("the source ended the migration: {reason}"))
+            }
+            switchover::ToDestination::Unknown => {
+                End::Over("the VM ended at its source".to_owned())
+            }
+            switchover::ToDestination::Go { .. } => {
+                End::failed("the source gave up a VM that is not loaded")
+            }
+        },
         Heard::Gone(error) => End::Over(format!("the source is gone: {error}")),
         _ => End::failed("the source said something out of turn"),
     }

@@ -64,8 +64,11 @@ impl Source<'_> {
         let json = |value: Result<serde_json::Value, serde_json::Error>| {
             value.map_err(|error| MigrationError::Qemu(error.to_string()))
         };
+        let switchover = self.switchover_id()?;
         let order = Prepare {
             migration: id,
+            switchover,
+            agent_port: self.local.agent_port,
             from: self.local.agent.clone(),
             vm: self.vm.name.clone(),
             argv: self.vm.machine.argv.clone(),
@@ -85,7 +88,7 @@ impl Source<'_> {
             incoming_qmp: self.request.incoming_qmp.clone(),
             terms: terms(&self.story.watch().bounds()),
         };
-        self.say(&ToDestination::Prepare(Box::new(order)))?;
+        self.send(&ToDestination::Prepare(Box::new(order)))?;
         // While the destination makes its QEMU.
         self.sieve = Some(Arc::new(Sieve::new(RamBlocks::of(&self.vm.machine))));
         let prepared = self.wait_prepared()?;
@@ -109,6 +112,7 @@ impl Source<'_> {
             match self.next(Some(until))? {
                 Happening::Peer(ToSource::Prepared(prepared)) => return Ok(prepared),
                 Happening::Peer(other) => return Err(self.unexpected(&other)),
+                Happening::Said(said) => return Err(self.said_early(&said)),
                 Happening::Qemu(event) => self.follow(&event)?,
                 Happening::Notice(_) => {}
             }

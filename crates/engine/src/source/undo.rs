@@ -3,37 +3,51 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use api::{LaneReport, Outcome};
+use qemu::qmp::QmpError;
+use switchover::source::{Event as Step, Outcome as Fate};
 use wire::ToDestination;
 
 use super::Source;
 use crate::error::MigrationError;
 
 impl Source<'_> {
-    /// Ends the migration and has the VM go on here. Says how it came out.
+    /// Ends the migration and has the VM go on here, unless it was given up.
+    /// Says how it came out.
     pub(super) fn undo(&mut self, error: &MigrationError) -> Outcome {
         let mut reason = error.to_string();
-        if self.committed {
+        if matches!(error, MigrationError::InDoubt(_)) {
             self.stop_stream(false);
             return Outcome::Failed(reason);
         }
         tracing::warn!(vm = self.vm.name, %error, "the migration ends; the VM stays here");
-        let _ = self.say_if_connected(&ToDestination::Abort { reason: reason.clone() });
-        self.account_disks();
-        if let Some(disks) = &mut self.disks {
-            disks.close();
-        }
-        self.stop_stream(false);
-        // Before QEMU's migration: one that waits for a disk can't be cancelled.
-        if let Some(mut disks) = self.disks.take() {
-            disks.undo();
+        match (error, &self.driver) {
+            (_, None) => {
+                if self.control.is_some() {
+                    let _ = self.send(&ToDestination::Abort { reason: reason.clone() });
+                }
+            }
+            (MigrationError::VmGone(_), _) => {
+                self.step(Step::QemuGone);
+                self.account_disks();
+                self.stop_stream(false);
+            }
+            // It has come back already, if that had begun.
+            _ => self.step(Step::GiveUp { reason: reason.as_str().into() }),
         }
         match error {
             MigrationError::VmGone(_) => return Outcome::Failed(reason),
             MigrationError::Cancelled => {}
             _ => reason = format!("{reason}. The VM stays where it was"),
         }
-        if let Err(error) = self.go_on() {
-            return Outcome::Failed(format!("{reason}; but it does not run: {error}"));
+        match (&self.fate, &self.doubt) {
+            (Some(Fate::Lost { reason: how }), _) => {
+                return Outcome::Failed(format!("{reason}; but it ended: {how}"));
+            }
+            (_, Some(doubt)) => {
+                let advice = doubt.advice(&self.vm.name, &self.peer.name);
+                return Outcome::Failed(format!("{reason}; but it does not run: {advice}"));
+            }
+            _ => {}
         }
         match error {
             MigrationError::Cancelled => Outcome::Cancelled,
@@ -41,18 +55,13 @@ impl Source<'_> {
         }
     }
 
-    fn say_if_connected(&self, message: &ToDestination) -> Option<()> {
-        self.control.as_ref()?.link.say(message).ok()
-    }
-
     /// The VM runs again if it ran before, and QEMU is as it was.
-    fn go_on(&self) -> Result<(), MigrationError> {
+    pub(super) fn back_out(&self, run: bool) -> Result<(), QmpError> {
         let Some(stream) = &self.stream else { return Ok(()) };
         // The tap reads on until QEMU has ended its migration in order.
-        let outcome = stream.outgoing.back_out(self.was_running);
+        let outcome = stream.outgoing.back_out(run);
         stream.tap.cut();
-        let outcome = outcome.or_else(|_| stream.outgoing.back_out(self.was_running));
-        Ok(outcome?)
+        outcome.or_else(|_| stream.outgoing.back_out(run))
     }
 
     /// Ends everything that lives while QEMU streams. With `in_order` all was

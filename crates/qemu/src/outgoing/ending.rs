@@ -7,9 +7,9 @@ use crossbeam_channel::Receiver;
 use serde_json::json;
 
 use super::before::Before;
-use super::{CANCEL_WAIT, PROGRESS_WAIT, Progress, Status};
+use super::{CANCEL_WAIT, PROGRESS_WAIT, Progress, Settings, Status};
 use crate::machine::Machine;
-use crate::qmp::{Event, Qmp, QmpError};
+use crate::qmp::{Event, Qmp, QmpError, RunState};
 
 /// A set-up that is read takes milliseconds; what takes longer won't end by
 /// itself.
@@ -34,6 +34,35 @@ pub fn make_up(machine: &Machine) -> Result<bool, QmpError> {
     }
     before.put_back(qmp, &machine.dir)?;
     Ok(true)
+}
+
+/// Has a VM go on that an earlier run of the agent was moving: ends what is
+/// left of that, and runs the VM if it ran. Doing it twice is the same as once.
+///
+/// # Errors
+/// As [`make_up`]; or if QEMU does not let the VM run.
+pub fn resume(machine: &Machine, run: bool) -> Result<(), QmpError> {
+    make_up(machine)?;
+    if run && machine.qmp.run_state()? != RunState::Running {
+        machine.qmp.cont()?;
+        // Switches may have learned that it left.
+        announce(machine);
+    }
+    Ok(())
+}
+
+/// Tells switches where the VM is, as QEMU does after a migration.
+pub fn announce(machine: &Machine) {
+    let told = Settings::of(&machine.qmp).and_then(|settings| {
+        let arguments = settings.announcement();
+        if arguments["rounds"] == 0 {
+            return Ok(());
+        }
+        machine.qmp.execute("announce-self", arguments).map(drop)
+    });
+    if let Err(error) = told {
+        tracing::warn!(%error, "the VM can't announce itself to its network");
+    }
 }
 
 /// Ends it, if it has not ended, and says how it came out: it may have

@@ -44,3 +44,14 @@ pub enum JournalError {
     #[error("migration {0} has been here before: its journal is still kept")]
     Exists(MigrationId),
 }
+
+impl JournalError {
+    /// The VM that it is about, if that is known.
+    #[must_use]
+    pub fn vm(&self) -> Option<&str> {
+        match self {
+            Self::Damaged { vm, .. } => vm.as_deref(),
+            Self::Io { .. } | Self::TooLong(_) | Self::Exists(_) => None,
+        }
+    }
+}

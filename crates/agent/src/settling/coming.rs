@@ -1,0 +1,156 @@
+//! The hands of a destination's switchover whose arrival has ended.
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::Arriving;
+use qemu::incoming::Incoming;
+use qemu::machine::Machine;
+use qemu::outgoing;
+use qemu::qmp::QmpError;
+use switchover::destination::{Event, Hands, Noted, Outcome};
+use switchover::{Doubt, Envelope, Found, ToSource};
+use wire::Word;
+
+use crate::registry::Claim;
+
+/// `cont` opens the disks: a slow storage network may take seconds.
+const CONT_MAX: Duration = Duration::from_secs(30);
+
+/// A VM's place here, until it is decided whose the VM is.
+pub(super) enum Place {
+    /// It was arriving when its connection was lost.
+    Live(Box<dyn Arriving>),
+    /// It was arriving when an earlier run of the agent ended.
+    Found(Claim),
+}
+
+impl Place {
+    fn adopt(&mut self) -> Result<(), String> {
+        match self {
+            Self::Live(arriving) => arriving.adopt(),
+            Self::Found(claim) => claim.adopt().map_err(|denied| denied.to_string()),
+        }
+    }
+
+    fn settled(self) {
+        match self {
+            Self::Live(arriving) => arriving.settled(),
+            Self::Found(claim) => claim.free(),
+        }
+    }
+
+    fn discard(self) {
+        match self {
+            Self::Live(arriving) => arriving.discard(),
+            Self::Found(claim) => drop(claim),
+        }
+    }
+}
+
+pub(super) struct Coming {
+    /// None once it is gone.
+    machine: Option<Arc<Machine>>,
+    /// QEMU's end of the migration, unless the agent was restarted since.
+    incoming: Option<Arc<Incoming>>,
+    /// An agent that ends before that is decided leaves all as it is.
+    place: Option<ManuallyDrop<Place>>,
+    ran: bool,
+    pub(super) outbox: VecDeque<Word>,
+}
+
+impl Coming {
+    pub(super) fn new(
+        machine: Option<Arc<Machine>>,
+        incoming: Option<Arc<Incoming>>,
+        place: Option<Place>,
+    ) -> Self {
+        let place = place.map(ManuallyDrop::new);
+        Self { machine, incoming, place, ran: false, outbox: VecDeque::new() }
+    }
+
+    /// Whether QEMU has ended since it was last looked at.
+    pub(super) fn qemu_has_gone(&mut self) -> bool {
+        self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
+    }
+
+    /// What was decided before the agent was restarted is done, if it was not.
+    pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
+        let reason = || "as was noted before the agent was restarted".into();
+        match (noted, found) {
+            (Noted::Running | Noted::Left, _) => self.done(Outcome::Here),
+            (Noted::Lost, _) => self.done(Outcome::Lost { reason: reason() }),
+            (Noted::Refused, Found::Gone) => self.done(Outcome::NotHere { reason: reason() }),
+            _ => {}
+        }
+    }
+}
+
+impl Hands for Coming {
+    fn say(&mut self, said: &Envelope<ToSource>) {
+        self.outbox.push_back(Word::ToSource(said.clone()));
+    }
+
+    fn cont(&mut self) -> Event {
+        let Some(machine) = &self.machine else { return Event::QemuGone };
+        match machine.qmp.execute_within("cont", serde_json::json!({}), CONT_MAX) {
+            Ok(_) => {
+                self.ran = true;
+                Event::Runs
+            }
+            Err(_) if !machine.process.is_alive() => Event::QemuGone,
+            Err(error) => {
+                let never_ran = matches!(error, QmpError::Refused { .. });
+                Event::ContFailed { reason: error.to_string().into(), never_ran }
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        let Some(machine) = &self.machine else { return };
+        match &self.incoming {
+            Some(incoming) if self.ran => incoming.announce(),
+            Some(incoming) => incoming.restore(),
+            None => {
+                if let Err(error) = outgoing::make_up(machine) {
+                    tracing::warn!(%error, "QEMU's settings are not put back");
+                }
+                if self.ran {
+                    outgoing::announce(machine);
+                }
+            }
+        }
+    }
+
+    fn kill(&mut self) -> bool {
+        let Some(machine) = &self.machine else { return true };
+        match machine.quit() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(%error, "the QEMU of a VM that doesn't come can't be ended");
+                false
+            }
+        }
+    }
+
+    fn in_doubt(&mut self, doubt: &Doubt) {
+        tracing::error!(?doubt, "in doubt");
+    }
+
+    fn done(&mut self, outcome: Outcome) {
+        tracing::info!(?outcome, "settled");
+        let Some(mut place) = self.place.take().map(ManuallyDrop::into_inner) else { return };
+        match outcome {
+            // One that was here is shown as what it is: dead.
+            Outcome::Here | Outcome::Lost { .. } => {
+                if let Err(error) = place.adopt() {
+                    tracing::error!(error, "the VM is here, but that could not be noted down");
+                }
+                place.settled();
+            }
+            Outcome::NotHere { .. } => place.discard(),
+        }
+    }
+}

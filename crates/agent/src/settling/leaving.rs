@@ -1,0 +1,97 @@
+//! The hands of a source's switchover that nobody migrates any more.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use qemu::machine::Machine;
+use qemu::outgoing;
+use switchover::journal::Opened;
+use switchover::source::{By, Event, Hands, Noted, Outcome, Phase};
+use switchover::{Doubt, Envelope, Found, ToDestination};
+use wire::Word;
+
+use crate::registry::Registry;
+
+pub(super) struct Leaving {
+    registry: Arc<Registry>,
+    vm: String,
+    /// None once it is gone.
+    machine: Option<Arc<Machine>>,
+    /// Whether the VM's place is kept for what is decided.
+    holds: bool,
+    pub(super) outbox: VecDeque<Word>,
+}
+
+impl Leaving {
+    pub(super) fn new(
+        registry: Arc<Registry>,
+        opened: &Opened,
+        machine: Option<Arc<Machine>>,
+        holds: bool,
+    ) -> Self {
+        let vm = opened.vm.clone();
+        Self { registry, vm, machine, holds, outbox: VecDeque::new() }
+    }
+
+    /// Whether QEMU has ended since it was last looked at.
+    pub(super) fn qemu_has_gone(&mut self) -> bool {
+        self.machine.take_if(|machine| !machine.process.is_alive()).is_some()
+    }
+
+    /// What was decided before the agent was restarted is done, if it was not.
+    pub(super) fn restarted(&mut self, noted: Noted, found: Found) {
+        match (noted.phase, found) {
+            (Phase::Reclaimed(By::Operator), Found::Gone | Found::Runs) => {
+                self.done(Outcome::Stays { reason: "the operator took it back".into() });
+            }
+            (Phase::Dropped, Found::Gone) => self.done(Outcome::Gone),
+            _ => {}
+        }
+    }
+}
+
+impl Hands for Leaving {
+    fn say(&mut self, said: &Envelope<ToDestination>) {
+        self.outbox.push_back(Word::ToDestination(said.clone()));
+    }
+
+    /// Before the commit nobody but a migration waits for that.
+    fn await_completed(&mut self) -> Event {
+        Event::NotCompleted { reason: "its migration has ended".into() }
+    }
+
+    fn go_on(&mut self, run: bool) -> Event {
+        let Some(machine) = &self.machine else { return Event::QemuGone };
+        match outgoing::resume(machine, run) {
+            Ok(()) => Event::WentOn,
+            Err(_) if !machine.process.is_alive() => Event::QemuGone,
+            Err(error) => Event::CannotGoOn { reason: error.to_string().into() },
+        }
+    }
+
+    fn quit(&mut self) -> bool {
+        let Some(machine) = &self.machine else { return true };
+        match machine.quit() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(vm = self.vm, %error, "it runs elsewhere; its QEMU here stays");
+                false
+            }
+        }
+    }
+
+    fn in_doubt(&mut self, doubt: &Doubt) {
+        tracing::error!(vm = self.vm, ?doubt, "in doubt");
+    }
+
+    fn done(&mut self, outcome: Outcome) {
+        tracing::info!(vm = self.vm, ?outcome, "settled");
+        if !std::mem::take(&mut self.holds) {
+            return;
+        }
+        match outcome {
+            Outcome::Gone => self.registry.moved(&self.vm),
+            Outcome::Stays { .. } | Outcome::Lost { .. } => self.registry.stays(&self.vm),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The thread of one switchover: says, hears, waits, and shows what is in doubt.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use switchover::journal::{Opened, Side};
+use switchover::{Resolution, Wait};
+use transport::{Endpoint, connect_inquiry};
+use wire::{Frame, Inquiry, WireError, Word, read_frame};
+
+use super::Settlers;
+use super::case::Case;
+use crate::denied::Denied;
+
+/// The other side may have to write, and to ask its QEMU.
+const ANSWER_MAX: Duration = Duration::from_secs(6);
+/// Words that follow from each other's answers, before it waits again.
+const WORDS_MAX: usize = 8;
+/// How much longer it waits each time that nothing has changed: up to eight
+/// times as long.
+const PATIENCE_MAX: u32 = 3;
+
+/// Something for a switchover's thread.
+pub(super) enum Told {
+    /// The other side's word, and where the answer goes.
+    Word(Word, Sender<Option<Word>>),
+    /// The operator's decision, and where to say whether it was taken.
+    Resolve(Resolution, Sender<Result<(), Denied>>),
+    /// The VM's owner ends it or moves it on; to be confirmed before.
+    Left(Sender<()>),
+}
+
+pub(super) struct Settler {
+    pub(super) settlers: Arc<Settlers>,
+    pub(super) opened: Opened,
+    side: Side,
+    pub(super) told: Receiver<Told>,
+    tries: u32,
+}
+
+impl Settler {
+    pub(super) fn new(
+        settlers: Arc<Settlers>,
+        opened: Opened,
+        side: Side,
+        told: Receiver<Told>,
+    ) -> Self {
+        Self { settlers, opened, side, told, tries: 0 }
+    }
+
+    pub(super) fn run(mut self, begin: impl FnOnce(&Self) -> Option<Case>) {
+        let Some(mut case) = begin(&self) else { return };
+        loop {
+            self.deliver(&mut case);
+            self.show(case.doubt().map(|doubt| doubt.advice(&self.opened.vm, &self.opened.peer)));
+            let Some(wait) = case.wait() else { break };
+            match self.told.recv_timeout(self.pause(wait)) {
+                Ok(told) => {
+                    self.tries = 0;
+                    hear(told, &mut case, &self.opened.vm);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    self.tries = (self.tries + 1).min(PATIENCE_MAX);
+                    case.late();
+                }
+                // The agent ends; its next run goes on.
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+        tracing::info!(vm = self.opened.vm, migration = %self.opened.migration, "settled with {}", self.opened.peer);
+        self.settlers.close_desk(&self.opened, self.side);
+    }
+
+    fn pause(&self, wait: Wait) -> Duration {
+        let first = match wait {
+            Wait::Answer | Wait::Retry => Duration::from_secs(1),
+            Wait::Peer | Wait::Settled => Duration::from_secs(5),
+        };
+        first * (1 << self.tries)
+    }
+
+    /// What the operator sees of it.
+    pub(super) fn show(&self, doubt: Option<String>) {
+        if let Some(vm) = self.settlers.registry.vm(&self.opened.vm) {
+            vm.doubt(doubt);
+        }
+    }
+
+    /// Says what is to be said, and hears the answers.
+    fn deliver(&self, case: &mut Case) {
+        for _ in 0..WORDS_MAX {
+            let Some(word) = case.outbox().pop_front() else { return };
+            match self.say(word) {
+                Ok(Some(answer)) => case.heard(answer),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(
+                        vm = self.opened.vm,
+                        peer = self.opened.peer,
+                        error,
+                        "not said"
+                    );
+                    // It is said again; what else there was to say is older.
+                    case.outbox().clear();
+                }
+            }
+        }
+    }
+
+    fn say(&self, word: Word) -> Result<Option<Word>, String> {
+        let Some(remote) = self.settlers.address(&self.opened) else {
+            return Err(format!("where {} is, is not known", self.opened.peer));
+        };
+        let talk = |word| -> Result<Option<Word>, WireError> {
+            let mut stream = connect_inquiry(Endpoint { local: None, remote })
+                .map_err(|error| WireError::Io(std::io::Error::other(error)))?;
+            stream.set_read_timeout(Some(ANSWER_MAX))?;
+            let inquiry = Inquiry { from: self.settlers.agent.clone(), word };
+            Frame::message(&inquiry)?.write_to(&mut stream)?;
+            match read_frame(&mut stream.by_ref())? {
+                Some(Frame::Message(json)) => Ok(Some(serde_json::from_slice(&json)?)),
+                _ => Ok(None),
+            }
+        };
+        talk(word).map_err(|error| error.to_string())
+    }
+}
+
+fn hear(told: Told, case: &mut Case, vm: &str) {
+    match told {
+        Told::Word(word, reply) => {
+            // What waits to be said is older than the answer to this.
+            case.outbox().clear();
+            case.heard(word);
+            let answer = case.outbox().pop_front();
+            if let Err(unheard) = reply.send(answer)
+                && let Some(answer) = unheard.into_inner()
+            {
+                case.outbox().push_front(answer);
+            }
+        }
+        Told::Resolve(resolution, reply) => {
+            let taken = case.resolve(resolution);
+            let _ = reply.send(if taken {
+                Ok(())
+            } else {
+                Err(Denied::Conflict(format!(
+                    "{vm}: that can't be decided so, or there is nothing to decide any more: look \
+                     again with `droveway show {vm}`"
+                )))
+            });
+        }
+        Told::Left(reply) => {
+            case.left();
+            let _ = reply.send(());
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! `resolve`: the operator decides whose a VM is that is in doubt.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use hyper::Method;
+
+use crate::client::{Client, segment};
+use crate::problem::Problem;
+
+/// The word that takes the place of a `y` typed without thinking.
+const CERTAIN: &str = "certain";
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ResolveArgs {
+    /// The VM
+    pub(crate) name: String,
+    /// It goes on here; it can't run on the other host any more
+    #[arg(long, required_unless_present = "there", conflicts_with = "there")]
+    pub(crate) here: bool,
+    /// It is the other host's; what is left of it here goes
+    #[arg(long)]
+    pub(crate) there: bool,
+    /// Don't ask: what has to be made sure of is made sure of
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+pub(crate) async fn resolve(client: &Client, args: &ResolveArgs) -> Result<ExitCode, Problem> {
+    let path = format!("/v1/vms/{}", segment(&args.name));
+    let vm: api::VmSummary = client.get(&path).await?;
+    if !args.yes {
+        confirm(&vm, args.here)?;
+    }
+    let side = if args.here { api::ResolveSide::Here } else { api::ResolveSide::There };
+    let request = api::ResolveRequest { side, certain: true };
+    let after: Option<api::VmSummary> =
+        client.ask(Method::POST, &format!("{path}/resolve"), Some(&request)).await?;
+    match (side, after) {
+        (api::ResolveSide::There, None) => println!("{} is gone here.", args.name),
+        (_, Some(after)) => {
+            println!("{} is {} here.", args.name, crate::vms::status(&after));
+            if let Some(problem) = after.problem {
+                println!("{problem}");
+            }
+        }
+        (api::ResolveSide::Here, None) => println!("{} is decided.", args.name),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What can't be undone is said, and asked for.
+fn confirm(vm: &api::VmSummary, here: bool) -> Result<(), Problem> {
+    let sure = if here {
+        format!(
+            "If {0} runs on the other host, or ever does again, there will be two of it, and they \
+             destroy its disks. Is it certain that it can't run there (host off, or cut off from \
+             its storage)?",
+            vm.name
+        )
+    } else {
+        format!(
+            "What is left of {0} here will be gone for good. Is it certain that {0} runs on the \
+             other host?",
+            vm.name
+        )
+    };
+    if !io::stdin().is_terminal() {
+        return Err(Problem::Typed(format!("{sure} If so, say --yes")));
+    }
+    if let Some(problem) = &vm.problem {
+        println!("{problem}\n");
+    }
+    print!("{sure} Type `{CERTAIN}` if so: ");
+    let local = |source| Problem::Local { what: "asking".to_owned(), source };
+    io::stdout().flush().map_err(local)?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).map_err(local)?;
+    if answer.trim() == CERTAIN {
+        return Ok(());
+    }
+    Err(Problem::Typed("nothing was changed".to_owned()))
+}

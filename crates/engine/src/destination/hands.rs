@@ -1,0 +1,158 @@
+//! What the switchover has done at the destination: say, run the VM, settle it,
+//! or end its QEMU.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use qemu::disks::PreparedImage;
+use qemu::incoming::Incoming;
+use qemu::machine::Machine;
+use qemu::qmp::QmpError;
+use switchover::destination::{Event as Step, Hands, Outcome};
+use switchover::{Doubt, Envelope};
+use wire::ToSource;
+
+use super::lanes::ArrivingLanes;
+use crate::host::Arriving;
+use crate::link::Link;
+
+/// Holds the VM until it is clear whose it is. Dropped before that, the VM is
+/// discarded.
+pub(super) struct Keeper {
+    machine: Arc<Machine>,
+    arriving: Option<Box<dyn Arriving>>,
+    adopted: bool,
+    link: Arc<Link<ToSource>>,
+    lanes: Arc<ArrivingLanes>,
+    ran: Option<Instant>,
+    pub(super) incoming: Option<Arc<Incoming>>,
+    pub(super) pool_high_water_bytes: u64,
+}
+
+impl Keeper {
+    pub(super) fn new(
+        arriving: Box<dyn Arriving>,
+        link: Arc<Link<ToSource>>,
+        lanes: Arc<ArrivingLanes>,
+    ) -> Self {
+        Self {
+            machine: arriving.machine(),
+            arriving: Some(arriving),
+            adopted: false,
+            link,
+            lanes,
+            ran: None,
+            incoming: None,
+            pool_high_water_bytes: 0,
+        }
+    }
+
+    pub(super) fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub(super) fn images(&self) -> &[PreparedImage] {
+        self.arriving.as_ref().map_or(&[], |arriving| arriving.images())
+    }
+
+    pub(super) fn source_address(&self) -> Option<SocketAddr> {
+        self.arriving.as_ref()?.source_address()
+    }
+
+    /// For whoever goes on with it.
+    pub(super) fn into_parts(mut self) -> (Option<Arc<Incoming>>, Option<Box<dyn Arriving>>) {
+        (self.incoming.take(), self.arriving.take())
+    }
+
+    fn say_cost(&self) {
+        let said = self.link.say(&ToSource::Cost {
+            cpu_s: self.lanes.cpu().as_secs_f64(),
+            pool_high_water_bytes: self.pool_high_water_bytes,
+            ran_ms: self.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3),
+        });
+        if let Err(error) = said {
+            tracing::debug!(%error, "what it took is not told");
+        }
+    }
+}
+
+impl Hands for Keeper {
+    fn say(&mut self, said: &Envelope<switchover::ToSource>) {
+        // What is lost is said again, or asked for.
+        if let Err(error) = self.link.say(&ToSource::Switchover { said: said.clone() }) {
+            tracing::info!(%error, "not said");
+        }
+        if said.message == switchover::ToSource::Running {
+            self.say_cost();
+        }
+    }
+
+    fn cont(&mut self) -> Step {
+        let Some(incoming) = &self.incoming else {
+            return Step::ContFailed { reason: "it never waited for a VM".into(), never_ran: true };
+        };
+        match incoming.cont() {
+            Ok(()) => {
+                self.ran.get_or_insert_with(Instant::now);
+                Step::Runs
+            }
+            Err(QmpError::Closed) if !self.machine.process.is_alive() => Step::QemuGone,
+            Err(error) => {
+                let never_ran = matches!(error, QmpError::Refused { .. });
+                Step::ContFailed { reason: error.to_string().into(), never_ran }
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        let Some(incoming) = &self.incoming else { return };
+        if self.ran.is_some() {
+            incoming.announce();
+        } else {
+            incoming.restore();
+        }
+    }
+
+    fn kill(&mut self) -> bool {
+        match self.machine.quit() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(%error, "the QEMU of a VM that doesn't come can't be ended");
+                false
+            }
+        }
+    }
+
+    fn in_doubt(&mut self, doubt: &Doubt) {
+        tracing::warn!(?doubt, "in doubt");
+    }
+
+    fn done(&mut self, outcome: Outcome) {
+        match outcome {
+            // One that was here is shown as what it is: dead.
+            Outcome::Here | Outcome::Lost { .. } => {
+                self.adopted = true;
+                if let Some(Err(error)) = self.arriving.as_mut().map(|arriving| arriving.adopt()) {
+                    tracing::error!(error, "the VM is here, but that could not be noted down");
+                }
+            }
+            Outcome::NotHere { reason } => {
+                tracing::warn!(%reason, "the VM does not come");
+                if let Some(arriving) = self.arriving.take() {
+                    arriving.discard();
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        match self.arriving.take() {
+            Some(arriving) if !self.adopted => arriving.discard(),
+            Some(arriving) => arriving.settled(),
+            None => {}
+        }
+    }
+}

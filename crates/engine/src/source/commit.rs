@@ -1,0 +1,139 @@
+//! From delivered pages to a VM that runs at the destination.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use api::Phase;
+use switchover::Envelope;
+use switchover::source::{Event as Step, Outcome as Fate};
+use wire::{ToDestination, ToSource};
+
+use super::{Happening, Source};
+use crate::error::MigrationError;
+use crate::link::Heard;
+
+/// Loading device state takes QEMU below a second; this is for a host in swap.
+const LOAD_MAX: Duration = Duration::from_secs(60);
+/// `cont` opens the disks: a slow storage network may take seconds.
+const RUN_MAX: Duration = Duration::from_secs(60);
+/// A note on disk there, and what it has cost, after that.
+const NOTED_MAX: Duration = Duration::from_secs(5);
+
+impl Source<'_> {
+    /// Lets the destination load, and waits until it has.
+    pub(super) fn complete(&mut self) -> Result<Envelope<switchover::ToSource>, MigrationError> {
+        let stream = self.stream.as_ref().expect("a stream was delivered");
+        let residue_bytes = stream.live.residue_bytes.load(Relaxed);
+        self.send(&ToDestination::Complete { residue_bytes })?;
+        let until = Instant::now() + LOAD_MAX;
+        loop {
+            match self.next(Some(until))? {
+                Happening::Said(said) if said.message == switchover::ToSource::Loaded => {
+                    self.story.enter(Phase::Loaded);
+                    return Ok(said);
+                }
+                Happening::Said(said) => return Err(self.said_early(&said)),
+                Happening::Peer(ToSource::Placement { mapped, inline }) => {
+                    self.note_placement(&mapped, &inline);
+                }
+                Happening::Peer(other) => return Err(self.unexpected(&other)),
+                Happening::Qemu(event) => self.follow(&event)?,
+                Happening::Notice(_) => {}
+            }
+        }
+    }
+
+    /// Gives the VM up, and waits until it runs there.
+    pub(super) fn commit(
+        &mut self,
+        loaded: Envelope<switchover::ToSource>,
+    ) -> Result<(), MigrationError> {
+        self.step(Step::Heard(loaded));
+        let until = Instant::now() + RUN_MAX;
+        while self.fate.is_none() && self.doubt.is_none() {
+            match self.next(Some(until)) {
+                Ok(Happening::Said(said)) => {
+                    if said.message == switchover::ToSource::Running {
+                        self.running();
+                    }
+                    self.step(Step::Heard(said));
+                }
+                Ok(Happening::Qemu(_) | Happening::Peer(_) | Happening::Notice(_)) => {}
+                // Nobody else resumes it here, and the destination's copy is as
+                // good.
+                Err(MigrationError::VmGone(_)) => {
+                    self.qemu_events = crossbeam_channel::never();
+                    self.step(Step::QemuGone);
+                }
+                Err(error) if Instant::now() < until => {
+                    self.step(Step::ConnectionLost { reason: error.to_string().into() });
+                    self.step(Step::Timeout);
+                    break;
+                }
+                Err(_) => {
+                    self.step(Step::Timeout);
+                    break;
+                }
+            }
+        }
+        self.concluded()
+    }
+
+    /// What the switchover has come to.
+    fn concluded(&mut self) -> Result<(), MigrationError> {
+        match (&self.fate, &self.doubt) {
+            (Some(Fate::Gone), _) => {
+                self.wait_noted();
+                Ok(())
+            }
+            (Some(Fate::Stays { reason }), _) if self.committed => {
+                let (host, reason) = (self.peer.name.clone(), reason.to_string());
+                Err(MigrationError::DestinationFailed { host, reason })
+            }
+            (Some(Fate::Stays { reason }), _) => Err(MigrationError::Qemu(reason.to_string())),
+            (Some(Fate::Lost { reason }), _) => Err(MigrationError::VmGone(reason.to_string())),
+            (None, Some(doubt)) => {
+                Err(MigrationError::InDoubt(doubt.advice(&self.vm.name, &self.peer.name)))
+            }
+            (None, None) => Err(MigrationError::InDoubt(format!(
+                "{} runs at {}; its QEMU here does not end, and that is tried again",
+                self.vm.name, self.peer.name
+            ))),
+        }
+    }
+
+    fn running(&mut self) {
+        self.story.enter(Phase::Running);
+        let Some(stop) = &self.stopped else { return };
+        let gone = stop.at.elapsed();
+        let moving = self.lanes_busy().saturating_sub(stop.lanes_busy);
+        self.local.fixed_cost.learn(gone.saturating_sub(moving));
+        self.story.tell(|report| report.downtime_ms = Some(gone.as_secs_f64() * 1e3));
+    }
+
+    pub(super) fn lanes_busy(&self) -> Duration {
+        self.stream.as_ref().map_or(Duration::ZERO, |stream| stream.lanes.delivered().busy)
+    }
+
+    /// The destination hangs up once it has noted that the VM is its own: who
+    /// is told that the migration is over finds the VM there, free to move on.
+    fn wait_noted(&self) {
+        let Some(control) = &self.control else { return };
+        let until = Instant::now() + NOTED_MAX;
+        while let Ok(heard) = control.hear.recv_deadline(until) {
+            match heard {
+                Heard::Gone(_) => return,
+                Heard::Message(ToSource::Cost { cpu_s, pool_high_water_bytes, ran_ms }) => {
+                    self.story.tell(|report| {
+                        report.cpu_destination_s = cpu_s;
+                        report.pool_high_water_bytes[1] = pool_high_water_bytes;
+                        // It ran before we heard so.
+                        let ran_ms = ran_ms.max(0.0);
+                        report.downtime_ms = report.downtime_ms.map(|ms| (ms - ran_ms).max(0.0));
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+}
