@@ -1,7 +1,9 @@
-# make demo | test | bench-NAME [RUNS=5] | fuzz [FUZZ_SECONDS=600]
+# make demo | test | bench-NAME [RUNS=5] | fuzz [FUZZ_SECONDS=600] | faults [N=1000] [SEED=1]
 
 RUNS ?= 5
 FUZZ_SECONDS ?= 600
+N ?= 1000
+SEED ?= 1
 CARGO ?= cargo
 AS_ROOT = $(CARGO) run --quiet --package lab -- as-root --
 LAB = $(CARGO) run --quiet --release --package lab --
@@ -9,13 +11,14 @@ LAB = $(CARGO) run --quiet --release --package lab --
 # Rust may just have been installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help setup toolchain build demo test lint unit end-to-end fuzz bench bench-locks clean
+.PHONY: help setup toolchain build demo test lint unit end-to-end fuzz faults bench bench-locks clean
 
 help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
 	@echo 'make bench-NAME   one benchmark, RUNS=5 times; make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
+	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
 	@echo 'make setup        install what is missing; the others do it too'
 	@echo 'make clean        remove what was built and unpacked, and what a killed lab left behind'
 
@@ -49,6 +52,10 @@ test: setup
 
 fuzz: toolchain
 	@scripts/fuzz $(FUZZ_SECONDS)
+
+faults: setup
+	$(CARGO) build --package droveway --package end-to-end
+	@$(AS_ROOT) target/debug/faults $(N) $(SEED)
 
 bench: toolchain
 	@$(LAB) bench

@@ -2,6 +2,7 @@
 //! the command as people type it. The tests are the files in `tests/`, each
 //! for one behaviour and named by it. They need root, as the lab does.
 
+pub mod faults;
 mod moving;
 mod world;
 

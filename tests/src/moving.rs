@@ -132,6 +132,11 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
+/// Kills a process.
+pub(crate) fn kill(pid: u32) {
+    signal(pid, Signal::KILL);
+}
+
 /// A process that stands still until this is dropped.
 pub struct Frozen(u32);
 

@@ -286,14 +286,15 @@ impl World {
         self.assert_intact(guest);
     }
 
-    /// A guest runs, and its memory holds what it wrote.
+    /// A guest runs, has run once, and its memory holds what it wrote.
     ///
     /// # Panics
-    /// If it is silent, or a page is wrong.
+    /// If it is silent, was heard twice, or a page is wrong.
     pub fn assert_intact(&self, guest: &Guest) {
         guest.wait_beat(Duration::from_secs(30)).unwrap();
         let checked = guest.check().unwrap();
         assert_eq!(checked.wrong, 0, "{checked:?}");
+        assert_eq!(guest.pulse().twice, 0, "the guest has run twice");
         let orders = &guest.spec.orders;
         let filled =
             orders.random_bytes + orders.text_bytes + orders.zero_bytes + orders.working_set_bytes;

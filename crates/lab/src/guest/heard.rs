@@ -1,6 +1,6 @@
 //! What was heard from a guest, on however many sockets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -27,6 +27,8 @@ pub struct Pulse {
     pub written_at: Instant,
     /// How often it has booted.
     pub boots: u32,
+    /// Beats that were heard more than once: the guest has run twice.
+    pub twice: u32,
 }
 
 #[derive(Debug)]
@@ -34,6 +36,8 @@ struct State {
     pulse: Pulse,
     /// Since the gap was last forgotten.
     beats: Vec<Beat>,
+    /// The numbers of all beats since it booted.
+    numbers: HashSet<u64>,
     boot_id: Option<String>,
     answers: HashMap<String, String>,
     questions: u64,
@@ -51,12 +55,13 @@ impl Default for Heard {
     fn default() -> Self {
         let now = Instant::now();
         let written = Written::default();
-        let pulse =
-            Pulse { last_beat: now, gap: Duration::ZERO, written, written_at: now, boots: 0 };
+        let gap = Duration::ZERO;
+        let pulse = Pulse { last_beat: now, gap, written, written_at: now, boots: 0, twice: 0 };
         Self {
             state: Mutex::new(State {
                 pulse,
                 beats: Vec::new(),
+                numbers: HashSet::new(),
                 boot_id: None,
                 answers: HashMap::new(),
                 questions: 0,
@@ -97,6 +102,10 @@ impl Heard {
         if let Some(rest) = line.strip_prefix(['.', '=']) {
             state.pulse.gap = state.pulse.gap.max(now - state.pulse.last_beat);
             state.pulse.last_beat = now;
+            let number = rest.split(' ').next().and_then(|it| u64::from_str_radix(it, 16).ok());
+            if number.is_some_and(|number| !state.numbers.insert(number)) {
+                state.pulse.twice += 1;
+            }
             let written = rest.split_once(' ').and_then(|(_, written)| counts(written));
             state.beats.push(Beat { at: now, written });
             if let Some(written) = written {
@@ -111,6 +120,7 @@ impl Heard {
             if id != state.boot_id {
                 state.boot_id = id;
                 state.pulse.boots += 1;
+                state.numbers.clear();
             }
         } else if let Some((id, answer)) = line.split_once(' ') {
             state.answers.insert(id.to_owned(), answer.to_owned());
@@ -207,6 +217,9 @@ mod tests {
         assert_eq!((pulse.boots, pulse.written), (1, Written { pages: 77, disk_pages: 5 }));
         let answer = heard.wait_answer("q1", Duration::ZERO);
         assert_eq!(answer.as_deref(), Some("ok pages=3"));
+        assert_eq!(pulse.twice, 0);
+        heard.hear(".1", &port);
+        assert_eq!(heard.pulse().twice, 1);
         heard.hear("boot def lab.seed=1", &port);
         assert_eq!(heard.pulse().boots, 2);
         assert!(heard.next_question().is_ok());

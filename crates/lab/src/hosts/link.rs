@@ -1,5 +1,6 @@
 //! Links between two hosts: veth pairs, each shaped by tbf at both ends.
 
+use super::Hosts;
 use super::host::Host;
 use crate::error::Result;
 use crate::program;
@@ -50,11 +51,66 @@ impl Link {
     }
 }
 
+impl Hosts {
+    /// Has one host's packets go astray: nothing of what it sends arrives, and
+    /// nothing says so. What the other sends does arrive.
+    ///
+    /// # Errors
+    /// If `ip` fails.
+    pub fn lose_packets_of(&self, host: &Host) -> Result<()> {
+        self.each_nic(host, |nic, other| {
+            let nobody = ["lladdr", "02:00:00:00:00:99", "nud", "permanent"];
+            let neighbour = ["neigh", "replace", other, "dev", nic];
+            host.ip(&[&neighbour[..], &nobody[..]].concat()).map(drop)
+        })
+    }
+
+    /// Ends [`Hosts::lose_packets_of`].
+    ///
+    /// # Errors
+    /// If `ip` fails.
+    pub fn find_packets_of(&self, host: &Host) -> Result<()> {
+        self.each_nic(host, |nic, other| host.ip(&["neigh", "del", other, "dev", nic]).map(drop))
+    }
+
+    /// What a host sends waits in a long queue in front of a slow link.
+    ///
+    /// # Errors
+    /// If `tc` fails.
+    pub fn slow(&self, host: &Host, mbit: u32) -> Result<()> {
+        self.each_nic(host, |nic, _| {
+            let rate = format!("{mbit}mbit");
+            let slow = ["rate", &rate, "burst", "16kb", "latency", "3s"];
+            let args = ["qdisc", "replace", "dev", nic, "root", "tbf"];
+            host.tc(&[&args[..], &slow[..]].concat()).map(drop)
+        })
+    }
+
+    /// Ends [`Hosts::slow`].
+    ///
+    /// # Errors
+    /// If `tc` fails.
+    pub fn unslow(&self, host: &Host) -> Result<()> {
+        self.each_nic(host, |nic, _| match self.link.mbit_per_s {
+            Some(mbit) => shape(host, nic, mbit),
+            None => host.tc(&["qdisc", "del", "dev", nic, "root"]).map(drop),
+        })
+    }
+
+    /// Does something for each NIC of a host, with its name and the address of
+    /// the NIC that it is joined to.
+    fn each_nic(&self, host: &Host, act: impl Fn(&str, &str) -> Result<()>) -> Result<()> {
+        let other = if host.name == self.a.name { &self.b } else { &self.a };
+        let mut nics = other.addresses.iter().enumerate();
+        nics.try_for_each(|(nic, address)| act(&nic_name(nic), &address.to_string()))
+    }
+}
+
 /// A token bucket whose burst lets TCP reach 95.6 % of the rate (the rest is
 /// headers), with a queue of 20 ms as a switch would have.
 fn shape(host: &Host, nic: &str, mbit: u32) -> Result<()> {
     let rate = format!("{mbit}mbit");
     let burst = if mbit >= 500 { "256kb" } else { "64kb" };
-    let args = ["qdisc", "add", "dev", nic, "root", "tbf", "rate", &rate];
+    let args = ["qdisc", "replace", "dev", nic, "root", "tbf", "rate", &rate];
     host.tc(&[&args[..], &["burst", burst, "latency", "20ms"]].concat()).map(drop)
 }

@@ -1,0 +1,77 @@
+//! `faults COUNT SEED [AT ONCE]`: breaks things on purpose, by chance but the same
+//! for the same seed, and prints a table of what has become of the VMs.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+use end_to_end::faults::{Fate, Plan, Seen, Yard};
+
+/// Two migrations at a time keep two cores busy; most of a fault is waiting.
+const AT_ONCE: u64 = 2;
+
+fn main() -> ExitCode {
+    let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|it| it.parse().ok()).collect();
+    let [count, seed, ..] = numbers[..] else {
+        eprintln!("faults: say how many and a seed: faults 100 1");
+        return ExitCode::FAILURE;
+    };
+    let at_once = numbers.get(2).copied().unwrap_or(AT_ONCE).max(1);
+    // What a plan brings about is told, not printed where it happens.
+    std::panic::set_hook(Box::new(|_| {}));
+    let next = AtomicU64::new(0);
+    let (tell, told) = channel();
+    let mut table: BTreeMap<(String, String), [u32; 3]> = BTreeMap::new();
+    let mut wrong = 0;
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            let (tell, next) = (tell.clone(), &next);
+            scope.spawn(move || work(next, count, seed, &tell));
+        }
+        drop(tell);
+        for (number, seen) in told {
+            let what = format!("{number:4}  {}, {}", seen.fault, seen.phase);
+            match &seen.fate {
+                Ok(fate) => {
+                    println!("{what}: {fate}");
+                    let row = table.entry((seen.fault.to_string(), seen.phase)).or_default();
+                    row[*fate as usize] += 1;
+                }
+                Err(why) => {
+                    wrong += 1;
+                    println!("{what}: WRONG: {why}\n{:?}", Plan::random(seed, number));
+                }
+            }
+        }
+    });
+    println!("\n| fault | journals then | stayed | moved | died with its QEMU |");
+    println!("| --- | --- | --- | --- | --- |");
+    for ((fault, phase), [stayed, moved, died]) in &table {
+        println!("| {fault} | {phase} | {stayed} | {moved} | {died} |");
+    }
+    let right: u32 = table.values().flatten().sum();
+    println!("\nseed {seed}: {right} faults, and the VM was where it had to be; {wrong} wrong");
+    if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn work(next: &AtomicU64, count: u64, seed: u64, tell: &Sender<(u64, Seen)>) {
+    let mut yard = Yard::new();
+    loop {
+        let number = next.fetch_add(1, Relaxed);
+        if number >= count {
+            return;
+        }
+        let seen = yard.try_one(&Plan::random(seed, number));
+        if seen.fate.is_err() {
+            yard = Yard::new();
+        }
+        if tell.send((number, seen)).is_err() {
+            return;
+        }
+    }
+}
+
+// The table's columns.
+const _: () = assert!(Fate::Stayed as usize == 0 && Fate::Died as usize == 2);

@@ -1,0 +1,146 @@
+//! Breaking one thing, and mending it again.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::plan::{End, Fault};
+use crate::moving::Frozen;
+use crate::world::{Side, World};
+
+/// A process of which some system calls are held up or fail.
+pub(super) struct Traced(Child);
+
+impl Traced {
+    /// Each note on disk of the process takes longer.
+    pub(super) fn slow(pid: u32, by: Duration) -> Self {
+        Self::attach(pid, "fdatasync", &format!("delay_exit={}", by.as_micros()))
+    }
+
+    /// No note gets to its disk.
+    pub(super) fn full(pid: u32) -> Self {
+        Self::attach(pid, "fdatasync,fsync", "error=ENOSPC")
+    }
+
+    fn attach(pid: u32, calls: &str, what: &str) -> Self {
+        let mut child = Command::new("strace")
+            .args(["--follow-forks", "--detach-on=execve", "--output=/dev/null"])
+            .arg(format!("--trace={calls}"))
+            .arg(format!("--inject={calls}:{what}"))
+            .arg(format!("--attach={pid}"))
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("strace comes with the lab");
+        let mut heard = BufReader::new(child.stderr.take().expect("it is piped"));
+        let mut line = String::new();
+        heard.read_line(&mut line).expect("strace says that it has attached");
+        assert!(line.contains("attached"), "{line}");
+        // It says a line for each thread, and must not wait for us.
+        std::thread::spawn(move || std::io::copy(&mut heard, &mut std::io::sink()));
+        Self(child)
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        // The kernel lets go of the process then.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Something that is broken until it is mended.
+pub(super) enum Broken {
+    Agents(Vec<Side>),
+    Frozen(#[expect(dead_code, reason = "goes on when it is dropped")] Frozen),
+    Disk(#[expect(dead_code, reason = "goes on when it is dropped")] Traced),
+    Cut,
+    Lost(Side),
+    Slow,
+    Nothing,
+}
+
+/// What is at which side.
+pub(super) struct Ends {
+    pub(super) from: Side,
+    pub(super) source_qemu: u32,
+    pub(super) destination_qemu: Option<u32>,
+}
+
+impl Ends {
+    pub(super) fn side(&self, end: End) -> Side {
+        match end {
+            End::Source => self.from,
+            End::Destination => self.from.other(),
+        }
+    }
+
+    fn qemu(&self, end: End) -> Option<u32> {
+        match end {
+            End::Source => Some(self.source_qemu),
+            End::Destination => self.destination_qemu,
+        }
+    }
+}
+
+pub(super) fn break_it(world: &mut World, fault: Fault, ends: &Ends) -> Broken {
+    match fault {
+        Fault::KillAgent(end) => {
+            world.kill_agent(ends.side(end));
+            Broken::Agents(vec![ends.side(end)])
+        }
+        Fault::KillBothAgents => {
+            let both = vec![Side::A, Side::B];
+            both.iter().for_each(|side| world.kill_agent(*side));
+            Broken::Agents(both)
+        }
+        Fault::KillQemu(end) => {
+            if let Some(pid) = ends.qemu(end) {
+                crate::moving::kill(pid);
+            }
+            Broken::Nothing
+        }
+        Fault::FreezeAgent(end) => Broken::Frozen(Frozen::new(world.agent(ends.side(end)).pid())),
+        Fault::FreezeQemu(end) => {
+            ends.qemu(end).map_or(Broken::Nothing, |pid| Broken::Frozen(Frozen::new(pid)))
+        }
+        Fault::Cut => {
+            world.hosts.a.set_nic(0, false).unwrap();
+            Broken::Cut
+        }
+        Fault::CutOneWay(end) => {
+            let side = ends.side(end);
+            world.hosts.lose_packets_of(world.host(side)).unwrap();
+            Broken::Lost(side)
+        }
+        Fault::Reset => {
+            for side in [Side::A, Side::B] {
+                let reset = world.host(side).command("ss").args(["-Kt"]).output().unwrap();
+                assert!(reset.status.success(), "{reset:?}");
+            }
+            Broken::Nothing
+        }
+        Fault::Slow => {
+            for side in [Side::A, Side::B] {
+                world.hosts.slow(world.host(side), 1).unwrap();
+            }
+            Broken::Slow
+        }
+        Fault::DiskFull(end) => Broken::Disk(Traced::full(world.agent(ends.side(end)).pid())),
+    }
+}
+
+pub(super) fn mend(world: &mut World, broken: Broken) {
+    match broken {
+        Broken::Agents(sides) => sides.into_iter().for_each(|side| world.start_agent(side)),
+        Broken::Cut => world.hosts.a.set_nic(0, true).unwrap(),
+        Broken::Lost(side) => world.hosts.find_packets_of(world.host(side)).unwrap(),
+        Broken::Slow => {
+            for side in [Side::A, Side::B] {
+                world.hosts.unslow(world.host(side)).unwrap();
+            }
+        }
+        Broken::Frozen(_) | Broken::Disk(_) | Broken::Nothing => {}
+    }
+}

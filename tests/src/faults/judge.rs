@@ -1,0 +1,84 @@
+//! What has become of a VM, once nothing is broken any more.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use api::{VmStatus, VmSummary};
+
+use crate::world::{Side, World};
+
+/// Whatever was broken for however long: agents ask each other every minute at
+/// least.
+const SETTLE_MAX: Duration = Duration::from_secs(100);
+
+/// What the two journals say, such as `stopped, loaded`.
+pub(super) fn phase(world: &World, from: Side) -> String {
+    let note = |side: Side, extension: &str| {
+        let dir = world.host(side).run_dir.join("state/journals");
+        let files = fs::read_dir(dir).into_iter().flatten().flatten();
+        let texts = files.filter(|file| file.path().extension().is_some_and(|it| it == extension));
+        let last = texts.filter_map(|file| fs::read(file.path()).ok()).last()?;
+        let text = String::from_utf8_lossy(&last).into_owned();
+        let phases = text.split("\"phase\":\"").skip(1);
+        let named = phases.filter_map(|rest| rest.split('"').next()).last();
+        Some(named.unwrap_or("opened").to_owned())
+    };
+    let none = || "-".to_owned();
+    let source = note(from, "source").unwrap_or_else(none);
+    let destination = note(from.other(), "destination").unwrap_or_else(none);
+    format!("{source} / {destination}")
+}
+
+/// Waits until nobody is asked anything any more. With `gone` the VM's QEMU was
+/// killed, and an operator knows that.
+pub(super) fn settled(world: &World, gone: bool) -> Result<(), String> {
+    let until = Instant::now() + SETTLE_MAX;
+    loop {
+        let mut unsettled = Vec::new();
+        for side in [Side::A, Side::B] {
+            for vm in world.vms(side) {
+                if vm.status == VmStatus::InDoubt && gone && lost_there(&vm) {
+                    world.says(side, &["resolve", &vm.name, "--there", "--yes"]);
+                }
+                let busy = matches!(vm.status, VmStatus::Arriving | VmStatus::InDoubt);
+                if busy || vm.migration.is_some() {
+                    unsettled.push(format!("{}: {vm:?}", side.name()));
+                }
+            }
+            let journals = world.host(side).run_dir.join("state/journals");
+            let left = fs::read_dir(journals).map_or(0, Iterator::count);
+            if left > 0 {
+                unsettled.push(format!("{} keeps {left} journals", side.name()));
+            }
+        }
+        if unsettled.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            return Err(format!("not settled after {SETTLE_MAX:?}: {}", unsettled.join("; ")));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn lost_there(vm: &VmSummary) -> bool {
+    vm.problem.as_ref().is_some_and(|problem| problem.contains("and died there"))
+}
+
+/// Where the VM runs, if it does; else where its end is reported.
+pub(super) fn where_is(world: &World) -> Result<Option<(Side, VmSummary)>, String> {
+    let mut running = Vec::new();
+    for side in [Side::A, Side::B] {
+        for vm in world.vms(side) {
+            match vm.status {
+                VmStatus::Running => running.push((side, vm)),
+                VmStatus::Dead => world.says(side, &["stop", &vm.name]),
+                _ => return Err(format!("{}: {vm:?}", side.name())),
+            }
+        }
+    }
+    match running.len() {
+        0 | 1 => Ok(running.pop()),
+        _ => Err(format!("it runs twice: {running:?}")),
+    }
+}

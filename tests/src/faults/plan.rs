@@ -1,0 +1,161 @@
+//! What breaks, and when.
+
+use std::fmt;
+use std::time::Duration;
+
+use lab_guest::random::Random;
+
+/// One end of a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum End {
+    /// Where the VM is.
+    Source,
+    /// Where it goes.
+    Destination,
+}
+
+/// Something that breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// An agent is killed, and started again later.
+    KillAgent(End),
+    /// Both are, as in a failure of power that QEMUs survive by some miracle.
+    KillBothAgents,
+    /// A QEMU is killed, as by the kernel when memory runs out.
+    KillQemu(End),
+    /// An agent stands still for a while.
+    FreezeAgent(End),
+    /// A QEMU does.
+    FreezeQemu(End),
+    /// The network between the hosts is gone for a while.
+    Cut,
+    /// What one end sends is lost for a while.
+    CutOneWay(End),
+    /// All connections break once.
+    Reset,
+    /// What is sent takes seconds for a while.
+    Slow,
+    /// An agent's disk takes nothing more for a while.
+    DiskFull(End),
+}
+
+/// When it breaks, by what the migration says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Moment {
+    /// Before the first page.
+    Preparing,
+    /// While pages fly.
+    FirstPass,
+    /// The VM is stopped: what follows takes as long as the journals do.
+    Stopped,
+}
+
+/// One thing that breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What.
+    pub fault: Fault,
+    /// When.
+    pub moment: Moment,
+    /// How long after that moment.
+    pub delay: Duration,
+    /// How long it lasts.
+    pub lasts: Duration,
+    /// How much longer each note in a journal takes than the disk does: the
+    /// steps of a switchover are far apart then.
+    pub slow_notes: Duration,
+}
+
+/// Every fault.
+pub(super) const FAULTS: [Fault; 16] = [
+    Fault::KillAgent(End::Source),
+    Fault::KillAgent(End::Destination),
+    Fault::KillBothAgents,
+    Fault::KillQemu(End::Source),
+    Fault::KillQemu(End::Destination),
+    Fault::FreezeAgent(End::Source),
+    Fault::FreezeAgent(End::Destination),
+    Fault::FreezeQemu(End::Source),
+    Fault::FreezeQemu(End::Destination),
+    Fault::Cut,
+    Fault::CutOneWay(End::Source),
+    Fault::CutOneWay(End::Destination),
+    Fault::Reset,
+    Fault::Slow,
+    Fault::DiskFull(End::Source),
+    Fault::DiskFull(End::Destination),
+];
+
+impl Plan {
+    /// One by chance; the same for the same seed and number.
+    #[must_use]
+    pub fn random(seed: u64, number: u64) -> Self {
+        let mut random = Random::new(seed, number);
+        let mut below = |ms: usize| Duration::from_millis(random.below(ms) as u64);
+        let fault = FAULTS[usize::try_from(number).unwrap_or(0) % FAULTS.len()];
+        // Most of them where it matters whose the VM is.
+        let moment = match below(10).as_millis() {
+            0 => Moment::Preparing,
+            1..=3 => Moment::FirstPass,
+            _ => Moment::Stopped,
+        };
+        let slow_notes = if moment == Moment::Stopped && below(4).as_millis() > 0 {
+            Duration::from_millis(150)
+        } else {
+            Duration::ZERO
+        };
+        let delay = match moment {
+            Moment::Preparing => below(250),
+            Moment::FirstPass => below(600),
+            Moment::Stopped if slow_notes.is_zero() => below(30),
+            Moment::Stopped => below(750),
+        };
+        // Once in eight longer than connections last.
+        let lasts = if below(8).is_zero() {
+            Duration::from_millis(13_000)
+        } else {
+            Duration::from_millis(200) + below(1500)
+        };
+        Self { fault, moment, delay, lasts, slow_notes }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        })
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KillAgent(end) => write!(f, "{end}'s agent killed"),
+            Self::KillBothAgents => f.write_str("both agents killed"),
+            Self::KillQemu(end) => write!(f, "{end}'s QEMU killed"),
+            Self::FreezeAgent(end) => write!(f, "{end}'s agent frozen"),
+            Self::FreezeQemu(end) => write!(f, "{end}'s QEMU frozen"),
+            Self::Cut => f.write_str("network cut"),
+            Self::CutOneWay(end) => write!(f, "{end}'s packets lost"),
+            Self::Reset => f.write_str("connections reset"),
+            Self::Slow => f.write_str("network slow"),
+            Self::DiskFull(end) => write!(f, "{end}'s disk full"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_faults_again_and_all_of_them() {
+        let plans = |seed| (0..64).map(|number| Plan::random(seed, number)).collect::<Vec<_>>();
+        assert_eq!(plans(1), plans(1));
+        assert_ne!(plans(1), plans(2));
+        let all = plans(3);
+        assert!(FAULTS.iter().all(|fault| all.iter().any(|plan| plan.fault == *fault)));
+    }
+}

@@ -1,0 +1,147 @@
+//! Two hosts and a guest that goes to and fro between them while things break.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+
+use api::Phase;
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::Link;
+
+use super::inject::{Ends, Traced, break_it, mend};
+use super::judge;
+use super::plan::{Fault, Moment, Plan};
+use crate::MIB;
+use crate::world::{Side, World, guest, until};
+
+/// What has become of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    /// It runs where it was.
+    Stayed,
+    /// It runs at the destination.
+    Moved,
+    /// It died with its QEMU, and that is said.
+    Died,
+}
+
+/// One fault, and what was seen.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// What broke.
+    pub fault: Fault,
+    /// What the journals said just then: the source's, the destination's.
+    pub phase: String,
+    /// What became of the VM; or what must not be.
+    pub fate: Result<Fate, String>,
+}
+
+/// Where faults are tried. The guest lives on from one to the next.
+pub struct Yard {
+    world: World,
+    guest: Option<(Guest, Side)>,
+}
+
+fn spec() -> GuestSpec {
+    let mut spec = guest("192M", 4_000_000);
+    spec.orders.random_bytes = 12 * MIB;
+    spec
+}
+
+impl Default for Yard {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Yard {
+    /// Two hosts without a guest.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { world: World::new(Link::one(200)), guest: None }
+    }
+
+    /// Breaks one thing, mends it, and looks. What must not be is an error; the
+    /// yard is of no use any more then.
+    pub fn try_one(&mut self, plan: &Plan) -> Seen {
+        let mut phase = String::from("?");
+        let tried = catch_unwind(AssertUnwindSafe(|| self.perform(plan, &mut phase)));
+        let fate = tried.unwrap_or_else(|fault| {
+            let text = fault.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| fault.downcast_ref::<&str>().map(|it| (*it).to_owned()));
+            Err(text.unwrap_or_else(|| "a panic without words".to_owned()))
+        });
+        let fate = fate.map_err(|why| format!("{why}\n{}", self.logs()));
+        Seen { fault: plan.fault, phase, fate }
+    }
+
+    fn logs(&self) -> String {
+        let log = |side| self.world.agent(side).log_text();
+        format!("host-a: {}\nhost-b: {}", log(Side::A), log(Side::B))
+    }
+
+    fn perform(&mut self, plan: &Plan, phase: &mut String) -> Result<Fate, String> {
+        let (guest, from) = match self.guest.take() {
+            Some(guest) => guest,
+            None => (self.world.boot(&spec()), Side::A),
+        };
+        let world = &mut self.world;
+        let source_qemu = world.vm(from, "web1").ok_or("the VM is not there")?.pid;
+        // A process has one tracer.
+        let full = matches!(plan.fault, Fault::DiskFull(_));
+        let slow = [from, from.other()].map(|side| {
+            let pid = world.agent(side).pid();
+            let held_up = !full && !plan.slow_notes.is_zero();
+            held_up.then(|| Traced::slow(pid, plan.slow_notes))
+        });
+        let mut moving = world.begin(&guest, from, &[]);
+        match plan.moment {
+            Moment::Preparing => {}
+            Moment::FirstPass => moving.wait_for(Phase::FirstPass),
+            Moment::Stopped => moving.wait_for(Phase::Stopped),
+        }
+        thread::sleep(plan.delay);
+        *phase = judge::phase(world, from);
+        let others = world.host(from.other()).processes().unwrap_or_default();
+        let agent = world.agent(from.other()).pid();
+        let destination_qemu = others.into_iter().find(|pid| *pid != agent);
+        let ends = Ends { from, source_qemu, destination_qemu };
+        let broken = break_it(world, plan.fault, &ends);
+        thread::sleep(plan.lasts);
+        drop(slow);
+        mend(world, broken);
+        let _ = moving.wait_status();
+        let killed = matches!(plan.fault, Fault::KillQemu(_));
+        judge::settled(world, killed)?;
+        let found = judge::where_is(world)?;
+        let Some((side, vm)) = found else {
+            if !killed {
+                return Err("the VM is gone, and its QEMU was not killed".to_owned());
+            }
+            for side in [Side::A, Side::B] {
+                world.remove_own_sockets(side, "web1");
+                world.assert_nothing_left(side);
+            }
+            return Ok(Fate::Died);
+        };
+        // A QEMU that is killed leaves what its owner had it make.
+        world.remove_own_sockets(side.other(), "web1");
+        world.assert_nothing_left(side.other());
+        until("it is heard", || guest.pulse().last_beat.elapsed().as_millis() < 500);
+        world.assert_stayed(&guest, side, vm.pid);
+        // The next migration of the same VM works.
+        drop(world.migrate(&guest, side, &[]));
+        self.guest = Some((guest, side.other()));
+        Ok(if side == from { Fate::Stayed } else { Fate::Moved })
+    }
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stayed => "stayed",
+            Self::Moved => "moved",
+            Self::Died => "died with its QEMU",
+        })
+    }
+}

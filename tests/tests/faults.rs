@@ -1,0 +1,65 @@
+//! Things break in the middle of a migration, and one VM runs all the same: a
+//! fixed set of what `make faults` tries by chance.
+
+use std::time::Duration;
+
+use end_to_end::faults::{End, Fault, Moment, Plan, Yard};
+
+/// Long enough for whoever is cut off to give up.
+const LONG: Duration = Duration::from_secs(13);
+
+fn assert_survived(plans: &[(Fault, u64, Duration)]) {
+    let mut yard = Yard::new();
+    for &(fault, delay_ms, lasts) in plans {
+        let plan = Plan {
+            fault,
+            moment: Moment::Stopped,
+            delay: Duration::from_millis(delay_ms),
+            lasts,
+            // Each step of the switchover takes that long.
+            slow_notes: Duration::from_millis(200),
+        };
+        let seen = yard.try_one(&plan);
+        println!("{}, {}: {:?}", seen.fault, seen.phase, seen.fate);
+        assert!(seen.fate.is_ok(), "{plan:?}: {}", seen.fate.unwrap_err());
+    }
+}
+
+const SHORT: Duration = Duration::from_millis(500);
+
+#[test]
+fn agents_die_at_each_step_of_a_switchover() {
+    use End::{Destination, Source};
+    assert_survived(&[
+        (Fault::KillAgent(Source), 100, SHORT),
+        (Fault::KillAgent(Destination), 100, SHORT),
+        (Fault::KillAgent(Source), 350, SHORT),
+        (Fault::KillAgent(Destination), 350, SHORT),
+        (Fault::KillAgent(Destination), 550, SHORT),
+        (Fault::KillBothAgents, 300, SHORT),
+        (Fault::KillBothAgents, 500, SHORT),
+    ]);
+}
+
+#[test]
+fn the_network_ends_in_the_middle_of_a_switchover() {
+    assert_survived(&[
+        (Fault::Cut, 300, LONG),
+        (Fault::CutOneWay(End::Source), 100, SHORT),
+        (Fault::CutOneWay(End::Destination), 300, LONG),
+        (Fault::Reset, 400, SHORT),
+    ]);
+}
+
+#[test]
+fn qemus_and_disks_fail_in_the_middle_of_a_switchover() {
+    use End::{Destination, Source};
+    assert_survived(&[
+        (Fault::FreezeQemu(Destination), 250, SHORT),
+        (Fault::FreezeAgent(Source), 250, SHORT),
+        (Fault::DiskFull(Destination), 0, SHORT),
+        (Fault::DiskFull(Source), 0, SHORT),
+        (Fault::KillQemu(Destination), 300, SHORT),
+        (Fault::KillQemu(Source), 50, SHORT),
+    ]);
+}
