@@ -52,10 +52,12 @@ impl Settler {
 
     pub(super) fn run(mut self, begin: impl FnOnce(&Self) -> Option<Case>) {
         let Some(mut case) = begin(&self) else { return };
-        loop {
+        while let Some(wait) = case.wait() {
             self.deliver(&mut case);
             self.show(case.doubt().map(|doubt| doubt.advice(&self.opened.vm, &self.opened.peer)));
-            let Some(wait) = case.wait() else { break };
+            if case.wait() != Some(wait) {
+                continue;
+            }
             match self.told.recv_timeout(self.pause(wait)) {
                 Ok(told) => {
                     self.tries = 0;
@@ -69,8 +71,12 @@ impl Settler {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
-        tracing::info!(vm = self.opened.vm, migration = %self.opened.migration, "settled with {}", self.opened.peer);
+        // The VM is free before the other side hears the last word, which may
+        // take a while: without a journal whoever asks is answered the same.
+        self.show(None);
         self.settlers.close_desk(&self.opened, self.side);
+        tracing::info!(vm = self.opened.vm, peer = self.opened.peer, "settled");
+        self.deliver(&mut case);
     }
 
     fn pause(&self, wait: Wait) -> Duration {

@@ -84,9 +84,14 @@ impl Heard {
             let over = || heard.strong_count() == 0;
             let Some(stream) = connect(&path, until, over) else { return };
             let Ok(port) = stream.try_clone() else { return };
-            for line in BufReader::new(stream).lines().map_while(std::io::Result::ok) {
+            let mut reader = BufReader::new(stream);
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok() {
+                // A guest that moved in the middle of a line ends it elsewhere.
+                let Some(whole) = line.strip_suffix('\n') else { return };
                 let Some(heard) = heard.upgrade() else { return };
-                heard.hear(&line, &port);
+                heard.hear(whole.trim_end_matches('\r'), &port);
+                line.clear();
             }
         };
         std::thread::Builder::new()
