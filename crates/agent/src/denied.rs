@@ -41,7 +41,6 @@ impl From<StartError> for Denied {
             }
             StartError::Directory { .. }
             | StartError::Socket { .. }
-            | StartError::NoRoom { .. }
             | StartError::Hidden { .. }
             | StartError::Process(_) => Self::Local(text),
         }

@@ -2,6 +2,7 @@
 //! command, and the format of a saved report.
 
 mod bounds;
+mod finding;
 mod host;
 mod migration;
 mod report;
@@ -9,6 +10,7 @@ mod vm;
 
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
 pub use crew::{Cpus, Priority};
+pub use finding::{Examination, Finding, Severity};
 pub use host::{HostInfo, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,

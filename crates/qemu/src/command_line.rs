@@ -3,11 +3,13 @@
 //! Only what the agent has to know or change is understood: everything else
 //! stays where it is, letter by letter. QEMU itself judges it.
 
+mod machine;
 mod options;
 mod overrides;
 
 use std::os::fd::RawFd;
 
+pub use machine::Backend;
 pub use overrides::{apply_overrides, overridden, parse_override};
 
 /// The id of the agent's own QMP connection.

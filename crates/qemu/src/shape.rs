@@ -9,6 +9,7 @@
 //! type and differs in order between versions: it is left out.
 
 mod differences;
+mod features;
 mod query;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::qmp::{Qmp, QmpError};
 
+pub use features::FeatureWord;
 pub(crate) use query::drive_name;
 
 /// What a VM is made of.
@@ -26,6 +28,9 @@ pub struct Shape {
     pub machine: String,
     /// The model of the vCPUs, such as `qemu64-x86_64-cpu`.
     pub cpu: String,
+    /// What the vCPUs offer the guest; empty if QEMU doesn't say.
+    #[serde(default)]
+    pub cpu_features: Vec<FeatureWord>,
     /// How many vCPUs are plugged in.
     pub vcpus: u32,
     /// RAM without plugged memory devices.
@@ -139,5 +144,16 @@ impl Shape {
     #[must_use]
     pub fn differences(&self, destination: &Self, overrides: &[(String, String)]) -> Vec<String> {
         differences::differences(self, destination, overrides)
+    }
+
+    /// What the vCPUs of this one offer the guest and those of the VM that
+    /// waits at the destination don't, by name. Of another model, which is a
+    /// difference by itself, nothing is said.
+    #[must_use]
+    pub fn missing_features(&self, destination: &Self) -> Vec<String> {
+        if self.cpu != destination.cpu {
+            return Vec::new();
+        }
+        features::missing(&self.cpu_features, &destination.cpu_features)
     }
 }

@@ -33,18 +33,6 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
-    /// No room for its RAM.
-    #[error(
-        "no room for the VM: it has {} MiB of RAM, and this host has {} MiB to give",
-        needed >> 20,
-        available >> 20
-    )]
-    NoRoom {
-        /// What it needs.
-        needed: u64,
-        /// What is there.
-        available: u64,
-    },
     /// QEMU can't be executed.
     #[error(transparent)]
     Launch(#[from] LaunchError),

@@ -62,9 +62,6 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
         give_up(&process);
         remove(&socket);
     })?;
-    if start.incoming {
-        find_room(&qmp, process.pid()).inspect_err(|_| give_up(&process))?;
-    }
     Ok(Machine {
         process,
         version: qmp.version_text(),
@@ -106,32 +103,6 @@ fn connect(
     Err(StartError::Ended { words })
 }
 
-/// Refuses a VM that the host has no memory for: to find out while it arrives
-/// would cost others theirs. What QEMU has allocated already (`prealloc=on`,
-/// huge pages) needs no more room.
-fn find_room(qmp: &Qmp, pid: u32) -> Result<(), StartError> {
-    let ram = qmp.ram_bytes()?;
-    let has = in_status(&fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default());
-    room_for(ram.saturating_sub(has), &fs::read_to_string("/proc/meminfo").unwrap_or_default())
-}
-
-fn in_status(status: &str) -> u64 {
-    let parts = ["RssAnon:", "RssShmem:", "HugetlbPages:"];
-    parts.iter().filter_map(|part| kib(status, part)).sum::<u64>().saturating_mul(1024)
-}
-
-fn room_for(needed: u64, meminfo: &str) -> Result<(), StartError> {
-    let Some(free) = kib(meminfo, "MemAvailable:") else { return Ok(()) };
-    let swap = kib(meminfo, "SwapFree:").unwrap_or(0);
-    let available = free.saturating_add(swap).saturating_mul(1024);
-    if needed > available { Err(StartError::NoRoom { needed, available }) } else { Ok(()) }
-}
-
-fn kib(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().trim_end_matches(" kB").parse().ok()
-}
-
 fn give_up(process: &Process) {
     let ended = process.kill().and_then(|()| process.wait_gone(GONE_WAIT));
     if let Err(error) = ended {
@@ -142,19 +113,4 @@ fn give_up(process: &Process) {
 fn remove(socket: &Path) {
     // It is there only if a QEMU was ended by force.
     let _ = fs::remove_file(socket);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_vm_larger_than_the_host_finds_no_room() {
-        let meminfo = "MemTotal: 9 kB\nMemAvailable:    4096 kB\nSwapFree:  1024 kB\n";
-        assert!(room_for(5 << 20, meminfo).is_ok());
-        let refused = room_for(9 << 20, meminfo).unwrap_err();
-        assert!(refused.to_string().starts_with("no room for the VM: it has 9 MiB"), "{refused}");
-        let status = "VmRSS:  99 kB\nRssAnon:\t 10 kB\nRssShmem: 5 kB\nHugetlbPages:  1 kB\n";
-        assert_eq!(in_status(status), 16 << 10);
-    }
 }

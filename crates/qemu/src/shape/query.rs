@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::{Device, Drive, Image, Medium, Memory, Node, Shape};
+use super::{Device, Drive, FeatureWord, Image, Medium, Memory, Node, Shape, features};
 use crate::qmp::{Qmp, QmpError, list, odd};
 
 /// A chain of backing files longer than this is a loop.
@@ -37,7 +37,7 @@ const LAYERS: [&str; 22] = [
 ];
 
 pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
-    let (cpu, vcpus) = cpus(qmp)?;
+    let Vcpus { kind: cpu, features: cpu_features, count: vcpus } = vcpus(qmp)?;
     let mut memory: Vec<Memory> = qmp
         .memory_backends()?
         .into_iter()
@@ -50,6 +50,7 @@ pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
     Ok(Shape {
         machine: machine(qmp)?,
         cpu,
+        cpu_features,
         vcpus,
         ram_bytes: base_memory(qmp)?,
         memory,
@@ -73,14 +74,30 @@ fn base_memory(qmp: &Qmp) -> Result<u64, QmpError> {
     answer["base-memory"].as_u64().ok_or_else(|| odd("query-memory-size-summary", &answer))
 }
 
-fn cpus(qmp: &Qmp) -> Result<(String, u32), QmpError> {
+struct Vcpus {
+    kind: String,
+    features: Vec<FeatureWord>,
+    count: u32,
+}
+
+/// All are of one kind.
+fn vcpus(qmp: &Qmp) -> Result<Vcpus, QmpError> {
     let plugged = qmp.execute("query-cpus-fast", json!({}))?;
     let paths =
         list(&plugged, "query-cpus-fast", |one| Some(one["qom-path"].as_str()?.to_owned()))?;
     let count = u32::try_from(paths.len()).unwrap_or(u32::MAX);
-    let Some(first) = paths.first() else { return Ok((String::new(), 0)) };
-    let kind = qmp.execute("qom-get", json!({ "path": first, "property": "type" }))?;
-    Ok((kind.as_str().unwrap_or_default().to_owned(), count))
+    let Some(first) = paths.first() else {
+        return Ok(Vcpus { kind: String::new(), features: Vec::new(), count });
+    };
+    let of_first = |property| json!({ "path": first, "property": property });
+    let kind = qmp.execute("qom-get", of_first("type"))?;
+    let features = match qmp.execute("qom-get", of_first("feature-words")) {
+        Ok(answer) => features::words(&answer),
+        // Other architectures tell it in other ways.
+        Err(QmpError::Refused { .. }) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    Ok(Vcpus { kind: kind.as_str().unwrap_or_default().to_owned(), features, count })
 }
 
 fn children(qmp: &Qmp, path: &str, named: bool) -> Result<Vec<Device>, QmpError> {

@@ -1,0 +1,50 @@
+//! What `droveway doctor` found.
+
+use serde::{Deserialize, Serialize};
+
+/// How much a [`Finding`] matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// As it should be.
+    Ok,
+    /// Good to know; nothing has to be done.
+    Note,
+    /// Something works less well than it could, or may fail one day.
+    Warning,
+    /// Something does not work.
+    Error,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The host, or the pair of hosts, that it is of.
+    pub host: String,
+    /// What was looked at.
+    pub about: String,
+    /// How much it matters.
+    pub severity: Severity,
+    /// What was found, in one sentence.
+    pub text: String,
+    /// What to do.
+    #[serde(default)]
+    pub advice: Option<String>,
+}
+
+/// What `GET /v1/doctor` and `GET /v1/doctor/HOST` answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Examination {
+    /// The host that was examined, or the pair.
+    pub of: String,
+    /// What was found, in the order in which it was looked at.
+    pub findings: Vec<Finding>,
+}
+
+impl Examination {
+    /// Whether an error is among the findings.
+    #[must_use]
+    pub fn has_errors(&self) -> bool {
+        self.findings.iter().any(|finding| finding.severity == Severity::Error)
+    }
+}

@@ -1,0 +1,432 @@
+//! One host.
+
+use std::collections::BTreeSet;
+
+use api::{Finding, Severity};
+
+use crate::facts::{Cgroups, Facts, Kvm, Nic, Program};
+use crate::versions::problems;
+use crate::{Findings, size};
+
+/// A few reports and logs; below it VMs' records can't be written any more.
+const STATE_FREE_MIN: u64 = 64 << 20;
+/// Logs of QEMUs grow.
+const STATE_FREE_LITTLE: u64 = 1 << 30;
+/// Of all memory, one part in so many is little.
+const MEMORY_PARTS: u64 = 20;
+/// Clock sources that cost a system call each time, and drift.
+const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
+
+/// What the facts of a host mean.
+#[must_use]
+pub fn of_host(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Findings::of(&facts.host);
+    findings.ok("droveway", format!("Droveway {}, Linux {}.", facts.droveway, facts.kernel));
+    programs(facts, &mut findings);
+    kvm(facts, &mut findings);
+    reach(facts, &mut findings);
+    cgroups(&facts.cgroups, &mut findings);
+    clock(facts, &mut findings);
+    memory(facts, &mut findings);
+    state(facts, &mut findings);
+    for nic in &facts.nics {
+        self::nic(nic, &mut findings);
+    }
+    network(facts, &mut findings);
+    findings.list
+}
+
+fn programs(facts: &Facts, findings: &mut Findings) {
+    for program in &facts.programs {
+        let users = users(facts, program);
+        match &program.known {
+            Some(known) => {
+                let version = known.version_text();
+                findings.ok("qemu", format!("QEMU {version}: {} ({}).", program.name, users));
+                let tcg = uses_tcg(facts, program);
+                for problem in problems(known.version, tcg) {
+                    let text = format!("QEMU {version} {}.", problem.text);
+                    findings.add(problem.severity, "qemu", text, Some(problem.advice));
+                }
+            }
+            None => {
+                let why = program.problem.as_deref().unwrap_or("it was not asked");
+                findings.warning(
+                    "qemu",
+                    format!("{} ({users}) gives no answer: {why}.", program.name),
+                    "install QEMU, or have command lines name the program that there is",
+                );
+            }
+        }
+    }
+    // A package was upgraded under them: their QEMU is not what would start.
+    let mut told = BTreeSet::new();
+    for vm in &facts.vms {
+        let Some(known) =
+            facts.program(&vm.program, &vm.accelerator).and_then(|program| program.known.as_ref())
+        else {
+            continue;
+        };
+        if known.version != vm.qemu && told.insert(vm.qemu) {
+            let (major, minor, micro) = vm.qemu;
+            findings.note(
+                "qemu",
+                format!(
+                    "{} runs with QEMU {major}.{minor}.{micro}, and {} is QEMU {} now.",
+                    vm.name,
+                    vm.program,
+                    known.version_text()
+                ),
+                "a move brings it to the newer one",
+            );
+        }
+    }
+}
+
+/// Who uses a program.
+fn users(facts: &Facts, program: &Program) -> String {
+    let is_of =
+        |vm: &&crate::VmFacts| vm.program == program.name && vm.accelerator == program.accelerator;
+    let names: Vec<&str> = facts.vms.iter().filter(is_of).map(|vm| vm.name.as_str()).collect();
+    match names.as_slice() {
+        [] => "in PATH".to_owned(),
+        [name] => format!("{}, {name}", program.accelerator),
+        [first, ..] => format!("{}, {first} and {} more", program.accelerator, names.len() - 1),
+    }
+}
+
+fn uses_tcg(facts: &Facts, program: &Program) -> bool {
+    let kvm = program.accelerator.starts_with("kvm") && facts.kvm == Kvm::Usable;
+    let in_use = facts.vms.iter().any(|vm| vm.program == program.name);
+    // A program that nobody uses would be used with KVM where there is some.
+    if in_use { !kvm } else { facts.kvm != Kvm::Usable }
+}
+
+fn kvm(facts: &Facts, findings: &mut Findings) {
+    let of_vms = facts.vms.iter().filter(|vm| vm.accelerator == "kvm").count();
+    match &facts.kvm {
+        Kvm::Unknown => {}
+        Kvm::Usable => findings.ok("kvm", "KVM can be used."),
+        Kvm::Missing => findings.warning(
+            "kvm",
+            format!(
+                "There is no /dev/kvm: VMs run under TCG here, many times slower, and none that \
+                 needs KVM can come{}.",
+                if of_vms > 0 { " any more" } else { "" }
+            ),
+            "switch virtualization on in the firmware and load kvm_intel or kvm_amd; in a VM, \
+             allow nested virtualization",
+        ),
+        Kvm::Denied(why) => findings.warning(
+            "kvm",
+            format!("/dev/kvm can't be opened ({why}): VMs that need KVM can't start here."),
+            "run the agent as root, or as a user of the group kvm",
+        ),
+    }
+}
+
+fn reach(facts: &Facts, findings: &mut Findings) {
+    let reach = facts.reach;
+    let advice = "run the agent as root with CAP_SYS_PTRACE, or with AmbientCapabilities=\
+                  CAP_SYS_PTRACE in its unit";
+    match (reach.ptrace, reach.yama) {
+        (_, Some(3..)) => findings.warning(
+            "memory access",
+            "Yama lets nobody reach QEMU's memory (ptrace_scope is 3): pages go through QEMU's \
+             stream, which is slower.",
+            "set kernel.yama.ptrace_scope to 2 or less; that takes a reboot",
+        ),
+        (true, _) => findings.ok("memory access", "Pages are written to QEMU's memory directly."),
+        (false, Some(2)) => findings.warning(
+            "memory access",
+            "Yama keeps the agent out of QEMU's memory: pages go through QEMU's stream, which is \
+             slower.",
+            advice,
+        ),
+        (false, Some(1)) => findings.note(
+            "memory access",
+            "The agent reaches the memory of QEMUs of its own user that it started itself; after \
+             a restart of the agent, and for other QEMUs, pages go through QEMU's stream, which \
+             is slower.",
+            advice,
+        ),
+        (false, _) => findings.note(
+            "memory access",
+            "The agent reaches the memory of QEMUs of its own user; for others pages go through \
+             QEMU's stream, which is slower.",
+            advice,
+        ),
+    }
+    for vm in &facts.vms {
+        if let Some(why) = &vm.unreached {
+            let text = format!("{}: {why}.", vm.name);
+            findings.note("memory access", text, "");
+        }
+    }
+}
+
+fn cgroups(cgroups: &Cgroups, findings: &mut Findings) {
+    let shown = |version| format!("cgroup v{version}, the agent is in {}", cgroups.path);
+    match cgroups.version {
+        None => findings.note(
+            "cgroups",
+            "There are no control groups.",
+            "nothing needs them yet; how much CPU VMs and migrations get can't be bounded",
+        ),
+        Some(version) if cgroups.delegated => {
+            let controllers = cgroups.controllers.join(", ");
+            findings.ok("cgroups", format!("{}, may make groups ({controllers}).", shown(version)));
+        }
+        Some(version) => findings.note(
+            "cgroups",
+            format!("{}, and may not make groups there.", shown(version)),
+            "nothing needs it yet; Delegate=yes in the agent's unit would allow it",
+        ),
+    }
+}
+
+fn clock(facts: &Facts, findings: &mut Findings) {
+    let Some(source) = &facts.clock_source else { return };
+    if SLOW_CLOCKS.contains(&source.as_str()) {
+        findings.warning(
+            "clock",
+            format!("The kernel takes the time from {source}: guests' clocks are slow or drift."),
+            "see in the kernel's log why it doesn't trust the TSC",
+        );
+    } else {
+        findings.ok("clock", format!("The kernel takes the time from {source}."));
+    }
+}
+
+fn memory(facts: &Facts, findings: &mut Findings) {
+    let memory = &facts.memory;
+    let Some(available) = memory.available_bytes else { return };
+    let mut text = format!("{} of {} free", size(available), size(memory.total_bytes));
+    if memory.swap_free_bytes > 0 {
+        text += &format!(", {} of swap", size(memory.swap_free_bytes));
+    }
+    for huge in &memory.huge {
+        text += &format!(
+            ", {} of {} huge pages of {} KiB",
+            huge.free,
+            huge.total,
+            huge.page_bytes >> 10
+        );
+    }
+    text += ".";
+    if available < memory.total_bytes / MEMORY_PARTS {
+        findings.warning("memory", text, "VMs that come need room: stop or move others");
+    } else {
+        findings.ok("memory", text);
+    }
+}
+
+fn state(facts: &Facts, findings: &mut Findings) {
+    let path = &facts.state.path;
+    match facts.state.free_bytes {
+        None => {}
+        Some(free) if free < STATE_FREE_MIN => findings.error(
+            "state",
+            format!("{path} has {} free: VMs' records and journals can't be written.", size(free)),
+            "make room there, or give the agent another --state",
+        ),
+        Some(free) if free < STATE_FREE_LITTLE => findings.warning(
+            "state",
+            format!("{path} has {} free, and QEMUs' logs go there.", size(free)),
+            "make room there",
+        ),
+        Some(free) => findings.ok("state", format!("{path} has {} free.", size(free))),
+    }
+}
+
+fn nic(nic: &Nic, findings: &mut Findings) {
+    let Nic { address, name, .. } = nic;
+    if let Some(why) = &nic.problem {
+        findings.error(
+            "network card",
+            format!("{address} can't be used: {why}."),
+            "name addresses that this host has",
+        );
+        return;
+    }
+    let mtu = nic.mtu.map_or_else(String::new, |mtu| format!(", MTU {mtu}"));
+    match nic.speed_bytes_per_s {
+        Some(speed) => {
+            let who = if nic.said { ", as you said" } else { "" };
+            let mbit = speed / 125_000;
+            findings.ok("network card", format!("{name} ({address}): {mbit} Mbit/s{who}{mtu}."));
+        }
+        None => findings.note(
+            "network card",
+            format!("{name} ({address}) doesn't say what it carries{mtu}: that is learned."),
+            &format!(
+                "say it, so that migrations leave others their part: --nic-speed {address}=1G"
+            ),
+        ),
+    }
+    if nic.mtu.is_some_and(|mtu| mtu < 1280) {
+        findings.warning(
+            "network card",
+            format!("{name} takes packets of {} bytes only.", nic.mtu.unwrap_or(0)),
+            "give it an MTU of 1500 or more",
+        );
+    }
+}
+
+fn network(facts: &Facts, findings: &mut Findings) {
+    let listen = &facts.network.listen;
+    if facts.network.loopback {
+        findings.note(
+            "encryption",
+            format!("The agent listens at {listen}: only this host reaches it."),
+            "to move VMs between hosts, listen at an address of a network of your own",
+        );
+    } else if facts.network.plaintext {
+        findings.add(
+            Severity::Warning,
+            "encryption",
+            format!(
+                "The agent listens at {listen} with --insecure-plaintext: who reaches that port \
+                 can start programs here, and guest memory travels readable."
+            ),
+            Some("let only agents reach that port, over a network of your own"),
+        );
+    } else {
+        findings.ok("encryption", format!("The agent listens at {listen}, encrypted."));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qemu::probe::Capabilities;
+    use qemu::room::{HostMemory, HugePages};
+
+    use super::*;
+    use crate::facts::{Network, Reach, State, VmFacts};
+
+    fn healthy() -> Facts {
+        let known = Capabilities { version: (9, 2, 1), ..Capabilities::default() };
+        Facts {
+            host: "host-a".to_owned(),
+            clock_source: Some("tsc".to_owned()),
+            kvm: Kvm::Usable,
+            cgroups: Cgroups { version: Some(2), delegated: true, ..Cgroups::default() },
+            reach: Reach { ptrace: true, yama: Some(1) },
+            nics: vec![Nic {
+                address: "10.0.0.1".to_owned(),
+                name: "eth0".to_owned(),
+                speed_bytes_per_s: Some(125_000_000),
+                mtu: Some(1500),
+                ..Nic::default()
+            }],
+            memory: HostMemory {
+                total_bytes: 64 << 30,
+                available_bytes: Some(32 << 30),
+                huge: vec![HugePages { page_bytes: 2 << 20, total: 16, free: 4 }],
+                ..HostMemory::default()
+            },
+            state: State { path: "/s".to_owned(), free_bytes: Some(50 << 30) },
+            network: Network { listen: "10.0.0.1:7800".to_owned(), ..Network::default() },
+            programs: vec![Program {
+                name: "qemu-system-x86_64".to_owned(),
+                accelerator: "kvm".to_owned(),
+                known: Some(known),
+                problem: None,
+            }],
+            vms: vec![VmFacts {
+                name: "web1".to_owned(),
+                program: "qemu-system-x86_64".to_owned(),
+                qemu: (9, 2, 1),
+                accelerator: "kvm".to_owned(),
+                ..VmFacts::default()
+            }],
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn a_healthy_host_has_nothing_to_do() {
+        let found = of_host(&healthy());
+        assert!(found.iter().all(|one| one.severity == Severity::Ok), "{found:#?}");
+        assert!(found.iter().any(|one| one.text.contains("4 of 16 huge pages of 2048 KiB")));
+        assert!(found.iter().any(|one| one.text.contains("1000 Mbit/s, MTU 1500")));
+        assert!(found.iter().all(|one| one.host == "host-a" && one.text.ends_with('.')));
+    }
+
+    /// Each change to a healthy host, how much it matters, and a piece of what
+    /// is said of it.
+    #[test]
+    fn every_ill_is_told() {
+        type Change = fn(&mut Facts);
+        let table: [(Change, Severity, &str); 17] = [
+            (|f| f.kvm = Kvm::Missing, Severity::Warning, "no /dev/kvm"),
+            (|f| f.kvm = Kvm::Denied("no".to_owned()), Severity::Warning, "can't be opened (no)"),
+            (
+                |f| f.programs[0].known.as_mut().unwrap().version = (10, 0, 2),
+                Severity::Note,
+                "QEMU 10.0.2 may hang",
+            ),
+            (
+                |f| f.programs[0].known.as_mut().unwrap().version = (7, 2, 22),
+                Severity::Note,
+                "web1 runs with QEMU 9.2.1, and qemu-system-x86_64 is QEMU 7.2.22 now",
+            ),
+            (
+                |f| {
+                    f.kvm = Kvm::Missing;
+                    f.programs[0].known.as_mut().unwrap().version = (7, 2, 22);
+                },
+                Severity::Warning,
+                "QEMU 7.2.22 loses track of pages",
+            ),
+            (
+                |f| {
+                    f.programs[0].known = None;
+                    f.programs[0].problem = Some("there is none".to_owned());
+                },
+                Severity::Warning,
+                "(kvm, web1) gives no answer: there is none",
+            ),
+            (|f| f.reach.yama = Some(3), Severity::Warning, "ptrace_scope is 3"),
+            (
+                |f| f.reach = Reach { ptrace: false, yama: Some(2) },
+                Severity::Warning,
+                "keeps the agent out",
+            ),
+            (
+                |f| f.reach = Reach { ptrace: false, yama: None },
+                Severity::Note,
+                "QEMUs of its own user",
+            ),
+            (
+                |f| f.vms[0].unreached = Some("RAM `pc.ram` is placed inline".to_owned()),
+                Severity::Note,
+                "web1: RAM `pc.ram`",
+            ),
+            (|f| f.cgroups.delegated = false, Severity::Note, "may not make groups"),
+            (|f| f.clock_source = Some("hpet".to_owned()), Severity::Warning, "from hpet"),
+            (|f| f.memory.available_bytes = Some(1 << 30), Severity::Warning, "1024 MiB of 64 GiB"),
+            (|f| f.state.free_bytes = Some(1 << 20), Severity::Error, "/s has 1 MiB free"),
+            (|f| f.nics[0].speed_bytes_per_s = None, Severity::Note, "doesn't say what it carries"),
+            (
+                |f| f.nics[0].problem = Some("nobody has it".to_owned()),
+                Severity::Error,
+                "10.0.0.1 can't be used: nobody has it",
+            ),
+            (|f| f.network.plaintext = true, Severity::Warning, "--insecure-plaintext"),
+        ];
+        for (change, severity, piece) in table {
+            let mut facts = healthy();
+            change(&mut facts);
+            let found = of_host(&facts);
+            let told = found.iter().any(|one| one.severity == severity && one.text.contains(piece));
+            assert!(told, "{piece}: {found:#?}");
+        }
+    }
+
+    #[test]
+    fn of_nothing_nothing_is_said_that_frightens() {
+        let found = of_host(&Facts::default());
+        assert!(found.iter().all(|one| one.severity < Severity::Warning), "{found:#?}");
+    }
+}

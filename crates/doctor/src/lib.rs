@@ -1,0 +1,70 @@
+//! What the facts of a host, or of two, mean for migrations.
+//!
+//! Facts go in, findings come out: nothing here looks at anything. An agent
+//! gathers its own [`Facts`] and asks a peer for its ([`Question`],
+//! [`Answer`]); [`of_host`] judges one host, [`of_pair`] whether VMs can go from
+//! one to the other.
+
+#![forbid(unsafe_code)]
+
+mod facts;
+mod host;
+mod pair;
+mod question;
+mod versions;
+
+pub use facts::{Cgroups, Facts, Kvm, Network, Nic, Program, Reach, State, VmFacts};
+pub use host::of_host;
+pub use pair::{LaneMet, Meeting, of_pair, of_peer};
+pub use question::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached};
+
+use api::{Finding, Severity};
+
+/// Findings about one host or pair, as they are made.
+struct Findings {
+    host: String,
+    list: Vec<Finding>,
+}
+
+impl Findings {
+    fn of(host: impl Into<String>) -> Self {
+        Self { host: host.into(), list: Vec::new() }
+    }
+
+    fn ok(&mut self, about: &str, text: impl Into<String>) {
+        self.add(Severity::Ok, about, text, None);
+    }
+
+    fn note(&mut self, about: &str, text: impl Into<String>, advice: &str) {
+        self.add(Severity::Note, about, text, Some(advice));
+    }
+
+    fn warning(&mut self, about: &str, text: impl Into<String>, advice: &str) {
+        self.add(Severity::Warning, about, text, Some(advice));
+    }
+
+    fn error(&mut self, about: &str, text: impl Into<String>, advice: &str) {
+        self.add(Severity::Error, about, text, Some(advice));
+    }
+
+    fn add(
+        &mut self,
+        severity: Severity,
+        about: &str,
+        text: impl Into<String>,
+        advice: Option<&str>,
+    ) {
+        self.list.push(Finding {
+            host: self.host.clone(),
+            about: about.to_owned(),
+            severity,
+            text: text.into(),
+            advice: advice.filter(|advice| !advice.is_empty()).map(str::to_owned),
+        });
+    }
+}
+
+/// MiB or GiB, as people say it.
+fn size(bytes: u64) -> String {
+    if bytes < 10 << 30 { format!("{} MiB", bytes >> 20) } else { format!("{} GiB", bytes >> 30) }
+}

@@ -1,0 +1,373 @@
+//! Two hosts: whether VMs can go from here to there.
+
+use std::time::Duration;
+
+use api::{Finding, Severity};
+use qemu::probe::Verdict;
+
+use crate::facts::{Facts, Kvm, Program, VmFacts};
+use crate::question::Reached;
+use crate::{Findings, of_host, size};
+
+/// Guests see no other time after a move, but certificates and logs do.
+const SKEW_MUCH: Duration = Duration::from_secs(2);
+
+/// How two hosts met.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Meeting {
+    /// How long a question and its answer took.
+    pub round_trip: Duration,
+    /// When it was asked, by this host's clock, since 1970.
+    pub asked_at_unix_ms: u64,
+    /// What it answered.
+    pub reached: Reached,
+    /// Each way that a lane can take.
+    pub lanes: Vec<LaneMet>,
+}
+
+/// One way that a lane can take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneMet {
+    /// From where to where.
+    pub way: String,
+    /// How long a question of full packets and its answer took, or why there
+    /// was none.
+    pub outcome: Result<Duration, String>,
+}
+
+impl Meeting {
+    /// How far the clock there is ahead, in ms; it was read somewhere in the
+    /// round trip.
+    fn ahead_ms(&self) -> i64 {
+        let middle = self.asked_at_unix_ms.saturating_add(milliseconds(self.round_trip) / 2);
+        let difference = i128::from(self.reached.at_unix_ms) - i128::from(middle);
+        i64::try_from(difference).unwrap_or(i64::MAX)
+    }
+
+    fn skew(&self) -> Duration {
+        let sure = self.ahead_ms().unsigned_abs().saturating_sub(milliseconds(self.round_trip) / 2);
+        Duration::from_millis(sure)
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What `here` can say of a peer that it only greeted.
+#[must_use]
+pub fn of_peer(here: &str, droveway: &str, peer: &str, met: Result<&Meeting, &str>) -> Finding {
+    let mut findings = Findings::of(here);
+    match met {
+        Ok(meeting) => met_one(droveway, peer, meeting, &mut findings),
+        Err(why) => findings.warning(
+            "peer",
+            format!("{peer} can't be reached: {why}."),
+            "is its agent running, and does the firewall let it be reached?",
+        ),
+    }
+    findings.list.remove(0)
+}
+
+fn met_one(droveway: &str, peer: &str, meeting: &Meeting, findings: &mut Findings) {
+    let said = &meeting.reached;
+    let text = format!(
+        "{peer} answers in {:.1} ms: Droveway {}, its clock is {} ms {}.",
+        meeting.round_trip.as_secs_f64() * 1e3,
+        said.droveway,
+        meeting.ahead_ms().unsigned_abs(),
+        if meeting.ahead_ms() < 0 { "behind" } else { "ahead" },
+    );
+    if said.host != peer {
+        findings.error(
+            "peer",
+            format!("At the address of {peer} it is {} that answers.", said.host),
+            "mend the peers file",
+        );
+    } else if meeting.skew() > SKEW_MUCH {
+        findings.warning("peer", text, "let both hosts take their time from the same servers");
+    } else if said.droveway != droveway {
+        findings.note("peer", text, "run the same version on all hosts");
+    } else {
+        findings.ok("peer", text);
+    }
+}
+
+/// Whether the VMs of `here` can go to `there`; then what ails `there`.
+#[must_use]
+pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
+    let mut findings = Findings::of(format!("{} -> {}", here.host, there.host));
+    met_one(&here.droveway, &there.host, meeting, &mut findings);
+    for lane in &meeting.lanes {
+        match &lane.outcome {
+            Ok(took) => findings.ok(
+                "lane",
+                format!("{}: full packets go both ways, in {:.1} ms.", lane.way, ms(*took)),
+            ),
+            Err(why) => findings.error(
+                "lane",
+                format!("{}: {why}.", lane.way),
+                "is that address right, is it reached from that card, and do all switches between \
+                 take packets as long as both cards'?",
+            ),
+        }
+    }
+    for vm in &here.vms {
+        self::vm(vm, there, &mut findings);
+    }
+    room(here, there, &mut findings);
+    let mut list = findings.list;
+    list.extend(of_host(there).into_iter().filter(|one| one.severity > Severity::Ok));
+    list
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
+    let before = findings.list.len();
+    if there.vms.iter().any(|other| other.name == vm.name) {
+        findings.error(
+            "vm",
+            format!("{}: a VM of that name is at {} already.", vm.name, there.host),
+            "stop it, or call one of them something else",
+        );
+    }
+    if vm.accelerator == "kvm" && !matches!(there.kvm, Kvm::Usable | Kvm::Unknown) {
+        findings.error(
+            "vm",
+            format!("{} runs with KVM, and {} can't use KVM.", vm.name, there.host),
+            "make KVM usable there",
+        );
+    } else if let Some(program) = there.program(&vm.program, &vm.accelerator) {
+        qemu(vm, there, program, findings);
+    }
+    if !fits(vm, there) {
+        findings.error(
+            "vm",
+            format!(
+                "{} has {} of RAM, more than {} has free.",
+                vm.name,
+                size(vm.ram_bytes),
+                there.host
+            ),
+            "stop or move VMs there; --overcommit-memory moves it all the same",
+        );
+    }
+    if findings.list.len() == before {
+        findings.ok("vm", format!("{} can go to {}.", vm.name, there.host));
+    }
+}
+
+fn qemu(vm: &VmFacts, there: &Facts, program: &Program, findings: &mut Findings) {
+    let Some(known) = &program.known else {
+        let why = program.problem.as_deref().unwrap_or("its QEMU there gives no answer");
+        findings.error(
+            "vm",
+            format!("{}: {why}.", vm.name),
+            "install it there, or have --set name the program that is there",
+        );
+        return;
+    };
+    if vm.machine.is_empty() {
+        return;
+    }
+    let cpu = vm.cpu.as_deref();
+    let verdict = Verdict { program: &vm.program, known, machine: &vm.machine, cpu };
+    if let Err(unfit) = verdict.check() {
+        findings.error("vm", format!("{}: {unfit}.", vm.name), "");
+        return;
+    }
+    let here_lacks = verdict.unavailable();
+    if !here_lacks.is_empty() {
+        findings.note(
+            "vm",
+            format!(
+                "{}: {} of {} can't be had at {}: {}.",
+                vm.name,
+                if here_lacks.len() == 1 { "a feature" } else { "features" },
+                cpu.unwrap_or_default(),
+                there.host,
+                here_lacks.join(", ")
+            ),
+            "it can go only if it does without them here too, which a move finds out before it \
+             begins",
+        );
+    }
+}
+
+fn fits(vm: &VmFacts, there: &Facts) -> bool {
+    let memory = &there.memory;
+    let huge: u64 = memory.huge.iter().map(|huge| huge.free.saturating_mul(huge.page_bytes)).sum();
+    memory.available_bytes.is_none_or(|available| {
+        vm.ram_bytes <= available.saturating_add(memory.swap_free_bytes).max(huge)
+    })
+}
+
+fn room(here: &Facts, there: &Facts, findings: &mut Findings) {
+    let memory = &there.memory;
+    let Some(available) = memory.available_bytes else { return };
+    let all: u64 = here.vms.iter().map(|vm| vm.ram_bytes).sum();
+    let huge: u64 = memory.huge.iter().map(|huge| huge.free.saturating_mul(huge.page_bytes)).sum();
+    if here.vms.len() > 1 && all > available.saturating_add(memory.swap_free_bytes).max(huge) {
+        findings.warning(
+            "memory",
+            format!(
+                "The {} VMs of {} have {} of RAM, and {} has {} free: not all can go there.",
+                here.vms.len(),
+                here.host,
+                size(all),
+                there.host,
+                size(available)
+            ),
+            "move some of them elsewhere",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qemu::probe::{Capabilities, CpuModel, MachineType};
+    use qemu::room::HostMemory;
+
+    use super::*;
+
+    fn vm(name: &str, ram_bytes: u64) -> VmFacts {
+        VmFacts {
+            name: name.to_owned(),
+            program: "qemu".to_owned(),
+            accelerator: "tcg".to_owned(),
+            machine: "pc-q35-7.2".to_owned(),
+            cpu: Some("Haswell".to_owned()),
+            ram_bytes,
+            ..VmFacts::default()
+        }
+    }
+
+    fn hosts() -> (Facts, Facts) {
+        let here = Facts {
+            host: "a".to_owned(),
+            droveway: "1".to_owned(),
+            vms: vec![vm("web1", 1 << 30)],
+            ..Facts::default()
+        };
+        let machine = MachineType { name: "pc-q35-7.2".to_owned(), alias: None, deprecated: false };
+        let cpu = CpuModel { name: "Haswell".to_owned(), unavailable: Vec::new() };
+        let known = Capabilities { version: (9, 2, 0), machines: vec![machine], cpus: vec![cpu] };
+        let program = Program {
+            name: "qemu".to_owned(),
+            accelerator: "tcg".to_owned(),
+            known: Some(known),
+            problem: None,
+        };
+        let memory = HostMemory { available_bytes: Some(2 << 30), ..HostMemory::default() };
+        let there = Facts {
+            host: "b".to_owned(),
+            programs: vec![program],
+            memory,
+            kvm: Kvm::Missing,
+            ..Facts::default()
+        };
+        (here, there)
+    }
+
+    fn meeting() -> Meeting {
+        Meeting {
+            round_trip: Duration::from_millis(4),
+            asked_at_unix_ms: 1_000_000,
+            reached: Reached {
+                host: "b".to_owned(),
+                droveway: "1".to_owned(),
+                at_unix_ms: 1_000_010,
+                ..Reached::default()
+            },
+            lanes: vec![LaneMet { way: "x -> y".to_owned(), outcome: Ok(Duration::ZERO) }],
+        }
+    }
+
+    fn errors(found: &[Finding]) -> Vec<&str> {
+        let errors = found.iter().filter(|one| one.severity == Severity::Error);
+        errors.map(|one| one.text.as_str()).collect()
+    }
+
+    #[test]
+    fn a_pair_that_gets_along() {
+        let (here, there) = hosts();
+        let found = of_pair(&here, &there, &meeting());
+        assert!(errors(&found).is_empty(), "{found:#?}");
+        assert!(found.iter().any(|one| one.text == "web1 can go to b."), "{found:#?}");
+        assert!(found[0].text.contains("its clock is 8 ms ahead"), "{}", found[0].text);
+        assert_eq!(found[0].host, "a -> b");
+        // What ails the host there is told as its own.
+        assert!(found.iter().any(|one| one.host == "b" && one.about == "kvm"));
+    }
+
+    #[test]
+    fn what_keeps_a_vm_from_going_is_an_error() {
+        type Change = fn(&mut Facts, &mut Facts, &mut Meeting);
+        let table: [(Change, &str); 9] = [
+            (|_, there, _| there.vms.push(vm("web1", 0)), "a VM of that name is at b already"),
+            (|here, _, _| here.vms[0].accelerator = "kvm".to_owned(), "b can't use KVM"),
+            (
+                |here, _, _| here.vms[0].machine = "pc-q35-10.0".to_owned(),
+                "doesn't know the machine type pc-q35-10.0",
+            ),
+            (
+                |here, _, _| here.vms[0].cpu = Some("GraniteRapids".to_owned()),
+                "doesn't know the CPU model GraniteRapids",
+            ),
+            (
+                |_, there, _| {
+                    there.programs[0].known = None;
+                    there.programs[0].problem = Some("there is no qemu on this host".to_owned());
+                },
+                "web1: there is no qemu on this host",
+            ),
+            (|here, _, _| here.vms[0].ram_bytes = 3 << 30, "web1 has 3072 MiB of RAM, more than b"),
+            (|_, _, met| met.lanes[0].outcome = Err("no route".to_owned()), "x -> y: no route"),
+            (|_, _, met| met.reached.host = "c".to_owned(), "it is c that answers"),
+            (
+                |_, there, _| there.state.free_bytes = Some(0),
+                "VMs' records and journals can't be written",
+            ),
+        ];
+        for (change, piece) in table {
+            let ((mut here, mut there), mut met) = (hosts(), meeting());
+            change(&mut here, &mut there, &mut met);
+            let found = of_pair(&here, &there, &met);
+            assert!(errors(&found).iter().any(|text| text.contains(piece)), "{piece}: {found:#?}");
+        }
+    }
+
+    #[test]
+    fn what_may_keep_one_is_less() {
+        let (mut here, mut there) = hosts();
+        here.vms.push(vm("web2", 3 << 29));
+        let known = there.programs[0].known.as_mut().unwrap();
+        known.cpus[0].unavailable = vec!["hle".to_owned(), "rtm".to_owned()];
+        let found = of_pair(&here, &there, &meeting());
+        assert!(errors(&found).is_empty(), "{found:#?}");
+        assert!(found.iter().any(|one| one.text.contains("not all can go there")), "{found:#?}");
+        assert!(found.iter().any(|one| one.text.contains("features of Haswell can't be had")));
+    }
+
+    #[test]
+    fn a_peer_by_itself() {
+        let severity = |met: Result<&Meeting, &str>| of_peer("a", "1", "b", met).severity;
+        let met = meeting();
+        assert_eq!(severity(Ok(&met)), Severity::Ok);
+        assert_eq!(severity(Err("no")), Severity::Warning);
+        let mut other = met.clone();
+        other.reached.droveway = "2".to_owned();
+        assert_eq!(severity(Ok(&other)), Severity::Note);
+        let mut late = met.clone();
+        late.reached.at_unix_ms = 0;
+        assert_eq!(severity(Ok(&late)), Severity::Warning);
+        assert!(of_peer("a", "1", "b", Ok(&late)).text.contains("behind"));
+        // A slow answer is no skew.
+        late.reached.at_unix_ms = met.asked_at_unix_ms + 9_000;
+        late.round_trip = Duration::from_secs(10);
+        assert_eq!(severity(Ok(&late)), Severity::Ok);
+    }
+}

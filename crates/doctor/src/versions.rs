@@ -1,0 +1,106 @@
+//! What is known to be wrong with versions of QEMU.
+
+use api::Severity;
+
+/// Major and minor.
+type Version = (u32, u32);
+
+/// One thing that versions before `fixed` (and from `since` on) do.
+pub(crate) struct Problem {
+    since: Version,
+    fixed: Version,
+    tcg_only: bool,
+    pub(crate) severity: Severity,
+    pub(crate) text: &'static str,
+    pub(crate) advice: &'static str,
+}
+
+const ALWAYS: Version = (0, 0);
+/// No version that has it right is known.
+const NEVER: Version = (u32::MAX, 0);
+
+const PROBLEMS: [Problem; 6] = [
+    Problem {
+        since: ALWAYS,
+        fixed: (7, 2),
+        tcg_only: false,
+        severity: Severity::Warning,
+        text: "is older than the versions that Droveway is tested with",
+        advice: "use QEMU 7.2 or newer",
+    },
+    Problem {
+        since: ALWAYS,
+        fixed: (9, 0),
+        tcg_only: true,
+        severity: Severity::Warning,
+        text: "loses track of pages that a guest writes while it is moved, under TCG: guests that \
+               write may crash after a move",
+        advice: "use QEMU 9.0 or newer, or KVM",
+    },
+    Problem {
+        since: ALWAYS,
+        fixed: (8, 1),
+        tcg_only: false,
+        severity: Severity::Note,
+        text: "stops a VM when it thinks best: it is held by small buffers alone, so VMs that \
+               write much take longer and stand still less exactly",
+        advice: "use QEMU 8.2 or newer where that matters",
+    },
+    Problem {
+        since: (8, 1),
+        fixed: (8, 2),
+        tcg_only: false,
+        severity: Severity::Note,
+        text: "estimates by itself how fast its last pages go, so VMs may stand still less exactly \
+               as long as they were allowed to",
+        advice: "use QEMU 8.2 or newer where that matters",
+    },
+    Problem {
+        since: ALWAYS,
+        fixed: (9, 1),
+        tcg_only: false,
+        severity: Severity::Note,
+        text: "ends when it can't load a VM that comes, so that the reason is only in its log; \
+               the VM goes on at its source",
+        advice: "",
+    },
+    Problem {
+        since: (10, 0),
+        fixed: NEVER,
+        tcg_only: false,
+        severity: Severity::Note,
+        text: "may hang when connections break at a moment of a move, and crashes if a move is \
+               cancelled while it is set up (Droveway waits with that)",
+        advice: "if a VM hangs so, its QEMU has to be killed",
+    },
+];
+
+/// What is known to be wrong with a version.
+pub(crate) fn problems(
+    (major, minor, _): (u32, u32, u32),
+    tcg: bool,
+) -> impl Iterator<Item = &'static Problem> {
+    PROBLEMS.iter().filter(move |problem| {
+        let version = (major, minor);
+        (problem.since..problem.fixed).contains(&version) && (tcg || !problem.tcg_only)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_version_has_its_problems() {
+        let count = |version, tcg| problems(version, tcg).count();
+        assert_eq!(count((6, 2, 0), true), 4);
+        assert_eq!(count((7, 2, 22), true), 3);
+        assert_eq!(count((7, 2, 22), false), 2);
+        assert_eq!(count((8, 1, 0), false), 2);
+        assert_eq!(count((9, 0, 4), true), 1);
+        assert_eq!(count((9, 1, 0), true), 0);
+        assert_eq!(count((10, 0, 2), true), 1);
+        let tcg = problems((7, 2, 22), true).find(|problem| problem.tcg_only).unwrap();
+        assert_eq!(tcg.severity, Severity::Warning);
+    }
+}

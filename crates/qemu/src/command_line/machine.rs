@@ -1,0 +1,202 @@
+//! What a command line says of accelerator, CPU model and memory.
+
+use std::path::Path;
+
+use super::CommandLine;
+
+/// One piece of memory that a command line makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backend {
+    /// Its id.
+    pub id: String,
+    /// The file or directory that it maps.
+    pub path: Option<String>,
+    /// Whether what is written to it goes to the file.
+    pub share: bool,
+    /// Whether it is made of huge pages that no file names.
+    pub hugetlb: bool,
+    /// How large those are, if it says so.
+    pub huge_page_bytes: Option<u64>,
+}
+
+impl CommandLine {
+    /// What runs the guest's instructions, as QEMU's `accel=` takes it: `kvm`,
+    /// `tcg`, or several with colons between, of which QEMU takes the first
+    /// that works.
+    #[must_use]
+    pub fn accelerator(&self) -> String {
+        let by_option: Vec<String> = self
+            .arguments("accel")
+            .filter_map(|argument| {
+                let first = pieces(argument).into_iter().next()?;
+                Some(first.strip_prefix("accel=").unwrap_or(&first).to_owned())
+            })
+            .collect();
+        if !by_option.is_empty() {
+            return by_option.join(":");
+        }
+        let by_machine = self.arguments("machine").flat_map(pieces);
+        if let Some(named) =
+            by_machine.filter_map(|piece| Some(piece.strip_prefix("accel=")?.to_owned())).last()
+        {
+            return named;
+        }
+        if self.has("enable-kvm") {
+            return "kvm".to_owned();
+        }
+        let program = Path::new(self.program()).file_name().unwrap_or_default();
+        let kvm = program.to_string_lossy().ends_with("kvm");
+        if kvm { "kvm:tcg" } else { "tcg" }.to_owned()
+    }
+
+    /// The model that `-cpu` names, without what is changed of it; none if
+    /// QEMU's default is taken.
+    #[must_use]
+    pub fn cpu_model(&self) -> Option<String> {
+        pieces(self.arguments("cpu").last()?).into_iter().next()
+    }
+
+    /// The directory or file of `-mem-path`, in which the base RAM is.
+    #[must_use]
+    pub fn memory_path(&self) -> Option<&str> {
+        self.arguments("mem-path").last()
+    }
+
+    /// The memory backends that it makes.
+    #[must_use]
+    pub fn backends(&self) -> Vec<Backend> {
+        self.arguments("object").filter_map(backend).collect()
+    }
+}
+
+fn backend(argument: &str) -> Option<Backend> {
+    let json = argument.trim_start().starts_with('{');
+    let parsed: Option<serde_json::Value> =
+        if json { serde_json::from_str(argument).ok() } else { None };
+    let pieces = pieces(argument);
+    let value = |key: &str| match &parsed {
+        Some(json) => Some(match json.get(key)? {
+            serde_json::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        }),
+        None => {
+            let named =
+                |piece: &String| Some(piece.strip_prefix(key)?.strip_prefix('=')?.to_owned());
+            pieces.iter().find_map(named)
+        }
+    };
+    let kind = match &parsed {
+        Some(_) => value("qom-type")?,
+        None => {
+            let first = pieces.first()?;
+            first.strip_prefix("qom-type=").unwrap_or(first).to_owned()
+        }
+    };
+    if !kind.starts_with("memory-backend-") {
+        return None;
+    }
+    let is_on = |key: &str| value(key).is_some_and(|text| matches!(&*text, "on" | "true" | "yes"));
+    Some(Backend {
+        id: value("id")?,
+        path: value("mem-path"),
+        share: is_on("share"),
+        hugetlb: is_on("hugetlb"),
+        huge_page_bytes: value("hugetlbsize").and_then(|text| size(&text)),
+    })
+}
+
+/// `2M`, `1G`, or plain bytes.
+fn size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match text.get(digits.len()..)?.chars().next().map(|unit| unit.to_ascii_uppercase())
+    {
+        None | Some('B') => 0,
+        Some('K') => 10,
+        Some('M') => 20,
+        Some('G') => 30,
+        Some('T') => 40,
+        Some(_) => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// The pieces of `a,b=c`, where `,,` is a comma of a piece's own.
+fn pieces(argument: &str) -> Vec<String> {
+    let mut pieces = Vec::new();
+    let mut piece = String::new();
+    let mut letters = argument.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if letter == ',' && letters.next_if_eq(&',').is_none() {
+            pieces.push(std::mem::take(&mut piece));
+        } else {
+            piece.push(letter);
+        }
+    }
+    pieces.push(piece);
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> CommandLine {
+        CommandLine::parse(&line.split_whitespace().collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn the_accelerator_is_the_one_that_qemu_takes() {
+        for (line, accelerator) in [
+            ("qemu-system-x86_64", "tcg"),
+            ("/usr/bin/kvm", "kvm:tcg"),
+            ("qemu -enable-kvm", "kvm"),
+            ("qemu -accel kvm,kernel-irqchip=split", "kvm"),
+            ("qemu -accel kvm -accel accel=tcg,thread=multi", "kvm:tcg"),
+            ("qemu -M q35,accel=kvm:tcg", "kvm:tcg"),
+            ("qemu -machine q35 -machine accel=tcg,type=pc", "tcg"),
+        ] {
+            assert_eq!(parse(line).accelerator(), accelerator, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_cpu_model_is_without_its_features() {
+        for (line, model) in [
+            ("qemu", None),
+            ("qemu -cpu host", Some("host")),
+            ("qemu -cpu qemu64 -cpu Haswell,+avx2,-hle", Some("Haswell")),
+        ] {
+            assert_eq!(parse(line).cpu_model().as_deref(), model, "{line}");
+        }
+    }
+
+    #[test]
+    fn memory_backends_are_found_in_both_ways_of_writing() {
+        let line = parse(
+            "qemu -mem-path /hp -object rng-random,id=r \
+             -object memory-backend-file,id=a,mem-path=/dev/hugepages/x,,y,share=on,size=1G \
+             -object {\"qom-type\":\"memory-backend-memfd\",\"id\":\"b\",\"hugetlb\":true,\
+             \"hugetlbsize\":1073741824} \
+             -object memory-backend-memfd,id=c,hugetlb=on,hugetlbsize=2M",
+        );
+        assert_eq!(line.memory_path(), Some("/hp"));
+        let found = line.backends();
+        assert_eq!(found.iter().map(|one| one.id.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert_eq!(found[0].path.as_deref(), Some("/dev/hugepages/x,y"));
+        assert!(found[0].share && !found[0].hugetlb);
+        let huge: Vec<_> = found.iter().map(|one| one.huge_page_bytes).collect();
+        assert_eq!(huge, [None, Some(1 << 30), Some(2 << 20)]);
+        assert!(found[1].hugetlb && found[2].hugetlb);
+    }
+
+    #[test]
+    fn sizes_that_are_none() {
+        assert_eq!(
+            (size("1G"), size("4096"), size("2mB")),
+            (Some(1 << 30), Some(4096), Some(2 << 20))
+        );
+        for text in ["", "G", "1X", "99999999999T"] {
+            assert_eq!(size(text), None, "{text}");
+        }
+    }
+}

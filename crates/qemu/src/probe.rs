@@ -1,0 +1,132 @@
+//! What a QEMU program can do on this host, asked of the program itself.
+//!
+//! It is started without a machine, asked over QMP, and told to quit: all in
+//! one go, so that it ends by itself whatever becomes of us.
+
+mod answers;
+mod cache;
+mod search;
+mod verdict;
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+pub use answers::{Capabilities, CpuModel, MachineType};
+pub use cache::Probes;
+pub use search::find;
+pub use verdict::{Unfit, Verdict};
+
+/// How long it may say nothing. A tenth of a second is usual, on a busy host
+/// with a cold cache some seconds.
+const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// Its answers have some 100 KiB.
+const ANSWERS_MAX: u64 = 8 << 20;
+const WORDS_MAX: u64 = 64 << 10;
+
+const QUESTIONS: &str = concat!(
+    r#"{"execute":"qmp_capabilities"}"#,
+    "\n",
+    r#"{"execute":"query-machines","id":"machines"}"#,
+    "\n",
+    r#"{"execute":"query-cpu-definitions","id":"cpus"}"#,
+    "\n",
+    r#"{"execute":"quit"}"#,
+    "\n",
+);
+
+/// A program could not be asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProbeError {
+    /// It is not there.
+    #[error("there is no {program} on this host: install QEMU, or name the program that is there")]
+    Missing {
+        /// As it was called.
+        program: String,
+    },
+    /// It can't be executed.
+    #[error("{} can't be started: {why}", program.display())]
+    Launch {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// It ended without an answer.
+    #[error("{} with {accelerator} says: {words}", program.display())]
+    Ended {
+        /// The program.
+        program: PathBuf,
+        /// The accelerator that it was to use.
+        accelerator: String,
+        /// What it wrote.
+        words: String,
+    },
+    /// It does not answer.
+    #[error("{} does not answer questions: is it QEMU?", program.display())]
+    Silent {
+        /// The program.
+        program: PathBuf,
+    },
+}
+
+/// Asks the program what it can do with this accelerator.
+fn ask(program: &Path, accelerator: &str) -> Result<Capabilities, ProbeError> {
+    let launch = |error: std::io::Error| ProbeError::Launch {
+        program: program.to_owned(),
+        why: error.to_string(),
+    };
+    let silent = || ProbeError::Silent { program: program.to_owned() };
+    // Sockets, since a read from one can end after a while.
+    let (mut out, child_out) = UnixStream::pair().map_err(launch)?;
+    let (mut err, child_err) = UnixStream::pair().map_err(launch)?;
+    for end in [&out, &err] {
+        end.set_read_timeout(Some(SILENCE_MAX)).map_err(launch)?;
+    }
+    let mut child = Command::new(program)
+        .env("LC_ALL", "C")
+        .args(["-machine", &format!("none,accel={accelerator}")])
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-qmp", "stdio"])
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(OwnedFd::from(child_out))
+        .stderr(OwnedFd::from(child_err))
+        .spawn()
+        .map_err(launch)?;
+    let asking = child.stdin.take();
+    let _ending = Ending(child);
+    // One that ended already says why below. The pipe stays open until the
+    // answers are there: QEMU may take its end for its own.
+    let _ = asking.as_ref().map(|mut pipe| pipe.write_all(QUESTIONS.as_bytes()));
+    let mut said = Vec::new();
+    (&mut out).take(ANSWERS_MAX).read_to_end(&mut said).map_err(|_| silent())?;
+    let mut words = Vec::new();
+    (&mut err).take(WORDS_MAX).read_to_end(&mut words).map_err(|_| silent())?;
+    if let Some(capabilities) = answers::understood(&String::from_utf8_lossy(&said)) {
+        return Ok(capabilities);
+    }
+    let words = String::from_utf8_lossy(&words);
+    let words: Vec<&str> = words.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if words.is_empty() {
+        return Err(silent());
+    }
+    Err(ProbeError::Ended {
+        program: program.to_owned(),
+        accelerator: accelerator.to_owned(),
+        words: words.join("; ").chars().take(500).collect(),
+    })
+}
+
+/// Ends the program, if it has not ended, and reaps it.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // Both fail if it ended, as it should have.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

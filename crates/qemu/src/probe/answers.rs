@@ -1,0 +1,145 @@
+//! A program's answers, line by line.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// More than these many of a kind are of no QEMU.
+const LISTED_MAX: usize = 10_000;
+
+/// What a QEMU program can do with one accelerator.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// Its version: major, minor, micro.
+    pub version: (u32, u32, u32),
+    /// The machine types that it knows.
+    pub machines: Vec<MachineType>,
+    /// The CPU models that it knows.
+    pub cpus: Vec<CpuModel>,
+}
+
+/// A machine type.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineType {
+    /// Its name, such as `pc-q35-7.2`.
+    pub name: String,
+    /// Its other name, such as `q35`.
+    #[serde(default)]
+    pub alias: Option<String>,
+    /// Whether it will be removed from QEMU.
+    #[serde(default)]
+    pub deprecated: bool,
+}
+
+/// A CPU model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuModel {
+    /// Its name, such as `Haswell-v4`.
+    pub name: String,
+    /// Features that it has and that this host can't give with this
+    /// accelerator.
+    #[serde(default, rename = "unavailable-features")]
+    pub unavailable: Vec<String>,
+}
+
+impl Capabilities {
+    /// The version as people write it.
+    #[must_use]
+    pub fn version_text(&self) -> String {
+        let (major, minor, micro) = self.version;
+        format!("{major}.{minor}.{micro}")
+    }
+
+    /// Whether it knows a machine type.
+    #[must_use]
+    pub fn knows_machine(&self, name: &str) -> bool {
+        self.machines.iter().any(|one| one.name == name || one.alias.as_deref() == Some(name))
+    }
+
+    /// A CPU model that it knows.
+    #[must_use]
+    pub fn cpu(&self, name: &str) -> Option<&CpuModel> {
+        // QEMU also takes the name of the class.
+        let short = name.strip_suffix("-cpu").and_then(|rest| Some(rest.rsplit_once('-')?.0));
+        let find = |name: &str| self.cpus.iter().find(|model| model.name == name);
+        find(name).or_else(|| find(short?))
+    }
+}
+
+/// From all that it said; none if that isn't all that was asked for.
+pub(super) fn understood(said: &str) -> Option<Capabilities> {
+    let mut version = None;
+    let mut machines = None;
+    let mut cpus = None;
+    for line in said.lines() {
+        let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
+        if let Some(greeting) = value.get("QMP") {
+            version = greeted(greeting);
+        }
+        match value.get("id").and_then(Value::as_str) {
+            Some("machines") => machines = Some(listed(&value["return"])?),
+            // A QEMU for machines without models answers with an error.
+            Some("cpus") => cpus = Some(listed(&value["return"]).unwrap_or_default()),
+            _ => {}
+        }
+    }
+    Some(Capabilities { version: version?, machines: machines?, cpus: cpus? })
+}
+
+fn greeted(greeting: &Value) -> Option<(u32, u32, u32)> {
+    let version = &greeting["version"]["qemu"];
+    let part = |name: &str| version[name].as_u64().and_then(|value| u32::try_from(value).ok());
+    Some((part("major")?, part("minor")?, part("micro")?))
+}
+
+fn listed<T: serde::de::DeserializeOwned>(answer: &Value) -> Option<Vec<T>> {
+    let items = answer.as_array()?.iter().take(LISTED_MAX);
+    Some(items.filter_map(|item| T::deserialize(item).ok()).collect())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::probe) const SAID: &str = concat!(
+        r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "x"}, "#,
+        r#""capabilities": ["oob"]}}"#,
+        "\n",
+        r#"{"return": {}}"#,
+        "\n",
+        r#"{"return": [{"hotpluggable-cpus": true, "name": "pc-q35-7.2", "alias": "q35", "#,
+        r#""cpu-max": 288, "deprecated": false}, {"name": "none", "cpu-max": 1}, "#,
+        r#"{"name": "pc-i440fx-1.4", "cpu-max": 255, "deprecated": true}], "id": "machines"}"#,
+        "\n",
+        r#"{"return": [{"name": "Haswell", "typename": "Haswell-x86_64-cpu", "#,
+        r#""unavailable-features": ["pcid", "hle"], "alias-of": "Haswell-v1", "static": false}, "#,
+        r#"{"name": "max", "unavailable-features": []}, {"name": "qemu64"}], "id": "cpus"}"#,
+        "\n",
+        r#"{"return": {}}"#,
+        "\n",
+        r#"{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "SHUTDOWN", "data": {}}"#,
+        "\n",
+    );
+
+    #[test]
+    fn what_it_says_is_understood() {
+        let known = understood(SAID).unwrap();
+        assert_eq!(known.version_text(), "7.2.22");
+        assert!(known.knows_machine("q35") && known.knows_machine("pc-q35-7.2"));
+        assert!(!known.knows_machine("pc-q35-10.0"));
+        assert_eq!(known.machines.iter().filter(|machine| machine.deprecated).count(), 1);
+        assert_eq!(known.cpu("Haswell").unwrap().unavailable, ["pcid", "hle"]);
+        assert!(known.cpu("qemu64-x86_64-cpu").unwrap().unavailable.is_empty());
+        assert!(known.cpu("Skylake-Client").is_none() && known.cpu("-cpu").is_none());
+    }
+
+    #[test]
+    fn half_an_answer_is_none() {
+        for end in [0, 10, 200, SAID.len() / 2] {
+            assert_eq!(understood(&SAID[..end]), None);
+        }
+        let error = r#"{"id": "cpus", "error": {"class": "CommandNotFound", "desc": "no"}}"#;
+        let cut = SAID.find(r#"{"return": [{"name": "Haswell""#).unwrap();
+        let without = format!("{}{error}\n", &SAID[..cut]);
+        assert_eq!(understood(&without).unwrap().cpus, []);
+    }
+}

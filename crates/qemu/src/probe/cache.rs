@@ -1,0 +1,130 @@
+//! What programs said before.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+
+use super::{Capabilities, ProbeError, ask, find};
+
+/// A host has a handful of QEMUs.
+const KEPT_MAX: usize = 32;
+
+/// Programs that were asked, and what they said. They are asked again when
+/// their file has changed.
+#[derive(Debug, Default)]
+pub struct Probes(Mutex<Vec<(Key, Arc<Capabilities>)>>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Key {
+    path: PathBuf,
+    bytes: u64,
+    changed: Option<SystemTime>,
+    accelerator: String,
+}
+
+impl Probes {
+    /// What is known of a program without asking it.
+    #[must_use]
+    pub fn known(&self, program: &str, cwd: &Path, accelerator: &str) -> Option<Arc<Capabilities>> {
+        let key = Key::of(&find(program, cwd)?, accelerator)?;
+        self.kept(&key)
+    }
+
+    /// What a program can do; asks it if need be, which takes a tenth of a
+    /// second.
+    ///
+    /// # Errors
+    /// If it is not there or gives no answer.
+    pub fn of(
+        &self,
+        program: &str,
+        cwd: &Path,
+        accelerator: &str,
+    ) -> Result<Arc<Capabilities>, ProbeError> {
+        let missing = || ProbeError::Missing { program: program.to_owned() };
+        let path = find(program, cwd).ok_or_else(missing)?;
+        let key = Key::of(&path, accelerator).ok_or_else(missing)?;
+        if let Some(known) = self.kept(&key) {
+            return Ok(known);
+        }
+        let known = Arc::new(ask(&path, accelerator)?);
+        let mut kept = self.0.lock();
+        if kept.len() >= KEPT_MAX {
+            kept.remove(0);
+        }
+        kept.push((key, Arc::clone(&known)));
+        Ok(known)
+    }
+
+    fn kept(&self, key: &Key) -> Option<Arc<Capabilities>> {
+        let kept = self.0.lock();
+        kept.iter().find(|(other, _)| other == key).map(|(_, known)| Arc::clone(known))
+    }
+}
+
+impl Key {
+    fn of(path: &Path, accelerator: &str) -> Option<Self> {
+        let path = path.canonicalize().ok()?;
+        let file = path.metadata().ok()?;
+        Some(Self {
+            path,
+            bytes: file.len(),
+            changed: file.modified().ok(),
+            accelerator: accelerator.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::answers::tests::SAID;
+    use super::*;
+
+    /// Says what QEMU said once, and notes down that it was asked.
+    fn program(dir: &Path, answers: &str) -> String {
+        fs::write(dir.join("answers"), answers).unwrap();
+        let program = dir.join("qemu");
+        let dir = dir.display();
+        let script = format!("#!/bin/sh\necho \"$@\" >>{dir}/asked\ncat {dir}/answers\n");
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        program.display().to_string()
+    }
+
+    #[test]
+    fn a_program_is_asked_once_until_it_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let qemu = program(dir.path(), SAID);
+        let probes = Probes::default();
+        assert!(probes.known(&qemu, Path::new("/"), "tcg").is_none());
+        for accelerator in ["tcg", "tcg", "kvm"] {
+            let said = probes.of(&qemu, Path::new("/"), accelerator).unwrap();
+            assert_eq!(said.version, (7, 2, 22));
+        }
+        assert!(probes.known(&qemu, Path::new("/"), "tcg").is_some());
+        let asked = || fs::read_to_string(dir.path().join("asked")).unwrap().lines().count();
+        assert_eq!(asked(), 2);
+        fs::write(&qemu, fs::read_to_string(&qemu).unwrap() + "\n").unwrap();
+        assert!(probes.known(&qemu, Path::new("/"), "tcg").is_none());
+        probes.of(&qemu, Path::new("/"), "tcg").unwrap();
+        assert_eq!(asked(), 3);
+    }
+
+    #[test]
+    fn one_that_gives_no_answer_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let probes = Probes::default();
+        let ask = |program: &str| probes.of(program, Path::new("/"), "kvm").unwrap_err();
+        assert!(matches!(ask("/nonexistent/qemu"), ProbeError::Missing { .. }));
+        let mute = program(dir.path(), "");
+        assert!(matches!(ask(&mute), ProbeError::Silent { .. }));
+        fs::write(&mute, "#!/bin/sh\necho 'Could not access KVM' >&2\nexit 1\n").unwrap();
+        let error = ask(&mute).to_string();
+        assert!(error.ends_with("with kvm says: Could not access KVM"), "{error}");
+    }
+}

@@ -1,0 +1,289 @@
+//! Whether a host has the memory that a VM takes.
+//!
+//! Found out before its QEMU starts, since QEMU is given almost any amount and
+//! takes it page by page: a host that runs out of it while a VM arrives ends
+//! processes to go on, and those are VMs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::command_line::CommandLine;
+use crate::shape::Memory;
+
+/// `statfs`'s name for the file system of huge pages.
+const HUGETLBFS: i64 = 0x9584_58f6;
+/// And for the one whose files are memory.
+const TMPFS: i64 = 0x0102_1994;
+const SYS_HUGE: &str = "/sys/kernel/mm/hugepages";
+
+/// Huge pages of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HugePages {
+    /// How large each is.
+    pub page_bytes: u64,
+    /// How many there are.
+    pub total: u64,
+    /// How many nobody has or was promised.
+    pub free: u64,
+}
+
+/// A host's memory as it is now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostMemory {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What can be had without swapping; none if the kernel does not say.
+    pub available_bytes: Option<u64>,
+    /// Swap that is free.
+    pub swap_free_bytes: u64,
+    /// How large a huge page is where nobody says.
+    pub huge_default_bytes: u64,
+    /// Huge pages, by size; sizes without any are left out.
+    pub huge: Vec<HugePages>,
+}
+
+/// What a VM takes of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Ordinary memory.
+    pub pages_bytes: u64,
+    /// Of huge pages, by their size.
+    pub huge_bytes: BTreeMap<u64, u64>,
+}
+
+/// There is too little.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoom {
+    /// Of ordinary memory.
+    #[error(
+        "no room for the VM: it has {} MiB of RAM, and this host has {} MiB to give: stop or move \
+         other VMs there, or say --overcommit-memory if you know that its guests never use all",
+        needed >> 20,
+        available >> 20
+    )]
+    Pages {
+        /// What it needs.
+        needed: u64,
+        /// What is there.
+        available: u64,
+    },
+    /// Of huge pages.
+    #[error(
+        "no room for the VM: it takes {needed} huge pages of {} KiB, and {free} are free there: \
+         give the host more (vm.nr_hugepages), or have --set name memory of another kind",
+        page_bytes >> 10
+    )]
+    Huge {
+        /// How large each is.
+        page_bytes: u64,
+        /// How many it needs.
+        needed: u64,
+        /// How many are free.
+        free: u64,
+    },
+}
+
+impl HostMemory {
+    /// This host's.
+    #[must_use]
+    pub fn now() -> Self {
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let mut memory = Self::in_meminfo(&meminfo);
+        memory.huge = huge_pages(Path::new(SYS_HUGE));
+        memory
+    }
+
+    fn in_meminfo(meminfo: &str) -> Self {
+        let bytes = |name| kib(meminfo, name).map(|kib| kib.saturating_mul(1024));
+        Self {
+            total_bytes: bytes("MemTotal:").unwrap_or(0),
+            available_bytes: bytes("MemAvailable:"),
+            swap_free_bytes: bytes("SwapFree:").unwrap_or(0),
+            huge_default_bytes: bytes("Hugepagesize:").unwrap_or(2 << 20),
+            huge: Vec::new(),
+        }
+    }
+}
+
+fn kib(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
+}
+
+fn huge_pages(sys: &Path) -> Vec<HugePages> {
+    let Ok(entries) = fs::read_dir(sys) else { return Vec::new() };
+    let mut found: Vec<HugePages> = entries
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let count = |file: &str| {
+                let text = fs::read_to_string(sys.join(&name).join(file)).ok()?;
+                text.trim().parse::<u64>().ok()
+            };
+            let free = count("free_hugepages")?.saturating_sub(count("resv_hugepages")?);
+            Some(HugePages { page_bytes: kib << 10, total: count("nr_hugepages")?, free })
+        })
+        .filter(|pages| pages.total > 0)
+        .collect();
+    found.sort_by_key(|pages| pages.page_bytes);
+    found
+}
+
+impl Needs {
+    /// What a VM of these pieces of `memory` takes, started by this command
+    /// line in `cwd`.
+    #[must_use]
+    pub fn of(line: &CommandLine, memory: &[Memory], cwd: &Path, host: &HostMemory) -> Self {
+        let mut needs = Self::default();
+        let backends = line.backends();
+        for Memory { id, bytes } in memory {
+            let made = backends.iter().find(|backend| backend.id == *id);
+            let kind = match made {
+                Some(backend) if backend.hugetlb => {
+                    Kind::Huge(backend.huge_page_bytes.unwrap_or(host.huge_default_bytes))
+                }
+                Some(backend) => kind(cwd, backend.path.as_deref(), backend.share),
+                // What `-m` makes by itself.
+                None => kind(cwd, line.memory_path(), false),
+            };
+            match kind {
+                Kind::Pages => needs.pages_bytes = needs.pages_bytes.saturating_add(*bytes),
+                Kind::Huge(page_bytes) => {
+                    let sum = needs.huge_bytes.entry(page_bytes).or_default();
+                    *sum = sum.saturating_add(*bytes);
+                }
+                Kind::File => {}
+            }
+        }
+        needs
+    }
+
+    /// Whether a host has it. With `overcommit` ordinary memory is not looked
+    /// at; huge pages are, since of those there is none that nobody has.
+    ///
+    /// # Errors
+    /// With what is missing.
+    pub fn fit(&self, host: &HostMemory, overcommit: bool) -> Result<(), NoRoom> {
+        for (&page_bytes, bytes) in &self.huge_bytes {
+            let free =
+                host.huge.iter().find(|huge| huge.page_bytes == page_bytes).map_or(0, |h| h.free);
+            let needed = bytes.div_ceil(page_bytes.max(1));
+            if needed > free {
+                return Err(NoRoom::Huge { page_bytes, needed, free });
+            }
+        }
+        let Some(available) = host.available_bytes else { return Ok(()) };
+        let available = available.saturating_add(host.swap_free_bytes);
+        if self.pages_bytes > available && !overcommit {
+            return Err(NoRoom::Pages { needed: self.pages_bytes, available });
+        }
+        Ok(())
+    }
+}
+
+enum Kind {
+    Pages,
+    Huge(u64),
+    /// Written back to a disk when memory is short.
+    File,
+}
+
+fn kind(cwd: &Path, path: Option<&str>, share: bool) -> Kind {
+    let Some(path) = path else { return Kind::Pages };
+    let path = cwd.join(path);
+    // A file that QEMU is yet to make is in a directory that is there.
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let found = rustix::fs::statfs(&path).or_else(|_| rustix::fs::statfs(parent));
+    let Ok(found) = found else { return Kind::Pages };
+    #[allow(clippy::unnecessary_cast, reason = "its type is not the same on all systems")]
+    match found.f_type as i64 {
+        HUGETLBFS => Kind::Huge(u64::try_from(found.f_bsize).unwrap_or(2 << 20)),
+        TMPFS => Kind::Pages,
+        _ if share => Kind::File,
+        _ => Kind::Pages,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> HostMemory {
+        let meminfo = "MemTotal: 9000 kB\nMemAvailable:    4096 kB\nSwapFree:  1024 kB\n\
+                       Hugepagesize:       2048 kB\n";
+        let huge = vec![HugePages { page_bytes: 2 << 20, total: 8, free: 4 }];
+        HostMemory { huge, ..HostMemory::in_meminfo(meminfo) }
+    }
+
+    fn needs(line: &str, memory: &[(&str, u64)]) -> Needs {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let memory: Vec<Memory> = memory
+            .iter()
+            .map(|(id, bytes)| Memory { id: (*id).to_owned(), bytes: *bytes })
+            .collect();
+        Needs::of(&CommandLine::parse(&words).unwrap(), &memory, Path::new("/"), &host())
+    }
+
+    #[test]
+    fn a_vm_larger_than_the_host_finds_no_room() {
+        let fits = needs("qemu", &[("", 5 << 20)]);
+        assert_eq!(fits.fit(&host(), false), Ok(()));
+        let large = needs("qemu", &[("", 5 << 20), ("dimm", 4 << 20)]);
+        let refused = large.fit(&host(), false).unwrap_err().to_string();
+        assert!(refused.starts_with("no room for the VM: it has 9 MiB of RAM"), "{refused}");
+        assert!(refused.contains("5 MiB to give"), "{refused}");
+        assert_eq!(large.fit(&host(), true), Ok(()));
+        assert_eq!(large.fit(&HostMemory::default(), false), Ok(()), "nothing is known");
+    }
+
+    #[test]
+    fn huge_pages_are_counted_apart_and_never_overcommitted() {
+        let line = "qemu -object memory-backend-memfd,id=a,hugetlb=on -object \
+                    memory-backend-ram,id=b";
+        let fits = needs(line, &[("a", 8 << 20), ("b", 1 << 20)]);
+        assert_eq!(fits.pages_bytes, 1 << 20);
+        assert_eq!(fits.fit(&host(), false), Ok(()));
+        let large = needs(line, &[("a", 9 << 20)]);
+        let refused = large.fit(&host(), true).unwrap_err();
+        assert_eq!(refused, NoRoom::Huge { page_bytes: 2 << 20, needed: 5, free: 4 });
+        let of_1_gib = needs(
+            "qemu -object memory-backend-memfd,id=a,hugetlb=on,hugetlbsize=1G",
+            &[("a", 1 << 30)],
+        );
+        assert!(of_1_gib.fit(&host(), true).is_err(), "none of that size");
+    }
+
+    #[test]
+    fn memory_in_a_file_that_is_written_back_takes_none() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let file = dir.path().join("ram").display().to_string();
+        let shared = format!("qemu -object memory-backend-file,id=a,share=on,mem-path={file}");
+        let private = format!("qemu -object memory-backend-file,id=a,mem-path={file}");
+        // Where that directory is itself memory both take it.
+        let on_disk = matches!(kind(Path::new("/"), Some(&file), true), Kind::File);
+        let expected = if on_disk { 0 } else { 1 << 20 };
+        assert_eq!(needs(&shared, &[("a", 1 << 20)]).pages_bytes, expected);
+        assert_eq!(needs(&private, &[("a", 1 << 20)]).pages_bytes, 1 << 20);
+    }
+
+    #[test]
+    fn sizes_of_huge_pages_are_found() {
+        let sys = tempfile::tempdir().unwrap();
+        for (name, total, free, promised) in
+            [("hugepages-2048kB", 16, 9, 2), ("hugepages-1048576kB", 0, 0, 0), ("other", 1, 1, 1)]
+        {
+            let dir = sys.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            for (file, count) in
+                [("nr_hugepages", total), ("free_hugepages", free), ("resv_hugepages", promised)]
+            {
+                fs::write(dir.join(file), format!("{count}\n")).unwrap();
+            }
+        }
+        let found = huge_pages(sys.path());
+        assert_eq!(found, [HugePages { page_bytes: 2 << 20, total: 16, free: 7 }]);
+    }
+}

@@ -1,0 +1,160 @@
+//! What a vCPU offers the guest, as CPUID tells it.
+//!
+//! A guest finds out once, when it boots, and uses what it found for ever. So
+//! the destination's vCPU has to offer all of it. QEMU does not check that: a
+//! feature that its host lacks is left out with a line in its log.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// One register of one CPUID leaf: the features that it stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FeatureWord {
+    /// The leaf.
+    #[serde(rename = "cpuid-input-eax")]
+    pub leaf: u32,
+    /// The part of the leaf, where it has several.
+    #[serde(rename = "cpuid-input-ecx", default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<u32>,
+    /// The register.
+    #[serde(rename = "cpuid-register")]
+    pub register: String,
+    /// A bit for each feature that is offered.
+    #[serde(rename = "features")]
+    pub bits: u32,
+}
+
+impl FeatureWord {
+    fn is_of(&self, other: &Self) -> bool {
+        (self.leaf, self.part, &self.register) == (other.leaf, other.part, &other.register)
+    }
+
+    /// What bit `bit` of it is called.
+    fn name(&self, bit: usize) -> String {
+        let table = NAMES.iter().find(|(leaf, part, register, _)| {
+            (*leaf, *part, *register) == (self.leaf, self.part.unwrap_or(0), &*self.register)
+        });
+        let name = table.and_then(|(_, _, _, names)| names.split_ascii_whitespace().nth(bit));
+        name.filter(|name| *name != "-").map_or_else(
+            || format!("bit {bit} of CPUID {:x}h {}", self.leaf, self.register),
+            str::to_owned,
+        )
+    }
+}
+
+/// As `feature-words` says it. Empty where QEMU says something else: then
+/// nothing is compared.
+pub(super) fn words(answer: &Value) -> Vec<FeatureWord> {
+    Vec::deserialize(answer).unwrap_or_default()
+}
+
+/// What `here` offers and `there` doesn't, by name.
+pub(super) fn missing(here: &[FeatureWord], there: &[FeatureWord]) -> Vec<String> {
+    if there.is_empty() {
+        return Vec::new();
+    }
+    let lacking = here.iter().flat_map(|word| {
+        let offered = there.iter().find(|other| other.is_of(word)).map_or(0, |other| other.bits);
+        let lacking = word.bits & !offered;
+        (0..32).filter(move |bit| lacking >> bit & 1 == 1).map(|bit| word.name(bit))
+    });
+    lacking.collect()
+}
+
+/// The names of bits 0 to 31, as `-cpu` knows them. Of leaves that change with
+/// every new CPU only; others are named by their number.
+const NAMES: [(u32, u32, &str, &str); 7] = [
+    (
+        1,
+        0,
+        "EDX",
+        "fpu vme de pse tsc msr pae mce cx8 apic - sep mtrr pge mca cmov pat pse36 pn clflush - \
+         ds acpi mmx fxsr sse sse2 ss ht tm ia64 pbe",
+    ),
+    (
+        1,
+        0,
+        "ECX",
+        "pni pclmulqdq dtes64 monitor ds-cpl vmx smx est tm2 ssse3 cid - fma cx16 xtpr pdcm - \
+         pcid dca sse4.1 sse4.2 x2apic movbe popcnt tsc-deadline aes xsave osxsave avx f16c \
+         rdrand hypervisor",
+    ),
+    (
+        7,
+        0,
+        "EBX",
+        "fsgsbase tsc-adjust sgx bmi1 hle avx2 fdp-excptn-only smep bmi2 erms invpcid rtm - \
+         zero-fcs-fds mpx - avx512f avx512dq rdseed adx smap avx512ifma pcommit clflushopt clwb \
+         intel-pt avx512pf avx512er avx512cd sha-ni avx512bw avx512vl",
+    ),
+    (
+        7,
+        0,
+        "ECX",
+        "prefetchwt1 avx512vbmi umip pku ospke waitpkg avx512vbmi2 cet-ss gfni vaes vpclmulqdq \
+         avx512vnni avx512bitalg - avx512-vpopcntdq - la57 - - - - - rdpid - bus-lock-detect \
+         cldemote - movdiri movdir64b - sgxlc pks",
+    ),
+    (
+        7,
+        0,
+        "EDX",
+        "- - avx512-4vnniw avx512-4fmaps fsrm - - - avx512-vp2intersect - md-clear - - - \
+         serialize - tsx-ldtrk - - arch-lbr cet-ibt - amx-bf16 avx512-fp16 amx-tile amx-int8 \
+         spec-ctrl stibp flush-l1d arch-capabilities core-capability ssbd",
+    ),
+    (
+        0x8000_0001,
+        0,
+        "EDX",
+        "- - - - - - - - - - - syscall - - - - - - - mp nx - mmxext - - fxsr-opt pdpe1gb rdtscp - \
+         lm 3dnowext 3dnow",
+    ),
+    (
+        0x8000_0001,
+        0,
+        "ECX",
+        "lahf-lm cmp-legacy svm extapic cr8legacy abm sse4a misalignsse 3dnowprefetch osvw ibs \
+         xop skinit wdt - lwp fma4 tce - nodeid-msr - tbm topoext perfctr-core perfctr-nb - - - - \
+         - - -",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn word(leaf: u32, part: Option<u32>, register: &str, bits: u32) -> FeatureWord {
+        FeatureWord { leaf, part, register: register.to_owned(), bits }
+    }
+
+    #[test]
+    fn every_table_names_32_bits() {
+        for (leaf, _, register, names) in NAMES {
+            assert_eq!(names.split_ascii_whitespace().count(), 32, "{leaf:x} {register}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_offered_is_named() {
+        let here = [word(7, Some(0), "EBX", 1 << 16 | 1 << 5), word(1, None, "ECX", 1 << 28)];
+        let there = [word(1, None, "ECX", 1 << 28 | 1), word(7, Some(0), "EBX", 1 << 5)];
+        assert_eq!(missing(&here, &there), ["avx512f"]);
+        assert_eq!(missing(&there, &here), ["pni"]);
+        assert_eq!(missing(&here, &here[1..]), ["avx2", "avx512f"]);
+        let unnamed = [word(0x4000_0001, None, "EAX", 1 << 3), word(1, None, "EDX", 1 << 10)];
+        let named = missing(&unnamed, &there);
+        assert_eq!(named, ["bit 3 of CPUID 40000001h EAX", "bit 10 of CPUID 1h EDX"]);
+    }
+
+    #[test]
+    fn where_nothing_is_known_nothing_is_missing() {
+        assert!(missing(&[word(1, None, "EDX", 1)], &[]).is_empty());
+        assert!(words(&json!("text")).is_empty());
+        let said = json!([{"cpuid-register": "EBX", "cpuid-input-eax": 7, "cpuid-input-ecx": 0,
+                           "features": 9}]);
+        assert_eq!(words(&said), [word(7, Some(0), "EBX", 9)]);
+    }
+}
