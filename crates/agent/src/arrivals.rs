@@ -1,23 +1,28 @@
 //! The destination's side of this host: a QEMU for a VM that comes, made of
 //! what its source says and compared with it.
 
+mod fitness;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use engine::{Arriving, Host, Refusal, Unsettled};
-use qemu::command_line::{apply_overrides, overridden};
+use qemu::command_line::overridden;
 use qemu::disks::{self as images, Challenge, PreparedImage};
 use qemu::machine::{self, Machine, Start};
+use qemu::probe::Probes;
 use qemu::qmp::RunState;
 use qemu::shape::Shape;
 use wire::{Inquiry, Prepare, Word};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
+use crate::examiner::Examiner;
 use crate::registry::{Claim, Registry};
 use crate::settling::Settlers;
 use crate::vm::Standing;
+use fitness::Wanted;
 
 /// Disks of one VM; each costs the check a look at storage.
 const DISKS_MAX: usize = 256;
@@ -26,13 +31,22 @@ const DISKS_MAX: usize = 256;
 pub(crate) struct Arrivals {
     registry: Arc<Registry>,
     settlers: Arc<Settlers>,
+    examiner: Arc<Examiner>,
     peers: Vec<PeerEntry>,
 }
 
 impl Arrivals {
-    pub(crate) fn new(settlers: &Arc<Settlers>, peers: &[PeerEntry]) -> Self {
-        let registry = Arc::clone(&settlers.registry);
-        Self { registry, settlers: Arc::clone(settlers), peers: peers.to_vec() }
+    pub(crate) fn new(
+        settlers: &Arc<Settlers>,
+        examiner: &Arc<Examiner>,
+        peers: &[PeerEntry],
+    ) -> Self {
+        Self {
+            registry: Arc::clone(&settlers.registry),
+            settlers: Arc::clone(settlers),
+            examiner: Arc::clone(examiner),
+            peers: peers.to_vec(),
+        }
     }
 
     fn take_in(&self, order: &Prepare) -> Result<Arrival, Denied> {
@@ -44,23 +58,33 @@ impl Arrivals {
         }
         let claim = self.registry.expect(&order.vm, &order.migration)?;
         let shape: Shape = understood("what the VM is made of", &order.shape)?;
+        let probes = self.examiner.probes();
+        let wanted = match &order.incoming_qmp {
+            // It is started already.
+            Some(_) => None,
+            None => Some(Wanted::of(order)?),
+        };
+        if let Some(wanted) = &wanted {
+            wanted.check(&shape, order.overcommit, probes)?;
+        }
         check_disks(order)?;
         let images = prepare_images(order)?;
         let made: Vec<PathBuf> = images.created().map(Path::to_owned).collect();
         claim.note_images(&made)?;
-        let machine = match &order.incoming_qmp {
-            Some(socket) => {
+        let machine = match &wanted {
+            Some(wanted) => start(&claim, &order.vm, wanted, &shape.machine, probes)?,
+            None => {
                 std::fs::create_dir_all(&claim.dir)
                     .map_err(|error| Denied::Local(format!("{}: {error}", claim.dir.display())))?;
-                waiting(socket, &claim.dir)?
+                waiting(order.incoming_qmp.as_deref().unwrap_or_default(), &claim.dir)?
             }
-            None => start(&claim, order, &shape.machine)?,
         };
         let vm = claim.fill(machine)?;
         let machine =
             vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
         claim.note(Standing::Arriving)?;
         let here = Shape::of(&machine.qmp).map_err(|error| Denied::Qemu(error.to_string()))?;
+        fitness::check_features(&shape, &here)?;
         let differences = shape.differences(&here, &order.overrides);
         if differences.is_empty() {
             let peer = self.peers.iter().find(|peer| peer.name == order.from);
@@ -88,6 +112,10 @@ impl Host for Arrivals {
 
     fn answer(&self, inquiry: Inquiry) -> Option<Word> {
         self.settlers.answer(inquiry)
+    }
+
+    fn examine(&self, question: serde_json::Value) -> serde_json::Value {
+        self.examiner.answer(question)
     }
 }
 
@@ -128,22 +156,23 @@ fn prepare_images(order: &Prepare) -> Result<images::Prepared, Denied> {
         .map_err(|error| Denied::Conflict(error.to_string()))
 }
 
-fn start(claim: &Claim, order: &Prepare, machine: &str) -> Result<Machine, Denied> {
-    let argv = apply_overrides(&order.argv, &order.overrides)
-        .map_err(|error| Denied::Asked(error.to_string()))?;
-    let cwd = overridden(&order.cwd, &order.overrides);
-    if !Path::new(&cwd).is_absolute() {
-        return Err(Denied::Asked(format!("the VM's directory `{cwd}` is not absolute")));
-    }
+fn start(
+    claim: &Claim,
+    name: &str,
+    wanted: &Wanted,
+    machine: &str,
+    probes: &Probes,
+) -> Result<Machine, Denied> {
     claim.note_starting()?;
-    Ok(machine::start(&Start {
-        name: &order.vm,
-        argv: &argv,
-        cwd: Path::new(&cwd),
+    let start = Start {
+        name,
+        argv: &wanted.argv,
+        cwd: &wanted.cwd,
         dir: &claim.dir,
         incoming: true,
         machine: Some(machine),
-    })?)
+    };
+    machine::start(&start).map_err(|error| wanted.explain(error, machine, probes))
 }
 
 /// A QEMU that somebody else started to receive this VM. Any other is left

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
 use crate::config::{Config, ConfigError, Flags};
+use crate::examiner::Examiner;
 use crate::http::{Api, router};
 use crate::migrations::{Migrations, Roads};
 use crate::registry::{Held, Registry};
@@ -101,16 +102,23 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     settlers.take_up(kept);
     let roads =
         Roads { peers: config.peers.clone(), insecure_plaintext: config.insecure_plaintext };
+    let examiner = Arc::new(Examiner::new(
+        Arc::clone(&registry),
+        local.clone(),
+        roads.clone(),
+        config.listen,
+        config.nic_speeds.clone(),
+    ));
     let mover = Box::new(engine::migrate);
     let migrations = Arc::new(Migrations::new(&settlers, local.clone(), roads, mover));
-    let arrivals = Arc::new(Arrivals::new(&settlers, &config.peers));
+    let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &config.peers));
     let server = engine::serve(listener, arrivals, local)
         .map_err(|source| local_error("listening to peers", source))?;
     if config.insecure_plaintext {
         tracing::warn!(listen = %config.listen, "guest memory travels unencrypted");
     }
     let host = Arc::new(host_info(&config));
-    let served = serve(api_listener, &host, &settlers, &migrations, server);
+    let served = serve(api_listener, &host, &settlers, &migrations, &examiner, server);
     settlers.close();
     drop(socket);
     tracing::info!("ended; VMs live on");
@@ -123,6 +131,7 @@ fn serve(
     host: &Arc<HostInfo>,
     settlers: &Arc<Settlers>,
     migrations: &Arc<Migrations>,
+    examiner: &Arc<Examiner>,
     mut server: Server,
 ) -> Result<(), AgentError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -142,6 +151,7 @@ fn serve(
             registry: Arc::clone(&settlers.registry),
             settlers: Arc::clone(settlers),
             migrations: Arc::clone(migrations),
+            examiner: Arc::clone(examiner),
             closing,
         };
         let mut interrupt = signal(SignalKind::interrupt()).map_err(serving)?;

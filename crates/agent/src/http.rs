@@ -6,8 +6,8 @@ mod progress;
 use std::sync::Arc;
 
 use api::{
-    AttachRequest, Bounds, BoundsChange, HostInfo, MigrateRequest, MigrationStarted, Progress,
-    Report, RunRequest,
+    AttachRequest, Bounds, BoundsChange, Examination, HostInfo, MigrateRequest, MigrationStarted,
+    Progress, Report, RunRequest,
 };
 use api::{ResolveRequest, StopHow, Stopped, VmSummary};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
@@ -18,6 +18,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 
 use crate::denied::Denied;
+use crate::examiner::Examiner;
 use crate::migrations::Migrations;
 use crate::registry::Registry;
 use crate::settling::Settlers;
@@ -33,6 +34,7 @@ pub(crate) struct Api {
     pub(crate) registry: Arc<Registry>,
     pub(crate) settlers: Arc<Settlers>,
     pub(crate) migrations: Arc<Migrations>,
+    pub(crate) examiner: Arc<Examiner>,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
 }
 
@@ -40,6 +42,8 @@ pub(crate) struct Api {
 pub(crate) fn router(api: Api) -> Router {
     Router::new()
         .route("/v1/host", get(host))
+        .route("/v1/doctor", get(doctor))
+        .route("/v1/doctor/{host}", get(doctor_of_pair))
         .route("/v1/vms", get(list).post(run))
         .route("/v1/vms/attach", post(attach))
         .route("/v1/vms/{name}", get(show).delete(stop))
@@ -60,6 +64,17 @@ type Name = Result<Path<String>, PathRejection>;
 
 async fn host(State(api): State<Api>) -> Json<HostInfo> {
     Json((*api.host).clone())
+}
+
+async fn doctor(State(api): State<Api>) -> Answer<Examination> {
+    blocking(move || Ok(api.examiner.examine_host())).await.into()
+}
+
+async fn doctor_of_pair(State(api): State<Api>, host: Name) -> Answer<Examination> {
+    match host.map_err(named_wrong) {
+        Ok(Path(host)) => blocking(move || api.examiner.examine_pair(&host)).await.into(),
+        Err(denied) => Answer::denied(denied),
+    }
 }
 
 async fn list(State(api): State<Api>) -> Answer<Vec<VmSummary>> {

@@ -12,6 +12,7 @@ mod arrivals;
 pub mod config;
 mod daemon;
 mod denied;
+mod examiner;
 mod http;
 mod migrations;
 mod name;

@@ -8,6 +8,7 @@
 mod claim;
 mod found;
 mod images;
+mod living;
 mod stop;
 
 use std::collections::BTreeMap;

@@ -84,6 +84,10 @@ impl StateDir {
         Ok(state)
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn vms(&self) -> PathBuf {
         self.path.join("vms")
     }

@@ -76,6 +76,9 @@ pub struct MigrateRequest {
     /// `-incoming defer -S` and was started by somebody else.
     #[serde(default)]
     pub incoming_qmp: Option<String>,
+    /// Let it go to a host that has less memory free than its RAM.
+    #[serde(default)]
+    pub overcommit_memory: bool,
 }
 
 /// What `POST /v1/migrations` answers.

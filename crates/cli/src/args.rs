@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Resolve(ResolveArgs),
     /// Show how a migration went
     Report(ReportArgs),
+    /// Examine this host, or whether VMs can go from it to another
+    Doctor(DoctorArgs),
     /// Make certificates for hosts, and for those who use the API (agents don't
     /// ask for them yet)
     Ca(CaArgs),
@@ -196,6 +198,9 @@ pub(crate) struct MigrateArgs {
     /// with `-incoming defer -S`
     #[arg(long, value_name = "SOCKET")]
     pub(crate) incoming_qmp: Option<String>,
+    /// Move it to a host that has less memory free than its RAM
+    #[arg(long)]
+    pub(crate) overcommit_memory: bool,
     /// Print the report as JSON on standard output, and nothing else there
     #[arg(long)]
     pub(crate) json: bool,
@@ -217,6 +222,7 @@ impl MigrateArgs {
             overwrite_disks: self.overwrite_disks,
             bounds: self.bounds.into(),
             incoming_qmp: self.incoming_qmp,
+            overcommit_memory: self.overcommit_memory,
         }
     }
 }
@@ -276,6 +282,15 @@ pub(crate) struct ReportArgs {
     /// Write one self-contained HTML page with plots
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DoctorArgs {
+    /// The other host
+    pub(crate) host: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The agent's socket, when none is named.

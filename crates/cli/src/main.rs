@@ -7,6 +7,7 @@ mod args;
 mod bounds;
 mod ca;
 mod client;
+mod doctor;
 mod follow;
 mod html;
 mod line;
@@ -63,6 +64,7 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
             Command::Set(command) => bounds::set(&client, command).await,
             Command::Cancel(command) => follow::cancel(&client, &command).await,
             Command::Resolve(command) => resolve::resolve(&client, &command).await,
+            Command::Doctor(command) => doctor::examine(&client, &command).await,
             Command::Report(command) => summary::report(&client, &command).await,
         }
     })

@@ -11,6 +11,7 @@ use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use switchover::destination::Driver;
 use switchover::journal::Shelf;
+use transport::Endpoint;
 use wire::{Inquiry, Word};
 
 use crate::resources::Resources;
@@ -81,6 +82,14 @@ pub struct Peer {
     pub nics: Vec<IpAddr>,
 }
 
+/// The way of the `nth` lane: each NIC in turn, at both ends.
+pub(crate) fn lane_endpoint(local: &Local, peer: &Peer, nth: usize) -> Endpoint {
+    let around = |nics: &[IpAddr]| nics.get(nth.checked_rem(nics.len())?).copied();
+    let remote =
+        around(&peer.nics).map_or(peer.address, |nic| SocketAddr::new(nic, peer.address.port()));
+    Endpoint { local: around(&local.nics), remote }
+}
+
 /// The VM to move.
 #[derive(Clone)]
 pub struct SourceVm {
@@ -112,6 +121,13 @@ pub trait Host: Send + Sync + 'static {
     /// Somebody says or asks something about a switchover on a connection of
     /// its own; none if there is nothing to answer, now.
     fn answer(&self, inquiry: Inquiry) -> Option<Word>;
+
+    /// Answers another agent that examines this host (see
+    /// [`examine`](crate::examine)).
+    fn examine(&self, question: serde_json::Value) -> serde_json::Value {
+        drop(question);
+        serde_json::Value::Null
+    }
 }
 
 /// The destination's side of a switchover that is not over: the VM is in doubt,

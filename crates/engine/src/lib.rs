@@ -5,6 +5,7 @@
 
 mod destination;
 mod error;
+mod examine;
 mod host;
 mod link;
 mod network;
@@ -15,7 +16,9 @@ mod watch;
 
 pub use destination::{Server, serve};
 pub use error::MigrationError;
+pub use examine::{ExamineError, Examined, examine, ways};
 pub use host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
 pub use resources::{BuffersFull, Resources};
 pub use source::{Migrated, migrate};
+pub use transport::Endpoint;
 pub use watch::Watch;

@@ -9,6 +9,7 @@
 
 mod counters;
 mod lower;
+mod mtu;
 mod speed;
 
 use std::io;
@@ -154,6 +155,27 @@ impl Nics {
         }
         Ok(())
     }
+}
+
+/// What a NIC is, for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// The name of the interface that has the address.
+    pub name: String,
+    /// What the NIC behind it can carry in each direction; none if nobody knows.
+    pub speed_bytes_per_s: Option<u64>,
+    /// Its longest packet.
+    pub mtu: Option<u32>,
+}
+
+/// The NIC that has `address`.
+///
+/// # Errors
+/// If no interface has the address, or the system does not say.
+pub fn describe(address: IpAddr) -> Result<Described, NicError> {
+    let name = holding(address)?;
+    let speed_bytes_per_s = speed::bytes_per_s(&lower::carrier(&name));
+    Ok(Described { speed_bytes_per_s, mtu: mtu::bytes(&name), name })
 }
 
 /// The interface that has `address`.

@@ -138,6 +138,14 @@ impl Shape {
         query::shape(qmp)
     }
 
+    /// A live VM's machine type alone, with its version.
+    ///
+    /// # Errors
+    /// If QEMU doesn't say.
+    pub fn machine_of(qmp: &Qmp) -> Result<String, QmpError> {
+        query::machine(qmp)
+    }
+
     /// How the VM that waits at the destination differs from this one, in
     /// sentences for the operator; none if it may be loaded. File names of
     /// this one are compared as `overrides` make them.

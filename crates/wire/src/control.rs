@@ -56,6 +56,9 @@ pub struct Prepare {
     pub allowed: serde_json::Value,
     /// QMP socket of a QEMU that somebody else started there.
     pub incoming_qmp: Option<String>,
+    /// The operator's word that less memory than its RAM is enough.
+    #[serde(default)]
+    pub overcommit: bool,
     /// For the destination's data threads.
     #[serde(default)]
     pub terms: Terms,
@@ -87,6 +90,11 @@ pub struct Announced {
 pub enum ToDestination {
     /// Get ready.
     Prepare(Box<Prepare>),
+    /// No VM comes; instead of an order to prepare.
+    Examine {
+        /// What is asked (`doctor::Question`).
+        question: serde_json::Value,
+    },
     /// The RAM blocks; a [`Frame::Head`] follows.
     Blocks {
         /// In the order their numbers on the lanes mean.
@@ -128,6 +136,11 @@ pub enum ToDestination {
 pub enum ToSource {
     /// QEMU waits; lanes may come.
     Prepared(Prepared),
+    /// What was asked; the connection ends with it.
+    Examined {
+        /// The answer (`doctor::Answer`).
+        answer: serde_json::Value,
+    },
     /// It can't or won't take the VM.
     Refused {
         /// Why, for the operator.

@@ -35,6 +35,14 @@ impl Site {
         };
         let settlers = Settlers::new(Arc::clone(&registry), shelf, "here", &[]);
         let roads = Roads { peers: Vec::new(), insecure_plaintext: false };
+        let listen = "127.0.0.1:7450".parse().unwrap();
+        let examiner = Arc::new(Examiner::new(
+            Arc::clone(&registry),
+            local.clone(),
+            roads.clone(),
+            listen,
+            Vec::new(),
+        ));
         let mover = Box::new(engine::migrate);
         let migrations = Arc::new(Migrations::new(&settlers, local, roads, mover));
         let host = Arc::new(HostInfo {
@@ -47,7 +55,7 @@ impl Site {
             peers: Vec::new(),
         });
         let (close, closing) = tokio::sync::watch::channel(false);
-        let api = Api { host, registry, settlers, migrations, closing };
+        let api = Api { host, registry, settlers, migrations, examiner, closing };
         Self { router: router(api), close, _dir: dir }
     }
 
@@ -84,6 +92,18 @@ async fn the_host_and_its_empty_lists() {
 }
 
 #[tokio::test]
+async fn the_host_is_examined() {
+    let site = Site::new();
+    let (status, body) = site.ask("GET", "/v1/doctor", "").await;
+    let examined: Examination = serde_json::from_slice(&body).unwrap();
+    assert_eq!((status, examined.of.as_str()), (200, "here"));
+    for about in ["droveway", "qemu", "memory", "state", "network card", "encryption"] {
+        assert!(examined.findings.iter().any(|one| one.about == about), "{examined:#?}");
+    }
+    assert!(!examined.has_errors(), "{examined:#?}");
+}
+
+#[tokio::test]
 async fn every_refusal_has_a_status_and_a_reason() {
     let site = Site::new();
     let argv = r#""argv":["/nonexistent/qemu"]"#;
@@ -95,6 +115,8 @@ async fn every_refusal_has_a_status_and_a_reason() {
         ("DELETE", "/v1/vms/web1?force=maybe", String::new(), 400, "force"),
         ("GET", "/v1/vms/a%2Fb", String::new(), 404, "no VM `a/b`"),
         ("GET", "/v1/vms/%FF", String::new(), 400, ""),
+        ("GET", "/v1/doctor/there", String::new(), 404, "no host `there`"),
+        ("GET", "/v1/doctor/here", String::new(), 400, "is this host"),
         ("POST", "/v1/vms", "{".to_owned(), 400, ""),
         ("POST", "/v1/vms", r#"{"name":"x"}"#.to_owned(), 400, "argv"),
         ("POST", "/v1/vms", format!(r#"{{"name":"../x",{argv},"cwd":"/"}}"#), 400, "is not a name"),

@@ -106,7 +106,7 @@ fn new_token() -> std::io::Result<Token> {
 impl Arrival<'_> {
     /// An error is one from before there was a journal.
     fn take_in(&self) -> Result<(), End> {
-        let order = self.hear_order()?;
+        let Some(order) = self.hear_order()? else { return Ok(()) };
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
         self.lanes.crew().set(&order.terms);
         let with_disks = order.moving.as_array().is_some_and(|moving| !moving.is_empty());
@@ -183,9 +183,16 @@ impl Arrival<'_> {
         }
     }
 
-    fn hear_order(&self) -> Result<Box<Prepare>, End> {
+    /// None if another agent only wanted to know something, and was told.
+    fn hear_order(&self) -> Result<Option<Box<Prepare>>, End> {
         match self.hear.recv_timeout(ORDER_MAX) {
-            Ok(Heard::Message(ToDestination::Prepare(order))) => Ok(order),
+            Ok(Heard::Message(ToDestination::Prepare(order))) => Ok(Some(order)),
+            Ok(Heard::Message(ToDestination::Examine { question })) => {
+                let answer = self.shared.host.examine(question);
+                // Nobody waits for it any more if it can't be said.
+                let _ = self.link.say(&ToSource::Examined { answer });
+                Ok(None)
+            }
             Ok(Heard::Gone(error)) => Err(End::Over(error.to_string())),
             Ok(_) => Err(End::failed("an order to prepare was expected first")),
             Err(_) => Err(End::Over("no order came".to_owned())),

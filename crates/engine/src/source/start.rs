@@ -1,6 +1,5 @@
 //! From the command to a flowing stream: connect, prepare, tap.
 
-use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,6 +24,7 @@ use super::sampler::{Sampler, Watched};
 use super::sieve::Sieve;
 use super::{Control, Happening, Notice, PREPARE_MAX, Source, Stream, terms};
 use crate::error::MigrationError;
+use crate::host::lane_endpoint;
 use crate::link::Link;
 
 /// QEMU's multifd channels: its threads copy pages into our socket, and more
@@ -86,6 +86,7 @@ impl Source<'_> {
                 overwrite: self.request.overwrite_disks,
             }))?,
             incoming_qmp: self.request.incoming_qmp.clone(),
+            overcommit: self.request.overcommit_memory,
             terms: terms(&self.story.watch().bounds()),
         };
         self.send(&ToDestination::Prepare(Box::new(order)))?;
@@ -256,21 +257,12 @@ impl Source<'_> {
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {
-        let here = &self.local.nics;
-        let there = &self.peer.nics;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let nics = here.len().max(there.len());
+        let nics = self.local.nics.len().max(self.peer.nics.len());
         let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
         let count =
             self.request.lanes.map_or(by_default, |lanes| usize::from(lanes.clamp(1, LANES_MAX)));
-        (0..count)
-            .map(|nth| Endpoint {
-                local: around(here, nth),
-                remote: around(there, nth).map_or(self.peer.address, |nic| {
-                    SocketAddr::new(nic, self.peer.address.port())
-                }),
-            })
-            .collect()
+        (0..count).map(|nth| lane_endpoint(self.local, self.peer, nth)).collect()
     }
 
     /// Tells the leading thread when the tap is through and all is placed.
@@ -306,10 +298,6 @@ impl Source<'_> {
 
 pub(super) fn local(what: &'static str, source: std::io::Error) -> MigrationError {
     MigrationError::Local { what, source }
-}
-
-fn around(nics: &[IpAddr], nth: usize) -> Option<IpAddr> {
-    (!nics.is_empty()).then(|| nics[nth % nics.len()])
 }
 
 fn token(hex: &str) -> Option<Token> {

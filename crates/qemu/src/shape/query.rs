@@ -63,7 +63,7 @@ pub(super) fn shape(qmp: &Qmp) -> Result<Shape, QmpError> {
     })
 }
 
-fn machine(qmp: &Qmp) -> Result<String, QmpError> {
+pub(super) fn machine(qmp: &Qmp) -> Result<String, QmpError> {
     let answer = qmp.execute("qom-get", json!({ "path": "/machine", "property": "type" }))?;
     let kind = answer.as_str().ok_or_else(|| odd("qom-get", &answer))?;
     Ok(kind.strip_suffix("-machine").unwrap_or(kind).to_owned())

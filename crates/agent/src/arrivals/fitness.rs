@@ -1,0 +1,115 @@
+//! Whether this host can have a VM: what can be known before its QEMU is
+//! started, and what explains that one did not start.
+//!
+//! QEMU itself refuses what it doesn't know, so its program is only asked when
+//! that has happened. What it said is remembered: the next such VM is refused
+//! before anything is started.
+
+use std::path::PathBuf;
+
+use doctor::Kvm;
+use qemu::command_line::{CommandLine, apply_overrides, overridden};
+use qemu::machine::StartError;
+use qemu::probe::{Capabilities, Probes, Verdict};
+use qemu::room::{HostMemory, Needs};
+use qemu::shape::Shape;
+use wire::Prepare;
+
+use crate::denied::Denied;
+use crate::examiner::sight;
+
+/// What would be started.
+pub(super) struct Wanted {
+    pub(super) argv: Vec<String>,
+    pub(super) cwd: PathBuf,
+    line: CommandLine,
+}
+
+impl Wanted {
+    pub(super) fn of(order: &Prepare) -> Result<Self, Denied> {
+        let asked = |error: qemu::command_line::CommandLineError| Denied::Asked(error.to_string());
+        let argv = apply_overrides(&order.argv, &order.overrides).map_err(asked)?;
+        let line = CommandLine::parse(&argv).map_err(asked)?;
+        let cwd = PathBuf::from(overridden(&order.cwd, &order.overrides));
+        if !cwd.is_absolute() {
+            let cwd = cwd.display();
+            return Err(Denied::Asked(format!("the VM's directory `{cwd}` is not absolute")));
+        }
+        Ok(Self { argv, cwd, line })
+    }
+
+    /// What speaks against it, as far as can be told in no time.
+    pub(super) fn check(
+        &self,
+        shape: &Shape,
+        overcommit: bool,
+        probes: &Probes,
+    ) -> Result<(), Denied> {
+        let accelerator = self.line.accelerator();
+        if accelerator == "kvm" {
+            has_kvm(&sight::kvm())?;
+        }
+        let known = probes.known(self.line.program(), &self.cwd, &accelerator);
+        if let Some(known) = known {
+            self.unfit(&known, &shape.machine).map_or(Ok(()), Err)?;
+        }
+        let host = HostMemory::now();
+        Needs::of(&self.line, &shape.memory, &self.cwd, &host)
+            .fit(&host, overcommit)
+            .map_err(|no_room| Denied::Local(no_room.to_string()))
+    }
+
+    /// Why it did not start.
+    pub(super) fn explain(&self, error: StartError, machine: &str, probes: &Probes) -> Denied {
+        if !matches!(error, StartError::Ended { .. }) {
+            return error.into();
+        }
+        let known = probes.of(self.line.program(), &self.cwd, &self.line.accelerator());
+        // One that can't be asked has said better by itself what it lacks.
+        let unfit = known.ok().and_then(|known| self.unfit(&known, machine));
+        unfit.unwrap_or_else(|| error.into())
+    }
+
+    fn unfit(&self, known: &Capabilities, machine: &str) -> Option<Denied> {
+        let cpu = self.line.cpu_model();
+        let verdict = Verdict { program: self.line.program(), known, machine, cpu: cpu.as_deref() };
+        verdict.check().err().map(|unfit| Denied::Conflict(unfit.to_string()))
+    }
+}
+
+fn has_kvm(kvm: &Kvm) -> Result<(), Denied> {
+    let why = match kvm {
+        Kvm::Usable | Kvm::Unknown => return Ok(()),
+        Kvm::Missing => "there is no /dev/kvm".to_owned(),
+        Kvm::Denied(why) => format!("/dev/kvm can't be opened, {why}"),
+    };
+    Err(Denied::Local(format!(
+        "the VM runs with KVM, and this host can't use KVM ({why}): `droveway doctor` there says \
+         what to do"
+    )))
+}
+
+/// What the guest was told that it has, and would not have here.
+pub(super) fn check_features(there: &Shape, here: &Shape) -> Result<(), Denied> {
+    let missing = there.missing_features(here);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Denied::Conflict(format!(
+        "the guest was told that its CPU has {}, and here it would not: move it to a host that can \
+         give it that, or start it anew with a -cpu that all hosts can give",
+        missing.join(", ")
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_kvm_it_is_said_what_to_do() {
+        assert_eq!(has_kvm(&Kvm::Usable), Ok(()));
+        let refused = has_kvm(&Kvm::Denied("no".to_owned())).unwrap_err().to_string();
+        assert!(refused.contains("can't be opened, no") && refused.contains("droveway doctor"));
+    }
+}

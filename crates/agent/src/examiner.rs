@@ -1,0 +1,287 @@
+//! `droveway doctor`: what this host is like, and whether its VMs can go to
+//! another. Gathers facts here, asks other agents for theirs, and answers when
+//! they ask. What facts mean is `doctor`'s to say.
+
+pub(crate) mod sight;
+mod vms;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::panic::resume_unwind;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use api::{Examination, Finding};
+use doctor::{
+    Answer, FILLER_BYTES, Facts, Kvm, LaneMet, Meeting, Network, PROGRAMS_MAX, Program, Question,
+    Reached,
+};
+use engine::{Endpoint, Local, Peer};
+use qemu::probe::Probes;
+use qemu::room::HostMemory;
+
+use crate::config::NicSpeed;
+use crate::denied::Denied;
+use crate::migrations::Roads;
+use crate::registry::Registry;
+
+/// For an answer that takes no thought.
+const GREETING_MAX: Duration = Duration::from_secs(5);
+/// For one that may have to ask several QEMUs.
+const FACTS_MAX: Duration = Duration::from_secs(60);
+/// The program that people mean by QEMU.
+const QEMU: &str = "qemu-system-x86_64";
+
+/// Examines this host, and others with it.
+pub(crate) struct Examiner {
+    registry: Arc<Registry>,
+    local: Local,
+    roads: Roads,
+    listen: SocketAddr,
+    nic_speeds: Vec<NicSpeed>,
+    probes: Probes,
+}
+
+impl Examiner {
+    pub(crate) fn new(
+        registry: Arc<Registry>,
+        local: Local,
+        roads: Roads,
+        listen: SocketAddr,
+        nic_speeds: Vec<NicSpeed>,
+    ) -> Self {
+        Self { registry, local, roads, listen, nic_speeds, probes: Probes::default() }
+    }
+
+    /// QEMU's programs, and what they can do.
+    pub(crate) fn probes(&self) -> &Probes {
+        &self.probes
+    }
+
+    /// This host, and whether its peers answer.
+    pub(crate) fn examine_host(&self) -> Examination {
+        let mut findings = doctor::of_host(&self.facts(&[]));
+        findings.extend(self.greet_peers());
+        Examination { of: self.local.agent.clone(), findings }
+    }
+
+    /// Whether the VMs here can go to a peer.
+    pub(crate) fn examine_pair(&self, name: &str) -> Result<Examination, Denied> {
+        let peer = self.peer(name)?;
+        let of = format!("{} -> {name}", self.local.agent);
+        let meeting = match self.meet(&peer) {
+            Ok(meeting) => meeting,
+            Err(why) => return Ok(Examination { findings: vec![silent(&of, name, &why)], of }),
+        };
+        let here = self.facts(&[]);
+        let programs = used(&here);
+        let findings = match ask(direct(&peer), &Question::Facts { programs }, FACTS_MAX) {
+            Ok((Answer::Facts(there), _)) => doctor::of_pair(&here, &there, &meeting),
+            Ok(_) => vec![silent(&of, name, "it does not say what it is like")],
+            Err(why) => vec![silent(&of, name, &why)],
+        };
+        Ok(Examination { of, findings })
+    }
+
+    /// Answers another agent.
+    pub(crate) fn answer(&self, question: serde_json::Value) -> serde_json::Value {
+        let answer = match serde_json::from_value(question) {
+            Ok(Question::Reach { filler }) => Answer::Reached(Reached {
+                host: self.local.agent.clone(),
+                droveway: version(),
+                at_unix_ms: now_unix_ms(),
+                // The caller's own bytes, no more of them than it may send.
+                filler: filler.chars().take(FILLER_BYTES).collect(),
+            }),
+            Ok(Question::Facts { programs }) => Answer::Facts(Box::new(self.facts(&programs))),
+            Ok(Question::Unknown) | Err(_) => Answer::Unknown,
+        };
+        serde_json::to_value(&answer).unwrap_or_default()
+    }
+
+    fn facts(&self, asked: &[(String, String)]) -> Facts {
+        let kvm = sight::kvm();
+        let vms = vms::facts(&self.registry);
+        let in_path = if kvm == Kvm::Usable { "kvm" } else { "tcg" };
+        let mut programs = BTreeSet::from([(QEMU.to_owned(), in_path.to_owned())]);
+        programs.extend(vms.iter().map(|vm| (vm.program.clone(), vm.accelerator.clone())));
+        let asked = asked.iter().take(PROGRAMS_MAX);
+        programs.extend(asked.filter(|(program, _)| sounds_like_qemu(program)).cloned());
+        Facts {
+            host: self.local.agent.clone(),
+            droveway: version(),
+            wire: wire::VERSION,
+            kernel: sight::kernel(),
+            clock_source: sight::clock_source(),
+            kvm,
+            cgroups: sight::cgroups(),
+            reach: sight::reach(),
+            nics: self.nics(),
+            memory: HostMemory::now(),
+            state: sight::state(self.registry.state().path()),
+            network: Network {
+                listen: self.listen.to_string(),
+                loopback: self.listen.ip().is_loopback(),
+                plaintext: self.roads.insecure_plaintext,
+            },
+            programs: programs.into_iter().map(|one| self.program(one)).collect(),
+            vms,
+        }
+    }
+
+    fn program(&self, (name, accelerator): (String, String)) -> Program {
+        let (known, problem) = match self.probes.of(&name, Path::new("/"), &accelerator) {
+            Ok(known) => (Some((*known).clone()), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Program { name, accelerator, known, problem }
+    }
+
+    fn nics(&self) -> Vec<doctor::Nic> {
+        let mut addresses = self.local.nics.clone();
+        if addresses.is_empty() && !self.listen.ip().is_unspecified() {
+            addresses.push(self.listen.ip());
+        }
+        if addresses.is_empty() {
+            let routes = self.roads.peers.iter().map(|peer| nic::local_towards(peer.address));
+            addresses = routes.flatten().collect::<BTreeSet<IpAddr>>().into_iter().collect();
+        }
+        addresses.into_iter().map(|address| sight::nic(address, &self.nic_speeds)).collect()
+    }
+
+    fn greet_peers(&self) -> Vec<Finding> {
+        let met = at_once(&self.roads.peers, |entry| {
+            let peer = Peer { name: entry.name.clone(), address: entry.address, nics: Vec::new() };
+            greet(direct(&peer))
+        });
+        let found = self.roads.peers.iter().zip(met).map(|(peer, met)| {
+            let met = met.as_ref().map_err(String::as_str);
+            doctor::of_peer(&self.local.agent, &version(), &peer.name, met)
+        });
+        found.collect()
+    }
+
+    /// Greets a peer on each way that a lane can take.
+    fn meet(&self, peer: &Peer) -> Result<Meeting, String> {
+        let mut meeting = greet(direct(peer))?;
+        let ways = engine::ways(&self.local, peer);
+        let met = at_once(&ways, |way| greet(*way).map(|met| met.round_trip));
+        let lanes = ways.iter().zip(met);
+        meeting.lanes =
+            lanes.map(|(way, outcome)| LaneMet { way: way.to_string(), outcome }).collect();
+        Ok(meeting)
+    }
+
+    fn peer(&self, name: &str) -> Result<Peer, Denied> {
+        if name == self.local.agent {
+            return Err(Denied::Asked(format!("{name} is this host: ask without its name")));
+        }
+        let entry = self.roads.peers.iter().find(|peer| peer.name == name).ok_or_else(|| {
+            Denied::Unknown(format!("there is no host `{name}` in the peers file"))
+        })?;
+        Ok(Peer { name: entry.name.clone(), address: entry.address, nics: entry.nics.clone() })
+    }
+}
+
+fn silent(of: &str, name: &str, why: &str) -> Finding {
+    Finding {
+        host: of.to_owned(),
+        about: "peer".to_owned(),
+        severity: api::Severity::Error,
+        text: format!("{name} can't be asked: {why}."),
+        advice: Some(
+            "is its agent running, and of this version, and does the firewall let it be reached?"
+                .to_owned(),
+        ),
+    }
+}
+
+/// What the VMs of a host are run by.
+fn used(facts: &Facts) -> Vec<(String, String)> {
+    let used = facts.vms.iter().map(|vm| (vm.program.clone(), vm.accelerator.clone()));
+    used.collect::<BTreeSet<_>>().into_iter().take(PROGRAMS_MAX).collect()
+}
+
+/// A peer may have QEMUs asked, and nothing else started by the asking.
+fn sounds_like_qemu(program: &str) -> bool {
+    let name = program.rsplit('/').next().unwrap_or_default();
+    name.contains("qemu") || name.contains("kvm")
+}
+
+/// The way of control connections.
+fn direct(peer: &Peer) -> Endpoint {
+    Endpoint { local: None, remote: peer.address }
+}
+
+fn greet(way: Endpoint) -> Result<Meeting, String> {
+    let asked_at_unix_ms = now_unix_ms();
+    match ask(way, &Question::Reach { filler: "-".repeat(FILLER_BYTES) }, GREETING_MAX)? {
+        (Answer::Reached(reached), round_trip) => {
+            let reached = Reached { filler: String::new(), ..reached };
+            Ok(Meeting { round_trip, asked_at_unix_ms, reached, lanes: Vec::new() })
+        }
+        _ => Err("it can't be examined by this version".to_owned()),
+    }
+}
+
+fn ask(way: Endpoint, question: &Question, within: Duration) -> Result<(Answer, Duration), String> {
+    let question = serde_json::to_value(question).map_err(|error| error.to_string())?;
+    let examined = engine::examine(way, question, within).map_err(|error| error.to_string())?;
+    let answer = serde_json::from_value(examined.answer);
+    Ok((answer.map_err(|error| format!("its answer is odd ({error})"))?, examined.took))
+}
+
+/// Does it for all at the same time: each may wait for somebody.
+pub(super) fn at_once<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    thread::scope(|scope| {
+        let work = &work;
+        let running: Vec<_> = all
+            .iter()
+            .map(|one| {
+                let thread = thread::Builder::new().name("examine".to_owned());
+                // Where there is no thread it is done here.
+                thread.spawn_scoped(scope, move || work(one)).map_err(|_| one)
+            })
+            .collect();
+        running
+            .into_iter()
+            .map(|one| match one {
+                Ok(thread) => thread.join().unwrap_or_else(|fault| resume_unwind(fault)),
+                Err(one) => work(one),
+            })
+            .collect()
+    })
+}
+
+fn version() -> String {
+    env!("CARGO_PKG_VERSION").to_owned()
+}
+
+fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_qemus_is_started_by_asking() {
+        for (program, expected) in [
+            ("/usr/bin/qemu-system-x86_64", true),
+            ("kvm", true),
+            ("/qemu/reboot", false),
+            ("", false),
+        ] {
+            assert_eq!(sounds_like_qemu(program), expected, "{program}");
+        }
+    }
+
+    #[test]
+    fn all_are_done_in_their_order() {
+        assert_eq!(at_once(&[3, 1, 2], |number| number * 2), [6, 2, 4]);
+    }
+}

@@ -1,0 +1,153 @@
+//! What Linux says of this host. What can't be seen is left out: a host is
+//! examined as far as it lets itself be.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use doctor::{Cgroups, Kvm, Nic, Reach, State};
+use rustix::fs::Access;
+
+use crate::config::NicSpeed;
+
+/// `CAP_SYS_PTRACE` in a set of capabilities.
+const PTRACE_BIT: u32 = 19;
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Whether this agent can use KVM.
+pub(crate) fn kvm() -> Kvm {
+    match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+        Ok(_) => Kvm::Usable,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Kvm::Missing,
+        Err(error) => Kvm::Denied(error.to_string()),
+    }
+}
+
+pub(super) fn kernel() -> String {
+    line("/proc/sys/kernel/osrelease").unwrap_or_default()
+}
+
+pub(super) fn clock_source() -> Option<String> {
+    line("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+}
+
+/// The agent's right to other processes' memory.
+pub(super) fn reach() -> Reach {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    Reach {
+        ptrace: may_trace(&status),
+        yama: line("/proc/sys/kernel/yama/ptrace_scope").and_then(|scope| scope.parse().ok()),
+    }
+}
+
+fn may_trace(status: &str) -> bool {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    set.is_some_and(|set| set >> PTRACE_BIT & 1 == 1)
+}
+
+pub(super) fn cgroups() -> Cgroups {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut found = membership(&own);
+    let Some(version) = found.version else { return found };
+    let mounted = Path::new(CGROUPS);
+    let relative = found.path.trim_start_matches('/').to_owned();
+    let may_write = |dir: &Path| rustix::fs::access(dir, Access::WRITE_OK).is_ok();
+    if version == 2 {
+        let dir = mounted.join(relative);
+        let controllers = fs::read_to_string(dir.join("cgroup.controllers")).unwrap_or_default();
+        found.controllers = controllers.split_whitespace().map(str::to_owned).collect();
+        found.delegated = may_write(&dir);
+    } else {
+        found.delegated = may_write(&mounted.join("cpu").join(relative));
+    }
+    found
+}
+
+/// From `/proc/self/cgroup`: `0::PATH` with version 2 alone, else a line for
+/// each hierarchy.
+fn membership(text: &str) -> Cgroups {
+    let lines: Vec<(&str, &str)> =
+        text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')).collect();
+    let first: Vec<&(&str, &str)> =
+        lines.iter().filter(|(controllers, _)| !controllers.is_empty()).collect();
+    if first.is_empty() {
+        let path = lines.first().map(|(_, path)| (*path).to_owned());
+        return Cgroups {
+            version: path.is_some().then_some(2),
+            path: path.unwrap_or_default(),
+            ..Cgroups::default()
+        };
+    }
+    let of_cpu = first.iter().find(|(controllers, _)| controllers.split(',').any(|c| c == "cpu"));
+    let controllers = first.iter().flat_map(|(controllers, _)| controllers.split(','));
+    Cgroups {
+        version: Some(1),
+        path: of_cpu.or(first.first()).map_or_else(String::new, |(_, path)| (*path).to_owned()),
+        delegated: false,
+        controllers: controllers.map(str::to_owned).collect(),
+    }
+}
+
+pub(super) fn state(path: &Path) -> State {
+    let free = rustix::fs::statvfs(path).ok().map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize));
+    State { path: path.display().to_string(), free_bytes: free }
+}
+
+pub(super) fn nic(address: IpAddr, said: &[NicSpeed]) -> Nic {
+    let said = said.iter().find(|said| said.address == address).map(|said| said.rate.bytes_per_s());
+    let address_text = address.to_string();
+    match nic::describe(address) {
+        Ok(described) => Nic {
+            address: address_text,
+            name: described.name,
+            speed_bytes_per_s: said.or(described.speed_bytes_per_s),
+            said: said.is_some(),
+            mtu: described.mtu,
+            problem: None,
+        },
+        Err(error) => {
+            Nic { address: address_text, problem: Some(error.to_string()), ..Nic::default() }
+        }
+    }
+}
+
+fn line(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_right_to_trace_is_one_bit() {
+        assert!(may_trace("Name:\tx\nCapEff:\t000001ffffffffff\n"));
+        assert!(may_trace("CapEff:\t0000000000080000\n"));
+        assert!(!may_trace("CapEff:\t000001fffff7ffff\nCapPrm:\t000001ffffffffff\n"));
+        assert!(!may_trace(""));
+    }
+
+    #[test]
+    fn both_versions_of_cgroups_are_told_apart() {
+        let second = membership("0::/system.slice/droveway.service\n");
+        assert_eq!((second.version, &*second.path), (Some(2), "/system.slice/droveway.service"));
+        let first = membership("4:memory:/m\n3:cpu,cpuacct:/c\n1:name=systemd:/s\n0::/s\n");
+        assert_eq!((first.version, &*first.path), (Some(1), "/c"));
+        assert!(first.controllers.contains(&"memory".to_owned()));
+        assert_eq!(membership("").version, None);
+    }
+
+    #[test]
+    fn this_host_can_be_seen() {
+        assert!(!kernel().is_empty());
+        assert!(state(Path::new("/")).free_bytes.is_some());
+        let loopback = "127.0.0.1".parse().unwrap();
+        let said = NicSpeed { address: loopback, rate: "1G".parse().unwrap() };
+        let seen = nic(loopback, &[said]);
+        assert_eq!((seen.name.as_str(), seen.speed_bytes_per_s), ("lo", Some(125_000_000)));
+        assert!(nic("192.0.2.77".parse().unwrap(), &[]).problem.is_some());
+    }
+}

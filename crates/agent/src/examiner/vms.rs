@@ -1,0 +1,38 @@
+//! The VMs here, as far as it decides where they can go.
+
+use std::path::Path;
+
+use doctor::VmFacts;
+use qemu::command_line::CommandLine;
+use qemu::machine::Machine;
+use qemu::ram_blocks::RamBlocks;
+use qemu::shape::Shape;
+
+use super::at_once;
+use crate::registry::Registry;
+
+/// Those whose QEMU lives. It is asked, so this may wait for one that is busy.
+pub(super) fn facts(registry: &Registry) -> Vec<VmFacts> {
+    at_once(&registry.living(), |(name, ram_bytes, machine)| one(name, *ram_bytes, machine))
+}
+
+fn one(name: &str, ram_bytes: u64, machine: &Machine) -> VmFacts {
+    let line = CommandLine::parse(&machine.argv).ok();
+    let program = machine.argv.first().map(|program| absolute(program, &machine.cwd));
+    let unreached = RamBlocks::of(machine).notes.join("; ");
+    VmFacts {
+        name: name.to_owned(),
+        program: program.unwrap_or_default(),
+        qemu: machine.qmp.version(),
+        accelerator: line.as_ref().map(CommandLine::accelerator).unwrap_or_default(),
+        machine: Shape::machine_of(&machine.qmp).unwrap_or_default(),
+        cpu: line.as_ref().and_then(CommandLine::cpu_model),
+        ram_bytes,
+        unreached: Some(unreached).filter(|notes| !notes.is_empty()),
+    }
+}
+
+/// As another host, too, would find it.
+fn absolute(program: &str, cwd: &Path) -> String {
+    if program.contains('/') { cwd.join(program).display().to_string() } else { program.to_owned() }
+}

@@ -1,0 +1,41 @@
+//! The longest packet of an interface.
+
+use std::os::fd::AsRawFd;
+
+use rustix::net::{AddressFamily, SocketType, socket};
+
+/// In bytes, without what the wire adds; none if there is no such interface.
+pub(crate) fn bytes(name: &str) -> Option<u32> {
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
+    // SAFETY: all zeros are a valid `ifreq`: arrays of numbers, and a union of
+    // numbers, addresses and pointers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays zero: the name ends.
+    if name.len() >= request.ifr_name.len() {
+        return None;
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    // SAFETY: the kernel reads the name and writes the number into the request,
+    // which outlives the call.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
+    if done != 0 {
+        return None;
+    }
+    // SAFETY: this command fills in this member, and every value of it is one.
+    u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_one_and_what_is_not_there_has_none() {
+        assert!(bytes("lo").is_some_and(|mtu| mtu >= 1500), "{:?}", bytes("lo"));
+        for name in ["no such one", "a name that is far too long for one"] {
+            assert_eq!(bytes(name), None);
+        }
+    }
+}
