@@ -27,9 +27,15 @@ fn one(name: &str, ram_bytes: u64, machine: &Machine) -> VmFacts {
         accelerator: line.as_ref().map(CommandLine::accelerator).unwrap_or_default(),
         machine: Shape::machine_of(&machine.qmp).unwrap_or_default(),
         cpu: line.as_ref().and_then(CommandLine::cpu_model),
-        ram_bytes,
+        ram_bytes: ram_bytes.max(backed_bytes(machine)),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
     }
+}
+
+/// With memory that is a device's and not the guest's RAM: it takes as much.
+fn backed_bytes(machine: &Machine) -> u64 {
+    let backends = machine.qmp.memory_backends().unwrap_or_default();
+    backends.iter().fold(0, |sum, backend| sum.saturating_add(backend.bytes))
 }
 
 /// As another host, too, would find it.

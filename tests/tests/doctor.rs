@@ -1,0 +1,169 @@
+//! `droveway doctor`, and the same checks before a migration: what would keep a
+//! VM from running at the destination is found while it runs untouched.
+
+use std::fs;
+
+use api::{Examination, Finding, Phase, Severity};
+use end_to_end::{Side, World, guest};
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::Link;
+use lab::setup::Accelerator;
+
+const RATE: u64 = 2_000_000;
+/// What QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+const ODD: &str = "262296k";
+
+fn examination(text: &str) -> Examination {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// How much a finding matters whose text has this in it.
+fn severity(findings: &[Finding], text: &str) -> Severity {
+    let found = findings.iter().find(|one| one.text.contains(text));
+    found.unwrap_or_else(|| panic!("{text:?} is not in {findings:#?}")).severity
+}
+
+struct Refusing {
+    world: World,
+    guest: Guest,
+    pid: u32,
+}
+
+impl Refusing {
+    fn new(world: World, spec: &GuestSpec) -> Self {
+        let guest = world.boot(spec);
+        let pid = world.vm(Side::A, "web1").unwrap().pid;
+        Self { world, guest, pid }
+    }
+
+    /// Refused with each of these in the reason, once like the first time.
+    fn refuses(&self, args: &[&str], reasons: &[&str]) {
+        let mut migrate = vec!["migrate", "web1", "host-b"];
+        migrate.extend(args);
+        for _ in 0..2 {
+            let why = self.world.refuses(Side::A, &migrate);
+            for reason in reasons {
+                assert!(why.contains(reason), "{reason:?} is not in: {why}");
+            }
+            // A QEMU that ends while it starts leaves its owner's sockets lying.
+            let _ = fs::remove_file(self.world.host(Side::B).run_dir.join("web1.talk"));
+        }
+    }
+
+    /// It runs on as if nothing had been asked; and can still go.
+    fn stayed(&self) {
+        self.world.assert_stayed(&self.guest, Side::A, self.pid);
+    }
+
+    fn moves(&self) {
+        drop(self.world.migrate(&self.guest, Side::A, &[]));
+    }
+}
+
+#[test]
+fn a_pair_that_is_well() {
+    let world = World::new(Link::one(1000));
+    let guest = world.boot(&guest("256M", RATE));
+
+    let alone = examination(&world.tells(Side::A, &["doctor", "--json"]));
+    assert_eq!(alone.of, "host-a");
+    assert!(!alone.has_errors());
+    assert_eq!(severity(&alone.findings, "host-b answers in"), Severity::Ok);
+    assert_eq!(severity(&alone.findings, "--insecure-plaintext"), Severity::Warning);
+    // Virtual cards don't say what they carry.
+    assert_eq!(severity(&alone.findings, "doesn't say what it carries, MTU"), Severity::Note);
+    let version = world.kit.qemu_version.to_string();
+    assert_eq!(severity(&alone.findings, &format!("QEMU {version}: ")), Severity::Ok);
+    assert_eq!(severity(&alone.findings, "written to QEMU's memory directly"), Severity::Ok);
+
+    let pair = examination(&world.tells(Side::A, &["doctor", "host-b", "--json"]));
+    assert_eq!(pair.of, "host-a -> host-b");
+    assert!(!pair.has_errors());
+    assert_eq!(severity(&pair.findings, "web1 can go to host-b"), Severity::Ok);
+    assert_eq!(severity(&pair.findings, "full packets go both ways"), Severity::Ok);
+
+    let text = world.tells(Side::A, &["doctor", "host-b"]);
+    assert!(text.contains("host-a -> host-b\n") && text.contains("no errors, "), "{text}");
+    assert!(!text.contains('\x1b'), "no colours but on a terminal: {text}");
+    drop(world.migrate(&guest, Side::A, &[]));
+}
+
+#[test]
+fn a_peer_that_is_not_there() {
+    let mut world = World::new(Link::one(1000));
+    let unknown = world.refuses(Side::A, &["doctor", "host-c"]);
+    assert!(unknown.contains("no host `host-c` in the peers file"), "{unknown}");
+    world.kill_agent(Side::B);
+    let pair = world.refuses(Side::A, &["doctor", "host-b"]);
+    assert!(pair.contains("host-b can't be asked") && pair.contains("1 error"), "{pair}");
+    // This host is well all the same.
+    let alone = examination(&world.tells(Side::A, &["doctor", "--json"]));
+    assert_eq!(severity(&alone.findings, "host-b can't be reached"), Severity::Warning);
+}
+
+#[test]
+fn a_cpu_that_the_destination_does_not_know_or_cannot_give() {
+    let mut spec = guest("256M", RATE);
+    let world = World::new(Link::one(1000));
+    let model = if world.kit.accelerator == Accelerator::Kvm { "host" } else { "qemu64" };
+    // A feature that both kinds of vCPU can be without.
+    spec.extra.extend(["-cpu", &format!("{model},+aes")].map(str::to_owned));
+    let refusing = Refusing::new(world, &spec);
+    let named = format!("{model},=NoSuchModel,");
+    refusing.refuses(&["--set", &named], &["doesn't know the CPU model NoSuchModel", "--set"]);
+    refusing.stayed();
+    refusing.refuses(&["--set", "+aes=-aes"], &["its CPU has aes", "start it anew"]);
+    refusing.stayed();
+    refusing.moves();
+}
+
+/// The older QEMU doesn't know the newer one's machine.
+#[test]
+fn a_machine_type_that_the_destination_does_not_know() {
+    let kit = lab::setup::ensure().unwrap();
+    if kit.qemu_system_version.major == kit.qemu_version.major {
+        println!("QEMU {} only: there is no other to move to", kit.qemu_version);
+        return;
+    }
+    let refusing = Refusing::new(World::new(Link::one(1000)), &guest(ODD, RATE));
+    let (newer, older) = (kit.qemu.display(), kit.qemu_system.display());
+    let set = format!("{newer}={older}");
+    let version = format!("QEMU {} there", kit.qemu_system_version);
+    refusing.refuses(&["--set", &set], &["doesn't know the machine type pc-q35-", &version]);
+    refusing.stayed();
+    refusing.moves();
+}
+
+/// Memory that nobody has touched yet costs nothing where the VM is, and may
+/// cost all of it where it goes.
+#[test]
+fn more_memory_than_the_destination_has() {
+    let world = World::new(Link::one(1000));
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let kib = |name| -> u64 {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    let all_mib = (kib("MemTotal:") + kib("SwapTotal:")) >> 10;
+    // A card's memory is a power of two.
+    let size = format!("{}M", (all_mib + 1).next_power_of_two());
+    let mut spec = guest("256M", RATE);
+    spec.extra.extend([
+        "-object".to_owned(),
+        format!("memory-backend-ram,id=spare,size={size},reserve=off"),
+        "-device".to_owned(),
+        "ivshmem-plain,memdev=spare,master=on".to_owned(),
+    ]);
+    let refusing = Refusing::new(world, &spec);
+    refusing.refuses(&[], &["no room for the VM", "--overcommit-memory"]);
+    refusing.stayed();
+    let told = refusing.world.refuses(Side::A, &["doctor", "host-b"]);
+    assert!(told.contains("more than host-b has free"), "{told}");
+
+    // Who knows better may say so.
+    let mut moving = refusing.world.begin(&refusing.guest, Side::A, &["--overcommit-memory"]);
+    moving.wait_for(Phase::FirstPass);
+    moving.interrupt();
+    drop(moving.wait_any());
+    refusing.stayed();
+}
