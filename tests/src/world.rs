@@ -354,7 +354,12 @@ impl World {
     #[must_use]
     pub fn own_qmp(&self, side: Side, name: &str) -> Arc<Qmp> {
         let socket = self.host(side).run_dir.join(format!("{name}.own"));
-        until("QEMU has made its socket", || socket.exists());
-        Qmp::connect(&socket, QMP_TIMEOUT).unwrap()
+        // It is there a moment before QEMU listens at it.
+        let mut qmp = None;
+        until("QEMU answers at its socket", || {
+            qmp = Qmp::connect(&socket, QMP_TIMEOUT).ok();
+            qmp.is_some()
+        });
+        qmp.unwrap()
     }
 }
