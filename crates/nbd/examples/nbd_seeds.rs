@@ -1,4 +1,4 @@
-//! Writes what the fuzzers start from: `cargo run -p nbd --example seeds`
+//! Writes what the fuzzers start from: `cargo run -p nbd --example nbd_seeds`
 //! fills `fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Writes what the fuzzers start from: `cargo run -p switchover --example seeds`
+//! Writes what the fuzzers start from: `cargo run -p switchover --example switchover_seeds`
 //! fills `fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Writes what the fuzzers start from: `cargo run -p wire --example seeds` fills
+//! Writes what the fuzzers start from: `cargo run -p wire --example wire_seeds` fills
 //! `fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Writes what the fuzzers start from: `cargo run -p stream --example seeds`
+//! Writes what the fuzzers start from: `cargo run -p stream --example stream_seeds`
 //! fills `fuzz/corpus/TARGET/` below the current directory.
 
 use std::fs;
