@@ -68,6 +68,14 @@ pub enum ExportError {
         /// Its words.
         source: QmpError,
     },
+    /// Another process has its image.
+    #[error("disk `{disk}` can't be written at the destination: its image is in use: {source}")]
+    InUse {
+        /// Which.
+        disk: String,
+        /// QEMU's words.
+        source: QmpError,
+    },
     /// The socket can't be made.
     #[error("listening at {}: {source}", path.display())]
     Socket {
@@ -183,7 +191,7 @@ impl Exports {
         disk: &Disk,
         file: &File,
     ) -> Result<(), ExportError> {
-        let failed = |source| ExportError::Qemu { disk: disk.name.clone(), source };
+        let failed = |source| refused(disk, source);
         let filename = self.hand(file).map_err(failed)?;
         // What the file's own system can do decides how: past the host's page
         // cache only where the VM's command line does so too.
@@ -258,6 +266,16 @@ impl Exports {
             }
         }
         Ok(())
+    }
+}
+
+fn refused(disk: &Disk, source: QmpError) -> ExportError {
+    let disk = disk.name.clone();
+    match &source {
+        QmpError::Refused { desc, .. } if desc.contains(" lock") => {
+            ExportError::InUse { disk, source }
+        }
+        _ => ExportError::Qemu { disk, source },
     }
 }
 

@@ -322,11 +322,9 @@ impl Mirrors {
     /// # Errors
     /// If QEMU is gone or something stays behind.
     pub fn undo(&self) -> Result<(), MirrorError> {
-        let removed = remove_left(&self.qmp);
-        if removed.is_ok() {
-            self.jobs.lock().clear();
-        }
-        removed
+        remove_left(&self.qmp)?;
+        self.jobs.lock().clear();
+        Ok(())
     }
 }
 

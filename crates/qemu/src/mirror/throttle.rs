@@ -39,15 +39,17 @@ pub(super) fn slow(qmp: &Qmp, guest: &str, bytes_per_s: u64) -> Result<(), QmpEr
     set(qmp, guest, slowed(&before, bytes_per_s))
 }
 
-/// Lifts every throttle made here.
-pub(super) fn lift(qmp: &Qmp) -> Result<(), QmpError> {
+/// Lifts every throttle made here. Says whether there was one.
+pub(super) fn lift(qmp: &Qmp) -> Result<bool, QmpError> {
+    let mut lifted = false;
     let answer = qmp.execute_within("query-block", json!({}), ASK)?;
     for drive in answer.as_array().map(Vec::as_slice).unwrap_or_default() {
         if let Some(before) = remembered(&drive["inserted"]) {
             set(qmp, &crate::disks::guest_id(drive), before)?;
+            lifted = true;
         }
     }
-    Ok(())
+    Ok(lifted)
 }
 
 fn set(qmp: &Qmp, guest: &str, mut limits: Map<String, Value>) -> Result<(), QmpError> {

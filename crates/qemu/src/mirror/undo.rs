@@ -14,7 +14,8 @@ const CANCEL_WAIT: Duration = Duration::from_secs(5);
 const YANKED_WAIT: Duration = Duration::from_secs(10);
 
 /// Removes what mirrors disks, of this agent or of one that crashed: jobs,
-/// their targets, throttles. The VM and its disks are as they were.
+/// their targets, throttles. The VM and its disks are as they were. Says whether
+/// there was anything.
 ///
 /// A target that doesn't answer keeps QEMU from ending the job, and some of
 /// QEMU's commands from being answered: then its connection is cut, out of
@@ -23,15 +24,15 @@ const YANKED_WAIT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// If QEMU is gone or something stays behind.
-pub fn remove_left(qmp: &Qmp) -> Result<(), MirrorError> {
+pub fn remove_left(qmp: &Qmp) -> Result<bool, MirrorError> {
     let events = qmp.events_named(&EVENTS);
-    match cancel(qmp) {
+    let jobs_left = match cancel(qmp) {
         Err(QmpError::Timeout { .. }) => {
             yank(qmp);
-            cancel(qmp)?;
+            cancel(qmp)?
         }
         other => other?,
-    }
+    };
     if !wait_gone(qmp, &events, CANCEL_WAIT)? {
         yank(qmp);
         if !wait_gone(qmp, &events, YANKED_WAIT)? {
@@ -39,11 +40,15 @@ pub fn remove_left(qmp: &Qmp) -> Result<(), MirrorError> {
             return Err(MirrorError::Left(format!("the jobs {left} don't end")));
         }
     }
-    throttle::lift(qmp)?;
-    nodes(qmp)?.iter().for_each(|node| remove_node(qmp, node));
+    let lifted = throttle::lift(qmp)?;
+    let targets = nodes(qmp)?;
+    if targets.is_empty() {
+        return Ok(jobs_left || lifted);
+    }
+    targets.iter().for_each(|node| remove_node(qmp, node));
     let left = nodes(qmp)?;
     if left.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     Err(MirrorError::Left(format!("the nodes {}", left.join(", "))))
 }
@@ -71,8 +76,10 @@ pub(super) fn yank(qmp: &Qmp) {
     }
 }
 
-fn cancel(qmp: &Qmp) -> Result<(), QmpError> {
-    for job in jobs(qmp)? {
+/// Says whether there was a job.
+fn cancel(qmp: &Qmp) -> Result<bool, QmpError> {
+    let jobs = jobs(qmp)?;
+    for job in &jobs {
         let force = json!({ "device": job, "force": true });
         match qmp.execute_within("block-job-cancel", force, ASK) {
             // It may have ended meanwhile.
@@ -80,7 +87,7 @@ fn cancel(qmp: &Qmp) -> Result<(), QmpError> {
             Err(error) => return Err(error),
         }
     }
-    Ok(())
+    Ok(!jobs.is_empty())
 }
 
 fn wait_gone(qmp: &Qmp, events: &Receiver<Event>, timeout: Duration) -> Result<bool, QmpError> {

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::before::Before;
 use super::{CANCEL_WAIT, PROGRESS_WAIT, Progress, Settings, Status};
 use crate::machine::Machine;
+use crate::mirror::{self, MirrorError};
 use crate::qmp::{Event, Qmp, QmpError, RunState};
 
 /// A set-up that is read takes milliseconds; what takes longer won't end by
@@ -18,7 +19,8 @@ const SET_UP_MAX: Duration = Duration::from_secs(5);
 const SET_UP_ASK: Duration = Duration::from_millis(100);
 
 /// Ends what an agent that crashed in the middle of a migration of this VM left
-/// in its QEMU, and puts QEMU's settings back. Says whether there was anything.
+/// in its QEMU, mirrors of its disks too, and puts QEMU's settings back. Says
+/// whether there was anything.
 /// A VM that QEMU stopped for that migration runs again, unless QEMU had sent
 /// it completely: then it stays stopped, since it may run elsewhere.
 ///
@@ -26,6 +28,20 @@ const SET_UP_ASK: Duration = Duration::from_millis(100);
 /// If QEMU does not end the migration, or does not answer. What has to be put
 /// back stays noted.
 pub fn make_up(machine: &Machine) -> Result<bool, QmpError> {
+    let qmp = &machine.qmp;
+    // Before its migration: a QEMU that waits for a mirror can't cancel that.
+    // And whatever is noted: mirrors carry their names, and may be all that
+    // an agent could not remove.
+    let mirrored = mirror::remove_left(qmp);
+    let migrated = end_migration(machine)?;
+    mirrored.map(|mirrored| mirrored || migrated).map_err(|error| match error {
+        MirrorError::Qmp(error) => error,
+        error => QmpError::Migration(error.to_string()),
+    })
+}
+
+/// Says whether one was noted.
+fn end_migration(machine: &Machine) -> Result<bool, QmpError> {
     let Some(before) = Before::read(&machine.dir)? else { return Ok(false) };
     let qmp = &machine.qmp;
     let events = qmp.events_named(&["MIGRATION"]);

@@ -384,9 +384,9 @@ fn what_a_crashed_agent_left_is_removed_and_limits_are_as_their_owner_set_them()
     next.wait_ready(WAIT).unwrap();
     next.slow("d1", MIB).unwrap();
     std::mem::forget(next);
-    mirror::remove_left(&source.vm.qmp).unwrap();
+    assert!(mirror::remove_left(&source.vm.qmp).unwrap());
     assert_eq!(shown(&source.vm.qmp), before);
-    mirror::remove_left(&source.vm.qmp).unwrap();
+    assert!(!mirror::remove_left(&source.vm.qmp).unwrap(), "nothing is left");
     source.is_unhurt();
 }
 
