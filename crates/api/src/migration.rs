@@ -121,6 +121,8 @@ pub enum Limit {
     Unknown,
     /// Lanes wait for their sockets.
     Network,
+    /// Lanes keep to the operator's `--limit`.
+    Bound,
     /// Lanes are busy encoding.
     Cpu,
     /// Lanes wait for QEMU to hand pages over.

@@ -194,6 +194,7 @@ fn limit(limit: Limit) -> Option<&'static str> {
     match limit {
         Limit::Unknown => None,
         Limit::Network => Some("limited by the network"),
+        Limit::Bound => Some("limited by --limit"),
         Limit::Cpu => Some("limited by the CPU"),
         Limit::Qemu => Some("limited by QEMU"),
         Limit::Guest => Some("limited by the guest's writes"),
@@ -241,6 +242,12 @@ mod tests {
             "web1  host-a → host-b  pass 3  1.42 s · dirties 5.00 MiB/s · limited by the network"
         );
         assert!(lower_line(&progress()).chars().count() + 17 <= 80, "fits a terminal");
+    }
+
+    #[test]
+    fn what_the_operator_bounded_is_not_the_networks_fault() {
+        let bounded = Progress { limit: Limit::Bound, ..progress() };
+        assert!(upper_line(&bounded).ends_with(" · limited by --limit"));
     }
 
     #[test]

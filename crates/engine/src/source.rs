@@ -11,6 +11,7 @@ mod disk_tap;
 mod disks;
 mod flushes;
 mod hands;
+mod limit;
 mod live;
 mod pacing;
 mod sampler;

@@ -87,6 +87,14 @@ pub struct PaceBounds {
     pub cap_bytes_per_s: Option<u64>,
 }
 
+impl PaceBounds {
+    /// The cap without headers: what lanes may write.
+    #[must_use]
+    pub fn cap_content_bytes_per_s(&self) -> Option<f64> {
+        self.cap_bytes_per_s.map(|cap| cap as f64 / WIRE_PER_CONTENT)
+    }
+}
+
 /// The state between two decisions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pace {
@@ -194,7 +202,7 @@ impl Pace {
 
 /// The spare within the operator's bounds.
 fn bounded(spare: &[f64], wants: &[f64], bounds: PaceBounds) -> Vec<Option<u64>> {
-    let cap = bounds.cap_bytes_per_s.map(|cap| cap as f64 / WIRE_PER_CONTENT);
+    let cap = bounds.cap_content_bytes_per_s();
     let reserve = bounds.reserve_bytes_per_s.max(RESERVE_LEAST) as f64;
     let missing = reserve - spare.iter().sum::<f64>();
     let mut paces = spare.to_vec();

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use api::{Compress, Limit, Phase, Sample};
+use api::{Compress, Phase, Sample};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
 use page::Encoding;
 use policy::chase::{Chase, Look, Stage};
@@ -15,7 +15,9 @@ use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predic
 use qemu::outgoing::Outgoing;
 use transport::{Delivered, LaneTimes, Lanes};
 
+use super::limit::Seen;
 use super::live::Live;
+use super::pacing::pace_bounds;
 use crate::story::Story;
 
 const EVERY: Duration = Duration::from_millis(50);
@@ -244,7 +246,7 @@ impl Sampling {
             lanes_bytes_per_s: window.lanes_per_s.clone(),
         };
         let rate = live.bodies_per_s();
-        let limit = self.limit(window, rate);
+        let limit = self.seen(window, rate).limit();
         self.watched.story.sample(sample, |progress| {
             progress.pass = qemu.dirty_sync_count;
             progress.ram_bytes = qemu.total_bytes;
@@ -261,24 +263,16 @@ impl Sampling {
         });
     }
 
-    fn limit(&self, window: &Window, rate: Option<f64>) -> Limit {
-        let live = &self.watched.live;
-        let later = live.first_pass_over.load(Relaxed);
-        if later && rate.is_some_and(|rate| self.dirty_bytes_per_s > 0.8 * rate) {
-            return Limit::Guest;
-        }
-        let sample = window.effort;
-        let most = sample.writing.max(sample.encoding).max(sample.waiting);
-        if most <= 0.0 {
-            Limit::Unknown
-        } else if sample.waiting >= most {
-            Limit::Qemu
-        } else if sample.encoding >= most {
-            Limit::Cpu
-        } else if live.limit_bytes() < live.pool_bytes && !later {
-            Limit::Hold
-        } else {
-            Limit::Network
+    fn seen(&self, window: &Window, bodies_per_s: Option<f64>) -> Seen {
+        let Watched { live, story, .. } = &self.watched;
+        Seen {
+            later: live.first_pass_over.load(Relaxed),
+            dirty_bytes_per_s: self.dirty_bytes_per_s,
+            bodies_per_s,
+            lanes: window.effort,
+            held: live.limit_bytes() < live.pool_bytes,
+            wire_bytes_per_s: window.wire_per_s,
+            cap_bytes_per_s: pace_bounds(&story.watch().bounds()).cap_content_bytes_per_s(),
         }
     }
 }

@@ -1,0 +1,104 @@
+//! What keeps a migration from being faster, for whoever watches.
+
+use api::Limit;
+use policy::effort;
+
+/// A guest that dirties more than this share of what is delivered is what a
+/// later pass waits for.
+const GUEST_DIRTIES: f64 = 0.8;
+/// Lanes that write more than this share of what the operator lets them could
+/// write more if they were let. Below it something else is in their way.
+const NEAR_CAP: f64 = 0.85;
+
+/// What of a moment matters for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// The first pass is over.
+    pub(super) later: bool,
+    /// What the guest dirties.
+    pub(super) dirty_bytes_per_s: f64,
+    /// What can be delivered, where that is known.
+    pub(super) bodies_per_s: Option<f64>,
+    /// How lanes spend their time.
+    pub(super) lanes: effort::Sample,
+    /// QEMU is read more slowly than it could be.
+    pub(super) held: bool,
+    /// What lanes write.
+    pub(super) wire_bytes_per_s: f64,
+    /// What the operator lets them write, if that has a bound.
+    pub(super) cap_bytes_per_s: Option<f64>,
+}
+
+impl Seen {
+    pub(super) fn limit(&self) -> Limit {
+        let outruns = |rate: f64| self.dirty_bytes_per_s > GUEST_DIRTIES * rate;
+        if self.later && self.bodies_per_s.is_some_and(outruns) {
+            return Limit::Guest;
+        }
+        let effort::Sample { writing, encoding, waiting, .. } = self.lanes;
+        let most = writing.max(encoding).max(waiting);
+        if most <= 0.0 {
+            Limit::Unknown
+        } else if waiting >= most {
+            Limit::Qemu
+        } else if encoding >= most {
+            Limit::Cpu
+        } else if self.held && !self.later {
+            Limit::Hold
+        } else if self.cap_bytes_per_s.is_some_and(|cap| self.wire_bytes_per_s > NEAR_CAP * cap) {
+            // The time for which a lane keeps to its pace is time in a write.
+            Limit::Bound
+        } else {
+            Limit::Network
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lanes(writing: f64, encoding: f64, waiting: f64) -> effort::Sample {
+        effort::Sample { writing, encoding, waiting, delivered_bytes_per_s: 0.0 }
+    }
+
+    /// A later pass of lanes that write 10 MB a second most of their time.
+    fn writing() -> Seen {
+        Seen {
+            later: true,
+            dirty_bytes_per_s: 1e6,
+            bodies_per_s: Some(20e6),
+            lanes: lanes(0.8, 0.1, 0.1),
+            held: false,
+            wire_bytes_per_s: 10e6,
+            cap_bytes_per_s: None,
+        }
+    }
+
+    #[test]
+    fn whatever_takes_most_of_the_time_limits() {
+        let of = |writing_: f64, encoding: f64, waiting: f64| {
+            Seen { lanes: lanes(writing_, encoding, waiting), ..writing() }.limit()
+        };
+        assert_eq!(of(0.8, 0.1, 0.1), Limit::Network);
+        assert_eq!(of(0.3, 0.6, 0.1), Limit::Cpu);
+        assert_eq!(of(0.1, 0.3, 0.6), Limit::Qemu);
+        assert_eq!(of(0.0, 0.0, 0.0), Limit::Unknown);
+        assert_eq!(Seen { later: false, held: true, ..writing() }.limit(), Limit::Hold);
+        assert_eq!(Seen { held: true, ..writing() }.limit(), Limit::Network);
+        assert_eq!(Seen { dirty_bytes_per_s: 17e6, ..writing() }.limit(), Limit::Guest);
+        let first = Seen { later: false, dirty_bytes_per_s: 17e6, ..writing() };
+        assert_eq!(first.limit(), Limit::Network);
+    }
+
+    #[test]
+    fn the_operator_limits_only_lanes_that_use_what_they_may() {
+        let of = |cap: f64, seen: Seen| Seen { cap_bytes_per_s: Some(cap), ..seen }.limit();
+        assert_eq!(of(10e6, writing()), Limit::Bound);
+        assert_eq!(of(11e6, writing()), Limit::Bound);
+        // The network gives less than what is allowed.
+        assert_eq!(of(25e6, writing()), Limit::Network);
+        assert_eq!(of(10e6, Seen { lanes: lanes(0.1, 0.8, 0.1), ..writing() }), Limit::Cpu);
+        assert_eq!(of(10e6, Seen { dirty_bytes_per_s: 17e6, ..writing() }), Limit::Guest);
+    }
+}
