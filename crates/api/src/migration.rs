@@ -131,6 +131,8 @@ pub enum Limit {
     Guest,
     /// QEMU is held until the backlog fits the downtime goal.
     Hold,
+    /// The destination's disks take blocks more slowly than they come.
+    Disk,
 }
 
 /// How it ended.

@@ -199,6 +199,7 @@ fn limit(limit: Limit) -> Option<&'static str> {
         Limit::Qemu => Some("limited by QEMU"),
         Limit::Guest => Some("limited by the guest's writes"),
         Limit::Hold => Some("held until the rest fits the goal"),
+        Limit::Disk => Some("limited by the destination's disk"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The destination's end of all disks of one migration.
 
+mod dealt;
 mod newest;
 mod shared;
 mod write_blocks;
@@ -156,6 +157,14 @@ impl DiskSink {
         tickets?
             .into_iter()
             .try_for_each(|(number, ticket)| self.shared.wait_flushed(number, ticket))
+    }
+
+    /// Blocks until the sink is through with so many batches, each counted once
+    /// however often it came, and says how many there are. Their buffers are
+    /// free. None once nothing is taken any more.
+    #[must_use]
+    pub fn wait_dealt(&self, batches: u64) -> Option<u64> {
+        self.shared.dealt.wait(batches)
     }
 
     /// What went wrong, if anything did.

@@ -90,6 +90,39 @@ fn a_stalled_disk_stops_the_source_within_the_pools() {
     assert_eq!((ends.source_pool.out_bytes(), ends.sink_pool.out_bytes()), (0, 0));
 }
 
+/// The source is told how much room there is: what has none stays with it, and
+/// no lane waits at the sink.
+#[test]
+fn what_has_no_room_is_not_sent() {
+    const ROOM: usize = SINK_SLOTS - 1;
+    let memory = MemoryDisk::start(DISK_BYTES, 5);
+    memory.stall(true);
+    let ends = start(&memory);
+    let teller = ends.destination.tell_room(&ends.lanes, ROOM as u64);
+    let writer = thread::spawn({
+        let source = Arc::clone(&ends.source);
+        move || write_all(&source)
+    });
+    // All that was sent is there, acknowledged, and the rest waits.
+    while ends.source_pool.out_bytes() < SOURCE_SLOTS * SLOT_BYTES
+        || ends.lanes.delivered().blocks_held < SOURCE_SLOTS as u64
+    {
+        thread::yield_now();
+    }
+    assert_eq!(ends.sink_pool.out_bytes(), ROOM * SLOT_BYTES);
+    assert_eq!(ends.destination.sink.counts()[0].data_bytes, 0);
+    memory.stall(false);
+    writer.join().unwrap().unwrap();
+    let image = memory.durable();
+    assert!(image.chunks(BLOCK_BYTES_MAX).enumerate().all(|(nth, part)| part[9] == nth as u8 | 1));
+    assert_eq!(ends.sink_pool.high_water_bytes(), ROOM * SLOT_BYTES);
+    let batches = ends.source.counts().batches;
+    assert_eq!(ends.destination.sink.wait_dealt(batches), Some(batches));
+    ends.destination.sink.close();
+    assert_eq!(ends.destination.sink.wait_dealt(0), None);
+    teller.join().unwrap();
+}
+
 #[test]
 fn a_full_disk_ends_the_migration_with_its_reason() {
     let memory = MemoryDisk::start(DISK_BYTES, 2);

@@ -19,6 +19,8 @@ const DISKS: u64 = 2;
 const WRITES: usize = 300;
 const SOURCE_SLOTS: usize = 12;
 const SINK_SLOTS: usize = 5;
+/// What the source may send before the first of it is written.
+const ROOM: u64 = 3;
 
 fn start_sink(memory: &[Arc<MemoryDisk>], slots: usize) -> DiskSink {
     let disks = memory
@@ -80,6 +82,7 @@ fn write_at_random(seed: u64, lanes: usize, encoding: Encoding, cuts: u64) -> Ou
         move |nth: u64| (nth < cuts).then_some((seed * (nth + 1) * 77_773 % 3_000_000) as usize);
     let destination = Destination::start(start_sink(&memory, SINK_SLOTS), cut);
     let carrier = destination.lanes(lanes, encoding);
+    let teller = destination.tell_room(&carrier, ROOM);
     let pool = Pool::new(SOURCE_SLOTS * SLOT_BYTES);
     let sources: Vec<_> = (0..DISKS as u16)
         .map(|nth| {
@@ -113,7 +116,11 @@ fn write_at_random(seed: u64, lanes: usize, encoding: Encoding, cuts: u64) -> Ou
     carrier.wait_drained().unwrap();
     assert_eq!(pool.out_bytes(), 0, "every buffer is back");
     assert!(pool.high_water_bytes() <= SOURCE_SLOTS * SLOT_BYTES);
+    let batches = sources.iter().map(|source| source.counts().batches).sum();
+    assert_eq!(destination.sink.wait_dealt(batches), Some(batches), "each counts once");
     let counts = destination.sink.counts();
+    destination.sink.close();
+    teller.join().unwrap();
     let delivered = carrier.delivered();
     let issued: Vec<_> = sources.iter().map(DiskSource::counts).collect();
     assert_eq!(delivered.block_bytes, issued.iter().map(|one| one.data_bytes).sum::<u64>());

@@ -42,12 +42,29 @@ impl<Said: Serialize> Link<Said> {
         stream: TcpStream,
         name: &str,
     ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
+        Self::start_with(stream, name, Some)
+    }
+
+    /// As [`Link::start`]. `at_once` sees each message on the reading thread, and
+    /// passes on those that are not for it: for what must be done even while
+    /// whoever listens is busy with QEMU. It must not block.
+    pub(crate) fn start_with<M: DeserializeOwned + Send + 'static>(
+        stream: TcpStream,
+        name: &str,
+        at_once: impl Fn(M) -> Option<M> + Send + 'static,
+    ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
         let reading = stream.try_clone()?;
         let (heard, hear) = bounded(HEARD_MAX);
         thread::Builder::new().name(format!("hear-{name}")).spawn(move || {
             let mut reading = std::io::BufReader::new(reading);
             loop {
-                let next = read_one(&mut reading);
+                let next = match read_one(&mut reading) {
+                    Heard::Message(message) => match at_once(message) {
+                        Some(message) => Heard::Message(message),
+                        None => continue,
+                    },
+                    other => other,
+                };
                 let over = matches!(next, Heard::Gone(_));
                 // An error means that nobody listens any more.
                 if heard.send(next).is_err() || over {

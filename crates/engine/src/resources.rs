@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use page::{Budget, BudgetFull, Pool};
+use page::{Budget, BudgetFull, Pool, SLOT_BYTES};
 
 use crate::network::Network;
 
@@ -73,7 +73,8 @@ impl Resources {
 
     fn pools(&self, budget: &Arc<Budget>, with_disks: bool) -> Result<Pools, BudgetFull> {
         let pages = Pool::within(budget, self.pool_bytes)?;
-        let blocks = with_disks.then(|| Pool::within(budget, self.pool_bytes)).transpose()?;
+        // A disk that is slow to take its blocks leaves half of all to pages.
+        let blocks = with_disks.then(|| Pool::within(budget, self.pool_bytes / 2)).transpose()?;
         let (bound_bytes, budget) = (budget.bytes(), Arc::clone(budget));
         Ok(Pools { pages, blocks, bound_bytes, budget })
     }
@@ -85,6 +86,13 @@ impl Resources {
 }
 
 impl Pools {
+    /// How many batches of blocks the source may send before the first of them
+    /// is written: a quarter of all buffers. So four migrations with slow disks
+    /// have room for what they allow, and no lane waits for any of them.
+    pub(crate) fn block_room(&self) -> u64 {
+        (self.bound_bytes / SLOT_BYTES / 4).max(1) as u64
+    }
+
     /// What was in them at most: the highs of pages and of blocks, or that of
     /// all migrations if the two were not at the same time.
     pub(crate) fn high_water_bytes(&self) -> u64 {
@@ -96,8 +104,6 @@ impl Pools {
 
 #[cfg(test)]
 mod tests {
-    use page::SLOT_BYTES;
-
     use super::*;
 
     #[test]
@@ -109,6 +115,7 @@ mod tests {
         // One without disks still fits, and what comes is not concerned.
         leaving.push(resources.leaving(false).unwrap());
         assert!(resources.leaving(false).is_err());
+        assert_eq!(leaving[0].block_room(), 7);
         drop(resources.coming(true).unwrap());
         leaving.pop();
         drop(resources.leaving(false).unwrap());

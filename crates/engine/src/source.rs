@@ -7,6 +7,7 @@
 
 mod collector;
 mod commit;
+mod disk_room;
 mod disk_tap;
 mod disks;
 mod flushes;
@@ -40,6 +41,7 @@ use crate::link::{Heard, Link};
 use crate::resources::Pools;
 use crate::story::Story;
 use crate::watch::Watch;
+use disk_room::DiskRoom;
 use disks::{Chosen, Disks};
 use live::Live;
 use pacing::{Pacing, pace_bounds};
@@ -129,6 +131,7 @@ pub(crate) struct Source<'m> {
     control: Option<Control>,
     sieve: Option<Arc<Sieve>>,
     chosen: Option<Chosen>,
+    disk_room: Arc<DiskRoom>,
     disks: Option<Disks>,
     stream: Option<Stream>,
     stopped: Option<Stop>,
@@ -194,6 +197,7 @@ impl<'m> Source<'m> {
             control: None,
             sieve: None,
             chosen: None,
+            disk_room: Arc::default(),
             disks: None,
             stream: None,
             stopped: None,

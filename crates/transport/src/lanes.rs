@@ -108,6 +108,13 @@ impl Lanes {
         self.shared.queue.failure()
     }
 
+    /// The destination's disks have room for so many batches of blocks, all that
+    /// were ever sent counted. More are not sent, and pages pass them by. Until
+    /// this is called there is no bound, and what was said once stays.
+    pub fn set_block_room(&self, batches: u64) {
+        self.shared.queue.set_block_room(batches);
+    }
+
     /// How bodies are encoded from now on.
     pub fn set_encoding(&self, encoding: Encoding) {
         self.shared.encoding.store(encoding as u8, Relaxed);

@@ -122,6 +122,8 @@ pub struct Delivered {
     pub block_zero_bytes: u64,
     /// Disk data submitted and not yet taken over.
     pub block_backlog_bytes: u64,
+    /// Batches of disk blocks for which the destination has no room now.
+    pub blocks_held: u64,
 }
 
 /// CPU time of the calling thread so far.

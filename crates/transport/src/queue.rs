@@ -15,7 +15,18 @@ const ALL_DEAD_MAX: Duration = Duration::from_secs(16);
 
 #[derive(Debug)]
 struct State {
+    /// What lanes that died had taken: before anything else, since it is the
+    /// oldest.
+    again: VecDeque<Load>,
+    /// Blocks that the destination has no room for yet; older than what waits.
+    held: VecDeque<Load>,
     waiting: VecDeque<Load>,
+    /// How many batches of blocks the destination has room for, of all that are
+    /// ever sent; none if it has not said.
+    block_room: Option<u64>,
+    /// How many lanes have taken. One that is sent again counts once: of two
+    /// copies the destination keeps one.
+    blocks_taken: u64,
     /// Batches submitted and not acknowledged, and how many of them are pages.
     out: usize,
     pages_out: usize,
@@ -35,6 +46,30 @@ impl State {
 
     fn is_over(&self) -> bool {
         self.closed && self.is_drained()
+    }
+
+    /// The next batch that may go. Blocks without room are passed by: pages
+    /// that come behind them don't wait for the destination's disks.
+    fn next(&mut self) -> Option<Load> {
+        if let Some(load) = self.again.pop_front() {
+            return Some(load);
+        }
+        let has_room = self.block_room.is_none_or(|room| self.blocks_taken < room);
+        if has_room && let Some(load) = self.held.pop_front() {
+            self.blocks_taken += 1;
+            return Some(load);
+        }
+        while let Some(load) = self.waiting.pop_front() {
+            match load {
+                Load::Pages(_) => return Some(load),
+                Load::Blocks(_) if has_room => {
+                    self.blocks_taken += 1;
+                    return Some(load);
+                }
+                Load::Blocks(_) => self.held.push_back(load),
+            }
+        }
+        None
     }
 }
 
@@ -64,7 +99,11 @@ impl Queue {
     pub(crate) fn new() -> Self {
         Self {
             state: Mutex::new(State {
+                again: VecDeque::new(),
+                held: VecDeque::new(),
                 waiting: VecDeque::new(),
+                block_room: None,
+                blocks_taken: 0,
                 out: 0,
                 pages_out: 0,
                 closed: false,
@@ -117,11 +156,21 @@ impl Queue {
                 self.work.notify_one();
                 return Work::Broken;
             }
-            if let Some(load) = state.waiting.pop_front() {
+            if let Some(load) = state.next() {
                 return Work::Send(load);
             }
             self.work.wait(&mut state);
         }
+    }
+
+    /// The destination has room for so many batches of blocks, all that were
+    /// ever sent counted. It never takes back what it said.
+    pub(crate) fn set_block_room(&self, batches: u64) {
+        let mut state = self.state.lock();
+        let known = state.block_room.unwrap_or(0);
+        state.block_room = Some(known.max(batches));
+        drop(state);
+        self.work.notify_all();
     }
 
     /// A batch is placed, or taken over. Its buffer goes back to the pool here.
@@ -176,7 +225,7 @@ impl Queue {
             return;
         }
         for load in loads.rev() {
-            state.waiting.push_front(load);
+            state.again.push_front(load);
         }
         drop(state);
         self.work.notify_all();
@@ -245,7 +294,8 @@ impl Queue {
     pub(crate) fn fail(&self, error: LanesError) {
         let mut state = self.state.lock();
         state.failed.get_or_insert(error);
-        let lost = std::mem::take(&mut state.waiting);
+        let State { again, held, waiting, .. } = &mut *state;
+        let lost = [again, held, waiting].map(std::mem::take);
         drop(state);
         self.wake_for_end();
         self.drained.notify_all();
@@ -265,6 +315,7 @@ impl Queue {
     pub(crate) fn delivered(&self) -> Delivered {
         let state = self.state.lock();
         let mut delivered = state.delivered;
+        delivered.blocks_held = state.held.len() as u64;
         if let Some(since) = state.busy_since {
             delivered.busy += since.elapsed();
         }
@@ -274,8 +325,13 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
     use std::thread;
+
+    use page::Pool;
+    use proptest::prelude::*;
+
+    use super::*;
 
     /// Lanes that can't connect wait beside those that carry, and have no use
     /// for a batch: woken for one, they would leave it lying for ever.
@@ -331,6 +387,168 @@ mod tests {
         assert_eq!((counted.block_bytes, counted.block_zero_bytes), (1024, 4096));
         assert_eq!(counted.block_backlog_bytes, 0);
         queue.wait_drained().unwrap();
+    }
+
+    fn page(pool: &Arc<Pool>) -> Load {
+        let mut pages = pool.take().unwrap();
+        pages.push_body(page::PageIndex(0), 0);
+        pages.into()
+    }
+
+    fn blocks(pool: &Arc<Pool>, sequence: u64) -> Load {
+        let mut blocks = pool.take_blocks().unwrap();
+        blocks.sequence = sequence;
+        blocks.push_data(512);
+        blocks.into()
+    }
+
+    /// What would go next: a batch of blocks by its number, or a page.
+    fn number(load: &Load) -> Option<u64> {
+        match load {
+            Load::Pages(_) => None,
+            Load::Blocks(batch) => Some(batch.sequence),
+        }
+    }
+
+    #[test]
+    fn pages_pass_blocks_that_have_no_room() {
+        let pool = Pool::new(16 * page::SLOT_BYTES);
+        let queue = Queue::new();
+        queue.set_block_room(2);
+        for sequence in 0..4 {
+            queue.submit(blocks(&pool, sequence)).unwrap();
+            queue.submit(page(&pool)).unwrap();
+        }
+        let take = || queue.state.lock().next();
+        let went: Vec<_> = std::iter::from_fn(take).collect();
+        let numbers: Vec<_> = went.iter().map(number).collect();
+        assert_eq!(numbers, [Some(0), None, Some(1), None, None, None]);
+        assert_eq!(queue.delivered().blocks_held, 2);
+        // It is a count of all, and what was promised stays so.
+        queue.set_block_room(3);
+        queue.set_block_room(1);
+        let third = take().unwrap();
+        assert_eq!(number(&third), Some(2));
+        assert!(take().is_none());
+        // What a dead lane had needs no room: it has some already.
+        queue.hand_back([third].into_iter());
+        let third = take().unwrap();
+        assert_eq!(number(&third), Some(2));
+        for load in went.into_iter().chain([third]) {
+            queue.placed(load);
+        }
+        queue.close();
+        queue.set_block_room(4);
+        let Work::Send(last) = queue.take(|| false) else { panic!("there is room for it") };
+        queue.placed(last);
+        assert!(matches!(queue.take(|| false), Work::End));
+    }
+
+    #[test]
+    fn room_wakes_a_lane_and_a_failure_drops_what_has_none() {
+        let pool = Pool::new(4 * page::SLOT_BYTES);
+        let queue = Queue::new();
+        queue.set_block_room(0);
+        thread::scope(|scope| {
+            let lane = scope.spawn(|| match queue.take(|| false) {
+                Work::Send(load) => queue.placed(load),
+                _ => panic!("there is a batch"),
+            });
+            queue.submit(blocks(&pool, 0)).unwrap();
+            queue.set_block_room(1);
+            lane.join().unwrap();
+        });
+        queue.wait_drained().unwrap();
+        queue.submit(blocks(&pool, 1)).unwrap();
+        assert!(queue.state.lock().next().is_none());
+        queue.fail(LanesError::Stopped);
+        assert_eq!(pool.out_bytes(), 0);
+    }
+
+    /// What happens to a queue.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Submit { is_page: bool },
+        Room(u64),
+        Take,
+        Place,
+        Die,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => any::<bool>().prop_map(|is_page| Step::Submit { is_page }),
+            1 => (0..12_u64).prop_map(Step::Room),
+            4 => Just(Step::Take),
+            2 => Just(Step::Place),
+            1 => Just(Step::Die),
+        ]
+    }
+
+    proptest! {
+        /// Whatever lanes take, place and lose: never more batches of blocks
+        /// are out than there is room for, each is placed once and in the end
+        /// all are, and no page waits for room.
+        #[test]
+        fn room_bounds_blocks_and_holds_nothing_else_up(
+            steps in prop::collection::vec(step(), 1..120),
+        ) {
+            let pool = Pool::new(256 * page::SLOT_BYTES);
+            let queue = Queue::new();
+            let (mut room, mut submitted, mut pages_waiting) = (0, 0, 0_usize);
+            let mut flying: Vec<Load> = Vec::new();
+            let mut taken = std::collections::BTreeSet::new();
+            let mut placed = Vec::new();
+            queue.set_block_room(0);
+            for step in steps.into_iter().chain([Step::Room(u64::MAX)]) {
+                match step {
+                    Step::Submit { is_page: true } => {
+                        queue.submit(page(&pool)).unwrap();
+                        pages_waiting += 1;
+                    }
+                    Step::Submit { is_page: false } => {
+                        queue.submit(blocks(&pool, submitted)).unwrap();
+                        submitted += 1;
+                    }
+                    Step::Room(batches) => {
+                        room = room.max(batches);
+                        queue.set_block_room(batches);
+                    }
+                    Step::Take => match queue.state.lock().next() {
+                        Some(load) => {
+                            match number(&load) {
+                                Some(sequence) => drop(taken.insert(sequence)),
+                                None => pages_waiting -= 1,
+                            }
+                            prop_assert!(taken.len() as u64 <= room);
+                            // Those that were never sent go in their order.
+                            prop_assert!(taken.iter().copied().eq(0..taken.len() as u64));
+                            flying.push(load);
+                        }
+                        None => prop_assert_eq!(pages_waiting, 0),
+                    },
+                    Step::Place if !flying.is_empty() => {
+                        let load = flying.remove(0);
+                        placed.extend(number(&load));
+                        queue.placed(load);
+                    }
+                    Step::Place => {}
+                    Step::Die => {
+                        pages_waiting += flying.iter().filter(|load| number(load).is_none()).count();
+                        queue.hand_back(std::mem::take(&mut flying).into_iter());
+                    }
+                }
+            }
+            flying.extend(std::iter::from_fn(|| queue.state.lock().next()));
+            for load in flying {
+                placed.extend(number(&load));
+                queue.placed(load);
+            }
+            queue.wait_drained().unwrap();
+            placed.sort_unstable();
+            prop_assert!(placed.into_iter().eq(0..submitted));
+            prop_assert_eq!(pool.out_bytes(), 0);
+        }
     }
 
     #[test]

@@ -160,6 +160,12 @@ pub enum ToSource {
         /// Why not.
         error: Option<String>,
     },
+    /// The destination's disks have room for more.
+    DiskRoom {
+        /// So many batches of disk blocks may be sent, all disks' together, and
+        /// all that were ever sent counted once. Never less than before.
+        batches: u64,
+    },
     /// What crosses the destination's NICs: once a second.
     NicUse(DestinationUse),
     /// A feature that is not used there, and why.

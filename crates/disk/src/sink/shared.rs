@@ -9,6 +9,7 @@ use page::{BlockBatch, Pool};
 use parking_lot::{Condvar, Mutex};
 use transport::TakeError;
 
+use super::dealt::{Counted, Dealt};
 use super::newest::{Newest, Taken};
 use super::{SinkCounts, SinkDisk, SinkError, WriteFailure};
 
@@ -21,6 +22,8 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     /// Something to write, something written, or the end.
     pub(super) changed: Condvar,
+    /// Batches that are dealt with.
+    pub(super) dealt: Arc<Dealt>,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +49,7 @@ pub(super) struct Line {
 #[derive(Debug)]
 pub(super) enum Job {
     Write {
-        batch: BlockBatch,
+        batch: Counted,
         /// Which parts of it, in ascending order; `None` for all of it.
         parts: Option<Vec<Range<u64>>>,
     },
@@ -62,7 +65,7 @@ pub(super) struct UnderWay {
     pub(super) what: Operation,
     /// What is written lies in its buffer, which goes back to the pool after
     /// the last of its writes.
-    pub(super) batch: Option<Arc<BlockBatch>>,
+    pub(super) batch: Option<Arc<Counted>>,
 }
 
 #[derive(Debug)]
@@ -93,7 +96,8 @@ impl Shared {
     pub(super) fn new(disks: Vec<SinkDisk>, pool: Arc<Pool>, on_failure: OnFailure) -> Self {
         let lines = disks.iter().map(|_| Line::default()).collect();
         let state = Mutex::new(State { lines, end: None });
-        Self { disks, pool, on_failure, state, changed: Condvar::new() }
+        let dealt = Arc::default();
+        Self { disks, pool, on_failure, state, changed: Condvar::new(), dealt }
     }
 
     /// A batch has come. What is left to write of it is decided, and queued,
@@ -122,9 +126,6 @@ impl Shared {
             Taken::Parts(parts) => {
                 let left: u64 = parts.iter().map(|part| part.end - part.start).sum();
                 line.counts.superseded_bytes += batch.bytes() - left;
-                if parts.is_empty() {
-                    return Ok(());
-                }
                 Some(parts)
             }
             Taken::Again => {
@@ -139,9 +140,13 @@ impl Shared {
                 )));
             }
         };
-        line.jobs.push_back(Job::Write { batch, parts });
-        drop(state);
-        self.changed.notify_all();
+        // From here on it counts: one that came before has been counted.
+        let batch = Counted::new(batch, &self.dealt);
+        if parts.as_ref().is_none_or(|parts| !parts.is_empty()) {
+            line.jobs.push_back(Job::Write { batch, parts });
+            drop(state);
+            self.changed.notify_all();
+        }
         Ok(())
     }
 
@@ -210,6 +215,7 @@ impl Shared {
             state.lines.iter_mut().map(|line| std::mem::take(&mut line.jobs)).collect();
         drop(state);
         drop(left);
+        self.dealt.end();
         self.pool.close();
         self.changed.notify_all();
         if *why != SinkError::Closed {

@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use page::{BlockBatch, Piece};
+use page::Piece;
 
+use super::dealt::Counted;
 use super::shared::{Job, Operation, Shared, UnderWay};
 use super::write_blocks::Done;
 
@@ -42,7 +43,7 @@ fn next(shared: &Shared, number: usize) -> Option<Job> {
 fn write(
     shared: &Arc<Shared>,
     number: usize,
-    batch: BlockBatch,
+    batch: Counted,
     parts: Option<Vec<Range<u64>>>,
 ) -> bool {
     let Some(disk) = shared.disks.get(number) else { return false };

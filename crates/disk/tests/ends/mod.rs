@@ -215,6 +215,20 @@ impl Destination {
         };
         Arc::new(Lanes::start(plan).unwrap())
     }
+
+    /// Has the source send `room` batches more than are dealt with, until the
+    /// sink ends: over control it would be told so.
+    pub(crate) fn tell_room(&self, lanes: &Arc<Lanes>, room: u64) -> JoinHandle<()> {
+        let (sink, lanes) = (Arc::clone(&self.sink), Arc::clone(lanes));
+        lanes.set_block_room(room);
+        thread::spawn(move || {
+            let mut dealt = 0;
+            while let Some(now) = sink.wait_dealt(dealt + 1) {
+                dealt = now;
+                lanes.set_block_room(room + dealt);
+            }
+        })
+    }
 }
 
 impl Drop for Destination {

@@ -300,7 +300,8 @@ impl Arrival<'_> {
         let local = &self.shared.local;
         let socket = local.scratch.join(format!("disks-{}.sock", hex(self.token)));
         let link = Arc::clone(&self.link);
-        let disks = ArrivingDisks::open(machine, &socket, images, pool, link, &self.lanes)
+        let room = (pool, pools.block_room());
+        let disks = ArrivingDisks::open(machine, &socket, images, room, link, &self.lanes)
             .map_err(End::failed)?;
         self.lanes.with_disks(disks.sink());
         Ok(Some(disks))

@@ -26,7 +26,7 @@ pub(super) struct ArrivingDisks {
     sink: Arc<DiskSink>,
     exports: Exports,
     flushes: Mutex<Option<Sender<Flush>>>,
-    flushing: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl ArrivingDisks {
@@ -36,7 +36,7 @@ impl ArrivingDisks {
         machine: &Machine,
         socket: &Path,
         images: &[PreparedImage],
-        pool: &Arc<Pool>,
+        (pool, room): (&Arc<Pool>, u64),
         link: Arc<Link<ToSource>>,
         lanes: &ArrivingLanes,
     ) -> Result<Self, String> {
@@ -67,12 +67,19 @@ impl ArrivingDisks {
             .map_err(local)?;
         let sink = Arc::new(sink);
         let (tell, flushes) = unbounded();
-        let flushing = thread::Builder::new().name("disk-flush".to_owned()).spawn({
-            let sink = Arc::clone(&sink);
-            move || flush(&sink, &flushes, &link)
-        });
-        let flushing = Mutex::new(Some(flushing.map_err(local)?));
-        Ok(Self { sink, exports, flushes: Mutex::new(Some(tell)), flushing })
+        let disks =
+            Self { sink, exports, flushes: Mutex::new(Some(tell)), threads: Mutex::default() };
+        let (sink, flushing) = (Arc::clone(&disks.sink), Arc::clone(&link));
+        disks.start("disk-flush", move || flush(&sink, &flushes, &flushing)).map_err(local)?;
+        let sink = Arc::clone(&disks.sink);
+        disks.start("disk-room", move || tell_room(&sink, room, &link)).map_err(local)?;
+        Ok(disks)
+    }
+
+    fn start(&self, name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        self.threads.lock().push(thread);
+        Ok(())
     }
 
     /// What lanes hand blocks to.
@@ -99,8 +106,8 @@ impl ArrivingDisks {
     pub(super) fn close(&self) {
         self.sink.stop();
         self.flushes.lock().take();
-        if let Some(flushing) = self.flushing.lock().take() {
-            let _ = flushing.join();
+        for thread in self.threads.lock().drain(..) {
+            let _ = thread.join();
         }
     }
 }
@@ -110,6 +117,23 @@ impl Drop for ArrivingDisks {
         self.close();
         // A QEMU that is ended before it let go leaves its socket.
         let _ = std::fs::remove_file(self.exports.socket());
+    }
+}
+
+/// Tells the source that there is room for `room` batches more than are dealt
+/// with, at once and then whenever that has grown by a quarter. All that the
+/// source may send is dealt with in the end, so it always hears of more.
+fn tell_room(sink: &DiskSink, room: u64, link: &Link<ToSource>) {
+    let mut dealt = 0;
+    loop {
+        let batches = room.saturating_add(dealt);
+        if link.say(&ToSource::DiskRoom { batches }).is_err() {
+            return;
+        }
+        match sink.wait_dealt(dealt + (room / 4).max(1)) {
+            Some(now) => dealt = now,
+            None => return,
+        }
     }
 }
 

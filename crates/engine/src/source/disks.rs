@@ -39,6 +39,14 @@ pub(super) struct Chosen {
     _cleanup: Cleanup,
 }
 
+impl Chosen {
+    /// The destination has answered: files that were made for it to see go, so
+    /// that an agent that crashes later leaves none.
+    pub(super) fn answered(self) -> Self {
+        Self { _cleanup: Cleanup::default(), ..self }
+    }
+}
+
 /// The disks that the operator means; and the shape that the destination's VM
 /// must have besides them.
 pub(super) fn choose(

@@ -21,6 +21,8 @@ pub(super) struct Seen {
     pub(super) bodies_per_s: Option<f64>,
     /// How lanes spend their time.
     pub(super) lanes: effort::Sample,
+    /// Blocks wait until the destination's disks have room for them.
+    pub(super) disks_full: bool,
     /// QEMU is read more slowly than it could be.
     pub(super) held: bool,
     /// What lanes write.
@@ -40,7 +42,7 @@ impl Seen {
         if most <= 0.0 {
             Limit::Unknown
         } else if waiting >= most {
-            Limit::Qemu
+            if self.disks_full { Limit::Disk } else { Limit::Qemu }
         } else if encoding >= most {
             Limit::Cpu
         } else if self.held && !self.later {
@@ -69,6 +71,7 @@ mod tests {
             dirty_bytes_per_s: 1e6,
             bodies_per_s: Some(20e6),
             lanes: lanes(0.8, 0.1, 0.1),
+            disks_full: false,
             held: false,
             wire_bytes_per_s: 10e6,
             cap_bytes_per_s: None,
@@ -84,6 +87,10 @@ mod tests {
         assert_eq!(of(0.3, 0.6, 0.1), Limit::Cpu);
         assert_eq!(of(0.1, 0.3, 0.6), Limit::Qemu);
         assert_eq!(of(0.0, 0.0, 0.0), Limit::Unknown);
+        // Pages still go while blocks wait: these alone are not the limit.
+        let full = Seen { disks_full: true, ..writing() };
+        assert_eq!(full.limit(), Limit::Network);
+        assert_eq!(Seen { lanes: lanes(0.1, 0.3, 0.6), ..full }.limit(), Limit::Disk);
         assert_eq!(Seen { later: false, held: true, ..writing() }.limit(), Limit::Hold);
         assert_eq!(Seen { held: true, ..writing() }.limit(), Limit::Network);
         assert_eq!(Seen { dirty_bytes_per_s: 17e6, ..writing() }.limit(), Limit::Guest);

@@ -270,6 +270,7 @@ impl Sampling {
             dirty_bytes_per_s: self.dirty_bytes_per_s,
             bodies_per_s,
             lanes: window.effort,
+            disks_full: self.last.delivered.blocks_held > 0,
             held: live.limit_bytes() < live.pool_bytes,
             wire_bytes_per_s: window.wire_per_s,
             cap_bytes_per_s: pace_bounds(&story.watch().bounds()).cap_content_bytes_per_s(),

@@ -17,7 +17,7 @@ use transport::{Endpoint, Lanes, LanesPlan, connect_control};
 use wire::{Prepare, ToDestination, ToSource, Token};
 
 use super::collector::Collector;
-use super::disks::{self, Around, Disks};
+use super::disks::{self, Around, Chosen, Disks};
 use super::live::Live;
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
@@ -42,7 +42,10 @@ impl Source<'_> {
         let remote = self.peer.address;
         let stream =
             connect_control(Endpoint { local: None, remote }).map_err(|e| lost(e.to_string()))?;
-        let (link, hear) = Link::start(stream, &self.peer.name).map_err(|e| lost(e.to_string()))?;
+        let room = Arc::clone(&self.disk_room);
+        let (link, hear) =
+            Link::start_with(stream, &self.peer.name, move |message| room.hear(message))
+                .map_err(|e| lost(e.to_string()))?;
         self.control = Some(Control { link: Arc::new(link), hear, prepared: None });
         Ok(())
     }
@@ -93,7 +96,7 @@ impl Source<'_> {
         // While the destination makes its QEMU.
         self.sieve = Some(Arc::new(Sieve::new(RamBlocks::of(&self.vm.machine))));
         let prepared = self.wait_prepared()?;
-        self.chosen = chosen.filter(|chosen| !chosen.disks.is_empty());
+        self.chosen = chosen.filter(|chosen| !chosen.disks.is_empty()).map(Chosen::answered);
         for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
             self.story.note(note);
         }
@@ -139,6 +142,7 @@ impl Source<'_> {
         let live = Arc::new(Live::new(pools, goal, told_bandwidth, held));
         let sieve = Arc::clone(self.sieve.get_or_insert_default());
         let lanes = Arc::new(self.start_lanes(&sieve)?);
+        self.disk_room.is_for(&lanes);
         let control = self.control.as_ref().expect("connected");
         let collector = Arc::new(Collector {
             live: Arc::clone(&live),

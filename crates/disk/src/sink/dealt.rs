@@ -1,0 +1,71 @@
+//! How many batches a sink is through with: the source goes by it, so that it
+//! sends no more than there is room for.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use page::BlockBatch;
+use parking_lot::{Condvar, Mutex};
+
+/// A count that somebody waits for.
+#[derive(Debug, Default)]
+pub(super) struct Dealt {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    batches: u64,
+    over: bool,
+}
+
+impl Dealt {
+    /// Blocks until there are so many, or the end.
+    pub(super) fn wait(&self, at_least: u64) -> Option<u64> {
+        let mut state = self.state.lock();
+        while state.batches < at_least && !state.over {
+            self.changed.wait(&mut state);
+        }
+        (!state.over).then_some(state.batches)
+    }
+
+    pub(super) fn end(&self) {
+        self.state.lock().over = true;
+        self.changed.notify_all();
+    }
+}
+
+/// A batch that was taken, for the first time. When it goes its buffer is free,
+/// and then it counts: whether all of it was written, or newer ones had covered
+/// it.
+#[derive(Debug)]
+pub(super) struct Counted {
+    // The first field goes first.
+    batch: BlockBatch,
+    _count: Count,
+}
+
+impl Counted {
+    pub(super) fn new(batch: BlockBatch, dealt: &Arc<Dealt>) -> Self {
+        Self { batch, _count: Count(Arc::clone(dealt)) }
+    }
+}
+
+impl Deref for Counted {
+    type Target = BlockBatch;
+
+    fn deref(&self) -> &BlockBatch {
+        &self.batch
+    }
+}
+
+#[derive(Debug)]
+struct Count(Arc<Dealt>);
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        self.0.state.lock().batches += 1;
+        self.0.changed.notify_all();
+    }
+}

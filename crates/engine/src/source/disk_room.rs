@@ -1,0 +1,43 @@
+//! What room the destination's disks have, from the control connection to the
+//! lanes.
+//!
+//! The thread that reads the connection brings it there itself. The one that
+//! leads may be waiting for QEMU, which waits for a disk, which waits for room.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use transport::Lanes;
+use wire::ToSource;
+
+/// What was heard, for lanes that may not be there yet.
+#[derive(Debug, Default)]
+pub(super) struct DiskRoom(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    batches: Option<u64>,
+    lanes: Weak<Lanes>,
+}
+
+impl DiskRoom {
+    /// Takes what concerns it, and passes on all else.
+    pub(super) fn hear(&self, message: ToSource) -> Option<ToSource> {
+        let ToSource::DiskRoom { batches } = message else { return Some(message) };
+        let mut state = self.0.lock();
+        state.batches = Some(batches);
+        if let Some(lanes) = state.lanes.upgrade() {
+            lanes.set_block_room(batches);
+        }
+        None
+    }
+
+    /// The lanes are there.
+    pub(super) fn is_for(&self, lanes: &Arc<Lanes>) {
+        let mut state = self.0.lock();
+        state.lanes = Arc::downgrade(lanes);
+        if let Some(batches) = state.batches {
+            lanes.set_block_room(batches);
+        }
+    }
+}
