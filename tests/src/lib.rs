@@ -2,11 +2,12 @@
 //! the command as people type it. The tests are the files in `tests/`, each
 //! for one behaviour and named by it. They need root, as the lab does.
 
+pub mod disk;
 pub mod faults;
 mod moving;
 mod world;
 
-pub use moving::{Ended, Frozen, Moving};
+pub use moving::{Ended, Frozen, Moving, kill};
 pub use world::{Side, World, guest, own_qmp_argument, until};
 
 /// A MiB.

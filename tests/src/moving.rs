@@ -132,8 +132,8 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// Kills a process.
-pub(crate) fn kill(pid: u32) {
+/// Kills a process, as a crash would.
+pub fn kill(pid: u32) {
     signal(pid, Signal::KILL);
 }
 

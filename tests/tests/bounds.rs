@@ -41,7 +41,8 @@ fn assert_near(is: f64, wanted: f64) {
 fn the_network() {
     let world = World::new(Link::one(200));
     let guest = large(&world);
-    let (moving, id) = fly(&world, &guest, &["--limit", "40M", "--compress", "off"]);
+    let (mut moving, id) = fly(&world, &guest, &["--limit", "40M", "--compress", "off"]);
+    moving.wait_line("limited by --limit");
     let first = sent_mbit_per_s(&world);
     let said = world.tells(Side::A, &["set", &id, "--limit", "80M"]);
     assert!(said.contains("limit 80Mbit/s"), "{said}");

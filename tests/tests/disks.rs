@@ -2,49 +2,21 @@
 //! had, and nothing of it is left where the VM is not.
 
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::process::Command;
+use std::os::unix::fs::FileExt;
 
 use api::{Phase, Report};
-use end_to_end::{MIB, Side, World, guest};
-use lab::guest::{Guest, GuestSpec};
+use end_to_end::disk::{
+    DISK_BYTES, WRITTEN, allocated_bytes, assert_disk_intact, image, with_disk,
+};
+use end_to_end::{MIB, Side, World, own_qmp_argument, until};
 use lab::hosts::{Link, RUN_DIR};
-
-/// What the guest fills and rewrites, of a disk sixteen times as large.
-const WRITTEN: u64 = 32 * MIB;
-const DISK_BYTES: u64 = 16 * WRITTEN;
-
-fn image(world: &World, side: Side) -> PathBuf {
-    world.host(side).run_dir.join("disk.img")
-}
-
-fn qemu_img(args: &[&str]) {
-    let output = Command::new("qemu-img").args(args).output().unwrap();
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// A guest that writes to a disk of `format` that only host A has.
-fn with_disk(world: &World, format: &str, rate: u64) -> GuestSpec {
-    let path = image(world, Side::A).display().to_string();
-    qemu_img(&["create", "-q", "-f", format, &path, &DISK_BYTES.to_string()]);
-    let mut spec = guest("256M", 2_000_000);
-    spec.orders.disk_bytes = WRITTEN;
-    spec.orders.disk_rate = rate;
-    let drive = format!("file={RUN_DIR}/disk.img,format={format},if=none,id=data,discard=unmap");
-    let device = "virtio-blk-pci,drive=data,id=vda".to_owned();
-    spec.extra.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
-    spec
-}
-
-fn assert_disk_intact(guest: &Guest) {
-    let checked = guest.check_disk().unwrap();
-    assert_eq!((checked.pages, checked.wrong), (WRITTEN / 4096, 0), "{checked:?}");
-}
+use qemu::qmp::Qmp;
+use rustix::fs::{FallocateFlags, fallocate};
+use serde_json::json;
 
 /// The image takes what was written, and not the disk's size.
 fn assert_sparse(world: &World, side: Side) {
-    let allocated = fs::metadata(image(world, side)).unwrap().blocks() * 512;
+    let allocated = allocated_bytes(world, side);
     assert!((WRITTEN..2 * WRITTEN).contains(&allocated), "{allocated} bytes allocated");
 }
 
@@ -131,4 +103,88 @@ fn that_cannot_move_are_refused() {
     refuses(&["--disks", "all", "--create-disks"], &["disk.img"]);
     assert_eq!(fs::metadata(image(&world, Side::B)).unwrap().len(), DISK_BYTES / 2);
     assert_disk_intact(&guest);
+}
+
+/// Another VM runs from the image that is to be overwritten.
+#[test]
+fn to_an_image_that_is_in_use_are_refused() {
+    let world = World::new(Link::one(1000));
+    let guest = world.boot(&with_disk(&world, "raw", 1_000_000));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let theirs = vec![7; 8 << 20];
+    fs::write(image(&world, Side::B), &theirs).unwrap();
+    File::options().write(true).open(image(&world, Side::B)).unwrap().set_len(DISK_BYTES).unwrap();
+    let qemu = world.kit.qemu.display().to_string();
+    let drive = format!("file={RUN_DIR}/disk.img,format=raw,if=virtio");
+    let other = ["run", "other", "--", &qemu, "-S", "-m", "64", "-nodefaults", "-display", "none"];
+    world.says(Side::B, &[&other[..], &["-drive", &drive]].concat());
+    let args = ["--disks", "all", "--overwrite-disks"];
+    let said = world.refuses(Side::A, &[&["migrate", "web1", "host-b"][..], &args].concat());
+    assert!(said.contains("disk `data`") && said.contains("in use"), "{said}");
+    world.says(Side::B, &["stop", "other", "--force"]);
+    world.assert_stayed(&guest, Side::A, pid);
+    assert_disk_intact(&guest);
+    let mut held = vec![0; theirs.len()];
+    File::open(image(&world, Side::B)).unwrap().read_exact_at(&mut held, 0).unwrap();
+    assert!(held == theirs, "what the other VM has is as it was");
+    drop(world.migrate(&guest, Side::A, &args));
+    assert_disk_intact(&guest);
+}
+
+/// Has QEMU do to a disk what a guest would ask of it.
+fn qemu_io(qmp: &Qmp, what: &str) {
+    let line = format!("qemu-io data \"{what}\"");
+    let said = qmp.execute("human-monitor-command", json!({ "command-line": line })).unwrap();
+    // What works is told on QEMU's own standard output.
+    assert_eq!(said, "", "{line}");
+}
+
+/// Of what the image holds besides the guest's own, three parts of as many
+/// bytes: a hole that its host made, one that the guest discards before the
+/// move, and one that it zeroes when that has been copied. (What a guest
+/// discards while its disk is mirrored QEMU leaves as it is.)
+#[test]
+fn with_holes_old_and_new() {
+    const PART: u64 = 2 * MIB;
+    const AT: u64 = DISK_BYTES / 2;
+    let world = World::new(Link::one(200));
+    let mut spec = with_disk(&world, "raw", 200_000);
+    spec.orders.disk_bytes = 4 * MIB;
+    spec.orders.random_bytes = 64 * MIB;
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let part = vec![0x55; usize::try_from(3 * PART).unwrap()];
+    {
+        let file = File::options().write(true).open(image(&world, Side::A)).unwrap();
+        file.write_all_at(&part, AT).unwrap();
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, punch, AT, PART).unwrap();
+    }
+    let guest = world.boot(&spec);
+    let owners = world.own_qmp(Side::A, "web1");
+    qemu_io(&owners, &format!("discard {} {PART}", AT + PART));
+    let slow = ["--disks", "all", "--create-disks", "--compress", "off", "--limit", "40M"];
+    let mut moving = world.begin(&guest, Side::A, &slow);
+    moving.wait_for(Phase::FirstPass);
+    let id = world.vm(Side::A, "web1").unwrap().migration.unwrap();
+    let holds = |at: u64| {
+        let mut byte = [0];
+        let file = File::open(image(&world, Side::B)).unwrap();
+        file.read_exact_at(&mut byte, at).unwrap();
+        byte[0]
+    };
+    let last = AT + 2 * PART;
+    until("the last was copied", || [last, last + PART - 1].map(holds) == [0x55; 2]);
+    qemu_io(&owners, &format!("write -z {last} {PART}"));
+    world.says(Side::A, &["set", &id, "--limit", "none"]);
+    drop(world.arrive(&guest, Side::A, moving));
+    assert_disk_intact(&guest);
+    for side in [Side::A, Side::B] {
+        let mut held = vec![1; part.len()];
+        File::open(image(&world, side)).unwrap().read_exact_at(&mut held, AT).unwrap();
+        let wrong = held.iter().filter(|byte| **byte != 0).count();
+        let first = held.iter().position(|byte| *byte != 0);
+        assert_eq!((wrong, first), (0, None), "at {}", side.name());
+    }
+    let allocated = allocated_bytes(&world, Side::B);
+    assert!(allocated < guest.spec.orders.disk_bytes + PART, "{allocated} bytes allocated");
 }

@@ -1,6 +1,7 @@
 //! Any number of lanes carries a VM, and the loss of one costs time, not data.
 
 use api::{Phase, Report};
+use end_to_end::disk::{allocated_bytes, assert_disk_intact, with_disk};
 use end_to_end::{MIB, Moving, Side, World, guest, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
@@ -103,4 +104,25 @@ fn a_lane_whose_connection_is_cut() {
     let report = world.arrive(&guest, Side::A, moving);
     let [first, second] = deaths(&report);
     assert!(first == 0 && second > 0, "{:?}", report.lanes);
+}
+
+/// One that carries pages and blocks of a disk: what it had of both comes by
+/// the other, and writes of the guest that overlap stay in their order.
+#[test]
+fn a_lane_that_is_cut_with_disk_blocks_in_the_air() {
+    let world = World::new(TWO_NICS);
+    let mut spec = with_disk(&world, "raw", 4_000_000);
+    spec.orders.random_bytes = 64 * MIB;
+    let guest = world.boot(&spec);
+    let args = ["--lanes", "2", "--disks", "all", "--create-disks", "--compress", "off"];
+    let mut moving = world.begin(&guest, Side::A, &args);
+    moving.wait_for(Phase::FirstPass);
+    until("blocks fly", || allocated_bytes(&world, Side::B) > MIB);
+    drop(connections(&world, &["-Kt", "state", "established"]));
+    until("more blocks fly", || allocated_bytes(&world, Side::B) > 8 * MIB);
+    drop(connections(&world, &["-Kt", "state", "established"]));
+    let report = world.arrive(&guest, Side::A, moving);
+    let [first, second] = deaths(&report);
+    assert!(first == 0 && second > 0, "{:?}", report.lanes);
+    assert_disk_intact(&guest);
 }

@@ -1,7 +1,8 @@
 //! Agents end and start again; VMs don't notice.
 
 use api::{Outcome, Phase};
-use end_to_end::{MIB, Moving, Side, World, guest, own_qmp_argument};
+use end_to_end::disk::{allocated_bytes, assert_disk_intact, image, mirrors, with_disk};
+use end_to_end::{MIB, Moving, Side, World, guest, own_qmp_argument, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use qemu::qmp::Qmp;
@@ -60,6 +61,40 @@ fn the_sources_agent_dies_while_pages_fly() {
     world.assert_stayed(&guest, Side::A, pid);
     assert_eq!(world.vm(Side::A, "web1").unwrap().problem, None);
     drop(world.migrate(&guest, Side::A, &[]));
+}
+
+/// Its QEMU was copying a disk: the next agent ends that, and nothing of it
+/// stays in QEMU, beside the image or at the destination.
+#[test]
+fn the_sources_agent_dies_while_disk_blocks_fly() {
+    let mut world = World::new(Link::one(100));
+    let mut spec = with_disk(&world, "raw", 1_000_000);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let owners = world.own_qmp(Side::A, "web1");
+    let before = settings(&owners);
+    let args = ["--disks", "all", "--create-disks"];
+    let mut moving = world.begin(&guest, Side::A, &args);
+    moving.wait_for(Phase::FirstPass);
+    until("blocks are written", || allocated_bytes(&world, Side::B) > MIB);
+    world.kill_agent(Side::A);
+    let (moved, _, said) = moving.wait_any();
+    assert!(!moved && said.contains("agent"), "{said}");
+    world.assert_intact(&guest);
+    assert_ne!(mirrors(&owners), [""; 0]);
+    world.start_agent(Side::A);
+    assert_eq!(mirrors(&owners), [""; 0]);
+    assert_eq!(settings(&owners), before);
+    world.assert_stayed(&guest, Side::A, pid);
+    assert_eq!(world.vm(Side::A, "web1").unwrap().problem, None);
+    assert_disk_intact(&guest);
+    assert!(!image(&world, Side::B).exists(), "an image that was made for nothing");
+    let beside = std::fs::read_dir(image(&world, Side::A).parent().unwrap()).unwrap();
+    let names = beside.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(names.filter(|name| name.starts_with(".droveway")).count(), 0);
+    drop(world.migrate(&guest, Side::A, &args));
+    assert_disk_intact(&guest);
 }
 
 #[test]

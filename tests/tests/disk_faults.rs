@@ -1,0 +1,164 @@
+//! What can go wrong while disks move costs the move and nothing else: the VM
+//! goes on from its own disk, nothing is left where it was to go, and the next
+//! move works.
+
+use std::sync::Arc;
+
+use api::{Outcome, Phase};
+use end_to_end::disk::{allocated_bytes, assert_disk_intact, image, mirrors, with_disk};
+use end_to_end::{Frozen, MIB, Moving, Side, World, kill, own_qmp_argument, until};
+use lab::guest::Guest;
+use lab::hosts::{Link, RUN_DIR};
+use qemu::qmp::Qmp;
+use tempfile::TempDir;
+
+const MOVE: [&str; 3] = ["--disks", "all", "--create-disks"];
+
+/// A VM with a disk of its own, by a link that takes seconds.
+struct Faulty {
+    world: World,
+    guest: Guest,
+    pid: u32,
+    owners: Arc<Qmp>,
+}
+
+impl Faulty {
+    fn new() -> Self {
+        let world = World::new(Link::one(100));
+        let mut spec = with_disk(&world, "raw", 1_000_000);
+        spec.extra.extend(own_qmp_argument(&spec.name));
+        let guest = world.boot(&spec);
+        let pid = world.vm(Side::A, "web1").unwrap().pid;
+        let owners = world.own_qmp(Side::A, "web1");
+        Self { world, guest, pid, owners }
+    }
+
+    /// Waits for the end of a migration that fails; why.
+    fn fails(&self, moving: Moving) -> String {
+        let ended = moving.wait();
+        let Outcome::Failed(why) = ended.report.outcome else { panic!("{:?}", ended.report) };
+        assert!(!ended.success && why.contains("The VM stays where it was"), "{why}");
+        why
+    }
+
+    /// The VM goes on, its disk holds what it wrote, and QEMU copies it no more.
+    fn goes_on(&self) {
+        self.world.remove_own_sockets(Side::B, "web1");
+        self.world.assert_stayed(&self.guest, Side::A, self.pid);
+        assert_disk_intact(&self.guest);
+        assert_eq!(mirrors(&self.owners), [""; 0]);
+    }
+}
+
+/// A file system of B's own.
+struct Small<'w> {
+    world: &'w World,
+    dir: TempDir,
+}
+
+impl<'w> Small<'w> {
+    fn mount(world: &'w World, mib: u64) -> Self {
+        let small = Self { world, dir: TempDir::new().unwrap() };
+        // It ends with the host's mount namespace.
+        small.run("mount", &["-t", "tmpfs", "-o", &format!("size={mib}m"), "small"]);
+        small
+    }
+
+    fn run(&self, program: &str, args: &[&str]) -> String {
+        let output = self.world.hosts.b.command(program).args(args).arg(self.dir.path()).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{program} {args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The option that has the image made here.
+    fn set(&self) -> String {
+        format!("{RUN_DIR}/disk.img={}/disk.img", self.dir.path().display())
+    }
+
+    fn resize(&self, mib: u64) {
+        self.run("mount", &["-o", &format!("remount,size={mib}m")]);
+    }
+
+    /// Its files.
+    fn files(&self) -> String {
+        self.run("ls", &["-A"])
+    }
+
+    fn taken_mib(&self) -> u64 {
+        let said = self.run("du", &["-sm"]);
+        said.split_whitespace().next().unwrap().parse().unwrap()
+    }
+}
+
+/// It is too small to begin with; or it shrinks, as one does that others write
+/// to as well, when it was looked at already.
+#[test]
+fn a_file_system_that_is_full() {
+    let faulty = Faulty::new();
+    let Faulty { world, guest, .. } = &faulty;
+    let small = Small::mount(world, 8);
+    let set = small.set();
+    let args = [&MOVE[..], &["--set", &set]].concat();
+    let refused = world.refuses(Side::A, &[&["migrate", "web1", "host-b"][..], &args].concat());
+    assert!(refused.contains("disk `data`") && refused.contains("there is room for"), "{refused}");
+    faulty.goes_on();
+    assert_eq!(small.files(), "");
+
+    small.resize(64);
+    let mut moving = world.begin(guest, Side::A, &args);
+    moving.wait_for(Phase::FirstPass);
+    until("blocks are written", || small.taken_mib() > 1);
+    small.resize(8);
+    let why = faulty.fails(moving);
+    for word in ["host-b", "disk data", "no space left at the destination"] {
+        assert!(why.contains(word), "{word:?} is not in: {why}");
+    }
+    faulty.goes_on();
+    assert_eq!(small.files(), "");
+
+    small.resize(64);
+    drop(world.migrate(guest, Side::A, &args));
+    assert_disk_intact(guest);
+}
+
+/// What writes the image there is gone.
+#[test]
+fn a_sink_that_dies() {
+    let faulty = Faulty::new();
+    let Faulty { world, guest, .. } = &faulty;
+    let mut moving = world.begin(guest, Side::A, &MOVE);
+    moving.wait_for(Phase::FirstPass);
+    until("blocks are written", || allocated_bytes(world, Side::B) > MIB);
+    assert_ne!(mirrors(&faulty.owners), [""; 0]);
+    kill(world.vm(Side::B, "web1").unwrap().pid);
+    let why = faulty.fails(moving);
+    assert!(why.contains("host-b"), "{why}");
+    faulty.goes_on();
+    assert!(!image(world, Side::B).exists(), "an image that was made for nothing");
+    drop(world.migrate(guest, Side::A, &MOVE));
+    assert_disk_intact(guest);
+}
+
+/// It takes nothing for a while, as storage that is overloaded: memory goes on
+/// past it, over the same lane, however little the agents may buffer.
+#[test]
+fn a_disk_that_stands_still() {
+    let mut world = World::new(Link::one(200));
+    world.restart_agents_with(&["--pool-mib", "16"]);
+    let mut spec = with_disk(&world, "raw", 200_000);
+    spec.orders.random_bytes = 64 * MIB;
+    let guest = world.boot(&spec);
+    let args = [&MOVE[..], &["--lanes", "1", "--compress", "off"]].concat();
+    let mut moving = world.begin(&guest, Side::A, &args);
+    moving.wait_for(Phase::FirstPass);
+    until("blocks are written", || allocated_bytes(&world, Side::B) > MIB);
+    // Its QEMU writes no disk, and its memory can be written from outside.
+    let frozen = Frozen::new(world.vm(Side::B, "web1").unwrap().pid);
+    moving.wait_for(Phase::LaterPass);
+    moving.wait_line("limited by the destination's disk");
+    drop(frozen);
+    let report = world.arrive(&guest, Side::A, moving);
+    assert!(report.lanes.iter().all(|lane| lane.deaths == 0), "{:?}", report.lanes);
+    assert_disk_intact(&guest);
+}
