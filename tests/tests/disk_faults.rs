@@ -162,3 +162,25 @@ fn a_disk_that_stands_still() {
     assert!(report.lanes.iter().all(|lane| lane.deaths == 0), "{:?}", report.lanes);
     assert_disk_intact(&guest);
 }
+
+/// Nor does it keep the VM from staying: whoever cancels does not wait for it.
+#[test]
+fn a_disk_that_stands_still_is_given_up() {
+    let faulty = Faulty::new();
+    let Faulty { world, guest, .. } = &faulty;
+    let mut moving = world.begin(guest, Side::A, &MOVE);
+    moving.wait_for(Phase::FirstPass);
+    until("blocks are written", || allocated_bytes(world, Side::B) > MIB);
+    let arriving = world.vm(Side::B, "web1").unwrap().pid;
+    let frozen = Frozen::new(arriving);
+    moving.wait_line("limited by the destination's disk");
+    moving.interrupt();
+    let ended = moving.wait();
+    assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);
+    assert_disk_intact(guest);
+    assert_eq!(mirrors(&faulty.owners), [""; 0]);
+    drop(frozen);
+    faulty.goes_on();
+    drop(world.migrate(guest, Side::A, &MOVE));
+    assert_disk_intact(guest);
+}
