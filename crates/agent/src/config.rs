@@ -76,6 +76,8 @@ pub struct Config {
     pub pool_bytes: usize,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,
+    /// How long migrations wait for what; in the file only.
+    pub waits: engine::Waits,
 }
 
 /// What is wrong with it, for whoever wrote it.
@@ -199,6 +201,7 @@ impl Config {
             api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
             pool_bytes: (pool_mib as usize) << 20,
             insecure_plaintext: flags.insecure_plaintext || file.insecure_plaintext,
+            waits: file.waits,
         };
         if !POOL_MIB.contains(&pool_mib) {
             return Err(ConfigError::Pool(pool_mib));

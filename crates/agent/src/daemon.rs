@@ -91,6 +91,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         fixed_cost: Arc::default(),
         shelf: shelf.clone(),
         agent_port: config.listen.port(),
+        waits: config.waits,
     };
     // Before VMs are looked for, so that a second start by mistake is told
     // what is wrong and touches none.

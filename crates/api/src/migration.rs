@@ -69,6 +69,9 @@ pub struct MigrateRequest {
     /// Overwrite images at the destination that hold data.
     #[serde(default)]
     pub overwrite_disks: bool,
+    /// How long it may take until the VM is given up.
+    #[serde(default)]
+    pub timeout_s: Option<u64>,
     /// What it may use.
     #[serde(default)]
     pub bounds: Bounds,

@@ -192,6 +192,11 @@ pub(crate) struct MigrateArgs {
     /// Let disks that move overwrite images at the destination that hold data
     #[arg(long, requires = "disks")]
     pub(crate) overwrite_disks: bool,
+    /// How long it may take, in seconds; a VM that is not given up by then stays
+    /// [default: as long as it takes]
+    #[arg(long, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: Option<u64>,
     #[command(flatten)]
     pub(crate) bounds: BoundsArgs,
     /// QMP socket, at the destination, of a QEMU that somebody else started
@@ -220,6 +225,7 @@ impl MigrateArgs {
             disks: self.disks,
             create_disks: self.create_disks,
             overwrite_disks: self.overwrite_disks,
+            timeout_s: self.timeout,
             bounds: self.bounds.into(),
             incoming_qmp: self.incoming_qmp,
             overcommit_memory: self.overcommit_memory,
@@ -338,6 +344,7 @@ mod tests {
             ("migrate web1 b --set =x", ErrorKind::ValueValidation),
             ("migrate web1 b --limit fast", ErrorKind::ValueValidation),
             ("migrate web1 b --cpus 3-1", ErrorKind::ValueValidation),
+            ("migrate web1 b --timeout 0", ErrorKind::ValueValidation),
             ("set 1", ErrorKind::MissingRequiredArgument),
             ("set 1 --limit 0", ErrorKind::ValueValidation),
             ("agent --nic-speed 10.0.0.1", ErrorKind::ValueValidation),

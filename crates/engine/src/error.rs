@@ -1,6 +1,7 @@
 //! Why a migration ended without its VM at the destination.
 
 use std::io;
+use std::time::Duration;
 
 use qemu::qmp::QmpError;
 use transport::LanesError;
@@ -65,6 +66,23 @@ pub enum MigrationError {
     /// What became of the VM can't be known, or be done, just now.
     #[error("{0}")]
     InDoubt(String),
+    /// Nothing arrives.
+    #[error(
+        "nothing of the VM has arrived at {host} for {} s; `stall` under [waits] in the agent's \
+         file says how long that may last", waited.as_secs()
+    )]
+    Stalled {
+        /// The destination.
+        host: String,
+        /// For how long.
+        waited: Duration,
+    },
+    /// The operator's own bound.
+    #[error("it was not given up within the {} s of --timeout", allowed.as_secs())]
+    TooLong {
+        /// What the operator allowed.
+        allowed: Duration,
+    },
     /// This host lacks something.
     #[error("{what}: {source}")]
     Local {

@@ -15,6 +15,7 @@ use transport::Endpoint;
 use wire::{Inquiry, Word};
 
 use crate::resources::Resources;
+use crate::waits::Waits;
 
 /// This agent, as far as migrations care.
 #[derive(Clone, Debug)]
@@ -33,6 +34,8 @@ pub struct Local {
     pub shelf: Shelf,
     /// The port that this agent listens at.
     pub agent_port: u16,
+    /// How long its migrations wait for what.
+    pub waits: Waits,
 }
 
 /// What a blackout costs besides moving pages: device state, its load, `cont`.

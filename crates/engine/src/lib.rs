@@ -12,6 +12,7 @@ mod network;
 mod resources;
 mod source;
 mod story;
+mod waits;
 mod watch;
 
 pub use destination::{Server, serve};
@@ -21,4 +22,5 @@ pub use host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsett
 pub use resources::{BuffersFull, Resources};
 pub use source::{Migrated, migrate};
 pub use transport::Endpoint;
+pub use waits::Waits;
 pub use watch::Watch;

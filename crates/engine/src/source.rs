@@ -21,6 +21,7 @@ mod start;
 mod undo;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use api::{Bounds, MigrateRequest, Outcome, Phase, Report};
@@ -40,6 +41,7 @@ use crate::host::{Local, Peer, SourceVm};
 use crate::link::{Heard, Link};
 use crate::resources::Pools;
 use crate::story::Story;
+use crate::waits::Pulse;
 use crate::watch::Watch;
 use disk_room::DiskRoom;
 use disks::{Chosen, Disks};
@@ -48,8 +50,8 @@ use pacing::{Pacing, pace_bounds};
 use sampler::Sampler;
 use sieve::Sieve;
 
-/// The destination may have to make gigabytes of hugetlb RAM and start QEMU.
-const PREPARE_MAX: Duration = Duration::from_secs(120);
+/// How often a migration that waits looks whether anything moves.
+const LOOK: Duration = Duration::from_secs(1);
 /// A QEMU that is not finishing answers in a millisecond or two.
 const STATUS_MAX: Duration = Duration::from_millis(200);
 
@@ -114,6 +116,8 @@ enum Happening {
     /// Of the switchover.
     Said(Envelope<switchover::ToSource>),
     Notice(Notice),
+    /// What was waited for has not come in its time.
+    Late,
 }
 
 pub(crate) struct Source<'m> {
@@ -143,6 +147,8 @@ pub(crate) struct Source<'m> {
     fate: Option<Fate>,
     /// What it can't know or do.
     doubt: Option<Doubt>,
+    /// When the operator's patience ends.
+    over: Option<Instant>,
     /// `go` was said: the operator can't cancel any more.
     committed: bool,
     cpu: Duration,
@@ -205,6 +211,7 @@ impl<'m> Source<'m> {
             driver: None,
             fate: None,
             doubt: None,
+            over: request.timeout_s.map(|s| Instant::now() + Duration::from_secs(s)),
             committed: false,
             cpu: Duration::ZERO,
         }
@@ -223,8 +230,13 @@ impl<'m> Source<'m> {
     /// Waits until QEMU has stopped the VM and handed over everything, and
     /// everything is placed: the barrier.
     fn deliver(&mut self) -> Result<(), MigrationError> {
+        let (mut pulse, mut look) = (Pulse::new(), Instant::now());
         loop {
-            match self.next(None)? {
+            match self.next_or_late(Some(look))? {
+                Happening::Late => {
+                    self.feel(&mut pulse)?;
+                    look = Instant::now() + LOOK;
+                }
                 Happening::Notice(Notice::FirstPassBegins) => self.story.enter(Phase::FirstPass),
                 Happening::Notice(Notice::TailBegins) => self.story.enter(Phase::Stopped),
                 Happening::Notice(Notice::Unsplittable(reason)) => {
@@ -275,7 +287,7 @@ impl<'m> Source<'m> {
             "RESUME" => self.was_running = true,
             "MIGRATION" if event.data["status"] == "pre-switchover" => {
                 if let Some(disks) = &mut self.disks {
-                    disks.drain(self.notices.0.clone())?;
+                    disks.drain(self.notices.0.clone(), self.local.waits.drain)?;
                 }
             }
             "MIGRATION" if event.data["status"] == "failed" => {
@@ -301,8 +313,33 @@ impl<'m> Source<'m> {
         status.is_ok_and(|status| status["status"] == "paused")
     }
 
-    /// The next thing that matters; what ends any phase is an error here.
-    fn next(&mut self, until: Option<Instant>) -> Result<Happening, MigrationError> {
+    /// Whether anything of the VM still arrives.
+    fn feel(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
+        let Some(stream) = &self.stream else { return Ok(()) };
+        let come = stream.lanes.delivered();
+        let memory = come.body_bytes + come.fill_bytes + come.dropped_bytes;
+        let disks = come.block_bytes + come.block_zero_bytes;
+        let tapped = stream.live.residue_bytes.load(Relaxed) + stream.live.taken().0;
+        let waited = pulse.beat(memory + disks + tapped, LOOK);
+        if waited < self.local.waits.stall {
+            return Ok(());
+        }
+        Err(MigrationError::Stalled { host: self.peer.name.clone(), waited })
+    }
+
+    /// The next thing that matters; what ends any phase is an error here, and so
+    /// is a wait that was too long.
+    fn next(&mut self, until: Instant) -> Result<Happening, MigrationError> {
+        match self.next_or_late(Some(until))? {
+            Happening::Late => Err(MigrationError::PeerLost {
+                host: self.peer.name.clone(),
+                why: "it did not answer in time".to_owned(),
+            }),
+            happening => Ok(happening),
+        }
+    }
+
+    fn next_or_late(&mut self, until: Option<Instant>) -> Result<Happening, MigrationError> {
         loop {
             match self.happening(until)? {
                 // In whatever phase, somebody else waits for it.
@@ -333,6 +370,8 @@ impl<'m> Source<'m> {
         let never = crossbeam_channel::never();
         let late = until.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
         let cancelled = if self.committed { &never } else { cancelled };
+        let over = self.over.filter(|_| !self.committed);
+        let over = over.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
         let host = &self.peer.name;
         let lost = |why: String| MigrationError::PeerLost { host: host.clone(), why };
         select! {
@@ -355,7 +394,11 @@ impl<'m> Source<'m> {
             },
             recv(cancelled) -> _ => Err(MigrationError::Cancelled),
             recv(self.story.watch().rebound()) -> _ => Ok(None),
-            recv(late) -> _ => Err(lost("it did not answer in time".to_owned())),
+            recv(late) -> _ => Ok(Some(Happening::Late)),
+            recv(over) -> _ => {
+                let allowed = Duration::from_secs(self.request.timeout_s.unwrap_or_default());
+                Err(MigrationError::TooLong { allowed })
+            }
         }
     }
 

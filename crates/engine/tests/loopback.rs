@@ -110,6 +110,7 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
         fixed_cost: Arc::default(),
         shelf: shelf.clone(),
         agent_port: 7800,
+        waits: engine::Waits::default(),
     };
     let here = Arc::new(Mutex::new(None));
     let host = TestHost { dir: sub("b"), refuse, here: Arc::clone(&here) };

@@ -20,6 +20,7 @@ pub(super) struct File {
     pub(super) api: Option<PathBuf>,
     pub(super) pool_mib: Option<u32>,
     pub(super) insecure_plaintext: bool,
+    pub(super) waits: engine::Waits,
 }
 
 /// Reads it; paths in it are meant from where it lies.

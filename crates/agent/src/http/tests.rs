@@ -32,6 +32,7 @@ impl Site {
             fixed_cost: Arc::default(),
             shelf: shelf.clone(),
             agent_port: 7450,
+            waits: engine::Waits::default(),
         };
         let settlers = Settlers::new(Arc::clone(&registry), shelf, "here", &[]);
         let roads = Roads { peers: Vec::new(), insecure_plaintext: false };

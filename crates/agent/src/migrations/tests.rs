@@ -48,6 +48,7 @@ impl Site {
             fixed_cost: Arc::default(),
             shelf: shelf.clone(),
             agent_port: 7450,
+            waits: engine::Waits::default(),
         };
         let settlers = Settlers::new(Arc::clone(&self.registry), shelf, "here", &[]);
         Arc::new(Migrations::new(&settlers, local, roads, mover))

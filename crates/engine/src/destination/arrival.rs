@@ -35,8 +35,6 @@ use crate::resources::Pools;
 const TAIL_BYTES_MAX: usize = 256 << 20;
 /// Between connecting and the order.
 const ORDER_MAX: Duration = Duration::from_secs(10);
-/// QEMU's load of the residue.
-const LOAD_MAX: Duration = Duration::from_secs(60);
 /// For the source's next word, as long as there is a connection: it has QEMU
 /// say first how its migration ended, or end.
 const WORD_MAX: Duration = Duration::from_secs(5);
@@ -372,7 +370,8 @@ impl Arrival<'_> {
             };
             let watching = thread::Builder::new().name("load-watch".to_owned());
             let watching = watching.spawn_scoped(scope, watch).map_err(End::failed)?;
-            let loaded = feed_tail(incoming, feeder, tail);
+            let wait = self.shared.local.waits.load;
+            let loaded = feed_tail(incoming, feeder, tail, wait);
             drop(done);
             match watching.join() {
                 Ok(None) => loaded,
@@ -405,10 +404,10 @@ impl Arrival<'_> {
     }
 }
 
-fn feed_tail(incoming: &Incoming, feeder: &Feeder, tail: &[u8]) -> Result<(), End> {
+fn feed_tail(incoming: &Incoming, feeder: &Feeder, tail: &[u8], wait: Duration) -> Result<(), End> {
     feeder.tail(tail).map_err(|error| End::failed(incoming.explain(&error)))?;
     feeder.finish().map_err(|error| End::failed(incoming.explain(&error)))?;
-    incoming.wait_loaded(LOAD_MAX).map_err(End::failed)
+    incoming.wait_loaded(wait).map_err(End::failed)
 }
 
 /// What something that was not expected means.

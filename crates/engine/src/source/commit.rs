@@ -12,10 +12,6 @@ use super::{Happening, Source};
 use crate::error::MigrationError;
 use crate::link::Heard;
 
-/// Loading device state takes QEMU below a second; this is for a host in swap.
-const LOAD_MAX: Duration = Duration::from_secs(60);
-/// `cont` opens the disks: a slow storage network may take seconds.
-const RUN_MAX: Duration = Duration::from_secs(60);
 /// A note on disk there, and what it has cost, after that.
 const NOTED_MAX: Duration = Duration::from_secs(5);
 
@@ -25,9 +21,9 @@ impl Source<'_> {
         let stream = self.stream.as_ref().expect("a stream was delivered");
         let residue_bytes = stream.live.residue_bytes.load(Relaxed);
         self.send(&ToDestination::Complete { residue_bytes })?;
-        let until = Instant::now() + LOAD_MAX;
+        let until = Instant::now() + self.local.waits.load;
         loop {
-            match self.next(Some(until))? {
+            match self.next(until)? {
                 Happening::Said(said) if said.message == switchover::ToSource::Loaded => {
                     self.story.enter(Phase::Loaded);
                     return Ok(said);
@@ -38,7 +34,7 @@ impl Source<'_> {
                 }
                 Happening::Peer(other) => return Err(self.unexpected(&other)),
                 Happening::Qemu(event) => self.follow(&event)?,
-                Happening::Notice(_) => {}
+                Happening::Notice(_) | Happening::Late => {}
             }
         }
     }
@@ -49,16 +45,16 @@ impl Source<'_> {
         loaded: Envelope<switchover::ToSource>,
     ) -> Result<(), MigrationError> {
         self.step(Step::Heard(loaded));
-        let until = Instant::now() + RUN_MAX;
+        let until = Instant::now() + self.local.waits.run;
         while self.fate.is_none() && self.doubt.is_none() {
-            match self.next(Some(until)) {
+            match self.next(until) {
                 Ok(Happening::Said(said)) => {
                     if said.message == switchover::ToSource::Running {
                         self.running();
                     }
                     self.step(Step::Heard(said));
                 }
-                Ok(Happening::Qemu(_) | Happening::Peer(_) | Happening::Notice(_)) => {}
+                Ok(_) => {}
                 // Nobody else resumes it here, and the destination's copy is as
                 // good.
                 Err(MigrationError::VmGone(_)) => {

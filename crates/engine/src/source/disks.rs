@@ -28,9 +28,6 @@ use crate::story::Story;
 
 /// Between two looks at how far the mirrors are.
 const EVERY: Duration = Duration::from_millis(250);
-/// With the VM stopped: what is left of the mirrors, and the destination's
-/// storage, which may be slow to flush.
-const DRAIN_MAX: Duration = Duration::from_secs(60);
 
 /// The disks that are to move, before anything has begun.
 pub(super) struct Chosen {
@@ -162,7 +159,11 @@ impl Disks {
 
     /// The VM is stopped: the mirrors write what is left. A notice tells when
     /// the copies are the disks.
-    pub(super) fn drain(&mut self, notices: Sender<Notice>) -> Result<(), MigrationError> {
+    pub(super) fn drain(
+        &mut self,
+        notices: Sender<Notice>,
+        wait: Duration,
+    ) -> Result<(), MigrationError> {
         if self.draining.is_some() {
             return Ok(());
         }
@@ -170,7 +171,7 @@ impl Disks {
         let mirrors = Arc::clone(&self.mirrors);
         let drain = move || {
             // They are, unless QEMU stopped the VM by itself.
-            let outcome = mirrors.wait_ready(DRAIN_MAX).and_then(|()| mirrors.finish(DRAIN_MAX));
+            let outcome = mirrors.wait_ready(wait).and_then(|()| mirrors.finish(wait));
             let _ = notices.send(Notice::Disks(outcome.map_err(|error| error.to_string())));
         };
         let thread = thread::Builder::new().name("disk-drain".to_owned()).spawn(drain);

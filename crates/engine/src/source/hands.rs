@@ -1,8 +1,6 @@
 //! What the switchover has done at the source: say, wait for QEMU, let the VM
 //! go on, or end it.
 
-use std::time::Duration;
-
 use api::Phase;
 use qemu::qmp::QmpError;
 use switchover::journal::Opened;
@@ -13,9 +11,6 @@ use wire::ToDestination;
 use super::Source;
 use super::start::local;
 use crate::error::MigrationError;
-
-/// From the stream's end to QEMU's word that it is complete.
-const COMPLETED_MAX: Duration = Duration::from_secs(10);
 
 impl Source<'_> {
     /// From here on a restart of the agent knows of the migration.
@@ -74,7 +69,7 @@ impl Hands for Source<'_> {
         let Some(stream) = &self.stream else {
             return Step::NotCompleted { reason: "its migration never began".into() };
         };
-        match stream.outgoing.wait_completed(COMPLETED_MAX) {
+        match stream.outgoing.wait_completed(self.local.waits.complete) {
             Ok(()) => Step::Completed,
             Err(QmpError::Closed) => Step::QemuGone,
             Err(error) => Step::NotCompleted { reason: error.to_string().into() },

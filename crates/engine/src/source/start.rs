@@ -22,7 +22,7 @@ use super::live::Live;
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
 use super::sieve::Sieve;
-use super::{Control, Happening, Notice, PREPARE_MAX, Source, Stream, terms};
+use super::{Control, Happening, Notice, Source, Stream, terms};
 use crate::error::MigrationError;
 use crate::host::lane_endpoint;
 use crate::link::Link;
@@ -111,14 +111,14 @@ impl Source<'_> {
     }
 
     fn wait_prepared(&mut self) -> Result<wire::Prepared, MigrationError> {
-        let until = Instant::now() + PREPARE_MAX;
+        let until = Instant::now() + self.local.waits.prepare;
         loop {
-            match self.next(Some(until))? {
+            match self.next(until)? {
                 Happening::Peer(ToSource::Prepared(prepared)) => return Ok(prepared),
                 Happening::Peer(other) => return Err(self.unexpected(&other)),
                 Happening::Said(said) => return Err(self.said_early(&said)),
                 Happening::Qemu(event) => self.follow(&event)?,
-                Happening::Notice(_) => {}
+                Happening::Notice(_) | Happening::Late => {}
             }
         }
     }
