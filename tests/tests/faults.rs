@@ -60,6 +60,7 @@ fn qemus_and_disks_fail_in_the_middle_of_a_switchover() {
         (Fault::DiskFull(Destination), 0, SHORT),
         (Fault::DiskFull(Source), 0, SHORT),
         (Fault::KillQemu(Destination), 300, SHORT),
+        (Fault::KillQemu(Destination), 520, SHORT),
         (Fault::KillQemu(Source), 50, SHORT),
     ]);
 }

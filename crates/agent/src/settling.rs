@@ -107,18 +107,9 @@ impl Settlers {
     pub(crate) fn coming(self: &Arc<Self>, left: Unsettled) {
         let Unsettled { driver, machine, incoming, arriving } = left;
         let opened = driver.journal().opened().clone();
-        let arriving = match arriving {
-            // Its owner may do with it what he wants.
-            Some(arriving) if driver.machine().is_here() => {
-                arriving.settled();
-                None
-            }
-            Some(arriving) => {
-                self.registry.unsettled(&opened.vm);
-                Some(arriving)
-            }
-            None => None,
-        };
+        if arriving.is_some() {
+            self.registry.unsettled(&opened.vm);
+        }
         let hands = Coming::new(Some(machine), incoming, arriving.map(Place::Live));
         self.open_desk(opened, Side::Destination, move |_| Some(Case::Coming(driver, hands)));
     }

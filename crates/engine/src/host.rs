@@ -142,7 +142,7 @@ pub struct Unsettled {
     pub machine: Arc<Machine>,
     /// Its end of QEMU's migration.
     pub incoming: Option<Arc<Incoming>>,
-    /// The VM, unless it was discarded.
+    /// The VM, unless it is decided whose it is.
     pub arriving: Option<Box<dyn Arriving>>,
 }
 

@@ -131,14 +131,9 @@ impl Arrival<'_> {
         };
         driver.step(event, &mut keeper);
         self.see_it_through(&mut driver, &mut keeper);
-        let (incoming, arriving) = keeper.into_parts();
-        if driver.machine().is_over() {
-            if let Some(arriving) = arriving {
-                arriving.settled();
-            }
-        } else {
-            let left = Unsettled { driver, machine, incoming, arriving };
-            self.shared.host.settle(left);
+        if !driver.machine().is_over() {
+            let (incoming, arriving) = keeper.undecided();
+            self.shared.host.settle(Unsettled { driver, machine, incoming, arriving });
         }
         Ok(())
     }

@@ -60,9 +60,11 @@ impl Keeper {
         self.arriving.as_ref()?.source_address()
     }
 
-    /// For whoever goes on with it.
-    pub(super) fn into_parts(mut self) -> (Option<Arc<Incoming>>, Option<Box<dyn Arriving>>) {
-        (self.incoming.take(), self.arriving.take())
+    /// For whoever goes on with it: QEMU's end of the migration, and the VM if
+    /// it is not decided whose it is.
+    pub(super) fn undecided(mut self) -> (Option<Arc<Incoming>>, Option<Box<dyn Arriving>>) {
+        let undecided = if self.adopted { None } else { self.arriving.take() };
+        (self.incoming.take(), undecided)
     }
 
     fn say_cost(&self) {
