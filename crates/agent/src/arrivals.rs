@@ -4,6 +4,7 @@
 mod fitness;
 
 use std::net::SocketAddr;
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +12,6 @@ use engine::{Arriving, Host, Refusal, Unsettled};
 use qemu::command_line::overridden;
 use qemu::disks::{self as images, Challenge, PreparedImage};
 use qemu::machine::{self, Machine, Start};
-use qemu::probe::Probes;
 use qemu::qmp::RunState;
 use qemu::shape::Shape;
 use wire::{Inquiry, Prepare, Word};
@@ -65,14 +65,15 @@ impl Arrivals {
             None => Some(Wanted::of(order)?),
         };
         if let Some(wanted) = &wanted {
-            wanted.check(&shape, order.overcommit, probes)?;
+            wanted.check(&shape, order.overcommit, probes, self.registry.qemu_user())?;
         }
         check_disks(order)?;
         let images = prepare_images(order)?;
         let made: Vec<PathBuf> = images.created().map(Path::to_owned).collect();
         claim.note_images(&made)?;
+        self.hand_over(&made)?;
         let machine = match &wanted {
-            Some(wanted) => start(&claim, &order.vm, wanted, &shape.machine, probes)?,
+            Some(wanted) => self.start(&claim, order, wanted, &shape.machine)?,
             None => {
                 std::fs::create_dir_all(&claim.dir)
                     .map_err(|error| Denied::Local(format!("{}: {error}", claim.dir.display())))?;
@@ -95,6 +96,38 @@ impl Arrivals {
             "the VM is not what its command line says any more: {}",
             differences.join("; ")
         )))
+    }
+
+    fn start(
+        &self,
+        claim: &Claim,
+        order: &Prepare,
+        wanted: &Wanted,
+        machine: &str,
+    ) -> Result<Machine, Denied> {
+        claim.note_starting()?;
+        let start = Start {
+            name: &order.vm,
+            argv: &wanted.argv,
+            cwd: &wanted.cwd,
+            dir: &claim.dir,
+            incoming: true,
+            machine: Some(machine),
+            user: self.registry.qemu_user(),
+        };
+        let explain = |error| wanted.explain(error, machine, self.examiner.probes());
+        machine::start(&start).map_err(explain)
+    }
+
+    /// Images that were made for a VM are its QEMU's.
+    fn hand_over(&self, made: &[PathBuf]) -> Result<(), Denied> {
+        let Some(user) = self.registry.qemu_user() else { return Ok(()) };
+        for image in made {
+            chown(image, Some(user.uid), Some(user.gid)).map_err(|error| {
+                Denied::Local(format!("giving {} to QEMU's user: {error}", image.display()))
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -154,25 +187,6 @@ fn prepare_images(order: &Prepare) -> Result<images::Prepared, Denied> {
     let tool = images::QemuImg::beside(qemu);
     images::prepare(&moving, &order.overrides, Path::new(&cwd), allowed, &tool)
         .map_err(|error| Denied::Conflict(error.to_string()))
-}
-
-fn start(
-    claim: &Claim,
-    name: &str,
-    wanted: &Wanted,
-    machine: &str,
-    probes: &Probes,
-) -> Result<Machine, Denied> {
-    claim.note_starting()?;
-    let start = Start {
-        name,
-        argv: &wanted.argv,
-        cwd: &wanted.cwd,
-        dir: &claim.dir,
-        incoming: true,
-        machine: Some(machine),
-    };
-    machine::start(&start).map_err(|error| wanted.explain(error, machine, probes))
 }
 
 /// A QEMU that somebody else started to receive this VM. Any other is left

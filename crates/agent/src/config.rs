@@ -49,6 +49,8 @@ pub struct Flags {
     pub api: Option<PathBuf>,
     /// Buffers, in MiB.
     pub pool_mib: Option<u32>,
+    /// Who QEMUs run as.
+    pub qemu_user: Option<String>,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,
 }
@@ -74,6 +76,8 @@ pub struct Config {
     pub api: PathBuf,
     /// Buffers of all migrations in one direction.
     pub pool_bytes: usize,
+    /// Who QEMUs run as; none is the agent's own user.
+    pub qemu_user: Option<String>,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,
     /// How long migrations wait for what; in the file only.
@@ -200,6 +204,7 @@ impl Config {
             state: flags.state.clone().or(file.state).unwrap_or_else(|| STATE_DEFAULT.into()),
             api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
             pool_bytes: (pool_mib as usize) << 20,
+            qemu_user: flags.qemu_user.clone().or(file.qemu_user),
             insecure_plaintext: flags.insecure_plaintext || file.insecure_plaintext,
             waits: file.waits,
         };

@@ -21,6 +21,7 @@ use crate::registry::{Held, Registry};
 use crate::settling::Settlers;
 use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
+use crate::user::{self, UserError};
 
 /// For answers that are being written when the agent ends.
 const ANSWERS_WAIT: Duration = Duration::from_secs(5);
@@ -42,6 +43,9 @@ pub enum AgentError {
     /// Its API's socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// The user that QEMUs shall run as.
+    #[error(transparent)]
+    User(#[from] UserError),
     /// Nothing can be heard at its address.
     #[error("listening at {address}: {source}")]
     Listen {
@@ -79,6 +83,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let listener = TcpListener::bind(config.listen)
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
     check_nics(&config.nics)?;
+    let qemu_user = config.qemu_user.as_deref().map(user::named).transpose()?;
     let shelf = Shelf::open(&state.journals())?;
     let kept = shelf.contents()?;
     let speeds =
@@ -97,7 +102,8 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     // what is wrong and touches none.
     let (socket, api_listener) = ApiSocket::bind(&config.api)?;
     let registry = Registry::open(state, &held(&kept));
-    let registry = Arc::new(registry.map_err(|source| local_error("finding VMs", source))?);
+    let registry = registry.map_err(|source| local_error("finding VMs", source))?;
+    let registry = Arc::new(registry.with_qemu_user(qemu_user));
     let settlers = Settlers::new(Arc::clone(&registry), shelf, &config.name, &config.peers);
     // Before anybody can ask for one of them.
     settlers.take_up(kept);

@@ -102,7 +102,7 @@ impl Examiner {
     }
 
     fn facts(&self, asked: &[(String, String)]) -> Facts {
-        let kvm = sight::kvm();
+        let kvm = sight::kvm(self.registry.qemu_user());
         let vms = vms::facts(&self.registry);
         let in_path = if kvm == Kvm::Usable { "kvm" } else { "tcg" };
         let mut programs = BTreeSet::from([(QEMU.to_owned(), in_path.to_owned())]);
@@ -116,6 +116,7 @@ impl Examiner {
             kernel: sight::kernel(),
             clock_source: sight::clock_source(),
             kvm,
+            qemu_user: sight::qemu_user(self.registry.qemu_user()),
             cgroups: sight::cgroups(),
             reach: sight::reach(),
             nics: self.nics(),

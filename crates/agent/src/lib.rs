@@ -20,9 +20,11 @@ mod registry;
 mod settling;
 mod socket;
 mod state;
+mod user;
 mod vm;
 
 pub use daemon::{AgentError, run};
 pub use name::NameError;
 pub use socket::SocketError;
 pub use state::StateError;
+pub use user::UserError;

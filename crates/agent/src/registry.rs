@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use api::{AttachRequest, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
+use qemu::launch::User;
 use qemu::machine::{self, Start};
 
 use crate::denied::Denied;
@@ -51,6 +52,7 @@ struct Slot {
 #[derive(Debug)]
 pub(crate) struct Registry {
     state: StateDir,
+    qemu_user: Option<User>,
     slots: Mutex<BTreeMap<String, Slot>>,
     /// Told when a slot goes or is free again.
     settled: Condvar,
@@ -65,7 +67,17 @@ impl Registry {
             let busy = if found.held { Busy::Unsettled } else { Busy::Nothing };
             slots.insert(found.vm.name.clone(), Slot { vm: Some(Arc::new(found.vm)), busy });
         }
-        Ok(Self { state, slots: Mutex::new(slots), settled: Condvar::new() })
+        Ok(Self { state, qemu_user: None, slots: Mutex::new(slots), settled: Condvar::new() })
+    }
+
+    /// The same; from now on QEMUs are started as this user.
+    pub(crate) fn with_qemu_user(self, qemu_user: Option<User>) -> Self {
+        Self { qemu_user, ..self }
+    }
+
+    /// Who QEMUs are started as, if not as the agent's own user.
+    pub(crate) fn qemu_user(&self) -> Option<&User> {
+        self.qemu_user.as_ref()
     }
 
     pub(crate) fn state(&self) -> &StateDir {
@@ -87,6 +99,7 @@ impl Registry {
             dir: &claim.dir,
             incoming: false,
             machine: None,
+            user: self.qemu_user(),
         })?;
         let vm = claim.fill(machine)?;
         claim.keep()?;

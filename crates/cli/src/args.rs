@@ -85,6 +85,9 @@ pub(crate) struct AgentArgs {
     /// Buffers of all migrations in one direction, in MiB [default: 128]
     #[arg(long, value_name = "MIB")]
     pool_mib: Option<u32>,
+    /// The user that VMs' QEMUs run as [default: the agent's own]
+    #[arg(long, value_name = "NAME")]
+    qemu_user: Option<String>,
     /// Allow guest memory to cross the network unencrypted
     #[arg(long)]
     insecure_plaintext: bool,
@@ -103,6 +106,7 @@ impl AgentArgs {
             state: self.state,
             api,
             pool_mib: self.pool_mib,
+            qemu_user: self.qemu_user,
             insecure_plaintext: self.insecure_plaintext,
         }
     }

@@ -21,6 +21,8 @@ pub struct Facts {
     pub clock_source: Option<String>,
     /// KVM.
     pub kvm: Kvm,
+    /// Who QEMUs run as.
+    pub qemu_user: QemuUser,
     /// Control groups.
     pub cgroups: Cgroups,
     /// Whether QEMUs' memory can be reached.
@@ -52,6 +54,16 @@ pub enum Kvm {
     Missing,
     /// There is, and it can't be opened.
     Denied(String),
+}
+
+/// Who QEMUs run as.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QemuUser {
+    /// Whether that is root.
+    pub root: bool,
+    /// Whether the operator chose it.
+    pub chosen: bool,
 }
 
 /// Control groups.

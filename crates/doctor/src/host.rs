@@ -24,6 +24,7 @@ pub fn of_host(facts: &Facts) -> Vec<Finding> {
     findings.ok("droveway", format!("Droveway {}, Linux {}.", facts.droveway, facts.kernel));
     programs(facts, &mut findings);
     kvm(facts, &mut findings);
+    user(facts, &mut findings);
     reach(facts, &mut findings);
     cgroups(&facts.cgroups, &mut findings);
     clock(facts, &mut findings);
@@ -122,6 +123,21 @@ fn kvm(facts: &Facts, findings: &mut Findings) {
             format!("/dev/kvm can't be opened ({why}): VMs that need KVM can't start here."),
             "run the agent as root, or as a user of the group kvm",
         ),
+    }
+}
+
+fn user(facts: &Facts, findings: &mut Findings) {
+    let about = "QEMU's user";
+    match (facts.qemu_user.root, facts.qemu_user.chosen) {
+        (true, _) => findings.note(
+            about,
+            "QEMUs are started as root, unless a command line says otherwise: a guest that breaks \
+             out of one has the host.",
+            "give them a user of their own: --qemu-user NAME, who has to be allowed to open the \
+             VMs' images, and /dev/kvm",
+        ),
+        (false, true) => findings.ok(about, "QEMUs are started as a user of their own."),
+        (false, false) => findings.ok(about, "QEMUs are started as the agent's user."),
     }
 }
 
@@ -358,7 +374,8 @@ mod tests {
     #[test]
     fn every_ill_is_told() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 17] = [
+        let table: [(Change, Severity, &str); 18] = [
+            (|f| f.qemu_user.root = true, Severity::Note, "started as root"),
             (|f| f.kvm = Kvm::Missing, Severity::Warning, "no /dev/kvm"),
             (|f| f.kvm = Kvm::Denied("no".to_owned()), Severity::Warning, "can't be opened (no)"),
             (

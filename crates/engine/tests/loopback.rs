@@ -26,7 +26,8 @@ fn argv() -> Vec<String> {
 
 fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
     let argv = argv();
-    let started = Start { name: "vm", argv: &argv, cwd: dir, dir, incoming, machine: None };
+    let started =
+        Start { name: "vm", argv: &argv, cwd: dir, dir, incoming, machine: None, user: None };
     Arc::new(start(&started).unwrap())
 }
 

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::io::FdFlags;
+use rustix::process::{Gid, Uid};
 
 use crate::process::{Process, ProcessError};
 
@@ -19,6 +20,17 @@ use crate::process::{Process, ProcessError};
 const TAIL_BYTES: u64 = 4096;
 /// `O_CLOEXEC` as `/proc/PID/fdinfo` shows it.
 const CLOEXEC_SHOWN: u32 = 0o2_000_000;
+
+/// Who a program runs as, where that is not the agent's own user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Its number.
+    pub uid: u32,
+    /// Its group's.
+    pub gid: u32,
+    /// All groups that it is in.
+    pub groups: Vec<u32>,
+}
 
 /// What to start.
 #[derive(Debug)]
@@ -31,6 +43,8 @@ pub struct Launch<'a> {
     pub log: &'a Path,
     /// The files it inherits, each under the number it has here.
     pub inherit: &'a [BorrowedFd<'a>],
+    /// Who it runs as; none is the agent's own user.
+    pub user: Option<&'a User>,
 }
 
 /// QEMU could not be started.
@@ -87,7 +101,7 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
 
     let mut command = Command::new(program);
     command.args(arguments).current_dir(launch.cwd).stdin(Stdio::null()).stdout(out).stderr(err);
-    prepare_child(&mut command, launch.inherit);
+    prepare_child(&mut command, launch.inherit, launch.user);
     let child = command
         .spawn()
         .map_err(|source| LaunchError::Program { program: program.clone(), source })?;
@@ -109,9 +123,13 @@ pub fn log_tail(path: &Path, from: u64) -> Option<String> {
 }
 
 #[expect(unsafe_code, reason = "a session and inherited files can only be arranged in the child")]
-fn prepare_child(command: &mut Command, inherit: &[BorrowedFd<'_>]) {
+fn prepare_child(command: &mut Command, inherit: &[BorrowedFd<'_>], user: Option<&User>) {
     let inherit: Vec<RawFd> = inherit.iter().map(AsRawFd::as_raw_fd).collect();
     let strays = strays(&inherit);
+    let user = user.map(|user| {
+        let groups: Vec<Gid> = user.groups.iter().copied().map(Gid::from_raw).collect();
+        (Uid::from_raw(user.uid), Gid::from_raw(user.gid), groups)
+    });
     let in_child = move || {
         rustix::process::setsid()?;
         for (fds, flags) in [(&strays, FdFlags::CLOEXEC), (&inherit, FdFlags::empty())] {
@@ -125,6 +143,13 @@ fn prepare_child(command: &mut Command, inherit: &[BorrowedFd<'_>]) {
                     Err(errno) => return Err(errno.into()),
                 }
             }
+        }
+        // Last: from here on it may do less. Its directory, which may be closed
+        // to that user, was entered before.
+        if let Some((uid, gid, groups)) = &user {
+            rustix::thread::set_thread_groups(groups)?;
+            rustix::thread::set_thread_res_gid(*gid, *gid, *gid)?;
+            rustix::thread::set_thread_res_uid(*uid, *uid, *uid)?;
         }
         Ok(())
     };
@@ -160,7 +185,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let argv = ["sh", "-c", script].map(str::to_owned);
         let log = dir.path().join("log");
-        let process = launch(&Launch { argv: &argv, cwd: dir.path(), log: &log, inherit }).unwrap();
+        let process =
+            launch(&Launch { argv: &argv, cwd: dir.path(), log: &log, inherit, user: None })
+                .unwrap();
         (process, dir)
     }
 
@@ -192,12 +219,30 @@ mod tests {
     }
 
     #[test]
+    fn it_runs_as_the_user_that_is_named() {
+        if !rustix::process::geteuid().is_root() {
+            // Only root may become somebody else; one's own user needs it too.
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let argv = ["sh", "-c", "id -u; id -g; id -G; cat"].map(str::to_owned);
+        let log = dir.path().join("log");
+        let user = User { uid: 65534, gid: 65533, groups: vec![65533, 65532] };
+        let launch =
+            Launch { argv: &argv, cwd: dir.path(), log: &log, inherit: &[], user: Some(&user) };
+        super::launch(&launch).unwrap().wait_gone(Duration::from_secs(20)).unwrap();
+        assert_eq!(log_tail(&log, 0).as_deref(), Some("65534\n65533\n65533 65532"));
+    }
+
+    #[test]
     fn what_is_missing_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log");
         let start = |program: &str, cwd: &Path, log: &Path| {
             let argv = [program.to_owned()];
-            launch(&Launch { argv: &argv, cwd, log, inherit: &[] }).unwrap_err().to_string()
+            launch(&Launch { argv: &argv, cwd, log, inherit: &[], user: None })
+                .unwrap_err()
+                .to_string()
         };
         assert!(
             start("/nonexistent/qemu", dir.path(), &log).starts_with("/nonexistent/qemu can't")
@@ -207,7 +252,7 @@ mod tests {
         );
         assert!(start("sh", dir.path(), Path::new("/nonexistent/log")).starts_with("QEMU's log"));
         assert!(matches!(
-            launch(&Launch { argv: &[], cwd: dir.path(), log: &log, inherit: &[] }),
+            launch(&Launch { argv: &[], cwd: dir.path(), log: &log, inherit: &[], user: None }),
             Err(LaunchError::Empty)
         ));
     }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use doctor::Kvm;
 use qemu::command_line::{CommandLine, apply_overrides, overridden};
+use qemu::launch::User;
 use qemu::machine::StartError;
 use qemu::probe::{Capabilities, Probes, Verdict};
 use qemu::room::{HostMemory, Needs};
@@ -44,10 +45,11 @@ impl Wanted {
         shape: &Shape,
         overcommit: bool,
         probes: &Probes,
+        user: Option<&User>,
     ) -> Result<(), Denied> {
         let accelerator = self.line.accelerator();
         if accelerator == "kvm" {
-            has_kvm(&sight::kvm())?;
+            has_kvm(&sight::kvm(user))?;
         }
         let known = probes.known(self.line.program(), &self.cwd, &accelerator);
         if let Some(known) = known {

@@ -4,9 +4,11 @@
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use doctor::{Cgroups, Kvm, Nic, Reach, State};
+use doctor::{Cgroups, Kvm, Nic, QemuUser, Reach, State};
+use qemu::launch::User;
 use rustix::fs::Access;
 
 use crate::config::NicSpeed;
@@ -15,13 +17,35 @@ use crate::config::NicSpeed;
 const PTRACE_BIT: u32 = 19;
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Whether this agent can use KVM.
-pub(crate) fn kvm() -> Kvm {
-    match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+/// Whether QEMUs that this agent starts as that user can use KVM.
+pub(crate) fn kvm(user: Option<&User>) -> Kvm {
+    let device = Path::new("/dev/kvm");
+    if let (Some(user), Ok(file)) = (user, device.metadata())
+        && !may_open(user, file.uid(), file.gid(), file.mode())
+    {
+        return Kvm::Denied("QEMU's user is not in its group".to_owned());
+    }
+    match OpenOptions::new().read(true).write(true).open(device) {
         Ok(_) => Kvm::Usable,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Kvm::Missing,
         Err(error) => Kvm::Denied(error.to_string()),
     }
+}
+
+/// By the file's mode alone.
+fn may_open(user: &User, uid: u32, gid: u32, mode: u32) -> bool {
+    let shift = match () {
+        () if user.uid == 0 => return true,
+        () if user.uid == uid => 6,
+        () if user.gid == gid || user.groups.contains(&gid) => 3,
+        () => 0,
+    };
+    mode >> shift & 0o6 == 0o6
+}
+
+pub(super) fn qemu_user(user: Option<&User>) -> QemuUser {
+    let own = rustix::process::geteuid().is_root();
+    QemuUser { root: user.map_or(own, |user| user.uid == 0), chosen: user.is_some() }
 }
 
 pub(super) fn kernel() -> String {
@@ -128,6 +152,20 @@ mod tests {
         assert!(may_trace("CapEff:\t0000000000080000\n"));
         assert!(!may_trace("CapEff:\t000001fffff7ffff\nCapPrm:\t000001ffffffffff\n"));
         assert!(!may_trace(""));
+    }
+
+    #[test]
+    fn a_device_is_for_its_owner_its_group_or_all() {
+        let user = User { uid: 7, gid: 8, groups: vec![8, 9] };
+        for (uid, gid, mode, expected) in [
+            (0, 0, 0o660, false),
+            (0, 0, 0o666, true),
+            (0, 9, 0o660, true),
+            (0, 9, 0o606, false),
+            (7, 0, 0o600, true),
+        ] {
+            assert_eq!(may_open(&user, uid, gid, mode), expected, "{uid} {gid} {mode:o}");
+        }
     }
 
     #[test]

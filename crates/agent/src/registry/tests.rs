@@ -45,6 +45,7 @@ fn leave_behind(dir: &Path, standing: Option<Standing>, incoming: bool) -> u32 {
         dir: &dir,
         incoming,
         machine: None,
+        user: None,
     };
     let machine = machine::start(&start).unwrap();
     let pid = machine.process.pid();

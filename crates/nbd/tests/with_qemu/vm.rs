@@ -38,8 +38,15 @@ impl Vm {
             .map(str::to_owned)
             .collect();
         let home = dir.join(if incoming { "destination" } else { "source" });
-        let start =
-            Start { name: "test", argv: &argv, cwd: dir, dir: &home, incoming, machine: None };
+        let start = Start {
+            name: "test",
+            argv: &argv,
+            cwd: dir,
+            dir: &home,
+            incoming,
+            machine: None,
+            user: None,
+        };
         let machine = qemu::machine::start(&start).unwrap();
         let events = machine.qmp.events();
         Self { machine, image: image.to_owned(), format: format.to_owned(), events }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::{Machine, StartError};
 use crate::command_line::CommandLine;
-use crate::launch::{Launch, launch, log_tail};
+use crate::launch::{Launch, User, launch, log_tail};
 use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
 
@@ -34,6 +34,9 @@ pub struct Start<'a> {
     pub incoming: bool,
     /// The machine type of the VM that is to come, with its version.
     pub machine: Option<&'a str>,
+    /// Who QEMU runs as, unless its command line says so itself; none is the
+    /// agent's own user.
+    pub user: Option<&'a User>,
 }
 
 /// Starts a VM's QEMU and waits until it answers.
@@ -50,11 +53,12 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
     if start.incoming {
         line = line.waiting(start.machine);
     }
+    let user = start.user.filter(|_| !line.names_user());
     let inherit = [listener.as_fd()];
     let log = start.dir.join("qemu.log");
     let logged = fs::metadata(&log).map_or(0, |file| file.len());
     let launched =
-        launch(&Launch { argv: &line.argv(), cwd: start.cwd, log: &log, inherit: &inherit });
+        launch(&Launch { argv: &line.argv(), cwd: start.cwd, log: &log, inherit: &inherit, user });
     // Only QEMU has the socket now: if it ends, whoever connected hears so.
     drop(listener);
     let process = launched.inspect_err(|_| remove(&socket))?;

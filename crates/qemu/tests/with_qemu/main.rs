@@ -77,7 +77,15 @@ fn try_start(arguments: &str, dir: &Path) -> Result<Machine, StartError> {
 
 fn try_start_by(program: &str, arguments: &str, dir: &Path) -> Result<Machine, StartError> {
     let argv = argv_of(program, arguments);
-    let start = Start { name: "test", argv: &argv, cwd: dir, dir, incoming: false, machine: None };
+    let start = Start {
+        name: "test",
+        argv: &argv,
+        cwd: dir,
+        dir,
+        incoming: false,
+        machine: None,
+        user: None,
+    };
     qemu::machine::start(&start)
 }
 
@@ -110,6 +118,7 @@ fn wait_for(arguments: &str, machine: &str) -> Vm {
         dir: dir.path(),
         incoming: true,
         machine: Some(machine),
+        user: None,
     };
     let machine = qemu::machine::start(&start).unwrap();
     Vm { machine: Some(machine), dir }
