@@ -4,7 +4,6 @@
 mod fitness;
 
 use std::net::SocketAddr;
-use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +20,7 @@ use crate::denied::Denied;
 use crate::examiner::Examiner;
 use crate::registry::{Claim, Registry};
 use crate::settling::Settlers;
+use crate::user;
 use crate::vm::Standing;
 use fitness::Wanted;
 
@@ -123,7 +123,7 @@ impl Arrivals {
     fn hand_over(&self, made: &[PathBuf]) -> Result<(), Denied> {
         let Some(user) = self.registry.qemu_user() else { return Ok(()) };
         for image in made {
-            chown(image, Some(user.uid), Some(user.gid)).map_err(|error| {
+            user::give(image, user).map_err(|error| {
                 Denied::Local(format!("giving {} to QEMU's user: {error}", image.display()))
             })?;
         }

@@ -77,7 +77,7 @@ impl Examiner {
         };
         let here = self.facts(&[]);
         let programs = used(&here);
-        let findings = match ask(direct(&peer), &Question::Facts { programs }, FACTS_MAX) {
+        let findings = match ask(&peer, direct(&peer), &Question::Facts { programs }, FACTS_MAX) {
             Ok((Answer::Facts(there), _)) => doctor::of_pair(&here, &there, &meeting),
             Ok(_) => vec![silent(&of, name, "it does not say what it is like")],
             Err(why) => vec![silent(&of, name, &why)],
@@ -155,7 +155,7 @@ impl Examiner {
     fn greet_peers(&self) -> Vec<Finding> {
         let met = at_once(&self.roads.peers, |entry| {
             let peer = Peer { name: entry.name.clone(), address: entry.address, nics: Vec::new() };
-            greet(direct(&peer))
+            greet(&peer, direct(&peer))
         });
         let found = self.roads.peers.iter().zip(met).map(|(peer, met)| {
             let met = met.as_ref().map_err(String::as_str);
@@ -166,9 +166,9 @@ impl Examiner {
 
     /// Greets a peer on each way that a lane can take.
     fn meet(&self, peer: &Peer) -> Result<Meeting, String> {
-        let mut meeting = greet(direct(peer))?;
+        let mut meeting = greet(peer, direct(peer))?;
         let ways = engine::ways(&self.local, peer);
-        let met = at_once(&ways, |way| greet(*way).map(|met| met.round_trip));
+        let met = at_once(&ways, |way| greet(peer, *way).map(|met| met.round_trip));
         let lanes = ways.iter().zip(met);
         meeting.lanes =
             lanes.map(|(way, outcome)| LaneMet { way: way.to_string(), outcome }).collect();
@@ -216,9 +216,9 @@ fn direct(peer: &Peer) -> Endpoint {
     Endpoint { local: None, remote: peer.address }
 }
 
-fn greet(way: Endpoint) -> Result<Meeting, String> {
+fn greet(peer: &Peer, way: Endpoint) -> Result<Meeting, String> {
     let asked_at_unix_ms = now_unix_ms();
-    match ask(way, &Question::Reach { filler: "-".repeat(FILLER_BYTES) }, GREETING_MAX)? {
+    match ask(peer, way, &Question::Reach { filler: "-".repeat(FILLER_BYTES) }, GREETING_MAX)? {
         (Answer::Reached(reached), round_trip) => {
             let reached = Reached { filler: String::new(), ..reached };
             Ok(Meeting { round_trip, asked_at_unix_ms, reached, lanes: Vec::new() })
@@ -227,9 +227,15 @@ fn greet(way: Endpoint) -> Result<Meeting, String> {
     }
 }
 
-fn ask(way: Endpoint, question: &Question, within: Duration) -> Result<(Answer, Duration), String> {
+fn ask(
+    peer: &Peer,
+    way: Endpoint,
+    question: &Question,
+    within: Duration,
+) -> Result<(Answer, Duration), String> {
     let question = serde_json::to_value(question).map_err(|error| error.to_string())?;
-    let examined = engine::examine(way, question, within).map_err(|error| error.to_string())?;
+    let examined =
+        engine::examine(peer, way, question, within).map_err(|error| error.to_string())?;
     let answer = serde_json::from_value(examined.answer);
     Ok((answer.map_err(|error| format!("its answer is odd ({error})"))?, examined.took))
 }

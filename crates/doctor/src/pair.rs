@@ -156,7 +156,10 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
         );
     }
     if findings.list.len() == before {
-        findings.ok("vm", format!("{} can go to {}.", vm.name, there.host));
+        let program = there.program(&vm.program, &vm.accelerator);
+        let version = program.and_then(|program| Some(program.known.as_ref()?.version_text()));
+        let by = version.map_or_else(String::new, |version| format!(", to QEMU {version}"));
+        findings.ok("vm", format!("{} can go to {}{by}.", vm.name, there.host));
     }
 }
 
@@ -223,6 +226,8 @@ fn room(here: &Facts, there: &Facts, findings: &mut Findings) {
             ),
             "move some of them elsewhere",
         );
+    } else {
+        findings.ok("memory", format!("{} has {} free.", there.host, size(available)));
     }
 }
 
@@ -296,7 +301,10 @@ mod tests {
         let (here, there) = hosts();
         let found = of_pair(&here, &there, &meeting());
         assert!(errors(&found).is_empty(), "{found:#?}");
-        assert!(found.iter().any(|one| one.text == "web1 can go to b."), "{found:#?}");
+        assert!(
+            found.iter().any(|one| one.text == "web1 can go to b, to QEMU 9.2.0."),
+            "{found:#?}"
+        );
         assert!(found[0].text.contains("its clock is 8 ms ahead"), "{}", found[0].text);
         assert_eq!(found[0].host, "a -> b");
         // What ails the host there is told as its own.

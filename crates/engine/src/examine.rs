@@ -34,16 +34,18 @@ pub enum ExamineError {
     OutOfTurn,
 }
 
-/// Asks the agent at `endpoint`.
+/// Asks the agent of `peer`, by this way to it.
 ///
 /// # Errors
 /// If there is no answer `within` that time.
 pub fn examine(
-    endpoint: Endpoint,
+    peer: &Peer,
+    way: Endpoint,
     question: Value,
     within: Duration,
 ) -> Result<Examined, ExamineError> {
-    let mut stream = connect_control(endpoint)?;
+    tracing::debug!(peer = peer.name, %way, "asking");
+    let mut stream = connect_control(way)?;
     stream.set_read_timeout(Some(within)).map_err(WireError::from)?;
     stream.set_write_timeout(Some(within)).map_err(WireError::from)?;
     let asked = Instant::now();
