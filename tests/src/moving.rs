@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use api::{Phase, Report};
@@ -16,6 +16,9 @@ const MIGRATION_MAX: Duration = Duration::from_secs(120);
 /// `droveway migrate --json`, running.
 pub struct Moving {
     child: Child,
+    /// A report fits no pipe: somebody reads it at once, or who waits for a line
+    /// that doesn't come would wait for ever.
+    output: JoinHandle<String>,
     lines: BufReader<ChildStderr>,
     said: String,
     /// Dropped with this, it calls the watch off.
@@ -37,6 +40,12 @@ impl Moving {
     pub(crate) fn new(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap());
+        let mut stdout = child.stdout.take().unwrap();
+        let output = thread::spawn(move || {
+            let mut output = String::new();
+            stdout.read_to_string(&mut output).unwrap();
+            output
+        });
         let (over, watch) = channel();
         let pid = child.id();
         thread::spawn(move || {
@@ -44,7 +53,7 @@ impl Moving {
                 interrupt(pid);
             }
         });
-        Self { child, lines, said: String::new(), _over: over }
+        Self { child, output, lines, said: String::new(), _over: over }
     }
 
     /// Waits until it says that it is in a phase.
@@ -112,12 +121,9 @@ impl Moving {
     /// If it says something that isn't text.
     #[must_use]
     pub fn wait_status(mut self) -> (Option<i32>, String, String) {
-        // A report fits no pipe: it is read before standard error ends.
-        let mut output = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
         self.lines.read_to_string(&mut self.said).unwrap();
         let status = self.child.wait().unwrap();
-        (status.code(), output, self.said)
+        (status.code(), self.output.join().unwrap(), self.said)
     }
 }
 
