@@ -41,3 +41,17 @@ impl DiskRoom {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_about_room_is_passed_on() {
+        let room = DiskRoom::default();
+        assert!(room.hear(ToSource::DiskRoom { batches: 7 }).is_none());
+        assert_eq!(room.0.lock().batches, Some(7), "for lanes that are not there yet");
+        let other = room.hear(ToSource::Loaded);
+        assert!(matches!(other, Some(ToSource::Loaded)));
+    }
+}
