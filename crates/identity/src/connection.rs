@@ -140,6 +140,14 @@ impl Connection {
         self.reader.socket().stream.peer_addr()
     }
 
+    /// Where this end is.
+    ///
+    /// # Errors
+    /// If there is none any more.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.reader.socket().stream.local_addr()
+    }
+
     /// The socket, if nothing stands between it and the peer's bytes.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -56,7 +56,11 @@ impl Identity {
     /// heard of in time. It has been told so.
     pub fn accept(&self, stream: TcpStream) -> Result<Connection, HandshakeError> {
         let end = UnbufferedServerConnection::new(self.server()).map_err(HandshakeError::of)?;
-        secure(end, stream, &*self.calling)
+        secure(end, stream, &*self.calling).map_err(|error| match error {
+            // We had not said anything yet that it could dislike.
+            HandshakeError::Unheard => HandshakeError::Silent,
+            error => error,
+        })
     }
 }
 

@@ -29,6 +29,9 @@ pub enum HandshakeError {
          (--insecure-plaintext), or something else"
     )]
     Unheard,
+    /// The peer called, and left.
+    #[error("the peer connected and left without a word")]
+    Silent,
     /// The peer speaks TLS, and this host doesn't.
     #[error(
         "the peer speaks TLS, and this agent is told not to: take --insecure-plaintext away here, \
