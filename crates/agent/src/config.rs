@@ -19,6 +19,8 @@ use crate::name::{self, NameError};
 pub const API_DEFAULT: &str = "/run/droveway/api.sock";
 /// Where an agent keeps what must survive it.
 pub const STATE_DEFAULT: &str = "/var/lib/droveway";
+/// Where an agent looks for its certificate, if it isn't told.
+pub const TLS_DEFAULT: &str = "/etc/droveway/tls";
 /// Buffers of all migrations in one direction. A migration alone fills no more
 /// than what its link has in flight, and a dozen share this well.
 pub const POOL_MIB_DEFAULT: u32 = 128;
@@ -51,6 +53,8 @@ pub struct Flags {
     pub pool_mib: Option<u32>,
     /// Who QEMUs run as.
     pub qemu_user: Option<String>,
+    /// The directory with this host's certificate and key.
+    pub tls: Option<PathBuf>,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,
 }
@@ -78,6 +82,9 @@ pub struct Config {
     pub pool_bytes: usize,
     /// Who QEMUs run as; none is the agent's own user.
     pub qemu_user: Option<String>,
+    /// The directory with this host's certificate and key; none: peers may be
+    /// anybody, and nothing is encrypted.
+    pub tls: Option<PathBuf>,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,
     /// How long migrations wait for what; in the file only.
@@ -128,11 +135,22 @@ pub enum ConfigError {
     Name(#[from] NameError),
     /// Listening where others could read along.
     #[error(
-        "listening at {0}, others on that network could read guest memory and start VMs: connections are not \
-         encrypted yet. On a network of your own, say --insecure-plaintext; else listen at \
-         127.0.0.1"
+        "listening at {listen} without a certificate, others on that network could read guest \
+         memory and start VMs. Make a CA once (`droveway ca init`), a certificate for each host \
+         (`droveway ca issue {name}`), and copy its files to {dir} here, or say where they \
+         are with --tls. Or listen at 127.0.0.1; or, on a network of your own, say \
+         --insecure-plaintext",
+        dir = TLS_DEFAULT
     )]
-    Plaintext(SocketAddr),
+    Plaintext {
+        /// Where it would listen.
+        listen: SocketAddr,
+        /// This host.
+        name: String,
+    },
+    /// Both at once.
+    #[error("tls and insecure-plaintext contradict one another: leave one of them out")]
+    Contradiction,
     /// No port.
     #[error("listen: {0} needs a port that peers can know, such as :7450")]
     Port(SocketAddr),
@@ -164,10 +182,15 @@ impl Config {
     /// # Errors
     /// With the place and what to do.
     pub fn new(flags: &Flags) -> Result<Self, ConfigError> {
+        Self::with_tls_default(flags, Path::new(TLS_DEFAULT))
+    }
+
+    fn with_tls_default(flags: &Flags, tls_default: &Path) -> Result<Self, ConfigError> {
         let file = match &flags.config {
             Some(path) => file::read(path)?,
             None => file::File::default(),
         };
+        let (tls, insecure_plaintext) = choose_security(flags, &file, tls_default)?;
         let name = flags
             .name
             .clone()
@@ -205,7 +228,8 @@ impl Config {
             api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
             pool_bytes: (pool_mib as usize) << 20,
             qemu_user: flags.qemu_user.clone().or(file.qemu_user),
-            insecure_plaintext: flags.insecure_plaintext || file.insecure_plaintext,
+            tls,
+            insecure_plaintext,
             waits: file.waits,
         };
         if !POOL_MIB.contains(&pool_mib) {
@@ -227,8 +251,10 @@ impl Config {
         // Who can reach the port can start a VM here, which is to run a
         // program of his choice: loopback is the only place that is safe
         // without certificates.
-        if !self.listen.ip().is_loopback() && !self.insecure_plaintext {
-            return Err(ConfigError::Plaintext(self.listen));
+        let is_open = self.tls.is_none() && !self.insecure_plaintext;
+        if is_open && !self.listen.ip().is_loopback() {
+            let (listen, name) = (self.listen, self.name.clone());
+            return Err(ConfigError::Plaintext { listen, name });
         }
         if let Some(speed) = self.nic_speeds.iter().find(|speed| !self.has(speed.address)) {
             return Err(ConfigError::NicSpeed(speed.address));
@@ -249,6 +275,22 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+/// Where the certificate is, or that there shall be none. What is typed wins over
+/// the file, and either over a directory that happens to be there.
+fn choose_security(
+    flags: &Flags,
+    file: &file::File,
+    tls_default: &Path,
+) -> Result<(Option<PathBuf>, bool), ConfigError> {
+    let typed = (&flags.tls, flags.insecure_plaintext);
+    match if typed == (&None, false) { (&file.tls, file.insecure_plaintext) } else { typed } {
+        (Some(_), true) => Err(ConfigError::Contradiction),
+        (None, true) => Ok((None, true)),
+        (Some(dir), false) => Ok((Some(dir.clone()), false)),
+        (None, false) => Ok((tls_default.is_dir().then(|| tls_default.to_owned()), false)),
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::io::{self, IsTerminal};
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use api::{HostInfo, PeerInfo};
 use engine::{Local, Resources, Server};
+use identity::{FileError, Files, Identity, IdentityError, Security};
 use serde::Deserialize;
 use switchover::journal::{JournalError, Kept, Opened, Shelf};
 use tokio::signal::unix::{SignalKind, signal};
@@ -62,6 +64,23 @@ pub enum AgentError {
         /// Why not.
         source: io::Error,
     },
+    /// Its certificate isn't there.
+    #[error(
+        "{source}; what belongs in {dir} is made by `droveway ca issue {name}` (and the CA by \
+         `droveway ca init`)",
+        dir = dir.display()
+    )]
+    NoCertificate {
+        /// Where it was looked for.
+        dir: PathBuf,
+        /// This host.
+        name: String,
+        /// What is missing.
+        source: IdentityError,
+    },
+    /// Its certificate can't be used.
+    #[error(transparent)]
+    Certificate(IdentityError),
     /// Something else of this host.
     #[error("{what}: {source}")]
     Local {
@@ -79,6 +98,10 @@ pub enum AgentError {
 pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let config = Config::new(flags)?;
     log();
+    let security = match &config.tls {
+        Some(dir) => Security::Tls(Arc::new(identify(&config.name, dir)?)),
+        None => Security::Plaintext,
+    };
     let state = StateDir::open(&config.state)?;
     let listener = TcpListener::bind(config.listen)
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
@@ -90,6 +113,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         config.nic_speeds.iter().map(|nic| (nic.address, nic.rate.bytes_per_s())).collect();
     let local = Local {
         agent: config.name.clone(),
+        security,
         nics: config.nics.clone(),
         resources: Resources::with_speeds(config.pool_bytes, speeds),
         scratch: state.scratch(),
@@ -104,7 +128,13 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let registry = Registry::open(state, &held(&kept));
     let registry = registry.map_err(|source| local_error("finding VMs", source))?;
     let registry = Arc::new(registry.with_qemu_user(qemu_user));
-    let settlers = Settlers::new(Arc::clone(&registry), shelf, &config.name, &config.peers);
+    let settlers = Settlers::new(
+        Arc::clone(&registry),
+        shelf,
+        &config.name,
+        local.security.clone(),
+        &config.peers,
+    );
     // Before anybody can ask for one of them.
     settlers.take_up(kept);
     let roads =
@@ -216,6 +246,21 @@ fn held(kept: &[Kept]) -> Held {
         Kept::Unreadable(error) => Some((error.vm()?.to_owned(), None)),
     });
     Held(held.collect())
+}
+
+/// Who this host is, by what `droveway ca issue` made.
+fn identify(name: &str, dir: &Path) -> Result<Identity, AgentError> {
+    let identity = Identity::load(name, &Files::within(dir)).map_err(|source| match source {
+        IdentityError::File(FileError::Unreadable { .. }) => {
+            AgentError::NoCertificate { dir: dir.to_owned(), name: name.to_owned(), source }
+        }
+        source => AgentError::Certificate(source),
+    })?;
+    match identity.warning(SystemTime::now()) {
+        Some(warning) => tracing::warn!("{warning}"),
+        None => tracing::info!("connections are encrypted; certificate {}", identity.validity()),
+    }
+    Ok(identity)
 }
 
 /// Each must be an address that lanes can leave by.

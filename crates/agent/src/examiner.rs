@@ -77,7 +77,8 @@ impl Examiner {
         };
         let here = self.facts(&[]);
         let programs = used(&here);
-        let findings = match ask(&peer, direct(&peer), &Question::Facts { programs }, FACTS_MAX) {
+        let findings = match self.ask(name, direct(&peer), &Question::Facts { programs }, FACTS_MAX)
+        {
             Ok((Answer::Facts(there), _)) => doctor::of_pair(&here, &there, &meeting),
             Ok(_) => vec![silent(&of, name, "it does not say what it is like")],
             Err(why) => vec![silent(&of, name, &why)],
@@ -155,7 +156,7 @@ impl Examiner {
     fn greet_peers(&self) -> Vec<Finding> {
         let met = at_once(&self.roads.peers, |entry| {
             let peer = Peer { name: entry.name.clone(), address: entry.address, nics: Vec::new() };
-            greet(&peer, direct(&peer))
+            self.greet(&peer.name, direct(&peer))
         });
         let found = self.roads.peers.iter().zip(met).map(|(peer, met)| {
             let met = met.as_ref().map_err(String::as_str);
@@ -166,13 +167,40 @@ impl Examiner {
 
     /// Greets a peer on each way that a lane can take.
     fn meet(&self, peer: &Peer) -> Result<Meeting, String> {
-        let mut meeting = greet(peer, direct(peer))?;
+        let mut meeting = self.greet(&peer.name, direct(peer))?;
         let ways = engine::ways(&self.local, peer);
-        let met = at_once(&ways, |way| greet(peer, *way).map(|met| met.round_trip));
+        let greet = |way: &Endpoint| Ok(self.greet(&peer.name, *way)?.round_trip);
+        let met = at_once(&ways, greet);
         let lanes = ways.iter().zip(met);
         meeting.lanes =
             lanes.map(|(way, outcome)| LaneMet { way: way.to_string(), outcome }).collect();
         Ok(meeting)
+    }
+
+    fn greet(&self, peer: &str, way: Endpoint) -> Result<Meeting, String> {
+        let asked_at_unix_ms = now_unix_ms();
+        let question = Question::Reach { filler: "-".repeat(FILLER_BYTES) };
+        match self.ask(peer, way, &question, GREETING_MAX)? {
+            (Answer::Reached(reached), round_trip) => {
+                let reached = Reached { filler: String::new(), ..reached };
+                Ok(Meeting { round_trip, asked_at_unix_ms, reached, lanes: Vec::new() })
+            }
+            _ => Err("it can't be examined by this version".to_owned()),
+        }
+    }
+
+    fn ask(
+        &self,
+        peer: &str,
+        way: Endpoint,
+        question: &Question,
+        within: Duration,
+    ) -> Result<(Answer, Duration), String> {
+        let question = serde_json::to_value(question).map_err(|error| error.to_string())?;
+        let examined = engine::examine(&self.local, peer, way, question, within)
+            .map_err(|error| error.to_string())?;
+        let answer = serde_json::from_value(examined.answer);
+        Ok((answer.map_err(|error| format!("its answer is odd ({error})"))?, examined.took))
     }
 
     fn peer(&self, name: &str) -> Result<Peer, Denied> {
@@ -214,30 +242,6 @@ fn sounds_like_qemu(program: &str) -> bool {
 /// The way of control connections.
 fn direct(peer: &Peer) -> Endpoint {
     Endpoint { local: None, remote: peer.address }
-}
-
-fn greet(peer: &Peer, way: Endpoint) -> Result<Meeting, String> {
-    let asked_at_unix_ms = now_unix_ms();
-    match ask(peer, way, &Question::Reach { filler: "-".repeat(FILLER_BYTES) }, GREETING_MAX)? {
-        (Answer::Reached(reached), round_trip) => {
-            let reached = Reached { filler: String::new(), ..reached };
-            Ok(Meeting { round_trip, asked_at_unix_ms, reached, lanes: Vec::new() })
-        }
-        _ => Err("it can't be examined by this version".to_owned()),
-    }
-}
-
-fn ask(
-    peer: &Peer,
-    way: Endpoint,
-    question: &Question,
-    within: Duration,
-) -> Result<(Answer, Duration), String> {
-    let question = serde_json::to_value(question).map_err(|error| error.to_string())?;
-    let examined =
-        engine::examine(peer, way, question, within).map_err(|error| error.to_string())?;
-    let answer = serde_json::from_value(examined.answer);
-    Ok((answer.map_err(|error| format!("its answer is odd ({error})"))?, examined.took))
 }
 
 /// Does it for all at the same time: each may wait for somebody.

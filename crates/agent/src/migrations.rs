@@ -135,10 +135,13 @@ impl Migrations {
             }));
         };
         // Going out is as open as coming in.
-        if !self.roads.insecure_plaintext && !is_private(peer) {
+        let may_leave = self.local.security.is_secure() || self.roads.insecure_plaintext;
+        if !may_leave && !is_private(peer) {
             return Err(Denied::Asked(format!(
-                "the memory of the VM would cross the network to {name} unencrypted: on a network \
-                 of your own, start the agent with --insecure-plaintext"
+                "the memory of the VM would cross the network to {name} unencrypted: give this \
+                 host a certificate (`droveway ca issue {}`, --tls), or, on a network of your \
+                 own, start the agent with --insecure-plaintext",
+                self.local.agent
             )));
         }
         Ok(Peer { name: peer.name.clone(), address: peer.address, nics: peer.nics.clone() })

@@ -20,6 +20,7 @@ use std::time::Duration;
 use api::{ResolveRequest, ResolveSide, VmSummary};
 use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::Unsettled;
+use identity::Security;
 use parking_lot::Mutex;
 use switchover::journal::{Kept, Opened, Shelf, Side};
 use switchover::{MigrationId, Resolution, source};
@@ -45,6 +46,7 @@ pub(crate) struct Settlers {
     pub(crate) registry: Arc<Registry>,
     shelf: Shelf,
     agent: String,
+    security: Security,
     peers: Vec<PeerEntry>,
     desks: Mutex<HashMap<(MigrationId, Side), Desk>>,
 }
@@ -62,10 +64,11 @@ impl Settlers {
         registry: Arc<Registry>,
         shelf: Shelf,
         agent: &str,
+        security: Security,
         peers: &[PeerEntry],
     ) -> Arc<Self> {
         let (agent, peers) = (agent.to_owned(), peers.to_vec());
-        Arc::new(Self { registry, shelf, agent, peers, desks: Mutex::default() })
+        Arc::new(Self { registry, shelf, agent, security, peers, desks: Mutex::default() })
     }
 
     /// Goes on with what an earlier run of the agent left.

@@ -49,8 +49,7 @@ pub(crate) enum Command {
     Report(ReportArgs),
     /// Examine this host, or whether VMs can go from it to another
     Doctor(DoctorArgs),
-    /// Make certificates for hosts, and for those who use the API (agents don't
-    /// ask for them yet)
+    /// Make certificates for hosts, and for those who use the API
     Ca(CaArgs),
 }
 
@@ -88,8 +87,13 @@ pub(crate) struct AgentArgs {
     /// The user that VMs' QEMUs run as [default: the agent's own]
     #[arg(long, value_name = "NAME")]
     qemu_user: Option<String>,
-    /// Allow guest memory to cross the network unencrypted
-    #[arg(long)]
+    /// The directory with this host's certificate and key, as `droveway ca issue`
+    /// made them [default: /etc/droveway/tls, if it is there]
+    #[arg(long, value_name = "DIR")]
+    tls: Option<PathBuf>,
+    /// Allow guest memory to cross the network unencrypted, and anybody there to
+    /// speak
+    #[arg(long, conflicts_with = "tls")]
     insecure_plaintext: bool,
 }
 
@@ -107,6 +111,7 @@ impl AgentArgs {
             api,
             pool_mib: self.pool_mib,
             qemu_user: self.qemu_user,
+            tls: self.tls,
             insecure_plaintext: self.insecure_plaintext,
         }
     }
@@ -356,6 +361,7 @@ mod tests {
             ("resolve web1", ErrorKind::MissingRequiredArgument),
             ("resolve web1 --here --there", ErrorKind::ArgumentConflict),
             ("agent --listen here", ErrorKind::ValueValidation),
+            ("agent --tls d --insecure-plaintext", ErrorKind::ArgumentConflict),
             ("ca", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
             ("ca issue", ErrorKind::MissingRequiredArgument),
             ("ca issue a --role root", ErrorKind::ValueValidation),

@@ -97,8 +97,8 @@ fn issue(args: &IssueArgs) -> Result<String, AuthorityError> {
     }
     said.push_str(match subject {
         Subject::Host(_) => {
-            "Copy ca.crt, droveway.crt and droveway.key to that host, readable by its agent \
-             alone.\n"
+            "Copy ca.crt, droveway.crt and droveway.key to /etc/droveway/tls on that host, readable \
+             by its agent alone, and start that again.\n"
         }
         Subject::Client { .. } => "Give ca.crt, droveway.crt and droveway.key to its holder.\n",
     });

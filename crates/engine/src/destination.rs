@@ -11,10 +11,11 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use identity::{Connection, HandshakeError};
 use parking_lot::Mutex;
 use wire::{Frame, Inquiry, Kind, Preamble, Reply, Token, WireError, read_frame};
 
@@ -25,6 +26,9 @@ use lanes::ArrivingLanes;
 const PREAMBLE_MAX: Duration = Duration::from_secs(5);
 /// Connections at a time: 8 arrivals with 64 lanes each are 520.
 const CONNECTIONS_MAX: usize = 1024;
+/// Of them, those that have not been taken yet: all lanes of two migrations, and
+/// the least that strangers must keep open to be in the way.
+const UNKNOWN_MAX: usize = 128;
 
 /// The agent's ear for other agents. Dropping it stops it.
 pub struct Server {
@@ -37,6 +41,8 @@ pub(crate) struct Shared {
     host: Arc<dyn Host>,
     local: Local,
     stopping: AtomicBool,
+    /// Connections whose peer has not said yet what it wants.
+    unknown: AtomicUsize,
     arrivals: Mutex<HashMap<Token, Arc<ArrivingLanes>>>,
     open: Mutex<HashMap<u64, TcpStream>>,
 }
@@ -51,6 +57,7 @@ pub fn serve(listener: TcpListener, host: Arc<dyn Host>, local: Local) -> io::Re
         host,
         local,
         stopping: AtomicBool::new(false),
+        unknown: AtomicUsize::new(0),
         arrivals: Mutex::default(),
         open: Mutex::default(),
     });
@@ -114,16 +121,17 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let Ok(clone) = stream.try_clone() else { continue };
         {
             let mut open = shared.open.lock();
-            if open.len() >= CONNECTIONS_MAX {
+            if open.len() >= CONNECTIONS_MAX || shared.unknown.load(SeqCst) >= UNKNOWN_MAX {
                 tracing::warn!(%peer, "too many connections; turned away");
                 continue;
             }
             open.insert(number, clone);
         }
+        let unknown = Unknown::new(Arc::clone(shared));
         let spawned = thread::Builder::new().name(format!("peer-{number}")).spawn({
             let shared = Arc::clone(shared);
             move || {
-                if let Err(error) = greet(&shared, stream, number) {
+                if let Err(error) = serve_one(&shared, stream, number, unknown) {
                     tracing::warn!(%peer, %error, "connection refused or broken");
                 }
                 shared.open.lock().remove(&number);
@@ -135,52 +143,113 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-/// Finds out what a connection is for, and serves it to its end.
-fn greet(shared: &Arc<Shared>, mut stream: TcpStream, number: u64) -> Result<(), WireError> {
+/// Counts a connection as unknown, until it is dropped.
+struct Unknown(Arc<Shared>);
+
+impl Unknown {
+    fn new(shared: Arc<Shared>) -> Self {
+        shared.unknown.fetch_add(1, SeqCst);
+        Self(shared)
+    }
+}
+
+impl Drop for Unknown {
+    fn drop(&mut self) {
+        self.0.unknown.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Why a connection is not served.
+#[derive(Debug, thiserror::Error)]
+enum TurnedAway {
+    /// The peer has no right to speak here, or speaks in another way.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    /// It has, and breaks the rules.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// It speaks in another host's name.
+    #[error("it says that it is {said}, and its certificate that it is {certified}")]
+    OtherName {
+        /// What it says.
+        said: String,
+        /// What its certificate says.
+        certified: String,
+    },
+}
+
+impl From<io::Error> for TurnedAway {
+    fn from(error: io::Error) -> Self {
+        Self::Wire(error.into())
+    }
+}
+
+/// Finds out who a connection is from and what it is for, and serves it to its
+/// end.
+fn serve_one(
+    shared: &Arc<Shared>,
+    stream: TcpStream,
+    number: u64,
+    unknown: Unknown,
+) -> Result<(), TurnedAway> {
     transport::tune(&stream)?;
-    stream.set_read_timeout(Some(PREAMBLE_MAX))?;
-    let mut bytes = [0; Preamble::BYTES];
-    stream.read_exact(&mut bytes)?;
-    let preamble = match Preamble::parse(&bytes) {
-        Ok(preamble) => preamble,
-        Err(error @ WireError::Version { .. }) => {
-            stream.write_all(&Reply::OtherVersion.to_bytes())?;
-            return Err(error);
-        }
-        // A stranger gets no answer.
-        Err(error) => return Err(error),
-    };
-    stream.set_read_timeout(None)?;
-    match preamble.kind {
+    let mut connection = shared.local.security.accept(stream)?;
+    let kind = greet(&mut connection)?;
+    drop(unknown);
+    match kind {
         Kind::Control => {
-            stream.write_all(&Reply::Welcome.to_bytes())?;
-            arrival::run(shared, stream, number)?;
+            connection.write_all(&Reply::Welcome.to_bytes())?;
+            arrival::run(shared, connection, number)?;
         }
         Kind::Lane { token, number } => {
-            let arrival = shared.arrivals.lock().get(&token).cloned();
-            let Some(arrival) = arrival else {
-                stream.write_all(&Reply::UnknownToken.to_bytes())?;
+            let known = shared.arrivals.lock().get(&token).cloned();
+            let Some(arrival) = known.filter(|known| known.are_of(connection.peer())) else {
+                connection.write_all(&Reply::UnknownToken.to_bytes())?;
+                connection.close();
                 return Ok(());
             };
-            stream.write_all(&Reply::Welcome.to_bytes())?;
-            arrival.carry(&stream, number);
+            connection.write_all(&Reply::Welcome.to_bytes())?;
+            arrival.carry(connection, number);
         }
         Kind::Inquiry => {
-            stream.write_all(&Reply::Welcome.to_bytes())?;
-            stream.set_read_timeout(Some(PREAMBLE_MAX))?;
-            answer(shared, &stream)?;
+            connection.write_all(&Reply::Welcome.to_bytes())?;
+            connection.set_read_timeout(Some(PREAMBLE_MAX))?;
+            answer(shared, &mut connection)?;
+            connection.close();
         }
     }
     Ok(())
 }
 
 /// One word about a switchover, and at most one back.
-fn answer(shared: &Shared, stream: &TcpStream) -> Result<(), WireError> {
-    let mut both = stream;
-    let Some(Frame::Message(json)) = read_frame(&mut both)? else { return Ok(()) };
-    let inquiry: Inquiry = serde_json::from_slice(&json)?;
+fn answer(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway> {
+    let Some(Frame::Message(json)) = read_frame(connection)? else { return Ok(()) };
+    let inquiry: Inquiry = serde_json::from_slice(&json).map_err(WireError::from)?;
+    if let Some(certified) = connection.peer().filter(|peer| *peer != inquiry.from) {
+        let certified = certified.to_owned();
+        return Err(TurnedAway::OtherName { said: inquiry.from, certified });
+    }
     match shared.host.answer(inquiry) {
-        Some(word) => Frame::message(&word)?.write_to(&mut both),
+        Some(word) => Ok(Frame::message(&word)?.write_to(connection)?),
         None => Ok(()),
     }
+}
+
+/// Hears what a connection is for.
+fn greet(connection: &mut Connection) -> Result<Kind, TurnedAway> {
+    connection.set_read_timeout(Some(PREAMBLE_MAX))?;
+    let mut bytes = [0; Preamble::BYTES];
+    connection.read_exact(&mut bytes)?;
+    let preamble = match Preamble::parse(&bytes) {
+        Ok(preamble) => preamble,
+        Err(error @ WireError::Version { .. }) => {
+            connection.write_all(&Reply::OtherVersion.to_bytes())?;
+            connection.close();
+            return Err(error.into());
+        }
+        // A stranger gets no answer.
+        Err(error) => return Err(error.into()),
+    };
+    connection.set_read_timeout(None)?;
+    Ok(preamble.kind)
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use transport::{Endpoint, LaneError, connect_control};
-use wire::{Frame, ToDestination, ToSource, WireError, read_frame};
+use transport::{Endpoint, LaneError, connect};
+use wire::{Frame, Kind, ToDestination, ToSource, WireError, read_frame};
 
 use crate::host::{Local, Peer, lane_endpoint};
 
@@ -34,18 +34,19 @@ pub enum ExamineError {
     OutOfTurn,
 }
 
-/// Asks the agent of `peer`, by this way to it.
+/// Asks the agent of the host `peer` at `endpoint`.
 ///
 /// # Errors
 /// If there is no answer `within` that time.
 pub fn examine(
-    peer: &Peer,
-    way: Endpoint,
+    local: &Local,
+    peer: &str,
+    endpoint: Endpoint,
     question: Value,
     within: Duration,
 ) -> Result<Examined, ExamineError> {
-    tracing::debug!(peer = peer.name, %way, "asking");
-    let mut stream = connect_control(way)?;
+    tracing::debug!(peer, way = %endpoint, "asking");
+    let mut stream = connect(endpoint, peer, &local.security, Kind::Control)?;
     stream.set_read_timeout(Some(within)).map_err(WireError::from)?;
     stream.set_write_timeout(Some(within)).map_err(WireError::from)?;
     let asked = Instant::now();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use identity::Security;
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
@@ -22,6 +23,8 @@ use crate::waits::Waits;
 pub struct Local {
     /// Its name.
     pub agent: String,
+    /// How it and others speak to one another.
+    pub security: Security,
     /// The NICs that lanes leave by; empty means that routing decides.
     pub nics: Vec<IpAddr>,
     /// What all its migrations share.

@@ -1,11 +1,11 @@
 //! A control connection: whoever wants writes, one thread reads.
 
 use std::marker::PhantomData;
-use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use crossbeam_channel::{Receiver, bounded};
+use identity::{Closer, Connection, Writer};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -30,8 +30,8 @@ const HEARD_MAX: usize = 8;
 /// The writing half, and the means to end it.
 #[derive(Debug)]
 pub(crate) struct Link<Said> {
-    stream: TcpStream,
-    writing: Mutex<()>,
+    writer: Mutex<Writer>,
+    closer: Closer,
     bytes: AtomicU64,
     said: PhantomData<fn(Said)>,
 }
@@ -39,24 +39,25 @@ pub(crate) struct Link<Said> {
 impl<Said: Serialize> Link<Said> {
     /// Takes a connection that is past its preamble; `name` is for its thread.
     pub(crate) fn start<M: DeserializeOwned + Send + 'static>(
-        stream: TcpStream,
+        connection: Connection,
         name: &str,
     ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
-        Self::start_with(stream, name, Some)
+        Self::start_with(connection, name, Some)
     }
 
     /// As [`Link::start`]. `at_once` sees each message on the reading thread, and
     /// passes on those that are not for it: for what must be done even while
     /// whoever listens is busy with QEMU. It must not block.
     pub(crate) fn start_with<M: DeserializeOwned + Send + 'static>(
-        stream: TcpStream,
+        connection: Connection,
         name: &str,
         at_once: impl Fn(M) -> Option<M> + Send + 'static,
     ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
-        let reading = stream.try_clone()?;
+        let closer = connection.closer();
+        let (reader, writer) = connection.into_halves();
         let (heard, hear) = bounded(HEARD_MAX);
         thread::Builder::new().name(format!("hear-{name}")).spawn(move || {
-            let mut reading = std::io::BufReader::new(reading);
+            let mut reading = std::io::BufReader::new(reader);
             loop {
                 let next = match read_one(&mut reading) {
                     Heard::Message(message) => match at_once(message) {
@@ -72,9 +73,8 @@ impl<Said: Serialize> Link<Said> {
                 }
             }
         })?;
-        let link =
-            Self { stream, writing: Mutex::new(()), bytes: AtomicU64::new(0), said: PhantomData };
-        Ok((link, hear))
+        let (writer, bytes) = (Mutex::new(writer), AtomicU64::new(0));
+        Ok((Self { writer, closer, bytes, said: PhantomData }, hear))
     }
 
     pub(crate) fn say(&self, message: &Said) -> Result<(), LinkError> {
@@ -93,8 +93,7 @@ impl<Said: Serialize> Link<Said> {
         &self,
         write: impl FnOnce(&mut Counting<'_>) -> Result<(), WireError>,
     ) -> Result<(), LinkError> {
-        let _alone = self.writing.lock();
-        let mut out = Counting { stream: &self.stream, bytes: &self.bytes };
+        let mut out = Counting { writer: &mut self.writer.lock(), bytes: &self.bytes };
         Ok(write(&mut out)?)
     }
 
@@ -105,13 +104,17 @@ impl<Said: Serialize> Link<Said> {
 
     /// Ends both directions; the reading thread ends by it.
     pub(crate) fn close(&self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
+        match self.writer.try_lock() {
+            Some(mut writer) => writer.close(),
+            // Somebody writes to a peer that doesn't read.
+            None => self.closer.close(),
+        }
     }
 }
 
 impl<Said> Drop for Link<Said> {
     fn drop(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
+        self.writer.get_mut().close();
     }
 }
 
@@ -130,13 +133,13 @@ fn read_one<M: DeserializeOwned>(reading: &mut impl std::io::Read) -> Heard<M> {
 }
 
 struct Counting<'l> {
-    stream: &'l TcpStream,
+    writer: &'l mut Writer,
     bytes: &'l AtomicU64,
 }
 
 impl std::io::Write for Counting<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let written = self.stream.write(bytes)?;
+        let written = self.writer.write(bytes)?;
         self.bytes.fetch_add(written as u64, Relaxed);
         Ok(written)
     }

@@ -10,6 +10,7 @@ use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
 use engine::{
     Arriving, Host, Local, Migrated, Peer, Refusal, Resources, SourceVm, Unsettled, Watch,
 };
+use identity::{Authority, Identity, Security, Subject, Wanted};
 use parking_lot::Mutex;
 use qemu::machine::{Machine, Start, start};
 use switchover::journal::Shelf;
@@ -95,16 +96,43 @@ struct Ended {
     _dir: TestDir,
 }
 
-fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
+/// Who the two hosts are, to one another.
+enum Known {
+    /// Nobody asks.
+    Plain,
+    /// By certificates; the source orders in this host's name.
+    By(&'static str),
+}
+
+/// A host with a certificate of the CA in `dir`.
+fn secured(dir: &Path, name: &str) -> Security {
+    let ca = dir.join("ca");
+    if !ca.exists() {
+        Authority::create(&ca, 1).unwrap();
+    }
+    let authority = Authority::open(&ca).unwrap();
+    let subject = Subject::host(name).unwrap();
+    let wanted = Wanted { out: dir.join(name), subject, days: 1, replace: false };
+    let files = authority.issue(&wanted).unwrap().files;
+    Security::Tls(Arc::new(Identity::load(name, &files).unwrap()))
+}
+
+fn migrate(tap: TapChoice, refuse: Option<&'static str>, known: &Known) -> Ended {
     let dir = TestDir::new();
+    let (name, security) = match known {
+        Known::Plain => ("host-a", [Security::Plaintext, Security::Plaintext]),
+        Known::By(name) => (*name, ["host-a", "host-b"].map(|host| secured(dir.path(), host))),
+    };
+    let [ours, theirs] = security;
     let sub = |name: &str| {
         let path = dir.path().join(name);
         std::fs::create_dir(&path).unwrap();
         path
     };
     let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
-    let local = |agent: &str, scratch| Local {
+    let local = |agent: &str, security, scratch| Local {
         agent: agent.to_owned(),
+        security,
         nics: Vec::new(),
         resources: Resources::new(128 << 20),
         scratch,
@@ -116,8 +144,8 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
     let here = Arc::new(Mutex::new(None));
     let host = TestHost { dir: sub("b"), refuse, here: Arc::clone(&here) };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server =
-        engine::serve(listener, Arc::new(host), local("host-b", sub("b-scratch"))).unwrap();
+    let local_b = local("host-b", theirs, sub("b-scratch"));
+    let server = engine::serve(listener, Arc::new(host), local_b).unwrap();
     let source = boot(&sub("a"), false);
     let peer = Peer { name: "host-b".to_owned(), address: server.address(), nics: Vec::new() };
     let request: MigrateRequest = serde_json::from_value(serde_json::json!({
@@ -126,7 +154,8 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>) -> Ended {
     .unwrap();
     let watch = Arc::new(Watch::new(progress(), api::Bounds::default()));
     let vm = SourceVm { name: "vm".to_owned(), machine: Arc::clone(&source), cwd: "/".to_owned() };
-    let migrated = engine::migrate(&local("host-a", sub("a-scratch")), &peer, vm, &request, &watch);
+    let local_a = local(name, ours, sub("a-scratch"));
+    let migrated = engine::migrate(&local_a, &peer, vm, &request, &watch);
     let Migrated { report, unsettled, decided } = migrated;
     assert!(unsettled.is_none() && decided);
     drop(server);
@@ -151,8 +180,13 @@ fn status(machine: &Machine) -> String {
 
 #[test]
 fn a_vm_moves_by_each_stream() {
-    for tap in [TapChoice::Multifd, TapChoice::Classic] {
-        let ended = migrate(tap, None);
+    let ways = [
+        (TapChoice::Multifd, Known::Plain),
+        (TapChoice::Classic, Known::Plain),
+        (TapChoice::Multifd, Known::By("host-a")),
+    ];
+    for (tap, known) in ways {
+        let ended = migrate(tap, None, &known);
         let report = ended.report;
         assert_eq!(report.outcome, Outcome::Done, "{report:#?}");
         assert_eq!(report.phases.last().unwrap().phase, Phase::Running);
@@ -167,9 +201,18 @@ fn a_vm_moves_by_each_stream() {
 
 #[test]
 fn a_vm_that_is_refused_goes_on() {
-    let ended = migrate(TapChoice::Auto, Some("no room"));
+    stays(Some("no room"), &Known::Plain, "no room");
+}
+
+#[test]
+fn an_order_in_another_hosts_name_is_refused() {
+    stays(None, &Known::By("host-c"), "comes from host-c, and its certificate that it is host-a");
+}
+
+fn stays(refuse: Option<&'static str>, known: &Known, why: &str) {
+    let ended = migrate(TapChoice::Auto, refuse, known);
     let Outcome::Failed(reason) = &ended.report.outcome else { panic!("{:?}", ended.report) };
-    assert!(reason.contains("no room") && reason.contains("stays"), "{reason}");
+    assert!(reason.contains(why) && reason.contains("stays"), "{reason}");
     assert_eq!(status(&ended.source), "running");
     assert!(ended.destination.is_none());
     assert_eq!(ended.journals, 0);

@@ -132,6 +132,15 @@ impl Connection {
         self.reader.set_timeout(limit)
     }
 
+    /// How long a write waits for room; none: for ever. A secured connection is
+    /// of no use after a write that took too long.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_write_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.reader.socket().stream.set_write_timeout(limit)
+    }
+
     /// Where the other end is.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
-//! Making connections: bound to a NIC, tuned, and introduced.
+//! Making connections: bound to a NIC, tuned, secured, and introduced.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use identity::{Connection, HandshakeError, RecordError, Security, is_tls_alert};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 use wire::{Kind, Preamble, Reply};
 
@@ -37,24 +38,22 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// Connects for control.
+/// Connects to the agent of the host `peer`, for control or whatever else; with
+/// certificates, only if it is that host's.
 ///
 /// # Errors
-/// If the agent isn't there or doesn't take it.
-pub fn connect_control(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
-    introduce(open(endpoint)?, endpoint.remote, Kind::Control)
-}
-
-/// Connects for one word about a switchover.
-///
-/// # Errors
-/// If the agent isn't there or doesn't take it.
-pub fn connect_inquiry(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
-    introduce(open(endpoint)?, endpoint.remote, Kind::Inquiry)
-}
-
-pub(crate) fn connect_lane(endpoint: Endpoint, kind: Kind) -> Result<TcpStream, LaneError> {
-    introduce(open(endpoint)?, endpoint.remote, kind)
+/// If the agent isn't there, isn't that host's, or doesn't take it.
+pub fn connect(
+    endpoint: Endpoint,
+    peer: &str,
+    security: &Security,
+    kind: Kind,
+) -> Result<Connection, LaneError> {
+    let remote = endpoint.remote;
+    let connection = security
+        .connect(open(endpoint)?, peer)
+        .map_err(|source| LaneError::Handshake { remote, source })?;
+    introduce(connection, remote, kind)
 }
 
 fn open(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
@@ -92,18 +91,37 @@ pub fn tune(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 fn introduce(
-    mut stream: TcpStream,
+    mut connection: Connection,
     remote: SocketAddr,
     kind: Kind,
-) -> Result<TcpStream, LaneError> {
+) -> Result<Connection, LaneError> {
     let broken = |source| LaneError::Broken { remote, source };
-    stream.set_read_timeout(Some(CONNECT_TIMEOUT)).map_err(broken)?;
-    stream.write_all(&Preamble { kind }.to_bytes()).map_err(broken)?;
+    connection.set_read_timeout(Some(CONNECT_TIMEOUT)).map_err(broken)?;
+    let said = connection.write_all(&Preamble { kind }.to_bytes());
     let mut reply = [0; Reply::BYTES];
-    stream.read_exact(&mut reply).map_err(broken)?;
-    stream.set_read_timeout(None).map_err(broken)?;
+    // Whoever doesn't want us has said why before the connection broke.
+    let heard = connection.read_exact(&mut reply);
+    heard.map_err(|source| turned_away(remote, source))?;
+    said.map_err(broken)?;
+    connection.set_read_timeout(None).map_err(broken)?;
+    if is_tls_alert(&reply) && connection.peer().is_none() {
+        return Err(LaneError::Handshake { remote, source: HandshakeError::PeerIsSecure });
+    }
     match Reply::parse(&reply)? {
-        Reply::Welcome => Ok(stream),
+        Reply::Welcome => Ok(connection),
         reply => Err(LaneError::Turned { remote, reply }),
+    }
+}
+
+/// In TLS 1.3 whoever calls is ready before he is verified: that he is not taken
+/// comes with the first read.
+fn turned_away(remote: SocketAddr, source: std::io::Error) -> LaneError {
+    let refusal = source.get_ref().and_then(|inner| match inner.downcast_ref() {
+        Some(RecordError::Refused(refusal)) => Some(*refusal),
+        _ => None,
+    });
+    match refusal {
+        Some(refusal) => LaneError::Handshake { remote, source: refusal.into() },
+        None => LaneError::Broken { remote, source },
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use identity::HandshakeError;
 use wire::{Reply, WireError};
 
 /// One lane failed. Its batches go to the others.
@@ -23,6 +24,14 @@ pub enum LaneError {
         local: std::net::IpAddr,
         /// Why not.
         source: io::Error,
+    },
+    /// The two ends don't trust one another, or one speaks plaintext.
+    #[error("no connection to the agent at {remote}: {source}")]
+    Handshake {
+        /// Where to.
+        remote: SocketAddr,
+        /// Why not.
+        source: HandshakeError,
     },
     /// The destination does not take the connection.
     #[error("{remote} does not take the connection: {reply:?}")]

@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crew::Crew;
+use identity::Security;
 use page::Encoding;
 use parking_lot::Mutex;
 use wire::Token;
@@ -24,6 +25,10 @@ use crate::sieve::Sieve;
 pub struct LanesPlan {
     /// One for each lane.
     pub endpoints: Vec<Endpoint>,
+    /// The host they go to.
+    pub peer: String,
+    /// How they are made secure.
+    pub security: Security,
     /// What they identify themselves with.
     pub token: Token,
     /// The encoding to begin with.

@@ -8,7 +8,9 @@
 //!
 //! At the destination, [`receive`] reads one lane and hands pages to the
 //! placer, raw bodies from the socket straight into guest RAM, and disk blocks
-//! to a [`BlockSink`], raw ones from the socket straight into its buffers.
+//! to a [`BlockSink`], raw ones from the socket straight into its buffers. What
+//! is encrypted is opened on the way there (crate `identity`), which takes one
+//! buffer more for pages and none for blocks.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +30,7 @@ mod sender;
 mod sieve;
 
 pub use blocks::{BlockSink, TakeError};
-pub use connect::{Endpoint, connect_control, connect_inquiry, tune};
+pub use connect::{Endpoint, connect, tune};
 pub use error::{LaneError, LanesError};
 pub use lanes::{Lanes, LanesPlan};
 pub use load::Load;

@@ -1,14 +1,13 @@
 //! One lane at the destination.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use identity::{Connection, Reader, Writer};
 use page::{Decoder, Encoding};
 use placer::{PlaceError, Placer, RawSource};
-use rustix::net::{RecvFlags, recv};
 use wire::{Ack, BatchHeader, LaneHeader, Tables, WireError};
 
 use crate::blocks::{BlockSink, Blocks, TakeError};
@@ -62,11 +61,11 @@ impl LaneEnd {
 /// # Errors
 /// If it ends other than by the source closing it between batches.
 pub fn receive(
-    socket: &TcpStream,
+    connection: &mut Connection,
     placer: impl Fn() -> Option<Arc<Placer>>,
     disks: impl Fn() -> Result<Arc<dyn BlockSink>, LaneEnd>,
 ) -> Result<(), LaneEnd> {
-    receive_counted(socket, placer, disks, &AtomicU64::new(0))
+    receive_counted(connection, placer, disks, &AtomicU64::new(0))
 }
 
 /// As [`receive`], and adds what it reads to `received_bytes`, batch by batch.
@@ -74,12 +73,13 @@ pub fn receive(
 /// # Errors
 /// As there.
 pub fn receive_counted(
-    socket: &TcpStream,
+    connection: &mut Connection,
     placer: impl Fn() -> Option<Arc<Placer>>,
     disks: impl Fn() -> Result<Arc<dyn BlockSink>, LaneEnd>,
     received_bytes: &AtomicU64,
 ) -> Result<(), LaneEnd> {
-    let mut lane = Lane { socket, placed: 0, acknowledged: 0 };
+    let (reader, writer) = connection.halves();
+    let mut lane = Lane { reader, writer, placed: 0, acknowledged: 0 };
     let mut work = Work::default();
     let mut blocks = Blocks::new(disks);
     let mut known_placer = None;
@@ -112,8 +112,9 @@ fn batch_bytes(header: &LaneHeader) -> u64 {
     (LaneHeader::BYTES + tables_bytes) as u64 + u64::from(payload_bytes)
 }
 
-struct Lane<'s> {
-    socket: &'s TcpStream,
+struct Lane<'c> {
+    reader: &'c mut Reader,
+    writer: &'c mut Writer,
     placed: u64,
     acknowledged: u64,
 }
@@ -123,28 +124,24 @@ impl Lane<'_> {
     /// it acknowledges what is placed: the source may wait for just that.
     fn next_header(&mut self) -> Result<Option<LaneHeader>, LaneEnd> {
         let mut bytes = [0; LaneHeader::BYTES];
-        let ready = match recv(self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
-            Ok((count, _)) => count,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+        let ready = match self.reader.read_ready(&mut bytes)? {
+            Some(count) => count,
+            None => {
                 self.acknowledge()?;
-                let mut socket = self.socket;
-                socket.read(&mut bytes)?
+                self.reader.read(&mut bytes)?
             }
-            Err(error) => return Err(LaneEnd::Io(error.into())),
         };
         if ready == 0 {
             self.acknowledge()?;
             return Ok(None);
         }
-        let mut socket = self.socket;
-        socket.read_exact(&mut bytes[ready..])?;
+        self.reader.read_exact(&mut bytes[ready..])?;
         Ok(Some(LaneHeader::parse(&bytes)?))
     }
 
     fn acknowledge(&mut self) -> Result<(), LaneEnd> {
         if self.acknowledged < self.placed {
-            let mut socket = self.socket;
-            socket.write_all(&Ack { placed: self.placed }.to_bytes())?;
+            self.writer.write_all(&Ack { placed: self.placed }.to_bytes())?;
             self.acknowledged = self.placed;
         }
         Ok(())
@@ -153,12 +150,11 @@ impl Lane<'_> {
 
 impl RawSource for Lane<'_> {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        self.reader.fd()
     }
 
     fn read_exact(&mut self, buf: &mut [u8]) -> io::Result<()> {
-        let mut socket = self.socket;
-        socket.read_exact(buf)
+        self.reader.read_exact(buf)
     }
 }
 

@@ -1,18 +1,18 @@
 //! One lane at the source: its sender thread and its acknowledgement thread.
 
 use std::io::{IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
 use crew::Crew;
+use identity::{Connection, Reader, Writer};
 use page::{Encoded, Encoder, Encoding};
 use wire::{Ack, BatchHeader, BlockHeader, Kind, Reply};
 
-use crate::connect::connect_lane;
+use crate::connect::connect;
 use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
-use crate::lanes::Shared;
+use crate::lanes::{LanesPlan, Shared};
 use crate::load::Load;
 use crate::meter::{Doing, thread_cpu};
 use crate::outage::Outage;
@@ -30,12 +30,13 @@ pub(crate) fn run(shared: &Shared, number: usize) {
     let meter = &shared.meters[number];
     let mut outage = Outage::default();
     loop {
-        let error = match connect_lane(endpoint, kind) {
-            Ok(socket) => {
+        let LanesPlan { peer, security, .. } = &shared.plan;
+        let error = match connect(endpoint, peer, security, kind) {
+            Ok(mut connection) => {
                 if outage.ends() {
                     tracing::info!(lane = number, %endpoint, "lane up again");
                 }
-                match carry(shared, number, &socket) {
+                match carry(shared, number, &mut connection) {
                     Ok(()) => break,
                     Err(source) => LaneError::Broken { remote: endpoint.remote, source },
                 }
@@ -68,7 +69,8 @@ fn add_cpu(shared: &Shared) {
 
 /// Carries batches over one connection, until the queue ends (`Ok`) or the
 /// connection does (`Err`; what it had not delivered is handed back).
-fn carry(shared: &Shared, number: usize, socket: &TcpStream) -> std::io::Result<()> {
+fn carry(shared: &Shared, number: usize, connection: &mut Connection) -> std::io::Result<()> {
+    let (reader, writer) = connection.halves();
     let flight = Flight::default();
     shared.queue.lane_up();
     let outcome = thread::scope(|scope| {
@@ -76,16 +78,16 @@ fn carry(shared: &Shared, number: usize, socket: &TcpStream) -> std::io::Result<
             scope,
             || {
                 let _member = shared.crew.as_ref().map(Crew::join);
-                let outcome = read_acks(shared, number, socket, &flight);
+                let outcome = read_acks(shared, number, reader, &flight);
                 flight.break_off();
                 shared.queue.wake_lanes();
                 add_cpu(shared);
                 outcome
             },
         )?;
-        let sent = send(shared, number, socket, &flight);
+        let sent = send(shared, number, writer, &flight);
         // Wakes the acknowledgement thread, whichever way sending ended.
-        let _ = socket.shutdown(Shutdown::Both);
+        writer.close();
         let heard = acks.join().unwrap_or(Ok(()));
         match sent {
             Ok(Sent::All) => Ok(()),
@@ -111,7 +113,7 @@ enum Sent {
 fn send(
     shared: &Shared,
     number: usize,
-    socket: &TcpStream,
+    writer: &mut Writer,
     flight: &Flight,
 ) -> std::io::Result<Sent> {
     let meter = &shared.meters[number];
@@ -119,7 +121,7 @@ fn send(
     let mut sifting = Sifting::default();
     let mut head = Vec::new();
     let pacer = &shared.pacers[number];
-    let mut socket = Paced { inner: socket, pacer, written: &meter.wire_bytes };
+    let mut socket = Paced { inner: writer, pacer, written: &meter.wire_bytes };
     meter.begin();
     loop {
         let work = shared.queue.take(|| flight.is_broken());
@@ -225,12 +227,12 @@ fn write_all(socket: &mut impl Write, mut pieces: &mut [IoSlice<'_>]) -> std::io
 fn read_acks(
     shared: &Shared,
     number: usize,
-    mut socket: &TcpStream,
+    reader: &mut Reader,
     flight: &Flight,
 ) -> std::io::Result<()> {
     let mut bytes = [0; Ack::BYTES];
     loop {
-        socket.read_exact(&mut bytes)?;
+        reader.read_exact(&mut bytes)?;
         let released =
             Ack::parse(&bytes).ok().and_then(|ack| flight.acknowledged(ack.placed, &shared.queue));
         let Some(released) = released else {

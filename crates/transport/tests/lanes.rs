@@ -1,4 +1,5 @@
-//! Batches over real sockets into real memory, with lanes that are cut.
+//! Batches over real sockets into real memory, plain and encrypted, with lanes
+//! that are cut.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
+use identity::{Authority, Identity, Security, Subject, Wanted};
 use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
@@ -25,11 +27,39 @@ struct Destination {
     stopping: Arc<AtomicBool>,
     accepting: Option<JoinHandle<()>>,
     accepted: Arc<AtomicU64>,
+    /// Connections that made use of what an earlier one left.
+    resumed: Arc<AtomicU64>,
     received_bytes: Arc<AtomicU64>,
+    /// The source's.
+    security: Security,
 }
+
+/// Two hosts with certificates of one CA.
+fn certified() -> [Security; 2] {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = dir.path().join("ca");
+    Authority::create(&ca, 1).unwrap();
+    let authority = Authority::open(&ca).unwrap();
+    ["source", "destination"].map(|name| {
+        let subject = Subject::host(name).unwrap();
+        let wanted = Wanted { out: dir.path().join(name), subject, days: 1, replace: false };
+        let files = authority.issue(&wanted).unwrap().files;
+        Security::Tls(Arc::new(Identity::load(name, &files).unwrap()))
+    })
+}
+
+const PLAIN: [Security; 2] = [Security::Plaintext, Security::Plaintext];
 
 impl Destination {
     fn start(cut_after: impl Fn(u64) -> Option<usize> + Send + 'static) -> Self {
+        Self::start_as(PLAIN, cut_after)
+    }
+
+    /// Both hosts' security, the source's first.
+    fn start_as(
+        [security, own]: [Security; 2],
+        cut_after: impl Fn(u64) -> Option<usize> + Send + 'static,
+    ) -> Self {
         let mapping = Mapping::own(u64::from(PAGES) * PAGE_BYTES as u64);
         let mapping = Arc::new(mapping);
         let (qemu, _other_end) = UnixStream::pair().unwrap();
@@ -45,9 +75,10 @@ impl Destination {
         let stopping = Arc::new(AtomicBool::new(false));
         let accepted = Arc::new(AtomicU64::new(0));
         let received_bytes = Arc::new(AtomicU64::new(0));
+        let resumed = Arc::new(AtomicU64::new(0));
         let accepting = thread::spawn({
             let (stopping, accepted) = (Arc::clone(&stopping), Arc::clone(&accepted));
-            let received_bytes = Arc::clone(&received_bytes);
+            let (received_bytes, resumed) = (Arc::clone(&received_bytes), Arc::clone(&resumed));
             move || {
                 let _feeder = feeder;
                 let threads = Mutex::new(Vec::new());
@@ -58,17 +89,18 @@ impl Destination {
                     }
                     let cut = cut_after(accepted.fetch_add(1, SeqCst));
                     let placer = Arc::clone(&placer);
-                    let received = Arc::clone(&received_bytes);
-                    threads
-                        .lock()
-                        .push(thread::spawn(move || serve(stream, cut, &placer, &received)));
+                    let (received, resumed) = (Arc::clone(&received_bytes), Arc::clone(&resumed));
+                    let own = own.clone();
+                    let serve = move || serve(stream, cut, &own, &placer, &received, &resumed);
+                    threads.lock().push(thread::spawn(serve));
                 }
                 for thread in threads.into_inner() {
                     thread.join().unwrap();
                 }
             }
         });
-        Self { address, mapping, stopping, accepting: Some(accepting), accepted, received_bytes }
+        let accepting = Some(accepting);
+        Self { address, mapping, stopping, accepting, accepted, resumed, received_bytes, security }
     }
 
     fn page(&self, page: u32) -> Vec<u8> {
@@ -86,17 +118,32 @@ impl Drop for Destination {
     }
 }
 
-fn serve(mut stream: TcpStream, cut: Option<usize>, placer: &Arc<Placer>, received: &AtomicU64) {
-    let mut preamble = [0; Preamble::BYTES];
-    stream.read_exact(&mut preamble).unwrap();
-    Preamble::parse(&preamble).unwrap();
-    stream.write_all(&Reply::Welcome.to_bytes()).unwrap();
-    let inner = match cut {
+fn serve(
+    stream: TcpStream,
+    cut: Option<usize>,
+    own: &Security,
+    placer: &Arc<Placer>,
+    received: &AtomicU64,
+    resumed: &AtomicU64,
+) {
+    let stream = match cut {
         None => stream,
         Some(bytes) => through_a_proxy(stream, bytes),
     };
+    // Either may be cut before it is made.
+    let mut preamble = [0; Preamble::BYTES];
+    let Ok(mut connection) = own.accept(stream) else { return };
+    if connection.read_exact(&mut preamble).is_err() {
+        return;
+    }
+    Preamble::parse(&preamble).unwrap();
+    if connection.write_all(&Reply::Welcome.to_bytes()).is_err() {
+        return;
+    }
+    resumed.fetch_add(u64::from(connection.is_resumed()), SeqCst);
     let placer = || Some(Arc::clone(placer));
-    if let Err(error) = receive_counted(&inner, placer, || Err(LaneEnd::NoDisks), received) {
+    if let Err(error) = receive_counted(&mut connection, placer, || Err(LaneEnd::NoDisks), received)
+    {
         assert!(error.only_this_lane(), "{error}");
     }
 }
@@ -150,6 +197,8 @@ fn send_at(pace: Option<u64>, lanes: usize, encoding: Encoding, destination: &De
     let endpoint = Endpoint { local: None, remote: destination.address };
     let plan = LanesPlan {
         endpoints: vec![endpoint; lanes],
+        peer: "destination".to_owned(),
+        security: destination.security.clone(),
         token: Token([1; 16]),
         encoding,
         sieve: None,
@@ -195,6 +244,30 @@ fn one_two_and_eight_lanes_deliver_every_newest_page() {
 }
 
 #[test]
+fn encrypted_lanes_deliver_the_same_and_resume() {
+    let hosts = certified();
+    for (lanes, encoding) in [(1, Encoding::Zstd), (8, Encoding::Raw), (8, Encoding::Lz4)] {
+        let destination = Destination::start_as(hosts.clone(), |_| None);
+        assert_eq!(send_all(lanes, encoding, &destination), 0);
+        let [resumed, accepted] =
+            [&destination.resumed, &destination.accepted].map(|count| count.load(SeqCst));
+        // The first one ever has nothing to begin from.
+        assert!(lanes == 1 || resumed + 1 >= accepted, "{resumed} of {accepted}");
+    }
+}
+
+#[test]
+fn encrypted_lanes_that_are_cut_lose_nothing_either() {
+    let hosts = certified();
+    for seed in 1..6u64 {
+        let cut =
+            move |nth: u64| (nth < 5).then_some((seed * (nth + 1) * 77_773 % 900_000) as usize);
+        let destination = Destination::start_as(hosts.clone(), cut);
+        assert!(send_all(1 + (seed % 3) as usize, Encoding::Raw, &destination) > 0);
+    }
+}
+
+#[test]
 fn lanes_that_are_cut_anywhere_come_back_and_lose_nothing() {
     for seed in 1..12u64 {
         // The first five connections are cut, in headers, tables and bodies.
@@ -220,6 +293,8 @@ fn lanes_that_crawl_can_be_stopped() {
     let endpoint = Endpoint { local: None, remote: destination.address };
     let plan = LanesPlan {
         endpoints: vec![endpoint],
+        peer: String::new(),
+        security: Security::Plaintext,
         token: Token([1; 16]),
         encoding: Encoding::Raw,
         sieve: None,
@@ -242,6 +317,8 @@ fn lanes_that_are_stopped_give_everything_back() {
     let endpoint = Endpoint { local: None, remote: silent.local_addr().unwrap() };
     let plan = LanesPlan {
         endpoints: vec![endpoint],
+        peer: String::new(),
+        security: Security::Plaintext,
         token: Token([1; 16]),
         encoding: Encoding::Raw,
         sieve: None,

@@ -20,6 +20,7 @@ pub(super) struct File {
     pub(super) api: Option<PathBuf>,
     pub(super) pool_mib: Option<u32>,
     pub(super) qemu_user: Option<String>,
+    pub(super) tls: Option<PathBuf>,
     pub(super) insecure_plaintext: bool,
     pub(super) waits: engine::Waits,
 }
@@ -28,7 +29,8 @@ pub(super) struct File {
 pub(super) fn read(path: &Path) -> Result<File, ConfigError> {
     let mut file: File = super::parse(path)?;
     let here = path.parent().unwrap_or(Path::new(""));
-    for named in [&mut file.peers, &mut file.state, &mut file.api].into_iter().flatten() {
+    let paths = [&mut file.peers, &mut file.state, &mut file.api, &mut file.tls];
+    for named in paths.into_iter().flatten() {
         *named = here.join(&*named);
     }
     Ok(file)

@@ -30,7 +30,8 @@ impl Files {
     }
 
     fn read(&self) -> Result<Config, ConfigError> {
-        Config::new(&Flags { config: Some(self.path("agent.toml")), ..Flags::default() })
+        let flags = Flags { config: Some(self.path("agent.toml")), ..Flags::default() };
+        Config::with_tls_default(&flags, Path::new("/nowhere/tls"))
     }
 }
 
@@ -87,6 +88,33 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
+fn a_certificate_is_used_where_there_is_one_unless_somebody_says_otherwise() {
+    let there = tempfile::tempdir().unwrap();
+    let files = |config: &str| {
+        let config = format!("name = 'a'\nlisten = '0.0.0.0:1'\n{config}");
+        Files::new(&config, "")
+    };
+    let chosen = |files: &Files, flags: Flags| {
+        let flags = Flags { config: Some(files.path("agent.toml")), ..flags };
+        let config = Config::with_tls_default(&flags, there.path()).unwrap();
+        (config.tls, config.insecure_plaintext)
+    };
+    let typed = |tls: Option<&str>, insecure_plaintext| Flags {
+        tls: tls.map(PathBuf::from),
+        insecure_plaintext,
+        ..Flags::default()
+    };
+    let (nothing, plain, own) = (files(""), files("insecure-plaintext = true"), files("tls = 'x'"));
+    let by_default = Some(there.path().to_owned());
+    assert_eq!(chosen(&nothing, Flags::default()), (by_default, false));
+    assert_eq!(chosen(&nothing, typed(None, true)), (None, true));
+    assert_eq!(chosen(&plain, Flags::default()), (None, true));
+    assert_eq!(chosen(&plain, typed(Some("/t"), false)), (Some("/t".into()), false));
+    assert_eq!(chosen(&own, Flags::default()), (Some(own.path("x")), false));
+    assert_eq!(chosen(&own, typed(None, true)), (None, true));
+}
+
+#[test]
 fn errors_say_where_and_what_to_do() {
     for (config, peers, says) in [
         ("listen = '127.0.0.1:1'", "", "--name"),
@@ -98,8 +126,13 @@ fn errors_say_where_and_what_to_do() {
         ("name = ", "", "agent.toml:1: "),
         ("name = 'a'\nlisten = '127.0.0.1:0'", "", "port"),
         ("name = 'a'\nlisten = '127.0.0.1:1'\npool-mib = 1", "", "pool-mib: 1 is outside 16 to"),
-        ("name = 'a'\nlisten = '0.0.0.0:1'", "", "--insecure-plaintext"),
+        ("name = 'a'\nlisten = '0.0.0.0:1'", "", "droveway ca issue a"),
         ("name = 'a'\nlisten = '10.0.0.1:1'", "", "--insecure-plaintext"),
+        (
+            "name = 'a'\nlisten = '127.0.0.1:1'\ntls = 't'\ninsecure-plaintext = true",
+            "",
+            "contradict",
+        ),
         ("name = 'a'\nlisten = '127.0.0.1:1'\nnic = ['10.0.0.1']", "", "listen at 0.0.0.0:1"),
         ("name = 'a'\nlisten = '127.0.0.1:1'\nnic-speed = ['127.0.0.1=x']", "", "ADDR=RATE"),
         (

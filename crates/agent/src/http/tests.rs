@@ -26,6 +26,7 @@ impl Site {
         let registry = Arc::new(registry);
         let local = Local {
             agent: "here".to_owned(),
+            security: identity::Security::Plaintext,
             nics: Vec::new(),
             resources: engine::Resources::new(16 << 20),
             scratch: registry.state().scratch(),
@@ -34,7 +35,8 @@ impl Site {
             agent_port: 7450,
             waits: engine::Waits::default(),
         };
-        let settlers = Settlers::new(Arc::clone(&registry), shelf, "here", &[]);
+        let settlers =
+            Settlers::new(Arc::clone(&registry), shelf, "here", identity::Security::Plaintext, &[]);
         let roads = Roads { peers: Vec::new(), insecure_plaintext: false };
         let listen = "127.0.0.1:7450".parse().unwrap();
         let examiner = Arc::new(Examiner::new(

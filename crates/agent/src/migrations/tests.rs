@@ -42,6 +42,7 @@ impl Site {
         let shelf = Shelf::open(&self.registry.state().journals()).unwrap();
         let local = Local {
             agent: "here".to_owned(),
+            security: identity::Security::Plaintext,
             nics: Vec::new(),
             resources: engine::Resources::new(16 << 20),
             scratch: self.registry.state().scratch(),
@@ -50,7 +51,13 @@ impl Site {
             agent_port: 7450,
             waits: engine::Waits::default(),
         };
-        let settlers = Settlers::new(Arc::clone(&self.registry), shelf, "here", &[]);
+        let settlers = Settlers::new(
+            Arc::clone(&self.registry),
+            shelf,
+            "here",
+            identity::Security::Plaintext,
+            &[],
+        );
         Arc::new(Migrations::new(&settlers, local, roads, mover))
     }
 }
@@ -93,7 +100,7 @@ fn what_cannot_be_moved_is_refused_with_the_reason() {
     for (vm, to, says) in [
         ("web1", "here", "this host"),
         ("web1", "nowhere", "peers file; there is: near, far"),
-        ("web1", "far", "--insecure-plaintext"),
+        ("web1", "far", "`droveway ca issue here`"),
         ("web2", "near", "no VM `web2`"),
     ] {
         let error = migrations.start(request(vm, to)).unwrap_err().to_string();

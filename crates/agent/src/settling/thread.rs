@@ -7,8 +7,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use switchover::journal::{Opened, Side};
 use switchover::{Resolution, Wait};
-use transport::{Endpoint, connect_inquiry};
-use wire::{Frame, Inquiry, WireError, Word, read_frame};
+use transport::{Endpoint, connect};
+use wire::{Frame, Inquiry, Kind, WireError, Word, read_frame};
 
 use super::Settlers;
 use super::case::Case;
@@ -120,10 +120,12 @@ impl Settler {
             return Err(format!("where {} is, is not known", self.opened.peer));
         };
         let talk = |word| -> Result<Option<Word>, WireError> {
-            let mut stream = connect_inquiry(Endpoint { local: None, remote })
+            let Settlers { security, agent, .. } = &*self.settlers;
+            let endpoint = Endpoint { local: None, remote };
+            let mut stream = connect(endpoint, &self.opened.peer, security, Kind::Inquiry)
                 .map_err(|error| WireError::Io(std::io::Error::other(error)))?;
             stream.set_read_timeout(Some(ANSWER_MAX))?;
-            let inquiry = Inquiry { from: self.settlers.agent.clone(), word };
+            let inquiry = Inquiry { from: agent.clone(), word };
             Frame::message(&inquiry)?.write_to(&mut stream)?;
             match read_frame(&mut stream.by_ref())? {
                 Some(Frame::Message(json)) => Ok(Some(serde_json::from_slice(&json)?)),

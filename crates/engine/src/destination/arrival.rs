@@ -5,12 +5,13 @@
 //! VM, hears why if it can be told. From then on `switchover::destination`
 //! decides alone, and keeps a journal; its hands are in `hands`.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, select};
+use identity::Connection;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
@@ -63,21 +64,27 @@ struct Arrival<'s> {
     lanes: Arc<ArrivingLanes>,
     broken: Receiver<String>,
     peer: SocketAddr,
+    /// The host at the other end, if its certificate says so.
+    certified: Option<String>,
 }
 
 /// Serves a control connection to its end.
-pub(super) fn run(shared: &Shared, stream: TcpStream, number: u64) -> std::io::Result<()> {
-    let peer = stream.peer_addr()?;
-    let (link, hear) = Link::start(stream, &format!("source-{number}"))?;
+pub(super) fn run(shared: &Shared, connection: Connection, number: u64) -> std::io::Result<()> {
+    let peer = connection.peer_address()?;
+    let certified = connection.peer().map(str::to_owned);
+    let (link, hear) = Link::start(connection, &format!("source-{number}"))?;
     let (tell_broken, broken) = bounded(1);
+    let network = &shared.local.resources.network;
+    let lanes = Arc::new(ArrivingLanes::new(tell_broken, network, certified.clone()));
     let arrival = Arrival {
         shared,
         link: Arc::new(link),
         hear,
         token: new_token()?,
-        lanes: Arc::new(ArrivingLanes::new(tell_broken, &shared.local.resources.network)),
+        lanes,
         broken,
         peer,
+        certified,
     };
     match arrival.take_in() {
         Ok(()) => {}
@@ -105,6 +112,7 @@ impl Arrival<'_> {
     /// An error is one from before there was a journal.
     fn take_in(&self) -> Result<(), End> {
         let Some(order) = self.hear_order()? else { return Ok(()) };
+        self.check_name(&order)?;
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
         self.lanes.crew().set(&order.terms);
         let with_disks = order.moving.as_array().is_some_and(|moving| !moving.is_empty());
@@ -189,6 +197,17 @@ impl Arrival<'_> {
             Ok(Heard::Gone(error)) => Err(End::Over(error.to_string())),
             Ok(_) => Err(End::failed("an order to prepare was expected first")),
             Err(_) => Err(End::Over("no order came".to_owned())),
+        }
+    }
+
+    /// With certificates nobody orders in another host's name.
+    fn check_name(&self, order: &Prepare) -> Result<(), End> {
+        match &self.certified {
+            Some(certified) if *certified != order.from => Err(End::failed(format!(
+                "the order says that it comes from {}, and its certificate that it is {certified}",
+                order.from
+            ))),
+            _ => Ok(()),
         }
     }
 

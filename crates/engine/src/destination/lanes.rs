@@ -1,13 +1,13 @@
 //! The lanes of one arrival: they may connect before the block list is known,
 //! and end with the arrival.
 
-use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use crew::{Crew, Terms};
 use crossbeam_channel::Sender;
+use identity::{Closer, Connection};
 use parking_lot::{Condvar, Mutex};
 use placer::Placer;
 use transport::{BlockSink, LaneEnd, receive_counted, thread_cpu};
@@ -22,7 +22,7 @@ struct State {
     placer: Option<Arc<Placer>>,
     disks: Option<Arc<dyn BlockSink>>,
     over: bool,
-    streams: Vec<TcpStream>,
+    closers: Vec<Closer>,
     running: usize,
 }
 
@@ -32,6 +32,9 @@ pub(crate) struct ArrivingLanes {
     changed: Condvar,
     /// Where a lane tells what ends the migration.
     broken: Sender<String>,
+    /// The host that the VM comes from, if its certificate says so: its lanes
+    /// come from there too.
+    peer: Option<String>,
     cpu_ns: AtomicU64,
     crew: Arc<Crew>,
     network: Arc<Network>,
@@ -47,17 +50,31 @@ struct Counted {
 }
 
 impl ArrivingLanes {
-    pub(crate) fn new(broken: Sender<String>, network: &Arc<Network>) -> Self {
+    pub(crate) fn new(
+        broken: Sender<String>,
+        network: &Arc<Network>,
+        peer: Option<String>,
+    ) -> Self {
         Self {
             state: Mutex::default(),
             changed: Condvar::new(),
             broken,
+            peer,
             cpu_ns: AtomicU64::new(0),
             crew: Crew::new(Terms::default()),
             network: Arc::clone(network),
             migration: network.migration(),
             counted: Mutex::default(),
         }
+    }
+
+    /// Whether a connection from this host can be one of its lanes.
+    pub(crate) fn are_of(&self, peer: Option<&str>) -> bool {
+        let are = self.peer.as_deref() == peer;
+        if !are {
+            tracing::warn!(from = self.peer, peer, "a lane comes from another host than its VM");
+        }
+        are
     }
 
     /// The threads that serve lanes and disks.
@@ -72,8 +89,9 @@ impl ArrivingLanes {
         self.counted.lock().iter().map(place).collect()
     }
 
-    /// Where to count what lane `number` brings, which comes by `stream` now.
-    fn counter(&self, stream: &TcpStream, number: u16) -> Arc<AtomicU64> {
+    /// Where to count what lane `number` brings, which comes by this connection
+    /// now.
+    fn counter(&self, connection: &Connection, number: u16) -> Arc<AtomicU64> {
         let number = usize::from(number);
         let mut counted = self.counted.lock();
         if number >= LANES_MAX {
@@ -85,7 +103,7 @@ impl ArrivingLanes {
         let lane = counted[number].get_or_insert_with(|| {
             let received_bytes = Arc::new(AtomicU64::new(0));
             let bytes = Arc::clone(&received_bytes);
-            let flow = stream.local_addr().ok().and_then(|address| {
+            let flow = connection.local_address().ok().and_then(|address| {
                 let counter = move || bytes.load(Relaxed);
                 let joined = self.network.join(Way::In, self.migration, address.ip(), counter);
                 joined.inspect_err(|error| tracing::warn!(%error, "a lane is not paced")).ok()
@@ -102,23 +120,22 @@ impl ArrivingLanes {
     }
 
     /// Serves one connection to its end, on its own thread.
-    pub(crate) fn carry(&self, stream: &TcpStream, number: u16) {
+    pub(crate) fn carry(&self, mut connection: Connection, number: u16) {
         {
             let mut state = self.state.lock();
-            let Ok(clone) = stream.try_clone() else { return };
             if state.over {
                 return;
             }
-            state.streams.push(clone);
+            state.closers.push(connection.closer());
             state.running += 1;
         }
         let member = self.crew.join();
-        let received_bytes = self.counter(stream, number);
+        let received_bytes = self.counter(&connection, number);
         let (placer, disks) = (|| self.placer(), || self.disks());
-        let outcome = receive_counted(stream, placer, disks, &received_bytes);
+        let outcome = receive_counted(&mut connection, placer, disks, &received_bytes);
         drop(member);
         // A peer in the middle of a write learns that nobody reads any more.
-        let _ = stream.shutdown(Shutdown::Both);
+        connection.close();
         match outcome {
             Ok(()) => {}
             Err(error) if error.only_this_lane() => {
@@ -163,8 +180,8 @@ impl ArrivingLanes {
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
         state.over = true;
-        for stream in state.streams.drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
+        for closer in state.closers.drain(..) {
+            closer.close();
         }
         self.changed.notify_all();
         while state.running > 0 {

@@ -13,8 +13,8 @@ use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
 use qemu::shape::Shape;
 use tap::{Channels, Tap};
-use transport::{Endpoint, Lanes, LanesPlan, connect_control};
-use wire::{Prepare, ToDestination, ToSource, Token};
+use transport::{Endpoint, Lanes, LanesPlan, connect};
+use wire::{Kind, Prepare, ToDestination, ToSource, Token};
 
 use super::collector::Collector;
 use super::disks::{self, Around, Chosen, Disks};
@@ -39,12 +39,12 @@ impl Source<'_> {
     pub(super) fn connect(&mut self) -> Result<(), MigrationError> {
         self.pools = Some(self.local.resources.leaving(self.request.disks.is_some())?);
         let lost = |why: String| MigrationError::PeerLost { host: self.peer.name.clone(), why };
-        let remote = self.peer.address;
-        let stream =
-            connect_control(Endpoint { local: None, remote }).map_err(|e| lost(e.to_string()))?;
+        let endpoint = Endpoint { local: None, remote: self.peer.address };
+        let connection = connect(endpoint, &self.peer.name, &self.local.security, Kind::Control)
+            .map_err(|e| lost(e.to_string()))?;
         let room = Arc::clone(&self.disk_room);
         let (link, hear) =
-            Link::start_with(stream, &self.peer.name, move |message| room.hear(message))
+            Link::start_with(connection, &self.peer.name, move |message| room.hear(message))
                 .map_err(|e| lost(e.to_string()))?;
         self.control = Some(Control { link: Arc::new(link), hear, prepared: None });
         Ok(())
@@ -254,8 +254,14 @@ impl Source<'_> {
             // more than a tenth of a second of CPU.
             Compress::Auto | Compress::Zstd => Encoding::Zstd,
         };
-        let endpoints = self.endpoints();
-        let plan = LanesPlan { endpoints, token, encoding, sieve: Some(Arc::clone(sieve) as _) };
+        let plan = LanesPlan {
+            endpoints: self.endpoints(),
+            peer: self.peer.name.clone(),
+            security: self.local.security.clone(),
+            token,
+            encoding,
+            sieve: Some(Arc::clone(sieve) as _),
+        };
         Lanes::start_in(plan, Some(Arc::clone(&self.crew)))
             .map_err(|error| local("starting the lanes' threads", error))
     }

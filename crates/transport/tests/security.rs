@@ -1,0 +1,74 @@
+//! Who may connect to whom, and what both ends hear where they may not.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use identity::{Authority, Files, Identity, Security, Subject, Wanted};
+use transport::{Endpoint, connect};
+use wire::Kind;
+
+/// What `host` gets of the CA in `dir`, which is made if need be.
+fn issue(dir: &Path, host: &str) -> Files {
+    let ca = dir.join("ca");
+    if !ca.exists() {
+        Authority::create(&ca, 1).unwrap();
+    }
+    let wanted = Wanted {
+        subject: Subject::host(host).unwrap(),
+        days: 1,
+        out: dir.join(host),
+        replace: false,
+    };
+    Authority::open(&ca).unwrap().issue(&wanted).unwrap().files
+}
+
+fn load(host: &str, files: &Files) -> Security {
+    Security::Tls(Arc::new(Identity::load(host, files).unwrap()))
+}
+
+/// `from` calls `to` as the host `peer`. Why that fails, as each of them tells it.
+fn refused(from: &Security, to: Security, peer: &str) -> [String; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = Endpoint { local: None, remote: listener.local_addr().unwrap() };
+    let called = thread::spawn(move || to.accept(listener.accept().unwrap().0));
+    let calls = connect(endpoint, peer, from, Kind::Control).unwrap_err();
+    [calls.to_string(), called.join().unwrap().unwrap_err().to_string()]
+}
+
+#[test]
+fn who_answers_is_not_the_host_that_was_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|host| load(host, &issue(dir.path(), host)));
+    let [calls, called] = refused(&a, b, "c");
+    assert!(calls.contains("the peer there is host b, not host c"), "{calls}");
+    assert!(called.contains("peers file there"), "{called}");
+}
+
+#[test]
+fn one_end_speaks_plaintext() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|host| load(host, &issue(dir.path(), host)));
+    let [calls, called] = refused(&a, Security::Plaintext, "b");
+    assert!(calls.contains("the peer speaks plaintext (--insecure-plaintext)"), "{calls}");
+    assert!(called.contains("take --insecure-plaintext away here"), "{called}");
+    let [calls, called] = refused(&Security::Plaintext, b, "b");
+    assert!(calls.contains("take --insecure-plaintext away here"), "{calls}");
+    assert!(called.contains("take --insecure-plaintext away there"), "{called}");
+}
+
+/// Whoever calls is ready before he is verified: what he reads first is why not.
+#[test]
+fn a_caller_who_is_not_wanted_hears_why() {
+    let [here, there] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (a, b) = (issue(here.path(), "a"), issue(there.path(), "b"));
+    // One knows both CAs, and takes the other, who knows only his own.
+    let both = here.path().join("both.crt");
+    let text = [&a, &b].map(|files| std::fs::read_to_string(&files.authority).unwrap()).concat();
+    std::fs::write(&both, text).unwrap();
+    let a = load("a", &Files { authority: both, ..a });
+    let [calls, called] = refused(&a, load("b", &b), "b");
+    assert!(calls.contains("doesn't know the CA of this host's certificate"), "{calls}");
+    assert!(called.contains("not from a CA that this host knows"), "{called}");
+}
