@@ -111,10 +111,18 @@ impl World {
     /// If they do not come up.
     pub fn restart_agents_with(&mut self, more: &[&str]) {
         for side in [Side::A, Side::B] {
-            self.kill_agent(side);
-            let agent = Agent::start_with(&self.hosts, self.host(side), &[], more).unwrap();
-            self.agents[side as usize] = agent;
+            self.restart_agent_with(side, more);
         }
+    }
+
+    /// Starts an agent again, with more arguments.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn restart_agent_with(&mut self, side: Side, more: &[&str]) {
+        self.kill_agent(side);
+        let agent = Agent::start_with(&self.hosts, self.host(side), &[], more).unwrap();
+        self.agents[side as usize] = agent;
     }
 
     /// A host.
@@ -312,7 +320,7 @@ impl World {
             until(&format!("nothing is left in {dir}"), || self.files(side, dir).is_empty());
         }
         let known = |name: &str| {
-            matches!(name, "agent.log" | "api.sock" | "disk.img" | "peers.toml" | "state")
+            matches!(name, "agent.log" | "api.sock" | "disk.img" | "peers.toml" | "state" | "tls")
                 || name.ends_with(".console")
         };
         until("no socket is left", || self.files(side, "").iter().all(|name| known(name)));

@@ -1,6 +1,7 @@
 //! Hosts as network namespaces, tiny Linux guests, and QEMU's own migration to compare with.
 
 pub mod bench;
+pub mod certificates;
 pub mod contender;
 pub mod cpio;
 pub mod demo;

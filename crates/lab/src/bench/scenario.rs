@@ -97,10 +97,16 @@ fn variant(name: &str, arguments: &[&str]) -> Options {
     }
 }
 
+/// The same, with certificates.
+fn encrypted(options: Options) -> Options {
+    Options { variant: Some("tls".to_owned()), tls: true, ..options }
+}
+
 /// All of them.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
-    memory().into_iter().chain(disks()).chain(neighbours()).chain([cores()]).collect()
+    let rest = neighbours().into_iter().chain([cores(), tls()]);
+    memory().into_iter().chain(disks()).chain(rest).collect()
 }
 
 /// Those that move a VM's memory only.
@@ -193,6 +199,28 @@ fn memory() -> Vec<Scenario> {
             plain_tcp: true,
         },
     ]
+}
+
+/// What it costs that nobody reads along.
+fn tls() -> Scenario {
+    let raw = Options { variant: None, ..variant("", &["--compress", "off"]) };
+    Scenario {
+        name: "tls",
+        about: "1.5 GiB with 1,000 MB random, no compression, no shaping: plain beside encrypted",
+        guest: GuestSpec::new(
+            "bench",
+            "1536M",
+            Orders { random_bytes: 1000 * MB / 4096 * 4096, seed: 6, ..Orders::default() },
+        ),
+        disk: None,
+        neighbour: None,
+        link: Link::unshaped(),
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(90),
+        modes: &[],
+        ours: vec![raw.clone(), encrypted(raw)],
+        plain_tcp: false,
+    }
 }
 
 /// Those that move a disk of a host's own too.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use api::{Outcome, Report};
 
 use super::{Contender, Ground, Moved};
+use crate::certificates::Certificates;
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::guest::{Guest, GuestSpec};
 use crate::hosts::{Host, Hosts, RUN_DIR};
@@ -77,7 +78,8 @@ impl Agent {
         Self::start_with(hosts, host, by, &[])
     }
 
-    /// The same, with more arguments of its own.
+    /// The same, with more arguments of its own: they stand in for what it would
+    /// be told. With `--tls` it speaks TLS (see [`Certificates`]), else plaintext.
     ///
     /// # Errors
     /// As [`Agent::start`].
@@ -92,13 +94,20 @@ impl Agent {
         let binary = binary();
         let words: Vec<&OsStr> = by.iter().map(OsStr::new).chain([binary.as_os_str()]).collect();
         let mut command = host.command(words[0]);
-        command
-            .args(&words[1..])
-            .args(["agent", "--name", name, "--insecure-plaintext"])
-            .args(["--listen", &format!("0.0.0.0:{PORT}")])
-            .args(["--peers", &inside("peers.toml"), "--state", &inside("state")])
-            .args(["--api", &inside("api.sock")])
-            .args(more);
+        command.args(&words[1..]).arg("agent").args(more);
+        let told = [
+            ("--name", name.to_owned()),
+            ("--listen", format!("0.0.0.0:{PORT}")),
+            ("--peers", inside("peers.toml")),
+            ("--state", inside("state")),
+            ("--api", inside("api.sock")),
+        ];
+        for (flag, value) in told.iter().filter(|(flag, _)| !more.contains(flag)) {
+            command.args([flag, value.as_str()]);
+        }
+        if !more.contains(&"--tls") {
+            command.arg("--insecure-plaintext");
+        }
         for nic in &host.addresses {
             command.args(["--nic", &nic.to_string()]);
         }
@@ -181,12 +190,24 @@ pub struct Options {
     pub arguments: Vec<String>,
     /// Whether agents are told what their NICs carry.
     pub nic_speeds: bool,
+    /// Whether its agents speak TLS.
+    pub tls: bool,
 }
 
 /// What an agent is told of its NICs.
 fn nic_speeds(host: &Host, mbit_per_s: Option<u32>) -> Vec<String> {
     let Some(mbit) = mbit_per_s else { return Vec::new() };
     host.addresses.iter().map(|nic| format!("--nic-speed={nic}={mbit}M")).collect()
+}
+
+/// Gives both hosts what their agents need to speak TLS, and says with which
+/// arguments they do.
+fn certify(hosts: &Hosts) -> Result<[String; 2]> {
+    let certificates = Certificates::new()?;
+    for host in [&hosts.a, &hosts.b] {
+        certificates.give(host, peer_name(hosts, host))?;
+    }
+    Ok(["--tls".to_owned(), Certificates::place()])
 }
 
 /// Agents on both hosts, and a guest under the first.
@@ -219,11 +240,13 @@ impl Contender for Droveway {
     }
 
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
-        for host in [&ground.hosts.a, &ground.hosts.b] {
-            let speed = ground.hosts.link.mbit_per_s.filter(|_| self.options.nic_speeds);
-            let more = nic_speeds(host, speed);
-            let more: Vec<&str> = more.iter().map(String::as_str).collect();
-            self.agents.push(Agent::start_with(ground.hosts, host, &[], &more)?);
+        let hosts = ground.hosts;
+        let tls = if self.options.tls { certify(hosts)?.to_vec() } else { Vec::new() };
+        for host in [&hosts.a, &hosts.b] {
+            let speed = hosts.link.mbit_per_s.filter(|_| self.options.nic_speeds);
+            let speeds = nic_speeds(host, speed);
+            let more: Vec<&str> = tls.iter().chain(&speeds).map(String::as_str).collect();
+            self.agents.push(Agent::start_with(hosts, host, &[], &more)?);
         }
         let argv = spec.argv(ground.kit, &ground.kit.qemu);
         let mut run = self.agents[0].command(&ground.hosts.a, &["run", &spec.name, "--"]);

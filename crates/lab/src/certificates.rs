@@ -1,0 +1,68 @@
+//! Certificates for the lab's hosts, of a CA that goes with this value.
+
+use identity::{Authority, AuthorityError, Subject, Validity, Wanted};
+
+use crate::error::{LabError, Result, SystemContext};
+use crate::hosts::{Host, RUN_DIR};
+
+/// The longest that a lab lives.
+const DAYS: u32 = 1;
+
+/// A CA.
+#[derive(Debug)]
+pub struct Certificates {
+    dir: tempfile::TempDir,
+}
+
+impl Certificates {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn new() -> Result<Self> {
+        let dir = tempfile::tempdir().doing("make a directory for a CA")?;
+        Authority::create(dir.path(), DAYS).map_err(|error| failed(&error))?;
+        Ok(Self { dir })
+    }
+
+    /// The directory on a host where [`Certificates::give`] puts its files.
+    #[must_use]
+    pub fn place() -> String {
+        format!("{RUN_DIR}/tls")
+    }
+
+    /// Gives a host what its agent needs to speak as the host `name`, in place of
+    /// what it had.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn give(&self, host: &Host, name: &str) -> Result<()> {
+        self.issue(host, Subject::host(name), DAYS).map(drop)
+    }
+
+    /// The same with a certificate that holds until the end of this second.
+    /// Returns when that is.
+    ///
+    /// # Errors
+    /// As [`Certificates::give`].
+    pub fn give_ending(&self, host: &Host, name: &str) -> Result<Validity> {
+        self.issue(host, Subject::host(name), 0)
+    }
+
+    fn issue(
+        &self,
+        host: &Host,
+        subject: std::result::Result<Subject, identity::NameError>,
+        days: u32,
+    ) -> Result<Validity> {
+        let subject = subject.map_err(|error| failed(&error.into()))?;
+        let out = host.run_dir.join("tls");
+        let wanted = Wanted { subject, days, out, replace: true };
+        let authority = Authority::open(self.dir.path()).map_err(|error| failed(&error))?;
+        Ok(authority.issue(&wanted).map_err(|error| failed(&error))?.validity)
+    }
+}
+
+fn failed(error: &AuthorityError) -> LabError {
+    LabError::Unsupported(error.to_string())
+}
