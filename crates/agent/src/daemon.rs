@@ -256,9 +256,9 @@ fn identify(name: &str, dir: &Path) -> Result<Identity, AgentError> {
         }
         source => AgentError::Certificate(source),
     })?;
-    match identity.warning(SystemTime::now()) {
-        Some(warning) => tracing::warn!("{warning}"),
-        None => tracing::info!("connections are encrypted; certificate {}", identity.validity()),
+    tracing::info!("connections are encrypted; certificate {}", identity.validity());
+    if let Some(warning) = identity.warning(SystemTime::now()) {
+        tracing::warn!("{warning}");
     }
     Ok(identity)
 }

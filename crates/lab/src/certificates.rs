@@ -5,8 +5,8 @@ use identity::{Authority, AuthorityError, Subject, Validity, Wanted};
 use crate::error::{LabError, Result, SystemContext};
 use crate::hosts::{Host, RUN_DIR};
 
-/// The longest that a lab lives.
-const DAYS: u32 = 1;
+/// Longer than any lab lives, and than agents warn of an end.
+const DAYS: u32 = 100;
 
 /// A CA.
 #[derive(Debug)]
