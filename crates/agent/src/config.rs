@@ -49,6 +49,8 @@ pub struct Flags {
     pub state: Option<PathBuf>,
     /// The API's socket.
     pub api: Option<PathBuf>,
+    /// Where the API is served over TCP too.
+    pub api_listen: Option<SocketAddr>,
     /// Buffers, in MiB.
     pub pool_mib: Option<u32>,
     /// Who QEMUs run as.
@@ -78,6 +80,8 @@ pub struct Config {
     pub state: PathBuf,
     /// The API's socket.
     pub api: PathBuf,
+    /// Where the API is served over TCP too, to people with certificates.
+    pub api_listen: Option<SocketAddr>,
     /// Buffers of all migrations in one direction.
     pub pool_bytes: usize,
     /// Who QEMUs run as; none is the agent's own user.
@@ -154,6 +158,12 @@ pub enum ConfigError {
     /// No port.
     #[error("listen: {0} needs a port that peers can know, such as :7450")]
     Port(SocketAddr),
+    /// An API that nobody could be let into.
+    #[error(
+        "api-listen: over TCP the API is for people with certificates, so this host needs one too: \
+         `droveway ca issue {0}`, --tls"
+    )]
+    ApiWithoutTls(String),
     /// Lanes would come to an address where nobody listens.
     #[error(
         "nic {nic} can't be reached while listening at {listen} alone: listen at {any}, or leave \
@@ -226,6 +236,7 @@ impl Config {
             peers,
             state: flags.state.clone().or(file.state).unwrap_or_else(|| STATE_DEFAULT.into()),
             api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
+            api_listen: flags.api_listen.or(file.api_listen),
             pool_bytes: (pool_mib as usize) << 20,
             qemu_user: flags.qemu_user.clone().or(file.qemu_user),
             tls,
@@ -255,6 +266,9 @@ impl Config {
         if is_open && !self.listen.ip().is_loopback() {
             let (listen, name) = (self.listen, self.name.clone());
             return Err(ConfigError::Plaintext { listen, name });
+        }
+        if self.api_listen.is_some() && self.tls.is_none() {
+            return Err(ConfigError::ApiWithoutTls(self.name.clone()));
         }
         if let Some(speed) = self.nic_speeds.iter().find(|speed| !self.has(speed.address)) {
             return Err(ConfigError::NicSpeed(speed.address));

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use crate::arrivals::Arrivals;
 use crate::config::{Config, ConfigError, Flags};
 use crate::examiner::Examiner;
-use crate::http::{Api, router};
+use crate::http::{Api, Port, router};
 use crate::migrations::{Migrations, Roads};
 use crate::registry::{Held, Registry};
 use crate::settling::Settlers;
@@ -98,9 +98,9 @@ pub enum AgentError {
 pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let config = Config::new(flags)?;
     log();
-    let security = match &config.tls {
-        Some(dir) => Security::Tls(Arc::new(identify(&config.name, dir)?)),
-        None => Security::Plaintext,
+    let identity = match &config.tls {
+        Some(dir) => Some(Arc::new(identify(&config.name, dir)?)),
+        None => None,
     };
     let state = StateDir::open(&config.state)?;
     let listener = TcpListener::bind(config.listen)
@@ -113,7 +113,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         config.nic_speeds.iter().map(|nic| (nic.address, nic.rate.bytes_per_s())).collect();
     let local = Local {
         agent: config.name.clone(),
-        security,
+        security: identity.clone().map_or(Security::Plaintext, Security::Tls),
         nics: config.nics.clone(),
         resources: Resources::with_speeds(config.pool_bytes, speeds),
         scratch: state.scratch(),
@@ -125,6 +125,14 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     // Before VMs are looked for, so that a second start by mistake is told
     // what is wrong and touches none.
     let (socket, api_listener) = ApiSocket::bind(&config.api)?;
+    let port = match (config.api_listen, &identity) {
+        (Some(address), Some(identity)) => Some(Port {
+            listener: TcpListener::bind(address)
+                .map_err(|source| AgentError::Listen { address, source })?,
+            security: identity.for_people(),
+        }),
+        _ => None,
+    };
     let registry = Registry::open(state, &held(&kept));
     let registry = registry.map_err(|source| local_error("finding VMs", source))?;
     let registry = Arc::new(registry.with_qemu_user(qemu_user));
@@ -155,7 +163,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         tracing::warn!(listen = %config.listen, "guest memory travels unencrypted");
     }
     let host = Arc::new(host_info(&config));
-    let served = serve(api_listener, &host, &settlers, &migrations, &examiner, server);
+    let served = serve((api_listener, port), &host, &settlers, &migrations, &examiner, server);
     settlers.close();
     drop(socket);
     tracing::info!("ended; VMs live on");
@@ -164,7 +172,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
 
 /// Serves the API until a signal comes, and takes everything down in order.
 fn serve(
-    listener: std::os::unix::net::UnixListener,
+    (listener, port): (std::os::unix::net::UnixListener, Option<Port>),
     host: &Arc<HostInfo>,
     settlers: &Arc<Settlers>,
     migrations: &Arc<Migrations>,
@@ -193,6 +201,14 @@ fn serve(
         };
         let mut interrupt = signal(SignalKind::interrupt()).map_err(serving)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(serving)?;
+        let serving_people = port.map(|port| {
+            let serving = port.serve(api.clone(), closed.clone());
+            tokio::spawn(async {
+                if let Err(error) = serving.await {
+                    tracing::error!(%error, "the API is not served over TCP any more");
+                }
+            })
+        });
         let serving_api = tokio::spawn(
             axum::serve(listener, router(api))
                 .with_graceful_shutdown(async move {
@@ -229,6 +245,9 @@ fn serve(
         }
         let _ = close.send(true);
         let _ = tokio::time::timeout(ANSWERS_WAIT, serving_api).await;
+        if let Some(serving) = serving_people {
+            let _ = tokio::time::timeout(ANSWERS_WAIT, serving).await;
+        }
         Ok(())
     });
     runtime.shutdown_background();

@@ -8,6 +8,9 @@ pub(crate) enum Denied {
     /// What was asked makes no sense.
     #[error("{0}")]
     Asked(String),
+    /// Whoever asks may not.
+    #[error("{0}")]
+    Forbidden(String),
     /// There is no such thing.
     #[error("{0}")]
     Unknown(String),

@@ -1,6 +1,8 @@
-//! The API of an agent: HTTP and JSON, on a unix socket.
+//! The API of an agent: HTTP and JSON, on a unix socket and, for people with
+//! certificates, over TCP.
 
 mod answer;
+mod people;
 mod progress;
 
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 
 use crate::denied::Denied;
 use crate::examiner::Examiner;
@@ -23,6 +25,8 @@ use crate::migrations::Migrations;
 use crate::registry::Registry;
 use crate::settling::Settlers;
 use answer::Answer;
+use people::Caller;
+pub(crate) use people::Port;
 
 /// A command line of a thousand disks has some 100 KB.
 const BODY_BYTES_MAX: usize = 1 << 20;
@@ -141,9 +145,17 @@ async fn migrations(State(api): State<Api>) -> Answer<Vec<Progress>> {
     Ok(api.migrations.list()).into()
 }
 
-async fn migrate(State(api): State<Api>, body: Body<MigrateRequest>) -> Answer<MigrationStarted> {
-    match body.map_err(asked_wrong) {
-        Ok(Json(request)) => Answer::created(
+async fn migrate(
+    State(api): State<Api>,
+    caller: Option<Extension<Caller>>,
+    body: Body<MigrateRequest>,
+) -> Answer<MigrationStarted> {
+    let asked = body.map_err(asked_wrong).and_then(|Json(request)| {
+        people::may_migrate(caller.as_deref(), &request)?;
+        Ok(request)
+    });
+    match asked {
+        Ok(request) => Answer::created(
             blocking(move || Ok(MigrationStarted { id: api.migrations.start(request)? })).await,
         ),
         Err(denied) => Answer::denied(denied),

@@ -15,9 +15,15 @@ use crate::resolve::ResolveArgs;
 #[derive(Debug, Parser)]
 #[command(name = "droveway", version, about, max_term_width = 100)]
 pub(crate) struct Args {
-    /// The agent's socket [default: /run/droveway/api.sock]
+    /// The agent's socket [default: /run/droveway/api.sock], or another host's
+    /// agent: https://HOST:PORT, with --tls
     #[arg(long, value_name = "SOCKET", env = "DROVEWAY_API", global = true)]
     pub(crate) api: Option<PathBuf>,
+    /// The directory with a certificate and its key, as `droveway ca issue` made
+    /// them: the host's, for its agent [default: /etc/droveway/tls, if it is
+    /// there]; or yours, to speak to an agent over https
+    #[arg(long, value_name = "DIR", env = "DROVEWAY_TLS", global = true)]
+    pub(crate) tls: Option<PathBuf>,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -87,18 +93,17 @@ pub(crate) struct AgentArgs {
     /// The user that VMs' QEMUs run as [default: the agent's own]
     #[arg(long, value_name = "NAME")]
     qemu_user: Option<String>,
-    /// The directory with this host's certificate and key, as `droveway ca issue`
-    /// made them [default: /etc/droveway/tls, if it is there]
-    #[arg(long, value_name = "DIR")]
-    tls: Option<PathBuf>,
+    /// Serve the API over TCP too, to people with certificates
+    #[arg(long, value_name = "ADDR:PORT")]
+    api_listen: Option<SocketAddr>,
     /// Allow guest memory to cross the network unencrypted, and anybody there to
     /// speak
-    #[arg(long, conflicts_with = "tls")]
+    #[arg(long)]
     insecure_plaintext: bool,
 }
 
 impl AgentArgs {
-    pub(crate) fn into_flags(self, api: Option<PathBuf>) -> Flags {
+    pub(crate) fn into_flags(self, api: Option<PathBuf>, tls: Option<PathBuf>) -> Flags {
         Flags {
             config: self.config,
             name: self.name,
@@ -109,9 +114,10 @@ impl AgentArgs {
             peers: self.peers,
             state: self.state,
             api,
+            api_listen: self.api_listen,
             pool_mib: self.pool_mib,
             qemu_user: self.qemu_user,
-            tls: self.tls,
+            tls,
             insecure_plaintext: self.insecure_plaintext,
         }
     }
@@ -308,11 +314,6 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// The agent's socket, when none is named.
-pub(crate) fn socket(api: Option<PathBuf>) -> PathBuf {
-    api.unwrap_or_else(|| PathBuf::from(agent::config::API_DEFAULT))
-}
-
 fn parse_set(text: &str) -> Result<String, String> {
     match text.split_once('=') {
         Some((old, _)) if !old.is_empty() => Ok(text.to_owned()),
@@ -361,7 +362,6 @@ mod tests {
             ("resolve web1", ErrorKind::MissingRequiredArgument),
             ("resolve web1 --here --there", ErrorKind::ArgumentConflict),
             ("agent --listen here", ErrorKind::ValueValidation),
-            ("agent --tls d --insecure-plaintext", ErrorKind::ArgumentConflict),
             ("ca", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
             ("ca issue", ErrorKind::MissingRequiredArgument),
             ("ca issue a --role root", ErrorKind::ValueValidation),

@@ -1,7 +1,6 @@
-//! HTTP over the agent's unix socket.
+//! HTTP to the agent.
 
-use std::io;
-use std::path::PathBuf;
+use std::error::Error;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -10,9 +9,9 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
 
 use crate::problem::Problem;
+use crate::road::Road;
 
 /// A report of a long migration has some thousand samples of 64 lanes: below
 /// 10 MiB.
@@ -20,17 +19,17 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 /// One state of a migration is a few hundred bytes and its notes.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// The agent, by its socket.
+/// The agent, and how it is reached.
 pub(crate) struct Client {
-    socket: PathBuf,
+    road: Road,
 }
 
 /// No body.
 pub(crate) const NOTHING: Option<&()> = None;
 
 impl Client {
-    pub(crate) fn new(socket: PathBuf) -> Self {
-        Self { socket }
+    pub(crate) fn new(road: Road) -> Self {
+        Self { road }
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
@@ -62,7 +61,7 @@ impl Client {
     pub(crate) async fn lines(&self, path: &str) -> Result<Lines, Problem> {
         let response = self.send(Method::GET, path, NOTHING).await?;
         if response.status().is_success() {
-            Ok(Lines { body: response.into_body(), ready: Vec::new(), socket: self.socket.clone() })
+            Ok(Lines { body: response.into_body(), ready: Vec::new(), at: self.road.to_string() })
         } else {
             Err(Problem::Refused(refusal(&self.whole(response).await?)))
         }
@@ -74,10 +73,9 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<Response<Incoming>, Problem> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|e| self.unreachable(&e))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(|error| self.lost(error.to_string()))?;
+        let stream = self.road.take().await?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
         // Ends with the connection; an error there reaches the request too.
         tokio::spawn(connection);
         let mut request = Request::builder().method(method).uri(path).header("host", "droveway");
@@ -92,7 +90,7 @@ impl Client {
         let request = request
             .body(Full::new(Bytes::from(body)))
             .map_err(|_| Problem::Typed(format!("`{path}` is no name")))?;
-        sender.send_request(request).await.map_err(|error| self.lost(error.to_string()))
+        sender.send_request(request).await.map_err(|error| self.broken(&error))
     }
 
     async fn whole(&self, response: Response<Incoming>) -> Result<Bytes, Problem> {
@@ -100,18 +98,13 @@ impl Client {
         Ok(body.collect().await.map_err(|error| self.lost(error.to_string()))?.to_bytes())
     }
 
-    fn unreachable(&self, error: &io::Error) -> Problem {
-        match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                Problem::NoAgent(self.socket.clone())
-            }
-            io::ErrorKind::PermissionDenied => Problem::NotAllowed(self.socket.clone()),
-            _ => self.lost(error.to_string()),
-        }
+    /// An agent that doesn't want us says so with the first that is read.
+    fn broken(&self, error: &(dyn Error + 'static)) -> Problem {
+        self.lost(identity::explain(error).unwrap_or_else(|| error.to_string()))
     }
 
     fn lost(&self, why: String) -> Problem {
-        Problem::Lost { socket: self.socket.clone(), why }
+        Problem::Lost { at: self.road.to_string(), why }
     }
 }
 
@@ -127,7 +120,7 @@ fn refusal(bytes: &[u8]) -> String {
 pub(crate) struct Lines {
     body: Incoming,
     ready: Vec<u8>,
-    socket: PathBuf,
+    at: String,
 }
 
 impl Lines {
@@ -155,7 +148,7 @@ impl Lines {
     }
 
     fn lost(&self, why: &dyn std::fmt::Display) -> Problem {
-        Problem::Lost { socket: self.socket.clone(), why: why.to_string() }
+        Problem::Lost { at: self.at.clone(), why: why.to_string() }
     }
 }
 
@@ -196,7 +189,7 @@ mod tests {
     #[tokio::test]
     async fn without_an_agent_the_error_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
-        let client = Client::new(dir.path().join("none.sock"));
+        let client = Client::new(Road::Socket(dir.path().join("none.sock")));
         let error = client.get::<()>("/v1/host").await.unwrap_err().to_string();
         assert!(error.contains("droveway agent") && error.contains("--api"), "{error}");
     }

@@ -13,6 +13,7 @@ mod html;
 mod line;
 mod problem;
 mod resolve;
+mod road;
 mod summary;
 mod vms;
 
@@ -23,6 +24,7 @@ use clap::Parser;
 use crate::args::{Args, Command};
 use crate::client::Client;
 use crate::problem::Problem;
+use crate::road::Road;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -36,10 +38,10 @@ fn main() -> ExitCode {
 }
 
 fn perform(args: Args) -> Result<ExitCode, Problem> {
-    let Args { api, command } = args;
+    let Args { api, tls, command } = args;
     // The agent has a runtime of its own, made once its configuration holds.
     if let Command::Agent(command) = command {
-        agent::run(&command.into_flags(api))?;
+        agent::run(&command.into_flags(api, tls))?;
         return Ok(ExitCode::SUCCESS);
     }
     // Nor does this ask any agent.
@@ -51,7 +53,7 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
         .enable_all()
         .build()
         .map_err(|source| Problem::Local { what: "starting".to_owned(), source })?;
-    let client = Client::new(args::socket(api));
+    let client = Client::new(Road::new(api, tls.as_deref())?);
     runtime.block_on(async {
         match command {
             Command::Agent(_) | Command::Ca(_) => unreachable!("handled above"),

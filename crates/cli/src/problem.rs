@@ -1,28 +1,27 @@
 //! Why a command did not do what was asked, and what to do.
 
 use std::io;
-use std::path::PathBuf;
 
 /// Printed after `droveway: ` on one line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Problem {
     /// Nothing listens.
     #[error(
-        "no agent answers at {}: start one with `droveway agent`, or name its socket with --api \
-         or DROVEWAY_API", .0.display()
+        "no agent answers at {0}: start one with `droveway agent`, or name its socket with --api \
+         or DROVEWAY_API"
     )]
-    NoAgent(PathBuf),
+    NoAgent(String),
     /// The socket is not ours to use.
     #[error(
-        "the agent's socket {} is not yours to use: run this as the user that the agent runs as \
-         (often with sudo)", .0.display()
+        "the agent's socket {0} is not yours to use: run this as the user that the agent runs as \
+         (often with sudo)"
     )]
-    NotAllowed(PathBuf),
+    NotAllowed(String),
     /// The connection broke, or what came over it is no answer.
-    #[error("lost the agent at {}: {why}", socket.display())]
+    #[error("lost the agent at {at}: {why}")]
     Lost {
-        /// Its socket.
-        socket: PathBuf,
+        /// Where it is.
+        at: String,
         /// How.
         why: String,
     },
@@ -43,6 +42,9 @@ pub(crate) enum Problem {
     /// The agent did not start, or ended.
     #[error(transparent)]
     Agent(#[from] agent::AgentError),
+    /// The certificate of whoever asks can't be used.
+    #[error(transparent)]
+    Identity(#[from] identity::IdentityError),
     /// No certificate was made.
     #[error(transparent)]
     Authority(#[from] identity::AuthorityError),

@@ -1,7 +1,7 @@
 //! Who this host is, and how it speaks to others.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -20,15 +20,16 @@ use rustls::{
 
 use crate::certificate::{self, Validity};
 use crate::files::{self, FileError, Files};
+use crate::people;
 use crate::refusal::CertificateProblem;
 use crate::subject::Subject;
 use crate::tickets::Tickets;
-use crate::verify::{Called, Calling, Trust};
+use crate::verify::{Called, Calling, Trust, Who};
 
 /// What is spoken inside: a host's certificate for agents is no use at another
 /// port of his.
 pub(crate) const PROTOCOL: &[u8] = b"droveway-agent";
-const VERSIONS: &[&SupportedProtocolVersion] = &[&TLS13];
+pub(crate) const VERSIONS: &[&SupportedProtocolVersion] = &[&TLS13];
 /// Tickets for a peer that calls for the first time: the lanes of a migration,
 /// up to 8 without being asked, and again after all have died once.
 const TICKETS_FIRST: u8 = 16;
@@ -76,6 +77,15 @@ pub enum IdentityError {
         /// The CA's.
         authority: PathBuf,
     },
+    /// The certificate is a host's.
+    #[error(
+        "{} is a host's certificate: the API takes people's, which `droveway ca issue NAME --role \
+         ROLE` makes", certificate.display()
+    )]
+    NotAPerson {
+        /// The file.
+        certificate: PathBuf,
+    },
     /// Something else that TLS can't use.
     #[error("{} can't be used for TLS: {why}", file.display())]
     Unusable {
@@ -94,6 +104,7 @@ pub struct Identity {
     pub(crate) trust: Arc<Trust>,
     pub(crate) calling: Arc<Calling>,
     server: Arc<ServerConfig>,
+    people: Arc<ServerConfig>,
     certified: Arc<CertifiedKey>,
     /// By peer. Whom an agent calls stands in its peers file.
     clients: Mutex<HashMap<String, Arc<ClientConfig>>>,
@@ -112,22 +123,7 @@ impl Identity {
     /// # Errors
     /// If the files are not there, or not this host's.
     pub fn load(name: &str, files: &Files) -> Result<Self, IdentityError> {
-        let provider = Arc::new(provider());
-        let unusable = |file: &PathBuf, why: &dyn std::fmt::Display| IdentityError::Unusable {
-            file: file.clone(),
-            why: why.to_string(),
-        };
-        let mut roots = RootCertStore::empty();
-        for root in files::certificates(&files.authority)? {
-            roots.add(root).map_err(|error| unusable(&files.authority, &error))?;
-        }
-        let chain = files::certificates(&files.certificate)?;
-        let key = provider
-            .key_provider
-            .load_private_key(files::key(&files.key)?)
-            .map_err(|error| unusable(&files.key, &error))?;
-        let certified = CertifiedKey::new(chain, key);
-        let trust = Arc::new(Trust { roots: Arc::new(roots), provider });
+        let (trust, certified) = read(files)?;
         let validity = check(name, files, &certified, &trust)?;
 
         let chain = WebPkiClientVerifier::builder_with_provider(
@@ -136,9 +132,12 @@ impl Identity {
         )
         .build()
         .map_err(|error| unusable(&files.authority, &error))?;
-        let calling = Arc::new(Calling { trust: Arc::clone(&trust), chain });
+        let calling = |who| Calling { who, trust: Arc::clone(&trust), chain: Arc::clone(&chain) };
+        let (calling, asking) = (Arc::new(calling(Who::Hosts)), calling(Who::People));
         let certified = Arc::new(certified);
         let server = server(&trust, &calling, &certified)
+            .map_err(|error| unusable(&files.certificate, &error))?;
+        let people = people::server(asking, &certified)
             .map_err(|error| unusable(&files.certificate, &error))?;
         Ok(Self {
             name: name.to_owned(),
@@ -146,6 +145,7 @@ impl Identity {
             trust,
             calling,
             server: Arc::new(server),
+            people: Arc::new(people),
             certified,
             clients: Mutex::default(),
         })
@@ -169,6 +169,13 @@ impl Identity {
         self.validity.warning(&format!("host {}", self.name), NOTICE, now)
     }
 
+    /// For connections that come to the API's port: shows this host's certificate,
+    /// and takes people's.
+    #[must_use]
+    pub fn for_people(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.people)
+    }
+
     /// For connections that come.
     pub(crate) fn server(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.server)
@@ -186,6 +193,44 @@ impl Identity {
     }
 }
 
+fn unusable(file: &Path, why: &dyn std::fmt::Display) -> IdentityError {
+    IdentityError::Unusable { file: file.to_owned(), why: why.to_string() }
+}
+
+/// The CA that is trusted, and the holder's certificate and key.
+pub(crate) fn read(files: &Files) -> Result<(Arc<Trust>, CertifiedKey), IdentityError> {
+    let provider = Arc::new(provider());
+    let mut roots = RootCertStore::empty();
+    for root in files::certificates(&files.authority)? {
+        roots.add(root).map_err(|error| unusable(&files.authority, &error))?;
+    }
+    let chain = files::certificates(&files.certificate)?;
+    let key = provider
+        .key_provider
+        .load_private_key(files::key(&files.key)?)
+        .map_err(|error| unusable(&files.key, &error))?;
+    let trust = Arc::new(Trust { roots: Arc::new(roots), provider });
+    Ok((trust, CertifiedKey::new(chain, key)))
+}
+
+/// That the key is the certificate's. Returns whose it is.
+pub(crate) fn check_key(files: &Files, certified: &CertifiedKey) -> Result<Subject, IdentityError> {
+    let certificate = files.certificate.clone();
+    match certified.keys_match() {
+        Ok(()) => {}
+        Err(Error::InconsistentKeys(_)) => {
+            return Err(IdentityError::OtherKey { key: files.key.clone(), certificate });
+        }
+        Err(error) => return Err(unusable(&certificate, &error)),
+    }
+    let found = certified.cert.first().and_then(certificate::subject);
+    found.ok_or_else(|| not_ours(files))
+}
+
+fn not_ours(files: &Files) -> IdentityError {
+    unusable(&files.certificate, &"`droveway ca issue` did not make it")
+}
+
 /// What the certificate must be to be of use.
 fn check(
     name: &str,
@@ -193,20 +238,9 @@ fn check(
     certified: &CertifiedKey,
     trust: &Trust,
 ) -> Result<Validity, IdentityError> {
+    let found = check_key(files, certified)?;
     let file = files.certificate.clone();
-    match certified.keys_match() {
-        Ok(()) => {}
-        Err(Error::InconsistentKeys(_)) => {
-            return Err(IdentityError::OtherKey { key: files.key.clone(), certificate: file });
-        }
-        Err(error) => return Err(IdentityError::Unusable { file, why: error.to_string() }),
-    }
-    let not_ours = || IdentityError::Unusable {
-        file: files.certificate.clone(),
-        why: "`droveway ca issue` did not make it".to_owned(),
-    };
-    let (certificate, others) = certified.cert.split_first().ok_or_else(not_ours)?;
-    let found = certificate::subject(certificate).ok_or_else(not_ours)?;
+    let (certificate, others) = certified.cert.split_first().ok_or_else(|| not_ours(files))?;
     if found != Subject::Host(name.to_owned()) {
         let (expected, found) = (name.to_owned(), found.to_string());
         return Err(IdentityError::OtherName { certificate: file, expected, found });
@@ -224,7 +258,7 @@ fn check(
         },
         Err(error) => return Err(IdentityError::Unusable { file, why: error.to_string() }),
     }
-    certificate::validity(certificate).ok_or_else(not_ours)
+    certificate::validity(certificate).ok_or_else(|| not_ours(files))
 }
 
 /// One cipher, which both ends' CPUs do in hardware, and a key exchange that

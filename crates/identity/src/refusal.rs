@@ -37,10 +37,10 @@ pub enum CertificateProblem {
         /// Who answered.
         found: Subject,
     },
-    /// Not an agent's.
+    /// Not an agent's, or not a person's.
     #[error(
-        "the peer's certificate is not a host's: issue one with `droveway ca issue HOST`, without \
-         --role"
+        "the peer's certificate is of the wrong kind: agents need a host's (`droveway ca issue \
+         HOST`), and whoever uses the API one with --role"
     )]
     NotAHost,
     /// Something else.
@@ -109,7 +109,8 @@ impl std::fmt::Display for Refusal {
                  called: compare this host's name with the peers file there"
             }
             AlertDescription::AccessDenied => {
-                "the peer speaks to hosts only, and this certificate is not a host's"
+                "the peer doesn't speak to whoever has a certificate of this kind: agents speak to \
+                 hosts, and their API to people with a role"
             }
             AlertDescription::CertificateRequired => "the peer wants to see a certificate",
             AlertDescription::BadCertificate

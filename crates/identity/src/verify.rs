@@ -1,4 +1,4 @@
-//! Whose certificates are taken: of hosts, from our CA, within their time, and
+//! Whose certificates are taken: of hosts (or of people), from our CA, within their time, and
 //! at the end that calls, of the host that was called. Chains and signatures are
 //! rustls's to verify, with its own code.
 
@@ -151,10 +151,20 @@ impl ServerCertVerifier for Called {
     }
 }
 
-/// Verifies a host that calls. Whether it is the one that it says it is, its
+/// Who may call at a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// Agents of other hosts.
+    Hosts,
+    /// People with a role.
+    People,
+}
+
+/// Verifies whoever calls. Whether it is the one that it says it is, its
 /// name tells whoever took the connection.
 #[derive(Debug)]
 pub(crate) struct Calling {
+    pub(crate) who: Who,
     pub(crate) trust: Arc<Trust>,
     /// rustls's own: who may call, by any certificate of our CA.
     pub(crate) chain: Arc<dyn ClientCertVerifier>,
@@ -168,7 +178,12 @@ impl Calling {
         now: UnixTime,
     ) -> Result<String, Error> {
         self.chain.verify_client_cert(certificate, others, now)?;
-        host(certificate)
+        match (self.who, certificate::subject(certificate)) {
+            (Who::Hosts, Some(Subject::Host(name)))
+            | (Who::People, Some(Subject::Client { name, .. })) => Ok(name),
+            // Answered with "access denied".
+            _ => Err(CertificateError::ApplicationVerificationFailure.into()),
+        }
     }
 }
 

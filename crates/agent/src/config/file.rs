@@ -18,6 +18,7 @@ pub(super) struct File {
     pub(super) peers: Option<PathBuf>,
     pub(super) state: Option<PathBuf>,
     pub(super) api: Option<PathBuf>,
+    pub(super) api_listen: Option<SocketAddr>,
     pub(super) pool_mib: Option<u32>,
     pub(super) qemu_user: Option<String>,
     pub(super) tls: Option<PathBuf>,

@@ -133,6 +133,7 @@ fn errors_say_where_and_what_to_do() {
             "",
             "contradict",
         ),
+        ("name = 'a'\nlisten = '127.0.0.1:1'\napi-listen = '127.0.0.1:2'", "", "ca issue a"),
         ("name = 'a'\nlisten = '127.0.0.1:1'\nnic = ['10.0.0.1']", "", "listen at 0.0.0.0:1"),
         ("name = 'a'\nlisten = '127.0.0.1:1'\nnic-speed = ['127.0.0.1=x']", "", "ADDR=RATE"),
         (

@@ -43,6 +43,7 @@ impl<T: Serialize> IntoResponse for Answer<T> {
 pub(super) fn refusal(denied: &Denied) -> Response {
     let status = match denied {
         Denied::Asked(_) => StatusCode::BAD_REQUEST,
+        Denied::Forbidden(_) => StatusCode::FORBIDDEN,
         Denied::Unknown(_) => StatusCode::NOT_FOUND,
         Denied::Conflict(_) => StatusCode::CONFLICT,
         Denied::Qemu(_) => StatusCode::BAD_GATEWAY,

@@ -27,6 +27,8 @@ pub(crate) struct Host {
     pub(crate) name: String,
     dir: PathBuf,
     listen: String,
+    /// Arguments that its agent is given besides.
+    pub(crate) more: Vec<String>,
     agent: Option<Child>,
 }
 
@@ -43,7 +45,8 @@ impl Hosts {
             peers.push_str(&format!("[[host]]\nname = \"{name}\"\naddress = \"{listen}\"\n"));
             let dir = dir.path().join(name);
             fs::create_dir(&dir).unwrap();
-            hosts.push(Host { name: (*name).to_owned(), dir, listen, agent: None });
+            let (name, more) = ((*name).to_owned(), Vec::new());
+            hosts.push(Host { name, dir, listen, more, agent: None });
         }
         fs::write(dir.path().join("peers.toml"), peers).unwrap();
         drop(ports);
@@ -67,6 +70,7 @@ impl Host {
             .arg(self.dir.join("state"))
             .arg("--api")
             .arg(self.socket())
+            .args(&self.more)
             .stderr(log)
             .spawn()
             .unwrap();
@@ -83,6 +87,11 @@ impl Host {
         let mut agent = self.agent.take().unwrap();
         kill(signal, agent.id());
         agent.wait().unwrap();
+    }
+
+    /// Where other agents reach it.
+    pub(crate) fn listen(&self) -> String {
+        self.listen.clone()
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

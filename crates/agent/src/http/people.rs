@@ -1,0 +1,251 @@
+//! The API over TCP: for people with certificates, and what the role of each
+//! lets him ask.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::MigrateRequest;
+use axum::Router;
+use axum::extract::{ConnectInfo, Request, connect_info::Connected};
+use axum::http::{Method, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+use axum::serve::{IncomingStream, Listener};
+use identity::{HANDSHAKE_MAX, Role, Subject};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::server::TlsStream;
+
+use super::{Api, answer, router};
+use crate::denied::Denied;
+
+/// Connections at a time of those who haven't shown who they are.
+const UNKNOWN_MAX: usize = 32;
+/// How long one that is turned away may go on talking before it reads why.
+const LINGER_MAX: Duration = Duration::from_secs(1);
+/// What it may say until then.
+const LINGER_BYTES_MAX: u64 = 64 << 10;
+/// After an accept that failed: out of descriptors, often.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Who asks.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    name: String,
+    role: Role,
+}
+
+/// The TCP port, bound.
+pub(crate) struct Port {
+    pub(crate) listener: std::net::TcpListener,
+    pub(crate) security: Arc<ServerConfig>,
+}
+
+impl Port {
+    /// Serves the API there until it is closed.
+    pub(crate) async fn serve(self, api: Api, mut closed: watch::Receiver<bool>) -> io::Result<()> {
+        self.listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(self.listener)?;
+        let (let_in, known) = mpsc::channel(1);
+        let welcoming = tokio::spawn(welcome(listener, self.security.into(), let_in));
+        let app = limited(router(api)).into_make_service_with_connect_info::<Caller>();
+        let served = axum::serve(Door { known }, app)
+            .with_graceful_shutdown(async move {
+                // An error means that the sender is gone: also an end.
+                let _ = closed.wait_for(|closing| *closing).await;
+            })
+            .await;
+        welcoming.abort();
+        served
+    }
+}
+
+/// Connections of those who are known.
+struct Door {
+    known: mpsc::Receiver<(TlsStream<TcpStream>, Caller)>,
+}
+
+impl Listener for Door {
+    type Io = TlsStream<TcpStream>;
+    type Addr = Caller;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        match self.known.recv().await {
+            Some(known) => known,
+            // Nobody comes any more.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl Connected<IncomingStream<'_, Door>> for Caller {
+    fn connect_info(stream: IncomingStream<'_, Door>) -> Self {
+        stream.remote_addr().clone()
+    }
+}
+
+/// Takes connections, and finds out who they are, several at a time.
+async fn welcome(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    let_in: mpsc::Sender<(TlsStream<TcpStream>, Caller)>,
+) {
+    let room = Arc::new(Semaphore::new(UNKNOWN_MAX));
+    loop {
+        let Ok(unknown) = Arc::clone(&room).acquire_owned().await else { return };
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot take a connection to the API");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (acceptor, let_in) = (acceptor.clone(), let_in.clone());
+        tokio::spawn(async move {
+            if let Some(known) = identify(stream, address, &acceptor).await {
+                drop(unknown);
+                // An error means that the API is closed.
+                let _ = let_in.send(known).await;
+            }
+        });
+    }
+}
+
+async fn identify(
+    stream: TcpStream,
+    address: SocketAddr,
+    acceptor: &TlsAcceptor,
+) -> Option<(TlsStream<TcpStream>, Caller)> {
+    // It is faster, and no worse without.
+    let _ = stream.set_nodelay(true);
+    let why = match timeout(HANDSHAKE_MAX, acceptor.accept(stream).into_fallible()).await {
+        Ok(Ok(stream)) => {
+            match identity::shown(stream.get_ref().1.peer_certificates()) {
+                Some(Subject::Client { role, name }) => {
+                    return Some((stream, Caller { name, role }));
+                }
+                // Verified already, so it is never seen.
+                _ => "its certificate is nobody's".to_owned(),
+            }
+        }
+        Ok(Err((error, stream))) => {
+            let why = identity::explain(&error).unwrap_or_else(|| error.to_string());
+            // However it ends, it was turned away.
+            let _ = timeout(LINGER_MAX, linger(stream)).await;
+            why
+        }
+        Err(_) => format!("it took more than {} s to say who it is", HANDSHAKE_MAX.as_secs()),
+    };
+    tracing::warn!(from = %address, why, "turned away from the API");
+    None
+}
+
+/// Lets a peer read what was said last: to close a socket with unread bytes
+/// takes back what it hasn't read yet.
+async fn linger(mut stream: TcpStream) -> io::Result<()> {
+    stream.shutdown().await?;
+    tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await.map(drop)
+}
+
+/// All routes, each for those whose role suffices.
+fn limited(router: Router) -> Router {
+    router.layer(from_fn(permit))
+}
+
+async fn permit(
+    ConnectInfo(caller): ConnectInfo<Caller>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let needed = needed(request.method(), request.uri().path());
+    if caller.role < needed {
+        let Caller { name, role } = &caller;
+        let text =
+            format!("this takes the role {needed}, and the certificate of {name} says {role}");
+        tracing::warn!(who = name, %role, path = request.uri().path(), "not allowed");
+        return answer::error(StatusCode::FORBIDDEN, &text);
+    }
+    if needed > Role::Observe {
+        let (method, path) = (request.method(), request.uri().path());
+        tracing::info!(who = caller.name, role = %caller.role, %method, path, "asked over TCP");
+    }
+    request.extensions_mut().insert(caller);
+    next.run(request).await
+}
+
+/// What a request takes: to look, to move, or anything else.
+fn needed(method: &Method, path: &str) -> Role {
+    let moves = path == "/v1/migrations" || path.starts_with("/v1/migrations/");
+    match *method {
+        Method::GET | Method::HEAD => Role::Observe,
+        _ if moves => Role::Migrate,
+        _ => Role::Admin,
+    }
+}
+
+/// What of a migration is more than to move a VM: the command line at the
+/// destination decides which program is started there.
+pub(super) fn may_migrate(caller: Option<&Caller>, request: &MigrateRequest) -> Result<(), Denied> {
+    let more = [
+        ("--set", !request.set.is_empty()),
+        ("--incoming-qmp", request.incoming_qmp.is_some()),
+        ("--overwrite-disks", request.overwrite_disks),
+    ];
+    match (caller, more.iter().find(|(_, asked)| *asked)) {
+        (Some(Caller { name, role }), Some((flag, _))) if *role < Role::Admin => {
+            Err(Denied::Forbidden(format!(
+                "{flag} takes the role admin, and the certificate of {name} says {role}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_for_each_route() {
+        for (method, path, role) in [
+            (Method::GET, "/v1/vms", Role::Observe),
+            (Method::GET, "/v1/migrations/1/report", Role::Observe),
+            (Method::POST, "/v1/migrations", Role::Migrate),
+            (Method::PATCH, "/v1/migrations/1", Role::Migrate),
+            (Method::POST, "/v1/migrations/1/cancel", Role::Migrate),
+            (Method::POST, "/v1/vms", Role::Admin),
+            (Method::POST, "/v1/vms/attach", Role::Admin),
+            (Method::DELETE, "/v1/vms/web1", Role::Admin),
+            (Method::POST, "/v1/migrationsx", Role::Admin),
+            (Method::POST, "/v1/whatever/comes", Role::Admin),
+        ] {
+            assert_eq!(needed(&method, path), role, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn what_is_more_than_a_move_takes_an_admin() {
+        let caller = |role| Caller { name: "ann".to_owned(), role };
+        let request = |more: &str| -> MigrateRequest {
+            serde_json::from_str(&format!(r#"{{"vm":"v","to":"b"{more}}}"#)).unwrap()
+        };
+        let set = request(r#","set":["/usr/bin/qemu=/tmp/mine"]"#);
+        let may = |caller: Option<&Caller>, request: &_| may_migrate(caller, request).is_ok();
+        let (mover, admin) = (caller(Role::Migrate), caller(Role::Admin));
+        assert!(may(Some(&mover), &request("")));
+        assert!(!may(Some(&mover), &set));
+        assert!(!may(Some(&mover), &request(r#","incoming_qmp":"/s""#)));
+        assert!(may(Some(&admin), &set) && may(None, &set));
+    }
+}

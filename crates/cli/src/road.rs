@@ -1,0 +1,144 @@
+//! How an agent is reached: by its socket on this host, or over TCP with a
+//! certificate.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use identity::{Files, Person};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::problem::Problem;
+
+const HTTPS: &str = "https://";
+
+/// The way to an agent.
+pub(crate) enum Road {
+    /// Its socket on this host.
+    Socket(PathBuf),
+    /// Another host's.
+    Https {
+        /// Its name, in the DNS and in its certificate.
+        host: String,
+        /// Where its API listens.
+        port: u16,
+        /// By what it is known, and we are.
+        security: Arc<ClientConfig>,
+    },
+}
+
+/// Bytes to and from an agent.
+pub(crate) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
+
+impl fmt::Display for Road {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Socket(socket) => socket.display().fmt(f),
+            Self::Https { host, port, .. } => write!(f, "{HTTPS}{host}:{port}"),
+        }
+    }
+}
+
+impl Road {
+    /// As typed: the default socket if nothing is.
+    pub(crate) fn new(api: Option<PathBuf>, tls: Option<&Path>) -> Result<Self, Problem> {
+        let socket = api.unwrap_or_else(|| PathBuf::from(agent::config::API_DEFAULT));
+        match socket.to_str().and_then(|api| api.strip_prefix(HTTPS)) {
+            Some(address) => Self::https(address, tls),
+            None => Ok(Self::Socket(socket)),
+        }
+    }
+
+    fn https(address: &str, tls: Option<&Path>) -> Result<Self, Problem> {
+        let typed = |why: &str| Problem::Typed(format!("--api {HTTPS}{address}: {why}"));
+        let (host, port) = address
+            .trim_end_matches('/')
+            .rsplit_once(':')
+            .ok_or_else(|| typed("write https://HOST:PORT"))?;
+        let port = port.parse().map_err(|_| typed("write https://HOST:PORT"))?;
+        if host.starts_with('[') || host.parse::<IpAddr>().is_ok() {
+            return Err(typed(
+                "write the host's name, which is in its certificate (and put it into /etc/hosts \
+                 if it isn't in the DNS)",
+            ));
+        }
+        let dir = tls.ok_or_else(|| {
+            typed(
+                "say with --tls (or DROVEWAY_TLS) where your certificate is, which `droveway ca \
+                 issue NAME --role ROLE` made",
+            )
+        })?;
+        let person = Person::load(&Files::within(dir))?;
+        let security = person.calls(host).map_err(|error| typed(&error.to_string()))?;
+        Ok(Self::Https { host: host.to_owned(), port, security })
+    }
+
+    /// A new connection.
+    pub(crate) async fn take(&self) -> Result<Box<dyn Bytes>, Problem> {
+        match self {
+            Self::Socket(socket) => match UnixStream::connect(socket).await {
+                Ok(stream) => Ok(Box::new(stream)),
+                Err(error) => Err(self.unreachable(&error)),
+            },
+            Self::Https { host, port, security } => {
+                let stream = TcpStream::connect((host.as_str(), *port))
+                    .await
+                    .map_err(|error| self.unreachable(&error))?;
+                // The name to look for is in `security`: DNS has none of ours.
+                let nowhere = ServerName::IpAddress(IpAddr::from(Ipv4Addr::LOCALHOST).into());
+                let secured = TlsConnector::from(Arc::clone(security)).connect(nowhere, stream);
+                match secured.await {
+                    Ok(stream) => Ok(Box::new(stream)),
+                    Err(error) => {
+                        let why = identity::explain(&error);
+                        Err(self.lost(why.unwrap_or_else(|| error.to_string())))
+                    }
+                }
+            }
+        }
+    }
+
+    fn unreachable(&self, error: &io::Error) -> Problem {
+        match (self, error.kind()) {
+            (Self::Socket(_), io::ErrorKind::NotFound) | (_, io::ErrorKind::ConnectionRefused) => {
+                Problem::NoAgent(self.to_string())
+            }
+            (Self::Socket(_), io::ErrorKind::PermissionDenied) => {
+                Problem::NotAllowed(self.to_string())
+            }
+            _ => self.lost(error.to_string()),
+        }
+    }
+
+    fn lost(&self, why: String) -> Problem {
+        Problem::Lost { at: self.to_string(), why }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_a_road_is_refused_with_what_to_type() {
+        let why = |api: &str, tls: Option<&str>| {
+            let road = Road::new(Some(api.into()), tls.map(Path::new));
+            road.err().map(|problem| problem.to_string()).unwrap_or_default()
+        };
+        assert!(why("https://host-a", None).contains("https://HOST:PORT"));
+        assert!(why("https://host-a:x", None).contains("https://HOST:PORT"));
+        assert!(why("https://10.0.0.1:7801", None).contains("the host's name"));
+        assert!(why("https://[::1]:7801/", None).contains("the host's name"));
+        assert!(why("https://host-a:7801", None).contains("--role"));
+        assert!(why("https://host-a:7801", Some("/nowhere")).contains("/nowhere/ca.crt"));
+        assert_eq!(why("/run/api.sock", None), "");
+    }
+}

@@ -1,0 +1,149 @@
+//! The API over TCP: who may use it, and for what.
+
+mod host;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use host::{Hosts, text};
+
+const DROVEWAY: &str = env!("CARGO_BIN_EXE_droveway");
+
+/// A host that is called `localhost`, as it is reached, with a CA beside it.
+struct Site {
+    hosts: Hosts,
+    port: u16,
+}
+
+impl Site {
+    fn new() -> Self {
+        let mut hosts = Hosts::new(["localhost"]);
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let dir = hosts.dir.path().to_owned();
+        certify(&dir.join("ca"), &["init"]);
+        certify(&dir.join("ca"), &["issue", "localhost"]);
+        let tls = dir.join("ca/hosts/localhost").display().to_string();
+        let host = &mut hosts.hosts[0];
+        host.end("TERM");
+        host.more = ["--tls", &tls, "--api-listen", &format!("127.0.0.1:{port}")]
+            .map(str::to_owned)
+            .to_vec();
+        host.start();
+        Self { hosts, port }
+    }
+
+    /// A certificate for a person.
+    fn person(&self, name: &str, role: &str) -> PathBuf {
+        let ca = self.hosts.dir.path().join("ca");
+        certify(&ca, &["issue", name, "--role", role]);
+        ca.join("clients").join(name)
+    }
+
+    /// Whether a command over TCP succeeds, and what it says.
+    fn asks(&self, tls: &Path, args: &[&str]) -> (bool, String) {
+        self.asks_at(&format!("https://localhost:{}", self.port), tls, args)
+    }
+
+    fn asks_at(&self, api: &str, tls: &Path, args: &[&str]) -> (bool, String) {
+        let output = Command::new(DROVEWAY)
+            .args(["--api", api, "--tls"])
+            .arg(tls)
+            .args(args)
+            .output()
+            .unwrap();
+        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.hosts.hosts[0].log()).unwrap()
+    }
+
+    /// Nothing but a reason, which the agent logs as `logs`.
+    fn turns_away(&self, tls: &Path, says: &str, logs: &str) {
+        let (done, said) = self.asks(tls, &["list"]);
+        assert!(!done && said.contains(says), "{said}");
+        // It is written before the agent lets go of the connection, or right after.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !self.log().contains(logs) {
+            assert!(std::time::Instant::now() < deadline, "{logs:?} is not in: {}", self.log());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+fn certify(dir: &Path, args: &[&str]) {
+    let output = Command::new(DROVEWAY).arg("ca").args(args).arg("--dir").arg(dir).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{args:?}: {output:?}");
+}
+
+#[test]
+fn a_role_says_what_may_be_asked() {
+    let site = Site::new();
+    let [observer, mover, admin] =
+        [("olga", "observe"), ("max", "migrate"), ("ann", "admin")].map(|(n, r)| site.person(n, r));
+    let qemu = host::qemu();
+    let run =
+        ["run", "web1", "--", &qemu, "-machine", "q35,accel=tcg", "-nodefaults", "-S", "-m", "32"];
+    let run = [&run[..], &["-display", "none"]].concat();
+    for (tls, says) in [(&observer, "olga says observe"), (&mover, "max says migrate")] {
+        let (done, said) = site.asks(tls, &run);
+        assert!(!done && said.contains("takes the role admin") && said.contains(says), "{said}");
+    }
+    let (done, said) = site.asks(&admin, &run);
+    assert!(done, "{said}");
+    assert!(site.log().contains("asked over TCP who=\"ann\" role=admin"), "{}", site.log());
+
+    let (done, said) = site.asks(&observer, &["list"]);
+    assert!(done && said.contains("web1"), "{said}");
+    let (done, said) = site.asks(&observer, &["migrate", "web1", "elsewhere"]);
+    assert!(!done && said.contains("takes the role migrate"), "{said}");
+    let (done, said) = site.asks(&mover, &["migrate", "web1", "elsewhere"]);
+    assert!(!done && said.contains("no host `elsewhere`"), "{said}");
+    let set = ["migrate", "web1", "elsewhere", "--set", "/bin/qemu=/tmp/mine"];
+    let (done, said) = site.asks(&mover, &set);
+    assert!(!done && said.contains("--set takes the role admin"), "{said}");
+    let (done, said) = site.asks(&mover, &["stop", "web1", "--force"]);
+    assert!(!done && said.contains("takes the role admin"), "{said}");
+    let (done, said) = site.asks(&admin, &["stop", "web1", "--force"]);
+    assert!(done, "{said}");
+    // The socket needs no certificate: it is its owner's alone.
+    assert!(site.hosts.hosts[0].vms().is_empty());
+}
+
+#[test]
+fn who_is_nobody_here_is_turned_away_and_told_why() {
+    let site = Site::new();
+    let stranger = site.hosts.dir.path().join("other");
+    certify(&stranger, &["init"]);
+    certify(&stranger, &["issue", "eve", "--role", "admin"]);
+    let stranger = stranger.join("clients/eve");
+    site.turns_away(
+        &stranger,
+        "the peer's certificate is not from a CA that this host knows",
+        "the peer doesn't know the CA",
+    );
+    // One that knows the right CA, and isn't known to it.
+    let ca = site.hosts.dir.path().join("ca/ca.crt");
+    fs::copy(ca, stranger.join("ca.crt")).unwrap();
+    site.turns_away(
+        &stranger,
+        "the peer doesn't know the CA of this host's certificate",
+        "the peer's certificate is not from a CA that this host knows",
+    );
+    // A host's certificate isn't a person's, and a host isn't another.
+    let own = site.hosts.dir.path().join("ca/hosts/localhost");
+    let (done, said) = site.asks(&own, &["list"]);
+    assert!(!done && said.contains("is a host's certificate"), "{said}");
+    let ann = site.person("ann", "admin");
+    let other = format!("https://LOCALHOST:{}", site.port);
+    let (done, said) = site.asks_at(&other, &ann, &["list"]);
+    assert!(!done && said.contains("the peer there is host localhost, not"), "{said}");
+    // Nor is the port for agents one for people.
+    let agents = site.hosts.hosts[0].listen();
+    let agents = agents.replace("127.0.0.1", "https://localhost");
+    let (done, said) = site.asks_at(&agents, &ann, &["list"]);
+    assert!(!done && said.contains("the peer"), "{said}");
+}

@@ -1,0 +1,137 @@
+//! People, and programs of theirs, who use an agent's API over TCP: each has a
+//! certificate with a role. What they say is HTTP and little, so that rustls's
+//! own connections carry it, as any HTTP library uses them.
+
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::CertificateDer;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, Error, ServerConfig};
+
+use crate::certificate;
+use crate::files::Files;
+use crate::handshake::HandshakeError;
+use crate::identity::{self, IdentityError, VERSIONS};
+use crate::subject::Subject;
+use crate::verify::{Called, Calling, Trust};
+
+/// What is spoken inside: a person's certificate is no use at the agent's port
+/// for others, nor a host's at this one.
+const PROTOCOL: &[u8] = b"http/1.1";
+
+/// A person's certificate and key, and the CA that he trusts.
+pub struct Person {
+    subject: Subject,
+    trust: Arc<Trust>,
+    certified: Arc<CertifiedKey>,
+}
+
+impl std::fmt::Debug for Person {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Person").field("subject", &self.subject).finish_non_exhaustive()
+    }
+}
+
+impl Person {
+    /// Reads what `droveway ca issue NAME --role ROLE` made.
+    ///
+    /// # Errors
+    /// If the files are not there, or a host's.
+    pub fn load(files: &Files) -> Result<Self, IdentityError> {
+        let (trust, certified) = identity::read(files)?;
+        let subject = identity::check_key(files, &certified)?;
+        if let Subject::Host(_) = subject {
+            return Err(IdentityError::NotAPerson { certificate: files.certificate.clone() });
+        }
+        Ok(Self { subject, trust, certified: Arc::new(certified) })
+    }
+
+    /// Who it is, and what he may do.
+    #[must_use]
+    pub fn subject(&self) -> &Subject {
+        &self.subject
+    }
+
+    /// For connections to the API of the host of that name, and of no other.
+    ///
+    /// # Errors
+    /// If the certificate can't be used.
+    pub fn calls(&self, host: &str) -> Result<Arc<ClientConfig>, HandshakeError> {
+        let called = Called { trust: Arc::clone(&self.trust), name: host.to_owned() };
+        let config = ClientConfig::builder_with_provider(Arc::clone(&self.trust.provider))
+            .with_protocol_versions(VERSIONS)
+            .map_err(HandshakeError::of)?;
+        let mut config = config
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(called) as Arc<dyn ServerCertVerifier>)
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(
+                &self.certified,
+            ))));
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.resumption = Resumption::disabled();
+        config.enable_sni = false;
+        Ok(Arc::new(config))
+    }
+}
+
+/// For the API's port: shows the host's certificate, and takes people's.
+pub(crate) fn server(
+    calling: Calling,
+    certified: &Arc<CertifiedKey>,
+) -> Result<ServerConfig, Error> {
+    let mut config = ServerConfig::builder_with_provider(Arc::clone(&calling.trust.provider))
+        .with_protocol_versions(VERSIONS)?
+        .with_client_cert_verifier(Arc::new(calling) as Arc<dyn ClientCertVerifier>)
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(certified))));
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    // Each connection is verified anew: there are few.
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+/// Whom the certificates name that were shown in a handshake.
+#[must_use]
+pub fn shown(certificates: Option<&[CertificateDer<'_>]>) -> Option<Subject> {
+    certificate::subject(certificates?.first()?)
+}
+
+/// What TLS has to say of an error, in words for whoever operates the hosts;
+/// none if it is not about TLS.
+#[must_use]
+pub fn explain(error: &(dyn StdError + 'static)) -> Option<String> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref::<Error>() {
+            return Some(HandshakeError::of(found.clone()).to_string());
+        }
+        // An I/O error shows what it holds by itself, and not as its source.
+        let held = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        next = match held {
+            Some(held) => Some(held),
+            None => error.source(),
+        };
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::AlertDescription;
+
+    use super::*;
+
+    #[test]
+    fn an_alert_is_explained_however_deep_it_lies() {
+        let alert = Error::AlertReceived(AlertDescription::UnknownCA);
+        let error = io::Error::other(io::Error::other(alert));
+        let said = explain(&error).unwrap();
+        assert!(said.contains("doesn't know the CA"), "{said}");
+        assert_eq!(explain(&io::Error::other("lost")), None);
+        assert_eq!(explain(&io::Error::from(io::ErrorKind::NotFound)), None);
+    }
+}
