@@ -19,6 +19,7 @@ use doctor::{
     Reached,
 };
 use engine::{Endpoint, Local, Peer};
+use identity::Security;
 use qemu::probe::Probes;
 use qemu::room::HostMemory;
 
@@ -127,6 +128,10 @@ impl Examiner {
                 listen: self.listen.to_string(),
                 loopback: self.listen.ip().is_loopback(),
                 plaintext: self.roads.insecure_plaintext,
+                certificate: match &self.local.security {
+                    Security::Tls(identity) => identity.warning(SystemTime::now()),
+                    Security::Plaintext => None,
+                },
             },
             programs: programs.into_iter().map(|one| self.program(one)).collect(),
             vms,

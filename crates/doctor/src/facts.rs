@@ -128,6 +128,8 @@ pub struct Network {
     pub loopback: bool,
     /// `--insecure-plaintext`.
     pub plaintext: bool,
+    /// That its certificate ends soon, or has ended.
+    pub certificate: Option<String>,
 }
 
 /// One of QEMU's programs with one accelerator.

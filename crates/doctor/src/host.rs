@@ -291,6 +291,13 @@ fn nic(nic: &Nic, findings: &mut Findings) {
 
 fn network(facts: &Facts, findings: &mut Findings) {
     let listen = &facts.network.listen;
+    if let Some(warning) = &facts.network.certificate {
+        findings.warning(
+            "encryption",
+            format!("Other agents will not speak to this one for ever: {warning}."),
+            "`droveway ca issue HOST --replace`, copy its files again, and restart the agent",
+        );
+    }
     if facts.network.loopback {
         findings.note(
             "encryption",
@@ -431,6 +438,11 @@ mod tests {
                 "10.0.0.1 can't be used: nobody has it",
             ),
             (|f| f.network.plaintext = true, Severity::Warning, "--insecure-plaintext"),
+            (
+                |f| f.network.certificate = Some("it expires on 2030-01-01".to_owned()),
+                Severity::Warning,
+                "expires on 2030-01-01",
+            ),
         ];
         for (change, severity, piece) in table {
             let mut facts = healthy();

@@ -57,8 +57,9 @@ impl Host for TestHost {
         panic!("nothing was cut off: {:?}", left.driver);
     }
 
-    fn answer(&self, _: wire::Inquiry) -> Option<wire::Word> {
-        None
+    /// As one that knows no migration.
+    fn answer(&self, inquiry: wire::Inquiry) -> Option<wire::Word> {
+        inquiry.word.from_a_stranger()
     }
 }
 
@@ -217,4 +218,39 @@ fn stays(refuse: Option<&'static str>, known: &Known, why: &str) {
     assert!(ended.destination.is_none());
     assert_eq!(ended.journals, 0);
     ended.source.quit().unwrap();
+}
+
+/// What is said about a switchover counts as its host's word.
+#[test]
+fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
+    use switchover::{Envelope, MigrationId, ToSource};
+    use wire::{Frame, Inquiry, Kind, Word, read_frame};
+
+    let dir = TestDir::new();
+    let [ours, theirs] = ["host-a", "host-b"].map(|host| secured(dir.path(), host));
+    let here = Arc::new(Mutex::new(None));
+    let host = TestHost { dir: dir.path().to_owned(), refuse: None, here };
+    let local = Local {
+        agent: "host-b".to_owned(),
+        security: theirs,
+        nics: Vec::new(),
+        resources: Resources::new(128 << 20),
+        scratch: dir.path().to_owned(),
+        fixed_cost: Arc::default(),
+        shelf: Shelf::open(&dir.path().join("journals")).unwrap(),
+        agent_port: 1,
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = engine::serve(listener, Arc::new(host), local).unwrap();
+    let endpoint = engine::Endpoint { local: None, remote: server.address() };
+    let ask = |from: &str| {
+        let mut connection = transport::connect(endpoint, "host-b", &ours, Kind::Inquiry).unwrap();
+        let migration = MigrationId::new("m1").unwrap();
+        let word = Word::ToSource(Envelope { migration, message: ToSource::Running });
+        let inquiry = Inquiry { from: from.to_owned(), word };
+        Frame::message(&inquiry).unwrap().write_to(&mut connection).unwrap();
+        matches!(read_frame(&mut connection), Ok(Some(Frame::Message(_))))
+    };
+    assert!(ask("host-a"));
+    assert!(!ask("host-c"));
 }
