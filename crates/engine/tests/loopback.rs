@@ -239,6 +239,7 @@ fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
         fixed_cost: Arc::default(),
         shelf: Shelf::open(&dir.path().join("journals")).unwrap(),
         agent_port: 1,
+        waits: engine::Waits::default(),
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = engine::serve(listener, Arc::new(host), local).unwrap();

@@ -51,7 +51,7 @@ mod tests {
         let room = DiskRoom::default();
         assert!(room.hear(ToSource::DiskRoom { batches: 7 }).is_none());
         assert_eq!(room.0.lock().batches, Some(7), "for lanes that are not there yet");
-        let other = room.hear(ToSource::Loaded);
-        assert!(matches!(other, Some(ToSource::Loaded)));
+        let other = room.hear(ToSource::Refused { reason: "no".to_owned() });
+        assert!(matches!(other, Some(ToSource::Refused { .. })));
     }
 }
