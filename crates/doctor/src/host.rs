@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn every_ill_is_told() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 18] = [
+        let table: [(Change, Severity, &str); 19] = [
             (|f| f.qemu_user.root = true, Severity::Note, "started as root"),
             (|f| f.kvm = Kvm::Missing, Severity::Warning, "no /dev/kvm"),
             (|f| f.kvm = Kvm::Denied("no".to_owned()), Severity::Warning, "can't be opened (no)"),

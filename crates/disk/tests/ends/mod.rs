@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
 use disk::{DiskSink, Done, WriteBlocks, WriteFailure};
+use identity::{Connection, Security};
 use page::Encoding;
 use parking_lot::{Condvar, Mutex};
 use transport::{BlockSink, Endpoint, Lanes, LanesPlan, receive};
@@ -209,6 +210,8 @@ impl Destination {
         let endpoint = Endpoint { local: None, remote: self.address };
         let plan = LanesPlan {
             endpoints: vec![endpoint; lanes],
+            peer: String::new(),
+            security: Security::Plaintext,
             token: Token([1; 16]),
             encoding,
             sieve: None,
@@ -261,8 +264,10 @@ fn serve(
         Some(bytes) => through_a_proxy(stream, bytes),
     };
     let sink = Arc::clone(sink) as Arc<dyn BlockSink>;
-    let outcome = receive(&inner, || None, || Ok(Arc::clone(&sink)));
-    let _ = inner.shutdown(Shutdown::Both);
+    let closer = inner.try_clone().unwrap();
+    let mut connection = Connection::plain(inner);
+    let outcome = receive(&mut connection, || None, || Ok(Arc::clone(&sink)));
+    let _ = closer.shutdown(Shutdown::Both);
     if let Err(error) = outcome
         && !error.only_this_lane()
     {
