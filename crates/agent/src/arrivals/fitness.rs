@@ -19,6 +19,11 @@ use wire::Prepare;
 use crate::denied::Denied;
 use crate::examiner::sight;
 
+/// Pieces of memory of one VM: each costs the check a look at storage.
+const MEMORY_MAX: usize = 1024;
+/// Of the features that are missing, as many are named.
+const NAMED_MAX: usize = 12;
+
 /// What would be started.
 pub(super) struct Wanted {
     pub(super) argv: Vec<String>,
@@ -54,6 +59,10 @@ impl Wanted {
         let known = probes.known(self.line.program(), &self.cwd, &accelerator);
         if let Some(known) = known {
             self.unfit(&known, &shape.machine).map_or(Ok(()), Err)?;
+        }
+        if shape.memory.len() > MEMORY_MAX {
+            let count = shape.memory.len();
+            return Err(Denied::Asked(format!("{count} RAM blocks are more than {MEMORY_MAX}")));
         }
         let host = HostMemory::now();
         Needs::of(&self.line, &shape.memory, &self.cwd, &host)
@@ -93,9 +102,14 @@ fn has_kvm(kvm: &Kvm) -> Result<(), Denied> {
 
 /// What the guest was told that it has, and would not have here.
 pub(super) fn check_features(there: &Shape, here: &Shape) -> Result<(), Denied> {
-    let missing = there.missing_features(here);
+    let mut missing = there.missing_features(here);
     if missing.is_empty() {
         return Ok(());
+    }
+    if missing.len() > NAMED_MAX {
+        let more = missing.len() - NAMED_MAX;
+        missing.truncate(NAMED_MAX);
+        missing.push(format!("and {more} more"));
     }
     Err(Denied::Conflict(format!(
         "the guest was told that its CPU has {}, and here it would not: move it to a host that can \
@@ -107,6 +121,24 @@ pub(super) fn check_features(there: &Shape, here: &Shape) -> Result<(), Denied> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn features_that_are_missing_are_named_up_to_a_number() {
+        let word = |bits: u32| {
+            let word = serde_json::json!({
+                "cpuid-input-eax": 1, "cpuid-register": "EDX", "features": bits,
+            });
+            let features = serde_json::from_value(serde_json::json!([word])).unwrap();
+            Shape { cpu_features: features, ..Shape::default() }
+        };
+        assert_eq!(check_features(&word(7), &word(15)), Ok(()));
+        let refused = |there, here| check_features(&word(there), &word(here)).unwrap_err();
+        assert!(refused(7, 5).to_string().contains("its CPU has vme, and here"));
+        let many = refused(u32::MAX, 1).to_string();
+        assert!(many.contains("vme, de, ") && many.contains(", and 19 more, and here"), "{many}");
+        let other = Shape { cpu: "other".to_owned(), ..word(0) };
+        assert_eq!(check_features(&word(7), &other), Ok(()), "which is told as a difference");
+    }
 
     #[test]
     fn without_kvm_it_is_said_what_to_do() {
