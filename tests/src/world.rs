@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{Outcome, Report, VmStatus, VmSummary};
+use lab::certificates::Certificates;
 use lab::contender::Agent;
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, Hosts, Link, RUN_DIR};
@@ -52,6 +53,8 @@ impl Side {
 /// Two hosts, an agent on each.
 pub struct World {
     agents: [Agent; 2],
+    /// Arguments of each.
+    usual: Vec<String>,
     /// The hosts.
     pub hosts: Hosts,
     /// QEMU, and what guests are made of.
@@ -102,10 +105,29 @@ impl World {
         let kit = setup::ensure().unwrap();
         let hosts = Hosts::new(link).unwrap();
         let agents = [&hosts.a, &hosts.b].map(|host| Agent::start(&hosts, host).unwrap());
-        Self { agents, hosts, kit }
+        Self { agents, usual: Vec::new(), hosts, kit }
     }
 
-    /// Starts both agents again, with more arguments.
+    /// The same with certificates, which agents use whenever they start.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn secured(link: Link) -> (Self, Certificates) {
+        let mut world = Self::new(link);
+        let certificates = Certificates::new().unwrap();
+        for side in [Side::A, Side::B] {
+            certificates.give(world.host(side), side.name()).unwrap();
+        }
+        world.usual = vec!["--tls".to_owned(), Certificates::place()];
+        for side in [Side::A, Side::B] {
+            world.kill_agent(side);
+            world.start_agent(side);
+        }
+        (world, certificates)
+    }
+
+    /// Starts both agents again, with these arguments and not their usual ones.
     ///
     /// # Panics
     /// If they do not come up.
@@ -115,7 +137,7 @@ impl World {
         }
     }
 
-    /// Starts an agent again, with more arguments.
+    /// Starts an agent again, with these arguments and not its usual ones.
     ///
     /// # Panics
     /// If it does not come up.
@@ -158,7 +180,8 @@ impl World {
     /// # Panics
     /// If it does not come up.
     pub fn start_agent_by(&mut self, side: Side, by: &[&str]) {
-        let agent = Agent::start_by(&self.hosts, self.host(side), by).unwrap();
+        let usual: Vec<&str> = self.usual.iter().map(String::as_str).collect();
+        let agent = Agent::start_with(&self.hosts, self.host(side), by, &usual).unwrap();
         self.agents[side as usize] = agent;
     }
 

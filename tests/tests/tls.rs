@@ -2,9 +2,10 @@
 //! may not is told why, and so is the operator at the other end.
 
 use std::process::Stdio;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use api::Phase;
+use end_to_end::faults::{End, Fault, Moment, Plan, Yard};
 use end_to_end::{MIB, Side, World, guest, until};
 use lab::certificates::Certificates;
 use lab::guest::Guest;
@@ -16,27 +17,22 @@ const RATE: u64 = 2_000_000;
 struct Secured {
     world: World,
     certificates: Certificates,
-    place: String,
 }
 
 impl Secured {
     fn new(link: Link) -> Self {
-        let mut world = World::new(link);
-        let (certificates, place) = (Certificates::new().unwrap(), Certificates::place());
-        for side in [Side::A, Side::B] {
-            certificates.give(world.host(side), side.name()).unwrap();
-        }
-        world.restart_agents_with(&["--tls", &place]);
+        let (world, certificates) = World::secured(link);
         for side in [Side::A, Side::B] {
             let log = world.agent(side).log_text();
             assert!(log.contains("connections are encrypted; certificate valid"), "{log}");
         }
-        Self { world, certificates, place }
+        Self { world, certificates }
     }
 
-    /// The agent speaks TLS with what lies in its place.
+    /// The agent speaks TLS with what lies in its place now.
     fn restart(&mut self, side: Side) {
-        self.world.restart_agent_with(side, &["--tls", &self.place]);
+        self.world.kill_agent(side);
+        self.world.start_agent(side);
     }
 }
 
@@ -71,6 +67,25 @@ fn a_lane_is_cut() {
         lanes.map(|lane| lane.deaths).sum::<u32>()
     };
     assert!(deaths("10.77.0.") == 0 && deaths("10.77.1.") > 0, "{:?}", report.lanes);
+}
+
+/// Who comes back finds the other host by its certificate, and settles with it
+/// what became of the VM.
+#[test]
+fn agents_die_in_the_middle_of_a_switchover() {
+    let mut yard = Yard::secured();
+    let faults = [(Fault::KillAgent(End::Destination), 350), (Fault::KillBothAgents, 500)];
+    for (fault, delay_ms) in faults {
+        let seen = yard.try_one(&Plan {
+            fault,
+            moment: Moment::Stopped,
+            delay: Duration::from_millis(delay_ms),
+            lasts: Duration::from_millis(500),
+            slow_notes: Duration::from_millis(200),
+        });
+        println!("{}, {}: {:?}", seen.fault, seen.phase, seen.fate);
+        assert!(seen.fate.is_ok(), "{}", seen.fate.unwrap_err());
+    }
 }
 
 /// A guest at A that is to move to a B which can't be trusted, or the other way
@@ -122,15 +137,15 @@ fn a_destination_that_is_not_who_it_should_be() {
         "the peer doesn't know the CA of this host's certificate",
     );
 
-    let Secured { world, certificates, place } = &mut refusing.secured;
+    let Secured { world, certificates } = &mut refusing.secured;
     certificates.give(world.host(Side::B), "host-c").unwrap();
-    world.restart_agent_with(Side::B, &["--tls", place, "--name", "host-c"]);
+    world.restart_agent_with(Side::B, &["--tls", &Certificates::place(), "--name", "host-c"]);
     refusing.refuses(
         "the peer there is host host-c, not host host-b: the peers file names another address",
         "compare this host's name with the peers file there",
     );
 
-    let Secured { world, certificates, .. } = &refusing.secured;
+    let Secured { world, certificates } = &refusing.secured;
     let end = certificates.give_ending(world.host(Side::B), "host-b").unwrap();
     until("the certificate has expired", || end.is_over(SystemTime::now()));
     refusing.secured.restart(Side::B);
@@ -154,7 +169,7 @@ fn a_destination_that_is_not_who_it_should_be() {
 fn a_source_that_is_not_who_it_should_be() {
     let mut refusing = Refusing::new();
 
-    let Secured { world, certificates, .. } = &refusing.secured;
+    let Secured { world, certificates } = &refusing.secured;
     let end = certificates.give_ending(world.host(Side::A), "host-a").unwrap();
     until("the certificate has expired", || end.is_over(SystemTime::now()));
     refusing.secured.restart(Side::A);

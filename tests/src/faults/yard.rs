@@ -61,6 +61,12 @@ impl Yard {
         Self { world: World::new(Link::one(200)), guest: None }
     }
 
+    /// The same, with certificates.
+    #[must_use]
+    pub fn secured() -> Self {
+        Self { world: World::secured(Link::one(200)).0, guest: None }
+    }
+
     /// Breaks one thing, mends it, and looks. What must not be is an error; the
     /// yard is of no use any more then.
     pub fn try_one(&mut self, plan: &Plan) -> Seen {
