@@ -238,7 +238,11 @@ impl<'m> Source<'m> {
                     look = Instant::now() + LOOK;
                 }
                 Happening::Notice(Notice::FirstPassBegins) => self.story.enter(Phase::FirstPass),
-                Happening::Notice(Notice::TailBegins) => self.story.enter(Phase::Stopped),
+                Happening::Notice(Notice::TailBegins) => {
+                    self.story.enter(Phase::Stopped);
+                    // QEMU tells of no stop of a VM that its owner paused before.
+                    self.step(Step::Stopped { run: self.was_running });
+                }
                 Happening::Notice(Notice::Unsplittable(reason)) => {
                     self.story.enter(Phase::FirstPass);
                     self.story.note(format!("the stream is passed through whole: {reason}"));
