@@ -94,6 +94,12 @@ impl Hands for Keeper {
         let Some(incoming) = &self.incoming else {
             return Step::ContFailed { reason: "it never waited for a VM".into(), never_ran: true };
         };
+        // One that ended before it was told to run the VM never ran it: the VM goes
+        // on at its source.
+        if self.ran.is_none() && !self.machine.process.is_alive() {
+            let reason = "its QEMU had ended before it was to run the VM".into();
+            return Step::ContFailed { reason, never_ran: true };
+        }
         match incoming.cont() {
             Ok(()) => {
                 self.ran.get_or_insert_with(Instant::now);
