@@ -310,7 +310,10 @@ impl World {
     /// # Panics
     /// If it does not.
     pub fn assert_stayed(&self, guest: &Guest, at: Side, pid: u32) {
-        let vm = self.vm(at, &guest.spec.name).expect("it should be there");
+        let vm = || self.vm(at, &guest.spec.name).expect("it should be there");
+        // An agent that has just started goes on with what its journals say.
+        until("it is settled", || vm().status != VmStatus::InDoubt);
+        let vm = vm();
         assert_eq!((vm.pid, vm.status, vm.migration), (pid, VmStatus::Running, None));
         self.assert_nothing_left(at.other());
         self.assert_only(at, &[pid]);
