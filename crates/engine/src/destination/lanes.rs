@@ -197,3 +197,22 @@ impl ArrivingLanes {
         Duration::from_nanos(self.cpu_ns.load(Relaxed))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resources::Resources;
+
+    #[test]
+    fn a_lane_comes_from_the_host_that_the_vm_comes_from() {
+        let lanes = |peer: Option<&str>| {
+            let (broken, _) = crossbeam_channel::bounded(1);
+            let network = &Resources::new(16 << 20).network;
+            ArrivingLanes::new(broken, network, peer.map(str::to_owned))
+        };
+        assert!(lanes(Some("host-a")).are_of(Some("host-a")));
+        assert!(!lanes(Some("host-a")).are_of(Some("host-c")));
+        // In plaintext nobody is known.
+        assert!(lanes(None).are_of(None));
+    }
+}
