@@ -223,7 +223,7 @@ mod tests {
         let answer = heard.wait_answer("q1", Duration::ZERO);
         assert_eq!(answer.as_deref(), Some("ok pages=3"));
         assert_eq!(pulse.twice, 0);
-        heard.hear(".1", &port);
+        heard.hear(".a", &port);
         assert_eq!(heard.pulse().twice, 1);
         heard.hear("boot def lab.seed=1", &port);
         assert_eq!(heard.pulse().boots, 2);
