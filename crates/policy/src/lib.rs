@@ -7,4 +7,6 @@ pub mod chase;
 pub mod effort;
 pub mod mirror;
 pub mod pace;
+pub mod precopy;
 pub mod switchover;
+pub mod throttle;

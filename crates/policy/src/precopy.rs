@@ -1,0 +1,387 @@
+//! What a migration will take: the model of pre-copy.
+//!
+//! A pass sends what got dirty during the pass before; the first sends all of
+//! RAM. If less gets dirty in a pass than it sends, passes get shorter until what
+//! is left fits into the blackout. This is section 3 of "Optimizing the live
+//! migration of virtual machine by CPU scheduling" (Jin et al.), whose equations
+//! are named below, with two things put right:
+//!
+//! - A guest rewrites a bounded set of pages, so what gets dirty in a pass has a
+//!   bound. A guest that writes faster than the path is not left with all of its
+//!   RAM, but with what of its working set the path can't keep up with.
+//! - QEMU that is held (`chase`) sends a page soon after it got dirty, in quick
+//!   passes, and not once in each whole pass.
+
+use std::time::Duration;
+
+/// The VM, as far as pre-copy sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Vm {
+    /// RAM that the first pass sends.
+    pub ram_bytes: u64,
+    /// What it writes to over and over; none if unknown: then RAM is the bound.
+    pub working_set_bytes: Option<u64>,
+}
+
+impl Vm {
+    /// What gets dirty in a time. Pages of a working set are taken to be written
+    /// in random order: the more of it is dirty, the more writes go to pages that
+    /// are.
+    #[must_use]
+    fn dirtied(self, dirty_bytes_per_s: f64, seconds: f64) -> f64 {
+        let written = dirty_bytes_per_s * seconds;
+        match self.working_set_bytes {
+            Some(0) => 0.0,
+            Some(set) => set as f64 * -(-written / set as f64).exp_m1(),
+            None => written.min(self.ram_bytes as f64),
+        }
+    }
+}
+
+/// How passes go on after the first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passes {
+    /// Each sends what got dirty during the whole of the one before, as in the
+    /// paper: for a QEMU that can't be held.
+    Whole,
+    /// What gets dirty is sent as it gets dirty: for a QEMU that is held.
+    Quick,
+}
+
+/// What the pages go through, and when it is good enough.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Path {
+    /// Guest bytes delivered per second (the paper's B).
+    pub bytes_per_s: f64,
+    /// Passes allowed, the one in the blackout included (N).
+    pub passes_max: u32,
+    /// What may be left for the blackout (h).
+    pub threshold_bytes: u64,
+    /// How passes go on.
+    pub passes: Passes,
+}
+
+/// What a migration will take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// Passes, the one in the blackout included (equation 2); `Quick` ones
+    /// aren't counted: the first one and all others.
+    pub passes: u32,
+    /// From its beginning to the end of the blackout (equations 1 and 3).
+    pub total: Duration,
+    /// Of that, the first pass.
+    pub first_pass: Duration,
+    /// Guest bytes sent.
+    pub bytes: u64,
+    /// What is left for the blackout.
+    pub left_bytes: u64,
+    /// How long moving that takes. Device state and load come on top.
+    pub blackout: Duration,
+    /// Whether no more is left than may be.
+    pub met: bool,
+}
+
+impl Prediction {
+    /// How often a byte of RAM is sent (equation 4).
+    #[must_use]
+    pub fn redundancy(&self, vm: Vm) -> f64 {
+        self.bytes as f64 / (vm.ram_bytes as f64).max(1.0)
+    }
+}
+
+/// Predicts a migration of a VM whose dirty rate in each pass (from 1) is as
+/// `dirty_bytes_per_s` says. `Quick` passes ask only for the first two.
+#[must_use]
+pub fn predict(vm: Vm, path: Path, dirty_bytes_per_s: impl Fn(u32) -> f64) -> Prediction {
+    let rate = path.bytes_per_s.max(1.0);
+    let first_s = vm.ram_bytes as f64 / rate;
+    let mut run = Run { seconds: first_s, bytes: vm.ram_bytes as f64, passes: 1 };
+    let mut left = vm.dirtied(dirty_bytes_per_s(1), first_s);
+    match path.passes {
+        Passes::Whole => {
+            while left > path.threshold_bytes as f64 && run.passes + 1 < path.passes_max {
+                let seconds = left / rate;
+                run.add(seconds, left);
+                left = vm.dirtied(dirty_bytes_per_s(run.passes), seconds);
+            }
+        }
+        Passes::Quick => {
+            let seconds;
+            (seconds, left) = follow(vm, path, left, dirty_bytes_per_s(2));
+            run.add(seconds, seconds * rate);
+        }
+    }
+    run.add(left / rate, left);
+    Prediction {
+        passes: run.passes,
+        total: duration(run.seconds),
+        first_pass: duration(first_s),
+        bytes: whole(run.bytes),
+        left_bytes: whole(left),
+        blackout: duration(left / rate),
+        met: left <= path.threshold_bytes as f64,
+    }
+}
+
+/// What was sent so far.
+struct Run {
+    seconds: f64,
+    bytes: f64,
+    passes: u32,
+}
+
+impl Run {
+    fn add(&mut self, seconds: f64, bytes: f64) {
+        self.seconds += seconds;
+        self.bytes += bytes;
+        self.passes += 1;
+    }
+}
+
+/// How long dirty pages are followed, and what is left then.
+///
+/// Of `left`, as much is gone each second as is delivered, and as much comes as
+/// is written to clean pages: `left' = p (1 - left / W) - B`. So `left` nears
+/// `W (1 - B / p)` at the rate `p / W`. Where that is above the threshold it is
+/// given up when as many bytes were sent as in the whole passes allowed.
+fn follow(vm: Vm, path: Path, left: f64, dirty_bytes_per_s: f64) -> (f64, f64) {
+    let threshold = path.threshold_bytes as f64;
+    let rate = path.bytes_per_s.max(1.0);
+    if left <= threshold {
+        return (0.0, left);
+    }
+    let set = vm.working_set_bytes.unwrap_or(vm.ram_bytes) as f64;
+    let in_vain_s = f64::from(path.passes_max.saturating_sub(2)) * left / rate;
+    let speed = dirty_bytes_per_s / set.max(1.0);
+    if vm.working_set_bytes.is_none() || speed <= 0.0 {
+        let gain = rate - dirty_bytes_per_s;
+        let seconds = (left - threshold) / gain;
+        return if gain > 0.0 && seconds <= in_vain_s {
+            (seconds, threshold)
+        } else {
+            (in_vain_s, (left - gain * in_vain_s).clamp(0.0, set))
+        };
+    }
+    let settles = set * (1.0 - rate / dirty_bytes_per_s);
+    let seconds = ((left - settles) / (threshold - settles)).ln() / speed;
+    if threshold > settles && seconds <= in_vain_s {
+        (seconds, threshold)
+    } else {
+        (in_vain_s, settles + (left - settles) * (-speed * in_vain_s).exp())
+    }
+}
+
+/// The largest ratio of dirty rate to path's rate with which a VM of `ram_bytes`
+/// has no more than `threshold_bytes` left after so many passes (equation 5).
+#[must_use]
+pub fn boundary(ram_bytes: u64, threshold_bytes: u64, passes_max: u32) -> f64 {
+    if threshold_bytes >= ram_bytes {
+        return 1.0;
+    }
+    let passes = f64::from(passes_max.saturating_sub(1).max(1));
+    (threshold_bytes as f64 / ram_bytes as f64).powf(1.0 / passes)
+}
+
+/// A migration as the guest's work sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spent {
+    /// Mean CPU use of the VM (U).
+    pub cpus: f64,
+    /// How long it took (T).
+    pub time: Duration,
+}
+
+impl Spent {
+    /// Work done, in CPU seconds: equation 6 with F, the instructions in each,
+    /// left out.
+    #[must_use]
+    pub fn work_s(self) -> f64 {
+        self.cpus * self.time.as_secs_f64()
+    }
+
+    /// Work that `self` loses less than `other`, in CPU seconds, when the VM uses
+    /// `destination_cpus` once it has moved (equation 7).
+    #[must_use]
+    pub fn work_gained_s(self, other: Self, destination_cpus: f64) -> f64 {
+        let earlier_s = self.time.as_secs_f64() - other.time.as_secs_f64();
+        self.work_s() - other.work_s() - destination_cpus * earlier_s
+    }
+}
+
+/// What is predicted when the VM may be slowed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Throttled {
+    /// What the migration takes.
+    pub prediction: Prediction,
+    /// Share of its CPU that the VM keeps after the first pass.
+    pub share: f64,
+    /// Work lost, as time of the VM at full speed, the blackout included.
+    pub work_lost: Duration,
+}
+
+/// Predicts a migration in which the VM is slowed after the first pass, to a
+/// dirty rate of `ratio` times the path's and no lower than `floor`; not at all
+/// where the goal is met without.
+#[must_use]
+pub fn predict_throttled(
+    vm: Vm,
+    path: Path,
+    dirty_bytes_per_s: f64,
+    ratio: f64,
+    floor: f64,
+) -> Throttled {
+    let free = predict(vm, path, |_| dirty_bytes_per_s);
+    let wanted = ratio * path.bytes_per_s / dirty_bytes_per_s.max(1.0);
+    let share = if free.met { 1.0 } else { wanted.max(floor).min(1.0) };
+    let slowed = |pass| if pass == 1 { dirty_bytes_per_s } else { share * dirty_bytes_per_s };
+    let prediction = if free.met { free } else { predict(vm, path, slowed) };
+    let later = prediction.total.saturating_sub(prediction.first_pass + prediction.blackout);
+    let work_lost = later.mul_f64(1.0 - share) + prediction.blackout;
+    Throttled { prediction, share, work_lost }
+}
+
+/// More than any migration takes; nonsense becomes this too.
+const SECONDS_MAX: f64 = 1e9;
+
+fn duration(seconds: f64) -> Duration {
+    Duration::from_secs_f64(if seconds >= 0.0 { seconds.min(SECONDS_MAX) } else { SECONDS_MAX })
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn whole(bytes: f64) -> u64 {
+    bytes as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    /// The paper's: 800 MB, 200 Mbit/s, 256 kB, 30 passes.
+    const PAPER_VM: Vm = Vm { ram_bytes: 800 * MIB, working_set_bytes: None };
+    const PAPER_PATH: Path = Path {
+        bytes_per_s: 25e6,
+        passes_max: 30,
+        threshold_bytes: 256 << 10,
+        passes: Passes::Whole,
+    };
+
+    fn mbit(bits: f64) -> f64 {
+        bits * 1e6 / 8.0
+    }
+
+    #[test]
+    fn the_boundary_of_the_papers_example() {
+        let boundary = boundary(800 * MIB, 256 << 10, 30);
+        assert!((boundary * 200.0 - 151.4).abs() < 0.05, "{boundary}");
+        assert!(predict(PAPER_VM, PAPER_PATH, |_| mbit(151.4)).met);
+        assert!(!predict(PAPER_VM, PAPER_PATH, |_| mbit(151.5)).met);
+    }
+
+    #[test]
+    fn the_blackout_grows_fast_beyond_the_boundary_up_to_all_of_ram() {
+        let blackout = |rate| predict(PAPER_VM, PAPER_PATH, |_| mbit(rate)).blackout.as_secs_f64();
+        assert!(blackout(151.4) < 0.0106);
+        assert!(blackout(170.0) > 10.0 * blackout(150.0));
+        let all = 800.0 * MIB as f64 / 25e6;
+        for rate in [200.0, 400.0] {
+            assert!((blackout(rate) - all).abs() < 1e-6, "{rate}: {}", blackout(rate));
+        }
+    }
+
+    #[test]
+    fn time_and_bytes_are_the_sums_over_passes() {
+        // Half the rate: 1 + 1/2 + ... + 1/2^(n-1), until 800 MB / 2^(n-1) fit.
+        let half = predict(PAPER_VM, PAPER_PATH, |_| 12.5e6);
+        assert_eq!(half.passes, 13);
+        let sum = 2.0 - 0.5f64.powi(12);
+        assert!((half.redundancy(PAPER_VM) - sum).abs() < 1e-6);
+        let first_s = 800.0 * MIB as f64 / 25e6;
+        assert!((half.total.as_secs_f64() - sum * first_s).abs() < 1e-6);
+        // Rates of their own for passes: half, all of RAM again, next to nothing.
+        let rates = [12.5e6, 50e6, 5e3];
+        let each = predict(PAPER_VM, PAPER_PATH, |pass| rates[pass as usize - 1]);
+        assert_eq!((each.passes, each.met), (4, true));
+        assert!((each.redundancy(PAPER_VM) - 2.5002).abs() < 1e-6);
+    }
+
+    #[test]
+    fn an_idle_vm_takes_two_passes_and_one_without_ram_nothing() {
+        let idle = predict(PAPER_VM, PAPER_PATH, |_| 0.0);
+        assert_eq!((idle.passes, idle.blackout, idle.met), (2, Duration::ZERO, true));
+        let none = Vm { ram_bytes: 0, working_set_bytes: Some(0) };
+        for passes in [Passes::Whole, Passes::Quick] {
+            let path = Path { bytes_per_s: 0.0, passes, ..PAPER_PATH };
+            assert!(predict(none, path, |_| 1e9).met);
+        }
+    }
+
+    #[test]
+    fn the_papers_web_server_lost_two_seconds_of_work() {
+        let original = Spent { cpus: 0.99, time: Duration::from_millis(42_968) };
+        let optimized = Spent { cpus: 0.94, time: Duration::from_millis(43_986) };
+        let lost = original.work_gained_s(optimized, 0.99);
+        assert!((lost - 2.2).abs() < 0.005, "{lost}");
+        assert!((lost / 0.99 - 2.22).abs() < 0.005);
+        assert!((original.work_s() - 42.538).abs() < 0.001);
+    }
+
+    #[test]
+    fn a_guest_that_writes_too_fast_is_left_with_what_of_its_set_the_path_cant_keep_up_with() {
+        let vm = Vm { ram_bytes: 800 * MIB, working_set_bytes: Some(128 * MIB) };
+        let left = |passes, times: f64| {
+            let path = Path { threshold_bytes: 6_000_000, passes, ..PAPER_PATH };
+            let prediction = predict(vm, path, |_| times * 25e6);
+            (prediction.left_bytes as f64 / (128 * MIB) as f64, prediction.met)
+        };
+        // Quick passes: 1 - B / p of it. Whole ones: x = 1 - exp(-x p / B).
+        for (times, quick, whole) in [(2.0, 0.5, 0.797), (4.0, 0.75, 0.980)] {
+            let (share, met) = left(Passes::Quick, times);
+            assert!((share - quick).abs() < 0.001 && !met, "{times}: {share}");
+            let (share, met) = left(Passes::Whole, times);
+            assert!((share - whole).abs() < 0.001 && !met, "{times}: {share}");
+        }
+        for times in [0.25, 0.5, 0.8] {
+            assert!(left(Passes::Quick, times).1 && left(Passes::Whole, times).1);
+        }
+    }
+
+    #[test]
+    fn quick_passes_meet_the_goal_sooner_than_whole_ones() {
+        for set in [None, Some(128 * MIB)] {
+            let vm = Vm { ram_bytes: 800 * MIB, working_set_bytes: set };
+            for times in [0.1, 0.5, 0.7] {
+                let [whole, quick] = [Passes::Whole, Passes::Quick].map(|passes| {
+                    let path = Path { threshold_bytes: 6_000_000, passes, ..PAPER_PATH };
+                    predict(vm, path, |_| times * 25e6)
+                });
+                assert!(whole.met && quick.met);
+                let longer = quick.total.as_secs_f64() / whole.total.as_secs_f64();
+                assert!(longer < 1.02, "{set:?} {times}: {longer}");
+            }
+        }
+    }
+
+    #[test]
+    fn slowing_helps_exactly_where_the_goal_is_missed() {
+        let vm = Vm { ram_bytes: 512 * MIB, working_set_bytes: Some(128 * MIB) };
+        let path = Path { threshold_bytes: 6_000_000, passes: Passes::Quick, ..PAPER_PATH };
+        let at = |times: f64, floor| predict_throttled(vm, path, times * 25e6, 0.4, floor);
+        for times in [0.25, 0.5, 0.8] {
+            let free = at(times, 0.05);
+            assert!(free.share >= 1.0 && free.prediction.met);
+            assert_eq!(free.work_lost, free.prediction.blackout);
+        }
+        for times in [1.5, 2.0, 4.0] {
+            let slowed = at(times, 0.05);
+            assert!(slowed.prediction.met, "{times}: {slowed:?}");
+            assert!((slowed.share * times - 0.4).abs() < 1e-9);
+            // Writes that all go to clean pages: a lower share loses less in all.
+            let linear = Vm { working_set_bytes: None, ..vm };
+            let lost = |ratio| predict_throttled(linear, path, times * 25e6, ratio, 0.01).work_lost;
+            assert!(lost(0.2) < lost(0.4) && lost(0.4) < lost(0.8));
+        }
+        let floor = at(8.0, 0.2);
+        assert!(!floor.prediction.met && (floor.share - 0.2).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,227 @@
+//! How much to slow a VM that writes faster than its pages are delivered.
+//!
+//! While slowed to a share `s` of its CPU, a VM makes `s p` dirty per second of
+//! which `B` are delivered, so what is left falls by `B - s p`. The work lost is
+//! `(1 - s) / (B - s p)` for each byte left: where `p > B` that *falls* with `s`.
+//! A VM that has to be slowed at all is best slowed well below what just
+//! converges: it loses less and is there sooner. Where `p < B` it is best left
+//! alone. So there are two bounds, both from equation 5 of the model: one with
+//! many passes, below which nothing is done, and one with few, which is aimed at.
+//!
+//! The share follows equation 9, `s' = C B s / p`, but `p` is what the change of
+//! what is left says (`trend`), as long as it says anything: a CPU quota limits
+//! CPU and not writes, so what counts is what comes of it.
+//!
+//! In the first pass nothing is slowed: what is written in it is sent once,
+//! whenever it was written.
+
+mod decide;
+mod stall;
+mod trend;
+mod wave;
+
+use std::time::Duration;
+
+use stall::Patience;
+use trend::{Told, Trend};
+use wave::Wave;
+
+pub use stall::{OnStall, Stall};
+
+/// What the operator set.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// The blackout that is good enough.
+    pub goal: Duration,
+    /// What of it is needed without any pages.
+    pub fixed: Duration,
+    /// The smallest share, above 0.
+    pub floor: f64,
+    /// What to slow the VM to.
+    pub ratio: Ratio,
+    /// When the VM should be there, from the migration's beginning.
+    pub deadline: Option<Duration>,
+    /// What to do when the floor isn't enough.
+    pub on_stall: OnStall,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            goal: Duration::from_millis(300),
+            fixed: Duration::ZERO,
+            floor: 0.2,
+            ratio: Ratio::Auto,
+            deadline: None,
+            on_stall: OnStall::Cancel,
+        }
+    }
+}
+
+/// What to slow a VM to that has to be slowed: a ratio of its dirty rate to the
+/// delivered rate (the paper's C).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ratio {
+    /// From the model, for the VM and the goal.
+    Auto,
+    /// Always this.
+    Constant(f64),
+    /// The VM is never slowed, and never given up.
+    Off,
+}
+
+/// What is, now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Look {
+    /// Since the migration's beginning.
+    pub at: Duration,
+    /// The VM's RAM.
+    pub ram_bytes: u64,
+    /// Dirty, as far as QEMU knows, or on its way.
+    pub left_bytes: u64,
+    /// Guest bytes delivered per second while there is something to deliver.
+    pub delivered_bytes_per_s: Option<f64>,
+    /// What QEMU says that the guest makes dirty, in the last second or pass.
+    pub dirty_bytes_per_s: Option<f64>,
+    /// QEMU's passes, counted.
+    pub pass: u32,
+    /// Whether only what the guest writes keeps it here: the first pass is over,
+    /// and disks are copied.
+    pub first_pass_over: bool,
+    /// CPU seconds per second that the vCPUs to be slowed used since the last
+    /// look.
+    pub used_cpus: f64,
+}
+
+/// Why the share is what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Off; or the first pass isn't over, or no rate is known.
+    Nothing,
+    /// The goal is met without.
+    Unneeded,
+    /// It is needed, as far as is known yet.
+    Looking,
+    /// A trough is due soon that is enough.
+    Waiting,
+    /// It is needed.
+    Needed,
+    /// It is needed, and more than the floor allows.
+    Floor,
+}
+
+/// What to do about the migration.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    /// Go on.
+    Go,
+    /// Have the VM stopped now: the longer blackout is accepted.
+    Finish,
+    /// Cancel.
+    GiveUp(Stall),
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    /// Of the CPU that the VM used when nothing slowed it.
+    pub share: f64,
+    /// The same in CPUs; none: no quota.
+    pub quota_cpus: Option<f64>,
+    /// What to do about the migration.
+    pub step: Step,
+    /// Why the share is this.
+    pub why: Why,
+    /// The blackout if the VM stopped now.
+    pub predicted_blackout: Option<Duration>,
+    /// What the guest would make dirty at full speed, as far as is known.
+    pub full_dirty_bytes_per_s: Option<f64>,
+    /// The ratio in use (the paper's C).
+    pub ratio: Option<f64>,
+    /// Time until the goal is met, if it goes on like this.
+    pub time_left: Option<Duration>,
+    /// When the deadline can't be met: when the VM will be there instead, from
+    /// the migration's beginning; `Duration::MAX` where no end is in sight.
+    pub misses_deadline: Option<Duration>,
+    /// Whether the floor gets nowhere, whatever is done about that.
+    pub stalled: Option<Stall>,
+    /// Work lost by slowing the VM so far, as time at full speed.
+    pub work_lost: Duration,
+}
+
+/// The controller of one migration. Looks come at any pace, best some in each
+/// 100 ms.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Throttle {
+    share: f64,
+    why: Why,
+    at_s: f64,
+    /// When the first look after the first pass was, and the last change.
+    begun_s: Option<f64>,
+    changed_s: f64,
+    /// Sums since the beginning: bytes delivered, seconds times share.
+    delivered: f64,
+    shared_s: f64,
+    lost_s: f64,
+    trend: Trend,
+    told: Told,
+    /// Whether the trend has said anything, and what was new in this look.
+    read: bool,
+    pass_over: bool,
+    /// Dirty rate: as it counts now, and at a share of 1.
+    dirty: Option<f64>,
+    full: Option<f64>,
+    fresh: bool,
+    /// CPU use: smoothed, and the most of it without a quota.
+    used: f64,
+    used_most: f64,
+    cpu_wave: Wave,
+    dirty_wave: Wave,
+    waited_s: f64,
+    need_since: Option<f64>,
+    idle_since: Option<f64>,
+    near_since: Option<f64>,
+    late_since: Option<f64>,
+    raises: u32,
+    /// The rate that the share was chosen for.
+    rate_then: f64,
+    patience: Patience,
+    stalled: bool,
+    over: Option<Step>,
+}
+
+impl Default for Throttle {
+    fn default() -> Self {
+        Self {
+            share: 1.0,
+            why: Why::Nothing,
+            at_s: 0.0,
+            begun_s: None,
+            changed_s: 0.0,
+            delivered: 0.0,
+            shared_s: 0.0,
+            lost_s: 0.0,
+            trend: Trend::default(),
+            told: Told::default(),
+            read: false,
+            pass_over: false,
+            dirty: None,
+            full: None,
+            fresh: false,
+            used: 0.0,
+            used_most: 0.0,
+            cpu_wave: Wave::default(),
+            dirty_wave: Wave::default(),
+            waited_s: 0.0,
+            need_since: None,
+            idle_since: None,
+            near_since: None,
+            late_since: None,
+            raises: 0,
+            rate_then: 0.0,
+            patience: Patience::default(),
+            stalled: false,
+            over: None,
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! From a look to a decision.
+
+use std::time::Duration;
+
+use super::wave::Trough;
+use super::{Decision, Look, OnStall, Ratio, Settings, Stall, Step, Throttle, Why};
+use crate::precopy::boundary;
+use crate::switchover::{budget_bytes, predicted_blackout};
+
+/// Passes in which a VM may get there by itself: what QEMU and Xen allow.
+const PASSES_ALONE: u32 = 30;
+/// Passes in which a slowed VM should get there: the ratio with which it takes
+/// less than twice the time that a stopped guest would take.
+const PASSES_SLOWED: u32 = 6;
+/// Bounds of that ratio. Below, hardly any time is gained; above, a rate that is
+/// a little off means no gain at all.
+const RATIO: (f64, f64) = (0.25, 0.8);
+/// What moving pages may take at least, when the fixed cost eats the goal.
+const MOVE_LEAST: Duration = Duration::from_millis(10);
+/// How long later passes are looked at before the VM is slowed. QEMU's rates are
+/// over a second, and a burst that is over by then needs nothing. Longer looks
+/// spare only guests that rest soon, which mostly showed in the first pass; each
+/// second of them is one in which the others get nowhere.
+const LOOK_S: f64 = 1.5;
+/// A rate near the boundary has to stay above it for this long...
+const NEED_S: f64 = 1.0;
+/// ...and one this many times above it doesn't.
+const FAR: f64 = 1.3;
+/// Below this part of the boundary a slowed VM is let go again.
+const LET_GO: f64 = 0.7;
+/// A share is kept for this long at least: what comes of it shows then.
+const KEEP_S: f64 = 0.4;
+/// Changes smaller than this aren't worth one.
+const LOWER: f64 = 0.9;
+const RAISE: f64 = 1.15;
+/// The most a share changes at once. Down it has to be fast; up it's tried.
+const LOWER_MOST: f64 = 0.25;
+const RAISE_MOST: f64 = 1.3;
+/// A share this near to 1 is none.
+const ALL: f64 = 0.97;
+/// A rate this many times what was believed is believed at once.
+const JUMP: f64 = 1.5;
+/// So near its end (times the budget) a VM isn't let go faster, for so long.
+const NEAR: f64 = 2.0;
+const NEAR_S: f64 = 5.0;
+/// Waiting for troughs ends after this long in all.
+const WAIT_S: f64 = 20.0;
+/// What of a trough, or of a deadline's time, is counted on.
+const COUNTED_ON: f64 = 0.8;
+/// CPU use without quota is the most of about the last so many seconds.
+const USE_S: f64 = 10.0;
+const USE_SMOOTH_S: f64 = 0.5;
+/// A VM that used less is given this much to have a share of.
+const USE_LEAST: f64 = 0.01;
+/// Weight of a new reading: some ten come in a second.
+const BELIEVE: f64 = 0.3;
+/// Readings in a row that have to ask for a higher share.
+const RAISE_SURE: u32 = 2;
+
+/// A look with what follows from the settings.
+#[derive(Clone, Copy)]
+struct View {
+    at_s: f64,
+    pass: u32,
+    first_pass_over: bool,
+    left: f64,
+    /// Delivered per second.
+    rate: f64,
+    /// What may be left.
+    budget: f64,
+    /// Ratio of rates below which nothing has to be done; and what is aimed at.
+    boundary: f64,
+    ratio: f64,
+    floor: f64,
+    /// Seconds until what is left should be within the budget.
+    time: Option<f64>,
+}
+
+impl View {
+    fn new(settings: &Settings, look: &Look) -> Option<Self> {
+        let rate = look.delivered_bytes_per_s.filter(|rate| *rate >= 1.0)?;
+        let fixed = settings.fixed.min(settings.goal.saturating_sub(MOVE_LEAST));
+        let budget = budget_bytes(rate, settings.goal, fixed).max(1);
+        let of_model = boundary(look.ram_bytes, budget, PASSES_SLOWED);
+        let ratio = match settings.ratio {
+            Ratio::Auto => of_model.clamp(RATIO.0, RATIO.1),
+            Ratio::Constant(ratio) => ratio.max(0.0),
+            Ratio::Off => f64::INFINITY,
+        };
+        let at_s = look.at.as_secs_f64();
+        let end = settings.deadline.map(|deadline| deadline.saturating_sub(settings.goal));
+        Some(Self {
+            at_s,
+            pass: look.pass,
+            first_pass_over: look.first_pass_over,
+            left: look.left_bytes as f64,
+            rate,
+            budget: budget as f64,
+            boundary: boundary(look.ram_bytes, budget, PASSES_ALONE),
+            ratio,
+            floor: settings.floor.clamp(1e-3, 1.0),
+            time: end.map(|end| end.as_secs_f64() - at_s),
+        })
+    }
+
+    /// Whether there is enough left to keep the path busy: else what is delivered
+    /// is less than what could be.
+    fn is_busy(&self) -> bool {
+        self.left >= self.budget
+    }
+
+    /// The share that is wanted, whatever the floor (equation 9).
+    fn wanted(&self, full: f64) -> f64 {
+        (self.ratio * self.rate).min(self.in_time()).max(0.0) / full.max(1.0)
+    }
+
+    fn target(&self, full: f64) -> f64 {
+        self.wanted(full).clamp(self.floor, 1.0)
+    }
+
+    fn missing(&self) -> f64 {
+        (self.left - self.budget).max(0.0)
+    }
+
+    /// The rate of dirty bytes with which the deadline is met.
+    fn in_time(&self) -> f64 {
+        self.time.map_or(f64::INFINITY, |time| {
+            if self.missing() <= 0.0 {
+                return f64::INFINITY;
+            }
+            self.rate - self.missing() / (time * COUNTED_ON).max(1e-3)
+        })
+    }
+}
+
+impl Throttle {
+    /// Nothing is known yet, nothing is slowed.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What to do, as of one more look. Settings may change between looks.
+    pub fn next(&mut self, settings: &Settings, look: &Look) -> Decision {
+        let view = View::new(settings, look);
+        self.note(look, view.as_ref());
+        if settings.ratio == Ratio::Off || !look.first_pass_over {
+            self.keep_off();
+        } else if let Some(view) = &view {
+            self.decide(view);
+        }
+        self.decision(settings, look, view.as_ref())
+    }
+
+    /// Takes in what is now.
+    fn note(&mut self, look: &Look, view: Option<&View>) {
+        let at_s = look.at.as_secs_f64().max(self.at_s);
+        let elapsed_s = at_s - self.at_s;
+        self.at_s = at_s;
+        self.shared_s += self.share * elapsed_s;
+        self.lost_s += (1.0 - self.share) * elapsed_s;
+        self.note_use(look.used_cpus.max(0.0), elapsed_s);
+        let Some(view) = view else { return };
+        self.delivered += view.rate * elapsed_s;
+        if !look.first_pass_over {
+            return;
+        }
+        self.begun_s.get_or_insert(at_s);
+        let told = self.told.note(look.dirty_bytes_per_s, at_s, self.shared_s);
+        let sums = (self.delivered, self.shared_s);
+        self.pass_over = self.trend.note(look.pass, at_s, view.left, sums);
+        let reading = self.trend.reading().filter(|_| self.pass_over && view.is_busy());
+        if let Some(reading) = reading {
+            self.read = true;
+            self.believe(reading.dirty, reading.full);
+        } else if let Some(full) = told.filter(|_| !self.read || !view.is_busy()) {
+            self.believe(full * self.share, full);
+        }
+        if let Some(dirty) = self.dirty {
+            self.dirty_wave.note(at_s, dirty / self.share, elapsed_s);
+        }
+    }
+
+    /// What the VM's vCPUs use tells what a share of it is.
+    fn note_use(&mut self, used_cpus: f64, elapsed_s: f64) {
+        let weight = 1.0 - (-elapsed_s / USE_SMOOTH_S).exp();
+        self.used += (used_cpus - self.used) * weight;
+        if self.share >= 1.0 {
+            self.used_most = self.used.max(self.used_most * (-elapsed_s / USE_S).exp());
+        }
+        self.cpu_wave.note(self.at_s, used_cpus / self.share, elapsed_s);
+        if self.why == Why::Waiting {
+            self.waited_s += elapsed_s;
+        }
+    }
+
+    /// Takes in a dirty rate, as it counts now and at full speed. Noise is
+    /// smoothed; a jump up is believed at once, for it costs most.
+    fn believe(&mut self, dirty: f64, full: f64) {
+        let blend = |before: Option<f64>, now: f64| match before {
+            Some(before) if now <= before * JUMP => before + (now - before) * BELIEVE,
+            _ => now,
+        };
+        self.dirty = Some(blend(self.dirty, dirty));
+        self.full = Some(blend(self.full, full));
+        self.fresh = true;
+    }
+
+    /// Nothing is slowed.
+    fn keep_off(&mut self) {
+        self.set(1.0);
+        self.why = Why::Nothing;
+        self.stalled = false;
+    }
+
+    fn decide(&mut self, view: &View) {
+        let Some(full) = self.full else {
+            self.why = Why::Looking;
+            return;
+        };
+        if self.share >= 1.0 {
+            self.decide_free(view, full);
+        } else {
+            self.decide_slowed(view, full);
+        }
+        if view.missing() <= 0.0 || !matches!(self.why, Why::Needed | Why::Floor) {
+            self.patience.restart();
+            self.stalled = false;
+        } else if self.pass_over {
+            let floor = self.why == Why::Floor;
+            self.stalled = self.patience.is_over(view.left, view.at_s, view.pass, floor);
+        }
+    }
+
+    /// Whether a VM at full speed has to be slowed.
+    fn decide_free(&mut self, view: &View, full: f64) {
+        let dirty = self.dirty.unwrap_or(full);
+        let bound = (view.boundary * view.rate).min(view.in_time());
+        if view.missing() <= 0.0 || dirty <= bound {
+            self.need_since = None;
+            self.why = Why::Unneeded;
+            return;
+        }
+        let needed_s = view.at_s - *self.need_since.get_or_insert(view.at_s);
+        let looked_s = view.at_s - self.begun_s.unwrap_or(view.at_s);
+        if looked_s < LOOK_S || (dirty < bound * FAR && needed_s < NEED_S) {
+            self.why = Why::Looking;
+        } else if self.waits(view, dirty) {
+            self.why = Why::Waiting;
+        } else {
+            self.change(view, view.target(full));
+        }
+    }
+
+    /// Whether the next trough is soon and long enough to be waited for.
+    fn waits(&self, view: &View, dirty: f64) -> bool {
+        let enough = |trough: Trough| {
+            let most = self.trend.most_left().max(view.left);
+            let rise = (dirty - view.rate) * trough.within_s;
+            let missing = ((view.left + rise).min(most) - view.budget).max(0.0);
+            missing <= trough.lasts_s * COUNTED_ON * view.rate
+                && view
+                    .time
+                    .is_none_or(|time| trough.within_s + missing / view.rate <= time * COUNTED_ON)
+        };
+        let troughs = [self.cpu_wave.trough(view.at_s), self.dirty_wave.trough(view.at_s)];
+        self.waited_s < WAIT_S && troughs.into_iter().flatten().any(enough)
+    }
+
+    /// Whether a slowed VM has to be slowed more, or less.
+    fn decide_slowed(&mut self, view: &View, full: f64) {
+        let near = view.left <= view.budget * NEAR;
+        self.near_since = near.then(|| self.near_since.unwrap_or(view.at_s));
+        let ending = self.near_since.is_some_and(|since| view.at_s - since < NEAR_S);
+        let idles = full <= LET_GO * (view.boundary * view.rate).min(view.in_time());
+        self.idle_since = idles.then(|| self.idle_since.unwrap_or(view.at_s));
+        let let_go = self.idle_since.is_some_and(|since| view.at_s - since >= NEED_S);
+
+        let moved = (view.rate / self.rate_then - 1.0).abs() > 1.0 - LOWER;
+        if view.at_s - self.changed_s < KEEP_S || !(self.fresh || moved) {
+            return;
+        }
+        self.fresh = false;
+        let target = if let_go { 1.0 } else { view.target(full) };
+        if target < self.share * LOWER {
+            self.change(view, target.max(self.share * LOWER_MOST));
+        } else if target <= self.share * RAISE || ending {
+            self.raises = 0;
+        } else if self.raises + 1 < RAISE_SURE {
+            self.raises += 1;
+        } else if let_go {
+            self.change(view, 1.0);
+        } else {
+            self.change(view, target.min(self.share * RAISE_MOST));
+        }
+        self.say(view);
+    }
+
+    fn change(&mut self, view: &View, share: f64) {
+        self.set(if share >= ALL { 1.0 } else { share.max(view.floor) });
+        self.rate_then = view.rate;
+        self.say(view);
+    }
+
+    fn say(&mut self, view: &View) {
+        let wanted = self.full.map_or(1.0, |full| view.wanted(full));
+        self.why = match self.share {
+            share if share <= view.floor && wanted < view.floor => Why::Floor,
+            share if share >= 1.0 => Why::Unneeded,
+            _ => Why::Needed,
+        };
+    }
+
+    /// What was read at another share says nothing about this one.
+    fn set(&mut self, share: f64) {
+        if share == self.share {
+            return;
+        }
+        self.dirty = self.dirty.map(|dirty| dirty * share / self.share);
+        self.share = share;
+        self.changed_s = self.at_s;
+        self.trend.restart();
+        self.raises = 0;
+        (self.need_since, self.idle_since) = (None, None);
+        self.fresh = false;
+    }
+
+    fn decision(&mut self, settings: &Settings, look: &Look, view: Option<&View>) -> Decision {
+        let rate = view.map_or(0.0, |view| view.rate);
+        let blackout = predicted_blackout(look.left_bytes, rate, settings.fixed);
+        let stalled = self.stalled.then(|| Stall {
+            dirty_bytes_per_s: self.dirty.unwrap_or(0.0),
+            delivered_bytes_per_s: rate,
+            share: self.share,
+            left_bytes: look.left_bytes,
+            predicted_blackout: blackout,
+        });
+        if self.over.is_none() {
+            self.over = match (stalled, settings.on_stall) {
+                (None, _) | (_, OnStall::Keep) => None,
+                (Some(_), OnStall::Stop) => Some(Step::Finish),
+                (Some(stall), OnStall::Cancel) => Some(Step::GiveUp(stall)),
+            };
+        }
+        Decision {
+            share: self.share,
+            quota_cpus: (self.share < 1.0).then(|| self.share * self.used_most.max(USE_LEAST)),
+            step: self.over.unwrap_or(Step::Go),
+            why: self.why,
+            predicted_blackout: view.map(|_| blackout),
+            full_dirty_bytes_per_s: self.full,
+            ratio: view.map(|view| view.ratio).filter(|ratio| ratio.is_finite()),
+            time_left: view.and_then(|view| self.time_left(view)),
+            misses_deadline: view.and_then(|view| self.misses(settings, view)),
+            stalled,
+            work_lost: duration(self.lost_s),
+        }
+    }
+
+    fn time_left(&self, view: &View) -> Option<Duration> {
+        let dirty = if view.first_pass_over { self.dirty? } else { 0.0 };
+        let gain = view.rate - dirty;
+        (gain > 0.0).then(|| duration(view.missing() / gain))
+    }
+
+    /// When the VM will be there at the earliest, if that is past the deadline.
+    fn misses(&mut self, settings: &Settings, view: &View) -> Option<Duration> {
+        let deadline = settings.deadline?;
+        let least = if settings.ratio == Ratio::Off { 1.0 } else { view.floor };
+        let dirty = if view.first_pass_over { self.full.unwrap_or(0.0) * least } else { 0.0 };
+        let gain = view.rate - dirty;
+        let end_s = view.at_s + view.missing() / gain;
+        let total = match gain > 0.0 || view.missing() <= 0.0 {
+            true => duration(end_s).saturating_add(settings.goal),
+            false => Duration::MAX,
+        };
+        self.late_since = (total > deadline).then(|| self.late_since.unwrap_or(view.at_s));
+        // One look may be off.
+        self.late_since.filter(|since| view.at_s - since >= NEED_S).map(|_| total)
+    }
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::from_secs_f64(if seconds >= 0.0 { seconds.min(1e9) } else { 1e9 })
+}

@@ -1,0 +1,115 @@
+//! When the floor isn't enough.
+
+use std::time::Duration;
+
+/// What counts as ground gained: this share less left than ever before.
+const GAIN: f64 = 0.05;
+/// At the floor: both have to pass without ground gained. What is left goes up
+/// and down with passes, and a slow link takes long for each.
+const SECONDS: f64 = 6.0;
+const PASSES: u32 = 4;
+/// Above the floor it may take this many times as long: there is still something
+/// to try, but not for ever.
+const ABOVE_FLOOR: f64 = 5.0;
+
+/// What to do when the floor isn't enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnStall {
+    /// Go on trying.
+    Keep,
+    /// Stop the VM: accept the longer blackout.
+    Stop,
+    /// Give the migration up.
+    Cancel,
+}
+
+/// The numbers of a migration that gets nowhere.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stall {
+    /// What the guest makes dirty, slowed as it is.
+    pub dirty_bytes_per_s: f64,
+    /// What is delivered.
+    pub delivered_bytes_per_s: f64,
+    /// Its share.
+    pub share: f64,
+    /// What is left.
+    pub left_bytes: u64,
+    /// The blackout if the VM stopped now.
+    pub predicted_blackout: Duration,
+}
+
+/// Ground gained while the VM is slowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Patience {
+    /// What was least left, and when.
+    best: Option<(f64, When)>,
+    /// Since when it is at the floor.
+    floor: Option<When>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct When {
+    at_s: f64,
+    pass: u32,
+}
+
+impl When {
+    fn is_past(self, since: Self, seconds: f64) -> bool {
+        self.at_s - since.at_s >= seconds && self.pass.saturating_sub(since.pass) >= PASSES
+    }
+}
+
+impl Patience {
+    /// It starts anew.
+    pub(super) fn restart(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Notes what is left at the end of a pass. Says whether patience is over.
+    pub(super) fn is_over(&mut self, left: f64, at_s: f64, pass: u32, floor: bool) -> bool {
+        let now = When { at_s, pass };
+        self.floor = floor.then(|| self.floor.unwrap_or(now));
+        let (least, since) = *self.best.get_or_insert((left, now));
+        if left < least * (1.0 - GAIN) {
+            self.best = Some((left, now));
+            return false;
+        }
+        let at_floor = self.floor.is_some_and(|floor| now.is_past(floor, SECONDS));
+        now.is_past(since, if at_floor { SECONDS } else { SECONDS * ABOVE_FLOOR })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The second in which patience is over, with a pass in each.
+    fn ends(left: impl Fn(u32) -> f64, floor: impl Fn(u32) -> bool) -> Option<u32> {
+        let mut patience = Patience::default();
+        (0..100).find(|at| patience.is_over(left(*at), f64::from(*at), *at, floor(*at)))
+    }
+
+    #[test]
+    fn it_lasts_as_long_as_ground_is_gained() {
+        assert_eq!(ends(|at| 100.0 * 0.9f64.powi(at.cast_signed()), |_| true), None);
+        assert_eq!(ends(|_| 100.0, |_| true), Some(6));
+        assert_eq!(ends(|_| 100.0, |_| false), Some(30));
+        // Worse than once, and up and down, is no gain.
+        assert_eq!(ends(|at| 100.0 + f64::from(at % 3), |_| true), Some(6));
+        assert_eq!(ends(|at| if at < 4 { 100.0 } else { 50.0 }, |_| true), Some(10));
+    }
+
+    #[test]
+    fn it_is_counted_from_when_the_floor_was_reached() {
+        assert_eq!(ends(|_| 100.0, |at| at >= 8), Some(14));
+        // A floor that is left now and then is none, but not for ever.
+        assert_eq!(ends(|_| 100.0, |at| at % 4 != 0), Some(30));
+    }
+
+    #[test]
+    fn it_takes_passes_as_well_as_time() {
+        let mut patience = Patience::default();
+        let over = (0..100).find(|at| patience.is_over(1.0, f64::from(*at), at / 10, true));
+        assert_eq!(over, Some(40));
+    }
+}

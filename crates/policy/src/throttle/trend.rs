@@ -1,0 +1,129 @@
+//! How fast the guest makes pages dirty, from how what is left changes.
+//!
+//! `left' = dirty - delivered`: so what is left at the ends of two passes and
+//! what was delivered between them tell the dirty rate that counts. QEMU's own
+//! figure is up to a second or a whole pass old, and off where pages are written
+//! again and again.
+
+use std::collections::VecDeque;
+
+/// Passes that count at most, and how long: enough that the jags of single quick
+/// passes don't matter.
+const POINTS_MAX: usize = 16;
+const WINDOW_S: f64 = 1.0;
+/// Less than this shows jags only.
+const SPAN_LEAST_S: f64 = 0.4;
+/// How much more the guest writes than gets dirty is believed at most: the more
+/// of the set is dirty, the less is known of it.
+const SATURATED_MOST: f64 = 0.8;
+
+/// Sums at the end of a pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Point {
+    at_s: f64,
+    left: f64,
+    /// Bytes delivered, and seconds times share, since the beginning.
+    delivered: f64,
+    shared_s: f64,
+}
+
+/// What the ends of the last passes say.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Reading {
+    /// Rate at which clean pages got dirty, at the share that was.
+    pub(super) dirty: f64,
+    /// The same, if all of the guest's writes went to clean pages and its share
+    /// were 1.
+    pub(super) full: f64,
+}
+
+/// The ends of the last passes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Trend {
+    points: VecDeque<Point>,
+    pass: u32,
+    /// The most that was ever left after the first pass: the working set, or
+    /// what of it was seen.
+    most_left: f64,
+}
+
+impl Trend {
+    /// Notes a look; says whether a pass has ended.
+    pub(super) fn note(&mut self, pass: u32, at_s: f64, left: f64, sums: (f64, f64)) -> bool {
+        if pass == self.pass {
+            return false;
+        }
+        self.pass = pass;
+        self.most_left = self.most_left.max(left);
+        if self.points.len() >= POINTS_MAX {
+            self.points.pop_front();
+        }
+        let (delivered, shared_s) = sums;
+        self.points.push_back(Point { at_s, left, delivered, shared_s });
+        // Always two, however long passes are.
+        while self.points.len() > 2 && self.points.get(1).is_some_and(|p| at_s - p.at_s > WINDOW_S)
+        {
+            self.points.pop_front();
+        }
+        true
+    }
+
+    /// The share has changed: what was before says nothing about what comes.
+    pub(super) fn restart(&mut self) {
+        let last = self.points.pop_back();
+        self.points.clear();
+        self.points.extend(last);
+    }
+
+    /// The most that was ever left.
+    pub(super) fn most_left(&self) -> f64 {
+        self.most_left
+    }
+
+    /// What the passes say since the last change of share, if they say enough.
+    pub(super) fn reading(&self) -> Option<Reading> {
+        let (first, last) = (self.points.front()?, self.points.back()?);
+        let span_s = last.at_s - first.at_s;
+        if span_s < SPAN_LEAST_S {
+            return None;
+        }
+        let share = (last.shared_s - first.shared_s) / span_s;
+        let delivered = (last.delivered - first.delivered) / span_s;
+        let dirty = (delivered + self.slope()).max(delivered * 0.01);
+        let dirty_share = (last.left / self.most_left.max(1.0)).clamp(1e-6, SATURATED_MOST);
+        let unsaturated = -(-dirty_share).ln_1p() / dirty_share;
+        Some(Reading { dirty, full: dirty / share.max(1e-3) * unsaturated })
+    }
+
+    /// Of what is left, over time: the line with the least squares.
+    fn slope(&self) -> f64 {
+        let count = self.points.len() as f64;
+        let mean = |of: fn(&Point) -> f64| self.points.iter().map(of).sum::<f64>() / count;
+        let (at, left) = (mean(|p| p.at_s), mean(|p| p.left));
+        let along: f64 = self.points.iter().map(|p| (p.at_s - at) * (p.left - left)).sum();
+        let across: f64 = self.points.iter().map(|p| (p.at_s - at).powi(2)).sum();
+        if across > 0.0 { along / across } else { 0.0 }
+    }
+}
+
+/// The rate that QEMU tells. It is over at least a second, in which the share may
+/// have changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Told {
+    rate: Option<f64>,
+    at_s: f64,
+    shared_s: f64,
+}
+
+impl Told {
+    /// What a new rate would be at a share of 1; none if it isn't new.
+    pub(super) fn note(&mut self, rate: Option<f64>, at_s: f64, shared_s: f64) -> Option<f64> {
+        if rate == self.rate {
+            return None;
+        }
+        let elapsed_s = at_s - self.at_s;
+        let share = if elapsed_s > 0.0 { (shared_s - self.shared_s) / elapsed_s } else { 1.0 };
+        *self = Self { rate, at_s, shared_s };
+        rate.map(|rate| rate / share.clamp(1e-3, 1.0))
+    }
+}
