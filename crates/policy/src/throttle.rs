@@ -16,7 +16,11 @@
 //! whenever it was written.
 
 mod decide;
+#[cfg(test)]
+mod sim;
 mod stall;
+#[cfg(test)]
+mod tests;
 mod trend;
 mod wave;
 
@@ -171,6 +175,7 @@ pub struct Throttle {
     /// Dirty rate: as it counts now, and at a share of 1.
     dirty: Option<f64>,
     full: Option<f64>,
+    believed_s: f64,
     fresh: bool,
     /// CPU use: smoothed, and the most of it without a quota.
     used: f64,
@@ -183,6 +188,9 @@ pub struct Throttle {
     near_since: Option<f64>,
     late_since: Option<f64>,
     raises: u32,
+    /// Whether it was slowed because the goal would be missed, and not only the
+    /// deadline.
+    missed_alone: bool,
     /// The rate that the share was chosen for.
     rate_then: f64,
     patience: Patience,
@@ -207,6 +215,7 @@ impl Default for Throttle {
             pass_over: false,
             dirty: None,
             full: None,
+            believed_s: 0.0,
             fresh: false,
             used: 0.0,
             used_most: 0.0,
@@ -218,6 +227,7 @@ impl Default for Throttle {
             near_since: None,
             late_since: None,
             raises: 0,
+            missed_alone: false,
             rate_then: 0.0,
             patience: Patience::default(),
             stalled: false,

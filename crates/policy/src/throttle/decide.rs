@@ -11,7 +11,7 @@ use crate::switchover::{budget_bytes, predicted_blackout};
 const PASSES_ALONE: u32 = 30;
 /// Passes in which a slowed VM should get there: the ratio with which it takes
 /// less than twice the time that a stopped guest would take.
-const PASSES_SLOWED: u32 = 6;
+const PASSES_SLOWED: u32 = 5;
 /// Bounds of that ratio. Below, hardly any time is gained; above, a rate that is
 /// a little off means no gain at all.
 const RATIO: (f64, f64) = (0.25, 0.8);
@@ -36,6 +36,8 @@ const RAISE: f64 = 1.15;
 /// The most a share changes at once. Down it has to be fast; up it's tried.
 const LOWER_MOST: f64 = 0.25;
 const RAISE_MOST: f64 = 1.3;
+/// No share is smaller, whatever the floor.
+const SHARE_LEAST: f64 = 1e-3;
 /// A share this near to 1 is none.
 const ALL: f64 = 0.97;
 /// A rate this many times what was believed is believed at once.
@@ -52,8 +54,9 @@ const USE_S: f64 = 10.0;
 const USE_SMOOTH_S: f64 = 0.5;
 /// A VM that used less is given this much to have a share of.
 const USE_LEAST: f64 = 0.01;
-/// Weight of a new reading: some ten come in a second.
-const BELIEVE: f64 = 0.3;
+/// Readings are smoothed over this: quick passes give ten in a second, and one
+/// over a long pass counts in full.
+const BELIEVE_S: f64 = 0.3;
 /// Readings in a row that have to ask for a higher share.
 const RAISE_SURE: u32 = 2;
 
@@ -98,7 +101,7 @@ impl View {
             budget: budget as f64,
             boundary: boundary(look.ram_bytes, budget, PASSES_ALONE),
             ratio,
-            floor: settings.floor.clamp(1e-3, 1.0),
+            floor: settings.floor.max(SHARE_LEAST).min(1.0),
             time: end.map(|end| end.as_secs_f64() - at_s),
         })
     }
@@ -107,15 +110,6 @@ impl View {
     /// is less than what could be.
     fn is_busy(&self) -> bool {
         self.left >= self.budget
-    }
-
-    /// The share that is wanted, whatever the floor (equation 9).
-    fn wanted(&self, full: f64) -> f64 {
-        (self.ratio * self.rate).min(self.in_time()).max(0.0) / full.max(1.0)
-    }
-
-    fn target(&self, full: f64) -> f64 {
-        self.wanted(full).clamp(self.floor, 1.0)
     }
 
     fn missing(&self) -> f64 {
@@ -166,7 +160,8 @@ impl Throttle {
             return;
         }
         self.begun_s.get_or_insert(at_s);
-        let told = self.told.note(look.dirty_bytes_per_s, at_s, self.shared_s);
+        let dirty = look.dirty_bytes_per_s.filter(|rate| rate.is_finite());
+        let told = self.told.note(dirty, at_s, self.shared_s);
         let sums = (self.delivered, self.shared_s);
         self.pass_over = self.trend.note(look.pass, at_s, view.left, sums);
         let reading = self.trend.reading().filter(|_| self.pass_over && view.is_busy());
@@ -197,10 +192,12 @@ impl Throttle {
     /// Takes in a dirty rate, as it counts now and at full speed. Noise is
     /// smoothed; a jump up is believed at once, for it costs most.
     fn believe(&mut self, dirty: f64, full: f64) {
+        let weight = 1.0 - (-(self.at_s - self.believed_s) / BELIEVE_S).exp();
         let blend = |before: Option<f64>, now: f64| match before {
-            Some(before) if now <= before * JUMP => before + (now - before) * BELIEVE,
+            Some(before) if now <= before * JUMP => before + (now - before) * weight,
             _ => now,
         };
+        self.believed_s = self.at_s;
         self.dirty = Some(blend(self.dirty, dirty));
         self.full = Some(blend(self.full, full));
         self.fresh = true;
@@ -248,7 +245,8 @@ impl Throttle {
         } else if self.waits(view, dirty) {
             self.why = Why::Waiting;
         } else {
-            self.change(view, view.target(full));
+            self.missed_alone = dirty > view.boundary * view.rate;
+            self.change(view, self.target(view, full));
         }
     }
 
@@ -281,7 +279,9 @@ impl Throttle {
             return;
         }
         self.fresh = false;
-        let target = if let_go { 1.0 } else { view.target(full) };
+        let dirty = self.dirty.unwrap_or(full) / self.share;
+        self.missed_alone |= dirty > view.boundary * view.rate * FAR;
+        let target = if let_go { 1.0 } else { self.target(view, full) };
         if target < self.share * LOWER {
             self.change(view, target.max(self.share * LOWER_MOST));
         } else if target <= self.share * RAISE || ending {
@@ -303,7 +303,7 @@ impl Throttle {
     }
 
     fn say(&mut self, view: &View) {
-        let wanted = self.full.map_or(1.0, |full| view.wanted(full));
+        let wanted = self.full.map_or(1.0, |full| self.wanted(view, full));
         self.why = match self.share {
             share if share <= view.floor && wanted < view.floor => Why::Floor,
             share if share >= 1.0 => Why::Unneeded,
@@ -323,6 +323,17 @@ impl Throttle {
         self.raises = 0;
         (self.need_since, self.idle_since) = (None, None);
         self.fresh = false;
+    }
+
+    /// The share that is wanted, whatever the floor (equation 9). Where the goal
+    /// would be met without, only the deadline counts.
+    fn wanted(&self, view: &View, full: f64) -> f64 {
+        let aim = if self.missed_alone { view.ratio * view.rate } else { f64::INFINITY };
+        aim.min(view.in_time()).max(0.0) / full.max(1.0)
+    }
+
+    fn target(&self, view: &View, full: f64) -> f64 {
+        self.wanted(view, full).max(view.floor).min(1.0)
     }
 
     fn decision(&mut self, settings: &Settings, look: &Look, view: Option<&View>) -> Decision {

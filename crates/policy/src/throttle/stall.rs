@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 /// What counts as ground gained: this share less left than ever before.
-const GAIN: f64 = 0.05;
+const GAIN: f64 = 0.1;
 /// At the floor: both have to pass without ground gained. What is left goes up
 /// and down with passes, and a slow link takes long for each.
 const SECONDS: f64 = 6.0;
-const PASSES: u32 = 4;
+const PASSES: u32 = 3;
 /// Above the floor it may take this many times as long: there is still something
 /// to try, but not for ever.
 const ABOVE_FLOOR: f64 = 5.0;
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn it_lasts_as_long_as_ground_is_gained() {
-        assert_eq!(ends(|at| 100.0 * 0.9f64.powi(at.cast_signed()), |_| true), None);
+        assert_eq!(ends(|at| 100.0 * 0.88f64.powi(at.cast_signed()), |_| true), None);
         assert_eq!(ends(|_| 100.0, |_| true), Some(6));
         assert_eq!(ends(|_| 100.0, |_| false), Some(30));
         // Worse than once, and up and down, is no gain.
@@ -110,6 +110,6 @@ mod tests {
     fn it_takes_passes_as_well_as_time() {
         let mut patience = Patience::default();
         let over = (0..100).find(|at| patience.is_over(1.0, f64::from(*at), at / 10, true));
-        assert_eq!(over, Some(40));
+        assert_eq!(over, Some(30));
     }
 }

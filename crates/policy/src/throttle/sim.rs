@@ -1,0 +1,291 @@
+//! A VM, a QEMU and a path in simulated time, and what the controller makes of
+//! them.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates made up here are positive and small"
+)]
+
+use std::time::Duration;
+
+use super::{Decision, Look, Settings, Step, Throttle};
+use crate::switchover::budget_bytes;
+
+pub(super) const MIB: f64 = (1 << 20) as f64;
+/// 200 Mbit/s, without headers.
+pub(super) const LINK: f64 = 23.9e6;
+const STEP_S: f64 = 0.01;
+const LOOK_STEPS: u64 = 5;
+/// A quick pass takes at least this, and QEMU tells a rate this often.
+const PASS_LEAST_S: f64 = 0.1;
+const TOLD_S: f64 = 1.0;
+/// What waits in front of the lanes while QEMU is held, and when it isn't.
+const POOL_HELD_S: f64 = 1.0;
+const POOL_SMALL_S: f64 = 0.05;
+
+/// Reproducible noise.
+struct Random(u64);
+
+impl Random {
+    /// Between -1 and 1.
+    fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+}
+
+/// Something in the guest that wants so much CPU and, with that, writes so much.
+#[derive(Clone, Copy)]
+pub(super) struct Work {
+    pub(super) cpus: f64,
+    pub(super) bytes_per_s: f64,
+}
+
+/// Factors over time.
+type Over = fn(f64) -> f64;
+
+#[derive(Clone)]
+pub(super) struct Sim {
+    pub(super) ram: f64,
+    pub(super) set: f64,
+    /// Whether the set is written from its beginning to its end, and not at
+    /// random.
+    pub(super) in_order: bool,
+    pub(super) works: Vec<Work>,
+    /// What the guest does over time, and the link.
+    pub(super) activity: Over,
+    pub(super) link: Over,
+    /// What QEMU says of the dirty rate, and what is believed of the link.
+    pub(super) told: Over,
+    pub(super) measured: Over,
+    /// Whether QEMU is held, and passes are quick.
+    pub(super) held: bool,
+    pub(super) noise: f64,
+    pub(super) seed: u64,
+    pub(super) settings: Settings,
+    /// How long little enough has to be left until QEMU stops the VM.
+    pub(super) ends_in_s: f64,
+    pub(super) until_s: f64,
+}
+
+/// What came of it.
+pub(super) struct Outcome {
+    /// Each look at the end of the first pass and later: when, and what was
+    /// decided.
+    pub(super) looks: Vec<(f64, Decision)>,
+    pub(super) first_pass_s: f64,
+    /// When the VM was stopped, and what was left for its blackout.
+    pub(super) stopped_s: Option<f64>,
+    pub(super) blackout_s: f64,
+    pub(super) step: Step,
+    /// As the guest sees it: CPU that it wanted and didn't get, as a share.
+    pub(super) lost_s: f64,
+    /// Before the first pass was over anything was slowed.
+    pub(super) early: bool,
+}
+
+impl Outcome {
+    /// After the first pass.
+    pub(super) fn later_s(&self) -> f64 {
+        self.stopped_s.map_or(f64::INFINITY, |at| at - self.first_pass_s)
+    }
+
+    pub(super) fn lowest(&self) -> f64 {
+        self.looks.iter().map(|(_, decision)| decision.share).fold(1.0, f64::min)
+    }
+
+    /// How often the share changed its direction by more than a tenth.
+    pub(super) fn turns(&self) -> usize {
+        let (mut turns, mut up, mut edge) = (0, false, 1.0);
+        for (_, Decision { share, .. }) in &self.looks {
+            if up && *share > edge || !up && *share < edge {
+                edge = *share;
+            } else if (share / edge - 1.0).abs() > 0.1 {
+                (up, edge, turns) = (!up, *share, turns + 1);
+            }
+        }
+        turns
+    }
+}
+
+/// A guest of one CPU-bound writer at `times` the link's rate.
+pub(super) fn writer(times: f64) -> Sim {
+    Sim {
+        ram: 512.0 * MIB,
+        set: 128.0 * MIB,
+        in_order: false,
+        works: vec![Work { cpus: 1.0, bytes_per_s: times * LINK }],
+        activity: |_| 1.0,
+        link: |_| 1.0,
+        told: |_| 1.0,
+        measured: |_| 1.0,
+        held: true,
+        noise: 0.1,
+        seed: 1,
+        settings: Settings { fixed: Duration::from_millis(50), floor: 0.05, ..Settings::default() },
+        ends_in_s: 0.0,
+        until_s: 300.0,
+    }
+}
+
+/// Where it stands.
+struct State {
+    random: Random,
+    throttle: Throttle,
+    /// Dirty as QEMU knows it, in the pool, and not known yet.
+    dirty: f64,
+    pool: f64,
+    unseen: f64,
+    pass: u32,
+    pass_s: f64,
+    told: Option<f64>,
+    told_s: f64,
+    told_bytes: f64,
+    rate: f64,
+    used: f64,
+    quota: Option<f64>,
+}
+
+impl Sim {
+    pub(super) fn run(&self) -> Outcome {
+        let mut state = State {
+            random: Random(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            throttle: Throttle::new(),
+            dirty: self.ram,
+            pool: 0.0,
+            unseen: 0.0,
+            pass: 1,
+            pass_s: 0.0,
+            told: None,
+            told_s: 0.0,
+            told_bytes: 0.0,
+            rate: LINK * (self.link)(0.0),
+            used: 0.0,
+            quota: None,
+        };
+        let mut outcome = Outcome {
+            looks: Vec::new(),
+            first_pass_s: f64::INFINITY,
+            stopped_s: None,
+            blackout_s: 0.0,
+            step: Step::Go,
+            lost_s: 0.0,
+            early: false,
+        };
+        let mut fits_s = 0.0;
+        for step in 1u64.. {
+            let at_s = step as f64 * STEP_S;
+            if at_s > self.until_s {
+                break;
+            }
+            outcome.lost_s += self.work(&mut state, at_s);
+            let synced = self.deliver(&mut state, at_s);
+            if state.pass > 1 {
+                outcome.first_pass_s = outcome.first_pass_s.min(at_s);
+            }
+            let left = state.dirty + state.pool;
+            let link = LINK * (self.link)(at_s);
+            let Settings { goal, fixed, .. } = self.settings;
+            let fits = left <= budget_bytes(link, goal, fixed) as f64;
+            fits_s = if fits { fits_s + STEP_S } else { 0.0 };
+            if (synced && fits && fits_s > self.ends_in_s) || outcome.step == Step::Finish {
+                outcome.blackout_s = left / link + fixed.as_secs_f64();
+                outcome.stopped_s = Some(at_s);
+                break;
+            }
+            if step % LOOK_STEPS == 0 {
+                let decision = self.look(&mut state, at_s);
+                if state.pass > 1 {
+                    outcome.looks.push((at_s, decision));
+                } else {
+                    outcome.early |= decision.share < 1.0 || decision.quota_cpus.is_some();
+                }
+                outcome.step = decision.step;
+                if matches!(decision.step, Step::GiveUp(_)) {
+                    break;
+                }
+            }
+        }
+        outcome
+    }
+
+    /// The guest works; says how much less than it wanted, in seconds.
+    fn work(&self, state: &mut State, at_s: f64) -> f64 {
+        let activity = (self.activity)(at_s).max(0.01);
+        let wanted: f64 = self.works.iter().map(|work| work.cpus * activity).sum();
+        // The guest's scheduler is fair: who wants little gets all of it.
+        let mut room = state.quota.unwrap_or(f64::INFINITY);
+        let mut works: Vec<&Work> = self.works.iter().collect();
+        works.sort_by(|a, b| a.cpus.total_cmp(&b.cpus));
+        let (mut used, mut written) = (0.0, 0.0);
+        for (nth, work) in works.iter().enumerate() {
+            let part = room / (works.len() - nth) as f64;
+            let gets = (work.cpus * activity).min(part);
+            room -= gets;
+            used += gets;
+            written += work.bytes_per_s * gets / work.cpus;
+        }
+        written *= (1.0 + self.noise * state.random.next()) * STEP_S;
+        state.unseen = if self.in_order {
+            (state.unseen + written).min(self.set)
+        } else {
+            state.unseen + written * (1.0 - state.unseen / self.set)
+        };
+        state.used += used * STEP_S;
+        (1.0 - used / wanted) * STEP_S
+    }
+
+    /// The path delivers and QEMU goes on; says whether a pass has ended.
+    fn deliver(&self, state: &mut State, at_s: f64) -> bool {
+        let rate = LINK * (self.link)(at_s) * (1.0 + self.noise * state.random.next());
+        let all = rate * if self.held { POOL_HELD_S } else { POOL_SMALL_S };
+        state.pool = (state.pool - rate * STEP_S).max(0.0);
+        let goes = (all - state.pool).clamp(0.0, state.dirty);
+        state.pool += goes;
+        state.dirty -= goes;
+        // Measured over 16 looks.
+        let weight = STEP_S / 0.4;
+        state.rate += ((self.measured)(at_s) * rate - state.rate) * weight;
+        if state.dirty > 0.0 || at_s - state.pass_s < PASS_LEAST_S {
+            return false;
+        }
+        // A page that waits in the pool and is dirty again is dropped there.
+        let again = if self.in_order { 0.0 } else { state.pool * state.unseen / self.set };
+        state.pool -= again;
+        state.told_bytes += state.unseen;
+        state.dirty = state.unseen;
+        state.unseen = 0.0;
+        state.pass += 1;
+        state.pass_s = at_s;
+        if at_s - state.told_s >= TOLD_S {
+            let told = state.told_bytes / (at_s - state.told_s);
+            state.told = Some(told * (self.told)(at_s));
+            (state.told_s, state.told_bytes) = (at_s, 0.0);
+        }
+        true
+    }
+
+    fn look(&self, state: &mut State, at_s: f64) -> Decision {
+        let every_s = LOOK_STEPS as f64 * STEP_S;
+        let used_cpus = state.used / every_s * (1.0 + self.noise * state.random.next());
+        state.used = 0.0;
+        let decision = state.throttle.next(
+            &self.settings,
+            &Look {
+                at: Duration::from_secs_f64(at_s),
+                ram_bytes: self.ram as u64,
+                left_bytes: (state.dirty + state.pool) as u64,
+                delivered_bytes_per_s: Some(state.rate),
+                dirty_bytes_per_s: state.told,
+                pass: state.pass,
+                first_pass_over: state.pass > 1,
+                used_cpus,
+            },
+        );
+        state.quota = decision.quota_cpus;
+        decision
+    }
+}

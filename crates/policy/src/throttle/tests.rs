@@ -1,0 +1,368 @@
+//! The controller against a simulated VM.
+
+use proptest::prelude::*;
+
+use super::sim::{LINK, MIB, Outcome, Sim, Work, writer};
+use super::*;
+
+const RATES: [f64; 8] = [0.25, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0];
+
+fn with(sim: &Sim, set: impl Fn(&mut Settings)) -> Sim {
+    let mut sim = sim.clone();
+    set(&mut sim.settings);
+    sim
+}
+
+/// Held and not, written at random and in order.
+fn kinds(sim: &Sim) -> [(&'static str, Sim); 4] {
+    [
+        ("random, held", true, false),
+        ("random", false, false),
+        ("in order, held", true, true),
+        ("in order", false, true),
+    ]
+    .map(|(name, held, in_order)| (name, Sim { held, in_order, ..sim.clone() }))
+}
+
+fn check(name: &str, times: f64, sim: &Sim, outcome: &Outcome) {
+    let floor = sim.settings.floor;
+    for (at, decision) in &outcome.looks {
+        assert!((floor..=1.0).contains(&decision.share), "{name} {times}: {at}: {decision:?}");
+        assert_eq!(decision.share < 1.0, decision.quota_cpus.is_some());
+    }
+    assert!(!outcome.early, "{name} {times}: slowed in the first pass");
+}
+
+#[test]
+fn it_converges_and_does_not_oscillate() {
+    let ratios = [
+        Ratio::Auto,
+        Ratio::Constant(0.6),
+        Ratio::Constant(0.7),
+        Ratio::Constant(0.8),
+        Ratio::Constant(0.9),
+    ];
+    for (name, sim) in kinds(&writer(1.0)) {
+        println!("{name}: seconds after the first pass / work lost / lowest share");
+        for times in RATES {
+            print!("{times:5}");
+            for ratio in ratios {
+                let (mut later, mut lost, mut low) = (0.0, 0.0, 1.0f64);
+                for seed in 1..=8 {
+                    let works = writer(times).works;
+                    let sim = with(&Sim { works, seed, ..sim.clone() }, |set| set.ratio = ratio);
+                    let o = sim.run();
+                    check(name, times, &sim, &o);
+                    assert!(
+                        o.stopped_s.is_some() && o.step == Step::Go,
+                        "{name} {times} {ratio:?} {seed}"
+                    );
+                    assert!(o.blackout_s <= 0.31, "{name} {times}: {}", o.blackout_s);
+                    assert!(o.turns() <= 2, "{name} {times} {ratio:?} {seed}: {}", o.turns());
+                    assert!(times > 0.85 || o.lowest() >= 1.0, "{name} {times}");
+                    later += o.later_s() / 8.0;
+                    lost += o.lost_s / 8.0;
+                    low = low.min(o.lowest());
+                }
+                print!(" | {later:5.1} {lost:5.1} {low:.2}");
+            }
+            println!();
+        }
+    }
+}
+
+/// A quarter, or not at all.
+fn burst(at_s: f64) -> f64 {
+    if at_s % 10.0 < 5.0 { 1.0 } else { 0.05 }
+}
+
+#[test]
+fn what_the_floor_allows_is_reached_at_the_floor() {
+    for (name, sim) in kinds(&writer(3.0)) {
+        let sim = with(&sim, |set| set.floor = 0.2);
+        let outcome = sim.run();
+        check(name, 3.0, &sim, &outcome);
+        assert!(outcome.stopped_s.is_some() && outcome.lowest() <= 0.2, "{name}");
+        assert!(outcome.looks.iter().any(|(_, decision)| decision.why == Why::Floor), "{name}");
+    }
+}
+
+#[test]
+fn where_the_floor_gets_nowhere_the_operator_decides() {
+    for floor in [0.2, 1.0] {
+        let of = |on_stall, ratio| {
+            with(&writer(8.0), |set| {
+                (set.floor, set.on_stall, set.ratio) = (floor, on_stall, ratio)
+            })
+            .run()
+        };
+        let cancelled = of(OnStall::Cancel, Ratio::Auto);
+        let Step::GiveUp(stall) = cancelled.step else { panic!("{:?}", cancelled.step) };
+        assert!(stall.dirty_bytes_per_s > 0.9 * LINK && stall.delivered_bytes_per_s > 0.9 * LINK);
+        assert!(stall.predicted_blackout > Duration::from_secs(2) && stall.share == floor);
+        let (gave_up_s, _) = cancelled.looks[cancelled.looks.len() - 1];
+        assert!(gave_up_s - cancelled.first_pass_s < 35.0, "{gave_up_s}");
+
+        let stopped = of(OnStall::Stop, Ratio::Auto);
+        assert_eq!(stopped.step, Step::Finish);
+        assert!(stopped.stopped_s.is_some() && stopped.blackout_s > 2.0);
+
+        for (on_stall, ratio) in [(OnStall::Keep, Ratio::Auto), (OnStall::Cancel, Ratio::Off)] {
+            let kept = of(on_stall, ratio);
+            assert!(kept.stopped_s.is_none() && kept.step == Step::Go);
+            let (_, last) = kept.looks[kept.looks.len() - 1];
+            assert_eq!(last.stalled.is_some(), ratio != Ratio::Off);
+            assert!(ratio != Ratio::Off || kept.lowest() >= 1.0);
+        }
+    }
+}
+
+#[test]
+fn wrong_figures_are_recovered_from() {
+    let sims: [(&str, Sim); 8] = [
+        ("QEMU tells three times as much", Sim { told: |_| 3.0, ..writer(2.0) }),
+        ("QEMU tells a third", Sim { told: |_| 0.33, ..writer(2.0) }),
+        ("QEMU tells nothing", Sim { told: |_| f64::NAN, ..writer(2.0) }),
+        ("the path is believed to be faster", Sim { measured: |_| 1.5, ..writer(2.0) }),
+        ("the path is believed to be slower", Sim { measured: |_| 0.67, ..writer(2.0) }),
+        (
+            "half of the path for ever",
+            Sim { link: |at_s| if at_s > 30.0 { 0.5 } else { 1.0 }, ..writer(2.0) },
+        ),
+        (
+            "a tenth of it for half a minute",
+            Sim { link: |at_s| if at_s > 30.0 && at_s < 60.0 { 0.1 } else { 1.0 }, ..writer(2.0) },
+        ),
+        (
+            "a guest that starts late",
+            Sim { activity: |at_s| if at_s < 26.0 { 0.1 } else { 1.0 }, ..writer(4.0) },
+        ),
+    ];
+    for (name, sim) in sims {
+        for seed in 1..=8 {
+            let sim = Sim { seed, ..sim.clone() };
+            let outcome = sim.run();
+            check(name, 2.0, &sim, &outcome);
+            assert!(outcome.stopped_s.is_some() && outcome.step == Step::Go, "{name} {seed}");
+            assert!(outcome.later_s() < 50.0, "{name} {seed}: {}", outcome.later_s());
+            assert!(outcome.turns() <= 4, "{name} {seed}: {}", outcome.turns());
+        }
+    }
+    let light = Sim { told: |_| 3.0, ..writer(0.5) }.run();
+    assert!(light.lowest() >= 1.0);
+}
+
+#[test]
+fn the_share_rises_when_less_gets_dirty_or_more_is_delivered() {
+    let large = Sim { ram: 256.0 * MIB, set: 256.0 * MIB, in_order: true, ..writer(3.0) };
+    let sims = [
+        ("calm", Sim { activity: |at_s| if at_s > 24.0 { 0.04 } else { 1.0 }, ..large.clone() }),
+        ("fast", Sim { link: |at_s| if at_s > 60.0 { 1.0 } else { 0.3 }, ..large }),
+    ];
+    for (name, sim) in sims {
+        let outcome = sim.run();
+        check(name, 3.0, &sim, &outcome);
+        let (_, last) = outcome.looks[outcome.looks.len() - 1];
+        println!("{name} {} {} {:?}", outcome.lowest(), last.share, outcome.stopped_s);
+        for (t, d) in outcome.looks.iter().step_by(20) {
+            println!(
+                "{t:.1} {:.2} {:?} {:.2}",
+                d.share,
+                d.why,
+                d.full_dirty_bytes_per_s.unwrap_or(0.0) / LINK
+            );
+        }
+    }
+}
+
+#[test]
+fn a_light_writer_needs_a_share_of_the_little_it_uses() {
+    let paced = Work { cpus: 0.05, bytes_per_s: 3.0 * LINK };
+    let alone = Sim { works: vec![paced], ..writer(1.0) }.run();
+    assert!(alone.stopped_s.is_some());
+    let quota = alone.looks.iter().filter_map(|(_, decision)| decision.quota_cpus);
+    assert!(quota.fold(0.0, f64::max) < 0.05);
+
+    // Beside something that uses CPU it keeps its rate down to a low share: the
+    // floor that is low enough is the operator's choice.
+    let spin = Work { cpus: 1.0, bytes_per_s: 0.0 };
+    let beside = Sim { works: vec![paced, spin], ..writer(1.0) };
+    assert!(matches!(beside.run().step, Step::GiveUp(_)));
+    let lower = with(&beside, |set| set.floor = 0.02).run();
+    assert!(lower.stopped_s.is_some() && lower.lowest() < 0.05);
+
+    let two = [(0.5, 1.0), (1.0, 2.0)]
+        .map(|(cpus, times)| Work { cpus, bytes_per_s: times * LINK })
+        .to_vec();
+    assert!(Sim { works: two, ..writer(1.0) }.run().stopped_s.is_some());
+}
+
+#[test]
+fn a_guest_that_soon_rests_is_switched_over_then_and_not_slowed() {
+    for seed in 1..=8 {
+        let waves = Sim { activity: burst, set: 64.0 * MIB, seed, ..writer(4.0) };
+        let outcome = waves.run();
+        assert!(outcome.lowest() >= 1.0, "{seed}: {}", outcome.lowest());
+        assert!(outcome.stopped_s.is_some_and(|at_s| at_s % 10.0 > 5.0), "{seed}");
+        assert!(outcome.looks.iter().any(|(_, decision)| decision.why == Why::Waiting));
+        // More than a trough can take: it is slowed while it works.
+        let large = Sim { set: 256.0 * MIB, ..waves.clone() }.run();
+        assert!(large.lowest() < 1.0 && large.stopped_s.is_some(), "{seed}");
+        // And one that rested while all of RAM was sent, and then never again.
+        let never = |at_s| if at_s < 20.0 { burst(at_s) } else { 1.0 };
+        let works = Sim { activity: never, ..waves }.run();
+        assert!(works.lowest() < 1.0 && works.later_s() < 30.0, "{seed}: {}", works.later_s());
+    }
+}
+
+#[test]
+fn the_end_is_not_spoiled_by_letting_go_too_early() {
+    for ends_in_s in [0.5, 2.0, 8.0] {
+        let outcome = Sim { ends_in_s, ..writer(4.0) }.run();
+        assert!(outcome.stopped_s.is_some() && outcome.blackout_s <= 0.31, "{ends_in_s}");
+        assert!(outcome.later_s() < 20.0 + ends_in_s, "{ends_in_s}: {}", outcome.later_s());
+    }
+}
+
+#[test]
+fn a_deadline_is_met_or_said_to_be_missed() {
+    let slow = Sim { in_order: true, ..writer(0.8) };
+    let free_s = slow.run().stopped_s.unwrap();
+    for (name, sim) in [("below the boundary", slow), ("above it", writer(2.0))] {
+        for deadline_s in [36.0, 45.0, 60.0, 90.0] {
+            let outcome =
+                with(&sim, |set| set.deadline = Some(Duration::from_secs_f64(deadline_s))).run();
+            check(name, 2.0, &sim, &outcome);
+            let stopped_s = outcome.stopped_s.unwrap();
+            assert!(stopped_s <= deadline_s, "{name} {deadline_s}: {stopped_s}");
+            assert!(outcome.looks.iter().all(|(_, decision)| decision.misses_deadline.is_none()));
+            let spared = name == "below the boundary" && free_s < deadline_s;
+            assert!(!spared || outcome.lowest() >= 1.0, "{name} {deadline_s}");
+        }
+        // After the first pass it can just not be met any more.
+        let late = with(&sim, |set| set.deadline = Some(Duration::from_secs(28))).run();
+        let said = late.looks.iter().find(|(_, decision)| decision.misses_deadline.is_some());
+        let (said_s, total) = said.map(|(at_s, said)| (*at_s, said.misses_deadline)).unwrap();
+        let stopped_s = late.stopped_s.unwrap();
+        assert!(said_s < 28.0 && stopped_s > 28.0, "{name}: {said_s} {stopped_s}");
+        let off_s = total.unwrap().as_secs_f64() - stopped_s;
+        assert!(off_s.abs() < 3.0, "{name}: {total:?} {stopped_s}");
+    }
+    // It is known from the beginning where not even RAM gets through.
+    let mut throttle = Throttle::new();
+    let settings = Settings { deadline: Some(Duration::from_secs(15)), ..writer(1.0).settings };
+    let said = (1..=40).find_map(|tick| {
+        let look = Look { at: Duration::from_millis(50) * tick, ..FIRST };
+        throttle.next(&settings, &look).misses_deadline
+    });
+    assert!(said.is_some_and(|total| total > Duration::from_secs(20)), "{said:?}");
+}
+
+/// In the first pass.
+const FIRST: Look = Look {
+    at: Duration::ZERO,
+    ram_bytes: 512 << 20,
+    left_bytes: 512 << 20,
+    delivered_bytes_per_s: Some(LINK),
+    dirty_bytes_per_s: None,
+    pass: 1,
+    first_pass_over: false,
+    used_cpus: 1.0,
+};
+
+#[test]
+fn nothing_is_decided_without_a_rate_or_before_the_first_pass_is_over() {
+    let settings = Settings::default();
+    for look in [FIRST, Look { delivered_bytes_per_s: None, first_pass_over: true, ..FIRST }] {
+        let mut throttle = Throttle::new();
+        for tick in 0..2000u32 {
+            let at = Duration::from_millis(50) * tick;
+            let decision = throttle.next(&settings, &Look { at, pass: tick, ..look });
+            assert!(decision.share >= 1.0 && decision.quota_cpus.is_none());
+            assert_eq!(decision.step, Step::Go);
+        }
+    }
+}
+
+#[test]
+fn switched_off_while_it_slows_it_lets_go_at_once() {
+    let mut throttle = Throttle::new();
+    let mut settings = Settings { on_stall: OnStall::Keep, ..Settings::default() };
+    let mut look = Look { first_pass_over: true, ..FIRST };
+    let mut next = |settings: &Settings| {
+        look.at += Duration::from_millis(50);
+        look.pass += 1;
+        throttle.next(settings, &look)
+    };
+    let last = (0..100).map(|_| next(&settings)).last();
+    assert!(
+        last.is_some_and(|decision| decision.share < 0.5 && decision.work_lost > Duration::ZERO)
+    );
+    settings.ratio = Ratio::Off;
+    let off = next(&settings);
+    assert!(off.share >= 1.0 && off.quota_cpus.is_none());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever the guest: within bounds, and there if the floor allows it.
+    #[test]
+    fn any_guest(
+        times in 0.1f64..6.0,
+        floor in 0.03f64..0.5,
+        set_mib in 8.0f64..512.0,
+        noise in 0.0f64..0.25,
+        held: bool,
+        in_order: bool,
+        goal_ms in 150u64..1000,
+        seed: u64,
+    ) {
+        let sim = Sim { set: set_mib * MIB, noise, held, in_order, seed, until_s: 600.0, ..writer(times) };
+        let sim = with(&sim, |set| (set.floor, set.goal) = (floor, Duration::from_millis(goal_ms)));
+        let outcome = sim.run();
+        check("any", times, &sim, &outcome);
+        prop_assert!(outcome.turns() <= 6, "{} turns", outcome.turns());
+        if times < 0.7 {
+            prop_assert!(outcome.lowest() >= 1.0, "{}", outcome.lowest());
+        }
+        if floor * times < 0.7 {
+            prop_assert!(outcome.stopped_s.is_some() && outcome.step == Step::Go, "{:?}", outcome.step);
+        }
+    }
+
+    /// Nonsense makes no panic, and no share out of bounds.
+    #[test]
+    fn any_looks(
+        looks in proptest::collection::vec((0u64..5000, any::<u64>(), any::<f64>(), any::<f64>(), 0u32..9, any::<bool>(), any::<f64>()), 1..60),
+        floor: f64,
+        constant: f64,
+        goal_ms: u64,
+        fixed_ms: u64,
+        deadline_s: Option<u32>,
+    ) {
+        let settings = Settings {
+            goal: Duration::from_millis(goal_ms),
+            fixed: Duration::from_millis(fixed_ms),
+            floor,
+            ratio: Ratio::Constant(constant),
+            deadline: deadline_s.map(|seconds| Duration::from_secs(u64::from(seconds))),
+            on_stall: OnStall::Keep,
+        };
+        let mut throttle = Throttle::new();
+        for (at_ms, bytes, rate, dirty, pass, first_pass_over, used_cpus) in looks {
+            let decision = throttle.next(&settings, &Look {
+                at: Duration::from_millis(at_ms),
+                ram_bytes: bytes,
+                left_bytes: bytes.rotate_left(7),
+                delivered_bytes_per_s: Some(rate),
+                dirty_bytes_per_s: Some(dirty),
+                pass,
+                first_pass_over,
+                used_cpus,
+            });
+            prop_assert!(decision.share > 0.0 && decision.share <= 1.0);
+            prop_assert!(decision.quota_cpus.is_none_or(|cpus| cpus > 0.0), "{decision:?}");
+        }
+    }
+}
