@@ -169,7 +169,7 @@ impl Throttle {
             self.read = true;
             self.believe(reading.dirty, reading.full);
         } else if let Some(full) = told.filter(|_| !self.read || !view.is_busy()) {
-            self.believe(full * self.share, full);
+            self.believe(full * self.share, full * self.trend.unsaturated(view.left));
         }
         if let Some(dirty) = self.dirty {
             self.dirty_wave.note(at_s, dirty / self.share, elapsed_s);
@@ -220,10 +220,13 @@ impl Throttle {
         } else {
             self.decide_slowed(view, full);
         }
+        if !self.pass_over {
+            return;
+        }
         if view.missing() <= 0.0 || !matches!(self.why, Why::Needed | Why::Floor) {
             self.patience.restart();
             self.stalled = false;
-        } else if self.pass_over {
+        } else {
             let floor = self.why == Why::Floor;
             self.stalled = self.patience.is_over(view.left, view.at_s, view.pass, floor);
         }
@@ -233,6 +236,10 @@ impl Throttle {
     fn decide_free(&mut self, view: &View, full: f64) {
         let dirty = self.dirty.unwrap_or(full);
         let bound = (view.boundary * view.rate).min(view.in_time());
+        if view.missing() <= 0.0 && !self.pass_over {
+            // The rest of what the guest wrote shows when the pass ends.
+            return;
+        }
         if view.missing() <= 0.0 || dirty <= bound {
             self.need_since = None;
             self.why = Why::Unneeded;

@@ -90,9 +90,15 @@ impl Trend {
         let share = (last.shared_s - first.shared_s) / span_s;
         let delivered = (last.delivered - first.delivered) / span_s;
         let dirty = (delivered + self.slope()).max(delivered * 0.01);
-        let dirty_share = (last.left / self.most_left.max(1.0)).clamp(1e-6, SATURATED_MOST);
-        let unsaturated = -(-dirty_share).ln_1p() / dirty_share;
-        Some(Reading { dirty, full: dirty / share.max(1e-3) * unsaturated })
+        Some(Reading { dirty, full: dirty / share.max(1e-3) * self.unsaturated(last.left) })
+    }
+
+    /// How much more is written than gets dirty while so much is: writes to pages
+    /// that are dirty already don't show. The most that was ever left is taken to
+    /// be all that is written to, in random order.
+    pub(super) fn unsaturated(&self, left: f64) -> f64 {
+        let dirty_share = (left / self.most_left.max(1.0)).clamp(1e-6, SATURATED_MOST);
+        -(-dirty_share).ln_1p() / dirty_share
     }
 
     /// Of what is left, over time: the line with the least squares.
