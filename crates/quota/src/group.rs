@@ -1,0 +1,176 @@
+//! The group that slowed threads are in.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{At, QuotaError};
+use crate::hierarchy::{Version, mount};
+use crate::period::Quota;
+
+/// What our groups' names begin with; then comes the process's number.
+const PREFIX: &str = "droveway-slow-";
+/// A thread that leaves a group is gone from it a moment later.
+const REMOVE_TRIES: u32 = 50;
+
+/// A group, made or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Group {
+    version: Version,
+    /// Where the threads come from, and go back to.
+    parent: PathBuf,
+    dir: PathBuf,
+    /// With version 2, the parent gives its groups no CPU controller unless
+    /// told.
+    enable: bool,
+}
+
+impl Group {
+    /// Where a group for threads of `pid` would be.
+    pub(crate) fn place(pid: u32) -> Result<Self, QuotaError> {
+        let of = |path: String| fs::read_to_string(&path).at("reading", Path::new(&path));
+        let mount = mount(&of("/proc/self/mountinfo".to_owned())?);
+        let mount = mount.ok_or(QuotaError::NoController)?;
+        let parent = mount.group(&of(format!("/proc/{pid}/cgroup"))?);
+        let parent = parent.filter(|dir| dir.is_dir()).ok_or(QuotaError::NoController)?;
+        Self::below(parent, mount.version, pid)
+    }
+
+    fn below(parent: PathBuf, version: Version, pid: u32) -> Result<Self, QuotaError> {
+        let has = |file: &str| {
+            let text = fs::read_to_string(parent.join(file)).unwrap_or_default();
+            text.split_whitespace().any(|controller| controller == "cpu")
+        };
+        let enable = version == Version::V2 && !has("cgroup.subtree_control");
+        if enable && !has("cgroup.controllers") {
+            return Err(QuotaError::NotDelegated { group: parent });
+        }
+        let dir = parent.join(format!("{PREFIX}{pid}"));
+        Ok(Self { version, parent, dir, enable })
+    }
+
+    pub(crate) fn by(&self) -> String {
+        let version = match self.version {
+            Version::V1 => 1,
+            Version::V2 => 2,
+        };
+        format!("cgroup v{version}")
+    }
+
+    /// Makes it, without threads and without bound.
+    pub(crate) fn make(&self) -> Result<(), QuotaError> {
+        match fs::create_dir(&self.dir) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(error).at("making", &self.dir);
+            }
+            _ => {}
+        }
+        if self.version == Version::V2 {
+            // In this order: a group with processes may have a controller for
+            // threads below it once it is the root of threaded ones.
+            write(&self.dir, "cgroup.type", "threaded")?;
+            if self.enable {
+                write(&self.parent, "cgroup.subtree_control", "+cpu")?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn take_in(&self, thread: u32) -> Result<(), QuotaError> {
+        write(&self.dir, self.threads(), &thread.to_string())
+    }
+
+    pub(crate) fn set(&self, quota: Option<Quota>) -> Result<(), QuotaError> {
+        match (self.version, quota) {
+            (Version::V1, Some(quota)) => {
+                // A shorter period with the old quota could be more than the
+                // parent has: first none, then the period.
+                write(&self.dir, "cpu.cfs_quota_us", "-1")?;
+                write(&self.dir, "cpu.cfs_period_us", &quota.period_us.to_string())?;
+                write(&self.dir, "cpu.cfs_quota_us", &quota.quota_us.to_string())
+            }
+            (Version::V1, None) => write(&self.dir, "cpu.cfs_quota_us", "-1"),
+            (Version::V2, Some(quota)) => {
+                let text = format!("{} {}", quota.quota_us, quota.period_us);
+                write(&self.dir, "cpu.max", &text)
+            }
+            (Version::V2, None) => write(&self.dir, "cpu.max", "max"),
+        }
+    }
+
+    /// Puts its threads back and removes it, if it is there.
+    pub(crate) fn lift(&self) -> Result<(), QuotaError> {
+        if !self.dir.exists() {
+            return Ok(());
+        }
+        // First of all nobody is slow any more.
+        if let Err(error) = self.set(None) {
+            tracing::debug!(%error, "lifting a quota");
+        }
+        for _ in 1..REMOVE_TRIES {
+            self.empty()?;
+            match fs::remove_dir(&self.dir) {
+                Ok(()) => return self.disable(),
+                Err(error) if error.kind() == ErrorKind::NotFound => return self.disable(),
+                // A thread was started meanwhile, or one that ended still counts.
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error).at("removing", &self.dir),
+            }
+        }
+        fs::remove_dir(&self.dir).at("removing", &self.dir)
+    }
+
+    fn empty(&self) -> Result<(), QuotaError> {
+        let list = self.dir.join(self.threads());
+        let threads = match fs::read_to_string(&list) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            threads => threads.at("reading", &list)?,
+        };
+        for thread in threads.split_whitespace() {
+            match write_io(&self.parent.join(self.threads()), thread) {
+                // It has ended.
+                Err(error) if error.raw_os_error() == Some(ESRCH) => {}
+                moved => moved.at("moving a thread to", &self.parent)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The parent is as it was, unless another group of ours needs it so.
+    fn disable(&self) -> Result<(), QuotaError> {
+        let others = || {
+            let dirs = fs::read_dir(&self.parent).into_iter().flatten().flatten();
+            dirs.map(|dir| dir.file_name()).any(|name| name.to_string_lossy().starts_with(PREFIX))
+        };
+        if !self.enable || others() {
+            return Ok(());
+        }
+        write(&self.parent, "cgroup.subtree_control", "-cpu")
+    }
+
+    fn threads(&self) -> &'static str {
+        match self.version {
+            Version::V1 => "tasks",
+            Version::V2 => "cgroup.threads",
+        }
+    }
+}
+
+const ESRCH: i32 = 3;
+
+fn write(dir: &Path, file: &str, text: &str) -> Result<(), QuotaError> {
+    let path = dir.join(file);
+    write_io(&path, text).at("writing to", &path)
+}
+
+/// In one system call, whose error is the kernel's answer.
+fn write_io(path: &Path, text: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests;

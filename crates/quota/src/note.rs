@@ -1,0 +1,121 @@
+//! What is slowed, on disk, for the program's next start.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{At, QuotaError};
+use crate::group::Group;
+
+/// A note longer than this is none of ours.
+const BYTES_MAX: u64 = 64 << 10;
+const EXTENSION: &str = "slowed";
+
+/// A directory of notes.
+#[derive(Clone, Debug)]
+pub struct Notes {
+    dir: PathBuf,
+}
+
+#[derive(Debug)]
+pub(crate) struct Note {
+    path: PathBuf,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Written {
+    pid: u32,
+    group: Group,
+}
+
+/// Something that was slowed when the program ended.
+#[derive(Debug)]
+pub struct Left {
+    note: Note,
+    written: Written,
+}
+
+impl Notes {
+    /// Notes in `dir`, which is made if it isn't there.
+    ///
+    /// # Errors
+    /// If it can't be made.
+    pub fn open(dir: &Path) -> Result<Self, QuotaError> {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).at("making", dir)?;
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// What an earlier run of the program left. What is unreadable comes as an
+    /// error.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    pub fn left(&self) -> Result<Vec<Result<Left, QuotaError>>, QuotaError> {
+        let entries = fs::read_dir(&self.dir).at("reading", &self.dir)?;
+        let mut left = Vec::new();
+        for entry in entries {
+            let path = entry.at("reading", &self.dir)?.path();
+            if path.extension().is_some_and(|extension| extension == EXTENSION) {
+                left.push(read(path));
+            }
+        }
+        Ok(left)
+    }
+
+    /// On disk when this returns.
+    pub(crate) fn write(&self, pid: u32, group: Group) -> Result<Note, QuotaError> {
+        let path = self.dir.join(format!("{pid}.{EXTENSION}"));
+        let new = path.with_extension("new");
+        let text = serde_json::to_vec(&Written { pid, group })
+            .map_err(|error| QuotaError::Note { path: path.clone(), why: error.to_string() })?;
+        let mut file = File::create(&new).at("making", &new)?;
+        file.write_all(&text).at("writing", &new)?;
+        file.sync_all().at("flushing", &new)?;
+        fs::rename(&new, &path).at("making", &path)?;
+        File::open(&self.dir).and_then(|dir| dir.sync_all()).at("flushing", &self.dir)?;
+        Ok(Note { path })
+    }
+}
+
+fn read(path: PathBuf) -> Result<Left, QuotaError> {
+    let bytes = fs::metadata(&path).at("reading", &path)?.len();
+    let wrong = |why: String| QuotaError::Note { path: path.clone(), why };
+    if bytes > BYTES_MAX {
+        return Err(wrong(format!("it has {bytes} bytes")));
+    }
+    let text = fs::read(&path).at("reading", &path)?;
+    let written = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+    Ok(Left { note: Note { path }, written })
+}
+
+impl Note {
+    pub(crate) fn remove(&self) -> Result<(), QuotaError> {
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error).at("removing", &self.path),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Left {
+    /// The process that was slowed.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.written.pid
+    }
+
+    /// Lets its threads go, and forgets it.
+    ///
+    /// # Errors
+    /// If the system refuses; the note stays.
+    pub fn lift(self) -> Result<(), QuotaError> {
+        self.written.group.lift()?;
+        self.note.remove()
+    }
+}
+
+#[cfg(test)]
+mod tests;
