@@ -16,12 +16,14 @@
 //! whenever it was written.
 
 mod decide;
+mod forecast;
 #[cfg(test)]
 mod sim;
 mod stall;
 #[cfg(test)]
 mod tests;
 mod trend;
+mod view;
 mod wave;
 
 use std::time::Duration;
@@ -30,6 +32,7 @@ use stall::Patience;
 use trend::{Told, Trend};
 use wave::Wave;
 
+pub use forecast::{Forecast, forecast};
 pub use stall::{OnStall, Stall};
 
 /// What the operator set.
@@ -149,7 +152,8 @@ pub struct Decision {
     pub misses_deadline: Option<Duration>,
     /// Whether the floor gets nowhere, whatever is done about that.
     pub stalled: Option<Stall>,
-    /// Work lost by slowing the VM so far, as time at full speed.
+    /// Work lost by slowing the VM so far, as time at full speed: at most, for a
+    /// guest that rests loses nothing.
     pub work_lost: Duration,
 }
 

@@ -2,21 +2,11 @@
 
 use std::time::Duration;
 
+use super::view::{COUNTED_ON, View};
 use super::wave::Trough;
 use super::{Decision, Look, OnStall, Ratio, Settings, Stall, Step, Throttle, Why};
-use crate::precopy::boundary;
-use crate::switchover::{budget_bytes, predicted_blackout};
+use crate::switchover::predicted_blackout;
 
-/// Passes in which a VM may get there by itself: what QEMU and Xen allow.
-const PASSES_ALONE: u32 = 30;
-/// Passes in which a slowed VM should get there: the ratio with which it takes
-/// less than twice the time that a stopped guest would take.
-const PASSES_SLOWED: u32 = 5;
-/// Bounds of that ratio. Below, hardly any time is gained; above, a rate that is
-/// a little off means no gain at all.
-const RATIO: (f64, f64) = (0.25, 0.8);
-/// What moving pages may take at least, when the fixed cost eats the goal.
-const MOVE_LEAST: Duration = Duration::from_millis(10);
 /// How long later passes are looked at before the VM is slowed. QEMU's rates are
 /// over a second, and a burst that is over by then needs nothing. Longer looks
 /// spare only guests that rest soon, which mostly showed in the first pass; each
@@ -36,8 +26,6 @@ const RAISE: f64 = 1.15;
 /// The most a share changes at once. Down it has to be fast; up it's tried.
 const LOWER_MOST: f64 = 0.25;
 const RAISE_MOST: f64 = 1.3;
-/// No share is smaller, whatever the floor.
-const SHARE_LEAST: f64 = 1e-3;
 /// A share this near to 1 is none.
 const ALL: f64 = 0.97;
 /// A rate this many times what was believed is believed at once.
@@ -47,8 +35,6 @@ const NEAR: f64 = 2.0;
 const NEAR_S: f64 = 5.0;
 /// Waiting for troughs ends after this long in all.
 const WAIT_S: f64 = 20.0;
-/// What of a trough, or of a deadline's time, is counted on.
-const COUNTED_ON: f64 = 0.8;
 /// CPU use without quota is the most of about the last so many seconds.
 const USE_S: f64 = 10.0;
 const USE_SMOOTH_S: f64 = 0.5;
@@ -59,73 +45,6 @@ const USE_LEAST: f64 = 0.01;
 const BELIEVE_S: f64 = 0.3;
 /// Readings in a row that have to ask for a higher share.
 const RAISE_SURE: u32 = 2;
-
-/// A look with what follows from the settings.
-#[derive(Clone, Copy)]
-struct View {
-    at_s: f64,
-    pass: u32,
-    first_pass_over: bool,
-    left: f64,
-    /// Delivered per second.
-    rate: f64,
-    /// What may be left.
-    budget: f64,
-    /// Ratio of rates below which nothing has to be done; and what is aimed at.
-    boundary: f64,
-    ratio: f64,
-    floor: f64,
-    /// Seconds until what is left should be within the budget.
-    time: Option<f64>,
-}
-
-impl View {
-    fn new(settings: &Settings, look: &Look) -> Option<Self> {
-        let rate = look.delivered_bytes_per_s.filter(|rate| *rate >= 1.0)?;
-        let fixed = settings.fixed.min(settings.goal.saturating_sub(MOVE_LEAST));
-        let budget = budget_bytes(rate, settings.goal, fixed).max(1);
-        let of_model = boundary(look.ram_bytes, budget, PASSES_SLOWED);
-        let ratio = match settings.ratio {
-            Ratio::Auto => of_model.clamp(RATIO.0, RATIO.1),
-            Ratio::Constant(ratio) => ratio.max(0.0),
-            Ratio::Off => f64::INFINITY,
-        };
-        let at_s = look.at.as_secs_f64();
-        let end = settings.deadline.map(|deadline| deadline.saturating_sub(settings.goal));
-        Some(Self {
-            at_s,
-            pass: look.pass,
-            first_pass_over: look.first_pass_over,
-            left: look.left_bytes as f64,
-            rate,
-            budget: budget as f64,
-            boundary: boundary(look.ram_bytes, budget, PASSES_ALONE),
-            ratio,
-            floor: settings.floor.max(SHARE_LEAST).min(1.0),
-            time: end.map(|end| end.as_secs_f64() - at_s),
-        })
-    }
-
-    /// Whether there is enough left to keep the path busy: else what is delivered
-    /// is less than what could be.
-    fn is_busy(&self) -> bool {
-        self.left >= self.budget
-    }
-
-    fn missing(&self) -> f64 {
-        (self.left - self.budget).max(0.0)
-    }
-
-    /// The rate of dirty bytes with which the deadline is met.
-    fn in_time(&self) -> f64 {
-        self.time.map_or(f64::INFINITY, |time| {
-            if self.missing() <= 0.0 {
-                return f64::INFINITY;
-            }
-            self.rate - self.missing() / (time * COUNTED_ON).max(1e-3)
-        })
-    }
-}
 
 impl Throttle {
     /// Nothing is known yet, nothing is slowed.

@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use super::{Decision, Look, Settings, Step, Throttle};
+use crate::precopy::Vm;
 use crate::switchover::budget_bytes;
 
 pub(super) const MIB: f64 = (1 << 20) as f64;
@@ -150,6 +151,10 @@ struct State {
 }
 
 impl Sim {
+    pub(super) fn vm(&self) -> Vm {
+        Vm { ram_bytes: self.ram as u64, working_set_bytes: Some(self.set as u64) }
+    }
+
     pub(super) fn run(&self) -> Outcome {
         let mut state = State {
             random: Random(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::sim::{LINK, MIB, Outcome, Sim, Work, writer};
 use super::*;
+use crate::precopy::Passes;
 
 const RATES: [f64; 8] = [0.25, 0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0];
 
@@ -71,9 +72,31 @@ fn it_converges_and_does_not_oscillate() {
     }
 }
 
-/// A quarter, or not at all.
+/// 5 s of work, 5 s of rest.
 fn burst(at_s: f64) -> f64 {
     if at_s % 10.0 < 5.0 { 1.0 } else { 0.05 }
+}
+
+#[test]
+fn what_was_forecast_comes() {
+    for times in RATES {
+        let sim = Sim { until_s: 120.0, ..writer(times) };
+        let forecast = forecast(&sim.settings, sim.vm(), LINK, times * LINK, Passes::Quick);
+        let [slowed, free] =
+            [Ratio::Auto, Ratio::Off].map(|ratio| with(&sim, |set| set.ratio = ratio).run());
+        let total_s = forecast.slowed.prediction.total.as_secs_f64();
+        let off = total_s / slowed.stopped_s.unwrap() - 1.0;
+        // Just as fast as the path, it may or may not be slowed.
+        assert!(off.abs() < if times == 1.0 { 0.25 } else { 0.15 }, "{times}: {off}");
+        let off_s = forecast.slowed.work_lost.as_secs_f64() - slowed.lost_s - slowed.blackout_s;
+        assert!(off_s.abs() < 2.0, "{times}: {off_s}");
+        // What is left at the ends of passes.
+        assert_eq!(forecast.free.met, free.stopped_s.is_some(), "{times}");
+        let blackouts = free.looks.iter().rev().take(200);
+        let most = blackouts.filter_map(|(_, decision)| decision.predicted_blackout).max();
+        let off = forecast.free.blackout.as_secs_f64() / most.unwrap().as_secs_f64() - 1.0;
+        assert!(forecast.free.met || off.abs() < 0.1, "{times}: {off}");
+    }
 }
 
 #[test]
@@ -92,7 +115,7 @@ fn where_the_floor_gets_nowhere_the_operator_decides() {
     for floor in [0.2, 1.0] {
         let of = |on_stall, ratio| {
             with(&writer(8.0), |set| {
-                (set.floor, set.on_stall, set.ratio) = (floor, on_stall, ratio)
+                (set.floor, set.on_stall, set.ratio) = (floor, on_stall, ratio);
             })
             .run()
         };

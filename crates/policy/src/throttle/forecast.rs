@@ -1,0 +1,137 @@
+//! What a migration would take, before there is one.
+
+use std::time::Duration;
+
+use super::Settings;
+use super::view::{Aims, PASSES_ALONE};
+use crate::precopy::{Passes, Path, Prediction, Throttled, Vm, predict, predict_throttled};
+
+/// Halvings of what is between two shares: to a thousandth.
+const HALVINGS: u32 = 10;
+
+/// What a migration would take. Blackouts and totals have the fixed cost in them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Forecast {
+    /// With nothing slowed.
+    pub free: Prediction,
+    /// As the settings are.
+    pub slowed: Throttled,
+    /// The ratio of dirty rate to delivered rate below which nothing is slowed.
+    pub boundary: f64,
+    /// The ratio that a slowed VM is slowed to; none: it's off.
+    pub ratio: Option<f64>,
+    /// When the deadline can't be met: what the migration takes at the least.
+    pub misses_deadline: Option<Duration>,
+}
+
+/// Predicts what a migration of a VM that makes `dirty_bytes_per_s` dirty takes
+/// when `bytes_per_s` are delivered, with the same aims as the controller has.
+///
+/// A little too good where the guest writes in order, or in waves: the controller
+/// may have to look at it for longer.
+#[must_use]
+pub fn forecast(
+    settings: &Settings,
+    vm: Vm,
+    bytes_per_s: f64,
+    dirty_bytes_per_s: f64,
+    passes: Passes,
+) -> Forecast {
+    let aims = Aims::new(settings, vm.ram_bytes, bytes_per_s);
+    let path =
+        Path { bytes_per_s, passes_max: PASSES_ALONE, threshold_bytes: aims.budget_bytes, passes };
+    let free = predict(vm, path, |_| dirty_bytes_per_s);
+    let at = |share| with_fixed(predict_throttled(vm, path, dirty_bytes_per_s, share), settings);
+    let wanted = match aims.ratio {
+        Some(ratio) if !free.met => {
+            (ratio * bytes_per_s / dirty_bytes_per_s.max(1.0)).max(aims.floor).min(1.0)
+        }
+        _ => 1.0,
+    };
+    let floor = if aims.ratio.is_some() { aims.floor } else { 1.0 };
+    let deadline = settings.deadline.unwrap_or(Duration::MAX);
+    let least = at(floor).prediction.total;
+    Forecast {
+        free: at(1.0).prediction,
+        slowed: at(in_time(wanted, floor, |share| at(share).prediction.total <= deadline)),
+        boundary: aims.boundary,
+        ratio: aims.ratio,
+        misses_deadline: (least > deadline).then_some(least),
+    }
+}
+
+/// The largest share up to the wanted one that is in time, or the floor.
+fn in_time(wanted: f64, floor: f64, is_in_time: impl Fn(f64) -> bool) -> f64 {
+    if is_in_time(wanted) {
+        return wanted;
+    }
+    let (mut low, mut high) = (floor.min(wanted), wanted);
+    for _ in 0..HALVINGS {
+        let middle = (low + high) / 2.0;
+        if is_in_time(middle) { low = middle } else { high = middle }
+    }
+    low
+}
+
+fn with_fixed(throttled: Throttled, settings: &Settings) -> Throttled {
+    let Throttled { prediction, share, work_lost } = throttled;
+    let more = |time: Duration| time.saturating_add(settings.fixed);
+    let prediction = Prediction {
+        total: more(prediction.total),
+        blackout: more(prediction.blackout),
+        ..prediction
+    };
+    Throttled { prediction, share, work_lost: more(work_lost) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::throttle::Ratio;
+
+    const LINK: f64 = 23.9e6;
+    const VM: Vm = Vm { ram_bytes: 512 << 20, working_set_bytes: Some(128 << 20) };
+
+    fn settings() -> Settings {
+        Settings { fixed: Duration::from_millis(50), floor: 0.05, ..Settings::default() }
+    }
+
+    fn of(settings: &Settings, times: f64) -> Forecast {
+        forecast(settings, VM, LINK, times * LINK, Passes::Quick)
+    }
+
+    #[test]
+    fn the_goal_is_met_by_slowing_where_it_is_missed_without() {
+        for (times, alone) in [(0.25, true), (0.8, true), (1.5, false), (4.0, false)] {
+            let forecast = of(&settings(), times);
+            let goal = Duration::from_millis(301);
+            assert_eq!(forecast.free.met, alone, "{times}");
+            assert_eq!(forecast.free.blackout < goal, alone, "{times}");
+            assert!(forecast.slowed.prediction.blackout < goal, "{times}: {forecast:?}");
+            assert_eq!(forecast.slowed.share >= 1.0, alone, "{times}");
+            assert_eq!(forecast.misses_deadline, None);
+            let off = of(&Settings { ratio: Ratio::Off, ..settings() }, times);
+            assert_eq!(off.slowed.prediction, off.free);
+        }
+        let floor = of(&Settings { floor: 0.2, ..settings() }, 8.0);
+        assert!(!floor.slowed.prediction.met && floor.slowed.share == 0.2);
+    }
+
+    #[test]
+    fn a_deadline_lowers_the_share_as_far_as_it_has_to() {
+        let by = |seconds, times| {
+            let deadline = Some(Duration::from_secs(seconds));
+            (deadline, of(&Settings { deadline, ..settings() }, times))
+        };
+        for times in [0.8, 2.0, 4.0] {
+            let least = by(0, times).1.misses_deadline.unwrap();
+            let (_, none) = by(3600, times);
+            let tight = least.as_secs() + 1;
+            let (deadline, forecast) = by(tight, times);
+            assert!(Some(forecast.slowed.prediction.total) <= deadline, "{times}: {forecast:?}");
+            assert!(forecast.slowed.share <= none.slowed.share);
+            assert!(forecast.slowed.share >= 0.05 && forecast.misses_deadline.is_none());
+            assert!(by(least.as_secs(), times).1.misses_deadline.is_some());
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What follows from the settings, for the VM and the rate that there are.
+
+use std::time::Duration;
+
+use super::{Look, Ratio, Settings};
+use crate::precopy::boundary;
+use crate::switchover::budget_bytes;
+
+/// Passes in which a VM may get there by itself: what QEMU and Xen allow.
+pub(super) const PASSES_ALONE: u32 = 30;
+/// Passes in which a slowed VM should get there: the ratio with which it takes
+/// less than twice the time that a stopped guest would take.
+const PASSES_SLOWED: u32 = 5;
+/// Bounds of that ratio. Below, hardly any time is gained; above, a rate that is
+/// a little off means no gain at all.
+const RATIO: (f64, f64) = (0.25, 0.8);
+/// What moving pages may take at least, when the fixed cost eats the goal.
+const MOVE_LEAST: Duration = Duration::from_millis(10);
+/// No share is smaller, whatever the floor.
+const SHARE_LEAST: f64 = 1e-3;
+/// What of a trough, or of a deadline's time, is counted on.
+pub(super) const COUNTED_ON: f64 = 0.8;
+
+/// What is aimed at.
+#[derive(Clone, Copy)]
+pub(super) struct Aims {
+    /// What may be left.
+    pub(super) budget_bytes: u64,
+    /// The ratio of rates below which nothing has to be done.
+    pub(super) boundary: f64,
+    /// The one to slow a VM to; none: it's off.
+    pub(super) ratio: Option<f64>,
+    pub(super) floor: f64,
+}
+
+impl Aims {
+    pub(super) fn new(settings: &Settings, ram_bytes: u64, bytes_per_s: f64) -> Self {
+        let fixed = settings.fixed.min(settings.goal.saturating_sub(MOVE_LEAST));
+        let budget_bytes = budget_bytes(bytes_per_s, settings.goal, fixed).max(1);
+        let of_model = boundary(ram_bytes, budget_bytes, PASSES_SLOWED);
+        Self {
+            budget_bytes,
+            boundary: boundary(ram_bytes, budget_bytes, PASSES_ALONE),
+            ratio: match settings.ratio {
+                Ratio::Auto => Some(of_model.clamp(RATIO.0, RATIO.1)),
+                Ratio::Constant(ratio) => Some(ratio.max(0.0)),
+                Ratio::Off => None,
+            },
+            floor: if settings.floor > SHARE_LEAST { settings.floor.min(1.0) } else { SHARE_LEAST },
+        }
+    }
+}
+
+/// A look with what follows from the settings.
+#[derive(Clone, Copy)]
+pub(super) struct View {
+    pub(super) at_s: f64,
+    pub(super) pass: u32,
+    pub(super) first_pass_over: bool,
+    pub(super) left: f64,
+    /// Delivered per second.
+    pub(super) rate: f64,
+    /// What may be left.
+    pub(super) budget: f64,
+    /// Ratio of rates below which nothing has to be done; and what is aimed at.
+    pub(super) boundary: f64,
+    pub(super) ratio: f64,
+    pub(super) floor: f64,
+    /// Seconds until what is left should be within the budget.
+    pub(super) time: Option<f64>,
+}
+
+impl View {
+    pub(super) fn new(settings: &Settings, look: &Look) -> Option<Self> {
+        let rate = look.delivered_bytes_per_s.filter(|rate| *rate >= 1.0 && rate.is_finite())?;
+        let aims = Aims::new(settings, look.ram_bytes, rate);
+        let at_s = look.at.as_secs_f64();
+        let end = settings.deadline.map(|deadline| deadline.saturating_sub(settings.goal));
+        Some(Self {
+            at_s,
+            pass: look.pass,
+            first_pass_over: look.first_pass_over,
+            left: look.left_bytes as f64,
+            rate,
+            budget: aims.budget_bytes as f64,
+            boundary: aims.boundary,
+            ratio: aims.ratio.unwrap_or(f64::INFINITY),
+            floor: aims.floor,
+            time: end.map(|end| end.as_secs_f64() - at_s),
+        })
+    }
+
+    /// Whether there is enough left to keep the path busy: else what is delivered
+    /// is less than what could be.
+    pub(super) fn is_busy(&self) -> bool {
+        self.left >= self.budget
+    }
+
+    pub(super) fn missing(&self) -> f64 {
+        (self.left - self.budget).max(0.0)
+    }
+
+    /// The rate of dirty bytes with which the deadline is met.
+    pub(super) fn in_time(&self) -> f64 {
+        self.time.map_or(f64::INFINITY, |time| {
+            if self.missing() <= 0.0 {
+                return f64::INFINITY;
+            }
+            self.rate - self.missing() / (time * COUNTED_ON).max(1e-3)
+        })
+    }
+}
