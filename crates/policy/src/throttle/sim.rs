@@ -21,9 +21,11 @@ const LOOK_STEPS: u64 = 5;
 /// A quick pass takes at least this, and QEMU tells a rate this often.
 const PASS_LEAST_S: f64 = 0.1;
 const TOLD_S: f64 = 1.0;
-/// What waits in front of the lanes while QEMU is held, and when it isn't.
-const POOL_HELD_S: f64 = 1.0;
-const POOL_SMALL_S: f64 = 0.05;
+/// What waits in front of the lanes while QEMU is held, and when it isn't: as
+/// time to deliver it.
+pub(super) const POOL_LARGE_S: f64 = 6.0;
+pub(super) const POOL_S: f64 = 1.0;
+pub(super) const POOL_SMALL_S: f64 = 0.05;
 
 /// Reproducible noise.
 struct Random(u64);
@@ -62,8 +64,8 @@ pub(super) struct Sim {
     /// What QEMU says of the dirty rate, and what is believed of the link.
     pub(super) told: Over,
     pub(super) measured: Over,
-    /// Whether QEMU is held, and passes are quick.
-    pub(super) held: bool,
+    /// How much QEMU can be ahead: the more, the quicker are passes.
+    pub(super) pool_s: f64,
     pub(super) noise: f64,
     pub(super) seed: u64,
     pub(super) settings: Settings,
@@ -123,7 +125,7 @@ pub(super) fn writer(times: f64) -> Sim {
         link: |_| 1.0,
         told: |_| 1.0,
         measured: |_| 1.0,
-        held: true,
+        pool_s: POOL_S,
         noise: 0.1,
         seed: 1,
         settings: Settings { fixed: Duration::from_millis(50), floor: 0.05, ..Settings::default() },
@@ -246,7 +248,7 @@ impl Sim {
     /// The path delivers and QEMU goes on; says whether a pass has ended.
     fn deliver(&self, state: &mut State, at_s: f64) -> bool {
         let rate = LINK * (self.link)(at_s) * (1.0 + self.noise * state.random.next());
-        let all = rate * if self.held { POOL_HELD_S } else { POOL_SMALL_S };
+        let all = rate * self.pool_s;
         state.pool = (state.pool - rate * STEP_S).max(0.0);
         let goes = (all - state.pool).clamp(0.0, state.dirty);
         state.pool += goes;
@@ -258,7 +260,11 @@ impl Sim {
             return false;
         }
         // A page that waits in the pool and is dirty again is dropped there.
-        let again = if self.in_order { 0.0 } else { state.pool * state.unseen / self.set };
+        let again = if self.in_order {
+            (state.pool + state.unseen - self.set).max(0.0)
+        } else {
+            state.pool * state.unseen / self.set
+        };
         state.pool -= again;
         state.told_bytes += state.unseen;
         state.dirty = state.unseen;

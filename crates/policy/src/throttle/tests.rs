@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::sim::{LINK, MIB, Outcome, Sim, Work, writer};
+use super::sim::{LINK, MIB, Outcome, POOL_LARGE_S, POOL_S, POOL_SMALL_S, Sim, Work, writer};
 use super::*;
 use crate::precopy::Passes;
 
@@ -14,15 +14,18 @@ fn with(sim: &Sim, set: impl Fn(&mut Settings)) -> Sim {
     sim
 }
 
-/// Held and not, written at random and in order.
-fn kinds(sim: &Sim) -> [(&'static str, Sim); 4] {
+/// With a large pool, the usual one, and QEMU not held; written at random and in
+/// order.
+fn kinds(sim: &Sim) -> [(&'static str, Sim); 6] {
     [
-        ("random, held", true, false),
-        ("random", false, false),
-        ("in order, held", true, true),
-        ("in order", false, true),
+        ("random, large pool", POOL_LARGE_S, false),
+        ("random", POOL_S, false),
+        ("random, not held", POOL_SMALL_S, false),
+        ("in order, large pool", POOL_LARGE_S, true),
+        ("in order", POOL_S, true),
+        ("in order, not held", POOL_SMALL_S, true),
     ]
-    .map(|(name, held, in_order)| (name, Sim { held, in_order, ..sim.clone() }))
+    .map(|(name, pool_s, in_order)| (name, Sim { pool_s, in_order, ..sim.clone() }))
 }
 
 fn check(name: &str, times: f64, sim: &Sim, outcome: &Outcome) {
@@ -101,10 +104,10 @@ fn what_was_forecast_comes() {
 
 #[test]
 fn what_the_floor_allows_is_reached_at_the_floor() {
-    for (name, sim) in kinds(&writer(3.0)) {
+    for (name, sim) in kinds(&writer(4.0)) {
         let sim = with(&sim, |set| set.floor = 0.2);
         let outcome = sim.run();
-        check(name, 3.0, &sim, &outcome);
+        check(name, 4.0, &sim, &outcome);
         assert!(outcome.stopped_s.is_some() && outcome.lowest() <= 0.2, "{name}");
         assert!(outcome.looks.iter().any(|(_, decision)| decision.why == Why::Floor), "{name}");
     }
@@ -177,17 +180,28 @@ fn wrong_figures_are_recovered_from() {
 
 #[test]
 fn the_share_rises_when_less_gets_dirty_or_more_is_delivered() {
-    let large = Sim { ram: 256.0 * MIB, set: 256.0 * MIB, in_order: true, ..writer(3.0) };
-    let sims = [
-        ("calm", Sim { activity: |at_s| if at_s > 24.0 { 0.04 } else { 1.0 }, ..large.clone() }),
-        ("fast", Sim { link: |at_s| if at_s > 60.0 { 1.0 } else { 0.3 }, ..large }),
-    ];
-    for (name, sim) in sims {
+    let large = Sim {
+        ram: 256.0 * MIB,
+        set: 256.0 * MIB,
+        in_order: true,
+        pool_s: 2.0 * POOL_LARGE_S,
+        ..writer(3.0)
+    };
+    let calm = |at_s| if at_s > 10.0 { 0.05 } else { 1.0 };
+    let fast = |at_s| if at_s > 40.0 { 1.0 } else { 0.3 };
+    for (name, changes_s, sim) in [
+        ("calm", 10.0, Sim { activity: calm, ..large.clone() }),
+        ("fast", 40.0, Sim { link: fast, ..large }),
+    ] {
         let outcome = sim.run();
         check(name, 3.0, &sim, &outcome);
-        let (_, last) = outcome.looks[outcome.looks.len() - 1];
         assert!(outcome.stopped_s.is_some(), "{name}");
-        assert!(last.share > 1.2 * outcome.lowest() && last.share > 0.1, "{name}: {last:?}");
+        let most = |from_s, to_s| {
+            let shares = outcome.looks.iter().filter(|(at_s, _)| (from_s..to_s).contains(at_s));
+            shares.map(|(_, decision)| decision.share).fold(0.0, f64::max)
+        };
+        let (before, after) = (most(changes_s - 1.0, changes_s), most(changes_s, changes_s + 6.0));
+        assert!(before < 0.5 && after > 1.3 * before, "{name}: {before} {after}");
     }
 }
 
@@ -329,12 +343,12 @@ proptest! {
         floor in 0.03f64..0.5,
         set_mib in 8.0f64..512.0,
         noise in 0.0f64..0.25,
-        held: bool,
+        pool_s in 0.05f64..8.0,
         in_order: bool,
         goal_ms in 150u64..1000,
         seed: u64,
     ) {
-        let sim = Sim { set: set_mib * MIB, noise, held, in_order, seed, until_s: 600.0, ..writer(times) };
+        let sim = Sim { set: set_mib * MIB, noise, pool_s, in_order, seed, until_s: 600.0, ..writer(times) };
         let sim = with(&sim, |set| (set.floor, set.goal) = (floor, Duration::from_millis(goal_ms)));
         let outcome = sim.run();
         check("any", times, &sim, &outcome);
