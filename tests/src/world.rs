@@ -342,7 +342,7 @@ impl World {
     pub fn assert_nothing_left(&self, side: Side) {
         until("no VM is left", || self.vms(side).is_empty());
         self.assert_only(side, &[]);
-        for dir in ["state/vms", "state/run"] {
+        for dir in ["state/vms", "state/run", "state/slowed"] {
             until(&format!("nothing is left in {dir}"), || self.files(side, dir).is_empty());
         }
         let known = |name: &str| {

@@ -91,6 +91,8 @@ pub struct Config {
     pub tls: Option<PathBuf>,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,
+    /// VMs are slowed by cgroups, where the host has them; in the file only.
+    pub cgroups: bool,
     /// How long migrations wait for what; in the file only.
     pub waits: engine::Waits,
 }
@@ -241,6 +243,7 @@ impl Config {
             qemu_user: flags.qemu_user.clone().or(file.qemu_user),
             tls,
             insecure_plaintext,
+            cgroups: file.cgroups.unwrap_or(true),
             waits: file.waits,
         };
         if !POOL_MIB.contains(&pool_mib) {

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use api::{HostInfo, PeerInfo};
 use engine::{Local, Resources, Server};
 use identity::{FileError, Files, Identity, IdentityError, Security};
+use quota::{Notes, QuotaError};
 use serde::Deserialize;
 use switchover::journal::{JournalError, Kept, Opened, Shelf};
 use tokio::signal::unix::{SignalKind, signal};
@@ -81,6 +82,9 @@ pub enum AgentError {
     /// Its certificate can't be used.
     #[error(transparent)]
     Certificate(IdentityError),
+    /// What an earlier run noted can't be read.
+    #[error(transparent)]
+    Slowed(#[from] QuotaError),
     /// Something else of this host.
     #[error("{what}: {source}")]
     Local {
@@ -109,6 +113,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let qemu_user = config.qemu_user.as_deref().map(user::named).transpose()?;
     let shelf = Shelf::open(&state.journals())?;
     let kept = shelf.contents()?;
+    let slowed = let_go(&state)?;
     let speeds =
         config.nic_speeds.iter().map(|nic| (nic.address, nic.rate.bytes_per_s())).collect();
     let local = Local {
@@ -119,6 +124,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         scratch: state.scratch(),
         fixed_cost: Arc::default(),
         shelf: shelf.clone(),
+        slowed: config.cgroups.then_some(slowed),
         agent_port: config.listen.port(),
         waits: config.waits,
     };
@@ -168,6 +174,22 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     drop(socket);
     tracing::info!("ended; VMs live on");
     served
+}
+
+/// VMs that were slowed when an earlier run was killed run as they did.
+fn let_go(state: &StateDir) -> Result<Notes, AgentError> {
+    let notes = Notes::open(&state.slowed())?;
+    for left in notes.left()? {
+        let lifted = left.and_then(|left| {
+            let pid = left.pid();
+            left.lift().map(|()| pid)
+        });
+        match lifted {
+            Ok(pid) => tracing::info!(pid, "a VM that was left slow runs as it did"),
+            Err(error) => tracing::error!(%error, "a VM may be left slow"),
+        }
+    }
+    Ok(notes)
 }
 
 /// Serves the API until a signal comes, and takes everything down in order.

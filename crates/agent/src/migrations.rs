@@ -83,6 +83,7 @@ impl Migrations {
         if request.downtime_ms == 0 {
             return Err(Denied::Asked("a downtime of 0 ms can't be kept: allow 1 at least".into()));
         }
+        request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
         let mut table = self.table.lock();
         if table.closing {
             return Err(Denied::Closing);
@@ -171,6 +172,7 @@ impl Migrations {
             delivered_bytes_per_s: 0.0,
             wire_bytes_per_s: 0.0,
             dirty_bytes_per_s: 0.0,
+            share: 1.0,
             pass: 0,
             left_bytes: vm.ram_bytes(),
             disk_bytes: 0,
@@ -405,6 +407,7 @@ fn ended_progress(report: &Report) -> Progress {
         delivered_bytes_per_s: 0.0,
         wire_bytes_per_s: 0.0,
         dirty_bytes_per_s: 0.0,
+        share: 1.0,
         pass: report.passes,
         left_bytes: 0,
         disk_bytes: 0,

@@ -5,6 +5,7 @@
 //! STATE/vms/NAME/         one VM: record.json, qmp, qemu.log
 //! STATE/reports/ID.json   one ended migration
 //! STATE/journals/         switchovers that are not over
+//! STATE/slowed/           VMs that are slowed, to be let go after a crash
 //! STATE/run/              sockets of migrations that run; emptied at start
 //! ```
 
@@ -102,6 +103,10 @@ impl StateDir {
 
     pub(crate) fn journals(&self) -> PathBuf {
         self.path.join("journals")
+    }
+
+    pub(crate) fn slowed(&self) -> PathBuf {
+        self.path.join("slowed")
     }
 
     pub(crate) fn scratch(&self) -> PathBuf {

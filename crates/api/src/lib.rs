@@ -6,6 +6,7 @@ mod finding;
 mod host;
 mod migration;
 mod report;
+mod slowing;
 mod vm;
 
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
@@ -15,7 +16,8 @@ pub use host::{HostInfo, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
 };
-pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample};
+pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
+pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
 pub use vm::{
     AttachRequest, ResolveRequest, ResolveSide, RunRequest, StopEnd, StopHow, Stopped, VmStatus,
     VmSummary,

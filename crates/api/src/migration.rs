@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::Bounds;
+use crate::slowing::Slowing;
 
 /// How page bodies are encoded on the lanes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +48,9 @@ pub struct MigrateRequest {
     /// The blackout that the operator accepts.
     #[serde(default = "default_downtime_ms")]
     pub downtime_ms: u64,
+    /// How far the VM may be slowed for it.
+    #[serde(default)]
+    pub slowing: Slowing,
     /// How bodies are encoded.
     #[serde(default)]
     pub compress: Compress,
@@ -94,6 +98,11 @@ pub struct MigrationStarted {
 /// 300 ms: QEMU's own default for its downtime-limit.
 fn default_downtime_ms() -> u64 {
     300
+}
+
+/// A VM that is not slowed.
+pub(crate) fn all() -> f64 {
+    1.0
 }
 
 /// Where a migration is. In this order; a failure may end it at any point.
@@ -176,6 +185,9 @@ pub struct Progress {
     pub wire_bytes_per_s: f64,
     /// Guest bytes per second that the guest dirties, as QEMU estimates.
     pub dirty_bytes_per_s: f64,
+    /// The share of its CPU time that the VM keeps: 1 unless it is slowed.
+    #[serde(default = "all")]
+    pub share: f64,
     /// QEMU's sweeps so far, the present one counted.
     pub pass: u32,
     /// Guest bytes not yet placed, QEMU's and ours together.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::{Bounds, BoundsChanged};
-use crate::migration::{Outcome, Phase};
+use crate::migration::{Outcome, Phase, all};
 
 /// When a phase began, in seconds since the command.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -25,6 +25,9 @@ pub struct Sample {
     pub wire_bytes_per_s: f64,
     /// Guest bytes per second dirtied.
     pub dirty_bytes_per_s: f64,
+    /// The share of its CPU time that the VM kept.
+    #[serde(default = "all")]
+    pub share: f64,
     /// Guest bytes not yet placed.
     pub left_bytes: u64,
     /// Bytes in buffers between tap and placer, at the source.
@@ -63,6 +66,24 @@ pub struct DiskReport {
     pub changed_s: Option<f64>,
 }
 
+/// A VM that was slowed, so that its migration came to an end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Slowed {
+    /// What slowed it.
+    pub by: String,
+    /// From when on, in seconds since the command.
+    pub from_s: f64,
+    /// Until when.
+    pub to_s: f64,
+    /// The smallest share of its CPU time that it had.
+    pub lowest_share: f64,
+    /// The work that it did not do meanwhile, as seconds of its undisturbed
+    /// work.
+    pub lost_s: f64,
+    /// How many of its vCPUs were slowed, at most.
+    pub vcpus: usize,
+}
+
 /// The whole story of one migration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
@@ -95,6 +116,9 @@ pub struct Report {
     pub downtime_ms: Option<f64>,
     /// What was predicted when QEMU was let finish.
     pub predicted_downtime_ms: Option<f64>,
+    /// How the VM was slowed, if it was.
+    #[serde(default)]
+    pub slowed: Option<Slowed>,
     /// Guest RAM.
     pub ram_bytes: u64,
     /// QEMU's sweeps.

@@ -10,6 +10,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use crate::bounds::{BoundsArgs, SetArgs};
 use crate::ca::CaArgs;
 use crate::resolve::ResolveArgs;
+use crate::slowing::SlowingArgs;
 
 /// Moves running virtual machines between hosts.
 #[derive(Debug, Parser)]
@@ -183,6 +184,8 @@ pub(crate) struct MigrateArgs {
     #[arg(long, value_name = "N", default_value_t = 300,
           value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) downtime_ms: u64,
+    #[command(flatten)]
+    pub(crate) slowing: SlowingArgs,
     /// How memory is compressed
     #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
     pub(crate) compress: CompressArg,
@@ -233,6 +236,7 @@ impl MigrateArgs {
             to: self.host,
             lanes: self.lanes,
             downtime_ms: self.downtime_ms,
+            slowing: self.slowing.into(),
             compress: self.compress.into(),
             tap: self.tap.into(),
             shared_disks: self.shared_disks,

@@ -165,6 +165,9 @@ fn pressure(progress: &Progress) -> Vec<String> {
         return Vec::new();
     }
     let mut parts = vec![format!("dirties {}", amount::rate(progress.dirty_bytes_per_s))];
+    if progress.share < 1.0 {
+        parts.push(format!("slowed to {:.0} %", progress.share * 100.0));
+    }
     parts.extend(limit(progress.limit).map(str::to_owned));
     parts
 }
@@ -219,6 +222,7 @@ mod tests {
             percent: 73.4,
             delivered_bytes_per_s: 812.0 * 1_048_576.0,
             wire_bytes_per_s: 101.0 * 1_048_576.0,
+            share: 1.0,
             dirty_bytes_per_s: 5.0 * 1_048_576.0,
             pass: 3,
             left_bytes: 270 << 20,
@@ -229,6 +233,12 @@ mod tests {
             notes: Vec::new(),
             outcome: None,
         }
+    }
+
+    #[test]
+    fn a_vm_that_is_slowed_is_shown_to_be() {
+        let slowed = Progress { share: 0.204, ..progress() };
+        assert!(plain(&slowed).contains(" · slowed to 20 % · "), "{}", plain(&slowed));
     }
 
     #[test]

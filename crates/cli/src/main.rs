@@ -14,6 +14,7 @@ mod line;
 mod problem;
 mod resolve;
 mod road;
+mod slowing;
 mod summary;
 mod vms;
 

@@ -101,7 +101,19 @@ fn done(report: &Report) -> String {
             amount::size(report.disks.iter().map(|disk| disk.data_bytes).sum())
         ),
     };
-    format!("{gone} {moved}{disks}")
+    format!("{gone} {moved}{disks}{}", slowed(report))
+}
+
+/// What coming within the goal has cost the guest.
+fn slowed(report: &Report) -> String {
+    report.slowed.as_ref().map_or_else(String::new, |slowed| {
+        format!(
+            " It wrote faster than it could be followed: for {} it was slowed to as little as \
+             {:.0} % of its CPU time.",
+            amount::seconds(slowed.to_s - slowed.from_s),
+            slowed.lowest_share * 100.0
+        )
+    })
 }
 
 /// `in 3 passes `, if they could be counted.
@@ -168,6 +180,19 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         facts.push(fact(
             "Gone for",
             format!("{} (goal {}{predicted})", amount::milliseconds(ms), goal(report)),
+        ));
+    }
+    if let Some(slowed) = &report.slowed {
+        facts.push(fact(
+            "Slowed",
+            format!(
+                "from {} to {}, to {:.0} % at least, by {}; {} of its work lost",
+                amount::seconds(slowed.from_s),
+                amount::seconds(slowed.to_s),
+                slowed.lowest_share * 100.0,
+                slowed.by,
+                amount::seconds(slowed.lost_s)
+            ),
         ));
     }
     facts.extend([

@@ -83,6 +83,9 @@ pub enum MigrationError {
         /// What the operator allowed.
         allowed: Duration,
     },
+    /// It writes too fast.
+    #[error("{0}")]
+    NotFollowed(String),
     /// This host lacks something.
     #[error("{what}: {source}")]
     Local {

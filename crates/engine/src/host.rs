@@ -35,6 +35,9 @@ pub struct Local {
     pub fixed_cost: Arc<FixedCost>,
     /// Where switchovers keep their journals.
     pub shelf: Shelf,
+    /// Notes of VMs that are slowed by cgroups; none: by stopping them for
+    /// moments.
+    pub slowed: Option<quota::Notes>,
     /// The port that this agent listens at.
     pub agent_port: u16,
     /// How long its migrations wait for what.

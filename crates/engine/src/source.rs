@@ -16,8 +16,10 @@ mod limit;
 mod live;
 mod pacing;
 mod sampler;
+mod settle;
 mod sieve;
 mod start;
+mod throttle;
 mod undo;
 
 use std::sync::Arc;
@@ -49,6 +51,7 @@ use live::Live;
 use pacing::{Pacing, pace_bounds};
 use sampler::Sampler;
 use sieve::Sieve;
+use throttle::OurStops;
 
 /// How often a migration that waits looks whether anything moves.
 const LOOK: Duration = Duration::from_secs(1);
@@ -102,6 +105,8 @@ pub(crate) enum Notice {
     Unsplittable(String),
     /// All disks were copied once, and are kept up to date.
     DisksReady,
+    /// The VM can't be followed even as slow as it may be.
+    Stalled(String),
     /// The mirrors have written all of the stopped VM's disks; or one failed.
     Disks(Result<(), String>),
     /// The tap has read QEMU's stream to its end, and all pages are placed; or
@@ -138,6 +143,8 @@ pub(crate) struct Source<'m> {
     disk_room: Arc<DiskRoom>,
     disks: Option<Disks>,
     stream: Option<Stream>,
+    /// Stops of the VM that are for slowing it.
+    stops: Arc<OurStops>,
     stopped: Option<Stop>,
     /// What the journals call this migration.
     switchover: Option<MigrationId>,
@@ -206,6 +213,7 @@ impl<'m> Source<'m> {
             disk_room: Arc::default(),
             disks: None,
             stream: None,
+            stops: Arc::default(),
             stopped: None,
             switchover: None,
             driver: None,
@@ -259,6 +267,9 @@ impl<'m> Source<'m> {
                     let stream = self.stream.as_ref().expect("disks move beside a stream");
                     stream.outgoing.continue_switchover()?;
                 }
+                Happening::Notice(Notice::Stalled(why)) => {
+                    return Err(MigrationError::NotFollowed(why));
+                }
                 Happening::Notice(Notice::Delivered(outcome)) => {
                     outcome?;
                     return Ok(());
@@ -281,7 +292,8 @@ impl<'m> Source<'m> {
 
     fn follow(&mut self, event: &Event) -> Result<(), MigrationError> {
         match event.name.as_str() {
-            "STOP" if self.owner_paused() => self.was_running = false,
+            "STOP" if self.stops.take_slice() => {}
+            "STOP" if !self.stops.is_last() && self.owner_paused() => self.was_running = false,
             "STOP" => {
                 let lanes_busy = self.lanes_busy();
                 self.stopped = Some(Stop { at: event.at, lanes_busy });

@@ -49,6 +49,7 @@ impl Story {
             downtime_goal_ms: goal_ms,
             downtime_ms: None,
             predicted_downtime_ms: None,
+            slowed: None,
             ram_bytes: progress.ram_bytes,
             passes: 0,
             body_bytes: 0,
@@ -94,6 +95,11 @@ impl Story {
             progress.phase = phase;
             progress.elapsed_s = start_s;
         });
+    }
+
+    /// Whether the VM is stopped, for its switchover.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.state.lock().report.phases.last().is_some_and(|last| last.phase >= Phase::Stopped)
     }
 
     /// A feature that is not used, and why.

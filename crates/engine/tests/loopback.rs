@@ -139,6 +139,7 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>, known: &Known) -> Ended
         scratch,
         fixed_cost: Arc::default(),
         shelf: shelf.clone(),
+        slowed: None,
         agent_port: 7800,
         waits: engine::Waits::default(),
     };
@@ -238,6 +239,7 @@ fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
         scratch: dir.path().to_owned(),
         fixed_cost: Arc::default(),
         shelf: Shelf::open(&dir.path().join("journals")).unwrap(),
+        slowed: None,
         agent_port: 1,
         waits: engine::Waits::default(),
     };

@@ -46,6 +46,8 @@ pub struct Look {
     pub pool: u64,
     /// The small bound that the pool has to be drained to.
     pub bound: u64,
+    /// The guest is being slowed, or about to be: ground will be gained.
+    pub helped: bool,
 }
 
 /// Where a chase stands. It begins when the first pass is over.
@@ -87,6 +89,9 @@ impl Chase {
         if (look.left as f64) < self.least as f64 * (1.0 - GAIN) {
             return Self { least: look.left, since_least: Duration::ZERO, ..self };
         }
+        if look.helped {
+            return Self { since_least: Duration::ZERO, ..self };
+        }
         let since_least = self.since_least.saturating_add(elapsed);
         if since_least >= PATIENCE {
             return self.drain(look);
@@ -114,8 +119,13 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
     const TICK: Duration = Duration::from_millis(50);
-    const LOOK: Look =
-        Look { left: 100 * MIB, budget: Some(15 * MIB), pool: 60 * MIB, bound: 4 * MIB };
+    const LOOK: Look = Look {
+        left: 100 * MIB,
+        budget: Some(15 * MIB),
+        pool: 60 * MIB,
+        bound: 4 * MIB,
+        helped: false,
+    };
 
     /// Ticks until a chase over these looks is no longer at `stage`.
     fn lasts(mut chase: Chase, looks: impl Fn(u64) -> Look) -> u64 {
@@ -152,6 +162,9 @@ mod tests {
         // Nothing counts that is worse than what was reached once.
         let worse = |tick| Look { left: LOOK.left + tick * MIB, ..LOOK };
         assert_eq!(lasts(Chase::default(), worse), 31);
+        // Nor does it end while the guest is being slowed.
+        let slowed = |tick| Look { helped: tick < 500, ..LOOK };
+        assert_eq!(lasts(Chase::default(), slowed), 530);
     }
 
     #[test]

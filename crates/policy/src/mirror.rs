@@ -82,6 +82,38 @@ impl Catching {
     }
 }
 
+/// A flush that takes no longer fits a blackout.
+const FLUSH_MAX: Duration = Duration::from_millis(100);
+/// What counts as a flush that was faster than the best: by this share.
+const FLUSH_GAIN: f64 = 0.2;
+/// Flushes in a row that were not: the storage takes that long.
+const FLUSHES_MAX: u32 = 3;
+
+/// How far the destination's storage is behind its mirrors, by how long it takes
+/// to have everything there durable. In a blackout that would be waited for, and
+/// a mirror that has caught up says nothing of it: what it has written may still
+/// be on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Behind {
+    best: Option<Duration>,
+    in_vain: u32,
+}
+
+impl Behind {
+    /// The state after a flush that took so long; and whether the VM may stop:
+    /// the next will be short, or won't be shorter.
+    #[must_use]
+    pub fn next(self, took: Duration) -> (Self, bool) {
+        if took <= FLUSH_MAX {
+            return (Self::default(), true);
+        }
+        let gained = self.best.is_none_or(|best| took < best.mul_f64(1.0 - FLUSH_GAIN));
+        let in_vain = if gained { 0 } else { self.in_vain + 1 };
+        let best = Some(self.best.map_or(took, |best| best.min(took)));
+        (Self { best, in_vain }, in_vain >= FLUSHES_MAX)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,5 +178,24 @@ mod tests {
             help.is_some()
         });
         assert!(helped);
+    }
+
+    #[test]
+    fn a_vm_stops_once_the_storage_is_not_behind_or_always_is() {
+        let flushes = |took: &[u64]| {
+            let mut behind = Behind::default();
+            let mut may_stop = Vec::new();
+            for took in took {
+                let (next, may) = behind.next(Duration::from_millis(*took));
+                behind = next;
+                may_stop.push(may);
+            }
+            may_stop
+        };
+        assert_eq!(flushes(&[5]), [true]);
+        assert_eq!(flushes(&[4000, 1500, 300, 90]), [false, false, false, true]);
+        assert_eq!(flushes(&[300, 290, 310, 280]), [false, false, false, true]);
+        // It was fast, and is behind again.
+        assert_eq!(flushes(&[50, 2000, 50]), [true, false, true]);
     }
 }

@@ -31,7 +31,9 @@ impl Group {
     /// Where a group for threads of `pid` would be.
     pub(crate) fn place(pid: u32) -> Result<Self, QuotaError> {
         let of = |path: String| fs::read_to_string(&path).at("reading", Path::new(&path));
-        let mount = mount(&of("/proc/self/mountinfo".to_owned())?);
+        let is_seen =
+            |at: &Path| ["tasks", "cgroup.procs"].iter().any(|file| at.join(file).exists());
+        let mount = mount(&of("/proc/self/mountinfo".to_owned())?, is_seen);
         let mount = mount.ok_or(QuotaError::NoController)?;
         let parent = mount.group(&of(format!("/proc/{pid}/cgroup"))?);
         let parent = parent.filter(|dir| dir.is_dir()).ok_or(QuotaError::NoController)?;

@@ -20,10 +20,13 @@ pub(crate) struct Mount {
     at: PathBuf,
 }
 
-/// From `/proc/self/mountinfo`: version 1's cpu controller first, because where
-/// that is mounted version 2 doesn't have it.
-pub(crate) fn mount(mountinfo: &str) -> Option<Mount> {
-    let of = |version| mountinfo.lines().find_map(|line| mounted(line, version));
+/// From `/proc/self/mountinfo`, those that can be seen: one may be hidden by
+/// another. Version 1's cpu controller first, because where that is mounted
+/// version 2 doesn't have it.
+pub(crate) fn mount(mountinfo: &str, is_seen: impl Fn(&Path) -> bool) -> Option<Mount> {
+    let seen = |mount: &Mount| is_seen(&mount.at);
+    let of =
+        |version| mountinfo.lines().filter_map(|line| mounted(line, version)).find(|m| seen(m));
     of(Version::V1).or_else(|| of(Version::V2))
 }
 
@@ -56,7 +59,8 @@ impl Mount {
         })?;
         // What is above the mounted group can't be seen here.
         let below = Path::new(path).strip_prefix(&self.root).ok()?;
-        let is_plain = below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let is_plain =
+            below.components().all(|part| matches!(part, std::path::Component::Normal(_)));
         is_plain.then(|| self.at.join(below))
     }
 }
@@ -77,7 +81,7 @@ mod tests {
 
     #[test]
     fn version_1_is_found_by_its_controller() {
-        let mount = mount(V1).unwrap();
+        let mount = mount(V1, |_| true).unwrap();
         assert_eq!(mount.version, Version::V1);
         let group = mount.group("4:cpuset:/\n3:cpu,cpuacct:/machine/vm1\n0::/other\n").unwrap();
         assert_eq!(group, Path::new("/sys/fs/cgroup/cpu,cpuacct/machine/vm1"));
@@ -86,7 +90,7 @@ mod tests {
 
     #[test]
     fn version_2_is_seen_from_what_is_mounted_of_it() {
-        let mount = mount(V2).unwrap();
+        let mount = mount(V2, |_| true).unwrap();
         assert_eq!(mount.version, Version::V2);
         let group = |line| mount.group(line);
         assert_eq!(group("0::/box/vm.scope\n").unwrap(), Path::new("/sys/fs/cgroup/vm.scope"));
@@ -98,7 +102,15 @@ mod tests {
 
     #[test]
     fn where_there_are_none_none_are_found() {
-        assert_eq!(mount("25 20 8:1 / / rw - ext4 /dev/sda1 rw\nnonsense\n"), None);
-        assert_eq!(mount("31 20 0:27 / /c rw - cgroup cgroup rw,cpuset,cpuacct"), None);
+        for none in [
+            "25 20 8:1 / / rw - ext4 /dev/sda1 rw\nnonsense\n",
+            "31 20 0:27 / /c rw - cgroup cgroup rw,cpuset,cpuacct",
+        ] {
+            assert_eq!(mount(none, |_| true), None, "{none}");
+        }
+        let two =
+            "31 1 0:27 / /hidden rw - cgroup c rw,cpu\n32 1 0:27 / /seen rw - cgroup c rw,cpu";
+        let seen = mount(two, |at| at == Path::new("/seen")).unwrap();
+        assert_eq!(seen.at, Path::new("/seen"));
     }
 }

@@ -94,7 +94,9 @@ fn read(path: PathBuf) -> Result<Left, QuotaError> {
 impl Note {
     pub(crate) fn remove(&self) -> Result<(), QuotaError> {
         match fs::remove_file(&self.path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error).at("removing", &self.path),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).at("removing", &self.path)
+            }
             _ => Ok(()),
         }
     }

@@ -23,6 +23,7 @@ pub(super) struct File {
     pub(super) qemu_user: Option<String>,
     pub(super) tls: Option<PathBuf>,
     pub(super) insecure_plaintext: bool,
+    pub(super) cgroups: Option<bool>,
     pub(super) waits: engine::Waits,
 }
 

@@ -32,6 +32,7 @@ impl Site {
             scratch: registry.state().scratch(),
             fixed_cost: Arc::default(),
             shelf: shelf.clone(),
+            slowed: None,
             agent_port: 7450,
             waits: engine::Waits::default(),
         };

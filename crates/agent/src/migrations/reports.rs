@@ -90,6 +90,7 @@ pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
         downtime_goal_ms: 0,
         downtime_ms: None,
         predicted_downtime_ms: None,
+        slowed: None,
         ram_bytes: progress.ram_bytes,
         passes: progress.pass,
         body_bytes: 0,

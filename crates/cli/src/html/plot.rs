@@ -41,14 +41,36 @@ pub(super) enum Style {
     Stacked,
 }
 
+/// What values are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Bytes.
+    Bytes,
+    /// Bytes per second.
+    Rate,
+    /// Of 100.
+    Percent,
+}
+
+impl Unit {
+    /// What the script puts behind a value.
+    fn behind(self) -> &'static str {
+        match self {
+            Self::Bytes => "",
+            Self::Rate => "/s",
+            Self::Percent => "%",
+        }
+    }
+}
+
 /// All that a plot needs.
 pub(super) struct Plot<'r> {
     /// Its heading.
     pub(super) title: &'static str,
     /// What its values mean, in a few words.
     pub(super) about: &'static str,
-    /// Whether values are per second.
-    pub(super) per_second: bool,
+    /// What values are.
+    pub(super) unit: Unit,
     /// How.
     pub(super) style: Style,
     /// What.
@@ -66,12 +88,15 @@ impl Plot<'_> {
     /// A `<figure>` with its legend.
     pub(super) fn figure(&self) -> String {
         let time = time_axis(self.report, self.at);
-        let values = Scale::bytes(self.most());
+        let values = match self.unit {
+            Unit::Percent => Scale::percent(),
+            Unit::Bytes | Unit::Rate => Scale::bytes(self.most()),
+        };
         let mut out = format!(
             "<figure class=\"card plot\" data-unit=\"{}\">\n<figcaption><h2>{}</h2><p>{}</p>\n{}\
              </figcaption>\n<div class=\"scroll\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
              aria-label=\"{}\">\n",
-            if self.per_second { "/s" } else { "" },
+            self.unit.behind(),
             self.title,
             self.about,
             self.legend(),
@@ -111,7 +136,11 @@ impl Plot<'_> {
     }
 
     fn shown(&self, value: f64) -> String {
-        if self.per_second { amount::rate(value) } else { amount::bytes(value) }
+        match self.unit {
+            Unit::Bytes => amount::bytes(value),
+            Unit::Rate => amount::rate(value),
+            Unit::Percent => format!("{value:.0} %"),
+        }
     }
 
     /// Names with their peaks; the script puts the values at the pointer there.

@@ -2,7 +2,7 @@
 
 use api::Report;
 
-use super::plot::{Plot, Series, Style, time_axis, time_span};
+use super::plot::{Plot, Series, Style, Unit, time_axis, time_span};
 use super::scale::positive;
 
 /// All plots, or a word on why there is none.
@@ -13,7 +13,7 @@ pub(super) fn sections(report: &Report) -> String {
             .to_owned();
     }
     let at: Vec<f64> = report.samples.iter().map(|sample| positive(sample.at_s)).collect();
-    let plots = [rates(report, &at), left(report, &at), lanes(report, &at)];
+    let plots = [rates(report, &at), share(report, &at), left(report, &at), lanes(report, &at)];
     let mut out = String::new();
     for plot in plots.iter().filter(|plot| !plot.series.is_empty()) {
         out.push_str(&plot.figure());
@@ -32,13 +32,31 @@ fn rates<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
         title: "Rates",
         about: "What reached the destination, what that took on the wire, and what the guest \
                 dirtied meanwhile",
-        per_second: true,
+        unit: Unit::Rate,
         style: Style::Lines,
         series: vec![
             series("delivered", "blue", |s| s.delivered_bytes_per_s),
             series("on the wire", "green", |s| s.wire_bytes_per_s),
             series("dirtied", "orange", |s| s.dirty_bytes_per_s),
         ],
+        at,
+        report,
+    }
+}
+
+/// Of a VM that was slowed.
+fn share<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
+    let series = report.slowed.iter().map(|_| Series {
+        name: "share".to_owned(),
+        colour: "var(--orange)".to_owned(),
+        values: report.samples.iter().map(|sample| sample.share * 100.0).collect(),
+    });
+    Plot {
+        title: "CPU time that the VM kept",
+        about: "Its share of what it used before it was slowed",
+        unit: Unit::Percent,
+        style: Style::Lines,
+        series: series.collect(),
         at,
         report,
     }
@@ -55,7 +73,7 @@ fn left<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
         title: "Left to move",
         about: "Guest memory that the destination does not have yet, and the part of it in the \
                 source's buffers",
-        per_second: false,
+        unit: Unit::Bytes,
         style: Style::Lines,
         series: vec![
             series("left", "violet", |s| s.left_bytes),
@@ -80,7 +98,7 @@ fn lanes<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
     Plot {
         title: "Lanes",
         about: "Each connection’s share of the wire",
-        per_second: true,
+        unit: Unit::Rate,
         style: Style::Stacked,
         series: series.collect(),
         at,

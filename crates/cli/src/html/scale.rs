@@ -29,6 +29,11 @@ impl Scale {
         Self { max: (most / step).ceil() * step, step }
     }
 
+    /// For shares of 100.
+    pub(super) fn percent() -> Self {
+        Self { max: 100.0, step: 25.0 }
+    }
+
     /// For seconds: round steps, and the end where the data ends.
     pub(super) fn time(most: f64) -> Self {
         let most = positive(most).max(0.001);

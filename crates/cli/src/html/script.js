@@ -22,6 +22,8 @@
     const digits = unit === 0 || count >= 99.95 ? 0 : count >= 9.995 ? 1 : 2;
     return `${count.toFixed(digits)} ${units[unit]}`;
   };
+  const shown = (plot, value) =>
+    plot.unit === "%" ? `${value} %` : bytes(value) + plot.unit;
   const time = (s) => s < 1 ? `${Math.round(s * 1000)} ms` : `${s.toFixed(s < 10 ? 2 : 1)} s`;
 
   const nearest = (t) => {
@@ -44,7 +46,7 @@
       plot.cross.setAttribute("x2", place);
       plot.when.setAttribute("x", Math.min(Math.max(place, span[0] + 20), span[1] - 20));
       plot.when.textContent = time(at[n]);
-      plot.shown.forEach((b, k) => { b.textContent = bytes(plot.series[k][n]) + plot.unit; });
+      plot.shown.forEach((b, k) => { b.textContent = shown(plot, plot.series[k][n]); });
       if (plot.mode) plot.mode.textContent = `at ${time(at[n])}`;
     }
   };

@@ -23,6 +23,7 @@ use qemu::shape::Shape;
 use super::Notice;
 use super::disk_tap::DiskTap;
 use super::flushes::Flushes;
+use super::settle::Settle;
 use crate::error::MigrationError;
 use crate::story::Story;
 
@@ -78,6 +79,7 @@ pub(super) struct Disks {
     tap: DiskTap,
     mirrors: Arc<Mirrors>,
     watching: Watching,
+    settling: Option<JoinHandle<()>>,
     draining: Option<JoinHandle<()>>,
 }
 
@@ -138,18 +140,32 @@ impl Disks {
             ..DiskReport::default()
         });
         let reports = Arc::new(Mutex::new(reports.collect()));
+        let (settle, settling) = Settle::start(sources.clone())
+            .map_err(|error| super::start::local("starting a thread", error))?;
         let watcher = Watcher {
             mirrors: Arc::clone(&mirrors),
             reports: Arc::clone(&reports),
             story: Arc::clone(around.story),
             notices: around.notices.clone(),
             ready: Arc::clone(&around.ready),
+            settle,
             catching: vec![Catching::default(); chosen.disks.len()],
             told: false,
         };
         let watching = Watching::start(watcher);
         let watching = watching.map_err(|error| super::start::local("starting a thread", error))?;
-        Ok(Self { reports, sources, pool, flushes, tap, mirrors, watching, draining: None })
+        let settling = Some(settling);
+        Ok(Self {
+            reports,
+            sources,
+            pool,
+            flushes,
+            tap,
+            mirrors,
+            watching,
+            settling,
+            draining: None,
+        })
     }
 
     /// The destination has flushed a disk, or can't.
@@ -197,6 +213,9 @@ impl Disks {
         self.sources.iter().for_each(|source| source.end());
         self.pool.close();
         self.tap.end();
+        if let Some(settling) = self.settling.take() {
+            let _ = settling.join();
+        }
     }
 
     /// For the report.
@@ -246,6 +265,7 @@ struct Watcher {
     story: Arc<Story>,
     notices: Sender<Notice>,
     ready: Arc<AtomicBool>,
+    settle: Settle,
     catching: Vec<Catching>,
     /// That they are ready was told once.
     told: bool,
@@ -263,6 +283,12 @@ impl Watcher {
                     // QEMU is gone, which others see.
                     Err(_) => return,
                 },
+                recv(self.settle.done) -> took => {
+                    if let Ok(took) = took {
+                        self.settle.hear(took);
+                    }
+                    Ok(())
+                }
                 recv(ticks) -> _ => self.look(),
             };
             if let Err(error) = heard {
@@ -299,6 +325,7 @@ impl Watcher {
                 self.help(&disk.disk, bytes_per_s)?;
             }
         }
+        let close = self.settle.may_stop(close);
         self.ready.store(close, Relaxed);
         if close && !self.told {
             self.told = true;

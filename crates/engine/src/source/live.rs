@@ -34,7 +34,8 @@ const EPOCH_LONG: Duration = Duration::from_millis(40);
 pub(crate) struct Live {
     pub(crate) pool: Arc<Pool>,
     pub(crate) pool_bytes: u64,
-    pub(crate) goal: Duration,
+    /// The blackout that is accepted, in nanoseconds.
+    goal_nanos: AtomicU64,
     hidden_bytes: u64,
     least_bytes: u64,
     limit_bytes: AtomicU64,
@@ -65,7 +66,7 @@ impl Live {
         let live = Self {
             pool: Arc::clone(&pools.pages),
             pool_bytes,
-            goal,
+            goal_nanos: AtomicU64::new(nanos(goal)),
             hidden_bytes: if told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
             least_bytes,
             limit_bytes: AtomicU64::new(pool_bytes),
@@ -118,6 +119,16 @@ impl Live {
         Some(f64::from_bits(self.bodies_per_s.load(Relaxed))).filter(|rate| *rate > 0.0)
     }
 
+    /// The blackout that is accepted.
+    pub(crate) fn goal(&self) -> Duration {
+        Duration::from_nanos(self.goal_nanos.load(Relaxed))
+    }
+
+    /// A longer one is.
+    pub(crate) fn accept(&self, blackout: Duration) {
+        self.goal_nanos.fetch_max(nanos(blackout), Relaxed);
+    }
+
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes.load(Relaxed)
     }
@@ -131,7 +142,7 @@ impl Live {
             first_pass_left_bytes,
             hidden_bytes: self.hidden_bytes,
             bodies_per_s: self.bodies_per_s(),
-            goal: self.goal,
+            goal: self.goal(),
             pool_bytes: self.pool_bytes,
             least_bytes: self.least_bytes,
         })
@@ -186,6 +197,10 @@ impl Live {
             self.pool.set_limit_bytes(usize::try_from(limit).unwrap_or(usize::MAX));
         }
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -12,12 +12,15 @@ use page::Encoding;
 use policy::chase::{Chase, Look, Stage};
 use policy::effort::{self, Effort, Level};
 use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
+use policy::throttle::{Look as Followed, Stall, Step, Why};
 use qemu::outgoing::Outgoing;
 use transport::{Delivered, LaneTimes, Lanes};
 
+use super::Notice;
 use super::limit::Seen;
 use super::live::Live;
 use super::pacing::pace_bounds;
+use super::throttle::Throttling;
 use crate::story::Story;
 
 const EVERY: Duration = Duration::from_millis(50);
@@ -25,6 +28,9 @@ const EVERY: Duration = Duration::from_millis(50);
 const RATE_WINDOWS: usize = 16;
 /// Less busy time than this says nothing about a rate.
 const BUSY_LEAST: Duration = Duration::from_millis(30);
+/// What is left when a VM that can't be followed is stopped may be more than was
+/// seen last.
+const ACCEPT_MORE: f64 = 1.5;
 /// The sieve drops pages as long as it dropped one within so many samples.
 const DROPPING_SAMPLES: u32 = 4;
 
@@ -42,6 +48,9 @@ pub(crate) struct Watched {
     pub(crate) compress: Compress,
     /// What a blackout cost without pages, as last measured.
     pub(crate) fixed: Duration,
+    pub(super) throttling: Throttling,
+    /// Where a VM that can't be followed is told of.
+    pub(super) notices: Sender<Notice>,
 }
 
 impl Sampler {
@@ -85,6 +94,12 @@ struct Sampling {
     /// Samples since the sieve last dropped a page.
     since_dropped: u32,
     dirty_bytes_per_s: f64,
+    /// The share of its CPU time that the VM keeps.
+    share: f64,
+    /// The guest is slowed, or may soon be.
+    helped: bool,
+    /// How a VM that can't be followed ends was told.
+    ended: bool,
 }
 
 impl Sampling {
@@ -100,6 +115,9 @@ impl Sampling {
             effort: Effort::new(Level::Hard),
             allowed: None,
             dirty_bytes_per_s: 0.0,
+            share: 1.0,
+            helped: false,
+            ended: false,
         }
     }
 
@@ -139,6 +157,10 @@ impl Sampling {
             if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
         self.watched.live.set_dropping(self.since_dropped < DROPPING_SAMPLES);
         self.watched.live.adjust_pool();
+        if self.watched.story.is_stopped() {
+            self.watched.throttling.lift();
+            self.share = 1.0;
+        }
         // A QEMU that is stopping the VM may not answer: no figure is missed.
         if let Ok(qemu) = self.watched.outgoing.progress() {
             self.follow_qemu(&qemu, &window);
@@ -173,14 +195,16 @@ impl Sampling {
         }
         self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;
         let left_bytes = qemu.remaining_bytes + self.last.delivered.backlog_bytes;
+        self.throttle(qemu, left_bytes);
         let stage = self.chase(left_bytes, window.elapsed);
         if stage != Stage::Chasing {
             self.allow();
         }
-        let Watched { live, story, fixed, tap, .. } = &self.watched;
         if stage == Stage::Over {
-            tap.let_finish();
+            self.watched.throttling.before_stop();
+            self.watched.tap.let_finish();
         }
+        let Watched { live, story, fixed, .. } = &self.watched;
         if let Some(rate) = live.bodies_per_s() {
             let blackout = predicted_blackout(left_bytes, rate, *fixed);
             story.tell(|report| {
@@ -189,6 +213,42 @@ impl Sampling {
             });
         }
         self.show(qemu, window, left_bytes);
+    }
+
+    /// Slows the guest as far as it takes, and ends what can't come to an end.
+    fn throttle(&mut self, qemu: &qemu::outgoing::Progress, left_bytes: u64) {
+        let Watched { live, throttling, story, notices, .. } = &mut self.watched;
+        let at = Duration::from_secs_f64(story.elapsed_s());
+        let over = live.first_pass_over.load(Relaxed) && live.disks_ready.load(Relaxed);
+        let decision = throttling.look(Followed {
+            at,
+            ram_bytes: qemu.total_bytes,
+            left_bytes,
+            delivered_bytes_per_s: live.bodies_per_s(),
+            dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
+            pass: qemu.dirty_sync_count,
+            first_pass_over: over,
+            used_cpus: 0.0,
+        });
+        self.share = throttling.share(&decision);
+        self.helped = !matches!(decision.why, Why::Nothing | Why::Unneeded);
+        if self.ended {
+            return;
+        }
+        match decision.step {
+            Step::Go => {}
+            Step::Finish => {
+                let blackout = decision.predicted_blackout.unwrap_or_default();
+                live.accept(blackout.mul_f64(ACCEPT_MORE));
+                story.note("the VM could not be followed: a longer blackout was accepted");
+                self.ended = true;
+            }
+            Step::GiveUp(stall) => {
+                let goal = live.goal();
+                let _ = notices.send(Notice::Stalled(stalled(&stall, goal)));
+                self.ended = true;
+            }
+        }
     }
 
     /// Follows the guest with QEMU's passes, if QEMU can be held meanwhile.
@@ -201,9 +261,10 @@ impl Sampling {
         *chase = chase.next(
             Look {
                 left,
-                budget: live.bodies_per_s().map(|rate| budget_bytes(rate, live.goal, *fixed)),
+                budget: live.bodies_per_s().map(|rate| budget_bytes(rate, live.goal(), *fixed)),
                 pool: live.pool.out_bytes() as u64,
                 bound: live.bound_bytes(),
+                helped: self.helped && !self.ended,
             },
             elapsed,
         );
@@ -221,7 +282,7 @@ impl Sampling {
         let allowed = allowance(FinishInput {
             first_pass_over: live.first_pass_over.load(Relaxed),
             bodies_per_s: live.bodies_per_s(),
-            goal: live.goal,
+            goal: live.goal(),
             fixed: *fixed,
             backlog_bytes: live.limit_bytes(),
             exact: outgoing.takes_bandwidth(),
@@ -241,6 +302,7 @@ impl Sampling {
             delivered_bytes_per_s: window.delivered_per_s,
             wire_bytes_per_s: window.wire_per_s,
             dirty_bytes_per_s: self.dirty_bytes_per_s,
+            share: self.share,
             left_bytes,
             pool_bytes: live.pool.out_bytes() as u64,
             lanes_bytes_per_s: window.lanes_per_s.clone(),
@@ -255,6 +317,7 @@ impl Sampling {
             progress.delivered_bytes_per_s = window.delivered_per_s;
             progress.wire_bytes_per_s = window.wire_per_s;
             progress.dirty_bytes_per_s = self.dirty_bytes_per_s;
+            progress.share = self.share;
             progress.limit = limit;
             progress.time_left_s = rate
                 .map(|rate| rate - self.dirty_bytes_per_s)
@@ -321,6 +384,23 @@ impl Window {
             },
         }
     }
+}
+
+/// Why a VM is given up that can't be followed, with the numbers to decide by.
+fn stalled(stall: &Stall, goal: Duration) -> String {
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    format!(
+        "the VM writes {:.0} MiB/s with {:.0} % of its CPU time, {:.0} MiB/s are delivered, and \
+         {:.0} MiB are left: it would be gone for {} ms, of {} ms that are allowed. Let it be \
+         slowed further (--throttle-floor), let it be gone for longer (--downtime-ms, or \
+         --on-stall stop), or give it more of the network",
+        mib(stall.dirty_bytes_per_s),
+        stall.share * 100.0,
+        mib(stall.delivered_bytes_per_s),
+        mib(stall.left_bytes as f64),
+        stall.predicted_blackout.as_millis(),
+        goal.as_millis(),
+    )
 }
 
 fn encoding(level: Level) -> Encoding {

@@ -22,6 +22,7 @@ use super::live::Live;
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
 use super::sieve::Sieve;
+use super::throttle::{self, Throttling};
 use super::{Control, Happening, Notice, Source, Stream, terms};
 use crate::error::MigrationError;
 use crate::host::lane_endpoint;
@@ -156,6 +157,14 @@ impl Source<'_> {
         let tap = Tap::start(listener, channels, held, Arc::clone(&live.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
         let stopper = tap.stopper();
+        let fixed = self.local.fixed_cost.expected();
+        let around = throttle::Around {
+            machine: Arc::clone(&self.vm.machine),
+            notes: self.local.slowed.clone(),
+            stops: Arc::clone(&self.stops),
+            story: Arc::clone(&self.story),
+            held,
+        };
         let sampler = Sampler::start(Watched {
             live: Arc::clone(&live),
             lanes: Arc::clone(&lanes),
@@ -163,7 +172,9 @@ impl Source<'_> {
             outgoing: Arc::clone(&outgoing),
             tap: stopper.clone(),
             compress: self.request.compress,
-            fixed: self.local.fixed_cost.expected(),
+            fixed,
+            throttling: Throttling::new(around, self.request, fixed),
+            notices: self.notices.0.clone(),
         });
         let sampler = Some(sampler.map_err(|e| local("starting a thread", e))?);
         let pacing = Some(self.pace(&lanes)?);

@@ -15,6 +15,10 @@ impl Source<'_> {
     /// Says how it came out.
     pub(super) fn undo(&mut self, error: &MigrationError) -> Outcome {
         let mut reason = error.to_string();
+        // Whatever slows the VM goes first.
+        if let Some(stream) = &mut self.stream {
+            stream.sampler = None;
+        }
         if matches!(error, MigrationError::InDoubt(_)) {
             self.stop_stream(false);
             return Outcome::Failed(reason);

@@ -129,12 +129,18 @@ impl Drop for Host {
 
 /// The process that holds a host's mount namespace: `cat`, until its input, a
 /// pipe from us, closes. And how the host's TCP controls congestion.
+///
+/// `ip netns exec` gives it a `/sys` of the namespace, and in it no cgroups: they
+/// are brought along, at the place that is the host's own directory later.
 fn keep(name: &str, dir: &Path) -> Result<(Child, String)> {
-    let script = "mount --make-rprivate / && mount --bind \"$1\" \"$2\" \
+    let outside = "mount --make-rprivate / && mount --rbind /sys/fs/cgroup \"$4\"; exec ip netns exec \"$1\" sh -c \"$2\" \
+        keeper \"$3\" \"$4\"";
+    let script = "mount --make-rprivate / && { mount --rbind \"$2\" /sys/fs/cgroup && umount -R \"$2\" || true; } \
+        && mount --bind \"$1\" \"$2\" \
         && { echo cubic > /proc/sys/net/ipv4/tcp_congestion_control || true; } 2>/dev/null \
         && cat /proc/sys/net/ipv4/tcp_congestion_control && exec cat > /dev/null";
-    let mut keeper = program::command("ip")
-        .args(["netns", "exec", name, "sh", "-c", script, "keeper"])
+    let mut keeper = program::command("unshare")
+        .args(["--mount", "sh", "-c", outside, "keeper", name, script])
         .arg(dir)
         .arg(RUN_DIR)
         .stdin(Stdio::piped())

@@ -1,0 +1,155 @@
+//! How far a VM may be slowed so that its migration comes to an end.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Whether a VM that writes faster than it can be followed is slowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Throttle {
+    /// If it won't come within its downtime goal otherwise, and as far as that
+    /// takes.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// If it won't otherwise; and then so that it dirties this share of what can
+    /// be delivered.
+    Ratio(f64),
+}
+
+/// What was typed is neither.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not auto, off, or a number above 0 and below 1 such as 0.7")]
+pub struct ThrottleError(String);
+
+impl FromStr for Throttle {
+    type Err = ThrottleError;
+
+    fn from_str(text: &str) -> Result<Self, ThrottleError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            number => {
+                let ratio = number.parse().ok().filter(|ratio| is_share(*ratio) && *ratio < 1.0);
+                let wrong = || ThrottleError(number.chars().take(40).collect());
+                ratio.map(Self::Ratio).ok_or_else(wrong)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Throttle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("off"),
+            Self::Ratio(ratio) => write!(f, "{ratio}"),
+        }
+    }
+}
+
+/// What to do with a VM that can't be followed even at its floor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnStall {
+    /// Keep trying.
+    Keep,
+    /// Stop it and move what is left, however long it is gone.
+    Stop,
+    /// Give up; it stays where it is.
+    #[default]
+    Cancel,
+}
+
+/// How far a VM may be slowed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Slowing {
+    /// Whether.
+    pub throttle: Throttle,
+    /// It keeps at least this share of the CPU time that it used.
+    pub floor: f64,
+    /// When it shall be at its destination, in seconds from the command; it is
+    /// slowed as far as that takes.
+    pub deadline_s: Option<u64>,
+    /// If even the floor doesn't do.
+    pub on_stall: OnStall,
+}
+
+/// Below a fifth of its speed a VM's service fails, rather than being slow.
+const FLOOR: f64 = 0.2;
+
+impl Default for Slowing {
+    fn default() -> Self {
+        let (throttle, on_stall) = (Throttle::Auto, OnStall::Cancel);
+        Self { throttle, floor: FLOOR, deadline_s: None, on_stall }
+    }
+}
+
+/// A request that says something impossible.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SlowingError {
+    /// No share.
+    #[error(
+        "a throttle floor of {0} is no share of the VM's CPU time: it is above 0 and at most 1"
+    )]
+    Floor(f64),
+    /// No ratio.
+    #[error("a throttle ratio of {0} is none: it is above 0 and below 1")]
+    Ratio(f64),
+}
+
+impl Slowing {
+    /// Says what is wrong with it.
+    ///
+    /// # Errors
+    /// If anything is.
+    pub fn check(&self) -> Result<(), SlowingError> {
+        if !is_share(self.floor) {
+            return Err(SlowingError::Floor(self.floor));
+        }
+        match self.throttle {
+            Throttle::Ratio(ratio) if !is_share(ratio) || ratio >= 1.0 => {
+                Err(SlowingError::Ratio(ratio))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn is_share(number: f64) -> bool {
+    number > 0.0 && number <= 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_typed_is_what_is_shown() {
+        for text in ["auto", "off", "0.7"] {
+            assert_eq!(text.parse::<Throttle>().unwrap().to_string(), text);
+        }
+        for wrong in ["", "on", "1", "0", "-0.5", "7", "NaN", "60%"] {
+            let error = wrong.parse::<Throttle>().unwrap_err().to_string();
+            assert!(error.contains("auto, off"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_request_may_leave_all_of_it_out_but_not_ask_for_nonsense() {
+        let parse = |json| serde_json::from_str::<Slowing>(json);
+        assert_eq!(parse("{}").unwrap(), Slowing::default());
+        let full =
+            parse(r#"{"throttle":{"ratio":0.6},"floor":0.05,"deadline_s":60,"on_stall":"stop"}"#);
+        assert_eq!(full.unwrap().throttle, Throttle::Ratio(0.6));
+        assert!(parse(r#"{"florr":0.1}"#).is_err());
+        for wrong in [r#"{"floor":0}"#, r#"{"floor":1.5}"#, r#"{"throttle":{"ratio":1.0}}"#] {
+            assert!(parse(wrong).unwrap().check().is_err(), "{wrong}");
+        }
+        Slowing::default().check().unwrap();
+    }
+}

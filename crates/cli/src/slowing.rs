@@ -1,0 +1,56 @@
+//! How far a VM may be slowed: as it is typed.
+
+use api::{OnStall, Slowing, Throttle};
+use clap::{Args as ClapArgs, ValueEnum};
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct SlowingArgs {
+    /// Whether a VM that writes too fast to be followed is slowed: auto, as far
+    /// as it takes; off; or so that it dirties this share of what can be
+    /// delivered, such as 0.7
+    #[arg(long, value_name = "auto|off|C", default_value_t = Throttle::Auto)]
+    pub(crate) throttle: Throttle,
+    /// The percentage of its CPU time that a slowed VM keeps in any case
+    #[arg(long, value_name = "PERCENT", default_value_t = 20,
+          value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub(crate) throttle_floor: u8,
+    /// When the VM shall be there, in seconds from now; it is slowed as far as
+    /// that takes
+    #[arg(long, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) deadline: Option<u64>,
+    /// What to do with a VM that can't be followed even at its floor
+    #[arg(long, value_enum, default_value_t = OnStallArg::Cancel)]
+    pub(crate) on_stall: OnStallArg,
+}
+
+impl From<SlowingArgs> for Slowing {
+    fn from(args: SlowingArgs) -> Self {
+        Self {
+            throttle: args.throttle,
+            floor: f64::from(args.throttle_floor) / 100.0,
+            deadline_s: args.deadline,
+            on_stall: args.on_stall.into(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnStallArg {
+    /// Keep trying
+    Keep,
+    /// Stop it and move what is left, however long it is gone
+    Stop,
+    /// Give up; it stays where it is
+    Cancel,
+}
+
+impl From<OnStallArg> for OnStall {
+    fn from(arg: OnStallArg) -> Self {
+        match arg {
+            OnStallArg::Keep => Self::Keep,
+            OnStallArg::Stop => Self::Stop,
+            OnStallArg::Cancel => Self::Cancel,
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Has the destination's storage catch up with the mirrors before the VM stops.
+//!
+//! A mirror has caught up when the disk tap has taken everything. What the tap
+//! took may still be in buffers, on lanes, in the sink and in the destination's
+//! page cache: on slow storage that is seconds. So it is flushed while the VM
+//! runs, until a flush is short.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use disk::DiskSource;
+use policy::mirror::Behind;
+
+/// Between two flushes while memory is not ready yet: what came since is little,
+/// and a flush costs the storage something.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// What the thread that watches the mirrors knows of it.
+pub(super) struct Settle {
+    ask: Sender<()>,
+    /// How long a flush of all disks took.
+    pub(super) done: Receiver<Duration>,
+    behind: Behind,
+    under_way: bool,
+    ended: Option<Instant>,
+    may_stop: bool,
+}
+
+impl Settle {
+    /// And the thread that flushes. It ends after this has gone and the sources
+    /// were ended.
+    pub(super) fn start(sources: Vec<Arc<DiskSource>>) -> std::io::Result<(Self, JoinHandle<()>)> {
+        let (ask, asked) = bounded::<()>(1);
+        let (tell, done) = bounded(1);
+        let flush = move || {
+            for () in asked {
+                let begun = Instant::now();
+                // Whatever stops a flush ends the migration by another way.
+                if sources.iter().any(|source| source.flush().is_err())
+                    || tell.send(begun.elapsed()).is_err()
+                {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("disk-settle".to_owned()).spawn(flush)?;
+        let behind = Behind::default();
+        Ok((Self { ask, done, behind, under_way: false, ended: None, may_stop: false }, thread))
+    }
+
+    /// A flush is over.
+    pub(super) fn hear(&mut self, took: Duration) {
+        tracing::debug!(?took, "disks flushed at the destination");
+        (self.behind, self.may_stop) = self.behind.next(took);
+        self.under_way = false;
+        self.ended = Some(Instant::now());
+    }
+
+    /// Whether the VM may stop as far as its disks go, whose mirrors have caught
+    /// up or not.
+    pub(super) fn may_stop(&mut self, caught_up: bool) -> bool {
+        if !caught_up {
+            return false;
+        }
+        let again = !self.may_stop || self.ended.is_none_or(|ended| ended.elapsed() >= EVERY);
+        if !self.under_way && again {
+            self.under_way = self.ask.try_send(()).is_ok();
+        }
+        self.may_stop
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_flushed_before_mirrors_have_caught_up_nor_again_at_once() {
+        let (mut settle, thread) = Settle::start(Vec::new()).unwrap();
+        assert!(!settle.may_stop(false));
+        assert!(!settle.under_way);
+        assert!(!settle.may_stop(true), "a flush is asked for");
+        let took = settle.done.recv().unwrap();
+        settle.hear(took);
+        assert!(settle.may_stop(true));
+        assert!(!settle.under_way, "the last one is not old");
+        assert!(!settle.may_stop(false), "one fell behind again");
+        drop(settle);
+        thread.join().unwrap();
+    }
+}

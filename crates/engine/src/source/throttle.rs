@@ -1,0 +1,220 @@
+//! Slows the VM just enough, and only if it has to be: what `policy::throttle`
+//! decides, done.
+
+mod slices;
+mod vcpus;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{OnStall, Slowed, Throttle as Wanted};
+use policy::throttle::{self, Decision, Look, Ratio, Settings, Throttle};
+use qemu::machine::Machine;
+
+use crate::story::Story;
+pub(super) use slices::OurStops;
+use slices::Slices;
+use vcpus::Vcpus;
+
+/// What slows the VM.
+enum Means {
+    /// Nothing was needed so far.
+    Unused,
+    Group(quota::Slowed),
+    Slices(Slices),
+    /// There is none.
+    Missing,
+}
+
+/// What slowing a VM needs of its migration.
+pub(super) struct Around {
+    pub(super) machine: Arc<Machine>,
+    /// None: without cgroups.
+    pub(super) notes: Option<quota::Notes>,
+    pub(super) stops: Arc<OurStops>,
+    pub(super) story: Arc<Story>,
+    /// QEMU can't end its migration before it is let.
+    pub(super) held: bool,
+}
+
+pub(super) struct Throttling {
+    around: Around,
+    settings: Settings,
+    state: Throttle,
+    vcpus: Option<Vcpus>,
+    used_cpus: f64,
+    means: Means,
+    slowed: Slowed,
+    told_late: bool,
+    /// The VM is stopped, or the migration over.
+    lifted: bool,
+}
+
+impl Throttling {
+    pub(super) fn new(around: Around, request: &api::MigrateRequest, fixed: Duration) -> Self {
+        let vcpus = Vcpus::of(&around.machine);
+        let vcpus = vcpus.inspect_err(|error| tracing::warn!(%error, "no vCPUs to be seen")).ok();
+        Self {
+            around,
+            settings: settings(request, fixed),
+            state: Throttle::default(),
+            vcpus,
+            used_cpus: 0.0,
+            means: Means::Unused,
+            slowed: Slowed { lowest_share: 1.0, ..Slowed::default() },
+            told_late: false,
+            lifted: false,
+        }
+    }
+
+    /// Slows the VM as far as it takes now. Says what it has come to.
+    pub(super) fn look(&mut self, look: Look) -> Decision {
+        if let Some(used) = self.vcpus.as_mut().and_then(Vcpus::look) {
+            self.used_cpus = used;
+        }
+        let look = Look { used_cpus: self.used_cpus, ..look };
+        let decision = self.state.next(&self.settings, &look);
+        if !self.lifted {
+            self.apply(&decision);
+            self.tell(&decision);
+        }
+        decision
+    }
+
+    /// What the VM keeps of its CPU time now.
+    pub(super) fn share(&self, decided: &Decision) -> f64 {
+        if self.lifted || matches!(self.means, Means::Missing) { 1.0 } else { decided.share }
+    }
+
+    /// The VM is as good as stopped: whatever comes, it runs as it did. One that
+    /// was stopped for moments stands still from now on.
+    pub(super) fn before_stop(&mut self) {
+        if let Means::Slices(slices) = &mut self.means {
+            slices.stop_for_good();
+        }
+    }
+
+    /// Whatever slows it goes.
+    pub(super) fn lift(&mut self) {
+        if std::mem::replace(&mut self.lifted, true) {
+            return;
+        }
+        if let Means::Group(group) = &mut self.means
+            && let Err(error) = group.lift()
+        {
+            tracing::error!(%error, "the VM may stay slow until the agent starts again");
+        }
+        self.means = Means::Unused;
+    }
+
+    fn apply(&mut self, decision: &Decision) {
+        let slow = decision.share < 1.0;
+        if slow && matches!(self.means, Means::Unused) {
+            self.means = self.find_means();
+        }
+        let Some(vcpus) = &self.vcpus else { return };
+        match &mut self.means {
+            Means::Unused | Means::Missing => {}
+            Means::Slices(slices) => slices.set(decision.share),
+            Means::Group(group) => {
+                let writers = vcpus.writers().try_for_each(|thread| group.add(thread));
+                let cpus = decision.quota_cpus.filter(|_| slow);
+                if let Err(error) = writers.and_then(|()| group.set(cpus)) {
+                    self.around.story.note(format!("the VM was not slowed further: {error}"));
+                }
+            }
+        }
+    }
+
+    fn find_means(&self) -> Means {
+        let Around { machine, notes, stops, story, held } = &self.around;
+        let why = match (notes, &self.vcpus) {
+            (_, None) => "its vCPUs can't be seen".to_owned(),
+            (None, _) => "the agent is told to leave cgroups alone".to_owned(),
+            (Some(notes), Some(vcpus)) => match quota::Slowed::new(notes, vcpus.pid) {
+                Ok(group) => return Means::Group(group),
+                Err(error) => error.to_string(),
+            },
+        };
+        if !held {
+            story.note(format!(
+                "the VM was not slowed: {why}, and its QEMU is older than 8.1, where stopping it \
+                 for moments is not safe"
+            ));
+            return Means::Missing;
+        }
+        match Slices::start(Arc::clone(&machine.qmp), Arc::clone(stops)) {
+            Ok(slices) => {
+                story.note(format!("the VM was slowed by stopping it for moments: {why}"));
+                Means::Slices(slices)
+            }
+            Err(error) => {
+                story.note(format!("the VM was not slowed: {why}; starting a thread: {error}"));
+                Means::Missing
+            }
+        }
+    }
+
+    fn tell(&mut self, decision: &Decision) {
+        if let Some(when) = decision.misses_deadline
+            && !std::mem::replace(&mut self.told_late, true)
+        {
+            self.around.story.note(late(self.settings.deadline.unwrap_or_default(), when));
+        }
+        let by = match &self.means {
+            Means::Unused | Means::Missing => return,
+            Means::Group(group) => group.by(),
+            Means::Slices(_) => "stopping it for moments".to_owned(),
+        };
+        let now = self.around.story.elapsed_s();
+        let slowed = &mut self.slowed;
+        if slowed.by.is_empty() {
+            (slowed.by, slowed.from_s) = (by, now);
+        }
+        if decision.share < 1.0 {
+            slowed.to_s = now;
+        }
+        slowed.lowest_share = slowed.lowest_share.min(decision.share);
+        slowed.lost_s = decision.work_lost.as_secs_f64();
+        slowed.vcpus = self.vcpus.as_ref().map_or(0, |vcpus| vcpus.writers().count());
+        let slowed = slowed.clone();
+        self.around.story.tell(|report| report.slowed = Some(slowed));
+    }
+}
+
+impl Drop for Throttling {
+    fn drop(&mut self) {
+        self.lift();
+    }
+}
+
+fn settings(request: &api::MigrateRequest, fixed: Duration) -> Settings {
+    let slowing = &request.slowing;
+    Settings {
+        goal: Duration::from_millis(request.downtime_ms.max(1)),
+        fixed,
+        floor: slowing.floor,
+        ratio: match slowing.throttle {
+            Wanted::Auto => Ratio::Auto,
+            Wanted::Off => Ratio::Off,
+            Wanted::Ratio(ratio) => Ratio::Constant(ratio),
+        },
+        deadline: slowing.deadline_s.map(Duration::from_secs),
+        on_stall: match slowing.on_stall {
+            OnStall::Keep => throttle::OnStall::Keep,
+            OnStall::Stop => throttle::OnStall::Stop,
+            OnStall::Cancel => throttle::OnStall::Cancel,
+        },
+    }
+}
+
+fn late(deadline: Duration, when: Duration) -> String {
+    let asked = deadline.as_secs();
+    if when == Duration::MAX {
+        return format!(
+            "the deadline of {asked} s can't be met: even at its floor the VM writes as fast as \
+             it is followed"
+        );
+    }
+    format!("the deadline of {asked} s can't be met: it takes about {} s", when.as_secs())
+}
