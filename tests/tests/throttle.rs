@@ -1,43 +1,174 @@
 //! A guest that writes faster than the link is slowed just enough, and never
 //! stays slow.
 
-use api::Outcome;
-use end_to_end::{MIB, Side, World, guest};
-use lab::guest::GuestSpec;
+use std::fs;
+
+use api::{Outcome, Report};
+use end_to_end::{MIB, Side, World, guest, until};
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 
 const GOAL_MS: f64 = 300.0;
-/// Three times what the link carries.
-const HARD: u64 = 70_000_000;
+/// What the link carries, in Mbit/s; and what a guest writes in vain that is
+/// three times as fast.
+const LINK: u32 = 100;
+const HARD: u64 = 40_000_000;
 
-fn writer(rate: u64) -> GuestSpec {
-    let mut spec = guest("256M", rate);
-    spec.orders.working_set_bytes = 64 * MIB;
+fn writer(name: &str, rate: u64) -> GuestSpec {
+    let mut spec = guest("192M", rate);
+    spec.name = name.to_owned();
+    spec.orders.working_set_bytes = 32 * MIB;
     spec
+}
+
+/// The groups that a VM's threads are in, one for each thread.
+fn groups(pid: u32) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let group = |dir: std::path::PathBuf| fs::read_to_string(dir.join("cgroup")).ok();
+    threads.filter_map(|thread| group(thread.unwrap().path())).collect()
+}
+
+fn is_slow(pid: u32) -> bool {
+    groups(pid).iter().any(|groups| groups.contains("droveway-slow"))
+}
+
+fn assert_followed(report: &Report) {
+    let slowed = report.slowed.as_ref().expect("it could not be followed otherwise");
+    assert!((0.2..1.0).contains(&slowed.lowest_share), "{slowed:?}");
+    assert!(slowed.vcpus >= 1 && slowed.lost_s > 0.0, "{slowed:?}");
+    assert!(slowed.to_s > slowed.from_s && slowed.to_s <= report.total_s, "{slowed:?}");
+    let gone = report.downtime_ms.expect("it was stopped");
+    assert!(gone <= GOAL_MS, "gone for {gone:.0} ms; {slowed:?}");
+    let first = report.samples.iter().position(|sample| sample.share < 1.0).unwrap();
+    assert!(report.samples[first..].iter().any(|sample| sample.dirty_bytes_per_s > 0.0));
 }
 
 #[test]
 fn a_guest_that_is_faster_than_the_link_comes_within_the_goal() {
-    let world = World::new(Link::one(200));
-    let guest = world.boot(&writer(HARD));
+    let world = World::new(Link::one(LINK));
+    let guest = world.boot(&writer("web1", HARD));
     let report = world.migrate(&guest, Side::A, &[]);
-    assert_eq!(report.outcome, Outcome::Done);
-    println!(
-        "{:?} {:?} {:?} total {} goal {GOAL_MS}",
-        report.slowed, report.downtime_ms, report.predicted_downtime_ms, report.total_s
-    );
-    for s in report.samples.iter().step_by(4) {
-        println!(
-            "{:6.2} share {:.2} dirty {:6.1} deliv {:6.1} left {:6.1} pool {:.1}",
-            s.at_s,
-            s.share,
-            s.dirty_bytes_per_s / 1e6,
-            s.delivered_bytes_per_s / 1e6,
-            s.left_bytes as f64 / 1e6,
-            s.pool_bytes as f64 / 1e6
-        );
+    assert_eq!(report.slowed.as_ref().unwrap().by[..8], *"cgroup v");
+    assert_followed(&report);
+    let pid = world.vm(Side::B, "web1").unwrap().pid;
+    assert!(!is_slow(pid));
+}
+
+#[test]
+fn a_guest_that_can_be_followed_is_left_alone() {
+    let world = World::new(Link::one(LINK));
+    let guest = world.boot(&writer("web1", 4_000_000));
+    let report = world.migrate(&guest, Side::A, &[]);
+    assert_eq!(report.slowed, None);
+    assert!(report.samples.iter().all(|sample| sample.share == 1.0));
+}
+
+#[test]
+fn two_at_once() {
+    let world = World::new(Link::one(2 * LINK));
+    let guests = ["web1", "web2"].map(|name| world.boot(&writer(name, HARD)));
+    let moving = guests.each_ref().map(|guest| world.begin(guest, Side::A, &[]));
+    for (guest, moving) in guests.iter().zip(moving) {
+        let ended = moving.wait();
+        assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+        assert_followed(&ended.report);
+        world.assert_intact(guest);
     }
-    for n in &report.notes {
-        println!("{n}");
+}
+
+#[test]
+fn a_guest_that_may_not_be_slowed_is_not() {
+    let world = World::new(Link::one(LINK));
+    let guest = world.boot(&writer("web1", HARD));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let mut moving = world.begin(&guest, Side::A, &["--throttle", "off", "--timeout", "12"]);
+    moving.wait_line("pass 3");
+    assert!(!is_slow(pid));
+    let ended = moving.wait();
+    assert!(matches!(&ended.report.outcome, Outcome::Failed(why) if why.contains("--timeout")));
+    assert_eq!(ended.report.slowed, None);
+    world.assert_stayed(&guest, Side::A, pid);
+}
+
+/// Its operator lets it go on: it runs as it did, at once.
+#[test]
+fn a_migration_that_is_cancelled_leaves_nobody_slow() {
+    let world = World::new(Link::one(LINK));
+    let guest = world.boot(&writer("web1", HARD));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_line("slowed to");
+    assert!(is_slow(pid));
+    moving.interrupt();
+    assert_eq!(moving.wait().report.outcome, Outcome::Cancelled);
+    assert!(!is_slow(pid));
+    world.assert_stayed(&guest, Side::A, pid);
+}
+
+#[test]
+fn a_destination_that_dies_leaves_nobody_slow() {
+    let mut world = World::new(Link::one(LINK));
+    let guest = world.boot(&writer("web1", HARD));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_line("slowed to");
+    world.kill_agent(Side::B);
+    assert!(matches!(moving.wait().report.outcome, Outcome::Failed(_)));
+    assert!(!is_slow(pid));
+    world.start_agent(Side::B);
+    world.assert_stayed(&guest, Side::A, pid);
+}
+
+#[test]
+fn an_agent_that_was_killed_lets_go_what_it_slowed_when_it_starts_again() {
+    let mut world = World::new(Link::one(LINK));
+    let guest = world.boot(&writer("web1", HARD));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let before = groups(pid);
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_line("slowed to");
+    world.kill_agent(Side::A);
+    assert!(is_slow(pid), "nobody is there to let it go");
+    drop(moving.wait_any());
+    world.start_agent(Side::A);
+    assert!(!is_slow(pid));
+    until("its threads are where they were", || groups(pid) == before);
+    world.assert_stayed(&guest, Side::A, pid);
+    assert_followed(&world.migrate(&guest, Side::A, &[]));
+}
+
+/// What is to be done then is the operator's decision.
+#[test]
+fn a_guest_that_can_not_be_followed_even_at_its_floor() {
+    let world = World::new(Link::one(LINK));
+    let guest = world.boot(&writer("web1", HARD));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let floor = ["--throttle-floor", "80"];
+    let ended = world.begin(&guest, Side::A, &floor).wait();
+    let Outcome::Failed(why) = &ended.report.outcome else { panic!("{}", ended.said) };
+    for part in ["with 80 % of its CPU time", "MiB/s are delivered", "--throttle-floor"] {
+        assert!(why.contains(part), "{why}");
+    }
+    world.assert_stayed(&guest, Side::A, pid);
+    let report = world.migrate(&guest, Side::A, &[&floor[..], &["--on-stall", "stop"]].concat());
+    let gone = report.downtime_ms.expect("it was stopped");
+    assert!(gone > GOAL_MS, "gone for {gone:.0} ms");
+    assert!(report.notes.iter().any(|note| note.contains("longer blackout")), "{:?}", report.notes);
+}
+
+/// Without cgroups.
+#[test]
+fn a_guest_that_is_slowed_by_stopping_it_for_moments() {
+    let mut world = World::new(Link::one(LINK));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("agent.toml");
+    fs::write(&file, "cgroups = false\n").unwrap();
+    world.restart_agents_with(&["--config", file.to_str().unwrap()]);
+    let guest: Guest = world.boot(&writer("web1", HARD));
+    for from in [Side::A, Side::B] {
+        let report = world.migrate(&guest, from, &[]);
+        assert!(report.slowed.as_ref().unwrap().by.contains("moments"));
+        assert!(report.notes.iter().any(|note| note.contains("moments")), "{:?}", report.notes);
+        assert_followed(&report);
     }
 }
