@@ -20,9 +20,11 @@ const FAR: f64 = 1.3;
 const LET_GO: f64 = 0.7;
 /// A share is kept for this long at least: what comes of it shows then.
 const KEEP_S: f64 = 0.4;
-/// Changes smaller than this aren't worth one.
-const LOWER: f64 = 0.9;
-const RAISE: f64 = 1.15;
+/// Changes smaller than this aren't worth one. Where the ratio is near 1 a little
+/// more is all of the gain: so much of it may not be lost.
+const LOWER: f64 = 0.85;
+const LOWER_LEAST: f64 = 0.95;
+const RAISE: f64 = 1.2;
 /// The most a share changes at once. Down it has to be fast; up it's tried.
 const LOWER_MOST: f64 = 0.25;
 const RAISE_MOST: f64 = 1.3;
@@ -40,9 +42,9 @@ const USE_S: f64 = 10.0;
 const USE_SMOOTH_S: f64 = 0.5;
 /// A VM that used less is given this much to have a share of.
 const USE_LEAST: f64 = 0.01;
-/// Readings are smoothed over this: quick passes give ten in a second, and one
-/// over a long pass counts in full.
-const BELIEVE_S: f64 = 0.3;
+/// Readings are smoothed over this part of their span: quick passes give ten in
+/// a second, and one over a long pass counts in full.
+const BELIEVE: f64 = 0.5;
 /// Readings in a row that have to ask for a higher share.
 const RAISE_SURE: u32 = 2;
 
@@ -82,7 +84,7 @@ impl Throttle {
         let dirty = look.dirty_bytes_per_s.filter(|rate| rate.is_finite());
         let told = self.told.note(dirty, at_s, self.shared_s);
         let sums = (self.delivered, self.shared_s);
-        self.pass_over = self.trend.note(look.pass, at_s, view.left, sums);
+        self.pass_over = self.trend.note(view, sums);
         let reading = self.trend.reading().filter(|_| self.pass_over && view.is_busy());
         if let Some(reading) = reading {
             self.read = true;
@@ -111,7 +113,7 @@ impl Throttle {
     /// Takes in a dirty rate, as it counts now and at full speed. Noise is
     /// smoothed; a jump up is believed at once, for it costs most.
     fn believe(&mut self, dirty: f64, full: f64) {
-        let weight = 1.0 - (-(self.at_s - self.believed_s) / BELIEVE_S).exp();
+        let weight = 1.0 - (-(self.at_s - self.believed_s) / (self.trend.span_s() * BELIEVE)).exp();
         let blend = |before: Option<f64>, now: f64| match before {
             Some(before) if now <= before * JUMP => before + (now - before) * weight,
             _ => now,
@@ -208,7 +210,8 @@ impl Throttle {
         let dirty = self.dirty.unwrap_or(full) / self.share;
         self.missed_alone |= dirty > view.boundary * view.rate * FAR;
         let target = if let_go { 1.0 } else { self.target(view, full) };
-        if target < self.share * LOWER {
+        let lower = (2.0 * view.ratio / (1.0 + view.ratio)).clamp(LOWER, LOWER_LEAST);
+        if target < self.share * lower {
             self.change(view, target.max(self.share * LOWER_MOST));
         } else if target <= self.share * RAISE || ending {
             self.raises = 0;

@@ -100,13 +100,13 @@ impl Outcome {
         self.looks.iter().map(|(_, decision)| decision.share).fold(1.0, f64::min)
     }
 
-    /// How often the share changed its direction by more than a tenth.
+    /// How often the share changed its direction by more than a fifth.
     pub(super) fn turns(&self) -> usize {
         let (mut turns, mut up, mut edge) = (0, false, 1.0);
         for (_, Decision { share, .. }) in &self.looks {
             if up && *share > edge || !up && *share < edge {
                 edge = *share;
-            } else if (share / edge - 1.0).abs() > 0.1 {
+            } else if (share / edge - 1.0).abs() > 0.2 {
                 (up, edge, turns) = (!up, *share, turns + 1);
             }
         }
@@ -283,12 +283,14 @@ impl Sim {
         let every_s = LOOK_STEPS as f64 * STEP_S;
         let used_cpus = state.used / every_s * (1.0 + self.noise * state.random.next());
         state.used = 0.0;
+        // Some pages are counted twice, some not yet.
+        let left = (state.dirty + state.pool) * (1.0 + 0.1 * self.noise * state.random.next());
         let decision = state.throttle.next(
             &self.settings,
             &Look {
                 at: Duration::from_secs_f64(at_s),
                 ram_bytes: self.ram as u64,
-                left_bytes: (state.dirty + state.pool) as u64,
+                left_bytes: left as u64,
                 delivered_bytes_per_s: Some(state.rate),
                 dirty_bytes_per_s: state.told,
                 pass: state.pass,

@@ -179,29 +179,36 @@ fn wrong_figures_are_recovered_from() {
 }
 
 #[test]
-fn the_share_rises_when_less_gets_dirty_or_more_is_delivered() {
+fn the_share_falls_and_rises_with_what_gets_dirty_and_what_is_delivered() {
     let large = Sim {
-        ram: 256.0 * MIB,
-        set: 256.0 * MIB,
+        ram: 512.0 * MIB,
+        set: 512.0 * MIB,
         in_order: true,
-        pool_s: 2.0 * POOL_LARGE_S,
-        ..writer(3.0)
+        pool_s: 4.0 * POOL_LARGE_S,
+        until_s: 26.0,
+        ..writer(1.5)
     };
-    let calm = |at_s| if at_s > 10.0 { 0.05 } else { 1.0 };
-    let fast = |at_s| if at_s > 40.0 { 1.0 } else { 0.3 };
-    for (name, changes_s, sim) in [
-        ("calm", 10.0, Sim { activity: calm, ..large.clone() }),
-        ("fast", 40.0, Sim { link: fast, ..large }),
+    let calm = |at_s| if (10.0..18.0).contains(&at_s) { 0.05 } else { 1.0 };
+    let slow = |at_s| if (10.0..18.0).contains(&at_s) { 0.3 } else { 1.0 };
+    for (name, up, sim) in [
+        ("calm", true, Sim { activity: calm, ..large.clone() }),
+        ("slow", false, Sim { link: slow, ..large }),
     ] {
         let outcome = sim.run();
-        check(name, 3.0, &sim, &outcome);
-        assert!(outcome.stopped_s.is_some(), "{name}");
-        let most = |from_s, to_s| {
-            let shares = outcome.looks.iter().filter(|(at_s, _)| (from_s..to_s).contains(at_s));
-            shares.map(|(_, decision)| decision.share).fold(0.0, f64::max)
+        check(name, 1.5, &sim, &outcome);
+        let at = |at_s: f64| {
+            let later = outcome.looks.iter().find(|(look_s, _)| *look_s >= at_s);
+            later.map_or(0.0, |(_, decision)| decision.share)
         };
-        let (before, after) = (most(changes_s - 1.0, changes_s), most(changes_s, changes_s + 6.0));
-        assert!(before < 0.5 && after > 1.3 * before, "{name}: {before} {after}");
+        let (before, between, after) = (at(9.9), at(17.9), at(25.9));
+        assert!(
+            if up { between > 1.3 * before } else { between < before / 1.3 },
+            "{name}: {before} {between}"
+        );
+        assert!(
+            if up { after < between / 1.3 } else { after > between * 1.3 },
+            "{name}: {between} {after}"
+        );
     }
 }
 

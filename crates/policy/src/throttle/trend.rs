@@ -7,12 +7,19 @@
 
 use std::collections::VecDeque;
 
-/// Passes that count at most, and how long: enough that the jags of single quick
-/// passes don't matter.
-const POINTS_MAX: usize = 16;
-const WINDOW_S: f64 = 1.0;
-/// Less than this shows jags only.
-const SPAN_LEAST_S: f64 = 0.4;
+use super::view::View;
+
+/// Passes that count at most.
+const POINTS_MAX: usize = 64;
+/// How long a trend is looked at before it says anything, within bounds. What is
+/// left is known to a percent or so, of `left` that is an error in the slope of
+/// about `left / t^1.5` with ten passes a second: this makes it a twentieth of
+/// what is delivered. With much left there is time to look.
+const SPAN_FACTOR: f64 = 0.25;
+const SPAN_POWER: f64 = 2.0 / 3.0;
+const SPAN_S: (f64, f64) = (0.4, 3.0);
+/// And at most: times that.
+const WINDOW: f64 = 1.5;
 /// How much more the guest writes than gets dirty is believed at most: the more
 /// of the set is dirty, the less is known of it.
 const SATURATED_MOST: f64 = 0.8;
@@ -42,6 +49,7 @@ pub(super) struct Reading {
 pub(super) struct Trend {
     points: VecDeque<Point>,
     pass: u32,
+    span_s: f64,
     /// The most that was ever left after the first pass: the working set, or
     /// what of it was seen.
     most_left: f64,
@@ -49,10 +57,12 @@ pub(super) struct Trend {
 
 impl Trend {
     /// Notes a look; says whether a pass has ended.
-    pub(super) fn note(&mut self, pass: u32, at_s: f64, left: f64, sums: (f64, f64)) -> bool {
+    pub(super) fn note(&mut self, view: &View, sums: (f64, f64)) -> bool {
+        let View { pass, at_s, left, rate, .. } = *view;
         if pass == self.pass {
             return false;
         }
+        self.span_s = (left / rate * SPAN_FACTOR).powf(SPAN_POWER).clamp(SPAN_S.0, SPAN_S.1);
         self.pass = pass;
         self.most_left = self.most_left.max(left);
         if self.points.len() >= POINTS_MAX {
@@ -61,7 +71,8 @@ impl Trend {
         let (delivered, shared_s) = sums;
         self.points.push_back(Point { at_s, left, delivered, shared_s });
         // Always two, however long passes are.
-        while self.points.len() > 2 && self.points.get(1).is_some_and(|p| at_s - p.at_s > WINDOW_S)
+        while self.points.len() > 2
+            && self.points.get(1).is_some_and(|p| at_s - p.at_s > self.span_s * WINDOW)
         {
             self.points.pop_front();
         }
@@ -75,6 +86,11 @@ impl Trend {
         self.points.extend(last);
     }
 
+    /// How long a trend is looked at, at the least.
+    pub(super) fn span_s(&self) -> f64 {
+        self.span_s
+    }
+
     /// The most that was ever left.
     pub(super) fn most_left(&self) -> f64 {
         self.most_left
@@ -84,7 +100,7 @@ impl Trend {
     pub(super) fn reading(&self) -> Option<Reading> {
         let (first, last) = (self.points.front()?, self.points.back()?);
         let span_s = last.at_s - first.at_s;
-        if span_s < SPAN_LEAST_S {
+        if span_s < self.span_s {
             return None;
         }
         let share = (last.shared_s - first.shared_s) / span_s;
