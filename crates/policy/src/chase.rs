@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(lasts(Chase::default(), worse), 31);
         // Nor does it end while the guest is being slowed.
         let slowed = |tick| Look { helped: tick < 500, ..LOOK };
-        assert_eq!(lasts(Chase::default(), slowed), 530);
+        assert_eq!(lasts(Chase::default(), slowed), 529);
     }
 
     #[test]
