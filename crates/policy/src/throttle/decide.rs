@@ -75,6 +75,7 @@ impl Throttle {
         self.shared_s += self.share * elapsed_s;
         self.lost_s += (1.0 - self.share) * elapsed_s;
         self.note_use(look.used_cpus.max(0.0), elapsed_s);
+        self.pass_over = false;
         let Some(view) = view else { return };
         self.delivered += view.rate * elapsed_s;
         if !look.first_pass_over {
