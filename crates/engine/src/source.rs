@@ -248,7 +248,8 @@ impl<'m> Source<'m> {
                 Happening::Notice(Notice::FirstPassBegins) => self.story.enter(Phase::FirstPass),
                 Happening::Notice(Notice::TailBegins) => {
                     self.story.enter(Phase::Stopped);
-                    // QEMU tells of no stop of a VM that its owner paused before.
+                    // QEMU tells of no stop of a VM that its owner paused before,
+                    // or that stood still for a moment.
                     self.step(Step::Stopped { run: self.was_running });
                 }
                 Happening::Notice(Notice::Unsplittable(reason)) => {
@@ -293,7 +294,7 @@ impl<'m> Source<'m> {
     fn follow(&mut self, event: &Event) -> Result<(), MigrationError> {
         match event.name.as_str() {
             "STOP" if self.stops.take_slice() => {}
-            "STOP" if !self.stops.is_last() && self.owner_paused() => self.was_running = false,
+            "STOP" if self.owner_paused() => self.was_running = false,
             "STOP" => {
                 let lanes_busy = self.lanes_busy();
                 self.stopped = Some(Stop { at: event.at, lanes_busy });

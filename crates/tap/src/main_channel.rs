@@ -221,7 +221,9 @@ impl Reader<'_> {
             }
             Step::Tail(bytes) => {
                 // Of a VM that does not run; else it is said already.
-                self.shared.let_finish();
+                if self.shared.output.ram_ended() {
+                    self.shared.let_finish();
+                }
                 output.tail(&bytes)?;
                 Ok(Next::Residue { whole: false })
             }
@@ -231,7 +233,9 @@ impl Reader<'_> {
                     return Err(TapError::Unsplittable(reason));
                 }
                 output.whole(&bytes, Some(&reason))?;
-                self.shared.let_finish();
+                if self.shared.output.ram_ended() {
+                    self.shared.let_finish();
+                }
                 Ok(Next::Residue { whole: true })
             }
         }

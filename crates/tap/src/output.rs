@@ -54,6 +54,12 @@ pub trait Output: Send + Sync + 'static {
     /// To end the tap.
     fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped>;
 
+    /// RAM has ended. Whether QEMU may end its migration now; if not, somebody
+    /// says [`Stopper::let_finish`](crate::Stopper::let_finish) later.
+    fn ram_ended(&self) -> bool {
+        true
+    }
+
     /// What threads that read QEMU's sockets join, if anything.
     fn crew(&self) -> Option<Arc<Crew>> {
         None

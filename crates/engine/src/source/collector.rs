@@ -14,14 +14,16 @@ use wire::{Announced, ToDestination};
 use super::Notice;
 use super::live::Live;
 use super::sieve::Sieve;
+use super::throttle::OurStops;
 use crate::link::Link;
 
-pub(crate) struct Collector {
+pub(super) struct Collector {
     pub(crate) live: Arc<Live>,
     pub(crate) sieve: Arc<Sieve>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) link: Arc<Link<ToDestination>>,
     pub(crate) notices: Sender<Notice>,
+    pub(super) stops: Arc<OurStops>,
     pub(crate) crew: Arc<Crew>,
 }
 
@@ -71,6 +73,11 @@ impl Output for Collector {
         }
         self.residue(true, bytes)
     }
+
+    fn ram_ended(&self) -> bool {
+        self.stops.end()
+    }
+
     fn crew(&self) -> Option<Arc<Crew>> {
         Some(Arc::clone(&self.crew))
     }

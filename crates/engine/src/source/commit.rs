@@ -100,10 +100,12 @@ impl Source<'_> {
 
     fn running(&mut self) {
         self.story.enter(Phase::Running);
-        let Some(stop) = &self.stopped else { return };
-        let gone = stop.at.elapsed();
-        let moving = self.lanes_busy().saturating_sub(stop.lanes_busy);
-        self.local.fixed_cost.learn(gone.saturating_sub(moving));
+        let at = self.stopped.as_ref().map(|stop| stop.at).or_else(|| self.stops.last());
+        let Some(gone) = at.map(|at| at.elapsed()) else { return };
+        if let Some(stop) = &self.stopped {
+            let moving = self.lanes_busy().saturating_sub(stop.lanes_busy);
+            self.local.fixed_cost.learn(gone.saturating_sub(moving));
+        }
         self.story.tell(|report| report.downtime_ms = Some(gone.as_secs_f64() * 1e3));
     }
 

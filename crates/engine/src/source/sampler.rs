@@ -201,7 +201,6 @@ impl Sampling {
             self.allow();
         }
         if stage == Stage::Over {
-            self.watched.throttling.before_stop();
             self.watched.tap.let_finish();
         }
         let Watched { live, story, fixed, .. } = &self.watched;
@@ -253,7 +252,13 @@ impl Sampling {
 
     /// Follows the guest with QEMU's passes, if QEMU can be held meanwhile.
     fn chase(&mut self, left: u64, elapsed: Duration) -> Stage {
-        let Watched { live, fixed, .. } = &self.watched;
+        let Watched { live, fixed, throttling, .. } = &self.watched;
+        if throttling.is_sliced(self.share) {
+            // Whatever waits when QEMU ends by itself has to fit the goal.
+            live.end_chase();
+            live.adjust_pool();
+            return Stage::Chasing;
+        }
         let Some(chase) = &mut self.chase else { return Stage::Over };
         if !live.disks_ready.load(Relaxed) || !live.first_pass_over.load(Relaxed) {
             return Stage::Chasing;

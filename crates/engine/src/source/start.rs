@@ -151,6 +151,7 @@ impl Source<'_> {
             lanes: Arc::clone(&lanes),
             link: Arc::clone(&control.link),
             notices: self.notices.0.clone(),
+            stops: Arc::clone(&self.stops),
             crew: Arc::clone(&self.crew),
         });
         let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
@@ -162,6 +163,7 @@ impl Source<'_> {
             machine: Arc::clone(&self.vm.machine),
             notes: self.local.slowed.clone(),
             stops: Arc::clone(&self.stops),
+            tap: stopper.clone(),
             story: Arc::clone(&self.story),
             held,
         };

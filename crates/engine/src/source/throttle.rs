@@ -32,6 +32,7 @@ pub(super) struct Around {
     /// None: without cgroups.
     pub(super) notes: Option<quota::Notes>,
     pub(super) stops: Arc<OurStops>,
+    pub(super) tap: tap::Stopper,
     pub(super) story: Arc<Story>,
     /// QEMU can't end its migration before it is let.
     pub(super) held: bool,
@@ -86,12 +87,9 @@ impl Throttling {
         if self.lifted || matches!(self.means, Means::Missing) { 1.0 } else { decided.share }
     }
 
-    /// The VM is as good as stopped: whatever comes, it runs as it did. One that
-    /// was stopped for moments stands still from now on.
-    pub(super) fn before_stop(&mut self) {
-        if let Means::Slices(slices) = &mut self.means {
-            slices.stop_for_good();
-        }
+    /// Whether it is stopped for moments: QEMU ends its migration in one of them.
+    pub(super) fn is_sliced(&self, share: f64) -> bool {
+        share < 1.0 && matches!(self.means, Means::Slices(_))
     }
 
     /// Whatever slows it goes.
@@ -127,7 +125,7 @@ impl Throttling {
     }
 
     fn find_means(&self) -> Means {
-        let Around { machine, notes, stops, story, held } = &self.around;
+        let Around { machine, notes, stops, tap, story, held } = &self.around;
         let why = match (notes, &self.vcpus) {
             (_, None) => "its vCPUs can't be seen".to_owned(),
             (None, _) => "the agent is told to leave cgroups alone".to_owned(),
@@ -143,7 +141,7 @@ impl Throttling {
             ));
             return Means::Missing;
         }
-        match Slices::start(Arc::clone(&machine.qmp), Arc::clone(stops)) {
+        match Slices::start(Arc::clone(&machine.qmp), Arc::clone(stops), tap.clone()) {
             Ok(slices) => {
                 story.note(format!("the VM was slowed by stopping it for moments: {why}"));
                 Means::Slices(slices)

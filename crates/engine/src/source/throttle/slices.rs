@@ -1,12 +1,13 @@
 //! Slows a VM by stopping it for a moment, again and again: where the host has
 //! no cgroups that bound CPU time.
 //!
-//! Only while QEMU can't end its migration: one that does while the VM stands
-//! still for a slice would have it given up, and the end of the slice would
-//! have it run here.
+//! QEMU ends the migration of a VM that stands still once it has nothing left to
+//! hand over, whether it is held or not. That is welcome: the VM has to be
+//! stopped at some time. But the end of such a slice must not have it run here
+//! again. QEMU refuses that until its migration has ended, and it doesn't end
+//! before the tap says so: which is said when no slice can end any more.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -22,31 +23,42 @@ const RUN_LEAST: Duration = Duration::from_millis(1);
 /// QEMU tells of a stop before it answers; this is for the way to us.
 const TOLD_MAX: Duration = Duration::from_millis(100);
 
-/// Stops that QEMU tells of and that are ours, not the VM's owner's.
+/// What others know of the moments for which a VM is stopped.
 #[derive(Debug, Default)]
-pub(crate) struct OurStops {
-    slices: AtomicU32,
-    /// The VM is stopped for its switchover, by us.
-    last: AtomicBool,
+pub(crate) struct OurStops(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Stops that QEMU will tell of.
+    untold: u32,
+    /// A thread stops the VM and lets it run again.
+    slicing: bool,
+    /// QEMU has handed over all RAM.
+    ended: bool,
+    /// The last stop, if the VM does not run again after it.
+    last: Option<Instant>,
 }
 
 impl OurStops {
     /// QEMU has told of a stop: whether it was for a slice.
     pub(crate) fn take_slice(&self) -> bool {
-        self.slices.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1)).is_ok()
+        let mut known = self.0.lock();
+        let ours = known.untold > 0;
+        known.untold = known.untold.saturating_sub(1);
+        ours
     }
 
-    /// Whether one that was not for a slice is for the switchover.
-    pub(crate) fn is_last(&self) -> bool {
-        self.last.load(SeqCst)
+    /// When the VM was stopped for its switchover, if that was by us.
+    pub(crate) fn last(&self) -> Option<Instant> {
+        self.0.lock().last
     }
-}
 
-/// How slicing ends.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    Running,
-    Stopped,
+    /// QEMU has handed over all RAM. Whether it may end its migration at once.
+    pub(crate) fn end(&self) -> bool {
+        let mut known = self.0.lock();
+        known.ended = true;
+        !known.slicing
+    }
 }
 
 pub(super) struct Slices {
@@ -57,19 +69,25 @@ pub(super) struct Slices {
 struct Shared {
     qmp: Arc<Qmp>,
     stops: Arc<OurStops>,
+    /// What says that QEMU may end its migration.
+    tap: tap::Stopper,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 struct State {
     share: f64,
-    end: Option<End>,
+    over: bool,
 }
 
 impl Slices {
-    pub(super) fn start(qmp: Arc<Qmp>, stops: Arc<OurStops>) -> std::io::Result<Self> {
-        let state = Mutex::new(State { share: 1.0, end: None });
-        let shared = Arc::new(Shared { qmp, stops, state, changed: Condvar::new() });
+    pub(super) fn start(
+        qmp: Arc<Qmp>,
+        stops: Arc<OurStops>,
+        tap: tap::Stopper,
+    ) -> std::io::Result<Self> {
+        let state = Mutex::new(State { share: 1.0, over: false });
+        let shared = Arc::new(Shared { qmp, stops, tap, state, changed: Condvar::new() });
         let thread = thread::Builder::new().name("slices".to_owned()).spawn({
             let shared = Arc::clone(&shared);
             move || shared.run()
@@ -84,14 +102,10 @@ impl Slices {
     }
 }
 
-impl Slices {
-    /// The VM stands still when this returns, for QEMU to end its migration.
-    pub(super) fn stop_for_good(&mut self) {
-        self.end(End::Stopped);
-    }
-
-    fn end(&mut self, end: End) {
-        self.shared.state.lock().end.get_or_insert(end);
+impl Drop for Slices {
+    /// The VM runs, unless its owner has paused it or QEMU is done with it.
+    fn drop(&mut self) {
+        self.shared.state.lock().over = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -99,48 +113,55 @@ impl Slices {
     }
 }
 
-impl Drop for Slices {
-    /// The VM runs, unless its owner has paused it, or it was stopped for good.
-    fn drop(&mut self) {
-        self.end(End::Running);
-    }
-}
-
 impl Shared {
     fn run(&self) {
+        {
+            let mut known = self.stops.0.lock();
+            if known.ended {
+                return;
+            }
+            known.slicing = true;
+        }
+        self.slices();
+        let ended = {
+            let mut known = self.stops.0.lock();
+            known.slicing = false;
+            known.ended
+        };
+        // Whatever was asked of QEMU has been answered.
+        if ended {
+            self.tap.let_finish();
+        }
+    }
+
+    fn slices(&self) {
         let events = self.qmp.events_named(&["STOP", "RESUME"]);
         let mut runs = true;
         while let Some(stop) = self.wait_run() {
             for event in events.try_iter() {
                 runs = event.name == "RESUME";
             }
-            // Its owner's pause is none of ours.
+            // Its owner's pause is none of ours, nor is QEMU's own stop.
             if runs && !self.slice(stop, &events) {
                 return;
-            }
-        }
-        if self.state.lock().end == Some(End::Stopped) {
-            self.stops.last.store(true, SeqCst);
-            if let Err(error) = self.qmp.stop() {
-                // QEMU stops it by itself a moment later.
-                tracing::warn!(%error, "the VM is not stopped");
             }
         }
     }
 
     /// Stops the VM for so long. Says whether to go on.
     fn slice(&self, time: Duration, events: &Receiver<Event>) -> bool {
-        self.stops.slices.fetch_add(1, SeqCst);
+        self.stops.0.lock().untold += 1;
         let stopped = self.qmp.stop();
         let told = events.recv_timeout(TOLD_MAX);
-        if !told.is_ok_and(|event| event.name == "STOP") {
+        let Some(told) = told.ok().filter(|event| event.name == "STOP") else {
             // It stood already.
             let _ = self.stops.take_slice();
             return stopped.is_ok();
-        }
+        };
         self.pause(time);
-        if let Err(error) = self.qmp.cont() {
-            tracing::error!(%error, "the VM does not go on after a slice");
+        if self.stops.0.lock().ended || self.qmp.cont().is_err() {
+            // QEMU is done with it: this was its last stop.
+            self.stops.0.lock().last = Some(told.at);
             return false;
         }
         let _ = events.recv_timeout(TOLD_MAX);
@@ -153,7 +174,7 @@ impl Shared {
         let begun = Instant::now();
         let mut state = self.state.lock();
         loop {
-            if state.end.is_some() {
+            if state.over || self.stops.0.lock().ended {
                 return None;
             }
             if state.share >= 1.0 {
@@ -170,7 +191,7 @@ impl Shared {
     fn pause(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut state = self.state.lock();
-        while state.end.is_none() && state.share < 1.0 {
+        while !state.over && state.share < 1.0 {
             if self.changed.wait_until(&mut state, until).timed_out() {
                 return;
             }
