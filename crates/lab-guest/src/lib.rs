@@ -1,12 +1,14 @@
 //! What a lab guest does, in parts that need no guest: its orders, the content
-//! of its pages, and the writer that changes them. `main.rs` is the `/init`
+//! of its pages, and the writer that changes them, at leisure or with all of a CPU. `main.rs` is the `/init`
 //! that puts them together inside the guest.
 
+pub mod burn;
 pub mod content;
 pub mod disk;
 pub mod memory;
 pub mod orders;
 pub mod random;
+pub mod swing;
 pub mod writer;
 
 /// Bytes in a page.

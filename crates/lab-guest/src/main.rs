@@ -11,21 +11,26 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lab_guest::PAGE_BYTES;
+use lab_guest::burn::{self, Burner};
 use lab_guest::content::Kind;
 use lab_guest::disk::{Disk, Habits};
 use lab_guest::memory::{Area, Checked};
 use lab_guest::orders::Orders;
+use lab_guest::random::Random;
+use lab_guest::swing::Swing;
 use lab_guest::writer::{Pacer, Writer};
 
 const TICK: Duration = Duration::from_millis(5);
 const COUNT_EVERY_TICKS: u64 = 10;
 const WRITER_STEP: Duration = Duration::from_millis(1);
+/// Rounds that count as one piece of work.
+const COMPUTE_AT_ONCE: u32 = 10_000;
 const PORT: &str = "/dev/ttyS1";
 const DISK: &str = "/dev/vda";
 const MODULES: &str = "/modules";
@@ -38,6 +43,13 @@ struct Guest {
     fixed: Vec<Area>,
     writer: Mutex<Writer>,
     pacer: Mutex<Pacer>,
+    /// How a writer keeps pace that uses all of a CPU.
+    burner: Option<Burner>,
+    /// Whether somebody waits for the writer's memory: one that uses all of a
+    /// CPU would take it again before anybody else can.
+    wanted: AtomicBool,
+    swing: Mutex<Swing>,
+    computed: AtomicU64,
     disk: Mutex<Option<Disk>>,
     disk_pacer: Mutex<Pacer>,
     written: AtomicU64,
@@ -75,6 +87,8 @@ fn run() -> std::io::Result<()> {
     thread::Builder::new().name("tick".to_owned()).spawn(move || tick(&ticking))?;
     let writing = Arc::clone(&guest);
     thread::Builder::new().name("writer".to_owned()).spawn(move || write(&writing))?;
+    let computing = Arc::clone(&guest);
+    thread::Builder::new().name("compute".to_owned()).spawn(move || compute(&computing))?;
     let disk_writing = Arc::clone(&guest);
     thread::Builder::new().name("disk".to_owned()).spawn(move || write_disk(&disk_writing))?;
     guest.say(&guest.greeting());
@@ -136,7 +150,10 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         area("zero", Kind::Zero, orders.zero_bytes, false),
     ];
     let working_set = area("ws", Kind::Random, orders.working_set_bytes, true);
-    let writer = Writer::new(working_set, orders.order, orders.seed);
+    let mut writer = Writer::new(working_set, orders.order, orders.seed);
+    // While nothing else runs.
+    let burner = orders.burn.then(|| Burner::calibrate(|pages| writer.write(pages as usize)));
+    let swing = Swing::new(Duration::from_millis(orders.swing_ms), Instant::now());
     let mut pacer = Pacer::default();
     pacer.set_rate(orders.rate);
     let disk = match orders.disk_bytes {
@@ -155,6 +172,10 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         fixed,
         writer: Mutex::new(writer),
         pacer: Mutex::new(pacer),
+        burner,
+        wanted: AtomicBool::new(false),
+        swing: Mutex::new(swing),
+        computed: AtomicU64::new(0),
         disk: Mutex::new(disk),
         disk_pacer: Mutex::new(disk_pacer),
         written: AtomicU64::new(0),
@@ -188,17 +209,62 @@ fn tick(guest: &Guest) {
     }
 }
 
+/// Keeps the calling thread to a CPU, counted from 1; 0 for any.
+fn keep_to(cpu: u64) {
+    let Some(cpu) = usize::try_from(cpu).ok().and_then(|cpu| cpu.checked_sub(1)) else { return };
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(cpu);
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &cpus) {
+        eprintln!("guest: there is no CPU {}: {error}", cpu + 1);
+    }
+}
+
 fn write(guest: &Guest) {
+    keep_to(guest.orders.writer_cpu);
+    match &guest.burner {
+        Some(burner) => write_burning(guest, burner.clone()),
+        None => write_at_leisure(guest),
+    }
+}
+
+/// Writes and computes, and never sleeps unless it rests.
+fn write_burning(guest: &Guest, mut burner: Burner) {
+    let mut random = Random::new(guest.orders.seed, 1);
+    loop {
+        let rate = lock(&guest.pacer).rate();
+        if rate == 0 || guest.rests() || guest.wanted.load(Ordering::Relaxed) {
+            thread::sleep(WRITER_STEP);
+            continue;
+        }
+        let chunk = burner.chunk(rate);
+        guest.write_pages(chunk.pages as usize);
+        burn::compute(&mut random, chunk.rounds);
+    }
+}
+
+/// Keeps a CPU busy, and writes nothing.
+fn compute(guest: &Guest) {
+    if guest.orders.compute_cpu == 0 {
+        return;
+    }
+    keep_to(guest.orders.compute_cpu);
+    let mut random = Random::new(guest.orders.seed, 2);
+    loop {
+        burn::compute(&mut random, COMPUTE_AT_ONCE);
+        guest.computed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Writes what is due, and sleeps.
+fn write_at_leisure(guest: &Guest) {
     let mut last = Instant::now();
     loop {
         thread::sleep(WRITER_STEP);
         let now = Instant::now();
         let pages = lock(&guest.pacer).pages_due(now - last);
         last = now;
-        if pages > 0 {
-            let mut writer = lock(&guest.writer);
-            writer.write(pages);
-            guest.written.store(writer.written(), Ordering::Relaxed);
+        if pages > 0 && !guest.rests() {
+            guest.write_pages(pages);
         }
     }
 }
@@ -226,6 +292,16 @@ impl Guest {
         format!("boot {} {}", self.boot_id, self.orders)
     }
 
+    fn rests(&self) -> bool {
+        self.orders.swing_ms > 0 && lock(&self.swing).rests(Instant::now())
+    }
+
+    fn write_pages(&self, pages: usize) {
+        let mut writer = lock(&self.writer);
+        writer.write(pages);
+        self.written.store(writer.written(), Ordering::Relaxed);
+    }
+
     fn say(&self, line: &str) {
         // One write for a line: lines of different threads never mix.
         if let Err(error) = lock(&self.port).write_all(format!("{line}\n").as_bytes()) {
@@ -250,6 +326,10 @@ impl Guest {
                 let rate = rest.parse().map_err(|_| format!("{rest:?} is no rate"))?;
                 self.set_rate(rate)
             }
+            "burst" => {
+                lock(&self.swing).restart(Instant::now());
+                Ok(String::new())
+            }
             "reboot" => end(rustix::system::RebootCommand::Restart),
             "poweroff" => end(rustix::system::RebootCommand::PowerOff),
             _ => Err(format!("unknown command {verb:?}")),
@@ -266,7 +346,9 @@ impl Guest {
         for area in &self.fixed {
             checked.add(area.check());
         }
+        self.wanted.store(true, Ordering::Relaxed);
         let writer = lock(&self.writer);
+        self.wanted.store(false, Ordering::Relaxed);
         checked.add(writer.area().check());
         let (wrong, first_wrong) = writer.wrong();
         let first_wrong = first_wrong.map(str::to_owned);
@@ -283,11 +365,13 @@ impl Guest {
 
     fn status(&self) -> String {
         format!(
-            "ticks={} written={} rate={} worst_tick_us={}",
+            "ticks={} written={} rate={} worst_tick_us={} computed={} fastest={}",
             self.ticks.load(Ordering::Relaxed),
             self.written.load(Ordering::Relaxed),
             lock(&self.pacer).rate(),
             self.worst_tick_us.load(Ordering::Relaxed),
+            self.computed.load(Ordering::Relaxed),
+            self.burner.as_ref().map_or(0, Burner::fastest),
         )
     }
 }

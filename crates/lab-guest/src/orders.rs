@@ -31,6 +31,17 @@ pub struct Orders {
     pub rate: u64,
     /// In which order.
     pub order: Order,
+    /// Whether the writer uses a whole CPU for that, so that half a CPU halves
+    /// its rate. Else it writes what is due and sleeps.
+    pub burn: bool,
+    /// It writes for so many milliseconds, rests for as many, and again; 0 for
+    /// never resting.
+    pub swing_ms: u64,
+    /// The CPU that the writer keeps to, counted from 1; 0 for any.
+    pub writer_cpu: u64,
+    /// The CPU, counted from 1, that a thread keeps busy which writes nothing;
+    /// 0 for no such thread.
+    pub compute_cpu: u64,
     /// Bytes of the first disk that are filled, and rewritten in any order.
     pub disk_bytes: u64,
     /// Bytes rewritten there per second.
@@ -59,6 +70,10 @@ impl fmt::Display for Orders {
             ("ws", self.working_set_bytes),
             ("rate", self.rate),
             ("sequential", u64::from(self.order == Order::Sequential)),
+            ("burn", u64::from(self.burn)),
+            ("swing_ms", self.swing_ms),
+            ("writer_cpu", self.writer_cpu),
+            ("compute_cpu", self.compute_cpu),
             ("disk", self.disk_bytes),
             ("disk_rate", self.disk_rate),
             ("disk_run", self.disk_run),
@@ -91,6 +106,10 @@ impl FromStr for Orders {
                 "zero" => orders.zero_bytes = number,
                 "ws" => orders.working_set_bytes = number,
                 "rate" => orders.rate = number,
+                "burn" => orders.burn = number == 1,
+                "swing_ms" => orders.swing_ms = number,
+                "writer_cpu" => orders.writer_cpu = number,
+                "compute_cpu" => orders.compute_cpu = number,
                 "disk" => orders.disk_bytes = number,
                 "disk_rate" => orders.disk_rate = number,
                 "disk_run" => orders.disk_run = number,
@@ -118,6 +137,10 @@ mod tests {
             working_set_bytes: 5,
             rate: 6,
             order: Order::Sequential,
+            burn: true,
+            swing_ms: 11,
+            writer_cpu: 12,
+            compute_cpu: 13,
             disk_bytes: 7,
             disk_rate: 8,
             disk_run: 9,

@@ -77,6 +77,7 @@ fn scenario() -> Scenario {
         modes: &[Mode::Precopy],
         ours: Vec::new(),
         plain_tcp: false,
+        slowing: None,
     }
 }
 

@@ -86,6 +86,14 @@ pub enum LabError {
         /// Why.
         reason: String,
     },
+    /// A migration was given up because it took too long.
+    #[error("{contender}: not finished after {waited:?}")]
+    Late {
+        /// Which contender's.
+        contender: String,
+        /// What it was given.
+        waited: Duration,
+    },
     /// Text from a tool that isn't what the lab expects.
     #[error("can't understand {what}: {text}")]
     Text {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use felt::{Felt, Written};
+pub use felt::{Felt, Silences, Written};
 use heard::Heard;
 pub use heard::Pulse;
 use lab_guest::orders::Orders;
@@ -40,6 +40,8 @@ pub struct GuestSpec {
     pub memory: String,
     /// Its machine type.
     pub machine: String,
+    /// How many virtual CPUs it has.
+    pub vcpus: u32,
     /// What it does.
     pub orders: Orders,
     /// Whether QEMU ends when it reboots, as it does after a panic.
@@ -56,6 +58,7 @@ impl GuestSpec {
             name: name.to_owned(),
             memory: memory.to_owned(),
             machine: "q35".to_owned(),
+            vcpus: 1,
             orders,
             no_reboot: true,
             extra: Vec::new(),
@@ -102,6 +105,9 @@ impl GuestSpec {
         ]
         .map(str::to_owned)
         .to_vec();
+        if self.vcpus != 1 {
+            argv.extend(["-smp".to_owned(), self.vcpus.to_string()]);
+        }
         if self.no_reboot {
             argv.push("-no-reboot".to_owned());
         }
@@ -240,6 +246,20 @@ impl Guest {
     #[must_use]
     pub fn felt(&self, from: Instant, to: Instant) -> Felt {
         self.heard.felt(from, to)
+    }
+
+    /// The silence of a switchover that was from `stopped` to `ran`, and the
+    /// longest between `from` and it; since [`Guest::forget_gap`].
+    #[must_use]
+    pub fn silences(&self, from: Instant, stopped: Instant, ran: Instant) -> Silences {
+        self.heard.silences(from, stopped, ran)
+    }
+
+    /// How many pages of memory it had written, at instants between two; since
+    /// [`Guest::forget_gap`].
+    #[must_use]
+    pub fn pages(&self, from: Instant, to: Instant) -> Vec<(Instant, u64)> {
+        self.heard.pages(from, to)
     }
 
     /// How it fares.

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod certificates;
 pub mod contender;
+mod count;
 pub mod cpio;
 pub mod demo;
 pub mod error;

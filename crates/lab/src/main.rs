@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use lab::bench::{contest, neighbour, plain_tcp, scenario};
+use lab::bench::result::{Outcome, Run};
+use lab::bench::{contest, neighbour, plain_tcp, scenario, sweep, writers};
 use lab::error::LabError;
 use lab::{demo, hosts, program, setup, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,6 +37,9 @@ enum Action {
         /// Only the contenders named so; may be repeated.
         #[arg(long)]
         only: Vec<String>,
+        /// Only these points of a sweep, such as 500x2; may be repeated.
+        #[arg(long)]
+        at: Vec<String>,
     },
     /// Run a program where hosts can be made: as root, else in a user namespace.
     AsRoot {
@@ -131,25 +135,16 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::AsRoot { argv } => return unprivileged::run(argv),
         Action::Demo => return demo::run(),
         Action::Bench { name: None, .. } => {
-            for scenario in scenario::all() {
-                println!("{:10} {}", scenario.name, scenario.about);
+            let scenarios = scenario::all();
+            let contests = scenarios.iter().map(|one| (one.name, one.about));
+            let sweeps = writers::sweeps();
+            let sweeps = sweeps.iter().map(|one| (one.name, one.about));
+            for (name, about) in contests.chain(sweeps) {
+                println!("{name:10} {about}");
             }
         }
-        Action::Bench { name: Some(name), runs, only } => {
-            let scenario = scenario::all().into_iter().find(|one| one.name == name);
-            let scenario = scenario.ok_or_else(|| {
-                LabError::Unsupported(format!(
-                    "there is no benchmark {name}; `lab bench` lists them"
-                ))
-            })?;
-            let outcome = contest::run(&setup::ensure()?, &scenario, *runs, only)?;
-            let wrong = |run: &lab::bench::result::Run| {
-                run.ok && !(run.intact && run.disk_intact.unwrap_or(true))
-            };
-            if outcome.contenders.values().any(|contender| contender.runs.iter().any(wrong)) {
-                eprintln!("lab: a guest's memory or disk came out wrong");
-                return Ok(ExitCode::FAILURE);
-            }
+        Action::Bench { name: Some(name), runs, only, at } => {
+            return bench(name, *runs, only, at);
         }
         Action::TcpSink { port } => plain_tcp::sink(*port).map_err(system)?,
         Action::TcpSource { address, bytes } => {
@@ -162,4 +157,29 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::NeighbourComputing => neighbour::computing().map_err(system)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn bench(name: &str, runs: u32, only: &[String], at: &[String]) -> Result<ExitCode, LabError> {
+    let is_right = |run: &Run| !run.ok || (run.intact && run.disk_intact.unwrap_or(true));
+    let all_right = |outcome: &Outcome| {
+        outcome.contenders.values().flat_map(|contender| &contender.runs).all(is_right)
+    };
+    let contest = scenario::all().into_iter().find(|one| one.name == name);
+    let sweep = writers::sweeps().into_iter().find(|one| one.name == name);
+    let right = match (contest, sweep) {
+        (Some(contest), _) => all_right(&contest::run(&setup::ensure()?, &contest, runs, only)?),
+        (None, Some(sweep)) => {
+            let outcome = sweep::run(&setup::ensure()?, &sweep, runs, only, at)?;
+            outcome.points.iter().all(|point| all_right(&point.outcome))
+        }
+        (None, None) => {
+            let text = format!("there is no benchmark {name}; `lab bench` lists them");
+            return Err(LabError::Unsupported(text));
+        }
+    };
+    if right {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("lab: a guest's memory or disk came out wrong");
+    Ok(ExitCode::FAILURE)
 }

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::beside::Beside;
 use super::cpu::CpuMeter;
 use super::result::{Outcome, Run};
 use super::scenario::Scenario;
+use super::slowed::{Slowed, Undisturbed};
 use super::{plain_tcp, table, warm};
 use crate::contender::{Contender, Ground};
 use crate::error::{FileContext, LabError, Result};
@@ -24,22 +25,16 @@ const WARM_BYTES: u64 = 2 << 30;
 const SETTLE: Duration = Duration::from_secs(1);
 /// A guest that moved is heard again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
-/// Runs a scenario, prints what happens, and writes the results. `only` names
-/// the contenders that take part; none named means all.
+/// Runs a scenario, prints what happens, and writes the results, after each run
+/// those that there are. `only` names the contenders that take part; none named
+/// means all.
 ///
 /// # Errors
 /// If the lab itself fails; a contender that fails is a result.
 pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result<Outcome> {
     println!("{}: {}", scenario.name, scenario.about);
-    let mut outcome = Outcome {
-        scenario: scenario.name.to_owned(),
-        guest: scenario.guest_json(),
-        links: scenario.links_json(&Hosts::new(scenario.link)?.a.congestion_control),
-        qemu: kit.qemu_version.to_string(),
-        accel: kit.accelerator.to_string(),
-        contenders: BTreeMap::new(),
-        ratios: BTreeMap::new(),
-    };
+    let mut outcome = empty(kit, scenario)?;
+    let part = format!("{}-part", scenario.name);
     let mut body_bytes = scenario.guest.orders.random_bytes;
     for nth in 1..=runs {
         for mut contender in scenario.contenders() {
@@ -47,36 +42,71 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
             if !only.is_empty() && !only.contains(&name) {
                 continue;
             }
-            let run = match one(kit, scenario, &mut *contender) {
-                Ok(run) => run,
-                Err(error) => Run { error: Some(error.to_string()), ..Run::default() },
-            };
+            let run = turn(kit, scenario, scenario.name, &mut *contender);
             println!("  {nth}/{runs} {name:18} {}", told(&run));
-            outcome.contenders.entry(name).or_default().runs.push(run);
+            add(&mut outcome, name, run);
+            save(&part, &outcome)?;
             body_bytes = contender.report().map_or(body_bytes, |report| report.body_bytes);
         }
         if scenario.plain_tcp {
             let run = plain_tcp::run(scenario, body_bytes)?;
             println!("  {nth}/{runs} {:18} {}", "tcp", told(&run));
-            outcome.contenders.entry("tcp".to_owned()).or_default().runs.push(run);
+            add(&mut outcome, "tcp".to_owned(), run);
         }
     }
-    let ours: Vec<String> =
-        outcome.contenders.keys().filter(|name| name.starts_with("droveway")).cloned().collect();
-    outcome.conclude(&ours.iter().map(String::as_str).collect::<Vec<_>>());
     println!("\n{}", table::markdown(&outcome));
     // A partial run must not stand in for a whole one.
-    let part = if only.is_empty() { "" } else { "-part" };
-    let path = save(&format!("{}{part}", outcome.scenario), &outcome)?;
+    let path = if only.is_empty() { whole(scenario.name)? } else { path(&part) };
+    save_at(&path, &outcome)?;
     println!("{}", path.display());
     Ok(outcome)
 }
 
-fn told(run: &Run) -> String {
+/// An outcome without runs.
+pub(super) fn empty(kit: &Kit, scenario: &Scenario) -> Result<Outcome> {
+    Ok(Outcome {
+        scenario: scenario.name.to_owned(),
+        guest: scenario.guest_json(),
+        links: scenario.links_json(&Hosts::new(scenario.link)?.a.congestion_control),
+        qemu: kit.qemu_version.to_string(),
+        accel: kit.accelerator.to_string(),
+        contenders: BTreeMap::new(),
+        ratios: BTreeMap::new(),
+    })
+}
+
+/// Adds a run, and concludes from what there is.
+pub(super) fn add(outcome: &mut Outcome, name: String, run: Run) {
+    outcome.contenders.entry(name).or_default().runs.push(run);
+    let names: Vec<String> = outcome.contenders.keys().cloned().collect();
+    let ours = names.iter().map(String::as_str).filter(|name| name.starts_with("droveway"));
+    outcome.conclude(&ours.collect::<Vec<_>>());
+}
+
+/// One contender's run, whatever becomes of it. Reports are saved by `label`.
+pub(super) fn turn(
+    kit: &Kit,
+    scenario: &Scenario,
+    label: &str,
+    contender: &mut dyn Contender,
+) -> Run {
+    match one(kit, scenario, label, contender) {
+        Ok(run) => run,
+        Err(error) => {
+            let unfinished_s = match &error {
+                LabError::Late { waited, .. } => Some(waited.as_secs_f64()),
+                _ => None,
+            };
+            Run { unfinished_s, error: Some(error.to_string()), ..Run::default() }
+        }
+    }
+}
+
+pub(super) fn told(run: &Run) -> String {
     match &run.error {
         Some(error) => format!("failed: {error}"),
         None => format!(
-            "{:6.2} s, blackout {:4.0} ms (seen {:4.0}), {:7.1} MB, CPU {:5.2} s, work {:.2}{}, {}",
+            "{:6.2} s, blackout {:4.0} ms (seen {:4.0}), {:7.1} MB, CPU {:5.2} s, work {:.2}{}{}, {}",
             run.total_s,
             run.downtime_ms,
             run.guest_gap_ms,
@@ -84,6 +114,7 @@ fn told(run: &Run) -> String {
             run.cpu_s,
             run.guest_work,
             run.disk_work.map_or_else(String::new, |work| format!(" (disk {work:.2})")),
+            slowed_told(run),
             match (run.intact, run.disk_intact) {
                 (true, None | Some(true)) => "intact",
                 (true, Some(false)) => "DISK WRONG",
@@ -93,21 +124,50 @@ fn told(run: &Run) -> String {
     }
 }
 
-fn save(name: &str, what: &impl serde::Serialize) -> Result<PathBuf> {
-    let dir = repository().join("target/bench");
-    fs::create_dir_all(&dir).at("make", &dir)?;
-    let path = dir.join(format!("{name}.json"));
+fn slowed_told(run: &Run) -> String {
+    let (Some(stall_ms), Some(lost_s)) = (run.stall_ms, run.lost_s) else { return String::new() };
+    let share = run.share_lowest.map_or_else(String::new, |share| format!(", share {share:.2}"));
+    let writes = run.undisturbed_bytes_per_s.unwrap_or(0.0) / 1e6;
+    format!(" of {writes:.1} MB/s, stall {stall_ms:.0} ms, lost {lost_s:.2} s{share}")
+}
+
+/// Where results are.
+pub(super) fn path(name: &str) -> PathBuf {
+    repository().join("target/bench").join(format!("{name}.json"))
+}
+
+/// Where whole results are; what there was of parts goes.
+pub(super) fn whole(name: &str) -> Result<PathBuf> {
+    let part = path(&format!("{name}-part"));
+    match fs::remove_file(&part) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).at("remove", &part)
+        }
+        _ => Ok(path(name)),
+    }
+}
+
+fn save(name: &str, what: &impl serde::Serialize) -> Result<()> {
+    save_at(&path(name), what)
+}
+
+pub(super) fn save_at(path: &Path, what: &impl serde::Serialize) -> Result<()> {
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).at("make", dir)?;
+    }
     let json = serde_json::to_string_pretty(what)
         .map_err(|error| LabError::Text { what: "the results", text: error.to_string() })?;
-    fs::write(&path, json + "\n").at("write", &path)?;
-    Ok(path)
+    // In two steps: a lab that is interrupted leaves what it had before.
+    let new = path.with_extension("json.new");
+    fs::write(&new, json + "\n").at("write", &new)?;
+    fs::rename(&new, path).at("write", path)
 }
 
 /// One contender, one new guest, one move.
-fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<Run> {
+fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contender) -> Result<Run> {
     let hosts = Hosts::new(scenario.link)?;
-    let ground =
-        Ground { kit, hosts: &hosts, downtime_goal: scenario.goal, timeout: scenario.timeout };
+    let timeout = scenario.timeout_of(&contender.name());
+    let ground = Ground { kit, hosts: &hosts, downtime_goal: scenario.goal, timeout };
     let mut spec = scenario.guest.clone();
     if let Some(image) = &scenario.disk {
         image.make(&hosts.a)?;
@@ -116,15 +176,17 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
     let guest = contender.start(&ground, &spec)?;
     std::thread::sleep(SETTLE);
     guest.expect_on(&hosts.b)?;
+    let undisturbed = scenario.slowing.map(|_| Undisturbed::watch(&guest)).transpose()?;
     warm::memory(WARM_BYTES);
     let beside = scenario.neighbour.map(|neighbour| Beside::start(neighbour, &hosts));
     let beside = beside.transpose()?;
     let cpu = CpuMeter::start(&hosts, beside.as_ref().map_or_else(Vec::new, Beside::pids))?;
     let traffic = hosts.traffic()?;
+    let slowed = undisturbed.map(|undisturbed| Slowed::begin(undisturbed, &guest)).transpose()?;
     guest.forget_gap();
     let moved = contender.migrate(&ground);
     if let Some(report) = contender.report() {
-        save(&format!("{}-{}-report", scenario.name, contender.name()), report)?;
+        save(&format!("{label}-{}-report", contender.name()), report)?;
     }
     let moved = moved?;
     guest.wait_beat(HEARD_MAX)?;
@@ -146,6 +208,10 @@ fn one(kit: &Kit, scenario: &Scenario, contender: &mut dyn Contender) -> Result<
     };
     let run = match beside {
         Some(beside) => beside.judge(run, &hosts, &moved)?,
+        None => run,
+    };
+    let run = match slowed {
+        Some(slowed) => slowed.judge(run, &guest, &moved, contender),
         None => run,
     };
     let checked = guest.check()?;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use lab_guest::random::Random;
 
+use crate::count;
 use crate::error::{Result, SystemContext};
 use crate::hosts::Hosts;
 
@@ -118,7 +119,7 @@ impl AtWork {
     /// What it did between two instants.
     pub(super) fn done(&self, from: Instant, to: Instant) -> f64 {
         let counts = self.done.lock().unwrap_or_else(PoisonError::into_inner);
-        at(&counts, to) - at(&counts, from)
+        count::between(&counts, from, to)
     }
 
     /// How it fared between `from` and `to`, beside what it did since `before`.
@@ -139,19 +140,6 @@ impl Drop for AtWork {
         if let Some(listening) = self.listening.take() {
             let _ = listening.join();
         }
-    }
-}
-
-/// The count at an instant, between the two that are known.
-fn at(counts: &[(Instant, u64)], when: Instant) -> f64 {
-    let next = counts.partition_point(|(at, _)| *at <= when);
-    match (next.checked_sub(1).and_then(|last| counts.get(last)), counts.get(next)) {
-        (Some((at, count)), Some((next_at, next_count))) => {
-            let share = (when - *at).as_secs_f64() / (*next_at - *at).as_secs_f64();
-            *count as f64 + share * next_count.saturating_sub(*count) as f64
-        }
-        (Some((_, count)), None) | (None, Some((_, count))) => *count as f64,
-        (None, None) => 0.0,
     }
 }
 
@@ -271,18 +259,6 @@ pub fn computing() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_was_done_is_known_between_two_words() {
-        let start = Instant::now();
-        let when = |ms| start + Duration::from_millis(ms);
-        let counts = [(when(100), 10), (when(200), 20), (when(400), 60)];
-        let table = [(0, 10.0), (100, 10.0), (150, 15.0), (300, 40.0), (400, 60.0), (900, 60.0)];
-        for (ms, count) in table {
-            assert!((at(&counts, when(ms)) - count).abs() < 1e-6, "{ms}");
-        }
-        assert_eq!(at(&[], start), 0.0);
-    }
 
     #[test]
     fn requests_that_nobody_took_are_gone() {

@@ -19,7 +19,8 @@ pub struct Run {
     pub prepare_s: f64,
     /// From the source's stop to the destination's start, by the host's clock.
     pub downtime_ms: f64,
-    /// The longest the guest was not heard of, minus how often it speaks.
+    /// The longest the guest was not heard of, minus how often it speaks; where
+    /// guests are slowed, at the switchover.
     pub guest_gap_ms: f64,
     /// Counted on the interfaces, both ways.
     pub wire_bytes: u64,
@@ -46,6 +47,28 @@ pub struct Run {
     /// Share of what the neighbour left of the link that the migration used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spare_used: Option<f64>,
+    /// Where guests are slowed: the longest it was not heard of before the
+    /// switchover.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stall_ms: Option<f64>,
+    /// Work that the guest did not do, as seconds of what it does undisturbed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_s: Option<f64>,
+    /// What it writes undisturbed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undisturbed_bytes_per_s: Option<f64>,
+    /// The lowest share of its CPUs that it was left, if the contender tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_lowest: Option<f64>,
+    /// How long it was not left all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowed_s: Option<f64>,
+    /// Sweeps over its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passes: Option<u64>,
+    /// How long the contender was given, if it did not finish in that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unfinished_s: Option<f64>,
     /// Why it is not ok.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -55,7 +78,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [Figure; 12] = [
+pub const FIGURES: [Figure; 18] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -67,6 +90,12 @@ pub const FIGURES: [Figure; 12] = [
     ("neighbour_kept", |run| run.neighbour_kept),
     ("neighbour_lost_s", |run| run.neighbour_lost_s),
     ("spare_used", |run| run.spare_used),
+    ("stall_ms", |run| run.stall_ms),
+    ("lost_s", |run| run.lost_s),
+    ("undisturbed_bytes_per_s", |run| run.undisturbed_bytes_per_s),
+    ("share_lowest", |run| run.share_lowest),
+    ("slowed_s", |run| run.slowed_s),
+    ("passes", |run| run.passes.map(|passes| passes as f64)),
     ("disk_allocated_bytes", |run| run.disk_allocated_bytes.map(|bytes| bytes as f64)),
 ];
 
@@ -80,7 +109,7 @@ pub struct Contender {
 }
 
 /// A scenario's outcome.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// Which scenario.
     pub scenario: String,

@@ -6,6 +6,7 @@ use lab_guest::orders::Orders;
 use serde_json::{Value, json};
 
 use super::neighbour::Neighbour;
+use super::writers::swing;
 use crate::contender::{Contender, Droveway, Mode, Options, Qemu};
 use crate::guest::GuestSpec;
 use crate::hosts::Link;
@@ -13,6 +14,9 @@ use crate::image::Image;
 
 const MIB: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
+
+/// Contenders that slow no guest: where it writes too fast they never finish.
+const UNSLOWED: [&str; 2] = ["qemu-precopy", "droveway-off"];
 
 /// A contest.
 pub struct Scenario {
@@ -38,6 +42,16 @@ pub struct Scenario {
     pub ours: Vec<Options>,
     /// Whether a plain TCP stream is measured on the link too.
     pub plain_tcp: bool,
+    /// Whether contenders may have to slow the guest: what that costs it is
+    /// measured, too.
+    pub slowing: Option<Slowing>,
+}
+
+/// Where guests write faster than the link.
+#[derive(Clone, Copy, Debug)]
+pub struct Slowing {
+    /// What contenders give up after that slow no guest.
+    pub patience: Duration,
 }
 
 impl Scenario {
@@ -50,18 +64,27 @@ impl Scenario {
         qemu.chain(ours).collect()
     }
 
+    /// What a contender gives up after.
+    #[must_use]
+    pub fn timeout_of(&self, contender: &str) -> Duration {
+        let slows = !UNSLOWED.contains(&contender);
+        self.slowing.filter(|_| !slows).map_or(self.timeout, |slowing| slowing.patience)
+    }
+
     /// The guest, for the results.
     #[must_use]
     pub fn guest_json(&self) -> Value {
         let orders = &self.guest.orders;
         json!({
             "memory": self.guest.memory,
-            "vcpus": 1,
+            "vcpus": self.guest.vcpus,
             "machine": self.guest.machine,
             "random_bytes": orders.random_bytes,
             "text_bytes": orders.text_bytes,
             "working_set_bytes": orders.working_set_bytes,
             "write_bytes_per_s": orders.rate,
+            "uses_a_whole_cpu": orders.burn,
+            "writes_and_rests_s": (orders.swing_ms > 0).then(|| orders.swing_ms as f64 / 1e3),
             "disk": self.disk.map(|disk| json!({
                 "bytes": disk.bytes,
                 "guest_bytes": disk.guest_bytes,
@@ -85,11 +108,11 @@ impl Scenario {
     }
 }
 
-fn plain() -> Vec<Options> {
+pub(super) fn plain() -> Vec<Options> {
     vec![Options::default()]
 }
 
-fn variant(name: &str, arguments: &[&str]) -> Options {
+pub(super) fn variant(name: &str, arguments: &[&str]) -> Options {
     Options {
         variant: Some(name.to_owned()),
         arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
@@ -106,7 +129,7 @@ fn encrypted(options: Options) -> Options {
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     let rest = neighbours().into_iter().chain([cores(), tls()]);
-    memory().into_iter().chain(disks()).chain(rest).collect()
+    memory().into_iter().chain(disks()).chain(rest).chain([swing()]).collect()
 }
 
 /// Those that move a VM's memory only.
@@ -128,6 +151,7 @@ fn memory() -> Vec<Scenario> {
             modes: &[Mode::Precopy, Mode::Multifd, Mode::Zstd],
             ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
             plain_tcp: false,
+            slowing: None,
         },
         Scenario {
             name: "nics",
@@ -141,6 +165,7 @@ fn memory() -> Vec<Scenario> {
             modes: &[Mode::Precopy, Mode::Multifd, Mode::Zstd],
             ours: plain(),
             plain_tcp: false,
+            slowing: None,
         },
         Scenario {
             name: "busy",
@@ -163,6 +188,7 @@ fn memory() -> Vec<Scenario> {
             modes: &[Mode::Precopy, Mode::Multifd, Mode::Zstd, Mode::AutoConverge],
             ours: plain(),
             plain_tcp: false,
+            slowing: None,
         },
         Scenario {
             name: "unshaped",
@@ -180,6 +206,7 @@ fn memory() -> Vec<Scenario> {
             modes: &[Mode::Precopy, Mode::Multifd],
             ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
             plain_tcp: false,
+            slowing: None,
         },
         Scenario {
             name: "line",
@@ -197,6 +224,7 @@ fn memory() -> Vec<Scenario> {
             modes: &[],
             ours: vec![variant("raw", &["--compress", "off"])],
             plain_tcp: true,
+            slowing: None,
         },
     ]
 }
@@ -220,6 +248,7 @@ fn tls() -> Scenario {
         modes: &[],
         ours: vec![raw.clone(), encrypted(raw)],
         plain_tcp: false,
+        slowing: None,
     }
 }
 
@@ -255,6 +284,7 @@ fn disks() -> Vec<Scenario> {
         modes: &[Mode::Mirror, Mode::MirrorZstd],
         ours: vec![ours.clone()],
         plain_tcp: false,
+        slowing: None,
     };
     vec![
         scenario(
@@ -300,6 +330,7 @@ fn neighbours() -> Vec<Scenario> {
         modes: &[Mode::Multifd],
         ours: plain(),
         plain_tcp: false,
+        slowing: None,
     };
     let web = Neighbour::Web { bytes_per_s: WEB_BYTES_PER_S };
     vec![
@@ -357,5 +388,6 @@ fn cores() -> Scenario {
             lanes("4", "zstd", "4-lanes-zstd"),
         ],
         plain_tcp: false,
+        slowing: None,
     }
 }

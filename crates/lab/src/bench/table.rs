@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::result::{Contender, Outcome, Run};
+use super::sweep::PointOutcome;
 
 /// Columns that every table has.
 const ALWAYS: [&str; 9] = [
@@ -17,26 +18,65 @@ const ALWAYS: [&str; 9] = [
     "intact",
 ];
 
-/// Columns that a table has where any run has the figure.
-const SOMETIMES: [(&str, &str); 4] = [
-    ("disk_work", "disk's work"),
-    ("neighbour_kept", "neighbour kept"),
-    ("neighbour_lost_s", "neighbour lost s"),
-    ("spare_used", "spare used"),
+/// Columns that a table has where any run has the figure, and their digits.
+const SOMETIMES: [(&str, &str, usize); 9] = [
+    ("disk_work", "disk's work", 2),
+    ("neighbour_kept", "neighbour kept", 2),
+    ("neighbour_lost_s", "neighbour lost s", 2),
+    ("spare_used", "spare used", 2),
+    ("stall_ms", "worst stall ms", 0),
+    ("lost_s", "work lost s", 2),
+    ("share_lowest", "lowest share", 2),
+    ("slowed_s", "slowed s", 1),
+    ("passes", "passes", 0),
 ];
+
+/// Those that a table has besides those that all have.
+struct More {
+    figures: Vec<(&'static str, &'static str, usize)>,
+    disks: bool,
+}
+
+impl More {
+    fn of(outcomes: &[&Outcome]) -> Self {
+        let contenders = || outcomes.iter().flat_map(|outcome| outcome.contenders.values());
+        let has = |figure: &str| contenders().any(|one| one.median.contains_key(figure));
+        let figures = SOMETIMES.into_iter().filter(|(figure, ..)| has(figure)).collect();
+        let mut runs = contenders().flat_map(|contender| &contender.runs);
+        Self { figures, disks: runs.any(|run| run.disk_intact.is_some()) }
+    }
+
+    /// The table's head, with columns before all others.
+    fn head(&self, first: &[&str]) -> String {
+        let names = self.figures.iter().map(|(_, name, _)| *name);
+        let names = names.chain(self.disks.then_some("disk intact"));
+        let names: Vec<&str> = first.iter().copied().chain(ALWAYS).chain(names).collect();
+        format!("| {} |\n|{}\n", names.join(" | "), " --- |".repeat(names.len()))
+    }
+}
+
+/// All points of a sweep in one table.
+#[must_use]
+pub fn sweep(points: &[PointOutcome]) -> String {
+    let more = More::of(&points.iter().map(|point| &point.outcome).collect::<Vec<_>>());
+    let mut text = more.head(&["link Mbit/s", "dirty/link"]);
+    for point in points {
+        let first = format!("| {} | {} ", point.link_mbit_per_s, point.dirty_of_link);
+        for (name, contender) in &point.outcome.contenders {
+            text.push_str(&first);
+            text.push_str(&row(name, contender, &more));
+        }
+    }
+    text
+}
 
 /// Medians of every contender, and what the first named has over the others.
 #[must_use]
 pub fn markdown(outcome: &Outcome) -> String {
-    let has = |figure: &str| outcome.contenders.values().any(|one| one.median.contains_key(figure));
-    let more: Vec<_> = SOMETIMES.into_iter().filter(|(figure, _)| has(figure)).collect();
-    let runs = || outcome.contenders.values().flat_map(|contender| &contender.runs);
-    let disks = runs().any(|run| run.disk_intact.is_some());
-    let names = more.iter().map(|(_, name)| *name).chain(disks.then_some("disk intact"));
-    let names: Vec<&str> = ALWAYS.into_iter().chain(names).collect();
-    let mut text = format!("| {} |\n|{}\n", names.join(" | "), " --- |".repeat(names.len()));
+    let more = More::of(&[outcome]);
+    let mut text = more.head(&[]);
     for (name, contender) in &outcome.contenders {
-        text.push_str(&row(name, contender, &more, disks));
+        text.push_str(&row(name, contender, &more));
     }
     if !outcome.ratios.is_empty() {
         text.push_str(
@@ -59,7 +99,7 @@ pub fn markdown(outcome: &Outcome) -> String {
     text
 }
 
-fn row(name: &str, contender: &Contender, more: &[(&str, &str)], disks: bool) -> String {
+fn row(name: &str, contender: &Contender, more: &More) -> String {
     let all = contender.runs.len();
     let count = |is_so: fn(&Run) -> bool| contender.runs.iter().filter(|run| is_so(run)).count();
     let figure = |figure: &str, scale: f64, digits: usize| {
@@ -68,10 +108,14 @@ fn row(name: &str, contender: &Contender, more: &[(&str, &str)], disks: bool) ->
             .get(figure)
             .map_or_else(|| "-".to_owned(), |value| format!("{:.digits$}", value * scale))
     };
+    let given = contender.runs.iter().filter_map(|run| run.unfinished_s).reduce(f64::max);
+    let total = match given {
+        Some(given) if contender.median.is_empty() => format!("> {given:.0}"),
+        _ => figure("total_s", 1.0, 2),
+    };
     let mut row = format!(
-        "| {name} | {}/{all} | {} | {} | {} | {} | {} | {} | {}/{all} |",
+        "| {name} | {}/{all} | {total} | {} | {} | {} | {} | {} | {}/{all} |",
         count(|run| run.ok),
-        figure("total_s", 1.0, 2),
         figure("downtime_ms", 1.0, 0),
         figure("guest_gap_ms", 1.0, 0),
         figure("wire_bytes", 1e-6, 1),
@@ -79,10 +123,10 @@ fn row(name: &str, contender: &Contender, more: &[(&str, &str)], disks: bool) ->
         figure("guest_work", 1.0, 2),
         count(|run| run.intact),
     );
-    for (name, _) in more {
-        let _ = write!(row, " {} |", figure(name, 1.0, 2));
+    for (name, _, digits) in &more.figures {
+        let _ = write!(row, " {} |", figure(name, 1.0, *digits));
     }
-    if disks {
+    if more.disks {
         let intact = count(|run| run.disk_intact == Some(true));
         let _ = write!(row, " {intact}/{all} |");
     }
@@ -98,9 +142,28 @@ mod tests {
     #[test]
     fn a_contender_that_never_made_it_has_no_figures() {
         let failed = Contender { runs: vec![Run::default()], median: BTreeMap::new() };
-        assert_eq!(row("x", &failed, &[], false), "| x | 0/1 | - | - | - | - | - | - | 0/1 |\n");
-        let more = [("disk_work", "disk's work")];
+        let none = More { figures: Vec::new(), disks: false };
+        assert_eq!(row("x", &failed, &none), "| x | 0/1 | - | - | - | - | - | - | 0/1 |\n");
+        let more = More { figures: vec![("disk_work", "disk's work", 2)], disks: true };
         let with_disk = "| x | 0/1 | - | - | - | - | - | - | 0/1 | - | 0/1 |\n";
-        assert_eq!(row("x", &failed, &more, true), with_disk);
+        assert_eq!(row("x", &failed, &more), with_disk);
+        let late = Run { unfinished_s: Some(60.0), ..Run::default() };
+        let late = Contender { runs: vec![late], median: BTreeMap::new() };
+        assert_eq!(row("x", &late, &none), "| x | 0/1 | > 60 | - | - | - | - | - | 0/1 |\n");
+    }
+
+    #[test]
+    fn a_row_of_a_sweep_says_where_it_was() {
+        let run = Run { ok: true, stall_ms: Some(12.0), ..Run::default() };
+        let mut outcome = Outcome::default();
+        outcome.contenders.entry("x".to_owned()).or_default().runs.push(run);
+        outcome.conclude(&[]);
+        let point = PointOutcome { link_mbit_per_s: 200, dirty_of_link: 0.5, outcome };
+        let text = sweep(&[point]);
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[0].starts_with("| link Mbit/s | dirty/link | contender |"), "{text}");
+        assert!(lines[0].ends_with("| worst stall ms |"), "{text}");
+        assert!(lines[2].starts_with("| 200 | 0.5 | x | 1/1 |"), "{text}");
+        assert_eq!(lines[2].matches('|').count(), lines[1].matches('|').count(), "{text}");
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use api::{Outcome, Report};
 
-use super::{Contender, Ground, Moved};
+use super::{Contender, Ground, Moved, Share};
 use crate::certificates::Certificates;
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::guest::{Guest, GuestSpec};
@@ -217,13 +217,14 @@ pub struct Droveway {
     agents: Vec<Agent>,
     /// The last migration's report.
     pub report: Option<Report>,
+    shares: Vec<Share>,
 }
 
 impl Droveway {
     /// With these options.
     #[must_use]
     pub fn new(options: Options) -> Self {
-        Self { options, spec: None, agents: Vec::new(), report: None }
+        Self { options, spec: None, agents: Vec::new(), report: None, shares: Vec::new() }
     }
 
     fn failed(&self, reason: impl Into<String>) -> LabError {
@@ -274,6 +275,10 @@ impl Contender for Droveway {
             ))
         })?;
         self.report = Some(report.clone());
+        self.shares = shares(&output.stdout);
+        if report.outcome == Outcome::Cancelled && ended - started >= ground.timeout {
+            return Err(LabError::Late { contender: self.name(), waited: ground.timeout });
+        }
         if report.outcome != Outcome::Done {
             return Err(self.failed(format!("{:?}", report.outcome)));
         }
@@ -287,12 +292,17 @@ impl Contender for Droveway {
             ran: ended.checked_sub(after).unwrap_or(ended),
             prepare,
             downtime: Duration::from_secs_f64(report.downtime_ms.unwrap_or(0.0) / 1e3),
+            passes: Some(report.passes.into()),
         };
         Ok(moved)
     }
 
     fn report(&self) -> Option<&Report> {
         self.report.as_ref()
+    }
+
+    fn shares(&self) -> Vec<Share> {
+        self.shares.clone()
     }
 
     fn stop(&mut self) {
@@ -303,6 +313,15 @@ impl Contender for Droveway {
 /// The report that `migrate --json` prints.
 fn report(output: &Output) -> Option<Report> {
     serde_json::from_slice(&output.stdout).ok()
+}
+
+/// The guest's shares in the report that `migrate --json` prints.
+fn shares(json: &[u8]) -> Vec<Share> {
+    let report: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
+    let share = |sample: &serde_json::Value| {
+        Some(Share { at_s: sample["at_s"].as_f64()?, share: sample["share"].as_f64()? })
+    };
+    report["samples"].as_array().into_iter().flatten().filter_map(share).collect()
 }
 
 /// Runs a command; after the timeout it is interrupted, as by Ctrl-C.
@@ -326,5 +345,19 @@ fn interrupt(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_read_from_samples_that_have_them() {
+        let json =
+            br#"{"samples":[{"at_s":0.1},{"at_s":0.2,"share":1.0},{"at_s":0.5,"share":0.4}]}"#;
+        let expected = [(0.2, 1.0), (0.5, 0.4)].map(|(at_s, share)| Share { at_s, share });
+        assert_eq!(shares(json), expected);
+        assert_eq!(shares(b"no report"), []);
     }
 }

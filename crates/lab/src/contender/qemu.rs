@@ -19,6 +19,8 @@ use crate::hosts::{Host, RUN_DIR};
 const PORT: u16 = 7810;
 /// "Huge": QEMU's own limit would be 128 MiB/s.
 const BANDWIDTH: u64 = 100 << 30;
+/// As long as QEMU takes.
+const DOWNTIME_LIMIT_MAX_MS: u64 = 2_000_000;
 const CONNECT: Duration = Duration::from_secs(20);
 
 /// A setting of QEMU's migration.
@@ -36,6 +38,12 @@ pub enum Mode {
         /// Of content.
         bytes_per_s: u64,
     },
+    /// One stream; after so long, however much is left, the VM is stopped for
+    /// it. It goes by the name of [`Mode::Precopy`].
+    PrecopyUntil {
+        /// From the command.
+        seconds: u32,
+    },
     /// One stream, and a guest that is slowed until it converges.
     AutoConverge,
     /// The disk by a mirror to an NBD export, then four channels.
@@ -48,7 +56,7 @@ pub enum Mode {
 impl Mode {
     fn capabilities(self) -> &'static [&'static str] {
         match self {
-            Self::Precopy => &[],
+            Self::Precopy | Self::PrecopyUntil { .. } => &[],
             Self::Multifd | Self::Limited { .. } | Self::Zstd => &["multifd"],
             Self::AutoConverge => &["auto-converge"],
             Self::Mirror | Self::MirrorZstd => &["multifd", "pause-before-switchover"],
@@ -129,6 +137,34 @@ impl Qemu {
     fn failed(&self, reason: impl Into<String>) -> LabError {
         LabError::Migration { contender: self.name(), reason: reason.into() }
     }
+
+    fn explain(&self, failure: Failure, ground: &Ground<'_>) -> LabError {
+        match failure {
+            Failure::Late => LabError::Late { contender: self.name(), waited: ground.timeout },
+            Failure::Other(reason) => self.failed(reason),
+        }
+    }
+
+    /// Waits for the source's stop, and makes it happen where that was asked for.
+    fn wait_stop(
+        &self,
+        here: &End,
+        leaving: &Events,
+        began: Instant,
+    ) -> std::result::Result<Event, Failure> {
+        let is_stop = |event: &Event| event.name == "STOP";
+        if let Mode::PrecopyUntil { seconds } = self.mode {
+            let until = began + Duration::from_secs(seconds.into());
+            match leaving.wait_until(until.min(leaving.until), is_stop) {
+                Err(Failure::Late) => {}
+                heard => return heard,
+            }
+            let any = json!({ "downtime-limit": DOWNTIME_LIMIT_MAX_MS });
+            let told = here.tell("migrate-set-parameters", any);
+            told.map_err(|error| Failure::Other(error.to_string()))?;
+        }
+        leaving.wait(is_stop)
+    }
 }
 
 fn connect(socket: &Path) -> Result<Arc<Qmp>> {
@@ -157,7 +193,7 @@ impl End {
 impl Contender for Qemu {
     fn name(&self) -> String {
         match self.mode {
-            Mode::Precopy => "qemu-precopy",
+            Mode::Precopy | Mode::PrecopyUntil { .. } => "qemu-precopy",
             Mode::Multifd => "qemu-multifd",
             Mode::Limited { .. } => "qemu-limited",
             Mode::Zstd => "qemu-zstd",
@@ -196,21 +232,24 @@ impl Contender for Qemu {
         let began = Instant::now();
         if self.mode.moves_disk() {
             copy::begin(here, address)?;
-            copy::wait_ready(&leaving).map_err(|reason| self.failed(reason))?;
+            copy::wait_ready(&leaving).map_err(|failure| self.explain(failure, ground))?;
         }
         here.tell("migrate", json!({ "uri": uri }))?;
-        let stopped = leaving.wait(|event| event.name == "STOP");
-        let stopped = stopped.map_err(|reason| self.failed(reason))?;
+        let stopped = self.wait_stop(here, &leaving, began);
+        let stopped = stopped.map_err(|failure| self.explain(failure, ground))?;
         if self.mode.moves_disk() {
-            copy::finish(here, there, &leaving).map_err(|reason| self.failed(reason))?;
+            let finished = copy::finish(here, there, &leaving);
+            finished.map_err(|failure| self.explain(failure, ground))?;
         }
         let ran = arriving.wait(|event| event.name == "RESUME");
-        let ran = ran.map_err(|reason| self.failed(reason))?;
+        let ran = ran.map_err(|failure| self.explain(failure, ground))?;
+        let passes = here.tell("query-migrate", json!({}))?["ram"]["dirty-sync-count"].as_u64();
         Ok(Moved {
             began,
             ran: ran.at,
             prepare: began - started,
             downtime: ran.at.saturating_duration_since(stopped.at),
+            passes,
         })
     }
 
@@ -234,15 +273,31 @@ struct Events {
     until: Instant,
 }
 
+/// Why something was waited for in vain.
+enum Failure {
+    Late,
+    Other(String),
+}
+
 impl Events {
     /// The next event that is the right one, or why there is none.
-    fn wait(&self, is_right: impl Fn(&Event) -> bool) -> std::result::Result<Event, String> {
+    fn wait(&self, is_right: impl Fn(&Event) -> bool) -> std::result::Result<Event, Failure> {
+        self.wait_until(self.until, is_right)
+    }
+
+    fn wait_until(
+        &self,
+        until: Instant,
+        is_right: impl Fn(&Event) -> bool,
+    ) -> std::result::Result<Event, Failure> {
         loop {
-            match self.events.recv_deadline(self.until) {
+            match self.events.recv_deadline(until) {
                 Ok(event) if is_right(&event) => return Ok(event),
                 Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) => return Err("not done in time".to_owned()),
-                Err(RecvTimeoutError::Disconnected) => return Err("its QEMU ended".to_owned()),
+                Err(RecvTimeoutError::Timeout) => return Err(Failure::Late),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::Other("its QEMU ended".to_owned()));
+                }
             }
         }
     }

@@ -62,6 +62,40 @@ pub(super) fn felt(beats: &[Beat], from: Instant, to: Instant) -> Felt {
     }
 }
 
+/// Silences of a guest around a switchover, beyond how often it speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Silences {
+    /// The longest before it: what slowing the guest does to it.
+    pub before: Duration,
+    /// The longest that touches it.
+    pub switchover: Duration,
+}
+
+/// Tells the silence of the switchover, which was from `stopped` to `ran`, from
+/// those between `from` and it.
+pub(super) fn silences(beats: &[Beat], from: Instant, stopped: Instant, ran: Instant) -> Silences {
+    let mut silences = Silences::default();
+    for pair in beats.windows(2) {
+        let silence = (pair[1].at - pair[0].at).saturating_sub(PERIOD);
+        if pair[1].at > stopped && pair[0].at < ran {
+            silences.switchover = silences.switchover.max(silence);
+        } else if pair[1].at > from && pair[0].at < stopped {
+            silences.before = silences.before.max(silence);
+        }
+    }
+    silences
+}
+
+/// Pages of memory that were written by each beat that said so between two
+/// instants, and by the last before them.
+pub(super) fn pages(beats: &[Beat], from: Instant, to: Instant) -> Vec<(Instant, u64)> {
+    let counts = beats.iter().filter_map(|beat| Some((beat.at, beat.written?.pages)));
+    let mut pages: Vec<_> = counts.take_while(|(at, _)| *at <= to).collect();
+    let first = pages.partition_point(|(at, _)| *at <= from);
+    pages.drain(..first.saturating_sub(1));
+    pages
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,5 +121,30 @@ mod tests {
         assert_eq!(before.gap, Duration::ZERO);
         assert!((before.pages_per_s - 400.0).abs() < 1.0, "{before:?}");
         assert_eq!(felt(&[], at(0), at(1)).pages_per_s, 0.0);
+    }
+
+    #[test]
+    fn the_silence_of_the_switchover_is_told_from_those_before() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let beat = |ms| Beat { at: at(ms), written: None };
+        // One before the migration, two stalls, the blackout, and one after.
+        let beats = [0, 500, 505, 525, 530, 565, 570, 790, 795, 1800].map(beat);
+        let found = silences(&beats, at(502), at(572), at(780));
+        assert_eq!(found.before, Duration::from_millis(30));
+        assert_eq!(found.switchover, Duration::from_millis(215));
+    }
+
+    #[test]
+    fn counts_are_those_of_a_window_and_the_one_before() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let beat = |ms: u64| {
+            let written = ms.is_multiple_of(50).then_some(Written { pages: ms, disk_pages: 0 });
+            Beat { at: at(ms), written }
+        };
+        let beats: Vec<_> = (0..40).map(|nth| beat(nth * 5)).collect();
+        let counts: Vec<_> = pages(&beats, at(60), at(155)).iter().map(|it| it.1).collect();
+        assert_eq!(counts, [50, 100, 150]);
     }
 }

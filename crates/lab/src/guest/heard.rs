@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connect;
-use super::felt::{Beat, Felt, Written, felt};
+use super::felt::{Beat, Felt, Silences, Written, felt, pages, silences};
 use crate::error::{LabError, Result, SystemContext};
 
 /// What a guest that is well takes at most to say how much it has written.
@@ -150,6 +150,14 @@ impl Heard {
         let until = Instant::now() + COUNT_MAX;
         self.wait(until, |state| state.pulse.written_at > to);
         felt(&self.lock().beats, from, to)
+    }
+
+    pub(super) fn silences(&self, from: Instant, stopped: Instant, ran: Instant) -> Silences {
+        silences(&self.lock().beats, from, stopped, ran)
+    }
+
+    pub(super) fn pages(&self, from: Instant, to: Instant) -> Vec<(Instant, u64)> {
+        pages(&self.lock().beats, from, to)
     }
 
     pub(super) fn next_question(&self) -> Result<(String, UnixStream)> {

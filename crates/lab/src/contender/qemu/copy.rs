@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use serde_json::json;
 
-use super::{End, Events};
+use super::{End, Events, Failure};
 use crate::error::{FileContext, LabError, Result};
 use crate::hosts::Hosts;
 use crate::image;
@@ -77,23 +77,27 @@ fn place(address: IpAddr) -> serde_json::Value {
 }
 
 /// Waits until all was copied once.
-pub(super) fn wait_ready(leaving: &Events) -> std::result::Result<(), String> {
+pub(super) fn wait_ready(leaving: &Events) -> std::result::Result<(), Failure> {
     let told =
         leaving.wait(|event| ["BLOCK_JOB_READY", "BLOCK_JOB_COMPLETED"].contains(&&*event.name))?;
     if told.name == "BLOCK_JOB_READY" {
         return Ok(());
     }
-    Err(format!("the mirror failed: {}", told.data))
+    Err(Failure::Other(format!("the mirror failed: {}", told.data)))
 }
 
 /// With the VM stopped: has the rest copied, and only then lets the VM go on.
-pub(super) fn finish(here: &End, there: &End, leaving: &Events) -> std::result::Result<(), String> {
-    let words = |error: LabError| error.to_string();
+pub(super) fn finish(
+    here: &End,
+    there: &End,
+    leaving: &Events,
+) -> std::result::Result<(), Failure> {
+    let words = |error: LabError| Failure::Other(error.to_string());
     leaving.wait(|event| event.is_migration("pre-switchover"))?;
     here.tell("block-job-cancel", json!({ "device": JOB })).map_err(words)?;
     let ended = leaving.wait(|event| event.name == "BLOCK_JOB_COMPLETED")?;
     if let Some(error) = ended.data.get("error") {
-        return Err(format!("the mirror failed: {error}"));
+        return Err(Failure::Other(format!("the mirror failed: {error}")));
     }
     there.tell("nbd-server-stop", json!({})).map_err(words)?;
     here.tell("migrate-continue", json!({ "state": "pre-switchover" })).map_err(words)?;

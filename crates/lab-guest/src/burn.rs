@@ -1,0 +1,148 @@
+//! A pace that uses all of a CPU, whatever the rate: between pages the writer
+//! computes, in proportion. So it slows down as its CPU does, and half a CPU
+//! halves its rate, which a writer that sleeps between pages would hardly
+//! notice. It looks at no clock while it works, and makes up for nothing.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use crate::PAGE_BYTES;
+use crate::random::Random;
+
+/// Work between two looks at what is wanted.
+const CHUNK: Duration = Duration::from_millis(1);
+/// One measurement, and how many there are of each kind. The middle one
+/// counts: neither a moment when the machine did something else, nor a lucky
+/// one.
+const SLICE: Duration = Duration::from_millis(5);
+const SLICES: usize = 41;
+/// Pages and rounds between two looks at the clock while measuring.
+const PAGES_AT_ONCE: u32 = 16;
+const ROUNDS_AT_ONCE: u32 = 10_000;
+
+/// What a CPU does per second, measured when nothing else ran on it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Burner {
+    pages_per_s: f64,
+    rounds_per_s: f64,
+    /// What was not a whole page or round, for the next time.
+    due_pages: f64,
+    due_rounds: f64,
+}
+
+/// What to do before looking again at what is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Pages to write.
+    pub pages: u32,
+    /// Rounds to compute.
+    pub rounds: u32,
+}
+
+impl Burner {
+    /// Measures how fast `write` writes the pages that it is told, and how
+    /// fast rounds are.
+    pub fn calibrate(mut write: impl FnMut(u32)) -> Self {
+        let mut random = Random::new(1, 1);
+        let pages_per_s = middle(PAGES_AT_ONCE, || write(PAGES_AT_ONCE));
+        let rounds_per_s = middle(ROUNDS_AT_ONCE, || compute(&mut random, ROUNDS_AT_ONCE));
+        Self::new(pages_per_s, rounds_per_s)
+    }
+
+    fn new(pages_per_s: f64, rounds_per_s: f64) -> Self {
+        Self { pages_per_s, rounds_per_s, due_pages: 0.0, due_rounds: 0.0 }
+    }
+
+    /// Bytes per second that it writes if it does nothing else.
+    #[must_use]
+    pub fn fastest(&self) -> u64 {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
+        let bytes = (self.pages_per_s * PAGE_BYTES as f64) as u64;
+        bytes
+    }
+
+    /// What to do next at `rate` bytes per second, which must not be zero: a
+    /// page or more, and the rest of their time in rounds.
+    pub fn chunk(&mut self, rate: u64) -> Chunk {
+        let per_s = (rate as f64 / PAGE_BYTES as f64).min(self.pages_per_s);
+        let pages = (self.due_pages + per_s * CHUNK.as_secs_f64()).max(1.0);
+        self.due_pages = pages.fract();
+        let pages = pages.floor();
+        let idle_s = pages / per_s - pages / self.pages_per_s;
+        let rounds = self.due_rounds + idle_s * self.rounds_per_s;
+        self.due_rounds = rounds.fract();
+        Chunk { pages: whole(pages), rounds: whole(rounds) }
+    }
+}
+
+/// The middle of several measurements of `act`, which does `count` things.
+fn middle(count: u32, mut act: impl FnMut()) -> f64 {
+    let mut per_s: Vec<f64> = (0..SLICES)
+        .map(|_| {
+            let began = Instant::now();
+            let mut done = 0.0;
+            while began.elapsed() < SLICE {
+                act();
+                done += f64::from(count);
+            }
+            done / began.elapsed().as_secs_f64()
+        })
+        .collect();
+    per_s.sort_by(f64::total_cmp);
+    per_s[SLICES / 2]
+}
+
+fn whole(number: f64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
+    let number = number as u32;
+    number
+}
+
+/// Keeps the CPU busy.
+pub fn compute(random: &mut Random, rounds: u32) {
+    for _ in 0..rounds {
+        black_box(random.draw());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a rate comes to, on a CPU that writes 100,000 pages or computes
+    /// 50 million rounds a second: pages, and seconds of CPU.
+    fn second_of(rate: u64, chunks: u32) -> (f64, f64) {
+        let mut burner = Burner::new(1e5, 5e7);
+        let (mut pages, mut cpu_s) = (0.0, 0.0);
+        for _ in 0..chunks {
+            let chunk = burner.chunk(rate);
+            pages += f64::from(chunk.pages);
+            cpu_s += f64::from(chunk.pages) / 1e5 + f64::from(chunk.rounds) / 5e7;
+        }
+        (pages, cpu_s)
+    }
+
+    #[test]
+    fn any_rate_takes_all_of_a_cpu() {
+        for pages_per_s in [10, 1_500, 6_250, 99_000] {
+            let (pages, cpu_s) = second_of(pages_per_s * PAGE_BYTES as u64, 500);
+            let rate = pages / cpu_s;
+            let wanted = pages_per_s as f64;
+            assert!((rate / wanted - 1.0).abs() < 0.01, "{rate} for {pages_per_s}");
+        }
+    }
+
+    #[test]
+    fn more_than_a_cpu_can_is_what_it_can() {
+        let (pages, cpu_s) = second_of(u64::MAX, 100);
+        assert!((pages / cpu_s / 1e5 - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn what_a_cpu_does_is_measured() {
+        let mut written = 0;
+        let burner = Burner::calibrate(|pages| written += pages);
+        assert!(written >= PAGES_AT_ONCE && burner.fastest() > 0);
+        assert!(burner.rounds_per_s > 0.0, "{burner:?}");
+    }
+}

@@ -1,0 +1,49 @@
+//! When a writer that swings writes, and when it rests.
+
+use std::time::{Duration, Instant};
+
+/// Bursts and rests of the same length, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Swing {
+    half: Duration,
+    since: Instant,
+}
+
+impl Swing {
+    /// Begins with a burst. Bursts of no length are one without an end.
+    #[must_use]
+    pub fn new(half: Duration, since: Instant) -> Self {
+        Self { half, since }
+    }
+
+    /// Whether it rests.
+    #[must_use]
+    pub fn rests(&self, now: Instant) -> bool {
+        let elapsed = now.saturating_duration_since(self.since).as_micros();
+        let halves = elapsed.checked_div(self.half.as_micros());
+        halves.is_some_and(|halves| !halves.is_multiple_of(2))
+    }
+
+    /// Begins again, with a burst.
+    pub fn restart(&mut self, now: Instant) {
+        self.since = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bursts_and_rests_alternate() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut swing = Swing::new(Duration::from_millis(500), start);
+        for (ms, rests) in [(0, false), (499, false), (500, true), (999, true), (1000, false)] {
+            assert_eq!(swing.rests(at(ms)), rests, "{ms}");
+        }
+        swing.restart(at(600));
+        assert!(!swing.rests(at(600)) && swing.rests(at(1100)));
+        assert!(!Swing::new(Duration::ZERO, start).rests(at(7)));
+    }
+}

@@ -1,0 +1,192 @@
+//! What is to be reached where guests write faster than the link, and whether
+//! it was.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::result::{Contender, Run};
+use super::sweep::PointOutcome;
+
+const OURS: &str = "droveway";
+const THEIRS: &str = "qemu-autoconverge";
+/// The downtime goal.
+const BLACKOUT_MS: f64 = 300.0;
+/// Up to here a guest converges without being slowed.
+const NEEDS_NOTHING: f64 = 0.5;
+/// A share from here on is all of it.
+const ALL: f64 = 0.999;
+
+/// Something to be reached.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Goal {
+    /// What.
+    pub goal: String,
+    /// Whether it was; none if nothing was measured.
+    pub reached: Option<bool>,
+    /// Where it was missed, or the figure that comes nearest to that.
+    pub detail: String,
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reached = match self.reached {
+            Some(true) => "reached",
+            Some(false) => "NOT REACHED",
+            None => "not measured",
+        };
+        write!(f, "{}: {reached}", self.goal)?;
+        if self.detail.is_empty() { Ok(()) } else { write!(f, " ({})", self.detail) }
+    }
+}
+
+/// All goals, by what was measured.
+pub(super) fn of(points: &[PointOutcome]) -> Vec<Goal> {
+    let fast = |point: &&PointOutcome| point.dirty_of_link > 1.0;
+    let slow = |point: &&PointOutcome| point.dirty_of_link <= NEEDS_NOTHING;
+    vec![
+        judge("converges at every rate", points.iter(), |point| {
+            let ours = point.outcome.contenders.get(OURS)?;
+            let failed = ours.runs.iter().filter(|run| !run.ok).count();
+            (!ours.runs.is_empty()).then_some((failed as f64, 0.0))
+        }),
+        judge("every guest's memory is intact", points.iter(), |point| {
+            let runs = point.outcome.contenders.values().flat_map(|contender| &contender.runs);
+            let runs: Vec<_> = runs.filter(|run| run.ok).collect();
+            let wrong = runs.iter().filter(|run| !run.intact).count();
+            (!runs.is_empty()).then_some((wrong as f64, 0.0))
+        }),
+        judge("blackout seen by the guest at most 300 ms in every run", points.iter(), |point| {
+            Some((
+                worst(point.outcome.contenders.get(OURS)?, |run| Some(run.guest_gap_ms))?,
+                BLACKOUT_MS,
+            ))
+        }),
+        judge("worst stall at most 0.5 of auto-converge's", points.iter().filter(fast), |point| {
+            let [ours, theirs] = both(point)?;
+            let stall = |run: &Run| run.stall_ms;
+            Some((worst(ours, stall)? / worst(theirs, stall)?, 0.5))
+        }),
+        judge("total at most 0.5 of auto-converge's", points.iter().filter(fast), |point| {
+            medians(point, "total_s", 0.5)
+        }),
+        judge("work lost at most 0.7 of auto-converge's", points.iter().filter(fast), |point| {
+            medians(point, "lost_s", 0.7)
+        }),
+        judge("not slowed below the boundary", points.iter().filter(slow), |point| {
+            let lowest = |run: &Run| run.share_lowest.map(|share| 1.0 - share);
+            Some((worst(point.outcome.contenders.get(OURS)?, lowest)?, 1.0 - ALL))
+        }),
+    ]
+}
+
+fn both(point: &PointOutcome) -> Option<[&Contender; 2]> {
+    let of = |name| point.outcome.contenders.get(name);
+    Some([of(OURS)?, of(THEIRS)?])
+}
+
+/// Our median over theirs, and the most it may be.
+fn medians(point: &PointOutcome, figure: &str, most: f64) -> Option<(f64, f64)> {
+    let [ours, theirs] = both(point)?;
+    Some((ours.median.get(figure)? / theirs.median.get(figure)?, most))
+}
+
+/// The most of a contender's good runs.
+fn worst(contender: &Contender, figure: impl Fn(&Run) -> Option<f64>) -> Option<f64> {
+    contender.runs.iter().filter(|run| run.ok).filter_map(figure).reduce(f64::max)
+}
+
+/// A goal is reached if it is wherever there is a figure; `figure` gives one and
+/// the most it may be.
+fn judge<'p>(
+    goal: &str,
+    points: impl Iterator<Item = &'p PointOutcome>,
+    figure: impl Fn(&PointOutcome) -> Option<(f64, f64)>,
+) -> Goal {
+    let at = |point: &PointOutcome| {
+        format!("at {} times {} Mbit/s", point.dirty_of_link, point.link_mbit_per_s)
+    };
+    let found: Vec<(f64, f64, String)> = points
+        .filter_map(|point| figure(point).map(|(value, most)| (value, most, at(point))))
+        .collect();
+    let missed = found.iter().filter(|(value, most, _)| value > most || value.is_nan());
+    let missed: Vec<_> = missed.map(|(value, _, at)| format!("{} {at}", shown(*value))).collect();
+    let most = found.iter().max_by(|one, other| one.0.total_cmp(&other.0));
+    let detail = match (missed.is_empty(), most) {
+        (false, _) => missed.join(", "),
+        (true, Some((value, _, at))) if *value > 0.0 => format!("at most {} {at}", shown(*value)),
+        (true, _) => String::new(),
+    };
+    let reached = (!found.is_empty()).then_some(missed.is_empty());
+    Goal { goal: goal.to_owned(), reached, detail }
+}
+
+fn shown(value: f64) -> String {
+    if value >= 10.0 || value.fract() == 0.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.2}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::result::Outcome;
+
+    fn run(total_s: f64, stall_ms: f64, lost_s: f64, share: f64) -> Run {
+        Run {
+            ok: true,
+            intact: true,
+            total_s,
+            guest_gap_ms: 250.0,
+            stall_ms: Some(stall_ms),
+            lost_s: Some(lost_s),
+            share_lowest: Some(share),
+            ..Run::default()
+        }
+    }
+
+    fn point(dirty_of_link: f64, ours: &[Run], theirs: &[Run]) -> PointOutcome {
+        let mut outcome = Outcome::default();
+        for (name, runs) in [(OURS, ours), (THEIRS, theirs)] {
+            outcome.contenders.entry(name.to_owned()).or_default().runs = runs.to_vec();
+        }
+        outcome.conclude(&[OURS]);
+        PointOutcome { link_mbit_per_s: 200, dirty_of_link, outcome }
+    }
+
+    fn reached(points: &[PointOutcome]) -> Vec<Option<bool>> {
+        of(points).iter().map(|goal| goal.reached).collect()
+    }
+
+    #[test]
+    fn good_figures_reach_every_goal() {
+        let points = [
+            point(0.25, &[run(3.0, 10.0, 0.0, 1.0)], &[run(3.0, 9.0, 0.0, 1.0)]),
+            point(4.0, &[run(8.0, 40.0, 3.0, 0.2)], &[run(40.0, 900.0, 20.0, 1.0)]),
+        ];
+        assert_eq!(reached(&points), [Some(true); 7]);
+    }
+
+    #[test]
+    fn a_goal_that_was_missed_says_where() {
+        let lost = Run { error: Some("cancelled".to_owned()), ..Run::default() };
+        let slow = Run { guest_gap_ms: 400.0, ..run(30.0, 600.0, 19.0, 0.2) };
+        let points = [
+            point(0.5, &[run(3.0, 10.0, 0.0, 0.7)], &[]),
+            point(2.0, &[slow, lost], &[run(40.0, 900.0, 20.0, 1.0)]),
+        ];
+        let [converges, intact, rest @ ..] = &of(&points)[..] else { panic!("goals") };
+        assert_eq!((converges.reached, intact.reached), (Some(false), Some(true)));
+        assert!(converges.to_string().ends_with("NOT REACHED (1 at 2 times 200 Mbit/s)"));
+        assert!(rest.iter().all(|goal| goal.reached == Some(false)), "{rest:?}");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_neither() {
+        let goals = of(&[point(2.0, &[run(1.0, 1.0, 1.0, 1.0)], &[])]);
+        assert_eq!(goals[4].reached, None);
+        assert!(goals[4].to_string().ends_with("not measured"));
+    }
+}

@@ -1,0 +1,112 @@
+//! A writer that uses a whole CPU slows down with it. Needs root, and the CPU
+//! controller of cgroups.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::{Hosts, Link};
+use lab_guest::PAGE_BYTES;
+use lab_guest::orders::Orders;
+
+/// Half a CPU for a process, until dropped.
+struct Half(PathBuf);
+
+impl Half {
+    fn of(pid: u32) -> Self {
+        let v1 = Path::new("/sys/fs/cgroup/cpu");
+        let (root, quota) = if v1.is_dir() {
+            (v1, vec![("cpu.cfs_period_us", "10000"), ("cpu.cfs_quota_us", "5000")])
+        } else {
+            let root = Path::new("/sys/fs/cgroup");
+            // It may be on already.
+            let _ = fs::write(root.join("cgroup.subtree_control"), "+cpu");
+            (root, vec![("cpu.max", "5000 10000")])
+        };
+        let half = Self(root.join(format!("lab-burn-{}", std::process::id())));
+        fs::create_dir(&half.0).unwrap();
+        for (name, value) in quota {
+            fs::write(half.0.join(name), value).unwrap();
+        }
+        fs::write(half.0.join("cgroup.procs"), pid.to_string()).unwrap();
+        half
+    }
+
+    fn lift(self, pid: u32) {
+        let parent = self.0.parent().unwrap();
+        fs::write(parent.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+fn boot(hosts: &Hosts, vcpus: u32, orders: Orders) -> (Guest, Child) {
+    let kit = lab::setup::ensure().unwrap();
+    let spec = GuestSpec { vcpus, ..GuestSpec::new("g", "256M", orders) };
+    let argv = spec.argv(&kit, &kit.qemu);
+    let qemu = hosts.a.command(&argv[0]).args(&argv[1..]).stdin(Stdio::null()).spawn().unwrap();
+    (Guest::meet(spec, &hosts.a).unwrap(), qemu)
+}
+
+/// Bytes per second that the guest writes for a while.
+fn writes_per_s(guest: &Guest) -> f64 {
+    guest.forget_gap();
+    let from = Instant::now();
+    std::thread::sleep(Duration::from_millis(2500));
+    guest.felt(from + Duration::from_millis(300), Instant::now()).pages_per_s * PAGE_BYTES as f64
+}
+
+fn field(answer: &str, name: &str) -> u64 {
+    let word = answer.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    word.unwrap().parse().unwrap()
+}
+
+#[test]
+fn half_a_cpu_halves_what_it_writes_whatever_the_rate() {
+    let hosts = Hosts::new(Link::unshaped()).unwrap();
+    let orders = Orders { working_set_bytes: 32 << 20, burn: true, ..Orders::default() };
+    let (guest, mut qemu) = boot(&hosts, 1, orders);
+    let fastest = field(&guest.ask("status").unwrap(), "fastest");
+    println!("fastest {:.1} MB/s", fastest as f64 / 1e6);
+    for rate in [fastest / 50, fastest / 2] {
+        guest.ask(&format!("rate {rate}")).unwrap();
+        let all = writes_per_s(&guest);
+        let half = Half::of(qemu.id());
+        let slowed = writes_per_s(&guest);
+        half.lift(qemu.id());
+        println!("told {rate}, wrote {all:.0}, with half a CPU {slowed:.0}");
+        assert!((0.35..0.65).contains(&(slowed / all)), "{slowed} of {all} for {rate}");
+    }
+    let checked = guest.check().unwrap();
+    assert!(checked.wrong == 0 && checked.pages > 0, "{checked:?}");
+    drop(hosts);
+    qemu.wait().unwrap();
+}
+
+#[test]
+fn one_of_two_cpus_writes_and_the_other_computes() {
+    let hosts = Hosts::new(Link::unshaped()).unwrap();
+    let orders = Orders {
+        working_set_bytes: 8 << 20,
+        rate: 1 << 20,
+        burn: true,
+        writer_cpu: 2,
+        compute_cpu: 1,
+        ..Orders::default()
+    };
+    let (guest, mut qemu) = boot(&hosts, 2, orders);
+    let before = guest.ask("status").unwrap();
+    writes_per_s(&guest);
+    let after = guest.ask("status").unwrap();
+    for name in ["written", "computed"] {
+        assert!(field(&after, name) > field(&before, name), "{name}: {before}; {after}");
+    }
+    drop(hosts);
+    qemu.wait().unwrap();
+}
