@@ -11,11 +11,12 @@ use crate::random::Random;
 
 /// Work between two looks at what is wanted.
 const CHUNK: Duration = Duration::from_millis(1);
-/// One measurement, and how many there are of each kind. The middle one
-/// counts: neither a moment when the machine did something else, nor a lucky
-/// one.
-const SLICE: Duration = Duration::from_millis(5);
-const SLICES: usize = 41;
+/// One measurement, and how many there are of each kind. One of the fast ones
+/// counts: most of the others are of moments when the machine did something
+/// else.
+const SLICE: Duration = Duration::from_millis(1);
+const SLICES: usize = 200;
+const FAST: usize = SLICES * 19 / 20;
 /// Pages and rounds between two looks at the clock while measuring.
 const PAGES_AT_ONCE: u32 = 16;
 const ROUNDS_AT_ONCE: u32 = 10_000;
@@ -44,8 +45,8 @@ impl Burner {
     /// fast rounds are.
     pub fn calibrate(mut write: impl FnMut(u32)) -> Self {
         let mut random = Random::new(1, 1);
-        let pages_per_s = middle(PAGES_AT_ONCE, || write(PAGES_AT_ONCE));
-        let rounds_per_s = middle(ROUNDS_AT_ONCE, || compute(&mut random, ROUNDS_AT_ONCE));
+        let pages_per_s = undisturbed(PAGES_AT_ONCE, || write(PAGES_AT_ONCE));
+        let rounds_per_s = undisturbed(ROUNDS_AT_ONCE, || compute(&mut random, ROUNDS_AT_ONCE));
         Self::new(pages_per_s, rounds_per_s)
     }
 
@@ -75,8 +76,9 @@ impl Burner {
     }
 }
 
-/// The middle of several measurements of `act`, which does `count` things.
-fn middle(count: u32, mut act: impl FnMut()) -> f64 {
+/// How often per second `act` can be done, times `count`, while nothing else
+/// runs.
+fn undisturbed(count: u32, mut act: impl FnMut()) -> f64 {
     let mut per_s: Vec<f64> = (0..SLICES)
         .map(|_| {
             let began = Instant::now();
@@ -89,7 +91,7 @@ fn middle(count: u32, mut act: impl FnMut()) -> f64 {
         })
         .collect();
     per_s.sort_by(f64::total_cmp);
-    per_s[SLICES / 2]
+    per_s[FAST]
 }
 
 fn whole(number: f64) -> u32 {

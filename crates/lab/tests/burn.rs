@@ -54,12 +54,29 @@ fn boot(hosts: &Hosts, vcpus: u32, orders: Orders) -> (Guest, Child) {
     (Guest::meet(spec, &hosts.a).unwrap(), qemu)
 }
 
-/// Bytes per second that the guest writes for a while.
-fn writes_per_s(guest: &Guest) -> f64 {
+/// Seconds of CPU that the guest's CPUs have had.
+fn cpu_s(pid: u32) -> f64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let spent = threads.filter_map(|thread| {
+        let stat = fs::read_to_string(thread.unwrap().path().join("stat")).ok()?;
+        let (_, rest) = stat.split_once("(CPU ")?;
+        let fields: Vec<&str> = rest.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks = |nth: usize| fields.get(nth)?.parse::<f64>().ok();
+        Some((ticks(11)? + ticks(12)?) / 100.0)
+    });
+    spent.sum()
+}
+
+/// What the guest does for a while: seconds of CPU, and bytes that it writes in
+/// each.
+fn work(guest: &Guest, pid: u32) -> (f64, f64) {
+    std::thread::sleep(Duration::from_millis(300));
     guest.forget_gap();
-    let from = Instant::now();
-    std::thread::sleep(Duration::from_millis(2500));
-    guest.felt(from + Duration::from_millis(300), Instant::now()).pages_per_s * PAGE_BYTES as f64
+    let (from, before) = (Instant::now(), cpu_s(pid));
+    std::thread::sleep(Duration::from_millis(2000));
+    let (to, cpu_s) = (Instant::now(), cpu_s(pid) - before);
+    let pages = guest.felt(from, to).pages_per_s * (to - from).as_secs_f64();
+    (cpu_s, pages * PAGE_BYTES as f64 / cpu_s.max(0.01))
 }
 
 fn field(answer: &str, name: &str) -> u64 {
@@ -68,7 +85,7 @@ fn field(answer: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn half_a_cpu_halves_what_it_writes_whatever_the_rate() {
+fn what_it_writes_is_what_it_has_of_a_cpu_whatever_the_rate() {
     let hosts = Hosts::new(Link::unshaped()).unwrap();
     let orders = Orders { working_set_bytes: 32 << 20, burn: true, ..Orders::default() };
     let (guest, mut qemu) = boot(&hosts, 1, orders);
@@ -76,12 +93,14 @@ fn half_a_cpu_halves_what_it_writes_whatever_the_rate() {
     println!("fastest {:.1} MB/s", fastest as f64 / 1e6);
     for rate in [fastest / 50, fastest / 2] {
         guest.ask(&format!("rate {rate}")).unwrap();
-        let all = writes_per_s(&guest);
+        let (all_s, all) = work(&guest, qemu.id());
         let half = Half::of(qemu.id());
-        let slowed = writes_per_s(&guest);
+        let (half_s, slowed) = work(&guest, qemu.id());
         half.lift(qemu.id());
-        println!("told {rate}, wrote {all:.0}, with half a CPU {slowed:.0}");
-        assert!((0.35..0.65).contains(&(slowed / all)), "{slowed} of {all} for {rate}");
+        println!("told {rate}: {all:.0} in each of {all_s:.2} s, {slowed:.0} of {half_s:.2} s");
+        // It had less of a CPU, and did as much with what it had.
+        assert!(half_s < all_s, "{half_s} s of {all_s} s");
+        assert!((0.7..1.4).contains(&(slowed / all)), "{slowed} and {all} for {rate}");
     }
     let checked = guest.check().unwrap();
     assert!(checked.wrong == 0 && checked.pages > 0, "{checked:?}");
@@ -102,7 +121,8 @@ fn one_of_two_cpus_writes_and_the_other_computes() {
     };
     let (guest, mut qemu) = boot(&hosts, 2, orders);
     let before = guest.ask("status").unwrap();
-    writes_per_s(&guest);
+    guest.wait_beat(Duration::from_secs(5)).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
     let after = guest.ask("status").unwrap();
     for name in ["written", "computed"] {
         assert!(field(&after, name) > field(&before, name), "{name}: {before}; {after}");
