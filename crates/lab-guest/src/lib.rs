@@ -6,6 +6,7 @@ pub mod burn;
 pub mod content;
 pub mod disk;
 pub mod memory;
+pub mod net;
 pub mod orders;
 pub mod random;
 pub mod swing;

@@ -11,6 +11,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -21,6 +22,7 @@ use lab_guest::burn::{self, Burner};
 use lab_guest::content::Kind;
 use lab_guest::disk::{Disk, Habits};
 use lab_guest::memory::{Area, Checked};
+use lab_guest::net;
 use lab_guest::orders::Orders;
 use lab_guest::random::Random;
 use lab_guest::swing::Swing;
@@ -34,6 +36,8 @@ const COMPUTE_AT_ONCE: u32 = 10_000;
 const PORT: &str = "/dev/ttyS1";
 const DISK: &str = "/dev/vda";
 const MODULES: &str = "/modules";
+const SERVER: &str = "/server/memcached";
+const LIBRARIES: &str = "/server";
 
 /// All that the threads share.
 struct Guest {
@@ -91,6 +95,9 @@ fn run() -> std::io::Result<()> {
     thread::Builder::new().name("compute".to_owned()).spawn(move || compute(&computing))?;
     let disk_writing = Arc::clone(&guest);
     thread::Builder::new().name("disk".to_owned()).spawn(move || write_disk(&disk_writing))?;
+    if guest.orders.serve_bytes > 0 {
+        serve(guest.orders.serve_bytes)?;
+    }
     guest.say(&guest.greeting());
     for line in questions.lines() {
         let line = line?;
@@ -126,6 +133,18 @@ fn load_modules() -> std::io::Result<()> {
         eprintln!("guest: the kernel does not take {}", path.display());
     }
     Ok(())
+}
+
+/// Starts the server that the lab has put here.
+fn serve(bytes: u64) -> std::io::Result<()> {
+    net::up()?;
+    let mib = (bytes >> 20).to_string();
+    let mut server = Command::new(SERVER);
+    server.env("LD_LIBRARY_PATH", LIBRARIES);
+    // One thread, no UDP.
+    server.args(["-u", "root", "-t", "1", "-U", "0", "-l", "0.0.0.0", "-m", &mib]);
+    // It ends with the guest.
+    server.spawn().map(drop)
 }
 
 fn open_port() -> std::io::Result<File> {

@@ -42,6 +42,8 @@ pub struct Orders {
     /// The CPU, counted from 1, that a thread keeps busy which writes nothing;
     /// 0 for no such thread.
     pub compute_cpu: u64,
+    /// Bytes that a server in the guest keeps for its clients; 0 for no server.
+    pub serve_bytes: u64,
     /// Bytes of the first disk that are filled, and rewritten in any order.
     pub disk_bytes: u64,
     /// Bytes rewritten there per second.
@@ -74,6 +76,7 @@ impl fmt::Display for Orders {
             ("swing_ms", self.swing_ms),
             ("writer_cpu", self.writer_cpu),
             ("compute_cpu", self.compute_cpu),
+            ("serve", self.serve_bytes),
             ("disk", self.disk_bytes),
             ("disk_rate", self.disk_rate),
             ("disk_run", self.disk_run),
@@ -110,6 +113,7 @@ impl FromStr for Orders {
                 "swing_ms" => orders.swing_ms = number,
                 "writer_cpu" => orders.writer_cpu = number,
                 "compute_cpu" => orders.compute_cpu = number,
+                "serve" => orders.serve_bytes = number,
                 "disk" => orders.disk_bytes = number,
                 "disk_rate" => orders.disk_rate = number,
                 "disk_run" => orders.disk_run = number,
@@ -141,6 +145,7 @@ mod tests {
             swing_ms: 11,
             writer_cpu: 12,
             compute_cpu: 13,
+            serve_bytes: 14,
             disk_bytes: 7,
             disk_rate: 8,
             disk_run: 9,

@@ -78,6 +78,7 @@ fn scenario() -> Scenario {
         ours: Vec::new(),
         plain_tcp: false,
         slowing: None,
+        served: false,
     }
 }
 

@@ -46,6 +46,8 @@ pub struct GuestSpec {
     pub orders: Orders,
     /// Whether QEMU ends when it reboots, as it does after a panic.
     pub no_reboot: bool,
+    /// Its initramfs, if it is not the usual one.
+    pub initrd: Option<PathBuf>,
     /// More arguments of QEMU.
     pub extra: Vec<String>,
 }
@@ -61,6 +63,7 @@ impl GuestSpec {
             vcpus: 1,
             orders,
             no_reboot: true,
+            initrd: None,
             extra: Vec::new(),
         }
     }
@@ -90,7 +93,7 @@ impl GuestSpec {
             "-kernel",
             &kit.kernel.display().to_string(),
             "-initrd",
-            &kit.initrd.display().to_string(),
+            &self.initrd.as_ref().unwrap_or(&kit.initrd).display().to_string(),
             // Threads with names: what a vCPU spends is not the migration's.
             "-name",
             &format!("{},debug-threads=on", self.name),

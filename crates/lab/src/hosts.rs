@@ -8,11 +8,13 @@
 mod counters;
 mod host;
 mod link;
+mod outside;
 mod stale;
 
 pub use counters::Traffic;
 pub use host::{Host, RUN_DIR};
 pub use link::Link;
+pub use outside::Outside;
 pub use stale::{abandon, clean};
 
 use std::net::{IpAddr, Ipv4Addr};

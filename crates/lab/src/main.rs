@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lab::bench::result::{Outcome, Run};
-use lab::bench::{contest, neighbour, plain_tcp, scenario, sweep, writers};
+use lab::bench::{contest, neighbour, plain_tcp, scenario, sweep, visitors, writers};
 use lab::error::LabError;
 use lab::{demo, hosts, program, setup, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
@@ -75,6 +75,9 @@ enum Action {
         /// For how much.
         bytes_per_s: u64,
     },
+    /// Use the server in a guest, and print what was answered (for `web`).
+    #[command(hide = true)]
+    Visitors,
     /// Keep all CPUs busy (for the benchmark `neighbour-cpu`).
     #[command(hide = true)]
     NeighbourComputing,
@@ -154,6 +157,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::NeighbourClients { address, bytes_per_s } => {
             neighbour::clients(address, *bytes_per_s).map_err(system)?;
         }
+        Action::Visitors => visitors::visit().map_err(system)?,
         Action::NeighbourComputing => neighbour::computing().map_err(system)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -90,6 +90,17 @@ pub fn ensure() -> Result<Kit> {
     Ok(Kit { qemu, qemu_version, qemu_system, qemu_system_version, kernel, initrd, accelerator })
 }
 
+/// The initramfs of guests with a server and a NIC.
+///
+/// # Errors
+/// With what is missing and can't be had.
+pub fn server_initrd(kit: &Kit) -> Result<PathBuf> {
+    let store = store();
+    let server = download::server(&store)?;
+    let modules = download::nic_modules(&store)?;
+    initramfs::with_server(&store, &kit.initrd, &server, &modules)
+}
+
 fn system_qemu() -> Result<PathBuf> {
     program::find("qemu-system-x86_64")
         .ok_or_else(|| LabError::Missing { what: "qemu-system-x86_64".to_owned() })

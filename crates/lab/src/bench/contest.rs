@@ -10,14 +10,15 @@ use super::beside::Beside;
 use super::cpu::CpuMeter;
 use super::result::{Outcome, Run};
 use super::scenario::Scenario;
+use super::served::Serving;
 use super::slowed::{Slowed, Undisturbed};
-use super::{plain_tcp, table, warm};
+use super::{goals, plain_tcp, table, warm};
 use crate::contender::{Contender, Ground};
 use crate::error::{FileContext, LabError, Result};
 use crate::guest::Guest;
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, Outside};
 use crate::image::Image;
-use crate::setup::{Kit, repository};
+use crate::setup::{self, Kit, repository};
 
 /// The arriving guest of the largest scenario, and what is buffered on its way.
 const WARM_BYTES: u64 = 2 << 30;
@@ -55,6 +56,9 @@ pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result
         }
     }
     println!("\n{}", table::markdown(&outcome));
+    if scenario.served {
+        println!("{}\n", goals::served(&outcome));
+    }
     // A partial run must not stand in for a whole one.
     let path = if only.is_empty() { whole(scenario.name)? } else { path(&part) };
     save_at(&path, &outcome)?;
@@ -125,6 +129,18 @@ pub(super) fn told(run: &Run) -> String {
 }
 
 fn slowed_told(run: &Run) -> String {
+    if let Some(served) = &run.served {
+        return format!(
+            ", requests/s {:.0}, {:.0}, {:.0}, silence {:.0} ms, {:.0} ms, {:.0} ms, lost {:.0}",
+            served.before_per_s,
+            served.during_per_s,
+            served.after_per_s,
+            served.silence_before_ms,
+            served.silence_ms,
+            served.silence_after_ms,
+            served.lost,
+        );
+    }
     let (Some(stall_ms), Some(lost_s)) = (run.stall_ms, run.lost_s) else { return String::new() };
     let share = run.share_lowest.map_or_else(String::new, |share| format!(", share {share:.2}"));
     let writes = run.undisturbed_bytes_per_s.unwrap_or(0.0) / 1e6;
@@ -173,13 +189,21 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
         image.make(&hosts.a)?;
         spec.extra.extend(Image::arguments(&hosts.a));
     }
+    let outside = scenario.served.then(|| Outside::join(&hosts)).transpose()?;
+    if outside.is_some() {
+        spec.initrd = Some(setup::server_initrd(kit)?);
+        spec.extra.extend(Outside::arguments());
+    }
     let guest = contender.start(&ground, &spec)?;
     std::thread::sleep(SETTLE);
     guest.expect_on(&hosts.b)?;
-    let undisturbed = scenario.slowing.map(|_| Undisturbed::watch(&guest)).transpose()?;
+    // What a server does is its clients' to judge.
+    let slowing = scenario.slowing.filter(|_| !scenario.served);
+    let undisturbed = slowing.map(|_| Undisturbed::watch(&guest)).transpose()?;
     warm::memory(WARM_BYTES);
     let beside = scenario.neighbour.map(|neighbour| Beside::start(neighbour, &hosts));
     let beside = beside.transpose()?;
+    let serving = outside.as_ref().map(Serving::start).transpose()?;
     let cpu = CpuMeter::start(&hosts, beside.as_ref().map_or_else(Vec::new, Beside::pids))?;
     let traffic = hosts.traffic()?;
     let slowed = undisturbed.map(|undisturbed| Slowed::begin(undisturbed, &guest)).transpose()?;
@@ -214,8 +238,11 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
         Some(slowed) => slowed.judge(run, &guest, &moved, contender),
         None => run,
     };
+    let served = serving.map(|serving| serving.judge(&moved));
     let checked = guest.check()?;
-    let intact = checked.wrong == 0 && checked.pages > 0;
+    let right = served.as_ref().is_none_or(|served| served.wrong == 0);
+    let intact = checked.wrong == 0 && checked.pages > 0 && right;
+    let run = Run { passes: moved.passes.filter(|_| scenario.slowing.is_some()), served, ..run };
     let run = match &scenario.disk {
         Some(image) => check_disk(run, image, &guest, &hosts)?,
         None => run,

@@ -5,11 +5,12 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::result::{Contender, Run};
+use super::result::{Contender, Outcome, Run};
 use super::sweep::PointOutcome;
 
 const OURS: &str = "droveway";
 const THEIRS: &str = "qemu-autoconverge";
+const PRECOPY: &str = "qemu-precopy";
 /// The downtime goal.
 const BLACKOUT_MS: f64 = 300.0;
 /// Up to here a guest converges without being slowed.
@@ -80,6 +81,17 @@ pub(super) fn of(points: &[PointOutcome]) -> Vec<Goal> {
     ]
 }
 
+/// The goal where a guest serves clients.
+pub(super) fn served(outcome: &Outcome) -> Goal {
+    let silence = |name| Some(*outcome.contenders.get(name)?.median.get("served_silence_ms")?);
+    let ratio = silence(OURS).zip(silence(PRECOPY)).map(|(ours, theirs)| ours / theirs);
+    Goal {
+        goal: "longest silence at most 0.12 of precopy's".to_owned(),
+        reached: ratio.map(|ratio| ratio <= 0.12),
+        detail: ratio.map_or_else(String::new, shown),
+    }
+}
+
 fn both(point: &PointOutcome) -> Option<[&Contender; 2]> {
     let of = |name| point.outcome.contenders.get(name);
     Some([of(OURS)?, of(THEIRS)?])
@@ -132,7 +144,6 @@ fn shown(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::result::Outcome;
 
     fn run(total_s: f64, stall_ms: f64, lost_s: f64, share: f64) -> Run {
         Run {

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::served::Served;
+
 /// One run of one contender.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Run {
@@ -66,6 +68,9 @@ pub struct Run {
     /// Sweeps over its memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passes: Option<u64>,
+    /// What clients of a server in the guest got, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served: Option<Served>,
     /// How long the contender was given, if it did not finish in that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_s: Option<f64>,
@@ -78,7 +83,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [Figure; 18] = [
+pub const FIGURES: [Figure; 25] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -96,6 +101,13 @@ pub const FIGURES: [Figure; 18] = [
     ("share_lowest", |run| run.share_lowest),
     ("slowed_s", |run| run.slowed_s),
     ("passes", |run| run.passes.map(|passes| passes as f64)),
+    ("served_before_per_s", |run| Some(run.served.as_ref()?.before_per_s)),
+    ("served_during_per_s", |run| Some(run.served.as_ref()?.during_per_s)),
+    ("served_after_per_s", |run| Some(run.served.as_ref()?.after_per_s)),
+    ("served_silence_before_ms", |run| Some(run.served.as_ref()?.silence_before_ms)),
+    ("served_silence_ms", |run| Some(run.served.as_ref()?.silence_ms)),
+    ("served_silence_after_ms", |run| Some(run.served.as_ref()?.silence_after_ms)),
+    ("served_lost", |run| Some(run.served.as_ref()?.lost)),
     ("disk_allocated_bytes", |run| run.disk_allocated_bytes.map(|bytes| bytes as f64)),
 ];
 

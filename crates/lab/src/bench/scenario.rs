@@ -6,7 +6,7 @@ use lab_guest::orders::Orders;
 use serde_json::{Value, json};
 
 use super::neighbour::Neighbour;
-use super::writers::swing;
+use super::writers::{swing, web};
 use crate::contender::{Contender, Droveway, Mode, Options, Qemu};
 use crate::guest::GuestSpec;
 use crate::hosts::Link;
@@ -45,6 +45,8 @@ pub struct Scenario {
     /// Whether contenders may have to slow the guest: what that costs it is
     /// measured, too.
     pub slowing: Option<Slowing>,
+    /// Whether a server runs in the guest, and clients use it.
+    pub served: bool,
 }
 
 /// Where guests write faster than the link.
@@ -85,6 +87,7 @@ impl Scenario {
             "write_bytes_per_s": orders.rate,
             "uses_a_whole_cpu": orders.burn,
             "writes_and_rests_s": (orders.swing_ms > 0).then(|| orders.swing_ms as f64 / 1e3),
+            "serves_bytes": orders.serve_bytes,
             "disk": self.disk.map(|disk| json!({
                 "bytes": disk.bytes,
                 "guest_bytes": disk.guest_bytes,
@@ -129,7 +132,7 @@ fn encrypted(options: Options) -> Options {
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     let rest = neighbours().into_iter().chain([cores(), tls()]);
-    memory().into_iter().chain(disks()).chain(rest).chain([swing()]).collect()
+    memory().into_iter().chain(disks()).chain(rest).chain([swing(), web()]).collect()
 }
 
 /// Those that move a VM's memory only.
@@ -152,6 +155,7 @@ fn memory() -> Vec<Scenario> {
             ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
             plain_tcp: false,
             slowing: None,
+            served: false,
         },
         Scenario {
             name: "nics",
@@ -166,6 +170,7 @@ fn memory() -> Vec<Scenario> {
             ours: plain(),
             plain_tcp: false,
             slowing: None,
+            served: false,
         },
         Scenario {
             name: "busy",
@@ -189,6 +194,7 @@ fn memory() -> Vec<Scenario> {
             ours: plain(),
             plain_tcp: false,
             slowing: None,
+            served: false,
         },
         Scenario {
             name: "unshaped",
@@ -207,6 +213,7 @@ fn memory() -> Vec<Scenario> {
             ours: vec![Options::default(), variant("raw", &["--compress", "off"])],
             plain_tcp: false,
             slowing: None,
+            served: false,
         },
         Scenario {
             name: "line",
@@ -225,6 +232,7 @@ fn memory() -> Vec<Scenario> {
             ours: vec![variant("raw", &["--compress", "off"])],
             plain_tcp: true,
             slowing: None,
+            served: false,
         },
     ]
 }
@@ -249,6 +257,7 @@ fn tls() -> Scenario {
         ours: vec![raw.clone(), encrypted(raw)],
         plain_tcp: false,
         slowing: None,
+        served: false,
     }
 }
 
@@ -285,6 +294,7 @@ fn disks() -> Vec<Scenario> {
         ours: vec![ours.clone()],
         plain_tcp: false,
         slowing: None,
+        served: false,
     };
     vec![
         scenario(
@@ -331,6 +341,7 @@ fn neighbours() -> Vec<Scenario> {
         ours: plain(),
         plain_tcp: false,
         slowing: None,
+        served: false,
     };
     let web = Neighbour::Web { bytes_per_s: WEB_BYTES_PER_S };
     vec![
@@ -389,5 +400,6 @@ fn cores() -> Scenario {
         ],
         plain_tcp: false,
         slowing: None,
+        served: false,
     }
 }

@@ -101,7 +101,6 @@ impl Slowed {
             ),
             share_lowest: lowest,
             slowed_s: lowest.map(|_| slowed_s(&shares)),
-            passes: moved.passes,
             ..run
         }
     }

@@ -19,7 +19,7 @@ const ALWAYS: [&str; 9] = [
 ];
 
 /// Columns that a table has where any run has the figure, and their digits.
-const SOMETIMES: [(&str, &str, usize); 9] = [
+const SOMETIMES: [(&str, &str, usize); 16] = [
     ("disk_work", "disk's work", 2),
     ("neighbour_kept", "neighbour kept", 2),
     ("neighbour_lost_s", "neighbour lost s", 2),
@@ -29,6 +29,13 @@ const SOMETIMES: [(&str, &str, usize); 9] = [
     ("share_lowest", "lowest share", 2),
     ("slowed_s", "slowed s", 1),
     ("passes", "passes", 0),
+    ("served_before_per_s", "requests/s before", 0),
+    ("served_during_per_s", "during", 0),
+    ("served_after_per_s", "after", 0),
+    ("served_silence_before_ms", "silence ms before", 0),
+    ("served_silence_ms", "during", 0),
+    ("served_silence_after_ms", "after", 0),
+    ("served_lost", "requests lost", 0),
 ];
 
 /// Those that a table has besides those that all have.

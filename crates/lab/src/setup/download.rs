@@ -36,6 +36,15 @@ const MODULES: [&str; 7] = [
     "virtio_balloon",
 ];
 
+/// The same for a NIC, which few guests have.
+const NIC_MODULES: [&str; 3] = ["failover", "net_failover", "virtio_net"];
+
+/// The server that a guest may have, and the package that brings it.
+const SERVER_PACKAGE: &str = "memcached";
+const NIC_MODULES_DIR: &str = "nic-modules";
+/// What loads a program's libraries.
+pub(super) const LINKER: &str = "ld-linux-x86-64.so.2";
+
 /// The guests' kernel, and the directory of its modules.
 pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
     let home = store.join("kernel");
@@ -63,16 +72,77 @@ pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
         .ok_or(LabError::Missing { what: format!("the kernel in {package}") })?;
     let new = Scratch::new(store, "kernel-kept")?;
     fs::rename(&image, new.0.join("vmlinuz")).at("take", &image)?;
-    keep_modules(&scratch.0.join("lib"), &new.0.join("modules"))?;
+    keep_modules(&MODULES, &scratch.0.join("lib"), &new.0.join("modules"))?;
+    keep_modules(&NIC_MODULES, &scratch.0.join("lib"), &new.0.join(NIC_MODULES_DIR))?;
     fs::rename(&new.0, &home).at("create", &home)?;
     Ok(kernel)
 }
 
+/// The directory of the modules for a NIC. A store of an earlier time has none:
+/// then the kernel is unpacked again.
+pub(super) fn nic_modules(store: &Path) -> Result<PathBuf> {
+    let home = store.join("kernel");
+    let modules = home.join(NIC_MODULES_DIR);
+    if home.is_dir() && !modules.is_dir() {
+        fs::remove_dir_all(&home).at("remove", &home)?;
+    }
+    kernel(store)?;
+    Ok(modules)
+}
+
+/// The directory of the server that a guest may have, with its libraries.
+pub(super) fn server(store: &Path) -> Result<PathBuf> {
+    let home = store.join(SERVER_PACKAGE);
+    if home.is_dir() {
+        return Ok(home);
+    }
+    let apt = Apt::new(store, "system", None)?;
+    let mut packages = apt.libraries_of(SERVER_PACKAGE);
+    if packages.is_empty() {
+        apt.update()?;
+        packages = apt.libraries_of(SERVER_PACKAGE);
+    }
+    packages.push(SERVER_PACKAGE.to_owned());
+    say(&format!("unpacking {SERVER_PACKAGE} for guests (it is not installed)"));
+    let scratch = Scratch::new(store, "server")?;
+    let names: Vec<&str> = packages.iter().map(String::as_str).collect();
+    if apt.unpack(&names, &scratch.0).is_err() {
+        // Lists that are too old name packages that are gone.
+        apt.update()?;
+        apt.unpack(&names, &scratch.0)?;
+    }
+    let files = files(&scratch.0)?;
+    let found = |name: &str| {
+        let is_it = |path: &&PathBuf| path.file_name().is_some_and(|file| file == name);
+        let missing = || LabError::Missing { what: format!("{name} in {}", packages.join(", ")) };
+        files.iter().find(is_it).cloned().ok_or_else(missing)
+    };
+    let (linker, program) = (found(LINKER)?, found(SERVER_PACKAGE)?);
+    // The linker says which libraries it takes; the same ones as in a guest.
+    let places: Vec<_> = files.iter().filter_map(|path| path.parent()?.to_str()).collect();
+    let mut list = Command::new(&linker);
+    list.arg("--library-path").arg(places.join(":")).arg("--list").arg(&program);
+    let libraries = linked(&program::output(&mut list)?);
+    let new = Scratch::new(store, "server-kept")?;
+    for path in libraries.iter().chain([&linker, &program]) {
+        let kept = new.0.join(path.file_name().unwrap_or_default());
+        fs::copy(path, &kept).at("copy", path)?;
+    }
+    fs::rename(&new.0, &home).at("create", &home)?;
+    Ok(home)
+}
+
+/// The paths in what the dynamic linker lists: `NAME => PATH (ADDRESS)`.
+fn linked(text: &str) -> Vec<PathBuf> {
+    let path = |line: &str| Some(line.split_once("=> ")?.1.rsplit_once(" (")?.0.into());
+    text.lines().filter_map(path).collect()
+}
+
 /// Copies modules out of a package, as the kernel takes them: not compressed.
-fn keep_modules(from: &Path, to: &Path) -> Result<()> {
+fn keep_modules(names: &[&str], from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).at("create", to)?;
     let files = if from.is_dir() { files(from)? } else { Vec::new() };
-    for name in MODULES {
+    for name in names {
         let is_it = |path: &&PathBuf| {
             let file = path.file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
             file.strip_prefix(name).is_some_and(|rest| rest.starts_with(".ko"))
@@ -219,6 +289,12 @@ impl Apt {
         kernel_dependency(&text)
     }
 
+    /// The libraries that a package wants.
+    fn libraries_of(&self, package: &str) -> Vec<String> {
+        let text = program::output(self.command("apt-cache").args(["depends", package]));
+        library_dependencies(&text.unwrap_or_default())
+    }
+
     /// Downloads packages and unpacks them into a directory.
     fn unpack(&self, packages: &[&str], into: &Path) -> Result<()> {
         let downloads = Scratch::new(&self.home, "downloads")?;
@@ -232,6 +308,14 @@ impl Apt {
     }
 }
 
+fn library_dependencies(text: &str) -> Vec<String> {
+    text.lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .filter(|name| name.starts_with("lib"))
+        .map(str::to_owned)
+        .collect()
+}
+
 fn kernel_dependency(text: &str) -> Option<String> {
     text.lines()
         .filter_map(|line| line.trim().strip_prefix("Depends: "))
@@ -241,7 +325,18 @@ fn kernel_dependency(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::kernel_dependency;
+    use super::{kernel_dependency, library_dependencies, linked};
+
+    #[test]
+    fn finds_the_libraries_of_a_package_and_those_that_are_linked() {
+        let depends = "memcached\n  PreDepends: init-system-helpers\n  Depends: adduser\n \
+                       |Depends: <perl:any>\n  Depends: libc6\n  Depends: libssl3\n  \
+                       Suggests: libanyevent-perl\n";
+        assert_eq!(library_dependencies(depends), ["libc6", "libssl3"]);
+        let list = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /x/lib/libc.so.6 (0x00007f)\n\
+                    \t/x/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        assert_eq!(linked(list), [std::path::Path::new("/x/lib/libc.so.6")]);
+    }
 
     #[test]
     fn finds_the_kernel_behind_a_meta_package() {

@@ -8,7 +8,7 @@ use std::{env, fs};
 use crate::cpio::Archive;
 use crate::error::{FileContext, Result};
 use crate::program;
-use crate::setup::{repository, say};
+use crate::setup::{download::LINKER, repository, say};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -34,11 +34,41 @@ pub(super) fn build(store: &Path, modules: &Path) -> Result<PathBuf> {
     if fs::read(&initrd).is_ok_and(|old| old == archive) {
         return Ok(initrd);
     }
-    // In two steps: a guest that boots meanwhile never sees half of it.
+    replace(store, &initrd, &archive)?;
+    Ok(initrd)
+}
+
+/// The same with a server and what it needs in a second archive, which the
+/// kernel unpacks over the first.
+pub(super) fn with_server(
+    store: &Path,
+    initrd: &Path,
+    server: &Path,
+    modules: &Path,
+) -> Result<PathBuf> {
+    let mut archive = Archive::default();
+    for directory in ["server", "lib64", "etc", "modules"] {
+        archive.directory(directory);
+    }
+    archive.program("etc/passwd", b"root:x:0:0:root:/:/\n");
+    add_files(&mut archive, "server", server)?;
+    add_files(&mut archive, "modules", modules)?;
+    let linker = server.join(LINKER);
+    archive.program(&format!("lib64/{LINKER}"), &fs::read(&linker).at("read", &linker)?);
+    let both = [fs::read(initrd).at("read", initrd)?, archive.finish()].concat();
+    let with_server = store.join("initrd-server");
+    if fs::read(&with_server).is_ok_and(|old| old == both) {
+        return Ok(with_server);
+    }
+    replace(store, &with_server, &both)?;
+    Ok(with_server)
+}
+
+/// In two steps: a guest that boots meanwhile never sees half of it.
+fn replace(store: &Path, initrd: &Path, archive: &[u8]) -> Result<()> {
     let partial = store.join(format!("initrd.{}", std::process::id()));
     fs::write(&partial, archive).at("write", &partial)?;
-    fs::rename(&partial, &initrd).at("create", &initrd)?;
-    Ok(initrd)
+    fs::rename(&partial, initrd).at("create", initrd)
 }
 
 fn pack(program: &[u8], modules: &Path) -> Result<Vec<u8>> {
@@ -49,12 +79,18 @@ fn pack(program: &[u8], modules: &Path) -> Result<Vec<u8>> {
     archive.character_device("dev/console", 5, 1);
     archive.program("init", program);
     archive.directory("modules");
-    let entries = fs::read_dir(modules).at("list", modules)?.filter_map(std::io::Result::ok);
+    add_files(&mut archive, "modules", modules)?;
+    Ok(archive.finish())
+}
+
+/// All files of a directory, always in the same order.
+fn add_files(archive: &mut Archive, to: &str, from: &Path) -> Result<()> {
+    let entries = fs::read_dir(from).at("list", from)?.filter_map(std::io::Result::ok);
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     for path in paths {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        archive.program(&format!("modules/{name}"), &fs::read(&path).at("read", &path)?);
+        archive.program(&format!("{to}/{name}"), &fs::read(&path).at("read", &path)?);
     }
-    Ok(archive.finish())
+    Ok(())
 }
