@@ -41,6 +41,8 @@ const NIC_MODULES: [&str; 3] = ["failover", "net_failover", "virtio_net"];
 
 /// The server that a guest may have, and the package that brings it.
 const SERVER_PACKAGE: &str = "memcached";
+/// Where packages have libraries, in a distribution that has merged `/usr` or not.
+const LIBRARY_PLACES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 const NIC_MODULES_DIR: &str = "nic-modules";
 /// What loads a program's libraries.
 pub(super) const LINKER: &str = "ld-linux-x86-64.so.2";
@@ -111,16 +113,14 @@ pub(super) fn server(store: &Path) -> Result<PathBuf> {
         apt.update()?;
         apt.unpack(&names, &scratch.0)?;
     }
-    let files = files(&scratch.0)?;
-    let found = |name: &str| {
-        let is_it = |path: &&PathBuf| path.file_name().is_some_and(|file| file == name);
-        let missing = || LabError::Missing { what: format!("{name} in {}", packages.join(", ")) };
-        files.iter().find(is_it).cloned().ok_or_else(missing)
-    };
-    let (linker, program) = (found(LINKER)?, found(SERVER_PACKAGE)?);
+    let program = scratch.0.join("usr/bin").join(SERVER_PACKAGE);
+    let places: Vec<PathBuf> = LIBRARY_PLACES.map(|place| scratch.0.join(place)).to_vec();
+    let linker = places.iter().map(|place| place.join(LINKER)).find(|path| path.is_file());
+    let missing = || LabError::Missing { what: format!("{LINKER} in {}", packages.join(", ")) };
+    let linker = linker.ok_or_else(missing)?;
     // The linker says which libraries it takes; the same ones as in a guest.
-    let places: Vec<_> = files.iter().filter_map(|path| path.parent()?.to_str()).collect();
     let mut list = Command::new(&linker);
+    let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
     list.arg("--library-path").arg(places.join(":")).arg("--list").arg(&program);
     let libraries = linked(&program::output(&mut list)?);
     let new = Scratch::new(store, "server-kept")?;
