@@ -40,16 +40,6 @@ pub struct Moved {
     pub passes: Option<u64>,
 }
 
-/// The guest's share of its CPUs from an instant on, in seconds since the
-/// command: 1 is all that it wants.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share {
-    /// From when on.
-    pub at_s: f64,
-    /// How much.
-    pub share: f64,
-}
-
 /// A way to move a guest from host a to host b.
 pub trait Contender {
     /// Its name in tables.
@@ -70,12 +60,6 @@ pub trait Contender {
     /// What it tells of the last move by itself.
     fn report(&self) -> Option<&api::Report> {
         None
-    }
-
-    /// What share of its CPUs it left the guest during the last move, if it
-    /// tells.
-    fn shares(&self) -> Vec<Share> {
-        Vec::new()
     }
 
     /// Ends the guest, wherever it is, and all that was started.

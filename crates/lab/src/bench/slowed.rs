@@ -4,8 +4,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use api::Sample;
+
 use super::result::Run;
-use crate::contender::{Contender, Moved, Share};
+use crate::contender::{Contender, Moved};
 use crate::count;
 use crate::error::Result;
 use crate::guest::Guest;
@@ -90,8 +92,9 @@ impl Slowed {
         let stopped = moved.ran.checked_sub(moved.downtime).unwrap_or(moved.ran);
         let silences = guest.silences(moved.began, stopped, moved.ran);
         let counts = guest.pages(moved.began, to + AFTER);
-        let shares = contender.shares();
-        let lowest = shares.iter().map(|share| share.share).reduce(f64::min);
+        let samples = contender.report().map(|report| report.samples.as_slice());
+        let samples = samples.unwrap_or_default();
+        let lowest = samples.iter().map(|sample| sample.share).reduce(f64::min);
         Run {
             guest_gap_ms: silences.switchover.as_secs_f64() * 1e3,
             stall_ms: Some(silences.before.as_secs_f64() * 1e3),
@@ -100,15 +103,15 @@ impl Slowed {
                 self.undisturbed.pages_per_s() * lab_guest::PAGE_BYTES as f64,
             ),
             share_lowest: lowest,
-            slowed_s: lowest.map(|_| slowed_s(&shares)),
+            slowed_s: lowest.map(|_| slowed_s(samples)),
             ..run
         }
     }
 }
 
 /// How long the share was not all.
-fn slowed_s(shares: &[Share]) -> f64 {
-    let slow = shares.windows(2).filter(|pair| pair[0].share < ALL);
+fn slowed_s(samples: &[Sample]) -> f64 {
+    let slow = samples.windows(2).filter(|pair| pair[0].share < ALL);
     slow.map(|pair| (pair[1].at_s - pair[0].at_s).max(0.0)).sum()
 }
 
@@ -118,9 +121,9 @@ mod tests {
 
     #[test]
     fn seconds_below_all_are_added_up() {
-        let share = |(at_s, share)| Share { at_s, share };
-        let shares = [(0.0, 1.0), (1.0, 0.5), (1.5, 0.4), (2.0, 1.0), (9.0, 0.9)].map(share);
-        assert!((slowed_s(&shares) - 1.0).abs() < 1e-9);
+        let sample = |(at_s, share)| Sample { at_s, share, ..Sample::default() };
+        let samples = [(0.0, 1.0), (1.0, 0.5), (1.5, 0.4), (2.0, 1.0), (9.0, 0.9)].map(sample);
+        assert!((slowed_s(&samples) - 1.0).abs() < 1e-9);
         assert_eq!(slowed_s(&[]), 0.0);
     }
 

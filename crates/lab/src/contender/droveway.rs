@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use api::{Outcome, Report};
 
-use super::{Contender, Ground, Moved, Share};
+use super::{Contender, Ground, Moved};
 use crate::certificates::Certificates;
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::guest::{Guest, GuestSpec};
@@ -217,14 +217,13 @@ pub struct Droveway {
     agents: Vec<Agent>,
     /// The last migration's report.
     pub report: Option<Report>,
-    shares: Vec<Share>,
 }
 
 impl Droveway {
     /// With these options.
     #[must_use]
     pub fn new(options: Options) -> Self {
-        Self { options, spec: None, agents: Vec::new(), report: None, shares: Vec::new() }
+        Self { options, spec: None, agents: Vec::new(), report: None }
     }
 
     fn failed(&self, reason: impl Into<String>) -> LabError {
@@ -275,7 +274,6 @@ impl Contender for Droveway {
             ))
         })?;
         self.report = Some(report.clone());
-        self.shares = shares(&output.stdout);
         if report.outcome == Outcome::Cancelled && ended - started >= ground.timeout {
             return Err(LabError::Late { contender: self.name(), waited: ground.timeout });
         }
@@ -301,10 +299,6 @@ impl Contender for Droveway {
         self.report.as_ref()
     }
 
-    fn shares(&self) -> Vec<Share> {
-        self.shares.clone()
-    }
-
     fn stop(&mut self) {
         self.agents.clear();
     }
@@ -313,15 +307,6 @@ impl Contender for Droveway {
 /// The report that `migrate --json` prints.
 fn report(output: &Output) -> Option<Report> {
     serde_json::from_slice(&output.stdout).ok()
-}
-
-/// The guest's shares in the report that `migrate --json` prints.
-fn shares(json: &[u8]) -> Vec<Share> {
-    let report: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
-    let share = |sample: &serde_json::Value| {
-        Some(Share { at_s: sample["at_s"].as_f64()?, share: sample["share"].as_f64()? })
-    };
-    report["samples"].as_array().into_iter().flatten().filter_map(share).collect()
 }
 
 /// Runs a command; after the timeout it is interrupted, as by Ctrl-C.
@@ -345,19 +330,5 @@ fn interrupt(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_are_read_from_samples_that_have_them() {
-        let json =
-            br#"{"samples":[{"at_s":0.1},{"at_s":0.2,"share":1.0},{"at_s":0.5,"share":0.4}]}"#;
-        let expected = [(0.2, 1.0), (0.5, 0.4)].map(|(at_s, share)| Share { at_s, share });
-        assert_eq!(shares(json), expected);
-        assert_eq!(shares(b"no report"), []);
     }
 }
