@@ -90,11 +90,10 @@ impl Visitors {
         count::between(&self.lock().counts, from, to)
     }
 
-    /// The longest time without any answer that touches these two instants.
+    /// The longest time without any answer that touches these two instants,
+    /// from the first of them on.
     pub(super) fn silence(&self, from: Instant, to: Instant) -> Duration {
-        let heard = self.lock();
-        let ended = heard.silences.iter().filter(|(began, ended)| *ended > from && *began < to);
-        ended.map(|(began, ended)| *ended - *began).max().unwrap_or_default()
+        self.lock().silence(from, to)
     }
 
     /// Answers that were not what the server was given.
@@ -139,6 +138,20 @@ impl Heard {
             }
             _ => {}
         }
+    }
+
+    fn silence(&self, from: Instant, to: Instant) -> Duration {
+        let touching = |(began, ended): &(Instant, Instant)| *ended > from && *began < to;
+        let silences = self.silences.iter().copied().chain(self.lasting()).filter(touching);
+        let lengths = silences.map(|(began, ended)| ended - began.max(from));
+        lengths.max().unwrap_or_default()
+    }
+
+    /// The silence that has not ended yet.
+    fn lasting(&self) -> Option<(Instant, Instant)> {
+        let (now, count) = *self.counts.last()?;
+        let since = self.counts.iter().rev().take_while(|(_, before)| *before == count).last()?.0;
+        (now - since > TELL * 2).then_some((since, now))
     }
 }
 
@@ -308,7 +321,12 @@ mod tests {
             heard.hear(line, at);
         }
         assert_eq!(heard.counts, [(at(100), 7), (at(1000), 9)]);
-        assert_eq!((heard.silences, heard.wrong), (vec![(at(200), at(900))], 1));
+        assert_eq!((&heard.silences[..], heard.wrong), (&[(at(200), at(900))][..], 1));
+        let silence = |from, to| heard.silence(at(from), at(to)).as_micros();
+        assert_eq!([silence(100, 300), silence(400, 9000), silence(900, 9000)], [700, 500, 0]);
+        heard.hear("answered 90000 9 1", at);
+        // Clients that are not answered any more have nothing to say.
+        assert_eq!(heard.silence(at(2000), at(95_000)).as_micros(), 88_000);
     }
 
     #[test]
