@@ -51,6 +51,8 @@ pub(crate) struct Live {
     chasing: AtomicBool,
     /// The sieve has dropped pages just now.
     dropping: AtomicBool,
+    /// It is not known yet what the guest dirties.
+    learning: AtomicBool,
     epoch: AtomicU32,
     /// When that epoch began.
     epoch_began: Mutex<Instant>,
@@ -79,6 +81,7 @@ impl Live {
             bodies_per_s: AtomicU64::new(0),
             chasing: AtomicBool::new(held),
             dropping: AtomicBool::new(false),
+            learning: AtomicBool::new(false),
             epoch: AtomicU32::new(0),
             epoch_began: Mutex::new(Instant::now()),
             wake: Condvar::new(),
@@ -154,6 +157,11 @@ impl Live {
         self.dropping.store(dropping, Relaxed);
     }
 
+    /// Whether passes should end as soon as they can: all of the pool is for them.
+    pub(crate) fn set_learning(&self, learning: bool) {
+        self.learning.store(learning, Relaxed);
+    }
+
     /// From now on what is on its way must fit the goal.
     pub(crate) fn end_chase(&self) {
         let _began = self.epoch_began.lock();
@@ -188,7 +196,9 @@ impl Live {
     }
 
     pub(crate) fn adjust_pool(&self) {
-        let limit = if self.chases() && self.dropping.load(Relaxed) {
+        let limit = if self.chases() && self.learning.load(Relaxed) {
+            self.pool_bytes
+        } else if self.chases() && self.dropping.load(Relaxed) {
             chase::pool_bytes(self.bodies_per_s(), self.least_bytes, self.pool_bytes)
         } else {
             self.bound_bytes()

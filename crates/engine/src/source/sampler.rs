@@ -230,7 +230,10 @@ impl Sampling {
             used_cpus: 0.0,
         });
         self.share = throttling.share(&decision);
-        self.helped = !matches!(decision.why, Why::Nothing | Why::Unneeded);
+        self.helped = decision.why != Why::Nothing;
+        // A pass that ends at once says what the guest dirties.
+        let unknown = decision.full_dirty_bytes_per_s.is_none() || decision.why == Why::Looking;
+        live.set_learning(self.helped && unknown);
         if self.ended {
             return;
         }
