@@ -251,11 +251,11 @@ impl Guest {
         self.heard.felt(from, to)
     }
 
-    /// The silence of a switchover that was from `stopped` to `ran`, and the
-    /// longest between `from` and it; since [`Guest::forget_gap`].
+    /// The silence of its switchover, and the longest between `from` and that;
+    /// since [`Guest::forget_gap`].
     #[must_use]
-    pub fn silences(&self, from: Instant, stopped: Instant, ran: Instant) -> Silences {
-        self.heard.silences(from, stopped, ran)
+    pub fn silences(&self, from: Instant) -> Silences {
+        self.heard.silences(from)
     }
 
     /// How many pages of memory it had written, at instants between two; since

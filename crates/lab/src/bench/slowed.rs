@@ -89,8 +89,7 @@ impl Slowed {
     ) -> Run {
         let to = moved.ran + AFTER;
         thread::sleep((to + AFTER).saturating_duration_since(Instant::now()));
-        let stopped = moved.ran.checked_sub(moved.downtime).unwrap_or(moved.ran);
-        let silences = guest.silences(moved.began, stopped, moved.ran);
+        let silences = guest.silences(moved.began);
         let counts = guest.pages(moved.began, to + AFTER);
         let samples = contender.report().map(|report| report.samples.as_slice());
         let samples = samples.unwrap_or_default();
@@ -112,7 +111,7 @@ impl Slowed {
 /// How long the share was not all.
 fn slowed_s(samples: &[Sample]) -> f64 {
     let slow = samples.windows(2).filter(|pair| pair[0].share < ALL);
-    slow.map(|pair| (pair[1].at_s - pair[0].at_s).max(0.0)).sum()
+    slow.fold(0.0, |sum, pair| sum + (pair[1].at_s - pair[0].at_s).max(0.0))
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ const PERIOD: Duration = Duration::from_millis(5);
 pub(super) struct Beat {
     /// When.
     pub(super) at: Instant,
+    /// On which socket: another one is another host's.
+    pub(super) socket: u32,
     /// What the guest had written until then, in every tenth beat.
     pub(super) written: Option<Written>,
 }
@@ -67,23 +69,19 @@ pub(super) fn felt(beats: &[Beat], from: Instant, to: Instant) -> Felt {
 pub struct Silences {
     /// The longest before it: what slowing the guest does to it.
     pub before: Duration,
-    /// The longest that touches it.
+    /// Between the last beat at one host and the first at the other.
     pub switchover: Duration,
 }
 
-/// Tells the silence of the switchover, which was from `stopped` to `ran`, from
-/// those between `from` and it.
-pub(super) fn silences(beats: &[Beat], from: Instant, stopped: Instant, ran: Instant) -> Silences {
-    let mut silences = Silences::default();
-    for pair in beats.windows(2) {
-        let silence = (pair[1].at - pair[0].at).saturating_sub(PERIOD);
-        if pair[1].at > stopped && pair[0].at < ran {
-            silences.switchover = silences.switchover.max(silence);
-        } else if pair[1].at > from && pair[0].at < stopped {
-            silences.before = silences.before.max(silence);
-        }
-    }
-    silences
+/// Tells the silence of the switchover from those between `from` and it. By
+/// where beats are heard, not by when the mover says that it was.
+pub(super) fn silences(beats: &[Beat], from: Instant) -> Silences {
+    let silence = |pair: &[Beat]| (pair[1].at - pair[0].at).saturating_sub(PERIOD);
+    let moves = |pair: &&[Beat]| pair[0].socket != pair[1].socket;
+    let stays = beats.windows(2).take_while(|pair| !moves(pair));
+    let before = stays.filter(|pair| pair[1].at > from).map(silence).max();
+    let switchover = beats.windows(2).find(moves).map(silence);
+    Silences { before: before.unwrap_or_default(), switchover: switchover.unwrap_or_default() }
 }
 
 /// Pages of memory that were written by each beat that said so between two
@@ -110,9 +108,9 @@ mod tests {
             let ms = tick * 5 + if tick >= 100 { 300 } else { 0 };
             let counts = Written { pages: tick * 2, disk_pages: tick };
             let written = (tick % 10 == 0).then_some(counts);
-            beats.push(Beat { at: at(ms), written });
+            beats.push(Beat { at: at(ms), socket: 0, written });
         }
-        beats.push(Beat { at: at(9000), written: None });
+        beats.push(Beat { at: at(9000), socket: 0, written: None });
         let all = felt(&beats, at(0), at(1200));
         assert_eq!(all.gap, Duration::from_millis(300));
         assert!((all.pages_per_s - 300.0).abs() < 10.0, "{all:?}");
@@ -127,12 +125,14 @@ mod tests {
     fn the_silence_of_the_switchover_is_told_from_those_before() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let beat = |ms| Beat { at: at(ms), written: None };
+        let beat = |(ms, socket)| Beat { at: at(ms), socket, written: None };
         // One before the migration, two stalls, the blackout, and one after.
-        let beats = [0, 500, 505, 525, 530, 565, 570, 790, 795, 1800].map(beat);
-        let found = silences(&beats, at(502), at(572), at(780));
+        let here = [0, 500, 505, 525, 530, 565, 570].map(|ms| beat((ms, 0)));
+        let there = [790, 795, 1800].map(|ms| beat((ms, 1)));
+        let found = silences(&[&here[..], &there[..]].concat(), at(502));
         assert_eq!(found.before, Duration::from_millis(30));
         assert_eq!(found.switchover, Duration::from_millis(215));
+        assert_eq!(silences(&here, at(900)), Silences::default());
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let beat = |ms: u64| {
             let written = ms.is_multiple_of(50).then_some(Written { pages: ms, disk_pages: 0 });
-            Beat { at: at(ms), written }
+            Beat { at: at(ms), socket: 0, written }
         };
         let beats: Vec<_> = (0..40).map(|nth| beat(nth * 5)).collect();
         let counts: Vec<_> = pages(&beats, at(60), at(155)).iter().map(|it| it.1).collect();

@@ -41,6 +41,8 @@ struct State {
     boot_id: Option<String>,
     answers: HashMap<String, String>,
     questions: u64,
+    /// Sockets that were listened on.
+    sockets: u32,
     /// The socket that was heard last: where questions go.
     port: Option<UnixStream>,
 }
@@ -65,6 +67,7 @@ impl Default for Heard {
                 boot_id: None,
                 answers: HashMap::new(),
                 questions: 0,
+                sockets: 0,
                 port: None,
             }),
             changed: Condvar::new(),
@@ -79,6 +82,11 @@ impl Heard {
 
     /// Listens on a socket as soon as it is there, on a thread of its own.
     pub(super) fn listen(self: &Arc<Self>, path: PathBuf, until: Instant) -> Result<()> {
+        let socket = {
+            let mut state = self.lock();
+            state.sockets += 1;
+            state.sockets
+        };
         let heard = Arc::downgrade(self);
         let listen = move || {
             let over = || heard.strong_count() == 0;
@@ -90,7 +98,7 @@ impl Heard {
                 // A guest that moved in the middle of a line ends it elsewhere.
                 let Some(whole) = line.strip_suffix('\n') else { return };
                 let Some(heard) = heard.upgrade() else { return };
-                heard.hear(whole.trim_end_matches('\r'), &port);
+                heard.hear(whole.trim_end_matches('\r'), &port, socket);
                 line.clear();
             }
         };
@@ -101,7 +109,7 @@ impl Heard {
         Ok(())
     }
 
-    fn hear(&self, line: &str, port: &UnixStream) {
+    fn hear(&self, line: &str, port: &UnixStream, socket: u32) {
         let now = Instant::now();
         let mut state = self.lock();
         if let Some(rest) = line.strip_prefix(['.', '=']) {
@@ -112,7 +120,7 @@ impl Heard {
                 state.pulse.twice += 1;
             }
             let written = rest.split_once(' ').and_then(|(_, written)| counts(written));
-            state.beats.push(Beat { at: now, written });
+            state.beats.push(Beat { at: now, socket, written });
             if let Some(written) = written {
                 state.pulse.written = written;
                 state.pulse.written_at = now;
@@ -152,8 +160,8 @@ impl Heard {
         felt(&self.lock().beats, from, to)
     }
 
-    pub(super) fn silences(&self, from: Instant, stopped: Instant, ran: Instant) -> Silences {
-        silences(&self.lock().beats, from, stopped, ran)
+    pub(super) fn silences(&self, from: Instant) -> Silences {
+        silences(&self.lock().beats, from)
     }
 
     pub(super) fn pages(&self, from: Instant, to: Instant) -> Vec<(Instant, u64)> {
@@ -224,16 +232,16 @@ mod tests {
         let (port, _other) = UnixStream::pair().unwrap();
         for line in [".1", "boot abc lab.seed=1", "=a 77 5", "q1 ok pages=3", "boot abc x", "junk"]
         {
-            heard.hear(line, &port);
+            heard.hear(line, &port, 1);
         }
         let pulse = heard.pulse();
         assert_eq!((pulse.boots, pulse.written), (1, Written { pages: 77, disk_pages: 5 }));
         let answer = heard.wait_answer("q1", Duration::ZERO);
         assert_eq!(answer.as_deref(), Some("ok pages=3"));
         assert_eq!(pulse.twice, 0);
-        heard.hear(".a", &port);
+        heard.hear(".a", &port, 1);
         assert_eq!(heard.pulse().twice, 1);
-        heard.hear("boot def lab.seed=1", &port);
+        heard.hear("boot def lab.seed=1", &port, 1);
         assert_eq!(heard.pulse().boots, 2);
         assert!(heard.next_question().is_ok());
     }
