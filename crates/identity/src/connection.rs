@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::AlertDescription;
 
@@ -130,6 +130,14 @@ impl Connection {
     /// If the kernel refuses.
     pub fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
         self.reader.set_timeout(limit)
+    }
+
+    /// As [`Reader::set_deadline`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_read_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        self.reader.set_deadline(deadline)
     }
 
     /// How long a write waits for room; none: for ever. A secured connection is

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -16,6 +16,8 @@ use crate::keys::Keys;
 pub struct Reader {
     socket: Arc<Socket>,
     tls: Option<Box<Tls>>,
+    /// When the peer must have said what is being read.
+    deadline: Option<Instant>,
 }
 
 struct Tls {
@@ -34,11 +36,11 @@ impl std::fmt::Debug for Reader {
 
 impl Reader {
     pub(crate) fn plain(socket: Arc<Socket>) -> Self {
-        Self { socket, tls: None }
+        Self { socket, tls: None, deadline: None }
     }
 
     pub(crate) fn secured(socket: Arc<Socket>, inbox: Inbox, keys: Arc<Keys>) -> Self {
-        Self { socket, tls: Some(Box::new(Tls { inbox, keys })) }
+        Self { socket, tls: Some(Box::new(Tls { inbox, keys })), deadline: None }
     }
 
     pub(crate) fn socket(&self) -> &Socket {
@@ -51,10 +53,10 @@ impl Reader {
     /// # Errors
     /// If the connection is broken.
     pub fn read_ready(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
-        let Self { socket, tls } = self;
+        let Self { socket, tls, .. } = self;
         match tls {
             None => receive(socket, into, RecvFlags::DONTWAIT),
-            Some(tls) => tls.read(socket, into, RecvFlags::DONTWAIT),
+            Some(tls) => tls.read(socket, into, RecvFlags::DONTWAIT, None),
         }
     }
 
@@ -76,6 +78,16 @@ impl Reader {
         self.socket.stream.set_read_timeout(limit)
     }
 
+    /// When all that is read from now on must have come; none: whenever it
+    /// does. A peer that says a byte now and then is as slow as a silent one.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        self.deadline = deadline;
+        if deadline.is_none() { self.set_timeout(None) } else { Ok(()) }
+    }
+
     /// What ends the connection from anywhere.
     #[must_use]
     pub fn closer(&self) -> Closer {
@@ -85,10 +97,13 @@ impl Reader {
 
 impl Read for Reader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Self { socket, tls } = self;
+        let Self { socket, tls, deadline } = self;
         match tls {
-            None => (&socket.stream).read(into),
-            Some(tls) => match tls.read(socket, into, RecvFlags::empty())? {
+            None => {
+                hurry(socket, *deadline)?;
+                (&socket.stream).read(into)
+            }
+            Some(tls) => match tls.read(socket, into, RecvFlags::empty(), *deadline)? {
                 Some(bytes) => Ok(bytes),
                 // Only after the socket's own limit.
                 None => Err(io::ErrorKind::WouldBlock.into()),
@@ -103,6 +118,7 @@ impl Tls {
         socket: &Socket,
         into: &mut [u8],
         flags: RecvFlags,
+        deadline: Option<Instant>,
     ) -> io::Result<Option<usize>> {
         if into.is_empty() {
             return Ok(Some(0));
@@ -113,6 +129,7 @@ impl Tls {
                 Taken::Ended => return Ok(Some(0)),
                 Taken::Nothing => {}
             }
+            hurry(socket, deadline)?;
             match receive(socket, self.inbox.room(), flags)? {
                 None => return Ok(None),
                 Some(0) if socket.is_closed() => return Ok(Some(0)),
@@ -125,6 +142,16 @@ impl Tls {
             }
         }
     }
+}
+
+/// The next read waits no longer than there is time.
+fn hurry(socket: &Socket, deadline: Option<Instant>) -> io::Result<()> {
+    let Some(deadline) = deadline else { return Ok(()) };
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    socket.stream.set_read_timeout(Some(left))
 }
 
 fn receive(socket: &Socket, into: &mut [u8], flags: RecvFlags) -> io::Result<Option<usize>> {

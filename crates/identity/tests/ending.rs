@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Cluster, Numbers, listen, plain, secured};
 use identity::{Connection, Security};
@@ -207,5 +207,31 @@ fn what_is_written_into_a_connection_by_somebody_else_is_noticed() {
         });
         let (total, error) = read_all(theirs);
         assert_eq!((total, error.unwrap().kind()), (0, io::ErrorKind::InvalidData));
+    }
+}
+
+/// A byte now and then is no reason to wait on.
+#[test]
+fn who_says_it_byte_by_byte_is_late_all_the_same() {
+    let cluster = Cluster::new();
+    for (mut ours, mut theirs) in both(&cluster) {
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(SeqCst) && theirs.write_all(b"x").is_ok() {
+                    thread::sleep(Duration::from_millis(5));
+                }
+            });
+            ours.set_read_deadline(Some(Instant::now() + Duration::from_millis(100))).unwrap();
+            let late = ours.read_exact(&mut [0; 1 << 20]).unwrap_err().kind();
+            assert!(
+                matches!(late, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock),
+                "{late:?}"
+            );
+            assert!(ours.read(&mut [0]).is_err());
+            ours.set_read_deadline(None).unwrap();
+            assert_eq!(ours.read(&mut [0]).unwrap(), 1, "it may go on when there is time");
+            over.store(true, SeqCst);
+        });
     }
 }
