@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 
 use crew::Terms;
 use policy::pace::DestinationUse;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use switchover::{Envelope, MigrationId};
 
@@ -15,7 +16,11 @@ use crate::error::WireError;
 use crate::read::le32;
 
 /// Longest message. A shape of a VM with hundreds of devices is some 100 KiB.
-const MESSAGE_BYTES_MAX: u64 = 8 << 20;
+const MESSAGE_BYTES_MAX: u64 = 2 << 20;
+/// Most values in a message, and so what it takes when it is read: a number is
+/// two bytes in JSON and 32 in memory, a field of an object over 100. A shape of
+/// a VM with hundreds of devices has some thousands.
+const MESSAGE_VALUES_MAX: u64 = 1 << 17;
 /// Longest piece of residue in a frame. The head of a VM (its block list) is
 /// some KiB, with a thousand blocks below 1 MiB; the tail is cut into pieces.
 const RESIDUE_BYTES_MAX: u64 = 4 << 20;
@@ -288,6 +293,20 @@ fn write_frame(kind: u8, content: &[u8], out: &mut impl Write) -> Result<(), Wir
     Ok(out.flush()?)
 }
 
+/// Reads what a message's frame holds.
+///
+/// # Errors
+/// If it is not such a message, or has more in it than any has.
+pub fn read_message<M: DeserializeOwned>(json: &[u8]) -> Result<M, WireError> {
+    // Before any value but the first stands one of these; some are in texts.
+    let marks = json.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count() as u64;
+    if marks > MESSAGE_VALUES_MAX {
+        let what = "a message with a number of values";
+        return Err(WireError::TooLarge { what, value: marks, max: MESSAGE_VALUES_MAX });
+    }
+    Ok(serde_json::from_slice(json)?)
+}
+
 /// Reads one frame. `None` if the peer closed the connection between frames.
 ///
 /// # Errors
@@ -324,7 +343,7 @@ mod tests {
         Frame::write_residue(false, &[5; 1_500_000], &mut bytes).unwrap();
         let mut rest = bytes.as_slice();
         let Some(Frame::Message(json)) = read_frame(&mut rest).unwrap() else { panic!() };
-        let heard: ToDestination = serde_json::from_slice(&json).unwrap();
+        let heard: ToDestination = read_message(&json).unwrap();
         assert!(matches!(heard, ToDestination::Complete { residue_bytes: 77 }));
         let mut tail = 0;
         while let Some(frame) = read_frame(&mut rest).unwrap() {
@@ -338,6 +357,19 @@ mod tests {
     fn a_length_above_the_cap_is_refused_before_anything_is_allocated() {
         let error = read_frame(&mut [0xff, 0xff, 0xff, 0xff, 2].as_slice()).unwrap_err();
         assert!(matches!(error, WireError::TooLarge { .. }), "{error}");
+    }
+
+    /// What is short on the wire must not be large in memory.
+    #[test]
+    fn a_message_of_very_many_values_is_refused() {
+        let numbers = |count: usize| format!("[0{}]", ",0".repeat(count - 1)).into_bytes();
+        let few: Vec<u8> = read_message(&numbers(1000)).unwrap();
+        assert_eq!(few.len(), 1000);
+        let error = read_message::<serde_json::Value>(&numbers(1 << 18)).unwrap_err();
+        assert!(matches!(error, WireError::TooLarge { .. }), "{error}");
+        let deep = "[".repeat(1 << 16).into_bytes();
+        let error = read_message::<serde_json::Value>(&deep).unwrap_err();
+        assert!(matches!(error, WireError::Message(_)), "{error}");
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use page::{BATCH_PAGES, BLOCK_BYTES_MAX, DiskId, PAGE_BYTES, PageIndex, Pool, SL
 
 use crate::{
     Ack, BatchHeader, BlockHeader, FILLS_MAX, Frame, Inquiry, Kind, LaneHeader, Preamble, Reply,
-    Tables, ToDestination, ToSource, Token, read_frame,
+    Tables, ToDestination, ToSource, Token, read_frame, read_message,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
@@ -57,9 +57,9 @@ pub fn control(bytes: &[u8]) {
     let mut rest = bytes;
     while let Ok(Some(frame)) = read_frame(&mut rest) {
         if let Frame::Message(json) = frame {
-            let _ = serde_json::from_slice::<ToDestination>(&json);
-            let _ = serde_json::from_slice::<ToSource>(&json);
-            let _ = serde_json::from_slice::<Inquiry>(&json);
+            let _ = read_message::<ToDestination>(&json);
+            let _ = read_message::<ToSource>(&json);
+            let _ = read_message::<Inquiry>(&json);
         }
     }
 }

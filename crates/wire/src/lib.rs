@@ -28,6 +28,7 @@ pub use batch::{Ack, BatchHeader, FILLS_MAX, Tables};
 pub use block::{BlockHeader, LaneHeader, SEQUENCES_AHEAD_MAX};
 pub use control::{
     Announced, Frame, FrameHeader, Prepare, Prepared, ToDestination, ToSource, read_frame,
+    read_message,
 };
 pub use error::WireError;
 pub use inquiry::{Inquiry, Word};
