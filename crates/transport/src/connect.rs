@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use identity::{Connection, HandshakeError, RecordError, Security, is_tls_alert};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
@@ -96,14 +96,15 @@ fn introduce(
     kind: Kind,
 ) -> Result<Connection, LaneError> {
     let broken = |source| LaneError::Broken { remote, source };
-    connection.set_read_timeout(Some(CONNECT_TIMEOUT)).map_err(broken)?;
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    connection.set_read_deadline(Some(deadline)).map_err(broken)?;
     let said = connection.write_all(&Preamble { kind }.to_bytes());
     let mut reply = [0; Reply::BYTES];
     // Whoever doesn't want us has said why before the connection broke.
     let heard = connection.read_exact(&mut reply);
     heard.map_err(|source| turned_away(remote, source))?;
     said.map_err(broken)?;
-    connection.set_read_timeout(None).map_err(broken)?;
+    connection.set_read_deadline(None).map_err(broken)?;
     if is_tls_alert(&reply) && connection.peer().is_none() {
         return Err(LaneError::Handshake { remote, source: HandshakeError::PeerIsSecure });
     }

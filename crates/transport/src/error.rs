@@ -65,6 +65,11 @@ pub enum LanesError {
         /// The last error.
         last: String,
     },
+    /// The destination breaks the rules.
+    #[error(
+        "the destination acknowledged batches that were never sent, or took back what it had acknowledged"
+    )]
+    Nonsense,
     /// The lanes were stopped by their owner.
     #[error("the lanes were stopped")]
     Stopped,

@@ -34,10 +34,13 @@ impl Flight {
     }
 
     /// The destination has placed `placed` batches of this connection.
-    /// Returns how many are released by it, or nothing if it counts backwards.
+    /// Returns how many are released by it, or nothing if it counts backwards, or
+    /// batches that were never sent.
     pub(crate) fn acknowledged(&self, placed: u64, queue: &Queue) -> Option<u64> {
         let mut state = self.state.lock();
-        if placed < state.acknowledged {
+        // And the one that is being written.
+        let sent = state.released + state.sent.len() as u64 + 1;
+        if placed < state.acknowledged || placed > sent {
             return None;
         }
         state.acknowledged = placed;
@@ -69,4 +72,34 @@ fn release(state: &mut State, queue: &Queue) -> u64 {
         queue.placed(load);
     }
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use page::Pool;
+
+    use super::*;
+
+    #[test]
+    fn only_what_was_sent_is_acknowledged_and_never_less_than_before() {
+        let (queue, flight) = (Queue::new(), Flight::default());
+        let pool = Pool::new(8 << 20);
+        let send = || {
+            let load = Load::from(pool.take().unwrap());
+            queue.submit(load).unwrap();
+            let crate::queue::Work::Send(load) = queue.take(|| false) else { panic!() };
+            flight.sent(load, &queue)
+        };
+        assert_eq!(send() + send(), 0);
+        assert_eq!(flight.acknowledged(4, &queue), None, "two are sent, and one may be just now");
+        assert_eq!(flight.acknowledged(u64::MAX, &queue), None);
+        assert_eq!(flight.acknowledged(1, &queue), Some(1));
+        assert_eq!(flight.acknowledged(1, &queue), Some(0), "once more is the same");
+        assert_eq!(flight.acknowledged(3, &queue), Some(1), "the third overtakes its sender");
+        assert_eq!(flight.acknowledged(4, &queue), None);
+        assert_eq!(flight.acknowledged(2, &queue), None);
+        assert_eq!(send(), 1);
+        queue.close();
+        queue.wait_drained().unwrap();
+    }
 }

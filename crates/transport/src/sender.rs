@@ -236,10 +236,10 @@ fn read_acks(
         let released =
             Ack::parse(&bytes).ok().and_then(|ack| flight.acknowledged(ack.placed, &shared.queue));
         let Some(released) = released else {
-            let error = "the destination's acknowledgement makes no sense";
             // Not a matter of this connection: the peer is broken or hostile.
-            shared.queue.fail(LanesError::AllDead { seconds: 0, last: error.to_owned() });
-            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, error));
+            shared.queue.fail(LanesError::Nonsense);
+            let kind = std::io::ErrorKind::InvalidData;
+            return Err(std::io::Error::new(kind, LanesError::Nonsense));
         };
         shared.meters[number].batches.fetch_add(released, Relaxed);
     }
