@@ -63,6 +63,20 @@ pub enum PlaceError {
         /// Its size.
         bytes: u64,
     },
+    /// The source announced more blocks than a VM has.
+    #[error("the source announced {blocks} RAM blocks; {max} are the most")]
+    TooManyBlocks {
+        /// How many.
+        blocks: usize,
+        /// How many there may be.
+        max: usize,
+    },
+    /// The source announced a block twice.
+    #[error("the source announced RAM block {name:?} twice")]
+    BlockTwice {
+        /// The block's name.
+        name: String,
+    },
     /// The RAM made here is not as large as the source's.
     #[error("RAM block {name} has {bytes} bytes at the source and {here_bytes} here")]
     OtherSize {

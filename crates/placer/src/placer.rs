@@ -1,5 +1,6 @@
 //! The placer: checks what came, and hands it to the block's placement.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,6 +16,10 @@ use crate::{FeederHandle, PlaceError};
 /// RAM may be promised several times over, but not without end: the placer's
 /// own tables take a thousandth of what is announced.
 const OVERCOMMIT_MAX: u64 = 4;
+
+/// A VM with hundreds of devices and DIMMs has some hundreds. A name may be there
+/// once: of a block that is mapped the tables cost as much each time.
+const BLOCKS_MAX: usize = 4096;
 
 /// Where uncompressed page bodies come from.
 pub trait RawSource {
@@ -83,6 +88,13 @@ impl Placer {
     /// # Errors
     /// If a block is not as it is here, or can't be.
     pub fn new(blocks: Vec<BlockPlan>, feeder: FeederHandle) -> Result<Self, PlaceError> {
+        if blocks.len() > BLOCKS_MAX {
+            return Err(PlaceError::TooManyBlocks { blocks: blocks.len(), max: BLOCKS_MAX });
+        }
+        let mut names = HashSet::new();
+        if let Some(twice) = blocks.iter().find(|plan| !names.insert(plan.name.as_str())) {
+            return Err(PlaceError::BlockTwice { name: twice.name.clone() });
+        }
         let host_bytes = host_bytes();
         let max_bytes = host_bytes.saturating_mul(OVERCOMMIT_MAX);
         let announced_bytes = blocks

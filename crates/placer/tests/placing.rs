@@ -246,4 +246,11 @@ fn block_lists_that_can_not_be_are_refused() {
     }
     let refused = new("ram0", 8192, Placement::Mapped(ram(4096)));
     assert!(matches!(refused, PlaceError::OtherSize { here_bytes: 4096, .. }), "{refused}");
+
+    let plan = |name: String| BlockPlan { name, bytes: 4096, placement: Placement::Inline };
+    let all = |plans| Placer::new(plans, feeder.handle()).map(drop).unwrap_err();
+    let refused = all(["ram0", "vga", "ram0"].map(|name| plan(name.to_owned())).to_vec());
+    assert!(matches!(&refused, PlaceError::BlockTwice { name } if name == "ram0"), "{refused}");
+    let refused = all((0..100_000).map(|number| plan(number.to_string())).collect());
+    assert!(matches!(refused, PlaceError::TooManyBlocks { .. }), "{refused}");
 }
