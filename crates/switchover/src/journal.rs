@@ -239,6 +239,20 @@ impl Shelf {
         Ok(contents)
     }
 
+    /// One migration's journal, if it is kept.
+    #[must_use]
+    pub fn find(&self, migration: &MigrationId, side: Side) -> Option<Kept> {
+        if !self.keeps(migration, side) {
+            return None;
+        }
+        let path = self.path(migration, side);
+        let kept = match side {
+            Side::Source => self.reopen(path).map(Kept::Source),
+            Side::Destination => self.reopen(path).map(Kept::Destination),
+        };
+        Some(kept.unwrap_or_else(Kept::Unreadable))
+    }
+
     /// Whether there is a journal of this migration, readable or not. An agent
     /// that keeps none is a stranger to the migration, and says so.
     #[must_use]
