@@ -13,11 +13,13 @@ use qemu::disks::{self as images, Challenge, PreparedImage};
 use qemu::machine::{self, Machine, Start};
 use qemu::qmp::RunState;
 use qemu::shape::Shape;
+use switchover::MigrationId;
 use wire::{Inquiry, Prepare, Word};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::examiner::Examiner;
+use crate::name;
 use crate::registry::{Claim, Registry};
 use crate::settling::Settlers;
 use crate::user;
@@ -56,6 +58,10 @@ impl Arrivals {
                 order.vm
             )));
         }
+        // They become parts of logs and journals.
+        for name in [&order.from, &order.migration] {
+            name::check(name).map_err(|error| Denied::Asked(error.to_string()))?;
+        }
         let claim = self.registry.expect(&order.vm, &order.migration)?;
         let shape: Shape = understood("what the VM is made of", &order.shape)?;
         let probes = self.examiner.probes();
@@ -77,7 +83,8 @@ impl Arrivals {
             None => {
                 std::fs::create_dir_all(&claim.dir)
                     .map_err(|error| Denied::Local(format!("{}: {error}", claim.dir.display())))?;
-                waiting(order.incoming_qmp.as_deref().unwrap_or_default(), &claim.dir)?
+                let socket = order.incoming_qmp.as_deref().unwrap_or_default();
+                waiting(&self.registry, socket, &claim.dir)?
             }
         };
         let vm = claim.fill(machine)?;
@@ -143,6 +150,10 @@ impl Host for Arrivals {
         self.settlers.coming(left);
     }
 
+    fn take_up(&self, vm: &str, migration: &MigrationId) -> bool {
+        self.settlers.take_up_after_fault(vm, self.settlers.kept_of(migration))
+    }
+
     fn answer(&self, inquiry: Inquiry) -> Option<Word> {
         self.settlers.answer(inquiry)
     }
@@ -191,8 +202,12 @@ fn prepare_images(order: &Prepare) -> Result<images::Prepared, Denied> {
 
 /// A QEMU that somebody else started to receive this VM. Any other is left
 /// alone: a slip in the socket's name must not cost a VM its life.
-fn waiting(socket: &str, dir: &Path) -> Result<Machine, Denied> {
+fn waiting(registry: &Registry, socket: &str, dir: &Path) -> Result<Machine, Denied> {
     let machine = machine::attach(Path::new(socket), dir)?;
+    // Another VM that comes waits as well.
+    if let Some(name) = registry.who_has(machine.process.pid()) {
+        return Err(Denied::Conflict(format!("the QEMU at {socket} is there already, as {name}")));
+    }
     match machine.qmp.run_state() {
         Ok(RunState::InMigrate) => Ok(machine),
         Ok(state) => Err(Denied::Conflict(format!(

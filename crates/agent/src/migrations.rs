@@ -201,13 +201,13 @@ impl Migrations {
                 let moved = catch_unwind(AssertUnwindSafe(|| {
                     (self.mover)(&self.local, peer, source, request, watch)
                 }));
-                moved.unwrap_or_else(|_| fault(watch, "a fault in the agent; its log says more"))
+                moved.unwrap_or_else(|_| self.after_fault(vm, watch))
             }
             None => fault(watch, "its QEMU has ended"),
         };
         let Migrated { report, unsettled, decided } = migrated;
         match (&report.outcome, &unsettled) {
-            (_, Some(_)) if !decided => {}
+            _ if !decided => {}
             (Outcome::Done, _) => self.registry.moved(&vm.name),
             (outcome, _) => {
                 if let Outcome::Failed(why) = outcome
@@ -231,6 +231,14 @@ impl Migrations {
         }
         drop(table);
         self.ended.notify_all();
+    }
+
+    /// The engine's thread is gone, and whose the VM is says only its journal, if
+    /// it had come to that: whoever settles it goes on from there.
+    fn after_fault(&self, vm: &Vm, watch: &Watch) -> Migrated {
+        let kept = self.settlers.kept_leaving(&vm.name);
+        let decided = !self.settlers.take_up_after_fault(&vm.name, kept);
+        Migrated { decided, ..fault(watch, "a fault in the agent; its log says more") }
     }
 
     /// All that run, and the last that ended; the latest first.

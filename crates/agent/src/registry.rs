@@ -120,7 +120,7 @@ impl Registry {
         Ok(vm.summary(Place::Here, None))
     }
 
-    fn who_has(&self, pid: u32) -> Option<String> {
+    pub(crate) fn who_has(&self, pid: u32) -> Option<String> {
         let slots = self.slots.lock();
         let mut vms = slots.values().filter_map(|slot| slot.vm.as_ref());
         let held = vms.find(|vm| vm.machine().is_some_and(|m| m.process.pid() == pid))?;

@@ -94,6 +94,39 @@ impl Settlers {
         }
     }
 
+    /// A migration's journal at its destination, if it is kept.
+    pub(crate) fn kept_of(&self, migration: &MigrationId) -> Option<Kept> {
+        self.shelf.find(migration, Side::Destination)
+    }
+
+    /// The journal of a VM that was to leave, if there is one that nobody goes on
+    /// with.
+    pub(crate) fn kept_leaving(&self, name: &str) -> Option<Kept> {
+        let contents = match self.shelf.contents() {
+            Ok(contents) => contents,
+            // There may be one.
+            Err(error) => vec![Kept::Unreadable(error)],
+        };
+        contents.into_iter().find(|kept| match kept {
+            Kept::Source(kept) => kept.journal.opened().vm == name,
+            Kept::Destination(_) => false,
+            Kept::Unreadable(error) => error.vm().is_none_or(|vm| vm == name),
+        })
+    }
+
+    /// A fault of ours has ended the thread that had a switchover in hand: goes
+    /// on from its journal, as after a restart of the agent. Says whether there
+    /// is one; until it is settled nothing else happens to the VM.
+    pub(crate) fn take_up_after_fault(self: &Arc<Self>, vm: &str, kept: Option<Kept>) -> bool {
+        let Some(kept) = kept else { return false };
+        self.registry.unsettled(vm);
+        if let (Kept::Unreadable(error), Some(vm)) = (&kept, self.registry.vm(vm)) {
+            vm.doubt(Some(error.to_string()));
+        }
+        self.take_up(vec![kept]);
+        true
+    }
+
     /// Goes on with a VM that was to leave. With `decided` it is settled what
     /// becomes of it here, and only the other side is still to hear something.
     pub(crate) fn leaving(self: &Arc<Self>, driver: source::Driver, vm: &Arc<Vm>, decided: bool) {

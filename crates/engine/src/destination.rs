@@ -2,6 +2,7 @@
 //! into arrivals and their lanes.
 
 mod arrival;
+mod connections;
 mod disks;
 mod hands;
 mod lanes;
@@ -9,26 +10,22 @@ mod nic_use;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use identity::{Connection, HandshakeError};
 use parking_lot::Mutex;
-use wire::{Frame, Inquiry, Kind, Preamble, Reply, Token, WireError, read_frame};
+use wire::{Frame, Inquiry, Kind, Preamble, Reply, Token, WireError, read_frame, read_message};
 
 use crate::host::{Host, Local};
+use connections::{Connections, Place};
 use lanes::ArrivingLanes;
 
 /// A peer that has connected says who it is at once.
 const PREAMBLE_MAX: Duration = Duration::from_secs(5);
-/// Connections at a time: 8 arrivals with 64 lanes each are 520.
-const CONNECTIONS_MAX: usize = 1024;
-/// Of them, those that have not been taken yet: all lanes of two migrations, and
-/// the least that strangers must keep open to be in the way.
-const UNKNOWN_MAX: usize = 128;
 
 /// The agent's ear for other agents. Dropping it stops it.
 pub struct Server {
@@ -41,10 +38,8 @@ pub(crate) struct Shared {
     host: Arc<dyn Host>,
     local: Local,
     stopping: AtomicBool,
-    /// Connections whose peer has not said yet what it wants.
-    unknown: AtomicUsize,
     arrivals: Mutex<HashMap<Token, Arc<ArrivingLanes>>>,
-    open: Mutex<HashMap<u64, TcpStream>>,
+    connections: Arc<Connections>,
 }
 
 /// Takes connections from other agents from now on.
@@ -57,9 +52,8 @@ pub fn serve(listener: TcpListener, host: Arc<dyn Host>, local: Local) -> io::Re
         host,
         local,
         stopping: AtomicBool::new(false),
-        unknown: AtomicUsize::new(0),
         arrivals: Mutex::default(),
-        open: Mutex::default(),
+        connections: Arc::default(),
     });
     let accepting = thread::Builder::new().name("peers".to_owned()).spawn({
         let shared = Arc::clone(&shared);
@@ -79,9 +73,7 @@ impl Server {
     /// arriving stay at their sources.
     pub fn stop(&mut self) {
         self.shared.stopping.store(true, SeqCst);
-        for (_, stream) in self.shared.open.lock().drain() {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        self.shared.connections.end_all();
         let Some(accepting) = self.accepting.take() else { return };
         // Wakes the accept: a connection to ourselves, turned away.
         let mut address = self.address;
@@ -118,44 +110,22 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let Ok(clone) = stream.try_clone() else { continue };
-        {
-            let mut open = shared.open.lock();
-            if open.len() >= CONNECTIONS_MAX || shared.unknown.load(SeqCst) >= UNKNOWN_MAX {
-                tracing::warn!(%peer, "too many connections; turned away");
-                continue;
-            }
-            open.insert(number, clone);
-        }
-        let unknown = Unknown::new(Arc::clone(shared));
+        let Some(place) = shared.connections.take_in(&stream) else {
+            tracing::warn!(%peer, "too many connections; turned away");
+            continue;
+        };
+        // Without a thread it is dropped, and its place with it.
         let spawned = thread::Builder::new().name(format!("peer-{number}")).spawn({
             let shared = Arc::clone(shared);
             move || {
-                if let Err(error) = serve_one(&shared, stream, number, unknown) {
+                if let Err(error) = serve_one(&shared, stream, number, place) {
                     tracing::warn!(%peer, %error, "connection refused or broken");
                 }
-                shared.open.lock().remove(&number);
             }
         });
-        if spawned.is_err() {
-            shared.open.lock().remove(&number);
+        if let Err(error) = spawned {
+            tracing::warn!(%peer, %error, "no thread for a connection; turned away");
         }
-    }
-}
-
-/// Counts a connection as unknown, until it is dropped.
-struct Unknown(Arc<Shared>);
-
-impl Unknown {
-    fn new(shared: Arc<Shared>) -> Self {
-        shared.unknown.fetch_add(1, SeqCst);
-        Self(shared)
-    }
-}
-
-impl Drop for Unknown {
-    fn drop(&mut self) {
-        self.0.unknown.fetch_sub(1, SeqCst);
     }
 }
 
@@ -190,16 +160,20 @@ fn serve_one(
     shared: &Arc<Shared>,
     stream: TcpStream,
     number: u64,
-    unknown: Unknown,
+    mut place: Place,
 ) -> Result<(), TurnedAway> {
     transport::tune(&stream)?;
     let mut connection = shared.local.security.accept(stream)?;
     let kind = greet(&mut connection)?;
-    drop(unknown);
     match kind {
         Kind::Control => {
+            if !place.leads() {
+                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.close();
+                return Ok(());
+            }
             connection.write_all(&Reply::Welcome.to_bytes())?;
-            arrival::run(shared, connection, number)?;
+            arrival::run(shared, connection, number, place)?;
         }
         Kind::Lane { token, number } => {
             let known = shared.arrivals.lock().get(&token).cloned();
@@ -208,12 +182,13 @@ fn serve_one(
                 connection.close();
                 return Ok(());
             };
+            place.is_known();
             connection.write_all(&Reply::Welcome.to_bytes())?;
             arrival.carry(connection, number);
         }
         Kind::Inquiry => {
             connection.write_all(&Reply::Welcome.to_bytes())?;
-            connection.set_read_timeout(Some(PREAMBLE_MAX))?;
+            connection.set_read_deadline(Some(Instant::now() + PREAMBLE_MAX))?;
             answer(shared, &mut connection)?;
             connection.close();
         }
@@ -224,7 +199,7 @@ fn serve_one(
 /// One word about a switchover, and at most one back.
 fn answer(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway> {
     let Some(Frame::Message(json)) = read_frame(connection)? else { return Ok(()) };
-    let inquiry: Inquiry = serde_json::from_slice(&json).map_err(WireError::from)?;
+    let inquiry: Inquiry = read_message(&json)?;
     if let Some(certified) = connection.peer().filter(|peer| *peer != inquiry.from) {
         let certified = certified.to_owned();
         return Err(TurnedAway::OtherName { said: inquiry.from, certified });
@@ -237,7 +212,7 @@ fn answer(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway
 
 /// Hears what a connection is for.
 fn greet(connection: &mut Connection) -> Result<Kind, TurnedAway> {
-    connection.set_read_timeout(Some(PREAMBLE_MAX))?;
+    connection.set_read_deadline(Some(Instant::now() + PREAMBLE_MAX))?;
     let mut bytes = [0; Preamble::BYTES];
     connection.read_exact(&mut bytes)?;
     let preamble = match Preamble::parse(&bytes) {
@@ -250,6 +225,6 @@ fn greet(connection: &mut Connection) -> Result<Kind, TurnedAway> {
         // A stranger gets no answer.
         Err(error) => return Err(error.into()),
     };
-    connection.set_read_timeout(None)?;
+    connection.set_read_deadline(None)?;
     Ok(preamble.kind)
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use transport::{Endpoint, LaneError, connect};
-use wire::{Frame, Kind, ToDestination, ToSource, WireError, read_frame};
+use wire::{Frame, Kind, ToDestination, ToSource, WireError, read_frame, read_message};
 
 use crate::host::{Local, Peer, lane_endpoint};
 
@@ -47,14 +47,14 @@ pub fn examine(
 ) -> Result<Examined, ExamineError> {
     tracing::debug!(peer, way = %endpoint, "asking");
     let mut stream = connect(endpoint, peer, &local.security, Kind::Control)?;
-    stream.set_read_timeout(Some(within)).map_err(WireError::from)?;
     stream.set_write_timeout(Some(within)).map_err(WireError::from)?;
     let asked = Instant::now();
+    stream.set_read_deadline(Some(asked + within)).map_err(WireError::from)?;
     Frame::message(&ToDestination::Examine { question })?.write_to(&mut stream)?;
     let frame = read_frame(&mut stream)?.ok_or(ExamineError::HungUp)?;
     let took = asked.elapsed();
     let Frame::Message(json) = frame else { return Err(ExamineError::OutOfTurn) };
-    match serde_json::from_slice(&json).map_err(WireError::from)? {
+    match read_message(&json)? {
         ToSource::Examined { answer } => Ok(Examined { answer, took }),
         _ => Err(ExamineError::OutOfTurn),
     }

@@ -10,6 +10,7 @@ use identity::Security;
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
+use switchover::MigrationId;
 use switchover::destination::Driver;
 use switchover::journal::Shelf;
 use transport::Endpoint;
@@ -126,6 +127,11 @@ pub trait Host: Send + Sync + 'static {
 
     /// A switchover that is not over, and whose control connection is.
     fn settle(&self, left: Unsettled);
+
+    /// A fault of ours has ended the thread of a VM that came: whose it is says
+    /// only its journal now. Goes on from there as after a restart of the agent,
+    /// unless there is none: then it was decided, and false is the answer.
+    fn take_up(&self, vm: &str, migration: &MigrationId) -> bool;
 
     /// Somebody says or asks something about a switchover on a connection of
     /// its own; none if there is nothing to answer, now.

@@ -9,7 +9,7 @@ use identity::{Closer, Connection, Writer};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use wire::{Frame, WireError, read_frame};
+use wire::{Frame, WireError, read_frame, read_message};
 
 use crate::error::LinkError;
 
@@ -24,8 +24,12 @@ pub(crate) enum Heard<M> {
     Gone(LinkError),
 }
 
-/// Frames that may wait for the engine; then the peer waits.
-const HEARD_MAX: usize = 8;
+/// Frames that may wait for a destination's engine; then the peer waits, who
+/// decides how large they are.
+const HEARD_MAX: usize = 2;
+/// The same for a source's, which may be waiting for QEMU: behind what is said
+/// once a second comes what must be seen at once.
+const HEARD_AT_ONCE_MAX: usize = 16;
 
 /// The writing half, and the means to end it.
 #[derive(Debug)]
@@ -42,7 +46,7 @@ impl<Said: Serialize> Link<Said> {
         connection: Connection,
         name: &str,
     ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
-        Self::start_with(connection, name, Some)
+        Self::start_bounded(connection, name, HEARD_MAX, Some)
     }
 
     /// As [`Link::start`]. `at_once` sees each message on the reading thread, and
@@ -53,9 +57,18 @@ impl<Said: Serialize> Link<Said> {
         name: &str,
         at_once: impl Fn(M) -> Option<M> + Send + 'static,
     ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
+        Self::start_bounded(connection, name, HEARD_AT_ONCE_MAX, at_once)
+    }
+
+    fn start_bounded<M: DeserializeOwned + Send + 'static>(
+        connection: Connection,
+        name: &str,
+        heard_max: usize,
+        at_once: impl Fn(M) -> Option<M> + Send + 'static,
+    ) -> std::io::Result<(Self, Receiver<Heard<M>>)> {
         let closer = connection.closer();
         let (reader, writer) = connection.into_halves();
-        let (heard, hear) = bounded(HEARD_MAX);
+        let (heard, hear) = bounded(heard_max);
         thread::Builder::new().name(format!("hear-{name}")).spawn(move || {
             let mut reading = std::io::BufReader::new(reader);
             loop {
@@ -120,9 +133,9 @@ impl<Said> Drop for Link<Said> {
 
 fn read_one<M: DeserializeOwned>(reading: &mut impl std::io::Read) -> Heard<M> {
     match read_frame(reading) {
-        Ok(Some(Frame::Message(json))) => match serde_json::from_slice(&json) {
+        Ok(Some(Frame::Message(json))) => match read_message(&json) {
             Ok(message) => Heard::Message(message),
-            Err(error) => Heard::Gone(WireError::from(error).into()),
+            Err(error) => Heard::Gone(error.into()),
         },
         Ok(Some(Frame::Head(bytes))) => Heard::Head(bytes),
         Ok(Some(Frame::Tail(bytes))) => Heard::Tail(bytes),

@@ -36,7 +36,7 @@ use transport::Lanes;
 use wire::{ToDestination, ToSource};
 
 use switchover::source::{Driver, Event as Step, Outcome as Fate};
-use switchover::{Doubt, Envelope, MigrationId};
+use switchover::{Doubt, Envelope, MigrationId, Reason};
 
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
@@ -398,6 +398,7 @@ impl<'m> Source<'m> {
             },
             recv(control.hear) -> heard => match heard {
                 Ok(Heard::Message(ToSource::Refused { reason })) => {
+                    let reason = Reason::new(reason).into();
                     Err(MigrationError::Refused { host: host.clone(), reason })
                 }
                 Ok(Heard::Message(message)) => Ok(Some(Happening::Peer(message))),
@@ -458,7 +459,7 @@ impl<'m> Source<'m> {
     fn unexpected(&self, message: &ToSource) -> MigrationError {
         MigrationError::PeerLost {
             host: self.peer.name.clone(),
-            why: format!("it said something out of turn: {message:?}"),
+            why: Reason::new(format!("it said something out of turn: {message:?}")).into(),
         }
     }
 }

@@ -6,12 +6,16 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use api::{Bounds, BoundsChanged, Outcome, Phase, PhaseTime, Progress, Report, Sample};
 use parking_lot::Mutex;
+use switchover::Reason;
 
 use crate::watch::Watch;
 
 /// Most samples kept. When there are more, every second one goes and they are
 /// taken half as often.
 const SAMPLES_MAX: usize = 1200;
+
+/// Most notes kept. They may come from a peer, and the report is in memory.
+const NOTES_MAX: usize = 64;
 
 /// Most changes of bounds kept; the oldest go.
 const CHANGES_MAX: usize = 100;
@@ -104,9 +108,10 @@ impl Story {
 
     /// A feature that is not used, and why.
     pub(crate) fn note(&self, note: impl Into<String>) {
-        let note = note.into();
+        let note = String::from(Reason::new(note));
         let mut state = self.state.lock();
-        if state.report.notes.contains(&note) {
+        let notes = &state.report.notes;
+        if notes.len() >= NOTES_MAX || notes.contains(&note) {
             return;
         }
         state.report.notes.push(note.clone());

@@ -13,6 +13,7 @@ use engine::{
 use identity::{Authority, Identity, Security, Subject, Wanted};
 use parking_lot::Mutex;
 use qemu::machine::{Machine, Start, start};
+use switchover::MigrationId;
 use switchover::journal::Shelf;
 use test_dir::TestDir;
 
@@ -55,6 +56,10 @@ impl Host for TestHost {
 
     fn settle(&self, left: Unsettled) {
         panic!("nothing was cut off: {:?}", left.driver);
+    }
+
+    fn take_up(&self, vm: &str, _: &MigrationId) -> bool {
+        panic!("a fault at {vm}");
     }
 
     /// As one that knows no migration.

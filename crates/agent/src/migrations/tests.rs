@@ -1,7 +1,9 @@
 use std::sync::mpsc::channel;
 
-use api::{RunRequest, StopHow, VmStatus};
-use switchover::journal::Shelf;
+use api::{ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
+use switchover::MigrationId;
+use switchover::journal::{Journal, Opened, Shelf};
+use switchover::source::Record;
 use test_dir::TestDir;
 
 use super::*;
@@ -150,6 +152,69 @@ fn a_fault_in_the_engine_ends_one_migration_and_nothing_else() {
     follow(&migrations, &again);
     let listed: Vec<String> = migrations.list().into_iter().map(|one| one.id).collect();
     assert_eq!(listed, [again, id], "the latest first");
+}
+
+/// Moves `vm` until these records are in its journal, and no further.
+fn fails_at(records: &'static [Record]) -> Box<Mover> {
+    Box::new(move |local, peer, vm, _, _| {
+        let opened = Opened {
+            migration: MigrationId::random().unwrap(),
+            vm: vm.name.clone(),
+            peer: peer.name.clone(),
+            // Nobody is there.
+            peer_address: "127.0.0.1:1".to_owned(),
+            run: false,
+            qemu: serde_json::to_value(vm.machine.record()).unwrap(),
+        };
+        let mut journal: Journal<Record> = local.shelf.create(opened).unwrap();
+        records.iter().for_each(|record| journal.append(record).unwrap());
+        panic!("as a test wants it");
+    })
+}
+
+/// The journal says that the VM is the other host's: nobody gets hold of it here
+/// before that is settled.
+#[test]
+fn after_a_fault_behind_the_commit_the_vm_is_held_until_somebody_decides() {
+    let site = Site::new();
+    let migrations = site.migrations(fails_at(&[Record::Committed { run: false }]));
+    let id = migrations.start(request("web1", "near")).unwrap();
+    follow(&migrations, &id);
+    let show = || site.registry.show("web1").unwrap();
+    assert_eq!(show().status, VmStatus::InDoubt);
+    for error in [
+        migrations.start(request("web1", "near")).map(drop).unwrap_err(),
+        site.registry.stop("web1", StopHow { force: true, timeout_s: 0 }).map(drop).unwrap_err(),
+    ] {
+        let text = error.to_string();
+        assert!(text.contains("not settled") || text.contains("in doubt"), "{text}");
+    }
+    let until = Instant::now() + Duration::from_secs(20);
+    while show().problem.is_none() && Instant::now() < until {
+        thread::yield_now();
+    }
+    let problem = show().problem.expect("it is said what to do");
+    assert!(problem.contains("droveway resolve web1"), "{problem}");
+    let decision = ResolveRequest { side: ResolveSide::Here, certain: true };
+    migrations.settlers.decide("web1", decision).unwrap();
+    assert_eq!(show().status, VmStatus::Paused);
+    migrations.settlers.close();
+}
+
+#[test]
+fn after_a_fault_before_the_commit_the_vm_is_settled_and_free() {
+    let site = Site::new();
+    let migrations = site.migrations(fails_at(&[Record::Stopped { run: false }]));
+    let id = migrations.start(request("web1", "near")).unwrap();
+    follow(&migrations, &id);
+    let until = Instant::now() + Duration::from_secs(20);
+    while site.registry.is_unsettled("web1") && Instant::now() < until {
+        thread::yield_now();
+    }
+    assert_eq!(site.registry.show("web1").unwrap().status, VmStatus::Paused);
+    let shelf = Shelf::open(&site.registry.state().journals()).unwrap();
+    assert_eq!(shelf.contents().unwrap().len(), 0);
+    migrations.settlers.close();
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use std::io::Read;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use switchover::journal::{Opened, Side};
 use switchover::{Resolution, Wait};
 use transport::{Endpoint, connect};
-use wire::{Frame, Inquiry, Kind, WireError, Word, read_frame};
+use wire::{Frame, Inquiry, Kind, WireError, Word, read_frame, read_message};
 
 use super::Settlers;
 use super::case::Case;
@@ -124,11 +124,11 @@ impl Settler {
             let endpoint = Endpoint { local: None, remote };
             let mut stream = connect(endpoint, &self.opened.peer, security, Kind::Inquiry)
                 .map_err(|error| WireError::Io(std::io::Error::other(error)))?;
-            stream.set_read_timeout(Some(ANSWER_MAX))?;
+            stream.set_read_deadline(Some(Instant::now() + ANSWER_MAX))?;
             let inquiry = Inquiry { from: agent.clone(), word };
             Frame::message(&inquiry)?.write_to(&mut stream)?;
             match read_frame(&mut stream.by_ref())? {
-                Some(Frame::Message(json)) => Ok(Some(serde_json::from_slice(&json)?)),
+                Some(Frame::Message(json)) => Ok(Some(read_message(&json)?)),
                 _ => Ok(None),
             }
         };

@@ -6,11 +6,12 @@
 //! decides alone, and keeps a journal; its hands are in `hands`.
 
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, select};
+use crossbeam_channel::{Receiver, RecvTimeoutError, after, bounded, select};
 use identity::Connection;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use qemu::disks::PreparedImage;
@@ -23,6 +24,7 @@ use switchover::journal::Opened;
 use wire::{Announced, Prepare, Prepared, ToDestination, ToSource, Token};
 
 use super::Shared;
+use super::connections::Place;
 use super::disks::ArrivingDisks;
 use super::hands::Keeper;
 use super::lanes::ArrivingLanes;
@@ -30,6 +32,7 @@ use super::nic_use::Telling;
 use crate::host::Unsettled;
 use crate::link::{Heard, Link};
 use crate::resources::Pools;
+use crate::waits::Pulse;
 
 /// Most residue after RAM: what the devices of a large VM without VFIO make is
 /// some MiB.
@@ -41,6 +44,11 @@ const ORDER_MAX: Duration = Duration::from_secs(10);
 const WORD_MAX: Duration = Duration::from_secs(5);
 /// What went wrong just now is tried again after this.
 const RETRY: Duration = Duration::from_secs(1);
+/// How often it is looked whether anything comes.
+const LOOK: Duration = Duration::from_secs(1);
+/// So many times as long as a source waits before it gives up a migration that
+/// makes no progress: one that does not is none.
+const SILENCE: u32 = 2;
 
 /// Why an arrival ended before the VM was loaded.
 enum End {
@@ -69,7 +77,12 @@ struct Arrival<'s> {
 }
 
 /// Serves a control connection to its end.
-pub(super) fn run(shared: &Shared, connection: Connection, number: u64) -> std::io::Result<()> {
+pub(super) fn run(
+    shared: &Shared,
+    connection: Connection,
+    number: u64,
+    place: Place,
+) -> std::io::Result<()> {
     let peer = connection.peer_address()?;
     let certified = connection.peer().map(str::to_owned);
     let (link, hear) = Link::start(connection, &format!("source-{number}"))?;
@@ -86,7 +99,7 @@ pub(super) fn run(shared: &Shared, connection: Connection, number: u64) -> std::
         peer,
         certified,
     };
-    match arrival.take_in() {
+    match arrival.take_in(place) {
         Ok(()) => {}
         Err(End::Failed(reason)) => {
             tracing::warn!(reason, "the VM does not come");
@@ -110,40 +123,61 @@ fn new_token() -> std::io::Result<Token> {
 
 impl Arrival<'_> {
     /// An error is one from before there was a journal.
-    fn take_in(&self) -> Result<(), End> {
+    fn take_in(&self, mut place: Place) -> Result<(), End> {
         let Some(order) = self.hear_order()? else { return Ok(()) };
         self.check_name(&order)?;
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
         self.lanes.crew().set(&order.terms);
         let with_disks = order.moving.as_array().is_some_and(|moving| !moving.is_empty());
         let pools = self.shared.local.resources.coming(with_disks).map_err(End::failed)?;
+        place.is_known();
         let arriving = self.shared.host.receive(&order).map_err(End::failed)?;
-        let machine = arriving.machine();
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
         let mut driver = self.open_journal(&order, &keeper)?;
-        let disks = self.open_disks(&machine, keeper.images(), &pools);
+        let through = AssertUnwindSafe(|| self.go_through(&pools, &mut driver, &mut keeper));
+        if catch_unwind(through).is_err() {
+            tracing::error!(vm = order.vm, "a fault in the agent; its journal says whose it is");
+            self.end_lanes();
+            drop(driver);
+            if self.shared.host.take_up(&order.vm, &order.switchover) {
+                keeper.leave();
+            }
+            return Ok(());
+        }
+        if !driver.machine().is_over() {
+            let machine = keeper.shared_machine();
+            let (incoming, arriving) = keeper.undecided();
+            self.shared.host.settle(Unsettled { driver, machine, incoming, arriving });
+        }
+        Ok(())
+    }
+
+    /// All that follows from the journal on.
+    fn go_through(&self, pools: &Pools, driver: &mut Driver, keeper: &mut Keeper) {
+        let machine = keeper.shared_machine();
+        let disks = self.open_disks(&machine, keeper.images(), pools);
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let loaded = disks.and_then(|disks| {
-            let loaded = self.receive(&mut keeper, &machine, disks.as_ref(), &pools);
+            let loaded = self.receive(keeper, &machine, disks.as_ref(), pools);
             // Lanes that wait for a disk end by it.
             drop(disks);
             loaded
         });
-        self.shared.arrivals.lock().remove(&self.token);
-        self.lanes.end();
+        self.end_lanes();
         keeper.pool_high_water_bytes = pools.high_water_bytes();
         let event = match loaded {
             Ok(()) => Step::Loaded,
             Err(End::Failed(why)) => Step::GiveUp { reason: why.into() },
             Err(End::Over(why)) => Step::ConnectionLost { reason: why.into() },
         };
-        driver.step(event, &mut keeper);
-        self.see_it_through(&mut driver, &mut keeper);
-        if !driver.machine().is_over() {
-            let (incoming, arriving) = keeper.undecided();
-            self.shared.host.settle(Unsettled { driver, machine, incoming, arriving });
-        }
-        Ok(())
+        driver.step(event, keeper);
+        self.see_it_through(driver, keeper);
+    }
+
+    /// No lane brings anything any more.
+    fn end_lanes(&self) {
+        self.shared.arrivals.lock().remove(&self.token);
+        self.lanes.end();
     }
 
     /// From here on a restart of the agent knows of the migration.
@@ -279,7 +313,7 @@ impl Arrival<'_> {
                     feeder.whole(&piece).map_err(End::failed)?;
                 }
                 Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match disks {
-                    Some(disks) => disks.flush(ticket, disk),
+                    Some(disks) => disks.flush(ticket, disk).map_err(End::failed)?,
                     None => return Err(End::failed("a disk was to be flushed, and none comes")),
                 },
                 Heard::Message(ToDestination::Complete { residue_bytes }) => {
@@ -362,17 +396,20 @@ impl Arrival<'_> {
     ) -> Result<(), End> {
         self.lanes.end();
         let (done, over) = bounded::<()>(0);
+        let wait = self.shared.local.waits.load;
         thread::scope(|scope| {
             let watch = || {
+                let late = after(SILENCE * wait);
                 let heard = loop {
                     let heard = select! {
                         recv(self.hear) -> heard => heard,
+                        recv(late) -> _ => break None,
                         recv(over) -> _ => return None,
                     };
                     match heard {
                         // Nobody is left here to whom they matter.
                         Ok(Heard::Message(ToDestination::Terms(_))) => {}
-                        heard => break heard,
+                        heard => break Some(heard),
                     }
                 };
                 feeder.stop();
@@ -380,11 +417,11 @@ impl Arrival<'_> {
                     tracing::warn!(%error, "the QEMU that loads the VM can't be ended");
                 }
                 let gone = || End::Over("the source's connection has ended".to_owned());
-                Some(heard.map_or_else(|_| gone(), ended))
+                let slow = || End::failed("its QEMU here does not load it");
+                Some(heard.map_or_else(slow, |heard| heard.map_or_else(|_| gone(), ended)))
             };
             let watching = thread::Builder::new().name("load-watch".to_owned());
             let watching = watching.spawn_scoped(scope, watch).map_err(End::failed)?;
-            let wait = self.shared.local.waits.load;
             let loaded = feed_tail(incoming, feeder, tail, wait);
             drop(done);
             match watching.join() {
@@ -396,8 +433,17 @@ impl Arrival<'_> {
     }
 
     fn next(&self) -> Result<Heard<ToDestination>, End> {
+        let silent_max = SILENCE * self.shared.local.waits.stall;
+        let mut pulse = Pulse::new();
         loop {
             let heard = select! {
+                recv(after(LOOK)) -> _ => {
+                    if pulse.beat(self.lanes.received_bytes(), LOOK) < silent_max {
+                        continue;
+                    }
+                    let seconds = silent_max.as_secs();
+                    return Err(End::failed(format!("nothing of the VM has come for {seconds} s")));
+                }
                 recv(self.hear) -> heard => {
                     heard.map_err(|_| End::Over("the source's connection has ended".to_owned()))?
                 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use disk::{DiskSink, NbdWriter, SinkDisk};
 use nbd::client::Settings;
 use page::{DiskId, Pool};
@@ -18,6 +18,9 @@ use wire::ToSource;
 
 use super::lanes::ArrivingLanes;
 use crate::link::Link;
+
+/// Flushes that may wait: a QEMU asks for a handful of each disk at a time.
+const FLUSHES_MAX: usize = 1024;
 
 /// A wish of the source: its number, and which disk.
 type Flush = (u64, u16);
@@ -66,7 +69,7 @@ impl ArrivingDisks {
         let sink = DiskSink::start_in(disks?, Arc::clone(pool), Some(lanes.crew()), on_failure)
             .map_err(local)?;
         let sink = Arc::new(sink);
-        let (tell, flushes) = unbounded();
+        let (tell, flushes) = bounded(FLUSHES_MAX);
         let disks =
             Self { sink, exports, flushes: Mutex::new(Some(tell)), threads: Mutex::default() };
         let (sink, flushing) = (Arc::clone(&disks.sink), Arc::clone(&link));
@@ -88,9 +91,14 @@ impl ArrivingDisks {
     }
 
     /// The source asks for a disk to be made durable; it is answered later.
-    pub(super) fn flush(&self, ticket: u64, disk: u16) {
-        if let Some(flushes) = &*self.flushes.lock() {
-            let _ = flushes.send((ticket, disk));
+    pub(super) fn flush(&self, ticket: u64, disk: u16) -> Result<(), String> {
+        let flushes = self.flushes.lock();
+        match flushes.as_ref().map(|flushes| flushes.try_send((ticket, disk))) {
+            Some(Err(TrySendError::Full(_))) => {
+                Err(format!("the source waits for more than {FLUSHES_MAX} flushes of disks"))
+            }
+            // Whoever answers has ended, and said why.
+            Some(Ok(()) | Err(TrySendError::Disconnected(_))) | None => Ok(()),
         }
     }
 

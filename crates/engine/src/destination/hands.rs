@@ -52,6 +52,10 @@ impl Keeper {
         &self.machine
     }
 
+    pub(super) fn shared_machine(&self) -> Arc<Machine> {
+        Arc::clone(&self.machine)
+    }
+
     pub(super) fn images(&self) -> &[PreparedImage] {
         self.arriving.as_ref().map_or(&[], |arriving| arriving.images())
     }
@@ -65,6 +69,11 @@ impl Keeper {
     pub(super) fn undecided(mut self) -> (Option<Arc<Incoming>>, Option<Box<dyn Arriving>>) {
         let undecided = if self.adopted { None } else { self.arriving.take() };
         (self.incoming.take(), undecided)
+    }
+
+    /// The VM stays as it is, for whoever has read its journal.
+    pub(super) fn leave(mut self) {
+        std::mem::forget(self.arriving.take());
     }
 
     fn say_cost(&self) {

@@ -1,6 +1,7 @@
 //! The lanes of one arrival: they may connect before the block list is known,
 //! and end with the arrival.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -16,14 +17,18 @@ use crate::network::{Flow, Network, Way};
 
 /// More lanes than a source makes: a bound on what it can have us count.
 const LANES_MAX: usize = 64;
+/// And each of them once more: one that died may not be known to be dead when
+/// the next comes in its place.
+const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
 
 #[derive(Default)]
 struct State {
     placer: Option<Arc<Placer>>,
     disks: Option<Arc<dyn BlockSink>>,
     over: bool,
-    closers: Vec<Closer>,
-    running: usize,
+    /// Those that are served, each by its thread.
+    connections: HashMap<u64, Closer>,
+    begun: u64,
 }
 
 /// What lanes of one migration share with its arrival.
@@ -121,14 +126,7 @@ impl ArrivingLanes {
 
     /// Serves one connection to its end, on its own thread.
     pub(crate) fn carry(&self, mut connection: Connection, number: u16) {
-        {
-            let mut state = self.state.lock();
-            if state.over {
-                return;
-            }
-            state.closers.push(connection.closer());
-            state.running += 1;
-        }
+        let Some(served) = self.begin(&connection) else { return };
         let member = self.crew.join();
         let received_bytes = self.counter(&connection, number);
         let (placer, disks) = (|| self.placer(), || self.disks());
@@ -148,8 +146,24 @@ impl ArrivingLanes {
         }
         let cpu = u64::try_from(thread_cpu().as_nanos()).unwrap_or(u64::MAX);
         self.cpu_ns.fetch_add(cpu, Relaxed);
-        self.state.lock().running -= 1;
-        self.changed.notify_all();
+        drop(served);
+    }
+
+    fn begin(&self, connection: &Connection) -> Option<Served<'_>> {
+        let mut state = self.state.lock();
+        if state.over || state.connections.len() >= CONNECTIONS_MAX {
+            return None;
+        }
+        let number = state.begun;
+        state.begun += 1;
+        state.connections.insert(number, connection.closer());
+        Some(Served { lanes: self, number })
+    }
+
+    /// What lanes have brought until now.
+    pub(crate) fn received_bytes(&self) -> u64 {
+        let counted = self.counted.lock();
+        counted.iter().flatten().map(|lane| lane.received_bytes.load(Relaxed)).sum()
     }
 
     /// Where to tell what ends the migration.
@@ -180,11 +194,11 @@ impl ArrivingLanes {
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
         state.over = true;
-        for closer in state.closers.drain(..) {
+        for closer in state.connections.values() {
             closer.close();
         }
         self.changed.notify_all();
-        while state.running > 0 {
+        while !state.connections.is_empty() {
             self.changed.wait(&mut state);
         }
         if let Some(placer) = state.placer.take() {
@@ -195,6 +209,22 @@ impl ArrivingLanes {
     /// CPU time of the lanes' threads that have ended.
     pub(crate) fn cpu(&self) -> Duration {
         Duration::from_nanos(self.cpu_ns.load(Relaxed))
+    }
+}
+
+/// A connection that is served, until this is dropped.
+struct Served<'l> {
+    lanes: &'l ArrivingLanes,
+    number: u64,
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.lanes.broken.try_send("a fault in the agent".to_owned());
+        }
+        self.lanes.state.lock().connections.remove(&self.number);
+        self.lanes.changed.notify_all();
     }
 }
 

@@ -12,6 +12,7 @@ use qemu::outgoing::{self, Outgoing, StreamKind};
 use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
 use qemu::shape::Shape;
+use switchover::Reason;
 use tap::{Channels, Tap};
 use transport::{Endpoint, Lanes, LanesPlan, connect};
 use wire::{Kind, Prepare, ToDestination, ToSource, Token};
@@ -101,7 +102,8 @@ impl Source<'_> {
         for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
             self.story.note(note);
         }
-        let qemu = [self.vm.machine.version.clone(), prepared.qemu.clone()];
+        let theirs = Reason::new(prepared.qemu.as_str()).into();
+        let qemu = [self.vm.machine.version.clone(), theirs];
         let prepare_s = self.story.elapsed_s();
         self.story.tell(|report| {
             report.qemu = qemu;
