@@ -6,5 +6,7 @@ mod judge;
 mod plan;
 mod yard;
 
+pub use inject::Traced;
+pub use judge::phase;
 pub use plan::{End, Fault, Moment, Plan};
 pub use yard::{Fate, Seen, Yard};

@@ -4,7 +4,10 @@
 
 pub mod disk;
 pub mod faults;
+pub mod hostile;
+pub mod memory;
 mod moving;
+pub mod proxy;
 mod world;
 
 pub use moving::{Ended, Frozen, Moving, kill};

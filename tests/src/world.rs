@@ -147,6 +147,24 @@ impl World {
         self.agents[side as usize] = agent;
     }
 
+    /// What agents are told from now on, whenever they start. If that is something
+    /// else than before, they start again.
+    pub fn tell_agents(&mut self, usual: Vec<String>) {
+        if self.usual == usual {
+            return;
+        }
+        self.usual = usual;
+        for side in [Side::A, Side::B] {
+            self.kill_agent(side);
+            self.start_agent(side);
+        }
+    }
+
+    /// Whether an agent has ended by itself.
+    pub fn has_ended(&mut self, side: Side) -> bool {
+        self.agents[side as usize].has_ended()
+    }
+
     /// A host.
     #[must_use]
     pub fn host(&self, side: Side) -> &Host {
@@ -346,7 +364,8 @@ impl World {
             until(&format!("nothing is left in {dir}"), || self.files(side, dir).is_empty());
         }
         let known = |name: &str| {
-            matches!(name, "agent.log" | "api.sock" | "disk.img" | "peers.toml" | "state" | "tls")
+            matches!(name, "agent.log" | "api.sock" | "disk.img" | "state" | "tls")
+                || name.ends_with(".toml")
                 || name.ends_with(".console")
         };
         until("no socket is left", || self.files(side, "").iter().all(|name| known(name)));

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use end_to_end::faults::{End, Fault, Moment, Plan, Yard};
+use end_to_end::faults::{End, Fault, Plan, Yard};
 
 /// Long enough for whoever is cut off to give up.
 const LONG: Duration = Duration::from_secs(13);
@@ -11,14 +11,7 @@ const LONG: Duration = Duration::from_secs(13);
 fn assert_survived(plans: &[(Fault, u64, Duration)]) {
     let mut yard = Yard::new();
     for &(fault, delay_ms, lasts) in plans {
-        let plan = Plan {
-            fault,
-            moment: Moment::Stopped,
-            delay: Duration::from_millis(delay_ms),
-            lasts,
-            // Each step of the switchover takes that long.
-            slow_notes: Duration::from_millis(200),
-        };
+        let plan = Plan::at_a_step(fault, delay_ms, lasts);
         let seen = yard.try_one(&plan);
         println!("{}, {}: {:?}", seen.fault, seen.phase, seen.fate);
         assert!(seen.fate.is_ok(), "{plan:?}: {}", seen.fate.unwrap_err());
@@ -48,6 +41,9 @@ fn the_network_ends_in_the_middle_of_a_switchover() {
         (Fault::CutOneWay(End::Source), 100, SHORT),
         (Fault::CutOneWay(End::Destination), 300, LONG),
         (Fault::Reset, 400, SHORT),
+        (Fault::Late, 0, SHORT),
+        (Fault::HeldUp(End::Source), 350, SHORT),
+        (Fault::HeldUp(End::Destination), 100, LONG),
     ]);
 }
 
@@ -59,6 +55,7 @@ fn qemus_and_disks_fail_in_the_middle_of_a_switchover() {
         (Fault::FreezeAgent(Source), 250, SHORT),
         (Fault::DiskFull(Destination), 0, SHORT),
         (Fault::DiskFull(Source), 0, SHORT),
+        (Fault::MemoryFull(Destination), 100, SHORT),
         (Fault::KillQemu(Destination), 300, SHORT),
         (Fault::KillQemu(Destination), 520, SHORT),
         (Fault::KillQemu(Source), 50, SHORT),

@@ -105,8 +105,10 @@ fn a_role_says_what_may_be_asked() {
     let set = ["migrate", "web1", "elsewhere", "--set", "/bin/qemu=/tmp/mine"];
     let (done, said) = site.asks(&mover, &set);
     assert!(!done && said.contains("--set takes the role admin"), "{said}");
-    let (done, said) = site.asks(&mover, &["stop", "web1", "--force"]);
-    assert!(!done && said.contains("takes the role admin"), "{said}");
+    for admins in [&["stop", "web1", "--force"], &["resolve", "web1", "--here", "--yes"][..]] {
+        let (done, said) = site.asks(&mover, admins);
+        assert!(!done && said.contains("takes the role admin"), "{said}");
+    }
     let (done, said) = site.asks(&admin, &["stop", "web1", "--force"]);
     assert!(done, "{said}");
     // The socket needs no certificate: it is its owner's alone.

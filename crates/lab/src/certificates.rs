@@ -1,6 +1,6 @@
 //! Certificates for the lab's hosts, of a CA that goes with this value.
 
-use identity::{Authority, AuthorityError, Subject, Validity, Wanted};
+use identity::{Authority, AuthorityError, Identity, Subject, Validity, Wanted};
 
 use crate::error::{LabError, Result, SystemContext};
 use crate::hosts::{Host, RUN_DIR};
@@ -40,7 +40,20 @@ impl Certificates {
         self.issue(host, Subject::host(name), DAYS).map(drop)
     }
 
-    /// The same with a certificate that holds until the end of this second.
+    /// Makes whoever has it speak as the host `name`.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn identity(&self, name: &str) -> Result<Identity> {
+        let subject = Subject::host(name).map_err(|error| failed(&error.into()))?;
+        let out = self.dir.path().join("given").join(name);
+        let wanted = Wanted { subject, days: DAYS, out, replace: true };
+        let authority = Authority::open(self.dir.path()).map_err(|error| failed(&error))?;
+        let files = authority.issue(&wanted).map_err(|error| failed(&error))?.files;
+        Identity::load(name, &files).map_err(|error| LabError::Unsupported(error.to_string()))
+    }
+
+    /// As [`Certificates::give`], with a certificate that holds until the end of this second.
     /// Returns when that is.
     ///
     /// # Errors

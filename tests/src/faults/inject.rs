@@ -5,20 +5,24 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::plan::{End, Fault};
+use crate::memory::Full;
 use crate::moving::Frozen;
+use crate::proxy::Proxies;
 use crate::world::{Side, World};
 
 /// A process of which some system calls are held up or fail.
-pub(super) struct Traced(Child);
+pub struct Traced(Child);
 
 impl Traced {
     /// Each note on disk of the process takes longer.
-    pub(super) fn slow(pid: u32, by: Duration) -> Self {
+    #[must_use]
+    pub fn slow(pid: u32, by: Duration) -> Self {
         Self::attach(pid, "fdatasync", &format!("delay_exit={}", by.as_micros()))
     }
 
     /// No note gets to its disk.
-    pub(super) fn full(pid: u32) -> Self {
+    #[must_use]
+    pub fn full(pid: u32) -> Self {
         Self::attach(pid, "fdatasync,fsync", "error=ENOSPC")
     }
 
@@ -50,14 +54,19 @@ impl Drop for Traced {
     }
 }
 
+/// By how much pieces are late at most.
+const LATE_MS_MAX: usize = 120;
+
 /// Something that is broken until it is mended.
 pub(super) enum Broken {
     Agents(Vec<Side>),
     Frozen(#[expect(dead_code, reason = "goes on when it is dropped")] Frozen),
     Disk(#[expect(dead_code, reason = "goes on when it is dropped")] Traced),
+    Memory(Full, Side),
     Cut,
     Lost(Side),
     Slow,
+    Road,
     Nothing,
 }
 
@@ -84,7 +93,7 @@ impl Ends {
     }
 }
 
-pub(super) fn break_it(world: &mut World, fault: Fault, ends: &Ends) -> Broken {
+pub(super) fn break_it(world: &mut World, proxies: &Proxies, fault: Fault, ends: &Ends) -> Broken {
     match fault {
         Fault::KillAgent(end) => {
             world.kill_agent(ends.side(end));
@@ -127,11 +136,25 @@ pub(super) fn break_it(world: &mut World, fault: Fault, ends: &Ends) -> Broken {
             }
             Broken::Slow
         }
+        Fault::Late => {
+            proxies.late(LATE_MS_MAX);
+            Broken::Road
+        }
+        Fault::HeldUp(end) => {
+            proxies.hold_up(ends.side(end));
+            Broken::Road
+        }
+        Fault::MemoryFull(end) => {
+            let side = ends.side(end);
+            let pids: Vec<u32> =
+                std::iter::once(world.agent(side).pid()).chain(ends.qemu(end)).collect();
+            Broken::Memory(Full::new(&pids), side)
+        }
         Fault::DiskFull(end) => Broken::Disk(Traced::full(world.agent(ends.side(end)).pid())),
     }
 }
 
-pub(super) fn mend(world: &mut World, broken: Broken) {
+pub(super) fn mend(world: &mut World, proxies: &Proxies, broken: Broken) {
     match broken {
         Broken::Agents(sides) => sides.into_iter().for_each(|side| world.start_agent(side)),
         Broken::Cut => world.hosts.a.set_nic(0, true).unwrap(),
@@ -139,6 +162,13 @@ pub(super) fn mend(world: &mut World, broken: Broken) {
         Broken::Slow => {
             for side in [Side::A, Side::B] {
                 world.hosts.unslow(world.host(side)).unwrap();
+            }
+        }
+        Broken::Road => proxies.mend(),
+        Broken::Memory(full, side) => {
+            drop(full);
+            if world.has_ended(side) {
+                world.start_agent(side);
             }
         }
         Broken::Frozen(_) | Broken::Disk(_) | Broken::Nothing => {}

@@ -11,8 +11,10 @@ use crate::world::{Side, World};
 /// least.
 const SETTLE_MAX: Duration = Duration::from_secs(100);
 
-/// What the two journals say, such as `stopped, loaded`.
-pub(super) fn phase(world: &World, from: Side) -> String {
+/// What the two journals say of a migration that began at `from`, such as
+/// `stopped / loaded`.
+#[must_use]
+pub fn phase(world: &World, from: Side) -> String {
     let note = |side: Side, extension: &str| {
         let dir = world.host(side).run_dir.join("state/journals");
         let files = fs::read_dir(dir).into_iter().flatten().flatten();

@@ -35,6 +35,13 @@ pub enum Fault {
     Reset,
     /// What is sent takes seconds for a while.
     Slow,
+    /// All that is sent is late for a while, now more and now less: what goes by
+    /// one connection overtakes what goes by another.
+    Late,
+    /// What one end sends comes after a while, all at once.
+    HeldUp(End),
+    /// An agent and its VM get no more memory for a while.
+    MemoryFull(End),
     /// An agent's disk takes nothing more for a while.
     DiskFull(End),
 }
@@ -64,10 +71,12 @@ pub struct Plan {
     /// How much longer each note in a journal takes than the disk does: the
     /// steps of a switchover are far apart then.
     pub slow_notes: Duration,
+    /// Whether agents have certificates.
+    pub secured: bool,
 }
 
 /// Every fault.
-pub(super) const FAULTS: [Fault; 16] = [
+pub(super) const FAULTS: [Fault; 21] = [
     Fault::KillAgent(End::Source),
     Fault::KillAgent(End::Destination),
     Fault::KillBothAgents,
@@ -82,11 +91,42 @@ pub(super) const FAULTS: [Fault; 16] = [
     Fault::CutOneWay(End::Destination),
     Fault::Reset,
     Fault::Slow,
+    Fault::Late,
+    Fault::HeldUp(End::Source),
+    Fault::HeldUp(End::Destination),
+    Fault::MemoryFull(End::Source),
+    Fault::MemoryFull(End::Destination),
     Fault::DiskFull(End::Source),
     Fault::DiskFull(End::Destination),
 ];
 
+impl Fault {
+    /// Whether it is what a proxy between the agents does.
+    pub(super) fn by_proxy(self) -> bool {
+        matches!(self, Self::Late | Self::HeldUp(_))
+    }
+
+    /// Whether the VM's own QEMU may die by it.
+    pub(super) fn kills(self) -> bool {
+        matches!(self, Self::KillQemu(_) | Self::MemoryFull(_))
+    }
+}
+
 impl Plan {
+    /// Between agents with certificates, so long after the VM's stop; each step of
+    /// the switchover takes 200 ms.
+    #[must_use]
+    pub fn at_a_step(fault: Fault, delay_ms: u64, lasts: Duration) -> Self {
+        Self {
+            fault,
+            moment: Moment::Stopped,
+            delay: Duration::from_millis(delay_ms),
+            lasts,
+            slow_notes: Duration::from_millis(200),
+            secured: true,
+        }
+    }
+
     /// One by chance; the same for the same seed and number.
     #[must_use]
     pub fn random(seed: u64, number: u64) -> Self {
@@ -116,7 +156,8 @@ impl Plan {
         } else {
             Duration::from_millis(200) + below(1500)
         };
-        Self { fault, moment, delay, lasts, slow_notes }
+        let secured = below(2).is_zero();
+        Self { fault, moment, delay, lasts, slow_notes, secured }
     }
 }
 
@@ -141,6 +182,9 @@ impl fmt::Display for Fault {
             Self::CutOneWay(end) => write!(f, "{end}'s packets lost"),
             Self::Reset => f.write_str("connections reset"),
             Self::Slow => f.write_str("network slow"),
+            Self::Late => f.write_str("all late and out of order"),
+            Self::HeldUp(end) => write!(f, "{end}'s bytes held up"),
+            Self::MemoryFull(end) => write!(f, "{end}'s memory full"),
             Self::DiskFull(end) => write!(f, "{end}'s disk full"),
         }
     }
@@ -152,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_faults_again_and_all_of_them() {
-        let plans = |seed| (0..64).map(|number| Plan::random(seed, number)).collect::<Vec<_>>();
+        let plans = |seed| (0..63).map(|number| Plan::random(seed, number)).collect::<Vec<_>>();
         assert_eq!(plans(1), plans(1));
         assert_ne!(plans(1), plans(2));
         let all = plans(3);

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 use api::Phase;
+use lab::certificates::Certificates;
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 
@@ -12,6 +13,7 @@ use super::inject::{Ends, Traced, break_it, mend};
 use super::judge;
 use super::plan::{Fault, Moment, Plan};
 use crate::MIB;
+use crate::proxy::Proxies;
 use crate::world::{Side, World, guest, until};
 
 /// What has become of a VM.
@@ -38,9 +40,16 @@ pub struct Seen {
 
 /// Where faults are tried. The guest lives on from one to the next.
 pub struct Yard {
+    proxies: Proxies,
+    /// How to have agents call through them.
+    by_proxy: [String; 2],
     world: World,
+    _certificates: Certificates,
     guest: Option<(Guest, Side)>,
 }
+
+/// For what is late, and by how much.
+const SEED: u64 = 7;
 
 fn spec() -> GuestSpec {
     let mut spec = guest("192M", 4_000_000);
@@ -55,16 +64,25 @@ impl Default for Yard {
 }
 
 impl Yard {
-    /// Two hosts without a guest.
+    /// Two hosts with certificates, without a guest.
     #[must_use]
     pub fn new() -> Self {
-        Self { world: World::new(Link::one(200)), guest: None }
+        let (world, certificates) = World::secured(Link::one(200));
+        let proxies = Proxies::start(&world.hosts, SEED);
+        let by_proxy = ["--peers".to_owned(), Proxies::peers(&world.hosts)];
+        Self { proxies, by_proxy, world, _certificates: certificates, guest: None }
     }
 
-    /// The same, with certificates.
-    #[must_use]
-    pub fn secured() -> Self {
-        Self { world: World::secured(Link::one(200)).0, guest: None }
+    /// Agents are told what the plan wants of them.
+    fn lay_out(&mut self, plan: &Plan) {
+        let mut told = Vec::new();
+        if plan.secured {
+            told.extend(["--tls".to_owned(), Certificates::place()]);
+        }
+        if plan.fault.by_proxy() {
+            told.extend(self.by_proxy.clone());
+        }
+        self.world.tell_agents(told);
     }
 
     /// Breaks one thing, mends it, and looks. What must not be is an error; the
@@ -91,7 +109,8 @@ impl Yard {
             Some(guest) => guest,
             None => (self.world.boot(&spec()), Side::A),
         };
-        let world = &mut self.world;
+        self.lay_out(plan);
+        let (world, proxies) = (&mut self.world, &self.proxies);
         let source_qemu = world.vm(from, "web1").ok_or("the VM is not there")?.pid;
         // A process has one tracer.
         let full = matches!(plan.fault, Fault::DiskFull(_));
@@ -112,12 +131,12 @@ impl Yard {
         let agent = world.agent(from.other()).pid();
         let destination_qemu = others.into_iter().find(|pid| *pid != agent);
         let ends = Ends { from, source_qemu, destination_qemu };
-        let broken = break_it(world, plan.fault, &ends);
+        let broken = break_it(world, proxies, plan.fault, &ends);
         thread::sleep(plan.lasts);
         drop(slow);
-        mend(world, broken);
+        mend(world, proxies, broken);
         let _ = moving.wait_status();
-        let killed = matches!(plan.fault, Fault::KillQemu(_));
+        let killed = plan.fault.kills();
         judge::settled(world, killed)?;
         let found = judge::where_is(world)?;
         let Some((side, vm)) = found else {

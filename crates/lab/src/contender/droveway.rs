@@ -161,6 +161,11 @@ impl Agent {
         self.child.id()
     }
 
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Kills it, as a crash would.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

@@ -2,11 +2,13 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::counters::{self, Traffic};
 use crate::error::{FileContext, LabError, Result, SystemContext};
@@ -77,6 +79,23 @@ impl Host {
             .arg("--")
             .arg(program);
         command
+    }
+
+    /// Runs something on a thread in this host's network: sockets that it makes
+    /// stay there, and so do threads that it starts.
+    ///
+    /// # Panics
+    /// If the network can't be entered, or `run` panics.
+    pub fn within<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
+        let network = std::fs::File::open(format!("/proc/{}/ns/net", self.keeper.id()));
+        let network = network.expect("the keeper is there");
+        let enter = || {
+            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
+                .expect("root may enter networks");
+            run()
+        };
+        std::thread::scope(|scope| scope.spawn(enter).join())
+            .unwrap_or_else(|fault| std::panic::resume_unwind(fault))
     }
 
     /// Runs `ip` on this host's network.

@@ -1,0 +1,339 @@
+//! Peers that break the rules: what they say are the protocol's bytes, put
+//! together as no agent would.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use identity::{Connection, Security};
+use lab::guest::Guest;
+use qemu::shape::Shape;
+use serde_json::json;
+use switchover::MigrationId;
+use transport::{Endpoint, LaneError, connect};
+use wire::{
+    Announced, Frame, Kind, Preamble, Prepare, Prepared, Reply, ToDestination, ToSource, Token,
+    read_frame, read_message,
+};
+
+use crate::{MIB, Side, World, own_qmp_argument};
+
+/// What an agent does within it, on a busy machine too: start a QEMU, or give a
+/// silent peer up.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// An agent at rest has some 20 MiB, and one that carries has its buffers.
+const RSS_MAX: u64 = 400 * MIB;
+/// The port that agents listen at.
+const PORT: u16 = 7800;
+/// The name that is given to VMs that never come.
+const VM: &str = "evil";
+
+/// A host that is broken, or was broken into: it speaks to the agent of host B.
+pub struct Caller<'w> {
+    world: &'w World,
+    security: Security,
+    from: String,
+    shape: serde_json::Value,
+}
+
+/// An arrival that the agent has prepared for.
+pub struct Accepted {
+    /// The control connection.
+    pub control: Connection,
+    /// What its lanes say.
+    pub token: Token,
+}
+
+impl<'w> Caller<'w> {
+    /// One that calls itself `from`. Makes a VM for a moment, to know what the
+    /// agent expects of one.
+    #[must_use]
+    pub fn new(world: &'w World, from: &str, security: Security) -> Self {
+        let mut run = vec!["run".to_owned(), "shape".to_owned(), "--".to_owned()];
+        run.extend(argv(world));
+        run.extend(own_qmp_argument("shape"));
+        world.says(Side::A, &run.iter().map(String::as_str).collect::<Vec<_>>());
+        let shape = Shape::of(&world.own_qmp(Side::A, "shape")).unwrap();
+        world.says(Side::A, &["stop", "shape", "--force"]);
+        let shape = serde_json::to_value(shape).unwrap();
+        Self { world, security, from: from.to_owned(), shape }
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        let address = self.world.host(Side::B).addresses[0];
+        Endpoint { local: None, remote: SocketAddr::new(address, PORT) }
+    }
+
+    /// A connection of that kind.
+    ///
+    /// # Errors
+    /// If it is not taken.
+    pub fn call(&self, kind: Kind) -> Result<Connection, LaneError> {
+        let dial = || connect(self.endpoint(), "host-b", &self.security, kind);
+        let mut connection = self.world.host(Side::A).within(dial)?;
+        connection.set_read_deadline(Some(Instant::now() + ANSWER_MAX)).unwrap();
+        Ok(connection)
+    }
+
+    /// A connection that has said nothing at all.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn dial(&self) -> TcpStream {
+        self.world.host(Side::A).within(|| TcpStream::connect(self.endpoint().remote)).unwrap()
+    }
+
+    /// An order that can be followed.
+    #[must_use]
+    pub fn order(&self) -> Prepare {
+        Prepare {
+            migration: "0badf00d".to_owned(),
+            switchover: MigrationId::random().unwrap(),
+            agent_port: PORT,
+            from: self.from.clone(),
+            vm: VM.to_owned(),
+            argv: argv(self.world),
+            cwd: "/".to_owned(),
+            overrides: Vec::new(),
+            qemu: "10.0.0".to_owned(),
+            shape: self.shape.clone(),
+            disks: json!([]),
+            shared_disks: false,
+            moving: json!([]),
+            allowed: json!({ "create": true, "overwrite": true }),
+            incoming_qmp: None,
+            overcommit: false,
+            terms: Default::default(),
+        }
+    }
+
+    /// Why an order is refused.
+    #[must_use]
+    pub fn refused(&self, order: Prepare) -> String {
+        let mut control = self.call(Kind::Control).unwrap();
+        say(&mut control, &ToDestination::Prepare(Box::new(order)));
+        ending(&mut control)
+    }
+
+    /// An order that is followed: a QEMU waits.
+    ///
+    /// # Panics
+    /// If it isn't.
+    #[must_use]
+    pub fn accepted(&self) -> Accepted {
+        let mut control = self.call(Kind::Control).unwrap();
+        say(&mut control, &ToDestination::Prepare(Box::new(self.order())));
+        match hear(&mut control) {
+            Some(ToSource::Prepared(prepared)) => {
+                let token = u128::from_str_radix(&prepared.token, 16).unwrap();
+                Accepted { control, token: Token(token.to_be_bytes()) }
+            }
+            other => panic!("not prepared: {other:?}"),
+        }
+    }
+
+    /// The same, and its RAM is announced as what it is: a lane can bring pages.
+    #[must_use]
+    pub fn streaming(&self) -> (Accepted, Connection) {
+        let mut accepted = self.accepted();
+        accepted.announce(vec![block("pc.ram", RAM_BYTES), block("rom", 8192)]);
+        let lane = self.call(Kind::Lane { number: 0, token: accepted.token }).unwrap();
+        (accepted, lane)
+    }
+
+    /// The agent is there, is no larger than it may be, keeps nothing of VMs that
+    /// never came, and the guest at its host has noticed nothing.
+    ///
+    /// # Panics
+    /// If anything is not as it should be.
+    pub fn assert_unharmed(&self, guest: &Guest) {
+        let world = self.world;
+        let vm = world.vm(Side::B, &guest.spec.name).expect("it was there before");
+        world.assert_only(Side::B, &[vm.pid]);
+        crate::until("the name is free", || world.vm(Side::B, VM).is_none());
+        assert!(rss_bytes(world, Side::B) < RSS_MAX, "{} bytes", rss_bytes(world, Side::B));
+        world.assert_intact(guest);
+    }
+}
+
+/// The RAM of the VMs of a [`Caller`].
+pub const RAM_BYTES: u64 = 64 * MIB;
+
+/// A QEMU without a guest.
+fn argv(world: &World) -> Vec<String> {
+    let rest = "-machine q35,accel=tcg -m 64 -nodefaults -no-user-config -display none -S";
+    let qemu = world.kit.qemu.display().to_string();
+    std::iter::once(qemu).chain(rest.split(' ').map(str::to_owned)).collect()
+}
+
+/// A RAM block as a source announces it.
+#[must_use]
+pub fn block(name: &str, bytes: u64) -> Announced {
+    Announced { name: name.to_owned(), bytes }
+}
+
+impl Accepted {
+    /// Announces these RAM blocks, and the beginning of a head: QEMU waits for
+    /// the rest of it.
+    pub fn announce(&mut self, blocks: Vec<Announced>) {
+        say(&mut self.control, &ToDestination::Blocks { blocks, ram_section: 2, footers: true });
+        frame(&mut self.control, &Frame::Head(b"QEVM\0\0\0\x03".to_vec()));
+    }
+
+    /// Why it ends.
+    #[must_use]
+    pub fn ending(mut self) -> String {
+        ending(&mut self.control)
+    }
+}
+
+/// Says something over control. Whoever has hung up hears nothing.
+pub fn say(control: &mut Connection, message: &impl serde::Serialize) {
+    frame(control, &Frame::message(message).unwrap());
+}
+
+/// The same with any frame.
+pub fn frame(control: &mut Connection, frame: &Frame) {
+    let _ = frame.write_to(control);
+}
+
+/// What the agent says next; nothing if it has hung up.
+#[must_use]
+pub fn hear(control: &mut Connection) -> Option<ToSource> {
+    match read_frame(control) {
+        Ok(Some(Frame::Message(json))) => Some(read_message(&json).unwrap()),
+        Ok(Some(other)) => panic!("an agent says {other:?}"),
+        Ok(None) | Err(_) => None,
+    }
+}
+
+/// How it ends a migration: the reason, or nothing if it just hangs up.
+///
+/// # Panics
+/// If it does not, for long.
+#[must_use]
+pub fn ending(control: &mut Connection) -> String {
+    let began = Instant::now();
+    let mut reason = String::new();
+    while let Some(said) = hear(control) {
+        match said {
+            ToSource::Refused { reason: why } => reason = why,
+            ToSource::Switchover { said } => match said.message {
+                switchover::ToSource::Refused { reason: why } => reason = why.into(),
+                other => panic!("{other:?}"),
+            },
+            _ => {}
+        }
+    }
+    assert!(began.elapsed() < ANSWER_MAX, "it goes on");
+    reason
+}
+
+/// A batch of pages on a lane, with whatever numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages<'p> {
+    /// 0 raw, 1 lz4, 2 zstd.
+    pub encoding: u8,
+    /// The block's number.
+    pub block: u16,
+    /// The bodies' pages.
+    pub pages: &'p [u32],
+    /// Runs: the first page, how many.
+    pub fills: &'p [(u32, u32)],
+    /// What is said to follow, and does.
+    pub payload: &'p [u8],
+}
+
+impl Pages<'_> {
+    /// Sends it. Whoever has hung up hears nothing.
+    pub fn send(&self, lane: &mut Connection) {
+        let mut bytes = vec![0xb1, 0xd7, self.encoding, 0];
+        let count = |of: usize| u16::try_from(of).unwrap().to_le_bytes();
+        bytes.extend(self.block.to_le_bytes());
+        bytes.extend(count(self.pages.len()));
+        bytes.extend(count(self.fills.len()));
+        bytes.extend([0; 2]);
+        bytes.extend(1_u32.to_le_bytes());
+        bytes.extend(u32::try_from(self.payload.len()).unwrap().to_le_bytes());
+        bytes.extend(self.pages.iter().flat_map(|page| page.to_le_bytes()));
+        for (first, count) in self.fills {
+            bytes.extend(first.to_le_bytes());
+            bytes.extend(count.to_le_bytes());
+            bytes.push(7);
+        }
+        bytes.extend(self.payload);
+        let _ = lane.write_all(&bytes);
+    }
+}
+
+/// The memory that a host's agent takes.
+///
+/// # Panics
+/// If it is gone.
+#[must_use]
+pub fn rss_bytes(world: &World, side: Side) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", world.agent(side).pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+    kib << 10
+}
+
+/// What a false agent does with a migration that comes to it, from its control
+/// connection on.
+pub type Script = fn(Connection);
+
+/// A false agent of host B, whose own was killed. It speaks plaintext, takes one
+/// migration, and acknowledges on each of its lanes what `acks` says. Ends when
+/// `script` does.
+///
+/// # Panics
+/// If it can't listen.
+pub fn false_destination(world: &World, acks: &[u64], script: Script) -> thread::JoinHandle<()> {
+    let acks: Vec<u8> = acks.iter().flat_map(|ack| wire::Ack { placed: *ack }.to_bytes()).collect();
+    let address = SocketAddr::new(world.host(Side::B).addresses[0], PORT);
+    let listener = world.host(Side::B).within(|| TcpListener::bind(address)).unwrap();
+    thread::spawn(move || {
+        let Some((control, _)) = greeted(&listener) else { return };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while let Some((mut lane, true)) = greeted(&listener) {
+                    let acks = &acks;
+                    scope.spawn(move || {
+                        let _ = lane.write_all(acks);
+                        // Reads on, as one that takes all.
+                        hear_out(lane);
+                    });
+                }
+            });
+            script(control);
+            // Wakes who accepts.
+            let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+        });
+    })
+}
+
+/// The next connection, and whether it is a lane.
+fn greeted(listener: &TcpListener) -> Option<(Connection, bool)> {
+    let (stream, _) = listener.accept().ok()?;
+    let mut connection = Connection::plain(stream);
+    let mut bytes = [0; Preamble::BYTES];
+    connection.read_exact(&mut bytes).ok()?;
+    let kind = Preamble::parse(&bytes).ok()?.kind;
+    connection.write_all(&Reply::Welcome.to_bytes()).ok()?;
+    Some((connection, matches!(kind, Kind::Lane { .. })))
+}
+
+/// As an honest destination answers an order.
+#[must_use]
+pub fn prepared() -> ToSource {
+    let token = "0123456789abcdef0123456789abcdef".to_owned();
+    ToSource::Prepared(Prepared { token, qemu: "10.0.0".to_owned(), notes: Vec::new() })
+}
+
+/// Hears the source out, until it hangs up.
+pub fn hear_out(mut control: Connection) {
+    let _ = std::io::copy(&mut control, &mut std::io::sink());
+}

@@ -1,0 +1,60 @@
+//! A host whose memory is full, for some of its processes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::until;
+
+/// What they may take besides what they have.
+const MORE_BYTES: u64 = 1 << 20;
+
+/// Where the kernel counts memory by groups: version 1, or 2.
+const HIERARCHIES: [(&str, &str); 2] =
+    [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
+
+/// Processes that get next to no more memory: when one needs it, the kernel kills
+/// the largest of them. Until this is dropped.
+pub struct Full {
+    dir: PathBuf,
+    above: &'static Path,
+}
+
+impl Full {
+    /// For these processes, and those that they start.
+    ///
+    /// # Panics
+    /// If the kernel has no groups that count memory.
+    #[must_use]
+    pub fn new(pids: &[u32]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("droveway-lab-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        for (root, limit) in HIERARCHIES {
+            let dir = Path::new(root).join(&name);
+            if fs::create_dir(&dir).is_err() {
+                continue;
+            }
+            let full = Self { dir, above: Path::new(root) };
+            if fs::write(full.dir.join(limit), MORE_BYTES.to_string()).is_ok() {
+                for pid in pids {
+                    // It may have ended by itself.
+                    let _ = fs::write(full.dir.join("cgroup.procs"), pid.to_string());
+                }
+                return full;
+            }
+        }
+        panic!("no cgroup here counts memory");
+    }
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        until("the group is gone", || {
+            let pids = fs::read_to_string(self.dir.join("cgroup.procs")).unwrap_or_default();
+            for pid in pids.lines() {
+                let _ = fs::write(self.above.join("cgroup.procs"), pid);
+            }
+            fs::remove_dir(&self.dir).is_ok()
+        });
+    }
+}

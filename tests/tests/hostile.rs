@@ -1,0 +1,431 @@
+//! Hosts that are broken, or were broken into, speak to an agent: it goes on, in
+//! bounded memory, its other VM does not notice, and it works with whoever keeps
+//! to the rules.
+
+use std::io::Write;
+use std::time::Duration;
+
+use end_to_end::hostile::{
+    Caller, Pages, RAM_BYTES, block, ending, false_destination, frame, hear_out, prepared,
+    rss_bytes, say,
+};
+use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
+use identity::{Connection, Security};
+use lab::guest::Guest;
+use lab::hosts::{Link, RUN_DIR};
+use serde_json::json;
+use switchover::{Envelope, MigrationId};
+use wire::{
+    Frame, Inquiry, Kind, Prepare, ToDestination, ToSource, Token, Word, read_frame, read_message,
+};
+
+const RATE: u64 = 2_000_000;
+
+/// A guest that has come to host B by an honest migration.
+fn guest_at_b(world: &World) -> Guest {
+    let mut spec = guest("192M", RATE);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
+    drop(world.migrate(&guest, Side::A, &[]));
+    guest
+}
+
+#[test]
+fn orders_that_can_not_be_meant() {
+    let world = World::new(Link::unshaped());
+    let guest = guest_at_b(&world);
+    let caller = Caller::new(&world, "host-a", Security::Plaintext);
+    let refused = |change: &dyn Fn(&mut Prepare), reason: &str| {
+        let mut order = caller.order();
+        change(&mut order);
+        let why = caller.refused(order);
+        assert!(!why.is_empty() && why.contains(reason), "{reason:?} is not in: {why}");
+        assert!(why.len() < 20_000, "{} letters", why.len());
+    };
+    for name in ["", "../web1", "a/b", "a\0b", ".", &"x".repeat(1 << 20)] {
+        refused(&|order| order.vm = name.to_owned(), "is not a name");
+        refused(&|order| order.from = name.to_owned(), "is not a name");
+    }
+    refused(&|order| order.vm = "web1".to_owned(), "there is a VM `web1` there already");
+    refused(&|order| order.cwd = "tmp".to_owned(), "not absolute");
+    refused(&|order| order.argv.clear(), "");
+    refused(&|order| order.argv = vec!["-m".to_owned(); 60_000], "");
+    refused(&|order| order.argv[0] = "/bin/true".to_owned(), "");
+    refused(&|order| order.shape = json!({ "machine": [] }), "can't be understood");
+    refused(&|order| order.disks = json!(7), "can't be understood");
+    refused(&|order| order.shape["ram_bytes"] = json!(u64::MAX), "");
+    // Another VM's QEMU that runs, or waits for somebody else, is left alone.
+    let others = format!("{RUN_DIR}/web1.own");
+    refused(&|order| order.incoming_qmp = Some(others.clone()), "is there already, as web1");
+    refused(&|order| order.incoming_qmp = Some("/dev/zero".to_owned()), "");
+    // What is short on the wire and large in memory.
+    let bomb = serde_json::Value::Array(vec![json!(0); 900_000]);
+    assert_eq!(caller.refused(Prepare { shape: bomb, ..caller.order() }), "", "it hangs up");
+    caller.assert_unharmed(&guest);
+    drop(world.migrate(&guest, Side::B, &[]));
+}
+
+#[test]
+fn silence_and_words_out_of_turn() {
+    let world = World::new(Link::unshaped());
+    let guest = guest_at_b(&world);
+    let caller = Caller::new(&world, "host-a", Security::Plaintext);
+    let first = |first: Frame| {
+        let mut control = caller.call(Kind::Control).unwrap();
+        frame(&mut control, &first);
+        ending(&mut control)
+    };
+    let out_of_turn = "an order to prepare was expected first";
+    assert_eq!(first(Frame::Tail(vec![0; 1 << 20])), out_of_turn);
+    assert_eq!(first(Frame::Head(vec![0; 4 << 20])), out_of_turn);
+    assert_eq!(
+        first(Frame::message(&ToDestination::Complete { residue_bytes: 1 }).unwrap()),
+        out_of_turn
+    );
+    assert_eq!(first(Frame::Message(b"{".to_vec())), "");
+    assert_eq!(first(Frame::Message("[".repeat(2 << 20).into_bytes())), "");
+    let mut control = caller.call(Kind::Control).unwrap();
+    // A frame of 4 GiB, and one of a kind that there isn't.
+    let _ = control.write_all(&[0xff, 0xff, 0xff, 0xff, 1]);
+    assert_eq!(ending(&mut control), "");
+    let mut control = caller.call(Kind::Control).unwrap();
+    let _ = control.write_all(&[0, 0, 0, 0, 9]);
+    assert_eq!(ending(&mut control), "");
+    // Lanes of no migration.
+    for token in [Token::default(), Token([7; 16])] {
+        assert!(caller.call(Kind::Lane { number: 0, token }).is_err());
+    }
+    // A word about a switchover that nobody knows.
+    let mut asking = caller.call(Kind::Inquiry).unwrap();
+    let migration = MigrationId::random().unwrap();
+    let said = Envelope { migration, message: switchover::ToDestination::Go { run: true } };
+    let inquiry = Inquiry { from: "host-a".to_owned(), word: Word::ToDestination(said) };
+    Frame::message(&inquiry).unwrap().write_to(&mut asking).unwrap();
+    let Some(Frame::Message(json)) = read_frame(&mut asking).unwrap() else { panic!() };
+    let Word::ToSource(said) = read_message::<Word>(&json).unwrap() else { panic!() };
+    assert_eq!(said.message, switchover::ToSource::Unknown);
+    caller.assert_unharmed(&guest);
+
+    // Many that say nothing, a byte, or half of a message: they go by themselves.
+    let mut silent: Vec<_> = (0..1500).map(|_| caller.dial()).collect();
+    for stream in silent.iter_mut().step_by(2) {
+        let _ = stream.write_all(b"D");
+    }
+    let halves: Vec<_> = (0..200)
+        .filter_map(|_| {
+            let mut control = caller.call(Kind::Control).ok()?;
+            let _ = control.write_all(&[0, 0, 1, 0, 0, b'{']);
+            Some(control)
+        })
+        .collect();
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", world.agent(Side::B).pid()));
+    assert!(open().unwrap().count() < 1100);
+    assert!(rss_bytes(&world, Side::B) < 200 * MIB);
+    until("silent ones are let go of", || open().unwrap().count() < 60);
+    drop((silent, halves));
+    caller.assert_unharmed(&guest);
+    drop(world.migrate(&guest, Side::B, &[]));
+}
+
+/// Each of them ends its own migration, with a reason.
+#[test]
+fn pages_that_can_not_be() {
+    let world = World::new(Link::unshaped());
+    let guest = guest_at_b(&world);
+    let caller = Caller::new(&world, "host-a", Security::Plaintext);
+    let page = [5; 4096];
+    let two = [5; 8192];
+    let sound = Pages { encoding: 0, block: 0, pages: &[1], fills: &[], payload: &page };
+    let last = u32::try_from(RAM_BYTES / 4096).unwrap();
+    let zstd = zstd_of_much();
+    let batches = [
+        (Pages { block: 2, ..sound }, "but announced 2 blocks"),
+        (Pages { pages: &[last], ..sound }, "pages from"),
+        (Pages { pages: &[u32::MAX], ..sound }, "pages from"),
+        (Pages { block: 1, pages: &[2], ..sound }, "of RAM block rom, which has 2 pages"),
+        (Pages { pages: &[9, 9], payload: &two, ..sound }, "twice in one batch"),
+        (Pages { fills: &[(0, last + 1)], ..sound }, "pages from"),
+        (Pages { fills: &[(u32::MAX, u32::MAX)], ..sound }, "pages from"),
+        (Pages { payload: &two, ..sound }, "a payload"),
+        (Pages { payload: &page[..4095], ..sound }, "of another length"),
+        (Pages { encoding: 9, ..sound }, "unknown encoding"),
+        (Pages { encoding: 1, ..sound }, "cannot be decoded"),
+        (Pages { encoding: 2, payload: &zstd, ..sound }, "cannot be decoded"),
+    ];
+    for (batch, reason) in batches {
+        let (accepted, mut lane) = caller.streaming();
+        batch.send(&mut lane);
+        let why = accepted.ending();
+        assert!(why.contains(reason), "{reason:?} is not in: {why}");
+    }
+    // Blocks of a disk, where none come; and what is no batch.
+    let mut blocks = vec![0xb2, 0xd7, 0, 0, 0, 0, 1, 0];
+    blocks.extend([0; 12]);
+    for (bytes, reason) in [(blocks, "announced no disks"), (vec![0xff; 64], "unknown")] {
+        let (accepted, mut lane) = caller.streaming();
+        let _ = lane.write_all(&bytes);
+        let why = accepted.ending();
+        assert!(why.contains(reason), "{reason:?} is not in: {why}");
+    }
+    caller.assert_unharmed(&guest);
+    drop(world.migrate(&guest, Side::B, &[]));
+}
+
+/// What is said over control.
+type Talk<'t> = dyn Fn(&mut Connection) + 't;
+
+#[test]
+fn residue_and_lanes_that_can_not_be() {
+    let world = World::new(Link::unshaped());
+    let guest = guest_at_b(&world);
+    let caller = Caller::new(&world, "host-a", Security::Plaintext);
+    // Block lists.
+    let many = (0..20_000).map(|number| block(&format!("b{number}"), 4096)).collect();
+    for (blocks, reason) in [
+        (vec![block("pc.ram", RAM_BYTES * 2)], "bytes at the source"),
+        (vec![block("pc.ram", RAM_BYTES); 9], "twice"),
+        (vec![block("much", 1 << 60)], "takes at most"),
+        (many, "20000 RAM blocks"),
+    ] {
+        let mut accepted = caller.accepted();
+        accepted.announce(blocks);
+        let why = accepted.ending();
+        assert!(why.contains(reason), "{reason:?} is not in: {why}");
+    }
+    // Residue.
+    let before = rss_bytes(&world, Side::B);
+    let scripts: [(&Talk<'_>, &str); 5] = [
+        (&|control| frame(control, &Frame::Head(vec![0; 99])), "without its block list"),
+        (&|control| say(control, &ToDestination::Complete { residue_bytes: 1 }), "1 were sent"),
+        (&|control| (0..99).for_each(|_| frame(control, &Frame::Tail(vec![0; 4 << 20]))), "larger"),
+        (&|control| say(control, &ToDestination::FlushDisk { ticket: 1, disk: 0 }), "none comes"),
+        (&|control| say(control, &ToDestination::Prepare(Box::new(caller.order()))), "out of turn"),
+    ];
+    for (talk, reason) in scripts {
+        let mut accepted = caller.accepted();
+        talk(&mut accepted.control);
+        let why = accepted.ending();
+        // Who goes on talking may find the connection broken before he reads why.
+        assert!(why.contains(reason) || (why.is_empty() && reason == "larger"), "{reason}: {why}");
+    }
+    assert!(rss_bytes(&world, Side::B) < before + 350 * MIB);
+    caller.assert_unharmed(&guest);
+
+    // Lanes that come and go, or stop in the middle of a batch.
+    let (mut accepted, mut lane) = caller.streaming();
+    let kind = Kind::Lane { number: 1, token: accepted.token };
+    for _ in 0..300 {
+        drop(caller.call(kind));
+    }
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", world.agent(Side::B).pid()));
+    until("lanes that went leave nothing", || open().unwrap().count() < 60);
+    let open_lanes: Vec<_> = (0..200).map_while(|_| caller.call(kind).ok()).collect();
+    assert!(open().unwrap().count() < 300);
+    Pages { encoding: 0, block: 0, pages: &[1], fills: &[], payload: &[5; 99] }.send(&mut lane);
+    say(&mut accepted.control, &ToDestination::Abort { reason: "as a test wants it".to_owned() });
+    drop((accepted, open_lanes));
+    caller.assert_unharmed(&guest);
+    drop(world.migrate(&guest, Side::B, &[]));
+}
+
+/// 16 MiB of zeros, which is more than a batch has.
+fn zstd_of_much() -> Vec<u8> {
+    // Magic, one segment with its length in four bytes, one run of one byte: the
+    // most that a block may be is 128 KiB.
+    let blocks = 128_u32;
+    let mut bytes = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0];
+    bytes.extend((blocks << 17).to_le_bytes());
+    for block in 1..=blocks {
+        let header = (1 << 17 << 3) | (1 << 1) | u32::from(block == blocks);
+        bytes.extend(&header.to_le_bytes()[..3]);
+        bytes.push(0);
+    }
+    bytes
+}
+
+/// A host with a certificate of its own has no part in what others do.
+#[test]
+fn another_hosts_migrations() {
+    let (world, certificates) = World::secured(Link::unshaped());
+    let guest = guest_at_b(&world);
+    let tls = |name| Security::Tls(certificates.identity(name).unwrap().into());
+    let honest = Caller::new(&world, "host-a", tls("host-a"));
+    let other = Caller::new(&world, "host-c", tls("host-c"));
+    let order = Prepare { from: "host-a".to_owned(), ..other.order() };
+    assert!(other.refused(order).contains("its certificate that it is host-c"));
+    // It has even learned the token.
+    let (accepted, mut lane) = honest.streaming();
+    let kind = Kind::Lane { number: 0, token: accepted.token };
+    assert!(other.call(kind).is_err());
+    let page = [5; 4096];
+    let batch = Pages { encoding: 0, block: 0, pages: &[1], fills: &[], payload: &page };
+    batch.send(&mut lane);
+    // A migration that is there, in its own name and in another's.
+    let asks = |caller: &Caller<'_>, from: &str, said: switchover::ToDestination| {
+        let id = journal_at_b(&world);
+        let word = Word::ToDestination(Envelope { migration: id, message: said });
+        let mut asking = caller.call(Kind::Inquiry).unwrap();
+        let inquiry = Inquiry { from: from.to_owned(), word };
+        Frame::message(&inquiry).unwrap().write_to(&mut asking).unwrap();
+        read_frame(&mut asking).ok().flatten()
+    };
+    let aborted = || switchover::ToDestination::Aborted { reason: "by another".into() };
+    for from in ["host-a", "host-c"] {
+        assert_eq!(asks(&other, from, aborted()), None);
+        assert_eq!(asks(&other, from, switchover::ToDestination::Go { run: true }), None);
+    }
+    // It is still there, and comes to its end by its own host's word.
+    batch.send(&mut lane);
+    assert!(world.vm(Side::B, "evil").is_some());
+    drop(accepted);
+    honest.assert_unharmed(&guest);
+    drop(world.migrate(&guest, Side::B, &[]));
+}
+
+/// The one migration that host B has a journal of.
+fn journal_at_b(world: &World) -> MigrationId {
+    let dir = world.host(Side::B).run_dir.join("state/journals");
+    let mut files = std::fs::read_dir(dir).unwrap();
+    let path = files.next().expect("there is a journal").unwrap().path();
+    MigrationId::new(path.file_stem().unwrap().to_str().unwrap()).unwrap()
+}
+
+/// A destination that says what it likes, when it likes: the VM stays where it
+/// is, and so does the agent.
+#[test]
+fn destinations_that_make_no_sense() {
+    let mut world = World::new(Link::unshaped());
+    let guest = world.boot(&guest("192M", RATE));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    world.kill_agent(Side::B);
+    let before = rss_bytes(&world, Side::A);
+    let fails = |acks: &[u64], script: fn(Connection), reason: &str| {
+        let destination = false_destination(&world, acks, script);
+        let why = world.refuses(Side::A, &["migrate", "web1", "host-b", "--timeout", "8"]);
+        destination.join().unwrap();
+        assert!(why.contains(reason), "{reason:?} is not in: {why}");
+        assert!(why.len() < 100_000, "{} letters", why.len());
+    };
+    fails(&[], hear_out, "not given up within");
+    fails(&[], drop, "host-b");
+    fails(
+        &[],
+        |mut control| {
+            say(&mut control, &ToSource::DiskRoom { batches: u64::MAX });
+            say(&mut control, &ToSource::Placement { mapped: vec![], inline: vec![] });
+            hear_out(control);
+        },
+        "out of turn",
+    );
+    fails(
+        &[],
+        |mut control| {
+            say(&mut control, &ToSource::Refused { reason: "no ".repeat(600_000) });
+            hear_out(control);
+        },
+        "no no",
+    );
+    fails(
+        &[],
+        |mut control| {
+            frame(
+                &mut control,
+                &Frame::Message(format!("[{}0]", "0,".repeat(900_000)).into_bytes()),
+            );
+            hear_out(control);
+        },
+        "a number of values",
+    );
+    fails(
+        &[],
+        |mut control| {
+            frame(&mut control, &Frame::Tail(vec![0; 1 << 20]));
+            hear_out(control);
+        },
+        "only a source does",
+    );
+    fails(
+        &[],
+        |mut control| {
+            let ToSource::Prepared(mut said) = prepared() else { return };
+            said.token = "g".repeat(99);
+            say(&mut control, &ToSource::Prepared(said));
+            hear_out(control);
+        },
+        "cannot be read",
+    );
+    fails(
+        &[],
+        |mut control| {
+            say(&mut control, &prepared());
+            say(&mut control, &prepared());
+            hear_out(control);
+        },
+        "out of turn",
+    );
+    // Of another migration, before its time, or both.
+    fails(
+        &[],
+        |mut control| {
+            say(&mut control, &prepared());
+            let migration = MigrationId::new("another").unwrap();
+            let said = Envelope { migration, message: switchover::ToSource::Running };
+            say(&mut control, &ToSource::Switchover { said });
+            hear_out(control);
+        },
+        "which it was not given",
+    );
+    fails(
+        &[u64::MAX],
+        |mut control| {
+            say(&mut control, &prepared());
+            hear_out(control);
+        },
+        "never sent",
+    );
+    fails(
+        &[1, 1, 0],
+        |mut control| {
+            say(&mut control, &prepared());
+            hear_out(control);
+        },
+        "took back",
+    );
+    // Without end.
+    fails(
+        &[],
+        |mut control| {
+            say(&mut control, &prepared());
+            for number in 0..NOTES {
+                let text = format!("{number} {}", "x".repeat(1 << 20));
+                say(&mut control, &ToSource::Note { text });
+                say(&mut control, &ToSource::DiskFlushed { ticket: number, error: None });
+                say(&mut control, &ToSource::DiskRoom { batches: u64::MAX - number });
+                let used = ToSource::NicUse(policy_of_nonsense());
+                say(&mut control, &used);
+            }
+            std::thread::sleep(Duration::from_millis(1500));
+        },
+        "host-b",
+    );
+    let after = rss_bytes(&world, Side::A);
+    assert!(after < before + NOTES * MIB / 2, "{before} bytes, and then {after}");
+    world.start_agent(Side::B);
+    world.assert_stayed(&guest, Side::A, pid);
+    drop(world.migrate(&guest, Side::A, &[]));
+}
+
+/// Of a MiB each.
+const NOTES: u64 = 500;
+
+/// NICs that carry all there is, at places that there are not.
+fn policy_of_nonsense() -> policy::pace::DestinationUse {
+    let nic = policy::pace::NicUse {
+        speed_bytes_per_s: Some(u64::MAX),
+        all_bytes_per_s: u64::MAX,
+        content_bytes_per_s: 0,
+        ours_bytes_per_s: u64::MAX,
+        migrations: u32::MAX,
+    };
+    policy::pace::DestinationUse { nics: vec![nic; 200], lanes: vec![Some(u16::MAX); 5000] }
+}
