@@ -3,15 +3,20 @@
 
 use std::time::Duration;
 
-use end_to_end::faults::{End, Fault, Plan, Yard};
+use end_to_end::faults::{End, Fault, Moment, Plan, Yard};
 
 /// Long enough for whoever is cut off to give up.
 const LONG: Duration = Duration::from_secs(13);
 
-fn assert_survived(plans: &[(Fault, u64, Duration)]) {
+fn assert_survived(faults: &[(Fault, u64, Duration)]) {
+    let plans =
+        faults.iter().map(|&(fault, delay_ms, lasts)| Plan::at_a_step(fault, delay_ms, lasts));
+    assert_all_survived(plans);
+}
+
+fn assert_all_survived(plans: impl Iterator<Item = Plan>) {
     let mut yard = Yard::new();
-    for &(fault, delay_ms, lasts) in plans {
-        let plan = Plan::at_a_step(fault, delay_ms, lasts);
+    for plan in plans {
         let seen = yard.try_one(&plan);
         println!("{}, {}: {:?}", seen.fault, seen.phase, seen.fate);
         assert!(seen.fate.is_ok(), "{plan:?}: {}", seen.fate.unwrap_err());
@@ -55,9 +60,17 @@ fn qemus_and_disks_fail_in_the_middle_of_a_switchover() {
         (Fault::FreezeAgent(Source), 250, SHORT),
         (Fault::DiskFull(Destination), 0, SHORT),
         (Fault::DiskFull(Source), 0, SHORT),
-        (Fault::MemoryFull(Destination), 100, SHORT),
         (Fault::KillQemu(Destination), 300, SHORT),
         (Fault::KillQemu(Destination), 520, SHORT),
         (Fault::KillQemu(Source), 50, SHORT),
     ]);
+}
+
+/// While pages come, which take memory; the next plan is without certificates.
+#[test]
+fn a_destination_has_no_memory_left() {
+    let full = Plan::at_a_step(Fault::MemoryFull(End::Destination), 300, SHORT);
+    let at = |moment| Plan { moment, ..full };
+    let plain = Plan { secured: false, ..at(Moment::Preparing) };
+    assert_all_survived([at(Moment::FirstPass), plain].into_iter());
 }
