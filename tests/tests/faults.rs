@@ -48,7 +48,7 @@ fn the_network_ends_in_the_middle_of_a_switchover() {
         (Fault::Reset, 400, SHORT),
         (Fault::Late, 0, SHORT),
         (Fault::HeldUp(End::Source), 350, SHORT),
-        (Fault::HeldUp(End::Destination), 100, LONG),
+        (Fault::HeldUp(End::Destination), 100, SHORT),
     ]);
 }
 
