@@ -7,7 +7,8 @@
 //! - `shape`: what QEMU says of itself
 //! - `disks`: challenges for the images of a live VM
 //! - `migrate`: both ends of QEMU's migration, its settings before and after
-//! - `mirror`: disks that move with their VM, and all that can go wrong with it
+//! - `mirror`: disks that move with their VM, and all that can go wrong with it;
+//!   a file for each kind of that
 
 mod disks;
 mod memory;

@@ -1,0 +1,94 @@
+//! Whoever gives up, and when: the source is as it was, and QEMU has nothing of
+//! ours.
+
+use std::path::{Path, PathBuf};
+
+use qemu::mirror::{self, Late};
+use qemu::qmp::Qmp;
+use serde_json::{Value, json};
+
+use super::{Destination, MIB, Source, WAIT};
+
+#[test]
+fn undone_at_each_step_the_source_is_as_it_was() {
+    for step in 0..5 {
+        let source = Source::start();
+        let disks = source.disks();
+        let there = Destination::of(&source, &disks);
+        let mirrors = there.mirrors(&source, &disks);
+        if step >= 1 {
+            mirrors.wait_ready(WAIT).unwrap();
+        }
+        if step >= 2 {
+            for disk in &disks {
+                let late = mirrors.converge(&disk.name, 4 * MIB).unwrap();
+                let can_change = source.vm.qmp.version() >= (8, 2, 0);
+                let throttled = Late::Throttled { bytes_per_s: 4 * MIB };
+                assert_eq!(late, if can_change { Late::WriteBlocking } else { throttled });
+                mirrors.slow(&disk.name, 2 * MIB).unwrap();
+                mirrors.converge(&disk.name, MIB).unwrap();
+            }
+            assert!(mirrors.converge("d7", MIB).is_err());
+        }
+        let outgoing = (step >= 3).then(|| {
+            let (outgoing, at) = there.migrate(&source);
+            outgoing.wait_pre_switchover(WAIT).unwrap();
+            (outgoing, at)
+        });
+        if step >= 4 {
+            mirrors.finish(WAIT).unwrap();
+        }
+        if step == 0 {
+            drop(mirrors);
+        } else {
+            mirrors.undo().unwrap();
+        }
+        if let Some((outgoing, _at)) = outgoing {
+            outgoing.back_out(true).unwrap();
+        }
+        source.is_unhurt();
+        let made: Vec<PathBuf> = there.prepared.created().map(Path::to_owned).collect();
+        assert_eq!(made.len(), 2);
+        drop(there);
+        assert!(made.iter().all(|path| !path.exists()), "step {step}");
+    }
+}
+
+#[test]
+fn what_a_crashed_agent_left_is_removed_and_limits_are_as_their_owner_set_them() {
+    let source = Source::start();
+    let limits = json!({"id": "/machine/peripheral/disk1/virtio-backend", "bps": 0, "bps_rd": 0, "bps_wr": 50_000_000, "iops": 0,
+        "iops_rd": 7000, "iops_wr": 0, "bps_wr_max": 60_000_000, "group": "theirs"});
+    source.vm.qmp.execute("block_set_io_throttle", limits).unwrap();
+    let shown = |qmp: &Qmp| -> Vec<Value> {
+        let all = qmp.execute("query-block", json!({})).unwrap();
+        let one = |drive: &Value| {
+            let keys = ["bps", "bps_wr", "bps_wr_max", "iops_rd", "group"];
+            keys.iter().map(|key| drive["inserted"][key].clone()).collect()
+        };
+        all.as_array().unwrap().iter().map(one).collect()
+    };
+    let before = shown(&source.vm.qmp);
+    let disks = source.disks();
+    let there = Destination::of(&source, &disks);
+    let mirrors = there.mirrors(&source, &disks);
+    mirrors.wait_ready(WAIT).unwrap();
+    for disk in &disks {
+        mirrors.slow(&disk.name, 3 * MIB).unwrap();
+        mirrors.slow(&disk.name, 2 * MIB).unwrap();
+    }
+    let slowed = shown(&source.vm.qmp);
+    assert!(slowed.iter().all(|drive| drive[1] == 2 * MIB), "{slowed:?}");
+
+    // An agent that crashes undoes nothing.
+    std::mem::forget(mirrors);
+    let next = there.mirrors(&source, &disks);
+    assert_eq!(shown(&source.vm.qmp), before, "the next begins with what the last one left");
+    next.wait_ready(WAIT).unwrap();
+    next.slow("d1", MIB).unwrap();
+    std::mem::forget(next);
+    assert!(mirror::remove_left(&source.vm.qmp).unwrap());
+    assert_eq!(shown(&source.vm.qmp), before);
+    assert!(!mirror::remove_left(&source.vm.qmp).unwrap(), "nothing is left");
+    source.is_unhurt();
+}
