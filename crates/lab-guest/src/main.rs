@@ -30,7 +30,8 @@ use lab_guest::writer::{Pacer, Writer};
 
 const TICK: Duration = Duration::from_millis(5);
 const COUNT_EVERY_TICKS: u64 = 10;
-const WRITER_STEP: Duration = Duration::from_millis(1);
+/// How long a writer that is not to write waits before it looks again.
+const REST: Duration = Duration::from_millis(1);
 /// Rounds that count as one piece of work.
 const COMPUTE_AT_ONCE: u32 = 10_000;
 const PORT: &str = "/dev/ttyS1";
@@ -252,7 +253,7 @@ fn write_burning(guest: &Guest, mut burner: Burner) {
     loop {
         let rate = lock(&guest.pacer).rate();
         if rate == 0 || guest.rests() || guest.wanted.load(Ordering::Relaxed) {
-            thread::sleep(WRITER_STEP);
+            thread::sleep(REST);
             continue;
         }
         let chunk = burner.chunk(rate);
@@ -278,7 +279,8 @@ fn compute(guest: &Guest) {
 fn write_at_leisure(guest: &Guest) {
     let mut last = Instant::now();
     loop {
-        thread::sleep(WRITER_STEP);
+        let step = lock(&guest.pacer).step();
+        thread::sleep(step);
         let now = Instant::now();
         let pages = lock(&guest.pacer).pages_due(now - last);
         last = now;
@@ -291,7 +293,8 @@ fn write_at_leisure(guest: &Guest) {
 fn write_disk(guest: &Guest) {
     let mut last = Instant::now();
     loop {
-        thread::sleep(WRITER_STEP);
+        let step = lock(&guest.disk_pacer).step();
+        thread::sleep(step);
         let now = Instant::now();
         let pages = lock(&guest.disk_pacer).pages_due(now - last);
         last = now;

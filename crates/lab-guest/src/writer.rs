@@ -12,6 +12,10 @@ use crate::random::Random;
 /// rate that it achieved tells what share of its time the guest really had.
 const DEBT_MAX: Duration = Duration::from_millis(20);
 
+/// A writer sleeps no shorter, so that it is evenly at work, and no longer.
+const STEP_MIN: Duration = Duration::from_millis(1);
+const STEP_MAX: Duration = Duration::from_millis(10);
+
 /// Turns passing time into pages to write.
 #[derive(Debug, Default)]
 pub struct Pacer {
@@ -30,6 +34,15 @@ impl Pacer {
     #[must_use]
     pub fn rate(&self) -> u64 {
         self.rate
+    }
+
+    /// How long to sleep until a page may be due. A guest under TCG takes a tenth of
+    /// a core to wake up a thousand times a second for nothing.
+    #[must_use]
+    pub fn step(&self) -> Duration {
+        let page = Duration::from_secs(PAGE_BYTES as u64)
+            .checked_div(u32::try_from(self.rate).unwrap_or(u32::MAX));
+        page.unwrap_or(STEP_MAX).clamp(STEP_MIN, STEP_MAX)
     }
 
     /// Pages to write, `elapsed` after the last call.
@@ -122,6 +135,18 @@ mod tests {
             elapsed_ms += step;
         }
         assert!(pages.abs_diff(usize::try_from(elapsed_ms).unwrap()) <= 1, "{pages} {elapsed_ms}");
+    }
+
+    #[test]
+    fn a_slow_writer_sleeps_longer() {
+        let mut pacer = Pacer::default();
+        for (rate, step_ms) in [(0, 10), (100_000, 10), (1_024_000, 4), (60_000_000, 1)] {
+            pacer.set_rate(rate);
+            assert_eq!(pacer.step(), Duration::from_millis(step_ms), "{rate}");
+        }
+        pacer.set_rate(1_024_000);
+        let pages: usize = (0..100).map(|_| pacer.pages_due(pacer.step())).sum();
+        assert_eq!(pages, 100);
     }
 
     #[test]
