@@ -17,10 +17,13 @@ pub use link::Link;
 pub use outside::Outside;
 pub use stale::{abandon, clean};
 
+use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::error::{LabError, Result};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::error::{FileContext, LabError, Result};
 use crate::program;
 
 /// Every namespace of the lab begins with this and the maker's process id.
@@ -50,6 +53,7 @@ impl Hosts {
                     .to_owned(),
             ));
         }
+        let _turn = turn()?;
         clean()?;
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let nth = NEXT.fetch_add(1, Relaxed);
@@ -67,6 +71,16 @@ impl Hosts {
     pub fn traffic(&self) -> Result<Traffic> {
         Ok(self.a.sent()? + self.b.sent()?)
     }
+}
+
+/// Waits until no other lab on this machine makes hosts, or removes what others
+/// left: several do at the same time, and `ip netns` makes its own directory
+/// when it is first used.
+fn turn() -> Result<File> {
+    std::fs::create_dir_all(RUN_DIR).at("make", RUN_DIR)?;
+    let dir = File::open(RUN_DIR).at("open", RUN_DIR)?;
+    flock(&dir, FlockOperation::LockExclusive).map_err(std::io::Error::from).at("lock", RUN_DIR)?;
+    Ok(dir)
 }
 
 /// A host's address on each of its NICs, each in a network of its own.

@@ -20,8 +20,13 @@ pub fn clean() -> Result<()> {
 fn remove_where(made_by: impl Fn(&str) -> bool) -> Result<()> {
     let list = program::output(program::command("ip").args(["netns", "list"]))?;
     for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
-        if maker(name).is_some_and(&made_by) {
-            remove(name)?;
+        if !maker(name).is_some_and(&made_by) {
+            continue;
+        }
+        if let Err(error) = remove(name)
+            && is_there(name)?
+        {
+            return Err(error);
         }
     }
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return Ok(()) };
@@ -33,6 +38,12 @@ fn remove_where(made_by: impl Fn(&str) -> bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a namespace is there: another lab may have removed it meanwhile.
+fn is_there(name: &str) -> Result<bool> {
+    let list = program::output(program::command("ip").args(["netns", "list"]))?;
+    Ok(list.lines().any(|line| line.split_whitespace().next() == Some(name)))
 }
 
 /// Set once this process was told to end.
