@@ -5,13 +5,17 @@ FUZZ_SECONDS ?= 600
 N ?= 1000
 SEED ?= 1
 CARGO ?= cargo
-AS_ROOT = $(CARGO) run --quiet --package lab -- as-root --
-LAB = $(CARGO) run --quiet --release --package lab --
+# Chosen by name and not by package, programs are built with the features that
+# all packages want together, and not once more for each of them.
+AS_ROOT = $(CARGO) run --quiet --bin lab -- as-root --
+LAB = $(CARGO) run --quiet --release --bin lab --
+# What cargo builds with the tests.
+DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug
 
 # Rust may just have been installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help setup toolchain build demo test lint unit end-to-end fuzz faults bench bench-locks clean
+.PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-locks clean
 
 help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
@@ -26,10 +30,10 @@ toolchain:
 	@scripts/toolchain
 
 setup: toolchain
-	@$(CARGO) run --quiet --package lab -- setup
+	@$(LAB) setup
 
 build: toolchain
-	$(CARGO) build --quiet --release --package droveway --package lab
+	$(CARGO) build --quiet --release --bin droveway --bin lab
 
 demo: setup build
 	@$(LAB) demo
@@ -38,24 +42,28 @@ lint: toolchain
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
 
+# With the tests, the programs that they run: droveway, lab and suite.
+tests: toolchain
+	$(CARGO) test --workspace --no-run --quiet
+	@$(DEBUG)/lab setup
+
 # The lab's own tests make hosts too.
-unit: setup
-	$(AS_ROOT) $(CARGO) test --no-fail-fast --workspace --exclude end-to-end
+unit: tests
+	$(DEBUG)/lab as-root -- $(DEBUG)/suite unit
+	$(CARGO) test --quiet --workspace --doc
 
-# They run real QEMUs: one after the other.
-end-to-end: setup
-	$(CARGO) build --package droveway
-	$(AS_ROOT) $(CARGO) test --no-fail-fast --package end-to-end -- --test-threads=1
+end-to-end: tests
+	$(DEBUG)/lab as-root -- $(DEBUG)/suite end-to-end
 
-test: setup
+test: toolchain
 	@MAKE="$(MAKE)" scripts/test
 
 fuzz: toolchain
 	@scripts/fuzz $(FUZZ_SECONDS)
 
 faults: setup
-	$(CARGO) build --package droveway --package end-to-end
-	@$(AS_ROOT) target/debug/faults $(N) $(SEED)
+	$(CARGO) build --bin droveway --bin faults
+	@$(AS_ROOT) $(DEBUG)/faults $(N) $(SEED)
 
 bench: toolchain
 	@$(LAB) bench
@@ -68,6 +76,6 @@ bench-%: setup build
 	@$(LAB) bench $* --runs $(RUNS)
 
 clean:
-	@$(AS_ROOT) $(CARGO) run --quiet --package lab -- clean
+	@$(AS_ROOT) $(DEBUG)/lab clean
 	$(CARGO) clean
 	rm -rf .lab

@@ -1,0 +1,119 @@
+//! What is run as one process: a program with all of its tests, or one test.
+
+use std::num::NonZero;
+use std::process::Command;
+use std::thread::available_parallelism;
+
+use crate::SuiteError;
+use crate::program::Program;
+
+/// A part of the workspace's tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Suite {
+    /// All packages but `end-to-end`; a job is a program.
+    Unit,
+    /// Whole moves; a job is a test, since each may take a minute.
+    EndToEnd,
+}
+
+/// What measures how long something takes, or changes something of the whole
+/// machine, has it for itself: by the beginnings of their names.
+const ALONE: [&str; 4] = [
+    "end-to-end blackout ",
+    "end-to-end bounds the_network",
+    "end-to-end chase ",
+    "end-to-end memory huge_pages",
+];
+
+impl Suite {
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        match name {
+            "unit" => Some(Self::Unit),
+            "end-to-end" => Some(Self::EndToEnd),
+            _ => None,
+        }
+    }
+
+    fn has(self, program: &Program) -> bool {
+        (program.package == "end-to-end") == (self == Self::EndToEnd)
+    }
+
+    /// How many of its jobs run at a time.
+    pub(crate) fn at_once(self) -> usize {
+        let told = std::env::var("TOGETHER").ok().and_then(|text| text.parse().ok());
+        let cores = available_parallelism().map_or(1, NonZero::get);
+        let usual = match self {
+            // They use all cores by themselves for most of the time.
+            Self::Unit => cores,
+            Self::EndToEnd => cores + 1,
+        };
+        told.unwrap_or(usual).max(1)
+    }
+}
+
+/// One process.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    program: Program,
+    test: Option<String>,
+    name: String,
+}
+
+/// The jobs of a suite.
+pub(crate) fn list(suite: Suite, programs: &[Program]) -> Result<Vec<Job>, SuiteError> {
+    let mut jobs = Vec::new();
+    for program in programs.iter().filter(|program| suite.has(program)) {
+        match suite {
+            Suite::Unit => jobs.push(Job::new(program, None)),
+            Suite::EndToEnd => {
+                jobs.extend(program.tests()?.into_iter().map(|test| Job::new(program, Some(test))));
+            }
+        }
+    }
+    let none = |beginning: &&&str| !jobs.iter().any(|job| job.name.starts_with(**beginning));
+    match ALONE.iter().find(none) {
+        Some(gone) if suite == Suite::EndToEnd => Err(SuiteError::Gone(gone)),
+        _ => Ok(jobs),
+    }
+}
+
+impl Job {
+    fn new(program: &Program, test: Option<String>) -> Self {
+        let mut name = format!("{} {}", program.package, program.name);
+        if let Some(test) = &test {
+            name = format!("{name} {test}");
+        }
+        Self { program: program.clone(), test, name }
+    }
+
+    /// Its package, its program and its test, with spaces between.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether nothing may run beside it.
+    pub(crate) fn is_alone(&self) -> bool {
+        ALONE.iter().any(|beginning| self.name.starts_with(beginning))
+    }
+
+    /// The tests that must run; not known of a whole program.
+    pub(crate) fn wanted(&self) -> Option<u32> {
+        self.test.as_ref().map(|_| 1)
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program.path);
+        command.current_dir(&self.program.dir);
+        if let Some(test) = &self.test {
+            command.args(["--exact", test, "--test-threads=1"]);
+        }
+        command
+    }
+
+    /// What repeats it, as one would type it.
+    pub(crate) fn again(&self) -> String {
+        let Program { package, chosen_by, .. } = &self.program;
+        let test = self.test.as_ref().map_or(String::new(), |test| format!(" -- --exact {test}"));
+        format!("cargo test --package {package} {chosen_by}{test}")
+    }
+}

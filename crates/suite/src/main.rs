@@ -1,0 +1,118 @@
+//! `suite unit|end-to-end [FILTER]`: runs the workspace's tests, several at a
+//! time. Cargo builds them, and would run one program after the other; but most
+//! of them wait, for links, for guests that boot, for what must time out.
+//!
+//! `TOGETHER` in the environment says how many run at a time. An exit code of 1
+//! says that a test failed.
+
+mod job;
+mod program;
+mod run;
+mod times;
+mod verdict;
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use job::{Job, Suite};
+use run::{Done, Printer};
+use times::Times;
+use verdict::Counts;
+
+/// Why tests could not be run.
+#[derive(Debug, thiserror::Error)]
+enum SuiteError {
+    /// Called with something else.
+    #[error("usage: suite unit|end-to-end [FILTER]")]
+    Usage,
+    /// Cargo has said why, on standard error.
+    #[error("the tests don't compile")]
+    Build,
+    /// A program does not list its tests.
+    #[error("{0} does not say which tests it has")]
+    List(PathBuf),
+    /// It may have a new name.
+    #[error("`{0}` is to run alone, and there is no such test")]
+    Gone(&'static str),
+    /// Nothing to run.
+    #[error("there is no such test")]
+    Nothing,
+    /// The system.
+    #[error("can't {action}: {error}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// Why it didn't work.
+        error: io::Error,
+    },
+}
+
+trait Doing<T> {
+    fn doing(self, action: &'static str) -> Result<T, SuiteError>;
+}
+
+impl<T> Doing<T> for io::Result<T> {
+    fn doing(self, action: &'static str) -> Result<T, SuiteError> {
+        self.map_err(|error| SuiteError::System { action, error })
+    }
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match perform(&words) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("suite: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether all tests passed.
+fn perform(words: &[String]) -> Result<bool, SuiteError> {
+    let (suite, filter) = match words {
+        [suite] => (suite, ""),
+        [suite, filter] => (suite, filter.as_str()),
+        _ => return Err(SuiteError::Usage),
+    };
+    let suite = Suite::named(suite).ok_or(SuiteError::Usage)?;
+    let mut times = Times::read();
+    let mut jobs = job::list(suite, &program::build()?)?;
+    jobs.retain(|job| job.name().contains(filter));
+    if jobs.is_empty() {
+        return Err(SuiteError::Nothing);
+    }
+    // What takes longest must not be left to the end, when nothing is beside it.
+    jobs.sort_by(|one, other| times.of(other).total_cmp(&times.of(one)));
+    let (alone, beside): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::is_alone);
+    let at_once = suite.at_once();
+    println!("{} jobs, {at_once} at a time; then {} one by one", beside.len(), alone.len());
+
+    let begun = Instant::now();
+    let logs = tempfile::tempdir().doing("make a directory for what tests say")?;
+    let printer = Printer::default();
+    let mut done = run::all(beside, at_once, logs.path(), &printer)?;
+    done.extend(run::all(alone, 1, logs.path(), &printer)?);
+    done.iter().for_each(|one| times.note(&one.job, one.took));
+    times.write();
+    Ok(conclude(&done, begun))
+}
+
+/// What has failed is named once more in the end.
+fn conclude(done: &[Done], begun: Instant) -> bool {
+    let mut counts = Counts::default();
+    done.iter().for_each(|one| counts.add(&one.verdict.counts));
+    let wrong: Vec<&Done> = done.iter().filter(|one| one.verdict.wrong.is_some()).collect();
+    wrong.iter().for_each(|one| println!("FAILED {}: {}", one.job.name(), one.job.again()));
+    let word = if wrong.is_empty() { "ok" } else { "FAILED" };
+    let Counts { passed, failed, ignored } = counts;
+    let seconds = begun.elapsed().as_secs();
+    println!(
+        "test result: {word}. {passed} passed; {failed} failed; {ignored} ignored; finished in \
+         {seconds} s"
+    );
+    wrong.is_empty()
+}

@@ -1,0 +1,101 @@
+//! How the tests of one process came out, by its exit code and by what it says
+//! in the end.
+
+use std::time::Duration;
+
+/// Tests that ended one way or another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) passed: u32,
+    pub(crate) failed: u32,
+    pub(crate) ignored: u32,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+    }
+}
+
+/// How the tests of one process came out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) counts: Counts,
+    /// Why it counts as failed.
+    pub(crate) wrong: Option<String>,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// With an exit code that says that all is well.
+    Well,
+    /// With another, or by a signal.
+    Badly,
+    /// It was killed, after that long.
+    Late(Duration),
+}
+
+impl Verdict {
+    /// By what a process said; of one that runs a single test, `wanted` is 1.
+    pub(crate) fn of(end: End, said: &str, wanted: Option<u32>) -> Self {
+        let mut counts = said.lines().rev().find_map(counts).unwrap_or_default();
+        let ran = counts.passed + counts.failed + counts.ignored;
+        let wrong = match end {
+            End::Late(after) => Some(format!("killed after {} s", after.as_secs())),
+            _ if counts.failed > 0 => Some(format!("{} failed", counts.failed)),
+            End::Badly => Some("it ended without a result".to_owned()),
+            End::Well if wanted.is_some_and(|wanted| wanted != ran) => {
+                Some(format!("{ran} tests ran"))
+            }
+            End::Well => None,
+        };
+        if wrong.is_some() {
+            counts.failed = counts.failed.max(1);
+        }
+        Self { counts, wrong }
+    }
+}
+
+/// `test result: ok. 12 passed; 0 failed; 1 ignored; ...`
+fn counts(line: &str) -> Option<Counts> {
+    let (_, rest) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let count = |word: &str| {
+        let part = rest.split("; ").find_map(|part| part.strip_suffix(word));
+        part.and_then(|number| number.trim().parse().ok())
+    };
+    Some(Counts { passed: count("passed")?, failed: count("failed")?, ignored: count("ignored")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "x\ntest result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered \
+                        out; finished in 0.00s\n\n";
+    const BAD: &str = "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; finished";
+
+    #[test]
+    fn what_tests_say_is_counted() {
+        let good = Verdict::of(End::Well, GOOD, None);
+        assert_eq!(good.counts, Counts { passed: 3, failed: 0, ignored: 1 });
+        assert_eq!(good.wrong, None);
+        let bad = Verdict::of(End::Badly, BAD, None);
+        assert_eq!(bad.counts, Counts { passed: 1, failed: 2, ignored: 0 });
+        assert_eq!(bad.wrong.unwrap(), "2 failed");
+    }
+
+    #[test]
+    fn whoever_says_nothing_or_ran_nothing_has_failed() {
+        let one_failed = Counts { passed: 0, failed: 1, ignored: 0 };
+        assert_eq!(Verdict::of(End::Badly, "Segmentation fault", None).counts, one_failed);
+        let late = Verdict::of(End::Late(Duration::from_secs(600)), "", None);
+        assert_eq!((late.counts, late.wrong.unwrap().as_str()), (one_failed, "killed after 600 s"));
+        let none = "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured";
+        assert_eq!(Verdict::of(End::Well, none, Some(1)).wrong.unwrap(), "0 tests ran");
+        assert_eq!(Verdict::of(End::Well, none, None).wrong, None);
+        assert!(Verdict::of(End::Well, "", Some(1)).wrong.is_some());
+    }
+}
