@@ -5,6 +5,8 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use api::{MigrateRequest, Outcome, Phase, Progress, Report, TapChoice};
 use engine::{
@@ -33,25 +35,36 @@ fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
     Arc::new(start(&started).unwrap())
 }
 
-/// A host that takes every VM, or refuses.
+/// What a host does with VMs that come.
+#[derive(Clone, Copy)]
+enum Does {
+    Takes,
+    Refuses(&'static str),
+    /// It panics when the VM is its own.
+    Fails,
+}
+
 struct TestHost {
     dir: PathBuf,
-    refuse: Option<&'static str>,
+    does: Does,
     here: Arc<Mutex<Option<Arc<Machine>>>>,
+    taken_up: Sender<String>,
 }
 
 struct TestArrival {
     machine: Arc<Machine>,
     here: Arc<Mutex<Option<Arc<Machine>>>>,
+    fails: bool,
 }
 
 impl Host for TestHost {
     fn receive(&self, _: &wire::Prepare) -> Result<Box<dyn Arriving>, Refusal> {
-        if let Some(why) = self.refuse {
+        if let Does::Refuses(why) = self.does {
             return Err(Refusal(why.to_owned()));
         }
         let machine = boot(&self.dir, true);
-        Ok(Box::new(TestArrival { machine, here: Arc::clone(&self.here) }))
+        let fails = matches!(self.does, Does::Fails);
+        Ok(Box::new(TestArrival { machine, here: Arc::clone(&self.here), fails }))
     }
 
     fn settle(&self, left: Unsettled) {
@@ -59,7 +72,7 @@ impl Host for TestHost {
     }
 
     fn take_up(&self, vm: &str, _: &MigrationId) -> bool {
-        panic!("a fault at {vm}");
+        self.taken_up.send(vm.to_owned()).is_ok()
     }
 
     /// As one that knows no migration.
@@ -83,6 +96,7 @@ impl Arriving for TestArrival {
 
     fn adopt(&mut self) -> Result<(), String> {
         *self.here.lock() = Some(Arc::clone(&self.machine));
+        assert!(!self.fails, "as a test wants it");
         Ok(())
     }
 
@@ -99,6 +113,7 @@ struct Ended {
     journals: usize,
     source: Arc<Machine>,
     destination: Option<Arc<Machine>>,
+    taken_up: Receiver<String>,
     _dir: TestDir,
 }
 
@@ -123,7 +138,7 @@ fn secured(dir: &Path, name: &str) -> Security {
     Security::Tls(Arc::new(Identity::load(name, &files).unwrap()))
 }
 
-fn migrate(tap: TapChoice, refuse: Option<&'static str>, known: &Known) -> Ended {
+fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
     let dir = TestDir::new();
     let (name, security) = match known {
         Known::Plain => ("host-a", [Security::Plaintext, Security::Plaintext]),
@@ -149,7 +164,8 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>, known: &Known) -> Ended
         waits: engine::Waits::default(),
     };
     let here = Arc::new(Mutex::new(None));
-    let host = TestHost { dir: sub("b"), refuse, here: Arc::clone(&here) };
+    let (tell, taken_up) = channel();
+    let host = TestHost { dir: sub("b"), does, here: Arc::clone(&here), taken_up: tell };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let local_b = local("host-b", theirs, sub("b-scratch"));
     let server = engine::serve(listener, Arc::new(host), local_b).unwrap();
@@ -164,11 +180,11 @@ fn migrate(tap: TapChoice, refuse: Option<&'static str>, known: &Known) -> Ended
     let local_a = local(name, ours, sub("a-scratch"));
     let migrated = engine::migrate(&local_a, &peer, vm, &request, &watch);
     let Migrated { report, unsettled, decided } = migrated;
-    assert!(unsettled.is_none() && decided);
+    assert!(matches!(does, Does::Fails) || unsettled.is_none() && decided);
     drop(server);
     let journals = shelf.contents().unwrap().len();
     let destination = here.lock().take();
-    Ended { report, journals, source, destination, _dir: dir }
+    Ended { report, journals, source, destination, taken_up, _dir: dir }
 }
 
 fn progress() -> Progress {
@@ -193,7 +209,7 @@ fn a_vm_moves_by_each_stream() {
         (TapChoice::Multifd, Known::By("host-a")),
     ];
     for (tap, known) in ways {
-        let ended = migrate(tap, None, &known);
+        let ended = migrate(tap, Does::Takes, &known);
         let report = ended.report;
         assert_eq!(report.outcome, Outcome::Done, "{report:#?}");
         assert_eq!(report.phases.last().unwrap().phase, Phase::Running);
@@ -208,16 +224,35 @@ fn a_vm_moves_by_each_stream() {
 
 #[test]
 fn a_vm_that_is_refused_goes_on() {
-    stays(Some("no room"), &Known::Plain, "no room");
+    stays(Does::Refuses("no room"), &Known::Plain, "no room");
 }
 
 #[test]
 fn an_order_in_another_hosts_name_is_refused() {
-    stays(None, &Known::By("host-c"), "comes from host-c, and its certificate that it is host-a");
+    stays(
+        Does::Takes,
+        &Known::By("host-c"),
+        "comes from host-c, and its certificate that it is host-a",
+    );
 }
 
-fn stays(refuse: Option<&'static str>, known: &Known, why: &str) {
-    let ended = migrate(TapChoice::Auto, refuse, known);
+/// A fault of ours, with the VM loaded and given up: it is not ended, and whoever
+/// reads journals hears of it.
+#[test]
+fn a_fault_at_the_destination_leaves_the_vm_to_its_journal() {
+    let ended = migrate(TapChoice::Auto, Does::Fails, &Known::Plain);
+    let taken_up = ended.taken_up.recv_timeout(Duration::from_secs(20));
+    assert_eq!(taken_up.as_deref(), Ok("vm"));
+    assert!(ended.journals > 0);
+    let destination = ended.destination.unwrap();
+    assert_eq!(status(&destination), "running");
+    destination.quit().unwrap();
+    // It was given up, and has heard that it runs there, or not.
+    let _ = ended.source.quit();
+}
+
+fn stays(does: Does, known: &Known, why: &str) {
+    let ended = migrate(TapChoice::Auto, does, known);
     let Outcome::Failed(reason) = &ended.report.outcome else { panic!("{:?}", ended.report) };
     assert!(reason.contains(why) && reason.contains("stays"), "{reason}");
     assert_eq!(status(&ended.source), "running");
@@ -235,7 +270,8 @@ fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
     let dir = TestDir::new();
     let [ours, theirs] = ["host-a", "host-b"].map(|host| secured(dir.path(), host));
     let here = Arc::new(Mutex::new(None));
-    let host = TestHost { dir: dir.path().to_owned(), refuse: None, here };
+    let taken_up = channel().0;
+    let host = TestHost { dir: dir.path().to_owned(), does: Does::Takes, here, taken_up };
     let local = Local {
         agent: "host-b".to_owned(),
         security: theirs,
