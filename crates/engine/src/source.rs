@@ -272,7 +272,7 @@ impl<'m> Source<'m> {
                     return Err(MigrationError::NotFollowed(why));
                 }
                 Happening::Notice(Notice::Delivered(outcome)) => {
-                    outcome?;
+                    outcome.map_err(|error| self.behind(error))?;
                     return Ok(());
                 }
                 Happening::Qemu(event) => self.follow(&event)?,

@@ -1,8 +1,10 @@
 //! The way back: whatever happened before the commit, the VM goes on here.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use api::{LaneReport, Outcome};
+use crossbeam_channel::RecvTimeoutError;
 use qemu::qmp::QmpError;
 use switchover::source::{Event as Step, Outcome as Fate};
 use wire::ToDestination;
@@ -10,7 +12,33 @@ use wire::ToDestination;
 use super::Source;
 use crate::error::MigrationError;
 
+/// What QEMU says last comes by another socket than its stream, a moment later on
+/// a busy host.
+const LAST_WORD: Duration = Duration::from_millis(500);
+
 impl Source<'_> {
+    /// Why the stream can't be read: if its QEMU ends, that is the reason.
+    pub(super) fn behind(&mut self, error: MigrationError) -> MigrationError {
+        if !matches!(error, MigrationError::Tap(_)) {
+            return error;
+        }
+        let until = Instant::now() + LAST_WORD;
+        loop {
+            match self.qemu_events.recv_deadline(until) {
+                Ok(event) => match self.follow(&event) {
+                    Ok(()) => {}
+                    Err(gone @ MigrationError::VmGone(_)) => return gone,
+                    // It lives.
+                    Err(_) => return error,
+                },
+                Err(RecvTimeoutError::Timeout) => return error,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return MigrationError::VmGone("its QEMU ended".to_owned());
+                }
+            }
+        }
+    }
+
     /// Ends the migration and has the VM go on here, unless it was given up.
     /// Says how it came out.
     pub(super) fn undo(&mut self, error: &MigrationError) -> Outcome {
