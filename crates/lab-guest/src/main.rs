@@ -88,8 +88,6 @@ fn run() -> std::io::Result<()> {
     let port = open_port()?;
     let questions = BufReader::new(port.try_clone()?);
     let guest = Arc::new(fill(orders, boot_id, port)?);
-    let ticking = Arc::clone(&guest);
-    thread::Builder::new().name("tick".to_owned()).spawn(move || tick(&ticking))?;
     let writing = Arc::clone(&guest);
     thread::Builder::new().name("writer".to_owned()).spawn(move || write(&writing))?;
     let computing = Arc::clone(&guest);
@@ -100,6 +98,10 @@ fn run() -> std::io::Result<()> {
         serve(guest.orders.serve_bytes)?;
     }
     guest.say(&guest.greeting());
+    // After it: beats are numbered from 1 again, and who hears one before the
+    // greeting takes it for a beat of a guest that has run twice.
+    let ticking = Arc::clone(&guest);
+    thread::Builder::new().name("tick".to_owned()).spawn(move || tick(&ticking))?;
     for line in questions.lines() {
         let line = line?;
         let (id, command) = line.split_once(' ').unwrap_or((&line, ""));
