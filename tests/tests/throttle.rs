@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use api::{Outcome, Report};
+use api::{Outcome, Prediction, Report};
 use end_to_end::{MIB, Side, World, guest, until};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
@@ -171,4 +171,23 @@ fn a_guest_that_is_slowed_by_stopping_it_for_moments() {
         assert!(report.notes.iter().any(|note| note.contains("moments")), "{:?}", report.notes);
         assert_followed(&report);
     }
+}
+
+/// What it would take is known before, in the same words as what it took.
+#[test]
+fn a_migration_is_predicted() {
+    let world = World::new(Link::one(LINK));
+    let guest = world.boot(&writer("web1", HARD));
+    let rate = format!("{LINK}M");
+    let ask = ["predict", "web1", "host-b", "--rate", &rate, "--json"];
+    let hard: Prediction = serde_json::from_str(&world.tells(Side::A, &ask)).unwrap();
+    assert!(!hard.free.met && hard.slowed.met && hard.share < 1.0, "{hard:?}");
+    assert!(hard.dirty_bytes_per_s > hard.delivered_bytes_per_s, "{hard:?}");
+    assert!(hard.working_set_bytes.is_none_or(|set| set < 192 * MIB), "{hard:?}");
+    guest.ask("rate 0").unwrap();
+    let calm: Prediction = serde_json::from_str(&world.tells(Side::A, &ask)).unwrap();
+    assert!(calm.free.met && calm.share == 1.0, "{calm:?}");
+    let said = world.refuses(Side::A, &["predict", "web1", "host-c"]);
+    assert!(said.contains("no host `host-c`"), "{said}");
+    world.assert_intact(&guest);
 }

@@ -61,6 +61,26 @@ impl Examiner {
         &self.probes
     }
 
+    pub(crate) fn local(&self) -> &Local {
+        &self.local
+    }
+
+    /// What the network cards that lanes leave by carry together, in bytes per
+    /// second.
+    pub(crate) fn carries(&self) -> Result<u64, Denied> {
+        let speeds: Option<Vec<u64>> =
+            self.nics().into_iter().map(|nic| nic.speed_bytes_per_s).collect();
+        speeds.filter(|speeds| !speeds.is_empty()).map(|speeds| speeds.iter().sum()).ok_or_else(
+            || {
+                Denied::Asked(
+                    "this host's network cards don't say what they carry: say it with --rate, or to \
+                     the agent with --nic-speed"
+                        .to_owned(),
+                )
+            },
+        )
+    }
+
     /// This host, and whether its peers answer.
     pub(crate) fn examine_host(&self) -> Examination {
         let mut findings = doctor::of_host(&self.facts(&[]));
@@ -208,7 +228,7 @@ impl Examiner {
         Ok((answer.map_err(|error| format!("its answer is odd ({error})"))?, examined.took))
     }
 
-    fn peer(&self, name: &str) -> Result<Peer, Denied> {
+    pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         if name == self.local.agent {
             return Err(Denied::Asked(format!("{name} is this host: ask without its name")));
         }

@@ -3,13 +3,14 @@
 
 mod answer;
 mod people;
+mod predict;
 mod progress;
 
 use std::sync::Arc;
 
 use api::{
     AttachRequest, Bounds, BoundsChange, Examination, HostInfo, MigrateRequest, MigrationStarted,
-    Progress, Report, RunRequest,
+    PredictRequest, Prediction, Progress, Report, RunRequest,
 };
 use api::{ResolveRequest, StopHow, Stopped, VmSummary};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
@@ -52,6 +53,7 @@ pub(crate) fn router(api: Api) -> Router {
         .route("/v1/vms/attach", post(attach))
         .route("/v1/vms/{name}", get(show).delete(stop))
         .route("/v1/vms/{name}/resolve", post(resolve))
+        .route("/v1/vms/{name}/predict", post(predict))
         .route("/v1/migrations", get(migrations).post(migrate))
         .route("/v1/migrations/{id}", get(migration).patch(set))
         .route("/v1/migrations/{id}/progress", get(watch))
@@ -136,6 +138,19 @@ async fn resolve(
     match (name.map_err(named_wrong), body.map_err(asked_wrong)) {
         (Ok(Path(name)), Ok(Json(request))) => {
             blocking(move || api.settlers.decide(&name, request)).await.into()
+        }
+        (Err(denied), _) | (_, Err(denied)) => Answer::denied(denied),
+    }
+}
+
+async fn predict(
+    State(api): State<Api>,
+    name: Name,
+    body: Body<PredictRequest>,
+) -> Answer<Prediction> {
+    match (name.map_err(named_wrong), body.map_err(asked_wrong)) {
+        (Ok(Path(name)), Ok(Json(request))) => {
+            blocking(move || api.predict(&name, &request)).await.into()
         }
         (Err(denied), _) | (_, Err(denied)) => Answer::denied(denied),
     }

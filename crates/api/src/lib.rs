@@ -5,6 +5,7 @@ mod bounds;
 mod finding;
 mod host;
 mod migration;
+mod prediction;
 mod report;
 mod slowing;
 mod vm;
@@ -16,6 +17,7 @@ pub use host::{HostInfo, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
 };
+pub use prediction::{Outlook, PredictRequest, Prediction};
 pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
 pub use vm::{

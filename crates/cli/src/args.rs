@@ -9,6 +9,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::bounds::{BoundsArgs, SetArgs};
 use crate::ca::CaArgs;
+use crate::predict::PredictArgs;
 use crate::resolve::ResolveArgs;
 use crate::slowing::SlowingArgs;
 
@@ -46,6 +47,8 @@ pub(crate) enum Command {
     Attach(AttachArgs),
     /// Move a VM to another host while it runs
     Migrate(MigrateArgs),
+    /// Watch a VM for some seconds, and say what moving it would take
+    Predict(PredictArgs),
     /// Change what a migration may use, while it runs
     Set(SetArgs),
     /// Cancel a migration; its VM stays where it is

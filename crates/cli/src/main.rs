@@ -11,6 +11,7 @@ mod doctor;
 mod follow;
 mod html;
 mod line;
+mod predict;
 mod problem;
 mod resolve;
 mod road;
@@ -64,6 +65,7 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
             Command::Stop(command) => vms::stop(&client, &command).await,
             Command::Attach(command) => vms::attach(&client, command).await,
             Command::Migrate(command) => follow::migrate(&client, command).await,
+            Command::Predict(command) => predict::predict(&client, command).await,
             Command::Set(command) => bounds::set(&client, command).await,
             Command::Cancel(command) => follow::cancel(&client, &command).await,
             Command::Resolve(command) => resolve::resolve(&client, &command).await,

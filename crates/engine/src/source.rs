@@ -52,6 +52,7 @@ use pacing::{Pacing, pace_bounds};
 use sampler::Sampler;
 use sieve::Sieve;
 use throttle::OurStops;
+pub(crate) use throttle::settings as throttle_settings;
 
 /// How often a migration that waits looks whether anything moves.
 const LOOK: Duration = Duration::from_secs(1);

@@ -95,6 +95,12 @@ impl PaceBounds {
     }
 }
 
+/// What is content of so many bytes on the wire.
+#[must_use]
+pub fn content_bytes_per_s(wire_bytes_per_s: u64) -> f64 {
+    wire_bytes_per_s as f64 / WIRE_PER_CONTENT
+}
+
 /// The state between two decisions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pace {

@@ -182,6 +182,39 @@ pub fn boundary(ram_bytes: u64, threshold_bytes: u64, passes_max: u32) -> f64 {
     (threshold_bytes as f64 / ram_bytes as f64).powf(1.0 / passes)
 }
 
+/// What a guest writes per second, and to what over and over, from the rates at
+/// which pages got dirty over two times, each page counted once. None: as far as
+/// can be told, it writes to new pages all the time.
+#[must_use]
+pub fn working_set(rates: [f64; 2], seconds: [f64; 2]) -> (f64, Option<u64>) {
+    let [short, long] = rates.map(|rate| rate.max(0.0));
+    if short <= 0.0 || long >= short * NO_SET {
+        return (short.max(long), None);
+    }
+    // How the ratio of both falls with how often the set is written in a second.
+    let ratio = |times: f64| {
+        let dirty = |seconds: f64| -(-times * seconds).exp_m1() / seconds;
+        dirty(seconds[1]) / dirty(seconds[0])
+    };
+    let (mut low, mut high) = TIMES;
+    for _ in 0..HALVINGS {
+        let middle = f64::midpoint(low, high);
+        if ratio(middle) > long / short { low = middle } else { high = middle }
+    }
+    let set = short * seconds[0] / -(-low * seconds[0]).exp_m1();
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let bytes = set as u64;
+    (set * low, Some(bytes))
+}
+
+/// Rates nearer to each other than this say nothing of a set.
+const NO_SET: f64 = 0.95;
+/// How often a set can be written in a second, and be told from one that is
+/// written all the time.
+const TIMES: (f64, f64) = (1e-3, 20.0);
+/// Enough for any precision that a sample has.
+const HALVINGS: u32 = 40;
+
 /// A migration as the guest's work sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spent {
@@ -374,5 +407,23 @@ mod tests {
             assert_eq!(free.prediction, predict(vm, path, |_| 10e6));
             assert_eq!(free.work_lost, free.prediction.blackout);
         }
+    }
+
+    #[test]
+    fn two_rates_tell_a_working_set() {
+        let seconds = [1.0, 3.0];
+        for (rate, set) in [(50e6, 64e6), (120e6, 128e6), (10e6, 100e6)] {
+            let dirty = |seconds: f64| set * (1.0 - (-rate * seconds / set).exp()) / seconds;
+            let (told, told_set) = working_set(seconds.map(dirty), seconds);
+            assert!((told / rate - 1.0).abs() < 0.01, "{told} of {rate}");
+            assert!((told_set.unwrap() as f64 / set - 1.0).abs() < 0.01, "{told_set:?} of {set}");
+        }
+        assert_eq!(working_set([50e6, 50e6], seconds), (50e6, None));
+        assert_eq!(working_set([50e6, 60e6], seconds), (60e6, None));
+        assert_eq!(working_set([0.0, 0.0], seconds), (0.0, None));
+        // As fast as memory: at least not slower than it was seen to be.
+        let (told, set) = working_set([90e6, 30e6], seconds);
+        assert!(told >= 90e6 && set.unwrap() >= 89_000_000, "{told} {set:?}");
+        assert_eq!(working_set([f64::NAN, f64::NAN], seconds).1, None);
     }
 }

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod command_line;
+pub mod dirty_rate;
 pub mod disks;
 pub mod export;
 pub mod incoming;

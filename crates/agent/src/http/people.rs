@@ -186,7 +186,8 @@ async fn permit(
 
 /// What a request takes: to look, to move, or anything else.
 fn needed(method: &Method, path: &str) -> Role {
-    let moves = path == "/v1/migrations" || path.starts_with("/v1/migrations/");
+    let predicts = path.strip_prefix("/v1/vms/").is_some_and(|rest| rest.ends_with("/predict"));
+    let moves = path == "/v1/migrations" || path.starts_with("/v1/migrations/") || predicts;
     match *method {
         Method::GET | Method::HEAD => Role::Observe,
         _ if moves => Role::Migrate,
@@ -224,6 +225,8 @@ mod tests {
             (Method::POST, "/v1/migrations", Role::Migrate),
             (Method::PATCH, "/v1/migrations/1", Role::Migrate),
             (Method::POST, "/v1/migrations/1/cancel", Role::Migrate),
+            (Method::POST, "/v1/vms/web1/predict", Role::Migrate),
+            (Method::POST, "/v1/vms/predict", Role::Admin),
             (Method::POST, "/v1/vms", Role::Admin),
             (Method::POST, "/v1/vms/attach", Role::Admin),
             (Method::DELETE, "/v1/vms/web1", Role::Admin),

@@ -57,7 +57,7 @@ impl Throttling {
         let vcpus = vcpus.inspect_err(|error| tracing::warn!(%error, "no vCPUs to be seen")).ok();
         Self {
             around,
-            settings: settings(request, fixed),
+            settings: settings(request.downtime_ms, &request.slowing, fixed),
             state: Throttle::default(),
             vcpus,
             used_cpus: 0.0,
@@ -186,10 +186,10 @@ impl Drop for Throttling {
     }
 }
 
-fn settings(request: &api::MigrateRequest, fixed: Duration) -> Settings {
-    let slowing = &request.slowing;
+/// What the operator asks for, as the policy has it.
+pub(crate) fn settings(goal_ms: u64, slowing: &api::Slowing, fixed: Duration) -> Settings {
     Settings {
-        goal: Duration::from_millis(request.downtime_ms.max(1)),
+        goal: Duration::from_millis(goal_ms.max(1)),
         fixed,
         floor: slowing.floor,
         ratio: match slowing.throttle {

@@ -1,0 +1,37 @@
+//! What a migration would take: `POST /v1/vms/NAME/predict`.
+
+use api::{PredictRequest, Prediction};
+use engine::{MigrationError, SourceVm};
+
+use super::Api;
+use crate::denied::Denied;
+
+impl Api {
+    /// Watches the VM for some seconds.
+    pub(super) fn predict(
+        &self,
+        name: &str,
+        request: &PredictRequest,
+    ) -> Result<Prediction, Denied> {
+        if request.downtime_ms == 0 {
+            return Err(Denied::Asked("a downtime of 0 ms can't be kept: allow 1 at least".into()));
+        }
+        request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
+        self.examiner.peer(&request.to)?;
+        let wire_bytes_per_s = match request.rate_bits_per_s {
+            Some(rate) => rate.bytes_per_s(),
+            None => self.examiner.carries()?,
+        };
+        self.registry.show(name)?;
+        let unknown = || Denied::Conflict(format!("{name} does not run here"));
+        let vm = self.registry.vm(name).ok_or_else(unknown)?;
+        let machine = vm.machine().ok_or_else(unknown)?;
+        let source = SourceVm { name: name.to_owned(), machine, cwd: String::new() };
+        engine::predict(self.examiner.local(), &source, request, wire_bytes_per_s).map_err(
+            |error| match error {
+                MigrationError::VmGone(why) => Denied::Conflict(why),
+                error => Denied::Qemu(error.to_string()),
+            },
+        )
+    }
+}

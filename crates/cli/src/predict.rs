@@ -1,0 +1,140 @@
+//! `droveway predict`: what a migration would take, for people.
+
+use std::process::ExitCode;
+
+use api::{BitRate, Outlook, PredictRequest, Prediction};
+use clap::Args as ClapArgs;
+use hyper::Method;
+
+use crate::amount;
+use crate::client::{Client, segment};
+use crate::problem::Problem;
+use crate::slowing::SlowingArgs;
+use crate::vms::print_json;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PredictArgs {
+    /// The VM
+    name: String,
+    /// The host to move it to
+    host: String,
+    /// How long the VM may be gone, in milliseconds
+    #[arg(long, value_name = "N", default_value_t = 300,
+          value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    downtime_ms: u64,
+    /// What the migration can have of the network, in bits per second, such as
+    /// 200M [default: what this host's network cards carry]
+    #[arg(long, value_name = "RATE")]
+    rate: Option<BitRate>,
+    #[command(flatten)]
+    slowing: SlowingArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn predict(client: &Client, args: PredictArgs) -> Result<ExitCode, Problem> {
+    let request = PredictRequest {
+        to: args.host,
+        downtime_ms: args.downtime_ms,
+        slowing: args.slowing.into(),
+        rate_bits_per_s: args.rate,
+    };
+    let path = format!("/v1/vms/{}/predict", segment(&args.name));
+    let prediction: Prediction = client.ask(Method::POST, &path, Some(&request)).await?;
+    if args.json {
+        print_json(&prediction)?;
+    } else {
+        println!("{}", sentences(&prediction));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn sentences(prediction: &Prediction) -> String {
+    let Prediction { vm, to, free, slowed, share, lost_s, .. } = prediction;
+    let set = prediction.working_set_bytes.map_or_else(String::new, |bytes| {
+        format!(", over and over in some {}", amount::size(bytes))
+    });
+    let mut out = format!(
+        "{vm} has touched {} and dirties {}{set}. {} can be delivered to {to}.\n",
+        amount::size(prediction.used_bytes),
+        amount::rate(prediction.dirty_bytes_per_s),
+        amount::rate(prediction.delivered_bytes_per_s),
+    );
+    out += &format!("Without slowing it: {}.", outlook(free, prediction));
+    if *share < 1.0 {
+        out += &format!(
+            "\nSlowed to {:.0} % of its CPU time: {}; {} of its work lost.",
+            share * 100.0,
+            outlook(slowed, prediction),
+            amount::seconds(*lost_s)
+        );
+    }
+    if !slowed.met {
+        out += "\nIt can't be followed like that: allow a lower --throttle-floor or a longer \
+                --downtime-ms.";
+    }
+    if let Some(least) = prediction.misses_deadline_s {
+        out +=
+            &format!("\nThe deadline can't be met: it takes {} at least.", amount::seconds(least));
+    }
+    out
+}
+
+fn outlook(outlook: &Outlook, prediction: &Prediction) -> String {
+    #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let goal = amount::milliseconds(prediction.downtime_goal_ms as f64);
+    format!(
+        "about {} for {}, gone for {} (goal {goal})",
+        amount::seconds(outlook.total_s),
+        amount::size(outlook.bytes),
+        amount::milliseconds(outlook.downtime_ms)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prediction() -> Prediction {
+        let free = Outlook { total_s: 40.0, bytes: 900 << 20, downtime_ms: 2100.0, met: false };
+        let slowed = Outlook { total_s: 21.0, bytes: 500 << 20, downtime_ms: 298.0, met: true };
+        Prediction {
+            vm: "web1".to_owned(),
+            to: "host-b".to_owned(),
+            downtime_goal_ms: 300,
+            used_bytes: 400 << 20,
+            dirty_bytes_per_s: 50.0 * 1_048_576.0,
+            working_set_bytes: Some(64 << 20),
+            delivered_bytes_per_s: 23.0 * 1_048_576.0,
+            free,
+            slowed,
+            share: 0.18,
+            lost_s: 6.1,
+            misses_deadline_s: None,
+        }
+    }
+
+    #[test]
+    fn both_ways_are_told() {
+        let text = sentences(&prediction());
+        assert_eq!(
+            text,
+            "web1 has touched 400 MiB and dirties 50.0 MiB/s, over and over in some 64.0 MiB. 23.0 \
+             MiB/s can be delivered to host-b.\nWithout slowing it: about 40.0 s for 900 MiB, gone \
+             for 2.10 s (goal 300 ms).\nSlowed to 18 % of its CPU time: about 21.0 s for 500 MiB, \
+             gone for 298 ms (goal 300 ms); 6.10 s of its work lost."
+        );
+    }
+
+    #[test]
+    fn what_is_not_needed_or_not_possible_is_told_too() {
+        let calm = Prediction { share: 1.0, slowed: prediction().slowed, ..prediction() };
+        assert!(!sentences(&calm).contains("Slowed"));
+        let mut late = prediction();
+        late.slowed.met = false;
+        late.misses_deadline_s = Some(30.0);
+        let text = sentences(&late);
+        assert!(text.contains("--throttle-floor") && text.contains("30.0 s at least"), "{text}");
+    }
+}

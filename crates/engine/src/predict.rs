@@ -1,0 +1,92 @@
+//! What a migration would take.
+
+use std::fs;
+use std::time::Duration;
+
+use api::{Outlook, PredictRequest, Prediction};
+use policy::pace::content_bytes_per_s;
+use policy::precopy::{self, Passes, Vm};
+use policy::throttle::forecast;
+use qemu::dirty_rate;
+use qemu::outgoing;
+
+use crate::error::MigrationError;
+use crate::host::{Local, SourceVm};
+use crate::source::throttle_settings;
+
+/// The VM is watched for a moment, and for a longer one: what it writes to over
+/// and over shows in the difference.
+const WATCHED_S: [u8; 2] = [1, 3];
+/// Older QEMUs can't be held, so passes can't chase the guest.
+const HELD_SINCE: (u32, u32) = (8, 1);
+
+/// What moving `vm` would take if lanes can write so many bytes per second. Takes
+/// some seconds: QEMU samples what the VM dirties.
+///
+/// # Errors
+/// If the VM does not run, or its QEMU can't sample.
+pub fn predict(
+    local: &Local,
+    vm: &SourceVm,
+    request: &PredictRequest,
+    wire_bytes_per_s: u64,
+) -> Result<Prediction, MigrationError> {
+    let machine = &vm.machine;
+    let bytes_per_s = content_bytes_per_s(wire_bytes_per_s);
+    if !outgoing::runs(&machine.qmp)? {
+        return Err(MigrationError::Qemu(format!("{} does not run: nothing dirties it", vm.name)));
+    }
+    let ram_bytes = machine.qmp.ram_bytes()?;
+    let used_bytes = used(machine.process.pid()).map_or(ram_bytes, |used| used.min(ram_bytes));
+    let mut rates = [0.0; 2];
+    for (rate, seconds) in rates.iter_mut().zip(WATCHED_S) {
+        *rate = dirty_rate::sample(&machine.qmp, ram_bytes, seconds)?;
+    }
+    let seconds = WATCHED_S.map(f64::from);
+    let (dirty, set) = precopy::working_set([rates[0], rates[1]], seconds);
+    let set = set.filter(|set| *set < used_bytes);
+    let (major, minor, _) = machine.qmp.version();
+    let passes = if (major, minor) >= HELD_SINCE { Passes::Quick } else { Passes::Whole };
+    let settings =
+        throttle_settings(request.downtime_ms, &request.slowing, local.fixed_cost.expected());
+    let fixed = settings.fixed;
+    let seen = Vm { ram_bytes: used_bytes, working_set_bytes: set };
+    let forecast = forecast(&settings, seen, bytes_per_s, dirty, passes);
+    let slowed = &forecast.slowed;
+    Ok(Prediction {
+        vm: vm.name.clone(),
+        to: request.to.clone(),
+        downtime_goal_ms: request.downtime_ms,
+        used_bytes,
+        dirty_bytes_per_s: dirty,
+        working_set_bytes: set,
+        delivered_bytes_per_s: bytes_per_s,
+        free: outlook(&forecast.free, fixed, settings.goal),
+        slowed: outlook(&slowed.prediction, Duration::ZERO, settings.goal),
+        share: slowed.share,
+        lost_s: slowed.work_lost.as_secs_f64(),
+        misses_deadline_s: forecast.misses_deadline.map(|least| least.as_secs_f64()),
+    })
+}
+
+/// The prediction, with what a blackout costs besides.
+fn outlook(prediction: &precopy::Prediction, fixed: Duration, goal: Duration) -> Outlook {
+    let blackout = prediction.blackout.saturating_add(fixed);
+    Outlook {
+        total_s: prediction.total.saturating_add(fixed).as_secs_f64(),
+        bytes: prediction.bytes,
+        downtime_ms: blackout.as_secs_f64() * 1e3,
+        met: prediction.met && blackout <= goal.mul_f64(ROUNDING),
+    }
+}
+
+/// A blackout that is planned to the millisecond may be a fraction above.
+const ROUNDING: f64 = 1.005;
+
+/// Memory that a process has touched.
+fn used(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
