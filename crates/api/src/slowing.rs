@@ -52,7 +52,7 @@ impl fmt::Display for Throttle {
 }
 
 /// What to do with a VM that can't be followed even at its floor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStall {
     /// Keep trying.
@@ -60,7 +60,6 @@ pub enum OnStall {
     /// Stop it and move what is left, however long it is gone.
     Stop,
     /// Give up; it stays where it is.
-    #[default]
     Cancel,
 }
 
@@ -75,8 +74,9 @@ pub struct Slowing {
     /// When it shall be at its destination, in seconds from the command; it is
     /// slowed as far as that takes.
     pub deadline_s: Option<u64>,
-    /// If even the floor doesn't do.
-    pub on_stall: OnStall,
+    /// If even the floor doesn't do. By default a migration that may slow the VM
+    /// is given up then, and one that may not goes on.
+    pub on_stall: Option<OnStall>,
 }
 
 /// Below a fifth of its speed a VM's service fails, rather than being slow.
@@ -84,8 +84,7 @@ const FLOOR: f64 = 0.2;
 
 impl Default for Slowing {
     fn default() -> Self {
-        let (throttle, on_stall) = (Throttle::Auto, OnStall::Cancel);
-        Self { throttle, floor: FLOOR, deadline_s: None, on_stall }
+        Self { throttle: Throttle::Auto, floor: FLOOR, deadline_s: None, on_stall: None }
     }
 }
 

@@ -19,9 +19,10 @@ pub(crate) struct SlowingArgs {
     #[arg(long, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) deadline: Option<u64>,
-    /// What to do with a VM that can't be followed even at its floor
-    #[arg(long, value_enum, default_value_t = OnStallArg::Cancel)]
-    pub(crate) on_stall: OnStallArg,
+    /// What to do with a VM that can't be followed even at its floor [default:
+    /// cancel; with --throttle off, keep]
+    #[arg(long, value_enum)]
+    pub(crate) on_stall: Option<OnStallArg>,
 }
 
 impl From<SlowingArgs> for Slowing {
@@ -30,7 +31,7 @@ impl From<SlowingArgs> for Slowing {
             throttle: args.throttle,
             floor: f64::from(args.throttle_floor) / 100.0,
             deadline_s: args.deadline,
-            on_stall: args.on_stall.into(),
+            on_stall: args.on_stall.map(OnStall::from),
         }
     }
 }

@@ -191,14 +191,16 @@ pub(crate) fn settings(goal_ms: u64, slowing: &api::Slowing, fixed: Duration) ->
     Settings {
         goal: Duration::from_millis(goal_ms.max(1)),
         fixed,
-        floor: slowing.floor,
-        ratio: match slowing.throttle {
-            Wanted::Auto => Ratio::Auto,
-            Wanted::Off => Ratio::Off,
-            Wanted::Ratio(ratio) => Ratio::Constant(ratio),
+        floor: if slowing.throttle == Wanted::Off { 1.0 } else { slowing.floor },
+        ratio: match (slowing.throttle, slowing.on_stall) {
+            (Wanted::Ratio(ratio), _) => Ratio::Constant(ratio),
+            (Wanted::Off, None | Some(OnStall::Keep)) => Ratio::Off,
+            // With all of its CPU time as its floor it isn't slowed either, but
+            // it is seen when it can't be followed.
+            (Wanted::Off, Some(_)) | (Wanted::Auto, _) => Ratio::Auto,
         },
         deadline: slowing.deadline_s.map(Duration::from_secs),
-        on_stall: match slowing.on_stall {
+        on_stall: match slowing.on_stall.unwrap_or(OnStall::Cancel) {
             OnStall::Keep => throttle::OnStall::Keep,
             OnStall::Stop => throttle::OnStall::Stop,
             OnStall::Cancel => throttle::OnStall::Cancel,
@@ -215,4 +217,25 @@ fn late(deadline: Duration, when: Duration) -> String {
         );
     }
     format!("the deadline of {asked} s can't be met: it takes about {} s", when.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::Slowing;
+
+    #[test]
+    fn a_vm_that_may_not_be_slowed_is_given_up_only_if_that_was_asked_for() {
+        let of = |throttle, on_stall| {
+            let slowing = Slowing { throttle, on_stall, ..Slowing::default() };
+            let settings = settings(300, &slowing, Duration::ZERO);
+            (settings.ratio, settings.floor, settings.on_stall)
+        };
+        let cancel = throttle::OnStall::Cancel;
+        assert_eq!(of(Wanted::Auto, None), (Ratio::Auto, 0.2, cancel));
+        assert_eq!(of(Wanted::Ratio(0.7), None), (Ratio::Constant(0.7), 0.2, cancel));
+        assert_eq!(of(Wanted::Off, None).0, Ratio::Off);
+        let stopped = of(Wanted::Off, Some(OnStall::Stop));
+        assert_eq!(stopped, (Ratio::Auto, 1.0, throttle::OnStall::Stop));
+    }
 }
