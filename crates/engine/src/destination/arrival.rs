@@ -5,10 +5,12 @@
 //! VM, hears why if it can be told. From then on `switchover::destination`
 //! decides alone, and keeps a journal; its hands are in `hands`.
 
+mod load;
+mod order;
+
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, after, bounded, select};
@@ -37,8 +39,6 @@ use crate::waits::Pulse;
 /// Most residue after RAM: what the devices of a large VM without VFIO make is
 /// some MiB.
 const TAIL_BYTES_MAX: usize = 256 << 20;
-/// Between connecting and the order.
-const ORDER_MAX: Duration = Duration::from_secs(10);
 /// For the source's next word, as long as there is a connection: it has QEMU
 /// say first how its migration ended, or end.
 const WORD_MAX: Duration = Duration::from_secs(5);
@@ -218,33 +218,6 @@ impl Arrival<'_> {
         }
     }
 
-    /// None if another agent only wanted to know something, and was told.
-    fn hear_order(&self) -> Result<Option<Box<Prepare>>, End> {
-        match self.hear.recv_timeout(ORDER_MAX) {
-            Ok(Heard::Message(ToDestination::Prepare(order))) => Ok(Some(order)),
-            Ok(Heard::Message(ToDestination::Examine { question })) => {
-                let answer = self.shared.host.examine(question);
-                // Nobody waits for it any more if it can't be said.
-                let _ = self.link.say(&ToSource::Examined { answer });
-                Ok(None)
-            }
-            Ok(Heard::Gone(error)) => Err(End::Over(error.to_string())),
-            Ok(_) => Err(End::failed("an order to prepare was expected first")),
-            Err(_) => Err(End::Over("no order came".to_owned())),
-        }
-    }
-
-    /// With certificates nobody orders in another host's name.
-    fn check_name(&self, order: &Prepare) -> Result<(), End> {
-        match &self.certified {
-            Some(certified) if *certified != order.from => Err(End::failed(format!(
-                "the order says that it comes from {}, and its certificate that it is {certified}",
-                order.from
-            ))),
-            _ => Ok(()),
-        }
-    }
-
     /// Everything of the VM, until its QEMU has loaded it.
     fn receive(
         &self,
@@ -385,53 +358,6 @@ impl Arrival<'_> {
         self.say(&said)
     }
 
-    /// Has QEMU load the VM. Nothing but the source's end of the migration can
-    /// be heard meanwhile: it ends a QEMU that hangs in its load, too.
-    fn load(
-        &self,
-        machine: &Machine,
-        incoming: &Incoming,
-        feeder: &Feeder,
-        tail: &[u8],
-    ) -> Result<(), End> {
-        self.lanes.end();
-        let (done, over) = bounded::<()>(0);
-        let wait = self.shared.local.waits.load;
-        thread::scope(|scope| {
-            let watch = || {
-                let late = after(SILENCE * wait);
-                let heard = loop {
-                    let heard = select! {
-                        recv(self.hear) -> heard => heard,
-                        recv(late) -> _ => break None,
-                        recv(over) -> _ => return None,
-                    };
-                    match heard {
-                        // Nobody is left here to whom they matter.
-                        Ok(Heard::Message(ToDestination::Terms(_))) => {}
-                        heard => break Some(heard),
-                    }
-                };
-                feeder.stop();
-                if let Err(error) = machine.quit() {
-                    tracing::warn!(%error, "the QEMU that loads the VM can't be ended");
-                }
-                let gone = || End::Over("the source's connection has ended".to_owned());
-                let slow = || End::failed("its QEMU here does not load it");
-                Some(heard.map_or_else(slow, |heard| heard.map_or_else(|_| gone(), ended)))
-            };
-            let watching = thread::Builder::new().name("load-watch".to_owned());
-            let watching = watching.spawn_scoped(scope, watch).map_err(End::failed)?;
-            let loaded = feed_tail(incoming, feeder, tail, wait);
-            drop(done);
-            match watching.join() {
-                Ok(None) => loaded,
-                Ok(Some(end)) => Err(end),
-                Err(fault) => std::panic::resume_unwind(fault),
-            }
-        })
-    }
-
     fn next(&self) -> Result<Heard<ToDestination>, End> {
         let silent_max = SILENCE * self.shared.local.waits.stall;
         let mut pulse = Pulse::new();
@@ -462,12 +388,6 @@ impl Arrival<'_> {
     fn say(&self, message: &ToSource) -> Result<(), End> {
         self.link.say(message).map_err(|error| End::Over(error.to_string()))
     }
-}
-
-fn feed_tail(incoming: &Incoming, feeder: &Feeder, tail: &[u8], wait: Duration) -> Result<(), End> {
-    feeder.tail(tail).map_err(|error| End::failed(incoming.explain(&error)))?;
-    feeder.finish().map_err(|error| End::failed(incoming.explain(&error)))?;
-    incoming.wait_loaded(wait).map_err(End::failed)
 }
 
 /// What something that was not expected means.

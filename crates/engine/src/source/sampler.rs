@@ -1,5 +1,7 @@
 //! Twenty times a second: what is, for whoever watches; and what follows from it.
 
+mod window;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,11 +12,13 @@ use api::{Compress, Phase, Sample};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
 use page::Encoding;
 use policy::chase::{Chase, Look, Stage};
-use policy::effort::{self, Effort, Level};
+use policy::effort::{Effort, Level};
 use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
 use policy::throttle::{Look as Followed, Stall, Step, Why};
 use qemu::outgoing::Outgoing;
-use transport::{Delivered, LaneTimes, Lanes};
+use transport::Lanes;
+
+use window::{Counts, Window};
 
 use super::Notice;
 use super::limit::Seen;
@@ -71,15 +75,6 @@ impl Drop for Sampler {
             let _ = thread.join();
         }
     }
-}
-
-/// Counters at one instant.
-#[derive(Clone, Default)]
-struct Counts {
-    delivered: Delivered,
-    times: LaneTimes,
-    wire_bytes: u64,
-    lanes_bytes: Vec<u64>,
 }
 
 struct Sampling {
@@ -345,51 +340,6 @@ impl Sampling {
             held: live.limit_bytes() < live.pool_bytes,
             wire_bytes_per_s: window.wire_per_s,
             cap_bytes_per_s: pace_bounds(&story.watch().bounds()).cap_content_bytes_per_s(),
-        }
-    }
-}
-
-/// What happened between two samples.
-struct Window {
-    elapsed: Duration,
-    bodies: u64,
-    dropped: u64,
-    busy: Duration,
-    delivered_per_s: f64,
-    wire_per_s: f64,
-    lanes_per_s: Vec<f64>,
-    effort: effort::Sample,
-}
-
-impl Window {
-    fn between(from: &Counts, to: &Counts, elapsed: Duration) -> Self {
-        let seconds = elapsed.as_secs_f64();
-        let bodies = to.delivered.body_bytes - from.delivered.body_bytes;
-        let fills = to.delivered.fill_bytes - from.delivered.fill_bytes;
-        let times = to.times - from.times;
-        let all = (times.writing + times.encoding + times.waiting).as_secs_f64();
-        let share = |time: Duration| if all > 0.0 { time.as_secs_f64() / all } else { 0.0 };
-        Self {
-            elapsed,
-            bodies,
-            dropped: to.delivered.dropped_bytes - from.delivered.dropped_bytes,
-            busy: to.delivered.busy.saturating_sub(from.delivered.busy),
-            delivered_per_s: (bodies + fills) as f64 / seconds,
-            wire_per_s: (to.wire_bytes - from.wire_bytes) as f64 / seconds,
-            lanes_per_s: to
-                .lanes_bytes
-                .iter()
-                .enumerate()
-                .map(|(nth, bytes)| {
-                    (bytes - from.lanes_bytes.get(nth).unwrap_or(&0)) as f64 / seconds
-                })
-                .collect(),
-            effort: effort::Sample {
-                writing: share(times.writing),
-                encoding: share(times.encoding),
-                waiting: share(times.waiting),
-                delivered_bytes_per_s: bodies as f64 / seconds,
-            },
         }
     }
 }

@@ -1,0 +1,40 @@
+//! The first word of a connection: which VM is to come, or a question.
+
+use std::time::Duration;
+
+use wire::{Prepare, ToDestination, ToSource};
+
+use super::{Arrival, End};
+use crate::link::Heard;
+
+/// Between connecting and the order.
+const ORDER_MAX: Duration = Duration::from_secs(10);
+
+impl Arrival<'_> {
+    /// None if another agent only wanted to know something, and was told.
+    pub(super) fn hear_order(&self) -> Result<Option<Box<Prepare>>, End> {
+        match self.hear.recv_timeout(ORDER_MAX) {
+            Ok(Heard::Message(ToDestination::Prepare(order))) => Ok(Some(order)),
+            Ok(Heard::Message(ToDestination::Examine { question })) => {
+                let answer = self.shared.host.examine(question);
+                // Nobody waits for it any more if it can't be said.
+                let _ = self.link.say(&ToSource::Examined { answer });
+                Ok(None)
+            }
+            Ok(Heard::Gone(error)) => Err(End::Over(error.to_string())),
+            Ok(_) => Err(End::failed("an order to prepare was expected first")),
+            Err(_) => Err(End::Over("no order came".to_owned())),
+        }
+    }
+
+    /// With certificates nobody orders in another host's name.
+    pub(super) fn check_name(&self, order: &Prepare) -> Result<(), End> {
+        match &self.certified {
+            Some(certified) if *certified != order.from => Err(End::failed(format!(
+                "the order says that it comes from {}, and its certificate that it is {certified}",
+                order.from
+            ))),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! What happened between two samples.
+
+use std::time::Duration;
+
+use policy::effort;
+use transport::{Delivered, LaneTimes};
+
+/// Counters at one instant.
+#[derive(Clone, Default)]
+pub(super) struct Counts {
+    pub(super) delivered: Delivered,
+    pub(super) times: LaneTimes,
+    pub(super) wire_bytes: u64,
+    pub(super) lanes_bytes: Vec<u64>,
+}
+
+/// What happened between two samples.
+pub(super) struct Window {
+    pub(super) elapsed: Duration,
+    pub(super) bodies: u64,
+    pub(super) dropped: u64,
+    pub(super) busy: Duration,
+    pub(super) delivered_per_s: f64,
+    pub(super) wire_per_s: f64,
+    pub(super) lanes_per_s: Vec<f64>,
+    pub(super) effort: effort::Sample,
+}
+
+impl Window {
+    pub(super) fn between(from: &Counts, to: &Counts, elapsed: Duration) -> Self {
+        let seconds = elapsed.as_secs_f64();
+        let bodies = to.delivered.body_bytes - from.delivered.body_bytes;
+        let fills = to.delivered.fill_bytes - from.delivered.fill_bytes;
+        let times = to.times - from.times;
+        let all = (times.writing + times.encoding + times.waiting).as_secs_f64();
+        let share = |time: Duration| if all > 0.0 { time.as_secs_f64() / all } else { 0.0 };
+        Self {
+            elapsed,
+            bodies,
+            dropped: to.delivered.dropped_bytes - from.delivered.dropped_bytes,
+            busy: to.delivered.busy.saturating_sub(from.delivered.busy),
+            delivered_per_s: (bodies + fills) as f64 / seconds,
+            wire_per_s: (to.wire_bytes - from.wire_bytes) as f64 / seconds,
+            lanes_per_s: to
+                .lanes_bytes
+                .iter()
+                .enumerate()
+                .map(|(nth, bytes)| {
+                    (bytes - from.lanes_bytes.get(nth).unwrap_or(&0)) as f64 / seconds
+                })
+                .collect(),
+            effort: effort::Sample {
+                writing: share(times.writing),
+                encoding: share(times.encoding),
+                waiting: share(times.waiting),
+                delivered_bytes_per_s: bodies as f64 / seconds,
+            },
+        }
+    }
+}
