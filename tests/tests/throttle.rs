@@ -9,10 +9,10 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 
 const GOAL_MS: f64 = 300.0;
-/// What the link carries, in Mbit/s; and what a guest writes in vain that is
-/// three times as fast.
+/// What the link carries, in Mbit/s; and what a guest writes that is two and a
+/// half times as fast.
 const LINK: u32 = 100;
-const HARD: u64 = 40_000_000;
+const HARD: u64 = 30_000_000;
 
 fn writer(name: &str, rate: u64) -> GuestSpec {
     let mut spec = guest("192M", rate);
@@ -190,4 +190,32 @@ fn a_migration_is_predicted() {
     let said = world.refuses(Side::A, &["predict", "web1", "host-c"]);
     assert!(said.contains("no host `host-c`"), "{said}");
     world.assert_intact(&guest);
+}
+
+/// Of two vCPUs one writes: the other has done nothing to be slowed for.
+#[test]
+fn a_vcpu_that_idles_is_left_alone() {
+    let world = World::new(Link::one(LINK));
+    let mut spec = writer("web1", HARD);
+    spec.vcpus = 2;
+    spec.orders.writer_cpu = 1;
+    spec.orders.burn = true;
+    let guest = world.boot(&spec);
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_line("slowed to");
+    let slow = groups(pid).iter().filter(|groups| groups.contains("droveway-slow")).count();
+    let report = world.arrive(&guest, Side::A, moving);
+    assert_followed(&report);
+    assert_eq!((slow, report.slowed.unwrap().vcpus), (1, 1));
+}
+
+#[test]
+fn a_deadline_that_can_not_be_met_is_said_to_be() {
+    let world = World::new(Link::one(LINK));
+    let guest = world.boot(&writer("web1", HARD));
+    let report = world.migrate(&guest, Side::A, &["--deadline", "5"]);
+    assert!(report.total_s > 5.0, "{}", report.total_s);
+    let late = report.notes.iter().filter(|note| note.contains("the deadline of 5 s")).count();
+    assert_eq!(late, 1, "{:?}", report.notes);
 }

@@ -11,11 +11,16 @@ const EVERY: Duration = Duration::from_millis(200);
 /// A vCPU that uses less than this, and less than this share of the busiest one,
 /// writes little: it is left alone.
 const CPUS_LEAST: f64 = 0.02;
-const SHARE_LEAST: f64 = 0.1;
+const SHARE_LEAST: f64 = 0.2;
+/// What a look adds to what is known of a vCPU: a tick of the guest's clock is
+/// no work.
+const NEW: f64 = 0.3;
 
 pub(super) struct Vcpus {
     pub(super) pid: u32,
     threads: Vec<Thread>,
+    /// The most that one of them ever used: slowed, they use less.
+    most: f64,
     looked: Instant,
 }
 
@@ -25,6 +30,8 @@ struct Thread {
     time: Duration,
     /// CPU seconds a second.
     cpus: f64,
+    /// The same over the last second or two.
+    mean: f64,
     writes: bool,
 }
 
@@ -40,9 +47,10 @@ impl Vcpus {
             id: used.thread,
             time: used.time,
             cpus: 0.0,
+            mean: 0.0,
             writes: false,
         });
-        Ok(Self { pid, threads: threads.collect(), looked: Instant::now() })
+        Ok(Self { pid, threads: threads.collect(), most: 0.0, looked: Instant::now() })
     }
 
     /// CPU seconds a second that the busy vCPUs use together, if it is time for
@@ -60,9 +68,10 @@ impl Vcpus {
             let now = used.iter().find(|used| used.thread == thread.id).map(|used| used.time);
             let time = now.unwrap_or(thread.time);
             thread.cpus = time.saturating_sub(thread.time).as_secs_f64() / elapsed.as_secs_f64();
+            thread.mean += (thread.cpus - thread.mean) * NEW;
             thread.time = time;
         }
-        mark(&mut self.threads);
+        self.most = mark(&mut self.threads, self.most);
         Some(self.threads.iter().filter(|thread| thread.writes).map(|thread| thread.cpus).sum())
     }
 
@@ -73,11 +82,14 @@ impl Vcpus {
     }
 }
 
-fn mark(threads: &mut [Thread]) {
-    let most = threads.iter().map(|thread| thread.cpus).fold(0.0, f64::max);
+/// Marks those that are worth slowing, where one used `most` before. Says what
+/// one has used at most by now.
+fn mark(threads: &mut [Thread], most: f64) -> f64 {
+    let most = threads.iter().map(|thread| thread.mean).fold(most, f64::max);
     for thread in threads {
-        thread.writes |= thread.cpus >= CPUS_LEAST.max(most * SHARE_LEAST);
+        thread.writes |= thread.mean >= CPUS_LEAST.max(most * SHARE_LEAST);
     }
+    most
 }
 
 #[cfg(test)]
@@ -86,20 +98,25 @@ mod tests {
 
     #[test]
     fn those_that_idle_beside_a_busy_one_are_left_alone() {
-        let thread = |id, cpus| Thread { id, time: Duration::ZERO, cpus, writes: false };
+        let thread =
+            |id, mean| Thread { id, time: Duration::ZERO, cpus: mean, mean, writes: false };
         let mut threads = [thread(1, 0.9), thread(2, 0.05), thread(3, 0.0), thread(4, 0.3)];
         let writers = |threads: &[Thread]| -> Vec<u32> {
             threads.iter().filter(|thread| thread.writes).map(|thread| thread.id).collect()
         };
-        mark(&mut threads);
+        let most = mark(&mut threads, 0.0);
         assert_eq!(writers(&threads), [1, 4]);
-        // The work moves, and slowed ones use less.
-        threads[0].cpus = 0.1;
-        threads[1].cpus = 0.5;
-        mark(&mut threads);
+        // Slowed ones use less: the others are no busier for that.
+        threads[0].mean = 0.1;
+        threads[1].mean = 0.1;
+        mark(&mut threads, most);
+        assert_eq!(writers(&threads), [1, 4]);
+        // The work moves.
+        threads[1].mean = 0.5;
+        mark(&mut threads, most);
         assert_eq!(writers(&threads), [1, 2, 4]);
         let mut idle = [thread(1, 0.001), thread(2, 0.0)];
-        mark(&mut idle);
+        mark(&mut idle, 0.0);
         assert!(writers(&idle).is_empty());
     }
 }
