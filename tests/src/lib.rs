@@ -4,12 +4,14 @@
 
 pub mod disk;
 pub mod faults;
+mod goal;
 pub mod hostile;
 pub mod memory;
 mod moving;
 pub mod proxy;
 mod world;
 
+pub use goal::{assert_fits_goal, fits_goal_bytes};
 pub use moving::{Ended, Frozen, Moving, kill};
 pub use world::{Side, World, guest, own_qmp_argument, until};
 

@@ -4,11 +4,10 @@
 use std::fs;
 
 use api::{Outcome, Prediction, Report};
-use end_to_end::{MIB, Side, World, guest, until};
+use end_to_end::{MIB, Side, World, assert_fits_goal, fits_goal_bytes, guest, until};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 
-const GOAL_MS: f64 = 300.0;
 /// What the link carries, in Mbit/s; and what a guest writes that is two and a
 /// half times as fast.
 const LINK: u32 = 100;
@@ -40,8 +39,7 @@ fn assert_followed(report: &Report) {
     assert!((0.05..1.0).contains(&slowed.lowest_share), "{slowed:?}");
     assert!(slowed.vcpus >= 1 && slowed.lost_s > 0.0, "{slowed:?}");
     assert!(slowed.to_s > slowed.from_s && slowed.to_s <= report.total_s, "{slowed:?}");
-    let gone = report.downtime_ms.expect("it was stopped");
-    assert!(gone <= GOAL_MS, "gone for {gone:.0} ms; {slowed:?}");
+    assert_fits_goal(report, LINK);
     let first = report.samples.iter().position(|sample| sample.share < 1.0).unwrap();
     assert!(report.samples[first..].iter().any(|sample| sample.dirty_bytes_per_s > 0.0));
 }
@@ -154,8 +152,7 @@ fn a_guest_that_can_not_be_followed_even_at_its_floor() {
     }
     world.assert_stayed(&guest, Side::A, pid);
     let report = world.migrate(&guest, Side::A, &[&floor[..], &["--on-stall", "stop"]].concat());
-    let gone = report.downtime_ms.expect("it was stopped");
-    assert!(gone > GOAL_MS, "gone for {gone:.0} ms");
+    assert!(report.stopped_bytes > fits_goal_bytes(&report, LINK), "{report:?}");
     assert!(report.notes.iter().any(|note| note.contains("longer blackout")), "{:?}", report.notes);
 }
 
@@ -210,7 +207,9 @@ fn a_vcpu_that_idles_is_left_alone() {
     let slow = groups(pid).iter().filter(|groups| groups.contains("droveway-slow")).count();
     let report = world.arrive(&guest, Side::A, moving);
     assert_followed(&report);
-    assert_eq!((slow, report.slowed.unwrap().vcpus), (1, 1));
+    // Later the other may be slowed, too: it waits busily for the slow one, or the
+    // guest moves its work there.
+    assert_eq!(slow, 1);
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod limit;
 mod listening;
 mod live;
 mod pacing;
+mod passes;
 mod sampler;
 mod settle;
 mod sieve;
@@ -32,7 +33,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use qemu::outgoing::Outgoing;
 use qemu::qmp::Event;
 use qemu::rendezvous::Rendezvous;
-use transport::Lanes;
+use transport::{Delivered, Lanes};
 use wire::{ToDestination, ToSource};
 
 use switchover::source::{Driver, Event as Step, Outcome as Fate};
@@ -160,10 +161,10 @@ pub(crate) struct Source<'m> {
     cpu: Duration,
 }
 
-/// The VM's stop: when, and how long lanes had been busy by then.
+/// The VM's stop: when, and what was delivered by then.
 struct Stop {
     at: Instant,
-    lanes_busy: Duration,
+    delivered: Delivered,
 }
 
 /// The control connection.
@@ -295,8 +296,7 @@ impl<'m> Source<'m> {
             "STOP" if self.stops.take_slice() => {}
             "STOP" if self.owner_paused() => self.was_running = false,
             "STOP" => {
-                let lanes_busy = self.lanes_busy();
-                self.stopped = Some(Stop { at: event.at, lanes_busy });
+                self.stopped = Some(Stop { at: event.at, delivered: self.delivered() });
                 self.story.enter(Phase::Stopped);
                 self.step(Step::Stopped { run: self.was_running });
             }

@@ -136,6 +136,19 @@ impl Nics {
         Ok(self.nics.iter().map(|nic| nic.sample.clone()).collect())
     }
 
+    /// Begins anew for all of them: what crossed them before is forgotten.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub fn restart(&mut self) -> Result<Vec<Sample>, NicError> {
+        self.sample_at(Instant::now())?;
+        let nothing = Rate::default();
+        for nic in &mut self.nics {
+            (nic.sample.sent, nic.sample.received) = (nothing, nothing);
+        }
+        Ok(self.nics.iter().map(|nic| nic.sample.clone()).collect())
+    }
+
     fn sample_at(&mut self, now: Instant) -> Result<(), NicError> {
         let passed = now.duration_since(self.at);
         self.at = now;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use api::Phase;
 use switchover::Envelope;
 use switchover::source::{Event as Step, Outcome as Fate};
+use transport::Delivered;
 use wire::{ToDestination, ToSource};
 
 use super::{Happening, Source};
@@ -103,14 +104,17 @@ impl Source<'_> {
         let at = self.stopped.as_ref().map(|stop| stop.at).or_else(|| self.stops.last());
         let Some(gone) = at.map(|at| at.elapsed()) else { return };
         if let Some(stop) = &self.stopped {
-            let moving = self.lanes_busy().saturating_sub(stop.lanes_busy);
+            let now = self.delivered();
+            let moving = now.busy.saturating_sub(stop.delivered.busy);
             self.local.fixed_cost.learn(gone.saturating_sub(moving));
+            let bytes = now.body_bytes - stop.delivered.body_bytes;
+            self.story.tell(|report| report.stopped_bytes = bytes);
         }
         self.story.tell(|report| report.downtime_ms = Some(gone.as_secs_f64() * 1e3));
     }
 
-    pub(super) fn lanes_busy(&self) -> Duration {
-        self.stream.as_ref().map_or(Duration::ZERO, |stream| stream.lanes.delivered().busy)
+    pub(super) fn delivered(&self) -> Delivered {
+        self.stream.as_ref().map(|stream| stream.lanes.delivered()).unwrap_or_default()
     }
 
     /// The destination hangs up once it has noted that the VM is its own: who

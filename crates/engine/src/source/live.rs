@@ -1,14 +1,14 @@
 //! What the tap's threads and the sampler of one migration share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use page::{Batch, PAGE_BYTES, Pool, SLOT_BYTES};
-use parking_lot::{Condvar, Mutex};
 use policy::chase;
 use policy::switchover::{BacklogInput, backlog_limit_bytes};
 
+use super::passes::Passes;
 use crate::resources::Pools;
 
 /// Guest bytes that QEMU can be ahead of the tap, in socket buffers full of
@@ -23,13 +23,16 @@ use crate::resources::Pools;
 const HIDDEN_BYTES: u64 = 128 << 20;
 const HIDDEN_TOLD_BYTES: u64 = 4 << 20;
 
-/// Between two passes of a chase: the guest pays for each with a fault for each
-/// page that it writes again.
-const PASS_LEAST: Duration = Duration::from_millis(100);
-/// An epoch of this length pays for itself. With the classic stream, and with
-/// machine types to 8.0, an epoch is one RAM section, which QEMU ends after 50
-/// ms though there is more: the next is not to wait.
-const EPOCH_LONG: Duration = Duration::from_millis(40);
+/// What a QEMU does with what we ask of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Traits {
+    /// It takes a bandwidth from us.
+    pub(crate) told_bandwidth: bool,
+    /// It does not stop the VM before the tap lets it.
+    pub(crate) held: bool,
+    /// Its epochs are RAM sections, not passes.
+    pub(crate) sectioned: bool,
+}
 
 pub(crate) struct Live {
     pub(crate) pool: Arc<Pool>,
@@ -53,15 +56,12 @@ pub(crate) struct Live {
     dropping: AtomicBool,
     /// It is not known yet what the guest dirties.
     learning: AtomicBool,
-    epoch: AtomicU32,
-    /// When that epoch began.
-    epoch_began: Mutex<Instant>,
-    wake: Condvar,
+    passes: Passes,
 }
 
 impl Live {
-    /// With `held`, QEMU does not stop the VM before the tap lets it.
-    pub(crate) fn new(pools: &Pools, goal: Duration, told_bandwidth: bool, held: bool) -> Self {
+    /// For a migration of a QEMU with these `traits`.
+    pub(crate) fn new(pools: &Pools, goal: Duration, traits: Traits) -> Self {
         // One slot for QEMU's side and one on the wire keep a slow link busy.
         let least_bytes = 2 * SLOT_BYTES as u64;
         let pool_bytes = (pools.bound_bytes as u64).max(least_bytes);
@@ -69,7 +69,7 @@ impl Live {
             pool: Arc::clone(&pools.pages),
             pool_bytes,
             goal_nanos: AtomicU64::new(nanos(goal)),
-            hidden_bytes: if told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
+            hidden_bytes: if traits.told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
             least_bytes,
             limit_bytes: AtomicU64::new(pool_bytes),
             ram_bytes: AtomicU64::new(0),
@@ -79,12 +79,10 @@ impl Live {
             first_pass_over: AtomicBool::new(false),
             disks_ready: Arc::new(AtomicBool::new(true)),
             bodies_per_s: AtomicU64::new(0),
-            chasing: AtomicBool::new(held),
+            chasing: AtomicBool::new(traits.held),
             dropping: AtomicBool::new(false),
             learning: AtomicBool::new(false),
-            epoch: AtomicU32::new(0),
-            epoch_began: Mutex::new(Instant::now()),
-            wake: Condvar::new(),
+            passes: Passes::new(traits.sectioned),
         };
         live.adjust_pool();
         live
@@ -103,7 +101,7 @@ impl Live {
     /// A batch was taken from QEMU. The pool's bound follows at once: a sample
     /// every 100 ms would be too late for a tap that takes gigabytes a second.
     pub(crate) fn took(&self, batch: &Batch) {
-        self.pace_passes(batch.epoch.0);
+        self.passes.took(batch, || self.chases());
         let bodies = (batch.bodies().len() * PAGE_BYTES) as u64;
         self.body_bytes.fetch_add(bodies, Relaxed);
         self.fill_bytes.fetch_add(batch.guest_bytes() - bodies, Relaxed);
@@ -164,35 +162,12 @@ impl Live {
 
     /// From now on what is on its way must fit the goal.
     pub(crate) fn end_chase(&self) {
-        let _began = self.epoch_began.lock();
         self.chasing.store(false, Relaxed);
-        self.wake.notify_all();
+        self.passes.wake();
     }
 
     fn chases(&self) -> bool {
         self.chasing.load(Relaxed) && self.first_pass_over.load(Relaxed)
-    }
-
-    /// Holds the first batches of an epoch while the last one is too young.
-    fn pace_passes(&self, epoch: u32) {
-        let is_new = || epoch > self.epoch.load(Relaxed);
-        if !is_new() {
-            return;
-        }
-        let mut began = self.epoch_began.lock();
-        if began.elapsed() < EPOCH_LONG {
-            let until = *began + PASS_LEAST;
-            while is_new() && self.chases() {
-                if self.wake.wait_until(&mut began, until).timed_out() {
-                    break;
-                }
-            }
-        }
-        if is_new() {
-            self.epoch.store(epoch, Relaxed);
-            *began = Instant::now();
-            self.wake.notify_all();
-        }
     }
 
     pub(crate) fn adjust_pool(&self) {
@@ -221,7 +196,8 @@ mod tests {
     #[test]
     fn the_pool_shrinks_as_soon_as_the_tap_has_taken_enough() {
         let pools = Resources::new(128 << 20).leaving(false).unwrap();
-        let live = Live::new(&pools, Duration::from_millis(300), false, false);
+        let traits = Traits { told_bandwidth: false, held: false, sectioned: true };
+        let live = Live::new(&pools, Duration::from_millis(300), traits);
         live.announce_ram(8 << 30);
         assert_eq!(live.limit_bytes(), pools.bound_bytes as u64);
         let mut batch = live.pool.take().unwrap();

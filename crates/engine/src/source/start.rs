@@ -19,7 +19,7 @@ use wire::{Kind, Prepare, ToDestination, ToSource, Token};
 
 use super::collector::Collector;
 use super::disks::{self, Around, Chosen, Disks};
-use super::live::Live;
+use super::live::{Live, Traits};
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
 use super::sieve::Sieve;
@@ -140,9 +140,13 @@ impl Source<'_> {
         let (listener, socket) = Rendezvous::open(&self.vm.machine, &self.local.scratch)
             .map_err(|error| MigrationError::Qemu(error.to_string()))?;
         let outgoing = Arc::new(self.outgoing(kind, socket.path())?);
-        let (told_bandwidth, held) = (outgoing.takes_bandwidth(), outgoing.is_held());
+        let traits = Traits {
+            told_bandwidth: outgoing.takes_bandwidth(),
+            held: outgoing.is_held(),
+            sectioned: kind == StreamKind::Classic,
+        };
         let pools = self.pools.as_ref().expect("had before anything else");
-        let live = Arc::new(Live::new(pools, goal, told_bandwidth, held));
+        let live = Arc::new(Live::new(pools, goal, traits));
         let sieve = Arc::clone(self.sieve.get_or_insert_default());
         let lanes = Arc::new(self.start_lanes(&sieve)?);
         self.disk_room.is_for(&lanes);
@@ -157,7 +161,7 @@ impl Source<'_> {
             crew: Arc::clone(&self.crew),
         });
         let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
-        let tap = Tap::start(listener, channels, held, Arc::clone(&live.pool), collector)
+        let tap = Tap::start(listener, channels, traits.held, Arc::clone(&live.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
         let stopper = tap.stopper();
         let fixed = self.local.fixed_cost.expected();
@@ -167,7 +171,7 @@ impl Source<'_> {
             stops: Arc::clone(&self.stops),
             tap: stopper.clone(),
             story: Arc::clone(&self.story),
-            held,
+            held: traits.held,
         };
         let sampler = Sampler::start(Watched {
             live: Arc::clone(&live),

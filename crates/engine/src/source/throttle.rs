@@ -70,7 +70,8 @@ impl Throttling {
 
     /// Slows the VM as far as it takes now. Says what it has come to.
     pub(super) fn look(&mut self, look: Look) -> Decision {
-        if let Some(used) = self.vcpus.as_mut().and_then(Vcpus::look) {
+        let slow = !matches!(self.means, Means::Unused);
+        if let Some(used) = self.vcpus.as_mut().and_then(|vcpus| vcpus.look(slow)) {
             self.used_cpus = used;
         }
         let look = Look { used_cpus: self.used_cpus, ..look };

@@ -54,8 +54,8 @@ impl Vcpus {
     }
 
     /// CPU seconds a second that the busy vCPUs use together, if it is time for
-    /// another look.
-    pub(super) fn look(&mut self) -> Option<f64> {
+    /// another look. With `slow`, they are being slowed by now.
+    pub(super) fn look(&mut self, slow: bool) -> Option<f64> {
         let elapsed = self.looked.elapsed();
         if elapsed < EVERY {
             return None;
@@ -71,23 +71,24 @@ impl Vcpus {
             thread.mean += (thread.cpus - thread.mean) * NEW;
             thread.time = time;
         }
-        self.most = mark(&mut self.threads, self.most);
+        self.most = mark(&mut self.threads, self.most, slow);
         Some(self.threads.iter().filter(|thread| thread.writes).map(|thread| thread.cpus).sum())
     }
 
-    /// The threads of those that are worth slowing. One that was stays it: the
-    /// guest may move its work around.
+    /// The threads of those that are worth slowing.
     pub(super) fn writers(&self) -> impl Iterator<Item = u32> {
         self.threads.iter().filter(|thread| thread.writes).map(|thread| thread.id)
     }
 }
 
 /// Marks those that are worth slowing, where one used `most` before. Says what
-/// one has used at most by now.
-fn mark(threads: &mut [Thread], most: f64) -> f64 {
+/// one has used at most by now. One that is slowed stays marked: the guest may
+/// move its work around. Before that, what counts is what they do just now.
+fn mark(threads: &mut [Thread], most: f64, slow: bool) -> f64 {
     let most = threads.iter().map(|thread| thread.mean).fold(most, f64::max);
     for thread in threads {
-        thread.writes |= thread.mean >= CPUS_LEAST.max(most * SHARE_LEAST);
+        let writes = thread.mean >= CPUS_LEAST.max(most * SHARE_LEAST);
+        thread.writes = writes || (slow && thread.writes);
     }
     most
 }
@@ -104,19 +105,25 @@ mod tests {
         let writers = |threads: &[Thread]| -> Vec<u32> {
             threads.iter().filter(|thread| thread.writes).map(|thread| thread.id).collect()
         };
-        let most = mark(&mut threads, 0.0);
+        let most = mark(&mut threads, 0.0, false);
+        assert_eq!(writers(&threads), [1, 4]);
+        // What was a burst is over.
+        threads[1].mean = 0.5;
+        mark(&mut threads, most, false);
+        threads[1].mean = 0.05;
+        mark(&mut threads, most, false);
         assert_eq!(writers(&threads), [1, 4]);
         // Slowed ones use less: the others are no busier for that.
         threads[0].mean = 0.1;
         threads[1].mean = 0.1;
-        mark(&mut threads, most);
+        mark(&mut threads, most, true);
         assert_eq!(writers(&threads), [1, 4]);
         // The work moves.
         threads[1].mean = 0.5;
-        mark(&mut threads, most);
+        mark(&mut threads, most, true);
         assert_eq!(writers(&threads), [1, 2, 4]);
         let mut idle = [thread(1, 0.001), thread(2, 0.0)];
-        mark(&mut idle, 0.0);
+        mark(&mut idle, 0.0, false);
         assert!(writers(&idle).is_empty());
     }
 }
