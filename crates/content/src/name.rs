@@ -1,0 +1,95 @@
+//! A page's content has a name: a hash of its bytes with a key.
+
+use std::fmt;
+
+/// 160 bits: with 2^40 pages in a cluster two of them share a name with a
+/// probability of 2^-81.
+pub const NAME_BYTES: usize = 20;
+
+/// The name of one page's content, in one domain.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name(pub [u8; NAME_BYTES]);
+
+impl Name {
+    /// The first bits, as evenly spread as any.
+    #[must_use]
+    pub fn prefix(&self) -> u64 {
+        let (first, _) = self.0.split_first_chunk().expect("a name is longer");
+        u64::from_le_bytes(*first)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}..", self.prefix())
+    }
+}
+
+/// Which VMs share content: those whose owners may learn, by how long a
+/// migration takes, what another one of them has in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Domain(pub String);
+
+/// What names are made with: the cluster's secret, so that no guest can make
+/// content for a name, and the domain, so that the same content has another name
+/// in each: what has no name in common can't be shared.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key([u8; 32]);
+
+/// No two uses of the cluster's secret have a key in common.
+const PURPOSE: &str = "droveway 2026-11 names of page contents";
+
+impl Key {
+    /// The key of `domain` in the cluster that has `secret`.
+    #[must_use]
+    pub fn new(secret: &[u8], domain: &Domain) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key(PURPOSE);
+        hasher.update(&(secret.len() as u64).to_le_bytes());
+        hasher.update(secret);
+        hasher.update(domain.0.as_bytes());
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// The name of these bytes.
+    #[must_use]
+    pub fn name(&self, bytes: &[u8]) -> Name {
+        let hash = blake3::keyed_hash(&self.0, bytes);
+        let (name, _) = hash.as_bytes().split_first_chunk().expect("a hash is longer");
+        Name(*name)
+    }
+
+    /// What both ends compare to know that they have the same key, and nobody can
+    /// learn it from.
+    #[must_use]
+    pub fn print(&self) -> Name {
+        self.name(b"the print of this key")
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_content_has_another_name_with_another_secret_or_in_another_domain() {
+        let key =
+            |secret: &str, domain: &str| Key::new(secret.as_bytes(), &Domain(domain.to_owned()));
+        let page = [7; page::PAGE_BYTES];
+        let name = key("secret", "").name(&page);
+        assert_eq!(key("secret", "").name(&page), name);
+        for other in [key("secre", ""), key("secret", "a"), key("secre", "t"), key("", "secret")] {
+            assert_ne!(other.name(&page), name);
+            assert_ne!(other.print(), key("secret", "").print());
+        }
+        let mut changed = page;
+        changed[4095] ^= 1;
+        assert_ne!(key("secret", "").name(&changed), name);
+        assert!(!format!("{:?}", key("secret", "")).contains("115"));
+    }
+}
