@@ -1,0 +1,291 @@
+//! Who on this host has which content: a table from names to places.
+//!
+//! The places are pages of VMs that run here or are arriving. The index keeps no
+//! copies: what it says is a hint, as old as the moment when somebody looked at the
+//! page. So [`Index::find`] copies the page, names the copy, and has found it only
+//! if that is the name asked for.
+//!
+//! # What it costs
+//! For each page of its members 12 bytes of the table, at least, and 4 of what is
+//! known by page; 0.4 % of RAM. The table knows 32 bits of a name (`table`), and
+//! the check that has to be made anyway does the rest.
+//!
+//! # Locks
+//! A lock is held while a bucket is copied or an entry written, never while a
+//! holder reads: that may take as long as it likes. A member that leaves while it
+//! is read from stays until the copy is made.
+
+mod members;
+mod table;
+
+use std::sync::Arc;
+
+use page::{BATCH_PAGES, PAGE_BYTES};
+use parking_lot::Mutex;
+
+use self::members::{Living, Numbers, Seats};
+use self::table::{Hint, Place, Table};
+use crate::{Key, Name};
+
+pub(crate) use self::members::Seat;
+
+/// A VM's RAM, to be copied from. Pages are numbered over all its blocks, in
+/// whatever way whoever joined numbers them.
+pub trait Holder: Send + Sync {
+    /// Copies a page of [`PAGE_BYTES`]; false if it can't any more.
+    fn read(&self, page: u64, into: &mut [u8]) -> bool;
+
+    /// Copies pages one after the other, and says how many of the first ones it
+    /// could.
+    fn read_many(&self, pages: &[u64], into: &mut [u8]) -> usize {
+        let mut done = 0;
+        for (page, into) in pages.iter().zip(into.chunks_exact_mut(PAGE_BYTES)) {
+            if !self.read(*page, into) {
+                break;
+            }
+            done += 1;
+        }
+        done
+    }
+
+    /// Which of the pages from `first` on, one for each of `present`, have memory
+    /// behind them. The others are zero, and reading them might give them memory.
+    fn present(&self, first: u64, present: &mut [bool]) {
+        let _ = first;
+        present.fill(true);
+    }
+}
+
+/// The content of this host, by name.
+pub struct Index {
+    table: Table,
+    seats: Seats,
+    living: Living,
+    numbers: Arc<Numbers>,
+    /// More pages than that make the table no larger.
+    pages_max: u64,
+    /// How many pages the members have. Who changes it changes the table's size.
+    covered: Mutex<u64>,
+}
+
+impl Index {
+    /// An index for a host with so many pages of RAM. It grows as members join.
+    #[must_use]
+    pub fn new(pages_max: u64) -> Arc<Self> {
+        Arc::new(Self {
+            table: Table::new(),
+            seats: Seats::new(),
+            living: Living::default(),
+            numbers: Numbers::new(),
+            pages_max,
+            covered: Mutex::new(0),
+        })
+    }
+
+    /// A VM with so many pages, whose content is found by whoever has `key`, takes
+    /// part until the guard is dropped. None if 4095 do already.
+    #[must_use = "the member leaves when this is dropped"]
+    pub fn join(self: &Arc<Self>, holder: Arc<dyn Holder>, key: Key, pages: u64) -> Option<Member> {
+        let mut covered = self.covered.lock();
+        let number = self.numbers.take(|| self.table.sweep(&self.living))?;
+        let seat = Arc::new(Seat::new(number, holder, key, pages, Arc::clone(&self.numbers)));
+        *covered += seat.pages();
+        self.fit(*covered);
+        self.seats.set(number, Some(Arc::clone(&seat)));
+        self.living.set(number, true);
+        Some(Member { index: Arc::clone(self), seat })
+    }
+
+    fn fit(&self, covered: u64) {
+        self.table.fit(covered.min(self.pages_max), &self.living);
+    }
+
+    /// Looks for the content of each of `names`, copies it to its place in `into`,
+    /// and says in `found` of which names it is there now. Returns how many those
+    /// are. What else is in `into` afterwards means nothing.
+    ///
+    /// # Panics
+    /// If there is not one page of `into` for each name.
+    pub fn find(&self, names: &[Name], key: &Key, into: &mut [u8], found: &mut Vec<bool>) -> usize {
+        assert_eq!(into.len(), names.len() * PAGE_BYTES, "a page for each name");
+        found.clear();
+        found.resize(names.len(), false);
+        let batches = names.chunks(BATCH_PAGES).zip(into.chunks_mut(BATCH_PAGES * PAGE_BYTES));
+        for ((names, into), found) in batches.zip(found.chunks_mut(BATCH_PAGES)) {
+            self.find_batch(names, key, into, found);
+        }
+        found.iter().filter(|found| **found).count()
+    }
+
+    /// Whether somebody seems to have the content; nothing is read.
+    #[must_use]
+    pub fn has(&self, name: &Name) -> bool {
+        self.table.places(Hint::of(name), &self.living).next().is_some()
+    }
+
+    /// How much memory the index takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let members: usize = self.seats().map(|seat| seat.bytes()).sum();
+        let fixed = size_of::<Self>() + self.seats.bytes() + self.numbers.bytes();
+        fixed + self.table.bytes() + members
+    }
+
+    /// Those who take part now.
+    pub(crate) fn seats(&self) -> impl Iterator<Item = Arc<Seat>> {
+        self.living.all().filter_map(|member| self.seats.of(member))
+    }
+
+    /// The pages have these names now.
+    pub(crate) fn note(&self, seat: &Seat, named: &[(u64, Name)]) {
+        // One who has left can't be found, but need not fill buckets either.
+        if !self.living.has(seat.number) {
+            return;
+        }
+        for (page, name) in named {
+            let hint = Hint::of(name);
+            let Some((page, before)) = seat.replace(*page, Some(hint)) else { continue };
+            let place = Place { member: seat.number, page };
+            if let Some(before) = before.filter(|before| *before != hint) {
+                self.table.take(before, place);
+            }
+            self.table.put(hint, place, &self.living);
+            seat.resample(page, before, Some(name));
+        }
+    }
+
+    /// The page has no content that is worth a name.
+    pub(crate) fn forget(&self, seat: &Seat, page: u64) {
+        let Some((page, Some(before))) = seat.replace(page, None) else { return };
+        self.table.take(before, Place { member: seat.number, page });
+        seat.resample(page, Some(before), None);
+    }
+
+    fn find_batch(&self, names: &[Name], key: &Key, into: &mut [u8], found: &mut [bool]) {
+        let mut places = [None; BATCH_PAGES];
+        for (place, name) in places.iter_mut().zip(names) {
+            *place = self.table.places(Hint::of(name), &self.living).next();
+        }
+        let mut at = 0;
+        while at < names.len() {
+            // Whose pages follow one another is asked for them in one go.
+            let member = |place: &Option<Place>| place.map(|place| place.member);
+            let same = |place: &&Option<Place>| member(place) == member(&places[at]);
+            let run = at..at + places[at..names.len()].iter().take_while(same).count();
+            let bytes = run.start * PAGE_BYTES..run.end * PAGE_BYTES;
+            at = run.end;
+            let (names, places) = (&names[run.clone()], &places[run.clone()]);
+            self.find_run(names, places, key, &mut into[bytes], &mut found[run]);
+        }
+    }
+
+    /// Finds names at places that one member has, or else anywhere.
+    fn find_run(
+        &self,
+        names: &[Name],
+        places: &[Option<Place>],
+        key: &Key,
+        into: &mut [u8],
+        found: &mut [bool],
+    ) {
+        let Some(Some(Place { member, .. })) = places.first() else { return };
+        let read = self.seats.of(*member).filter(|seat| seat.key == *key).map_or(0, |seat| {
+            let mut pages = [0; BATCH_PAGES];
+            for (page, place) in pages.iter_mut().zip(places.iter().flatten()) {
+                *page = u64::from(place.page);
+            }
+            seat.holder.read_many(&pages[..places.len()], into)
+        });
+        let each = names.iter().zip(places.iter().flatten());
+        let each = each.zip(into.chunks_exact_mut(PAGE_BYTES)).zip(found).enumerate();
+        for (nth, (((name, place), into), found)) in each {
+            *found = nth < read && self.is_right(name, *place, key, into)
+                || self.find_one(name, key, into);
+        }
+    }
+
+    /// Finds a name wherever it may be.
+    fn find_one(&self, name: &Name, key: &Key, into: &mut [u8]) -> bool {
+        for place in self.table.places(Hint::of(name), &self.living) {
+            let Some(seat) = self.seats.of(place.member).filter(|seat| seat.key == *key) else {
+                continue;
+            };
+            if !seat.holder.read(u64::from(place.page), into) {
+                self.table.take(Hint::of(name), place);
+            } else if self.is_right(name, place, key, into) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether `copy`, made of `place`, is what `name` is the name of. An entry
+    /// that was wrong goes; it may also be right, and another name's.
+    fn is_right(&self, name: &Name, place: Place, key: &Key, copy: &[u8]) -> bool {
+        let copied = key.name(copy);
+        if copied == *name {
+            return true;
+        }
+        if Hint::of(&copied) != Hint::of(name) {
+            self.table.take(Hint::of(name), place);
+        }
+        false
+    }
+}
+
+/// How much of a member is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scanned {
+    /// How many times a scanner has looked at all of its pages.
+    pub rounds: u64,
+    /// At how many it has looked in this round.
+    pub pages: u64,
+    /// How many have a name: those that were noted, and not forgotten.
+    pub named: u64,
+}
+
+/// A VM's place in the index. When it is dropped all its entries are void at once,
+/// and its holder is dropped as soon as nobody reads from it.
+pub struct Member {
+    index: Arc<Index>,
+    seat: Arc<Seat>,
+}
+
+impl Member {
+    /// The pages have these names now.
+    pub fn note(&self, named: &[(u64, Name)]) {
+        self.index.note(&self.seat, named);
+    }
+
+    /// The page has no content that is worth a name: it is zero, or a hole.
+    pub fn forget(&self, page: u64) {
+        self.index.forget(&self.seat, page);
+    }
+
+    /// The names that are sampled ([`Name::is_sampled`]), one for each page that
+    /// has one, in no order.
+    #[must_use]
+    pub fn sample(&self) -> Vec<Name> {
+        self.seat.sample()
+    }
+
+    /// How much of this member is known. It looks at all pages' notes, so it is
+    /// not for each batch.
+    #[must_use]
+    pub fn scanned(&self) -> Scanned {
+        self.seat.scanned()
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.index.living.set(self.seat.number, false);
+        self.index.seats.set(self.seat.number, None);
+        let mut covered = self.index.covered.lock();
+        *covered -= self.seat.pages();
+        self.index.fit(*covered);
+    }
+}
+
+#[cfg(test)]
+mod tests;

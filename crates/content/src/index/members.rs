@@ -1,0 +1,237 @@
+//! Who takes part in the index: the VMs whose pages it knows.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::table::{Hint, MEMBERS_MAX};
+use super::{Holder, Scanned};
+use crate::{Key, Name};
+
+const WORDS: usize = MEMBERS_MAX / u64::BITS as usize;
+
+/// The numbers of those that have not left.
+pub(super) struct Living([AtomicU64; WORDS]);
+
+impl Default for Living {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; WORDS])
+    }
+}
+
+impl Living {
+    pub(super) fn has(&self, member: u16) -> bool {
+        let (word, bit) = Self::bit(member);
+        self.0[word].load(Relaxed) & bit != 0
+    }
+
+    pub(super) fn set(&self, member: u16, lives: bool) {
+        let (word, bit) = Self::bit(member);
+        if lives {
+            self.0[word].fetch_or(bit, Relaxed);
+        } else {
+            self.0[word].fetch_and(!bit, Relaxed);
+        }
+    }
+
+    /// Their numbers.
+    pub(super) fn all(&self) -> impl Iterator<Item = u16> {
+        (1..MEMBERS_MAX)
+            .map_while(|member| u16::try_from(member).ok())
+            .filter(|member| self.has(*member))
+    }
+
+    fn bit(member: u16) -> (usize, u64) {
+        let member = usize::from(member);
+        (member / u64::BITS as usize, 1 << (member % u64::BITS as usize))
+    }
+}
+
+/// Numbers for members. One that was given back is given out again only after
+/// the table has been swept, so it never speaks for somebody else's entries.
+pub(super) struct Numbers(Mutex<Piles>);
+
+struct Piles {
+    clean: Vec<u16>,
+    used: Vec<u16>,
+}
+
+impl Numbers {
+    pub(super) fn new() -> Arc<Self> {
+        let clean = (1..MEMBERS_MAX).rev().filter_map(|number| u16::try_from(number).ok());
+        let piles = Piles { clean: clean.collect(), used: Vec::with_capacity(MEMBERS_MAX) };
+        Arc::new(Self(Mutex::new(piles)))
+    }
+
+    /// A number that no entry has; none if all are in use.
+    pub(super) fn take(&self, sweep: impl FnOnce()) -> Option<u16> {
+        let mut piles = self.0.lock();
+        if piles.clean.is_empty() {
+            sweep();
+            let piles = &mut *piles;
+            std::mem::swap(&mut piles.clean, &mut piles.used);
+        }
+        piles.clean.pop()
+    }
+
+    fn give_back(&self, number: u16) {
+        self.0.lock().used.push(number);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let piles = self.0.lock();
+        (piles.clean.capacity() + piles.used.capacity()) * size_of::<u16>()
+    }
+}
+
+/// One member's part of the index. Who reads from a member has it, also while
+/// that one leaves.
+pub(crate) struct Seat {
+    pub(super) number: u16,
+    pub(crate) holder: Arc<dyn Holder>,
+    pub(crate) key: Key,
+    /// By page: the hint of the name that was noted last, or 0. It says where the
+    /// entry is that is out of date when the page has another name.
+    hints: Box<[AtomicU32]>,
+    /// The sampled ones among the names that were noted last, by page.
+    sample: Mutex<HashMap<u32, Name>>,
+    /// How far the scanner is.
+    pub(crate) round: Mutex<Round>,
+    numbers: Arc<Numbers>,
+}
+
+/// Where a scanner is in a member's RAM.
+#[derive(Debug, Default)]
+pub(crate) struct Round {
+    /// The page it looks at next.
+    pub(crate) next: u64,
+    /// When it looked at the first one.
+    pub(crate) began: Option<Instant>,
+    /// How many times it has looked at all.
+    pub(crate) completed: u64,
+}
+
+impl Seat {
+    pub(super) fn new(
+        number: u16,
+        holder: Arc<dyn Holder>,
+        key: Key,
+        pages: u64,
+        numbers: Arc<Numbers>,
+    ) -> Self {
+        let pages = pages.min(1 << u32::BITS);
+        Self {
+            number,
+            holder,
+            key,
+            hints: (0..pages).map(|_| AtomicU32::new(0)).collect(),
+            sample: Mutex::default(),
+            round: Mutex::default(),
+            numbers,
+        }
+    }
+
+    pub(crate) fn pages(&self) -> u64 {
+        self.hints.len() as u64
+    }
+
+    /// The page's number as the table has it, and the hint that it had until now;
+    /// none if the member has no such page.
+    pub(super) fn replace(&self, page: u64, hint: Option<Hint>) -> Option<(u32, Option<Hint>)> {
+        let hints = self.hints.get(usize::try_from(page).ok()?)?;
+        let before = hints.swap(hint.map_or(0, Hint::bits), Relaxed);
+        Some((u32::try_from(page).ok()?, Hint::from_bits(before)))
+    }
+
+    /// The page's name is `name` after one with the hint `before`.
+    pub(super) fn resample(&self, page: u32, before: Option<Hint>, name: Option<&Name>) {
+        let name = name.filter(|name| name.is_sampled());
+        if let Some(name) = name {
+            self.sample.lock().insert(page, *name);
+        } else if before.is_some_and(Hint::is_sampled) {
+            self.sample.lock().remove(&page);
+        }
+    }
+
+    pub(super) fn sample(&self) -> Vec<Name> {
+        self.sample.lock().values().copied().collect()
+    }
+
+    pub(super) fn scanned(&self) -> Scanned {
+        let named = self.hints.iter().filter(|hint| hint.load(Relaxed) != 0).count() as u64;
+        let round = self.round.lock();
+        Scanned { rounds: round.completed, pages: round.next, named }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let sampled = size_of::<(u32, Name)>() + 1;
+        // A hash map is at most seven eighths full.
+        let sample = self.sample.lock().capacity() * 8 / 7 * sampled;
+        size_of_val(self) + size_of_val(&*self.hints) + sample
+    }
+}
+
+impl Drop for Seat {
+    /// The last who could note something under this number is gone.
+    fn drop(&mut self) {
+        self.numbers.give_back(self.number);
+    }
+}
+
+/// Seats by number.
+pub(super) struct Seats(Box<[RwLock<Option<Arc<Seat>>>]>);
+
+impl Seats {
+    pub(super) fn new() -> Self {
+        Self((0..MEMBERS_MAX).map(|_| RwLock::default()).collect())
+    }
+
+    pub(super) fn of(&self, member: u16) -> Option<Arc<Seat>> {
+        self.0[usize::from(member)].read().clone()
+    }
+
+    pub(super) fn set(&self, member: u16, seat: Option<Arc<Seat>>) {
+        *self.0[usize::from(member)].write() = seat;
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_comes_back_only_after_a_sweep() {
+        let numbers = Numbers::new();
+        let unswept = || panic!("not yet");
+        for expected in 1..4096 {
+            assert_eq!(numbers.take(unswept), Some(expected));
+        }
+        assert_eq!(numbers.take(|| {}), None);
+        numbers.give_back(9);
+        numbers.give_back(7);
+        let mut swept = 0;
+        for _ in 0..2 {
+            assert!(matches!(numbers.take(|| swept += 1), Some(7 | 9)));
+        }
+        assert_eq!((swept, numbers.take(|| {})), (1, None));
+    }
+
+    #[test]
+    fn each_lives_by_itself() {
+        let living = Living::default();
+        for member in [1, 63, 64, 4095] {
+            assert!(!living.has(member));
+            living.set(member, true);
+        }
+        living.set(64, false);
+        let have: Vec<u16> = (0..4096).filter(|member| living.has(*member)).collect();
+        assert_eq!(have, [1, 63, 4095]);
+    }
+}

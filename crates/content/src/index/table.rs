@@ -1,0 +1,390 @@
+//! From names to places, in eight bytes each.
+//!
+//! An entry is a place and 20 bits of a name. Which bucket it lies in says the
+//! rest of the name's first 32 bits; more of a name is not there, so whoever looks
+//! something up may get a place of other content, once in 2^32 for each entry.
+//! Names are evenly spread, so buckets fill evenly, and there is no hash but the
+//! name itself.
+//!
+//! Buckets are in the order of the names. So where an entry belongs in a table of
+//! another size follows from where it is, and the table grows and shrinks without
+//! the names.
+
+use parking_lot::RwLock;
+
+use super::members::Living;
+use crate::{Name, SAMPLED_ONE_IN};
+
+/// The numbers of members are below this, and not 0.
+pub(super) const MEMBERS_MAX: usize = 1 << MEMBER_BITS;
+
+const PAGE_BITS: u32 = 32;
+const MEMBER_BITS: u32 = 12;
+const TAG_BITS: u32 = 20;
+const _: () = assert!(PAGE_BITS + MEMBER_BITS + TAG_BITS == u64::BITS);
+
+/// Each shard has its lock: enough that threads seldom meet.
+const SHARDS: usize = 1 << SHARD_BITS;
+const SHARD_BITS: u32 = 8;
+/// What is left of a hint within a shard.
+const REST_BITS: u32 = u32::BITS - SHARD_BITS;
+
+/// Entries of a bucket: two cache lines of them, which processors fetch together.
+/// With eight and the same memory three times as many pages would find no place.
+const PLACES: usize = 16;
+const _: () = assert!(size_of::<Bucket>() == 128);
+/// With fewer buckets, a bucket and a tag would not say what the hint was.
+const BUCKETS_MIN: usize = 1 << (REST_BITS - TAG_BITS);
+const BUCKETS_MAX: usize = 1 << REST_BITS;
+const _: () = assert!(usize::BITS > 2 * REST_BITS);
+
+/// How many places are remembered of one content: one may change, or leave.
+const COPIES_MAX: usize = 2;
+
+/// The first bits of a name: what the index knows of it. Not 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hint(u32);
+
+impl Hint {
+    pub(super) fn of(name: &Name) -> Self {
+        Self(((name.prefix() >> u32::BITS) as u32).max(1))
+    }
+
+    /// From [`Hint::bits`]; 0 is none.
+    pub(super) fn from_bits(bits: u32) -> Option<Self> {
+        (bits != 0).then_some(Self(bits))
+    }
+
+    pub(super) fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Whether names that begin so are sampled.
+    pub(super) fn is_sampled(self) -> bool {
+        u64::from(self.0) << u32::BITS <= u64::MAX / SAMPLED_ONE_IN
+    }
+
+    fn shard(self) -> usize {
+        (self.0 >> REST_BITS) as usize
+    }
+
+    fn rest(self) -> u32 {
+        self.0 & ((1 << REST_BITS) - 1)
+    }
+
+    fn tag(self) -> u32 {
+        self.0 & TAG_MASK
+    }
+}
+
+const TAG_MASK: u32 = (1 << TAG_BITS) - 1;
+
+/// Where a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Whose it is.
+    pub(super) member: u16,
+    pub(super) page: u32,
+}
+
+/// A place and its tag; 0 is none, since no member has number 0.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Entry(u64);
+
+impl Entry {
+    const NONE: Self = Self(0);
+
+    fn new(hint: Hint, place: Place) -> Self {
+        let owner = u64::from(hint.tag()) << MEMBER_BITS | u64::from(place.member);
+        Self(owner << PAGE_BITS | u64::from(place.page))
+    }
+
+    fn tag(self) -> u32 {
+        (self.0 >> (PAGE_BITS + MEMBER_BITS)) as u32
+    }
+
+    fn member(self) -> u16 {
+        ((self.0 >> PAGE_BITS) & ((1 << MEMBER_BITS) - 1)) as u16
+    }
+
+    fn place(self) -> Place {
+        Place { member: self.member(), page: (self.0 << PAGE_BITS >> PAGE_BITS) as u32 }
+    }
+}
+
+#[derive(Clone)]
+#[repr(align(128))]
+struct Bucket([Entry; PLACES]);
+
+impl Bucket {
+    const EMPTY: Self = Self([Entry::NONE; PLACES]);
+
+    /// Where `entry` goes; none if it is there.
+    fn room(&self, entry: Entry, living: &Living) -> Option<usize> {
+        let mut free = None;
+        let mut copies = 0;
+        let mut oldest: Option<usize> = None;
+        for (at, other) in self.0.iter().enumerate() {
+            if *other == entry {
+                return None;
+            }
+            if !living.has(other.member()) {
+                free = free.or(Some(at));
+            } else if other.tag() == entry.tag() {
+                copies += 1;
+                // What was seen last is likeliest to be there still; another
+                // member's copy stays longer than a second one of the same.
+                if oldest.is_none() || other.member() == entry.member() {
+                    oldest = Some(at);
+                }
+            }
+        }
+        if copies >= COPIES_MAX { oldest } else { free.or_else(|| Some(self.victim(entry))) }
+    }
+
+    /// What goes when all places are taken: one of two copies, else any.
+    fn victim(&self, new: Entry) -> usize {
+        let twice = |at: &usize| {
+            let tag = self.0[*at].tag();
+            self.0.iter().filter(|other| other.tag() == tag).count() > 1
+        };
+        let any = new.place().page as usize % PLACES;
+        (0..PLACES).find(twice).unwrap_or(any)
+    }
+}
+
+#[repr(align(64))]
+struct Shard(RwLock<Vec<Bucket>>);
+
+/// Entries by name.
+pub(super) struct Table {
+    shards: Box<[Shard]>,
+}
+
+impl Table {
+    pub(super) fn new() -> Self {
+        let shard = || Shard(RwLock::new(vec![Bucket::EMPTY; BUCKETS_MIN]));
+        Self { shards: (0..SHARDS).map(|_| shard()).collect() }
+    }
+
+    /// Where living members may have the content.
+    pub(super) fn places(&self, hint: Hint, living: &Living) -> impl Iterator<Item = Place> {
+        let bucket = {
+            let buckets = self.shards[hint.shard()].0.read();
+            buckets[bucket_of(hint.rest(), buckets.len())].clone()
+        };
+        let wanted = move |entry: &Entry| entry.tag() == hint.tag() && living.has(entry.member());
+        bucket.0.into_iter().filter(wanted).map(Entry::place)
+    }
+
+    /// The content was seen there. What is known already, as in most rounds of
+    /// a scanner, is not written.
+    pub(super) fn put(&self, hint: Hint, place: Place, living: &Living) {
+        let entry = Entry::new(hint, place);
+        let shard = &self.shards[hint.shard()].0;
+        {
+            let buckets = shard.read();
+            if buckets[bucket_of(hint.rest(), buckets.len())].0.contains(&entry) {
+                return;
+            }
+        }
+        let mut buckets = shard.write();
+        let at = bucket_of(hint.rest(), buckets.len());
+        if let Some(room) = buckets[at].room(entry, living) {
+            buckets[at].0[room] = entry;
+        }
+    }
+
+    /// The content is not there any more.
+    pub(super) fn take(&self, hint: Hint, place: Place) {
+        let entry = Entry::new(hint, place);
+        let mut buckets = self.shards[hint.shard()].0.write();
+        let at = bucket_of(hint.rest(), buckets.len());
+        for gone in buckets[at].0.iter_mut().filter(|other| **other == entry) {
+            *gone = Entry::NONE;
+        }
+    }
+
+    /// Makes the table as large as `pages` pages want it, one shard after the
+    /// other: the others can be read meanwhile, and no second table is needed.
+    /// It shrinks only when that halves it.
+    pub(super) fn fit(&self, pages: u64, living: &Living) {
+        let wanted = buckets_for(pages);
+        for Shard(shard) in &self.shards {
+            let mut buckets = shard.write();
+            if buckets.len() < wanted || buckets.len() / 2 > wanted {
+                *buckets = resized(&buckets, wanted, living);
+            }
+        }
+    }
+
+    /// Removes all entries of members that have left.
+    pub(super) fn sweep(&self, living: &Living) {
+        for Shard(shard) in &self.shards {
+            for bucket in shard.write().iter_mut() {
+                for entry in bucket.0.iter_mut().filter(|entry| !living.has(entry.member())) {
+                    *entry = Entry::NONE;
+                }
+            }
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let shard = |shard: &Shard| shard.0.read().capacity() * size_of::<Bucket>();
+        self.shards.iter().map(shard).sum::<usize>() + size_of_val(&*self.shards)
+    }
+}
+
+/// Three places for two pages. If no two of them were the same, one or two in a
+/// hundred would find their bucket full.
+fn buckets_for(pages: u64) -> usize {
+    let places = pages.saturating_mul(3) / 2;
+    let buckets = places.div_ceil((PLACES * SHARDS) as u64);
+    usize::try_from(buckets).unwrap_or(BUCKETS_MAX).clamp(BUCKETS_MIN, BUCKETS_MAX)
+}
+
+/// The bucket, of so many, in which a hint's rest belongs.
+fn bucket_of(rest: u32, buckets: usize) -> usize {
+    (rest as usize * buckets) >> REST_BITS
+}
+
+/// What the rest of the hint was of an entry that is in bucket `at` of `buckets`.
+fn rest_of(entry: Entry, at: usize, buckets: usize) -> u32 {
+    // A bucket's rests are fewer than there are tags, and follow one another.
+    let first = u32::try_from((at << REST_BITS).div_ceil(buckets)).expect("a rest is short");
+    first + (entry.tag().wrapping_sub(first) & TAG_MASK)
+}
+
+fn resized(old: &[Bucket], buckets: usize, living: &Living) -> Vec<Bucket> {
+    let mut new = vec![Bucket::EMPTY; buckets];
+    for (at, bucket) in old.iter().enumerate() {
+        for &entry in bucket.0.iter().filter(|entry| living.has(entry.member())) {
+            let to = &mut new[bucket_of(rest_of(entry, at, old.len()), buckets)];
+            if let Some(free) = to.0.iter_mut().find(|place| **place == Entry::NONE) {
+                *free = entry;
+            }
+        }
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn place(member: u16, page: u32) -> Place {
+        Place { member, page }
+    }
+
+    fn living(members: &[u16]) -> Living {
+        let living = Living::default();
+        members.iter().for_each(|member| living.set(*member, true));
+        living
+    }
+
+    fn places(table: &Table, bits: u32, living: &Living) -> Vec<Place> {
+        table.places(Hint(bits), living).collect()
+    }
+
+    #[test]
+    fn of_one_content_two_places_are_kept_the_last_seen_among_them() {
+        let (table, living) = (Table::new(), living(&[1, 2, 3]));
+        let all = [place(1, 7), place(1, 8), place(1, 9), place(2, 0), place(3, u32::MAX)];
+        for seen in all {
+            table.put(Hint(77), seen, &living);
+            table.put(Hint(77), seen, &living);
+            let kept = places(&table, 77, &living);
+            assert!(kept.len() <= COPIES_MAX && kept.contains(&seen), "{kept:?}");
+        }
+        let kept = places(&table, 77, &living);
+        assert_ne!(kept[0].member, kept[1].member);
+        table.take(Hint(77), place(1, 7));
+        table.take(Hint(77), kept[0]);
+        assert_eq!(places(&table, 77, &living), [kept[1]]);
+        assert_eq!(places(&table, 78, &living), []);
+    }
+
+    #[test]
+    fn a_full_bucket_gives_up_second_copies_first_and_what_is_dead_before_that() {
+        let (table, living) = (Table::new(), living(&[1, 2]));
+        // All in the first bucket: a sixteenth of a shard.
+        for bits in 1..=14 {
+            table.put(Hint(bits), place(1, bits), &living);
+        }
+        for page in [100, 101] {
+            table.put(Hint(50), place(1, page), &living);
+        }
+        let held = |bits| places(&table, bits, &living).len();
+        table.put(Hint(15), place(2, 15), &living);
+        assert_eq!((1..=15).map(held).sum::<usize>(), 15);
+        assert_eq!(held(50), 1);
+        table.put(Hint(16), place(2, 16), &living);
+        let all = || (1..=16).chain([50]).map(held).sum::<usize>();
+        assert_eq!((held(16), all()), (1, PLACES));
+        living.set(2, false);
+        assert_eq!(all(), PLACES - 2);
+        table.put(Hint(17), place(1, 17), &living);
+        assert_eq!((held(17), all()), (1, PLACES - 2));
+    }
+
+    #[test]
+    fn whoever_has_left_is_swept_out_and_nobody_else() {
+        let (table, living) = (Table::new(), living(&[1, 2]));
+        for bits in 1..1000_u32 {
+            let bits = bits.wrapping_mul(0x9e37_79b9);
+            table.put(Hint(bits), place(1 + (bits % 2) as u16, bits), &living);
+        }
+        let count = |table: &Table| {
+            let hints = (1..1000_u32).map(|bits| bits.wrapping_mul(0x9e37_79b9));
+            hints.filter(|bits| !places(table, *bits, &living).is_empty()).count()
+        };
+        assert_eq!(count(&table), 999);
+        living.set(2, false);
+        let left = count(&table);
+        table.sweep(&living);
+        living.set(2, true);
+        assert_eq!(count(&table), left);
+        assert!((400..600).contains(&left));
+    }
+
+    proptest! {
+        #[test]
+        fn an_entry_tells_what_it_was_made_of(bits in 1_u32.., member in 1_u16..4096, page: u32) {
+            let entry = Entry::new(Hint(bits), place(member, page));
+            prop_assert_eq!(entry.place(), place(member, page));
+            prop_assert_eq!(entry.tag(), bits & TAG_MASK);
+        }
+
+        #[test]
+        fn where_an_entry_is_tells_where_it_belongs(
+            rest in 0_u32..1 << REST_BITS,
+            buckets in BUCKETS_MIN..=BUCKETS_MAX,
+        ) {
+            let entry = Entry::new(Hint(rest), place(1, 1));
+            let at = bucket_of(rest, buckets);
+            prop_assert!(at < buckets);
+            prop_assert_eq!(rest_of(entry, at, buckets), rest);
+        }
+
+        #[test]
+        fn nothing_is_lost_when_the_table_changes_its_size(
+            hints in prop::collection::hash_set(1_u32.., 1..300),
+            sizes in prop::collection::vec(0..3_000_000_u64, 1..4),
+        ) {
+            let (table, living) = (Table::new(), living(&[5]));
+            let all: Vec<_> = hints.into_iter().zip(0..).collect();
+            table.fit(50_000, &living);
+            for &(bits, page) in &all {
+                table.put(Hint(bits), place(5, page), &living);
+            }
+            for pages in sizes {
+                table.fit(pages, &living);
+                for &(bits, page) in &all {
+                    prop_assert!(places(&table, bits, &living).contains(&place(5, page)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Keeps the index for VMs that run here: a thread that goes round their RAM and
+//! names what it finds.
+//!
+//! It hashes every page again in every round. The kernel could tell which pages
+//! were written (soft-dirty bits, `PAGEMAP_SCAN`), but only to one who clears what
+//! it tells, and others may rely on the same bits: a debugger, CRIU, QEMU's own
+//! background snapshots. So what a round costs is bounded by the share of a CPU that
+//! the thread may use, and how old the index is follows from that: with 5 % of a
+//! core, some 100 MB of RAM a second.
+
+mod idle;
+mod pace;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use page::PAGE_BYTES;
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+
+use self::pace::Pace;
+use crate::Name;
+use crate::index::{Index, Seat};
+
+/// Pages that are looked at before the next member's turn, and before it is asked
+/// whether to rest or stop: less than a millisecond.
+const TURN_PAGES: usize = 256;
+/// Pages that are read together. They fit a core's cache, so that they are hashed
+/// from there.
+const READ_PAGES: usize = 32;
+/// A member's rounds begin at least that long after one another: a small VM's
+/// content is not worth all of the budget.
+const ROUND_MIN: Duration = Duration::from_secs(5);
+/// How long a member that has joined may wait for its first turn.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The thread that looks at the RAM of all members of an index. It stops when
+/// this is dropped.
+#[derive(Debug)]
+pub struct Scanner {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    refused: Arc<Mutex<Option<String>>>,
+}
+
+impl Scanner {
+    /// Starts it with at most `share` of one CPU: 0.05 is 5 %. It runs only when
+    /// nobody else wants the CPU that it is on.
+    ///
+    /// # Errors
+    /// If the system has no thread for it.
+    pub fn start(index: &Arc<Index>, share: f64) -> io::Result<Self> {
+        let (stop, told) = channel();
+        let refused = Arc::new(Mutex::new(None));
+        let thread = thread::Builder::new().name("scan".to_owned()).spawn({
+            let (index, refused) = (Arc::clone(index), Arc::clone(&refused));
+            move || {
+                *refused.lock() = idle::only_when_idle().err().map(|error| {
+                    format!(
+                        "the system refuses to run the scanner only when a CPU is idle ({error}): \
+                         it has a nice value of 19, or the agent's"
+                    )
+                });
+                Work::new(&index, share, &told).run();
+            }
+        })?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), refused })
+    }
+
+    /// What the system refused since this was last asked, for the operator.
+    #[must_use]
+    pub fn refused(&self) -> Option<String> {
+        self.refused.lock().take()
+    }
+}
+
+impl Drop for Scanner {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Told to stop.
+struct Stop;
+
+/// What the thread has at hand.
+struct Work<'i> {
+    index: &'i Index,
+    pace: Pace,
+    told: &'i Receiver<()>,
+    bytes: Vec<u8>,
+    pages: Vec<u64>,
+    named: Vec<(u64, Name)>,
+}
+
+impl<'i> Work<'i> {
+    fn new(index: &'i Index, share: f64, told: &'i Receiver<()>) -> Self {
+        Self {
+            index,
+            pace: Pace::new(share),
+            told,
+            bytes: vec![0; READ_PAGES * PAGE_BYTES],
+            pages: Vec::with_capacity(TURN_PAGES),
+            named: Vec::with_capacity(READ_PAGES),
+        }
+    }
+
+    fn run(mut self) {
+        while self.every_member().is_ok() {}
+    }
+
+    /// A turn for each member that is due, or a rest if none is.
+    fn every_member(&mut self) -> Result<(), Stop> {
+        let mut nobody = true;
+        let index = self.index;
+        for seat in index.seats() {
+            if self.turn(&seat, Instant::now()) {
+                nobody = false;
+                // A member that leaves doesn't wait for a rest of ours.
+                drop(seat);
+                self.rest()?;
+            }
+        }
+        if nobody { self.wait(LOOK) } else { Ok(()) }
+    }
+
+    /// Looks at the member's next pages. False if its round is not due.
+    fn turn(&mut self, seat: &Seat, now: Instant) -> bool {
+        let first = {
+            let mut round = seat.round.lock();
+            if round.next == 0 {
+                let due = |began| now.saturating_duration_since(began) >= ROUND_MIN;
+                if seat.pages() == 0 || !round.began.is_none_or(due) {
+                    return false;
+                }
+                round.began = Some(now);
+            }
+            round.next
+        };
+        let mut present = [false; TURN_PAGES];
+        let left = usize::try_from(seat.pages() - first).unwrap_or(TURN_PAGES);
+        let present = &mut present[..left.min(TURN_PAGES)];
+        let end = first + present.len() as u64;
+        seat.holder.present(first, present);
+        self.look(seat, first, present);
+        let mut round = seat.round.lock();
+        round.next = end;
+        if end == seat.pages() {
+            round.next = 0;
+            round.completed += 1;
+        }
+        true
+    }
+
+    /// Names the pages that are present, and forgets the others.
+    fn look(&mut self, seat: &Seat, first: u64, present: &[bool]) {
+        self.pages.clear();
+        for (page, present) in (first..).zip(present) {
+            if *present {
+                self.pages.push(page);
+            } else {
+                self.index.forget(seat, page);
+            }
+        }
+        let mut rest = &self.pages[..];
+        while !rest.is_empty() {
+            let now = &rest[..rest.len().min(READ_PAGES)];
+            let into = &mut self.bytes[..now.len() * PAGE_BYTES];
+            let read = seat.holder.read_many(now, into).min(now.len());
+            self.named.clear();
+            for (page, bytes) in now[..read].iter().zip(into.chunks_exact(PAGE_BYTES)) {
+                if page::is_zero(bytes) {
+                    self.index.forget(seat, *page);
+                } else {
+                    self.named.push((*page, seat.key.name(bytes)));
+                }
+            }
+            self.index.note(seat, &self.named);
+            rest = &rest[read..];
+            if read < now.len() {
+                // The next one can't be had; what follows it may.
+                self.index.forget(seat, rest[0]);
+                rest = &rest[1..];
+            }
+        }
+    }
+
+    /// Keeps to the budget.
+    fn rest(&mut self) -> Result<(), Stop> {
+        match self.pace.rest(cpu_time(), Instant::now()) {
+            Some(rest) => self.wait(rest),
+            None => match self.told.try_recv() {
+                Err(TryRecvError::Empty) => Ok(()),
+                _ => Err(Stop),
+            },
+        }
+    }
+
+    fn wait(&self, how_long: Duration) -> Result<(), Stop> {
+        match self.told.recv_timeout(how_long) {
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            _ => Err(Stop),
+        }
+    }
+}
+
+/// How much CPU time the calling thread has used.
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "the pages counted here are few")]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+    use super::*;
+    use crate::{Domain, Holder, Key, Scanned};
+
+    /// Pages by their first byte: 0 is a zero page, 255 a hole. Page 3 can't be
+    /// read while it is `broken`.
+    struct Ram {
+        pages: Vec<AtomicU64>,
+        broken: AtomicBool,
+        holes_read: AtomicUsize,
+        read: Sender<()>,
+    }
+
+    const HOLE: u64 = 255;
+
+    impl Holder for Ram {
+        fn read(&self, page: u64, into: &mut [u8]) -> bool {
+            let _ = self.read.send(());
+            let content = self.pages[page as usize].load(Relaxed);
+            self.holes_read.fetch_add(usize::from(content == HOLE), Relaxed);
+            into.fill(content as u8);
+            page != 3 || !self.broken.load(Relaxed)
+        }
+
+        fn present(&self, first: u64, present: &mut [bool]) {
+            for (page, present) in self.pages[first as usize..].iter().zip(present) {
+                *present = page.load(Relaxed) != HOLE;
+            }
+        }
+    }
+
+    fn ram(contents: impl IntoIterator<Item = u64>) -> (Arc<Ram>, Receiver<()>) {
+        let (read, told) = channel();
+        let pages = contents.into_iter().map(AtomicU64::new).collect();
+        let (broken, holes_read) = (AtomicBool::new(false), AtomicUsize::new(0));
+        (Arc::new(Ram { pages, broken, holes_read, read }), told)
+    }
+
+    fn key() -> Key {
+        Key::new(b"secret", &Domain::default())
+    }
+
+    fn name(content: u8) -> Name {
+        key().name(&[content; PAGE_BYTES])
+    }
+
+    /// The member's turns until its round is over.
+    fn round(work: &mut Work<'_>, seat: &Seat) {
+        let completed = seat.round.lock().completed;
+        let later = Instant::now() + ROUND_MIN * (completed as u32 + 2) * 2;
+        while seat.round.lock().completed == completed {
+            assert!(work.turn(seat, later), "a round is due");
+        }
+        assert!(!work.turn(seat, later), "and over");
+    }
+
+    #[test]
+    fn a_round_names_what_is_there_and_forgets_what_is_not() {
+        let index = Index::new(1 << 20);
+        let (ram, _told) = ram((0..600).map(|page| [7, 0, HOLE, 1 + page % 90][page as usize % 4]));
+        let member = index.join(Arc::clone(&ram) as _, key(), 600).unwrap();
+        let seat = index.seats().next().unwrap();
+        let (_stop, told) = channel();
+        let mut work = Work::new(&index, 1.0, &told);
+        round(&mut work, &seat);
+        assert_eq!(member.scanned(), Scanned { rounds: 1, pages: 0, named: 300 });
+        assert!(index.has(&name(7)) && index.has(&name(1 + 3)));
+        assert!(!index.has(&name(0)) && !index.has(&name(255)));
+        // Some become holes, some zero, one can't be read, one is new.
+        for page in 0..600 {
+            if page % 4 == 0 {
+                ram.pages[page].store([0, HOLE][page / 4 % 2], Relaxed);
+            }
+        }
+        ram.broken.store(true, Relaxed);
+        ram.pages[5].store(200, Relaxed);
+        round(&mut work, &seat);
+        assert_eq!(member.scanned().named, 150);
+        assert!(index.has(&name(200)) && !index.has(&name(7)));
+        assert_eq!(ram.holes_read.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn the_thread_scans_who_joins_and_ends_when_it_is_told() {
+        let index = Index::new(1 << 20);
+        let scanner = Scanner::start(&index, 1.0).unwrap();
+        let (ram, read) = ram(1..=40);
+        let member = index.join(Arc::clone(&ram) as _, key(), 40).unwrap();
+        for _ in 0..40 {
+            read.recv().unwrap();
+        }
+        drop(scanner);
+        assert_eq!(member.scanned(), Scanned { rounds: 1, pages: 0, named: 40 });
+        assert!((1..=40).all(|content| index.has(&name(content))));
+        drop(member);
+        assert_eq!(Arc::strong_count(&ram), 1);
+    }
+
+    #[test]
+    fn it_ends_at_once_in_the_middle_of_a_round_and_of_a_rest() {
+        let index = Index::new(1 << 20);
+        let (ram, read) = ram((0..1_000_000).map(|page| page % 200));
+        let _member = index.join(ram, key(), 1_000_000).unwrap();
+        let scanner = Scanner::start(&index, 1.0).unwrap();
+        read.recv().unwrap();
+        drop(scanner);
+        let (stop, told) = channel();
+        let mut work = Work::new(&index, 0.05, &told);
+        assert!(work.rest().is_ok());
+        drop(stop);
+        assert!(work.rest().is_err() && work.wait(Duration::from_secs(3600)).is_err());
+    }
+
+    #[test]
+    fn its_thread_runs_only_when_nobody_else_would() {
+        thread::spawn(|| {
+            idle::only_when_idle().unwrap();
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+            // As proc(5) counts them, less the two before the parenthesis.
+            let (nice, policy) = (fields[19 - 3], fields[41 - 3]);
+            assert_eq!((nice, policy), ("19", "5"));
+        })
+        .join()
+        .unwrap();
+    }
+}
