@@ -15,7 +15,7 @@ DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug
 # Rust may just have been installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-locks clean
+.PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-content bench-locks clean
 
 help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
@@ -67,7 +67,11 @@ faults: setup
 
 bench: toolchain
 	@$(LAB) bench
+	@echo 'content    naming pages, and looking names up'
 	@echo 'locks      what a range lock buys: placing, and mapping guest memory, 1 to 8 threads'
+
+bench-content: toolchain
+	@$(CARGO) bench --quiet --package content --bench content
 
 bench-locks: toolchain
 	@$(CARGO) bench --quiet --package rangelock --bench locks
