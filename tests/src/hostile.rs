@@ -107,6 +107,7 @@ impl<'w> Caller<'w> {
             incoming_qmp: None,
             overcommit: false,
             terms: Default::default(),
+            sharing: None,
         }
     }
 
@@ -330,7 +331,12 @@ fn greeted(listener: &TcpListener) -> Option<(Connection, bool)> {
 #[must_use]
 pub fn prepared() -> ToSource {
     let token = "0123456789abcdef0123456789abcdef".to_owned();
-    ToSource::Prepared(Prepared { token, qemu: "10.0.0".to_owned(), notes: Vec::new() })
+    ToSource::Prepared(Prepared {
+        token,
+        qemu: "10.0.0".to_owned(),
+        notes: Vec::new(),
+        sharing: false,
+    })
 }
 
 /// Hears the source out, until it hangs up.

@@ -93,6 +93,8 @@ pub struct Config {
     pub insecure_plaintext: bool,
     /// VMs are slowed by cgroups, where the host has them; in the file only.
     pub cgroups: bool,
+    /// VMs that come share content with others; in the file only.
+    pub sharing: bool,
     /// How long migrations wait for what; in the file only.
     pub waits: engine::Waits,
 }
@@ -244,6 +246,7 @@ impl Config {
             tls,
             insecure_plaintext,
             cgroups: file.cgroups.unwrap_or(true),
+            sharing: file.sharing.unwrap_or(true),
             waits: file.waits,
         };
         if !POOL_MIB.contains(&pool_mib) {

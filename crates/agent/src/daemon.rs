@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use api::{HostInfo, PeerInfo};
-use engine::{Local, Resources, Server};
+use engine::{Local, Resources, Server, Sharing};
 use identity::{FileError, Files, Identity, IdentityError, Security};
 use quota::{Notes, QuotaError};
 use serde::Deserialize;
@@ -127,6 +127,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         slowed: config.cgroups.then_some(slowed),
         agent_port: config.listen.port(),
         waits: config.waits,
+        sharing: sharing(&config)?,
     };
     // Before VMs are looked for, so that a second start by mistake is told
     // what is wrong and touches none.
@@ -302,6 +303,26 @@ fn identify(name: &str, dir: &Path) -> Result<Identity, AgentError> {
         tracing::warn!("{warning}");
     }
     Ok(identity)
+}
+
+/// What VMs that come have in common, unless the operator doesn't want that.
+fn sharing(config: &Config) -> Result<Option<Arc<Sharing>>, AgentError> {
+    if !config.sharing {
+        return Ok(None);
+    }
+    let secret = match &config.tls {
+        Some(dir) => Files::within(dir).content_secret().map_err(IdentityError::File),
+        // Whoever listens sees the content itself.
+        None => Ok(Some(Vec::new())),
+    };
+    let Some(secret) = secret.map_err(AgentError::Certificate)? else {
+        tracing::warn!(
+            "VMs that come here share no content: content.key is missing beside the certificate; \
+             issue the certificate again"
+        );
+        return Ok(None);
+    };
+    Sharing::start(secret).map(Some).map_err(|source| local_error("starting a thread", source))
 }
 
 /// Each must be an address that lanes can leave by.

@@ -84,6 +84,7 @@ impl Migrations {
             return Err(Denied::Asked("a downtime of 0 ms can't be kept: allow 1 at least".into()));
         }
         request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
+        request.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
         let mut table = self.table.lock();
         if table.closing {
             return Err(Denied::Closing);

@@ -7,6 +7,7 @@ mod host;
 mod migration;
 mod prediction;
 mod report;
+mod sharing;
 mod slowing;
 mod vm;
 
@@ -19,6 +20,7 @@ pub use migration::{
 };
 pub use prediction::{Outlook, PredictRequest, Prediction};
 pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
+pub use sharing::{DomainError, Share, Sharing};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
 pub use vm::{
     AttachRequest, ResolveRequest, ResolveSide, RunRequest, StopEnd, StopHow, Stopped, VmStatus,

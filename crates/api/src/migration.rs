@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::Bounds;
+use crate::sharing::Sharing;
 use crate::slowing::Slowing;
 
 /// How page bodies are encoded on the lanes.
@@ -51,6 +52,9 @@ pub struct MigrateRequest {
     /// How far the VM may be slowed for it.
     #[serde(default)]
     pub slowing: Slowing,
+    /// What content it has in common with others.
+    #[serde(default)]
+    pub sharing: Sharing,
     /// How bodies are encoded.
     #[serde(default)]
     pub compress: Compress,

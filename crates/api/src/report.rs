@@ -131,6 +131,10 @@ pub struct Report {
     /// them again while they waited.
     #[serde(default)]
     pub dropped_bytes: u64,
+    /// Of the bodies, those that were not sent, because the destination had their
+    /// content.
+    #[serde(default)]
+    pub named_bytes: u64,
     /// Of the bodies, those that arrived after the VM had stopped: the part of the
     /// blackout that memory is to blame for.
     #[serde(default)]

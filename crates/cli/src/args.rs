@@ -11,6 +11,7 @@ use crate::bounds::{BoundsArgs, SetArgs};
 use crate::ca::CaArgs;
 use crate::predict::PredictArgs;
 use crate::resolve::ResolveArgs;
+use crate::sharing::SharingArgs;
 use crate::slowing::SlowingArgs;
 
 /// Moves running virtual machines between hosts.
@@ -189,6 +190,8 @@ pub(crate) struct MigrateArgs {
     pub(crate) downtime_ms: u64,
     #[command(flatten)]
     pub(crate) slowing: SlowingArgs,
+    #[command(flatten)]
+    pub(crate) sharing: SharingArgs,
     /// How memory is compressed
     #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
     pub(crate) compress: CompressArg,
@@ -240,6 +243,7 @@ impl MigrateArgs {
             lanes: self.lanes,
             downtime_ms: self.downtime_ms,
             slowing: self.slowing.into(),
+            sharing: self.sharing.into(),
             compress: self.compress.into(),
             tap: self.tap.into(),
             shared_disks: self.shared_disks,

@@ -15,6 +15,7 @@ mod predict;
 mod problem;
 mod resolve;
 mod road;
+mod sharing;
 mod slowing;
 mod summary;
 mod vms;

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// 160 bits: with 2^40 pages in a cluster two of them share a name with a
 /// probability of 2^-81.
 pub const NAME_BYTES: usize = 20;
@@ -19,6 +21,13 @@ impl Name {
     }
 }
 
+/// In hex, whole: for messages.
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}..", self.prefix())
@@ -27,7 +36,8 @@ impl fmt::Debug for Name {
 
 /// Which VMs share content: those whose owners may learn, by how long a
 /// migration takes, what another one of them has in memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Domain(pub String);
 
 /// What names are made with: the cluster's secret, so that no guest can make

@@ -17,6 +17,7 @@ use transport::Endpoint;
 use wire::{Inquiry, Word};
 
 use crate::resources::Resources;
+use crate::sharing::Sharing;
 use crate::waits::Waits;
 
 /// This agent, as far as migrations care.
@@ -43,6 +44,8 @@ pub struct Local {
     pub agent_port: u16,
     /// How long its migrations wait for what.
     pub waits: Waits,
+    /// Content that VMs have in common; none: each page is sent.
+    pub sharing: Option<Arc<Sharing>>,
 }
 
 /// What a blackout costs besides moving pages: device state, its load, `cont`.

@@ -15,6 +15,7 @@ mod hands;
 mod limit;
 mod listening;
 mod live;
+mod naming;
 mod pacing;
 mod passes;
 mod sampler;

@@ -162,6 +162,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         slowed: None,
         agent_port: 7800,
         waits: engine::Waits::default(),
+        sharing: None,
     };
     let here = Arc::new(Mutex::new(None));
     let (tell, taken_up) = channel();
@@ -283,6 +284,7 @@ fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
         slowed: None,
         agent_port: 1,
         waits: engine::Waits::default(),
+        sharing: None,
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = engine::serve(listener, Arc::new(host), local).unwrap();

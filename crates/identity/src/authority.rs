@@ -93,6 +93,7 @@ pub struct Authority {
     certificate_pem: String,
     issuer: Issuer<'static, KeyPair>,
     validity: Validity,
+    content_key: String,
 }
 
 impl std::fmt::Debug for Authority {
@@ -162,10 +163,11 @@ impl Authority {
         if !belongs(certificate, &key) {
             return Err(broken("ca.key is not the key of ca.crt, or ca.crt is not a CA's"));
         }
+        let content_key = content_key(&key);
         let issuer = Issuer::from_ca_cert_der(certificate, key)
             .map_err(|error| broken(&error.to_string()))?;
         let certificate_pem = files::text(&certificate_file)?;
-        Ok(Self { dir: dir.to_owned(), certificate_pem, issuer, validity })
+        Ok(Self { dir: dir.to_owned(), certificate_pem, issuer, validity, content_key })
     }
 
     /// When it holds.
@@ -220,6 +222,9 @@ impl Authority {
         writing.add(&files.key, &key.serialize_pem(), Readers::Owner)?;
         writing.add(&files.certificate, &certificate.pem(), Readers::Everybody)?;
         writing.add(&files.authority, &self.certificate_pem, Readers::Everybody)?;
+        if matches!(wanted.subject, Subject::Host(_)) {
+            writing.add(&files.content_key, &self.content_key, Readers::Owner)?;
+        }
         writing.finish()?;
         let validity = Validity {
             not_before_s: params.not_before.unix_timestamp(),
@@ -234,6 +239,13 @@ impl Authority {
         OffsetDateTime::from_unix_timestamp(self.validity.not_after_s)
             .unwrap_or_else(|_| OffsetDateTime::now_utc())
     }
+}
+
+/// What a CA's hosts have in common and nobody else knows: the same for all of
+/// them, and of no use to find the CA's key.
+fn content_key(key: &KeyPair) -> String {
+    let secret = blake3::derive_key("droveway 2026-11 content.key", &key.serialize_der());
+    format!("{}\n", blake3::Hash::from_bytes(secret).to_hex())
 }
 
 fn files_of(dir: &Path) -> (PathBuf, PathBuf) {

@@ -22,17 +22,38 @@ pub struct Files {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
+    /// What the contents of pages are named with, by all hosts of a cluster; people
+    /// have none.
+    pub content_key: PathBuf,
 }
 
 impl Files {
-    /// `ca.crt`, `droveway.crt` and `droveway.key` in a directory.
+    /// `ca.crt`, `droveway.crt`, `droveway.key` and `content.key` in a directory.
     #[must_use]
     pub fn within(dir: &Path) -> Self {
         Self {
             authority: dir.join("ca.crt"),
             certificate: dir.join("droveway.crt"),
             key: dir.join("droveway.key"),
+            content_key: dir.join("content.key"),
         }
+    }
+}
+
+impl Files {
+    /// The secret to name contents with; none: the certificate is older than that,
+    /// and has to be issued again.
+    ///
+    /// # Errors
+    /// If the file can't be read, or others can read it.
+    pub fn content_secret(&self) -> Result<Option<Vec<u8>>, FileError> {
+        if !self.content_key.exists() {
+            return Ok(None);
+        }
+        check_closed(&self.content_key)?;
+        let secret = read(&self.content_key)?.trim_ascii().to_vec();
+        let missing = || FileError::Content { file: self.content_key.clone(), what: "key" };
+        if secret.is_empty() { Err(missing()) } else { Ok(Some(secret)) }
     }
 }
 

@@ -110,6 +110,11 @@ impl Batch {
         before - bodies.len()
     }
 
+    /// Takes out all fill runs.
+    pub fn clear_fills(&mut self) {
+        self.slot.fills.clear();
+    }
+
     /// The bytes of one body.
     #[must_use]
     pub fn bytes_of(&self, body: Body) -> &[u8] {

@@ -41,7 +41,7 @@ mod versions;
 pub use block::{BlockPlan, Placement};
 pub use error::{FeederError, PlaceError};
 pub use feeder::{Feeder, FeederHandle};
-pub use placer::{Counts, Placer, RawSource};
+pub use placer::{Counts, Placer, RawSource, host_bytes};
 
 /// What came of an attempt to place pages.
 type Placed = Result<Counts, PlaceError>;

@@ -128,6 +128,15 @@ impl Placer {
         Ok(())
     }
 
+    /// Whether these pages could be placed.
+    ///
+    /// # Errors
+    /// If the block is unknown, or they are outside of it, too many, or one is there
+    /// twice.
+    pub fn check(&self, block: BlockId, pages: &[PageIndex]) -> Result<(), PlaceError> {
+        self.block(block)?.span_of_pages(pages).map(drop)
+    }
+
     /// Places bodies that are in memory, one after the other in `bytes`.
     ///
     /// # Errors
@@ -236,7 +245,9 @@ impl Placer {
     }
 }
 
-fn host_bytes() -> u64 {
+/// The RAM that this host has.
+#[must_use]
+pub fn host_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     #[allow(clippy::useless_conversion, reason = "other widths on other machines")]
     let (total, unit) = (u64::from(info.totalram), u64::from(info.mem_unit.max(1)));

@@ -57,6 +57,9 @@ pub enum LaneError {
 /// No lane is left.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LanesError {
+    /// The source's QEMU ended while its pages were needed once more.
+    #[error("the VM ended while it was being moved")]
+    SourceGone,
     /// None could be (re)connected for too long.
     #[error("no lane to the destination for {seconds} s; the last one said: {last}")]
     AllDead {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use parking_lot::Mutex;
+use wire::Answer;
 
 use crate::load::Load;
 use crate::queue::Queue;
@@ -23,11 +24,14 @@ struct State {
     sent: VecDeque<Load>,
     released: u64,
     acknowledged: u64,
+    /// Answers to batches of names, by how many are acknowledged with each.
+    answers: VecDeque<Answer>,
 }
 
 impl Flight {
-    /// A batch is written. Returns how many are released by it.
-    pub(crate) fn sent(&self, load: Load, queue: &Queue) -> u64 {
+    /// A batch is written. Returns how many are released by it, or nothing if the
+    /// destination had said of it what can't be.
+    pub(crate) fn sent(&self, load: Load, queue: &Queue) -> Option<u64> {
         let mut state = self.state.lock();
         state.sent.push_back(load);
         release(&mut state, queue)
@@ -38,13 +42,19 @@ impl Flight {
     /// batches that were never sent.
     pub(crate) fn acknowledged(&self, placed: u64, queue: &Queue) -> Option<u64> {
         let mut state = self.state.lock();
-        // And the one that is being written.
-        let sent = state.released + state.sent.len() as u64 + 1;
-        if placed < state.acknowledged || placed > sent {
+        state.acknowledge(placed)?;
+        release(&mut state, queue)
+    }
+
+    /// As [`Flight::acknowledged`], with an answer to the last of them.
+    pub(crate) fn answered(&self, answer: Answer, queue: &Queue) -> Option<u64> {
+        let mut state = self.state.lock();
+        if answer.placed <= state.acknowledged {
             return None;
         }
-        state.acknowledged = placed;
-        Some(release(&mut state, queue))
+        state.acknowledge(answer.placed)?;
+        state.answers.push_back(answer);
+        release(&mut state, queue)
     }
 
     /// The connection is of no use any more.
@@ -63,15 +73,37 @@ impl Flight {
     }
 }
 
-fn release(state: &mut State, queue: &Queue) -> u64 {
+impl State {
+    fn acknowledge(&mut self, placed: u64) -> Option<()> {
+        // And the one that is being written.
+        let sent = self.released + self.sent.len() as u64 + 1;
+        if placed < self.acknowledged || placed > sent {
+            return None;
+        }
+        self.acknowledged = placed;
+        Some(())
+    }
+}
+
+fn release(state: &mut State, queue: &Queue) -> Option<u64> {
     let mut count = 0;
     while state.released < state.acknowledged {
         let Some(load) = state.sent.pop_front() else { break };
         state.released += 1;
         count += 1;
-        queue.placed(load);
+        let number = state.released;
+        let is_its = state.answers.front().is_some_and(|answer| answer.placed == number);
+        let answer = if is_its { state.answers.pop_front() } else { None };
+        match (load, answer) {
+            (Load::Named(named), Some(Answer { wanted, later, .. })) => {
+                queue.answered(named, wanted, later).ok()?;
+            }
+            // An answer to what was no question, or a question without one.
+            (Load::Named(_), None) | (_, Some(_)) => return None,
+            (load, None) => queue.placed(load),
+        }
     }
-    count
+    Some(count)
 }
 
 #[cfg(test)]
@@ -90,7 +122,7 @@ mod tests {
             let crate::queue::Work::Send(load) = queue.take(|| false) else { panic!() };
             flight.sent(load, &queue)
         };
-        assert_eq!(send() + send(), 0);
+        assert_eq!((send(), send()), (Some(0), Some(0)));
         assert_eq!(flight.acknowledged(4, &queue), None, "two are sent, and one may be just now");
         assert_eq!(flight.acknowledged(u64::MAX, &queue), None);
         assert_eq!(flight.acknowledged(1, &queue), Some(1));
@@ -98,7 +130,7 @@ mod tests {
         assert_eq!(flight.acknowledged(3, &queue), Some(1), "the third overtakes its sender");
         assert_eq!(flight.acknowledged(4, &queue), None);
         assert_eq!(flight.acknowledged(2, &queue), None);
-        assert_eq!(send(), 1);
+        assert_eq!(send(), Some(1));
         queue.close();
         queue.wait_drained().unwrap();
     }

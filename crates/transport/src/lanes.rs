@@ -15,6 +15,7 @@ use crate::connect::Endpoint;
 use crate::error::LanesError;
 use crate::load::Load;
 use crate::meter::{Delivered, LaneMeter, LaneTimes};
+use crate::namer::Namer;
 use crate::pacer::Pacer;
 use crate::queue::Queue;
 use crate::sender;
@@ -35,6 +36,8 @@ pub struct LanesPlan {
     pub encoding: Encoding,
     /// Looks at batches of pages before they are sent.
     pub sieve: Option<Arc<dyn Sieve>>,
+    /// Names pages that the destination may have already.
+    pub namer: Option<Arc<dyn Namer>>,
 }
 
 /// All lanes of a migration. Dropping it ends them.
@@ -118,6 +121,14 @@ impl Lanes {
     /// this is called there is no bound, and what was said once stays.
     pub fn set_block_room(&self, batches: u64) {
         self.shared.queue.set_block_room(batches);
+    }
+
+    /// What has become of pages of a batch of names for which the destination
+    /// waited: these, by their places in it, are wanted, and all others placed.
+    pub fn late(&self, ticket: u32, wanted: Vec<u8>) {
+        if self.shared.queue.late(ticket, wanted).is_err() {
+            self.shared.queue.fail(LanesError::Nonsense);
+        }
     }
 
     /// How bodies are encoded from now on.

@@ -2,14 +2,30 @@
 
 use page::{Batch, BlockBatch, PAGE_BYTES};
 
-/// A batch of either kind. Pages and disk blocks share queue, lanes and
-/// acknowledgements.
+use crate::namer::Unkept;
+
+/// A batch of any kind. They share queue, lanes and acknowledgements.
 #[derive(Debug)]
 pub enum Load {
     /// Pages of guest RAM.
     Pages(Batch),
     /// Blocks of a disk.
     Blocks(BlockBatch),
+    /// Pages that are on their way by name: the destination says which of them it
+    /// wants.
+    Named(Named),
+    /// Pages that the destination wants, having seen their names.
+    Wanted(Batch),
+    /// Pages that it wants after all.
+    Again(Unkept),
+}
+
+/// A batch that goes by name.
+#[derive(Debug)]
+pub struct Named {
+    pub(crate) batch: Batch,
+    /// What the destination calls it by.
+    pub(crate) ticket: u32,
 }
 
 impl From<Batch> for Load {
@@ -32,32 +48,24 @@ pub(crate) enum Amount {
 }
 
 impl Load {
-    /// Bytes that travel, before they are encoded.
-    pub(crate) fn payload_bytes(&self) -> usize {
-        match self {
-            Self::Pages(batch) => batch.bodies().len() * PAGE_BYTES,
-            Self::Blocks(batch) => batch.data().len(),
-        }
-    }
-
     pub(crate) fn amount(&self) -> Amount {
-        let payload_bytes = self.payload_bytes() as u64;
         match self {
-            Self::Pages(batch) => Amount::Pages {
-                body_bytes: payload_bytes,
-                fill_bytes: batch.guest_bytes() - payload_bytes,
-            },
-            Self::Blocks(batch) => Amount::Blocks {
-                data_bytes: payload_bytes,
-                zero_bytes: batch.bytes() - payload_bytes,
-            },
+            Self::Pages(batch) | Self::Wanted(batch) | Self::Named(Named { batch, .. }) => {
+                let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
+                Amount::Pages { body_bytes, fill_bytes: batch.guest_bytes() - body_bytes }
+            }
+            Self::Again(unkept) => Amount::Pages { body_bytes: unkept.bytes(), fill_bytes: 0 },
+            Self::Blocks(batch) => {
+                let data_bytes = batch.data().len() as u64;
+                Amount::Blocks { data_bytes, zero_bytes: batch.bytes() - data_bytes }
+            }
         }
     }
 
     /// The destination has it: its buffer goes back to the pool.
     pub(crate) fn acknowledged(self) {
         match self {
-            Self::Pages(batch) => drop(batch),
+            Self::Pages(_) | Self::Wanted(_) | Self::Named(_) | Self::Again(_) => {}
             Self::Blocks(batch) => batch.acknowledged(),
         }
     }

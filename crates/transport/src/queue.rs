@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::LanesError;
-use crate::load::{Amount, Load};
+use crate::load::{Amount, Load, Named};
 use crate::meter::Delivered;
+use crate::namer::{Unkept, bits_of, is_set};
+use crate::pending::{Nonsense, Pending, Resolved};
 
 /// How long there may be no lane at all before the migration fails: two
 /// rounds of noticing a dead path.
@@ -37,9 +39,42 @@ struct State {
     none_alive_since: Instant,
     delivered: Delivered,
     busy_since: Option<Instant>,
+    pending: Pending,
+    /// The next batch of names is called by.
+    ticket: u32,
 }
 
 impl State {
+    /// Pages are out that were not counted yet.
+    fn enters(&mut self) {
+        self.out += 1;
+        self.pages_out += 1;
+    }
+
+    /// Pages that were out are not any more.
+    fn leaves(&mut self) {
+        self.out -= 1;
+        self.pages_out -= 1;
+    }
+
+    fn comes_again(&mut self, load: Load) {
+        self.enters();
+        self.again.push_back(load);
+    }
+
+    fn has_named(&mut self, bytes: u64) {
+        self.delivered.named_bytes += bytes;
+        self.delivered.backlog_bytes -= bytes;
+    }
+
+    fn resolve(&mut self, Resolved { placed_bytes, wanted }: Resolved) {
+        self.has_named(placed_bytes);
+        self.leaves();
+        if let Some(unkept) = wanted {
+            self.comes_again(Load::Again(unkept));
+        }
+    }
+
     fn is_drained(&self) -> bool {
         self.out == 0
     }
@@ -61,12 +96,12 @@ impl State {
         }
         while let Some(load) = self.waiting.pop_front() {
             match load {
-                Load::Pages(_) => return Some(load),
                 Load::Blocks(_) if has_room => {
                     self.blocks_taken += 1;
                     return Some(load);
                 }
                 Load::Blocks(_) => self.held.push_back(load),
+                pages => return Some(pages),
             }
         }
         None
@@ -112,6 +147,8 @@ impl Queue {
                 none_alive_since: Instant::now(),
                 delivered: Delivered::default(),
                 busy_since: None,
+                pending: Pending::default(),
+                ticket: 0,
             }),
             work: Condvar::new(),
             over: Condvar::new(),
@@ -192,6 +229,11 @@ impl Queue {
                 state.delivered.block_backlog_bytes -= data_bytes;
             }
         }
+        self.has_less(state);
+    }
+
+    /// Something that was out is not any more.
+    fn has_less(&self, mut state: MutexGuard<'_, State>) {
         if state.pages_out == 0
             && let Some(since) = state.busy_since.take()
         {
@@ -202,6 +244,59 @@ impl Queue {
             self.drained.notify_all();
             self.wake_for_end();
         }
+    }
+
+    /// What a batch of names is to be called by.
+    pub(crate) fn ticket(&self) -> u32 {
+        let mut state = self.state.lock();
+        state.ticket = state.ticket.wrapping_add(1);
+        state.ticket
+    }
+
+    /// The destination says what of a batch of names it wants, and what it has
+    /// later; it has placed the rest.
+    pub(crate) fn answered(&self, named: Named, wanted: u128, later: u128) -> Result<(), Nonsense> {
+        let Named { mut batch, ticket } = named;
+        let all = bits_of(batch.bodies().len());
+        if (wanted | later) & !all != 0 || wanted & later != 0 {
+            return Err(Nonsense);
+        }
+        let body_bytes = (batch.bodies().len() * page::PAGE_BYTES) as u64;
+        let fill_bytes = batch.guest_bytes() - body_bytes;
+        let placed = (all & !(wanted | later)).count_ones();
+        let unkept = (later != 0).then(|| Unkept::of(&batch, later));
+        batch.retain_bodies(|nth, _| is_set(wanted, nth));
+        // They are placed already.
+        batch.clear_fills();
+        // Its buffer goes back to the pool before the lock is taken.
+        let left = Some(batch).filter(|batch| !batch.is_empty());
+        let mut state = self.state.lock();
+        state.delivered.fill_bytes += fill_bytes;
+        state.has_named(u64::from(placed) * page::PAGE_BYTES as u64);
+        state.leaves();
+        if let Some(batch) = left {
+            state.comes_again(Load::Wanted(batch));
+        }
+        if let Some(unkept) = unkept {
+            state.enters();
+            if let Some(resolved) = state.pending.wait(ticket, unkept, later)? {
+                state.resolve(resolved);
+            }
+        }
+        self.work.notify_all();
+        self.has_less(state);
+        Ok(())
+    }
+
+    /// The destination says what has become of pages that it waited for.
+    pub(crate) fn late(&self, ticket: u32, wanted: Vec<u8>) -> Result<(), Nonsense> {
+        let mut state = self.state.lock();
+        if let Some(resolved) = state.pending.late(ticket, wanted)? {
+            state.resolve(resolved);
+        }
+        self.work.notify_all();
+        self.has_less(state);
+        Ok(())
     }
 
     /// Pages of a batch that a lane has taken are not sent after all.
@@ -225,6 +320,9 @@ impl Queue {
             return;
         }
         for load in loads.rev() {
+            if matches!(load, Load::Named(_)) {
+                state.pending.void();
+            }
             state.again.push_front(load);
         }
         drop(state);
@@ -316,6 +414,7 @@ impl Queue {
         let state = self.state.lock();
         let mut delivered = state.delivered;
         delivered.blocks_held = state.held.len() as u64;
+        delivered.pending_bytes = state.pending.bytes();
         if let Some(since) = state.busy_since {
             delivered.busy += since.elapsed();
         }

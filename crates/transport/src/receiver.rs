@@ -5,10 +5,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use content::Name;
 use identity::{Connection, Reader, Writer};
-use page::{Decoder, Encoding};
+use page::{BlockId, Decoder, Encoding, Epoch, PageIndex};
 use placer::{PlaceError, Placer, RawSource};
-use wire::{Ack, BatchHeader, LaneHeader, Tables, WireError};
+use wire::{Ack, Answer, BatchHeader, LaneHeader, NamedHeader, NamedTables, Tables, WireError};
 
 use crate::blocks::{BlockSink, Blocks, TakeError};
 
@@ -37,6 +38,9 @@ pub enum LaneEnd {
     /// Disk blocks in a migration that moves none.
     #[error("the source sent disk blocks, but announced no disks")]
     NoDisks,
+    /// Pages by name in a migration that shares nothing.
+    #[error("the source sent pages by name, which was not agreed on")]
+    NoNames,
     /// The migration ended, perhaps before this lane's batches could be used.
     #[error("the migration ended")]
     Over,
@@ -49,53 +53,96 @@ impl LaneEnd {
         match self {
             Self::Io(_) | Self::Over => true,
             Self::Place(error) => error.only_this_lane(),
-            Self::Peer(_) | Self::Decode(_) | Self::Blocks(_) | Self::NoDisks => false,
+            Self::Peer(_) | Self::Decode(_) | Self::Blocks(_) | Self::NoDisks | Self::NoNames => {
+                false
+            }
         }
     }
 }
 
-/// Reads a lane to its end. `placer` is asked for at the first batch of pages
-/// and may block until the block list is known; so is `disks` at the first batch
-/// of disk blocks, until the disks are announced.
+/// Where what lanes bring goes. Each may block until it is known.
+pub trait Ends {
+    /// What places pages, once the block list is known; none: the migration ended.
+    fn placer(&self) -> Option<Arc<Placer>>;
+
+    /// What takes disk blocks, once the disks are announced.
+    ///
+    /// # Errors
+    /// If the migration moves none, or ended.
+    fn disks(&self) -> Result<Arc<dyn BlockSink>, LaneEnd> {
+        Err(LaneEnd::NoDisks)
+    }
+
+    /// What finds pages that come by name.
+    ///
+    /// # Errors
+    /// If none were agreed on.
+    fn resolver(&self) -> Result<Arc<dyn Resolver>, LaneEnd> {
+        Err(LaneEnd::NoNames)
+    }
+}
+
+/// Finds what pages contain whose names the source sent. Shared by all lanes.
+pub trait Resolver: Send + Sync {
+    /// Places those of the pages whose content is here, and says what becomes of
+    /// the others: bits for those that are wanted from the source, and for those
+    /// that come later by other ways.
+    ///
+    /// # Errors
+    /// If the source sent what can't be placed, or RAM can't be written.
+    fn resolve(
+        &self,
+        header: NamedHeader,
+        pages: &[PageIndex],
+        names: &[Name],
+    ) -> Result<(u128, u128), PlaceError>;
+
+    /// The source has sent these pages as bytes, and they are placed.
+    fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]);
+}
+
+/// Reads a lane to its end, and adds what it reads to `received_bytes`, batch by
+/// batch.
 ///
 /// # Errors
 /// If it ends other than by the source closing it between batches.
 pub fn receive(
     connection: &mut Connection,
-    placer: impl Fn() -> Option<Arc<Placer>>,
-    disks: impl Fn() -> Result<Arc<dyn BlockSink>, LaneEnd>,
-) -> Result<(), LaneEnd> {
-    receive_counted(connection, placer, disks, &AtomicU64::new(0))
-}
-
-/// As [`receive`], and adds what it reads to `received_bytes`, batch by batch.
-///
-/// # Errors
-/// As there.
-pub fn receive_counted(
-    connection: &mut Connection,
-    placer: impl Fn() -> Option<Arc<Placer>>,
-    disks: impl Fn() -> Result<Arc<dyn BlockSink>, LaneEnd>,
+    ends: &impl Ends,
     received_bytes: &AtomicU64,
 ) -> Result<(), LaneEnd> {
     let (reader, writer) = connection.halves();
     let mut lane = Lane { reader, writer, placed: 0, acknowledged: 0 };
     let mut work = Work::default();
-    let mut blocks = Blocks::new(disks);
+    let mut blocks = Blocks::new(|| ends.disks());
     let mut known_placer = None;
+    let mut resolver = None;
     while let Some(header) = lane.next_header()? {
         received_bytes.fetch_add(batch_bytes(&header), Relaxed);
-        match header {
-            LaneHeader::Pages(header) => {
-                let placer = match &known_placer {
-                    Some(placer) => placer,
-                    None => known_placer.insert(placer().ok_or(LaneEnd::Over)?),
-                };
-                work.place(&mut lane, placer, header)?;
-            }
-            LaneHeader::Blocks(header) => blocks.receive(&mut lane, header, &mut work.decoder)?,
-        }
         lane.placed += 1;
+        if let LaneHeader::Blocks(header) = header {
+            blocks.receive(&mut lane, header, &mut work.decoder)?;
+        } else {
+            let placer = match &known_placer {
+                Some(placer) => placer,
+                None => known_placer.insert(ends.placer().ok_or(LaneEnd::Over)?),
+            };
+            match header {
+                LaneHeader::Blocks(_) => {}
+                LaneHeader::Pages(header) => {
+                    work.place(&mut lane, placer, header)?;
+                    // They may be what was wanted of names that came by any lane.
+                    if let Some(resolver) = resolver.get_or_insert_with(|| ends.resolver().ok()) {
+                        resolver.came(header.block, header.epoch, &work.tables.pages);
+                    }
+                }
+                LaneHeader::Named(header) => {
+                    let known = resolver.get_or_insert_with(|| ends.resolver().ok());
+                    let resolver = known.as_ref().ok_or(LaneEnd::NoNames)?;
+                    work.resolve(&mut lane, placer, &**resolver, header)?;
+                }
+            }
+        }
         if lane.placed - lane.acknowledged >= ACK_EVERY {
             lane.acknowledge()?;
         }
@@ -108,6 +155,7 @@ fn batch_bytes(header: &LaneHeader) -> u64 {
     let (tables_bytes, payload_bytes) = match header {
         LaneHeader::Pages(header) => (header.tables_bytes(), header.payload_bytes),
         LaneHeader::Blocks(header) => (header.table_bytes(), header.payload_bytes),
+        LaneHeader::Named(header) => (header.tables_bytes(), 0),
     };
     (LaneHeader::BYTES + tables_bytes) as u64 + u64::from(payload_bytes)
 }
@@ -139,6 +187,15 @@ impl Lane<'_> {
         Ok(Some(LaneHeader::parse(&bytes)?))
     }
 
+    /// Answers a batch of names: all before it are placed.
+    fn answer(&mut self, (wanted, later): (u128, u128)) -> Result<(), LaneEnd> {
+        // One before it may be acknowledged by this one alone.
+        let answer = Answer { placed: self.placed, wanted, later };
+        self.writer.write_all(&answer.to_bytes())?;
+        self.acknowledged = self.placed;
+        Ok(())
+    }
+
     fn acknowledge(&mut self) -> Result<(), LaneEnd> {
         if self.acknowledged < self.placed {
             self.writer.write_all(&Ack { placed: self.placed }.to_bytes())?;
@@ -163,12 +220,30 @@ impl RawSource for Lane<'_> {
 struct Work {
     table_bytes: Vec<u8>,
     tables: Tables,
+    named: NamedTables,
     payload: Vec<u8>,
     scratch: Vec<u8>,
     decoder: Decoder,
 }
 
 impl Work {
+    fn resolve(
+        &mut self,
+        lane: &mut Lane<'_>,
+        placer: &Placer,
+        resolver: &dyn Resolver,
+        header: NamedHeader,
+    ) -> Result<(), LaneEnd> {
+        self.table_bytes.resize(header.tables_bytes(), 0);
+        RawSource::read_exact(lane, &mut self.table_bytes)?;
+        self.named.parse(header, &self.table_bytes)?;
+        let NamedTables { pages, names, fills } = &self.named;
+        if !fills.is_empty() {
+            placer.place_fills(header.block, header.epoch, fills)?;
+        }
+        lane.answer(resolver.resolve(header, pages, names)?)
+    }
+
     fn place(
         &mut self,
         lane: &mut Lane<'_>,

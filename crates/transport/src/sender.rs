@@ -1,20 +1,25 @@
 //! One lane at the source: its sender thread and its acknowledgement thread.
 
 use std::io::{IoSlice, Read, Write};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
+use content::Name;
 use crew::Crew;
 use identity::{Connection, Reader, Writer};
-use page::{Encoded, Encoder, Encoding};
-use wire::{Ack, BatchHeader, BlockHeader, Kind, Reply};
+use page::{
+    BATCH_PAGES, Batch, BlockBatch, Encoded, Encoder, Encoding, PAGE_BYTES, Pool, SLOT_BYTES,
+};
+use wire::{Ack, Answer, BatchHeader, BlockHeader, Kind, NamedHeader, Reply};
 
 use crate::connect::connect;
 use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
 use crate::lanes::{LanesPlan, Shared};
-use crate::load::Load;
+use crate::load::{Load, Named};
 use crate::meter::{Doing, thread_cpu};
+use crate::namer::Asking;
 use crate::outage::Outage;
 use crate::pacer::Paced;
 use crate::queue::Work;
@@ -119,6 +124,7 @@ fn send(
     let meter = &shared.meters[number];
     let mut packing = Packing::default();
     let mut sifting = Sifting::default();
+    let mut naming = Naming::new();
     let mut head = Vec::new();
     let pacer = &shared.pacers[number];
     let mut socket = Paced { inner: writer, pacer, written: &meter.wire_bytes };
@@ -131,22 +137,106 @@ fn send(
             Work::End => return Ok(Sent::All),
         };
         meter.turn_to(Doing::Encoding);
-        if let (Some(sieve), Load::Pages(batch)) = (&shared.plan.sieve, &mut load) {
+        if let (Some(sieve), Load::Pages(batch) | Load::Wanted(batch)) =
+            (&shared.plan.sieve, &mut load)
+        {
             shared.queue.dropped(sifting.sift(&**sieve, batch));
         }
-        let encoded = encode(shared, &mut packing, &load);
-        meter.turn_to(Doing::Writing);
         head.clear();
-        let written = write_batch(&mut socket, &load, encoded, &mut head);
+        let (load, asked) = naming.ask(shared, load, &mut head);
+        let read = match naming.read_again(shared, &load) {
+            Ok(read) => read,
+            Err(error) => {
+                shared.queue.fail(LanesError::SourceGone);
+                return Err(error);
+            }
+        };
+        let written = if asked {
+            meter.turn_to(Doing::Writing);
+            write_all(&mut socket, &mut [IoSlice::new(&head)])
+        } else {
+            let content = match (&load, &read) {
+                (Load::Blocks(blocks), _) => Content::Blocks(blocks),
+                (_, Some(batch)) => Content::Pages(batch),
+                (Load::Pages(batch) | Load::Wanted(batch), None) => Content::Pages(batch),
+                (Load::Named(_) | Load::Again(_), None) => unreachable!("asked, or read again"),
+            };
+            let encoded = encode(shared, &mut packing, content);
+            meter.turn_to(Doing::Writing);
+            write_batch(&mut socket, content, encoded, &mut head)
+        };
         meter.turn_to(Doing::Waiting);
         match written {
-            Ok(()) => {
-                meter.batches.fetch_add(flight.sent(load, &shared.queue), Relaxed);
-            }
+            Ok(()) => match flight.sent(load, &shared.queue) {
+                Some(released) => drop(meter.batches.fetch_add(released, Relaxed)),
+                None => return Err(nonsense(shared)),
+            },
             Err(error) => {
                 shared.queue.hand_back(std::iter::once(load));
                 return Err(error);
             }
+        }
+    }
+}
+
+/// What a lane's sender needs to ask by name, and to send what was asked for.
+struct Naming {
+    names: Vec<Name>,
+    /// Room for pages that are read once more. Apart from the migration's pool:
+    /// whoever drains that must not wait for it.
+    spare: Arc<Pool>,
+}
+
+impl Naming {
+    fn new() -> Self {
+        Self { names: Vec::with_capacity(BATCH_PAGES), spare: Pool::new(SLOT_BYTES) }
+    }
+
+    /// Turns a batch that should go by name into one that does, and puts what is
+    /// sent of it into `head`; says whether it did.
+    fn ask(&mut self, shared: &Shared, load: Load, head: &mut Vec<u8>) -> (Load, bool) {
+        let batch = match load {
+            Load::Pages(batch) | Load::Named(Named { batch, .. }) => batch,
+            other => return (other, false),
+        };
+        let asking = match &shared.plan.namer {
+            Some(namer) if !batch.bodies().is_empty() => namer.name(&batch, &mut self.names),
+            _ => Asking::No,
+        };
+        if asking == Asking::No {
+            return (Load::Pages(batch), false);
+        }
+        let ticket = shared.queue.ticket();
+        let may_wait = asking == Asking::MayWait;
+        NamedHeader::write_for(&batch, &self.names, ticket, may_wait, head);
+        (Load::Named(Named { batch, ticket }), true)
+    }
+
+    /// What pages that were not kept contain by now.
+    fn read_again(&self, shared: &Shared, load: &Load) -> std::io::Result<Option<Batch>> {
+        let Load::Again(unkept) = load else { return Ok(None) };
+        let gone = || std::io::Error::other("the source's QEMU is gone");
+        let namer = shared.plan.namer.as_ref().ok_or_else(gone)?;
+        let mut batch = self.spare.take().map_err(std::io::Error::other)?;
+        if !unkept.fill(&**namer, &mut batch) {
+            return Err(gone());
+        }
+        Ok(Some(batch))
+    }
+}
+
+/// What is sent as bytes.
+#[derive(Clone, Copy)]
+enum Content<'l> {
+    Pages(&'l Batch),
+    Blocks(&'l BlockBatch),
+}
+
+impl Content<'_> {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Pages(batch) => batch.bodies().len() * PAGE_BYTES,
+            Self::Blocks(batch) => batch.data().len(),
         }
     }
 }
@@ -160,19 +250,19 @@ struct Packing {
     blocks: Reluctance,
 }
 
-fn encode<'p>(shared: &Shared, packing: &'p mut Packing, load: &Load) -> Encoded<'p> {
+fn encode<'p>(shared: &Shared, packing: &'p mut Packing, content: Content<'_>) -> Encoded<'p> {
     let wanted = Encoding::try_from(shared.encoding.load(Relaxed)).unwrap_or(Encoding::Raw);
     let Packing { encoder, pages, blocks } = packing;
-    let reluctance = match load {
-        Load::Pages(_) => pages,
-        Load::Blocks(_) => blocks,
+    let reluctance = match content {
+        Content::Pages(_) => pages,
+        Content::Blocks(_) => blocks,
     };
-    if wanted == Encoding::Raw || load.payload_bytes() == 0 || !reluctance.try_next() {
+    if wanted == Encoding::Raw || content.bytes() == 0 || !reluctance.try_next() {
         return Encoded { encoding: Encoding::Raw, bytes: &[] };
     }
-    let encoded = match load {
-        Load::Pages(batch) => encoder.encode(wanted, batch),
-        Load::Blocks(batch) => encoder.encode_blocks(wanted, batch),
+    let encoded = match content {
+        Content::Pages(batch) => encoder.encode(wanted, batch),
+        Content::Blocks(batch) => encoder.encode_blocks(wanted, batch),
     };
     reluctance.tried(encoded.encoding != Encoding::Raw);
     encoded
@@ -181,26 +271,26 @@ fn encode<'p>(shared: &Shared, packing: &'p mut Packing, load: &Load) -> Encoded
 /// Writes header, tables and payload.
 fn write_batch(
     socket: &mut impl Write,
-    load: &Load,
+    content: Content<'_>,
     encoded: Encoded<'_>,
     head: &mut Vec<u8>,
 ) -> std::io::Result<()> {
     let is_raw = encoded.encoding == Encoding::Raw;
-    let payload_bytes = if is_raw { load.payload_bytes() } else { encoded.bytes.len() };
+    let payload_bytes = if is_raw { content.bytes() } else { encoded.bytes.len() };
     let code = u8::from(encoded.encoding);
-    let contiguous = match load {
-        Load::Pages(batch) => {
+    let contiguous = match content {
+        Content::Pages(batch) => {
             BatchHeader::write_for(batch, code, payload_bytes, head);
             batch.contiguous()
         }
-        Load::Blocks(batch) => {
+        Content::Blocks(batch) => {
             BlockHeader::write_for(batch, code, payload_bytes, head);
             Some(batch.data())
         }
     };
-    match (is_raw, contiguous, load) {
+    match (is_raw, contiguous, content) {
         (false, ..) => write_all(socket, &mut [IoSlice::new(head), IoSlice::new(encoded.bytes)]),
-        (true, None, Load::Pages(batch)) => {
+        (true, None, Content::Pages(batch)) => {
             let bodies = batch.bodies().iter().map(|body| IoSlice::new(batch.bytes_of(*body)));
             let mut pieces: Vec<_> = std::iter::once(IoSlice::new(head)).chain(bodies).collect();
             write_all(socket, &mut pieces)
@@ -230,17 +320,40 @@ fn read_acks(
     reader: &mut Reader,
     flight: &Flight,
 ) -> std::io::Result<()> {
-    let mut bytes = [0; Ack::BYTES];
+    let mut bytes = [0; Answer::BYTES];
     loop {
-        reader.read_exact(&mut bytes)?;
-        let released =
-            Ack::parse(&bytes).ok().and_then(|ack| flight.acknowledged(ack.placed, &shared.queue));
-        let Some(released) = released else {
-            // Not a matter of this connection: the peer is broken or hostile.
-            shared.queue.fail(LanesError::Nonsense);
-            let kind = std::io::ErrorKind::InvalidData;
-            return Err(std::io::Error::new(kind, LanesError::Nonsense));
+        let released = match read_reply(reader, &mut bytes)? {
+            Some(Said::Ack(ack)) => flight.acknowledged(ack.placed, &shared.queue),
+            Some(Said::Answer(answer)) => flight.answered(answer, &shared.queue),
+            None => None,
         };
+        let Some(released) = released else { return Err(nonsense(shared)) };
         shared.meters[number].batches.fetch_add(released, Relaxed);
     }
+}
+
+/// Not a matter of this connection: the peer is broken or hostile.
+fn nonsense(shared: &Shared) -> std::io::Error {
+    shared.queue.fail(LanesError::Nonsense);
+    std::io::Error::new(std::io::ErrorKind::InvalidData, LanesError::Nonsense)
+}
+
+/// What the destination says on a lane.
+enum Said {
+    Ack(Ack),
+    Answer(Answer),
+}
+
+/// None if it is neither.
+fn read_reply(
+    reader: &mut Reader,
+    bytes: &mut [u8; Answer::BYTES],
+) -> std::io::Result<Option<Said>> {
+    let (ack, rest) = bytes.split_first_chunk_mut::<{ Ack::BYTES }>().expect("an answer is longer");
+    reader.read_exact(ack)?;
+    if !ack.first_chunk().is_some_and(Answer::begins) {
+        return Ok(Ack::parse(ack).ok().map(Said::Ack));
+    }
+    reader.read_exact(rest)?;
+    Ok(Answer::parse(bytes).ok().map(Said::Answer))
 }

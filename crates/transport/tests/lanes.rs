@@ -13,7 +13,7 @@ use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
-use transport::{Endpoint, LaneEnd, Lanes, LanesError, LanesPlan, receive_counted};
+use transport::{Endpoint, Ends, Lanes, LanesError, LanesPlan, receive};
 use wire::{Preamble, Reply, Token};
 
 const PAGES: u32 = 2048;
@@ -118,6 +118,14 @@ impl Drop for Destination {
     }
 }
 
+struct ToPlacer(Arc<Placer>);
+
+impl Ends for ToPlacer {
+    fn placer(&self) -> Option<Arc<Placer>> {
+        Some(Arc::clone(&self.0))
+    }
+}
+
 fn serve(
     stream: TcpStream,
     cut: Option<usize>,
@@ -141,9 +149,7 @@ fn serve(
         return;
     }
     resumed.fetch_add(u64::from(connection.is_resumed()), SeqCst);
-    let placer = || Some(Arc::clone(placer));
-    if let Err(error) = receive_counted(&mut connection, placer, || Err(LaneEnd::NoDisks), received)
-    {
+    if let Err(error) = receive(&mut connection, &ToPlacer(Arc::clone(placer)), received) {
         assert!(error.only_this_lane(), "{error}");
     }
 }
@@ -202,6 +208,7 @@ fn send_at(pace: Option<u64>, lanes: usize, encoding: Encoding, destination: &De
         token: Token([1; 16]),
         encoding,
         sieve: None,
+        namer: None,
     };
     let carrier = Lanes::start(plan).unwrap();
     (0..lanes).for_each(|lane| carrier.set_pace(lane, pace));
@@ -298,6 +305,7 @@ fn lanes_that_crawl_can_be_stopped() {
         token: Token([1; 16]),
         encoding: Encoding::Raw,
         sieve: None,
+        namer: None,
     };
     let lanes = Lanes::start(plan).unwrap();
     lanes.set_pace(0, Some(1));
@@ -322,6 +330,7 @@ fn lanes_that_are_stopped_give_everything_back() {
         token: Token([1; 16]),
         encoding: Encoding::Raw,
         sieve: None,
+        namer: None,
     };
     let lanes = Lanes::start(plan).unwrap();
     let pool = Pool::new(4 * SLOT_BYTES);

@@ -93,7 +93,7 @@ impl BatchHeader {
     /// Bytes of the tables that follow.
     #[must_use]
     pub fn tables_bytes(self) -> usize {
-        usize::from(self.bodies) * PAGE_ENTRY_BYTES + usize::from(self.fills) * FILL_ENTRY_BYTES
+        Tables::bytes(self.bodies, self.fills)
     }
 
     /// Writes the header and the tables of `batch` after what `out` holds.
@@ -111,14 +111,7 @@ impl BatchHeader {
             payload_bytes: u32::try_from(payload_bytes).expect("at most BATCH_PAGES pages"),
         };
         header.write(out);
-        for body in batch.bodies() {
-            out.extend_from_slice(&body.page.0.to_le_bytes());
-        }
-        for fill in batch.fills() {
-            out.extend_from_slice(&fill.first.0.to_le_bytes());
-            out.extend_from_slice(&fill.count.to_le_bytes());
-            out.push(fill.byte);
-        }
+        Tables::write(batch, out);
     }
 }
 
@@ -139,20 +132,45 @@ impl Tables {
     /// # Errors
     /// If the length is another one.
     pub fn parse(&mut self, header: BatchHeader, bytes: &[u8]) -> Result<(), WireError> {
-        self.pages.clear();
-        self.fills.clear();
         if bytes.len() != header.tables_bytes() {
             return Err(WireError::Contradiction("tables of another length than announced"));
         }
-        let (pages, fills) = bytes.split_at(usize::from(header.bodies) * PAGE_ENTRY_BYTES);
-        self.pages
-            .extend(pages.chunks_exact(PAGE_ENTRY_BYTES).map(|entry| PageIndex(le32(entry, 0))));
-        self.fills.extend(fills.chunks_exact(FILL_ENTRY_BYTES).map(|entry| Fill {
+        Self::read(header.bodies, bytes, &mut self.pages, &mut self.fills);
+        Ok(())
+    }
+
+    /// How long tables are.
+    pub(crate) fn bytes(pages: u16, fills: u16) -> usize {
+        usize::from(pages) * PAGE_ENTRY_BYTES + usize::from(fills) * FILL_ENTRY_BYTES
+    }
+
+    pub(crate) fn write(batch: &Batch, out: &mut Vec<u8>) {
+        for body in batch.bodies() {
+            out.extend_from_slice(&body.page.0.to_le_bytes());
+        }
+        for fill in batch.fills() {
+            out.extend_from_slice(&fill.first.0.to_le_bytes());
+            out.extend_from_slice(&fill.count.to_le_bytes());
+            out.push(fill.byte);
+        }
+    }
+
+    /// Reads tables with as many pages, all of `bytes`.
+    pub(crate) fn read(
+        count: u16,
+        bytes: &[u8],
+        pages: &mut Vec<PageIndex>,
+        fills: &mut Vec<Fill>,
+    ) {
+        let (table, rest) = bytes.split_at(usize::from(count) * PAGE_ENTRY_BYTES);
+        pages.clear();
+        pages.extend(table.chunks_exact(PAGE_ENTRY_BYTES).map(|entry| PageIndex(le32(entry, 0))));
+        fills.clear();
+        fills.extend(rest.chunks_exact(FILL_ENTRY_BYTES).map(|entry| Fill {
             first: PageIndex(le32(entry, 0)),
             count: le32(entry, 4),
             byte: entry[8],
         }));
-        Ok(())
     }
 }
 

@@ -14,6 +14,7 @@ use page::{BLOCK_BYTES_MAX, BlockBatch, DiskId, EXTENT_BYTES_MAX, EXTENTS_MAX};
 
 use crate::batch::BatchHeader;
 use crate::error::WireError;
+use crate::named::{self, NamedHeader};
 use crate::read::{le16, le32, le64};
 
 const MAGIC: u16 = 0xd7b2;
@@ -143,19 +144,22 @@ pub enum LaneHeader {
     Pages(BatchHeader),
     /// A batch of disk blocks.
     Blocks(BlockHeader),
+    /// A batch of pages by name.
+    Named(NamedHeader),
 }
 
 impl LaneHeader {
-    /// The length of either on the wire.
+    /// The length of any on the wire.
     pub const BYTES: usize = BatchHeader::BYTES;
 
     /// From a peer's bytes.
     ///
     /// # Errors
-    /// If it is neither, or a field is above its cap.
+    /// If it is none, or a field is above its cap.
     pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
         match le16(bytes, 0) {
             MAGIC => BlockHeader::parse(bytes).map(Self::Blocks),
+            named::MAGIC => NamedHeader::parse(bytes).map(Self::Named),
             _ => BatchHeader::parse(bytes).map(Self::Pages),
         }
     }
@@ -172,7 +176,7 @@ mod tests {
         let (head, rest) = bytes.split_first_chunk().unwrap();
         match LaneHeader::parse(head)? {
             LaneHeader::Blocks(header) => header.fill(rest, batch).map(|()| header),
-            LaneHeader::Pages(_) => panic!("blocks were written"),
+            LaneHeader::Pages(_) | LaneHeader::Named(_) => panic!("blocks were written"),
         }
     }
 

@@ -6,6 +6,7 @@
 
 use std::io::{Read, Write};
 
+use content::Domain;
 use crew::Terms;
 use policy::pace::DestinationUse;
 use serde::de::DeserializeOwned;
@@ -67,6 +68,28 @@ pub struct Prepare {
     /// For the destination's data threads.
     #[serde(default)]
     pub terms: Terms,
+    /// Pages may come by name.
+    #[serde(default)]
+    pub sharing: Option<SharingOrder>,
+}
+
+/// With whom content may be shared, and how it is named.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharingOrder {
+    /// The domain that the VM belongs to.
+    pub domain: Domain,
+    /// What shows that both ends make names with the same key.
+    pub print: String,
+}
+
+/// What has become of pages of a batch that were to come later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Late {
+    /// The batch.
+    pub ticket: u32,
+    /// Those that are wanted from the source after all, by their place in it. All
+    /// others that were to come later are placed.
+    pub wanted: Vec<u8>,
 }
 
 /// The destination's answer, when it is ready.
@@ -78,6 +101,9 @@ pub struct Prepared {
     pub qemu: String,
     /// Features not used at the destination, and why.
     pub notes: Vec<String>,
+    /// Pages may come by name, as was ordered.
+    #[serde(default)]
+    pub sharing: bool,
 }
 
 /// A RAM block as QEMU announced it.
@@ -170,6 +196,11 @@ pub enum ToSource {
         /// So many batches of disk blocks may be sent, all disks' together, and
         /// all that were ever sent counted once. Never less than before.
         batches: u64,
+    },
+    /// Pages that came by name, and were not there yet.
+    Late {
+        /// Some batches at a time.
+        batches: Vec<Late>,
     },
     /// What crosses the destination's NICs: once a second.
     NicUse(DestinationUse),

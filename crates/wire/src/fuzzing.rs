@@ -1,18 +1,20 @@
 //! Entry points for the fuzzers (`fuzz/`), and for the seeded runs in this
 //! crate's tests: whatever a peer sends is read or refused, within the caps.
 
+use content::{NAME_BYTES, Name};
 use page::{BATCH_PAGES, BLOCK_BYTES_MAX, DiskId, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 
 use crate::{
-    Ack, BatchHeader, BlockHeader, FILLS_MAX, Frame, Inquiry, Kind, LaneHeader, Preamble, Reply,
-    Tables, ToDestination, ToSource, Token, read_frame, read_message,
+    Ack, Answer, BatchHeader, BlockHeader, FILLS_MAX, Frame, Inquiry, Kind, LaneHeader,
+    NamedHeader, NamedTables, Preamble, Reply, Tables, ToDestination, ToSource, Token, read_frame,
+    read_message,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
 /// Then the same bytes as acknowledgements.
 pub fn lane(bytes: &[u8]) {
     let mut rest = bytes;
-    let mut tables = Tables::default();
+    let (mut tables, mut named) = (Tables::default(), NamedTables::default());
     let pool = Pool::new(SLOT_BYTES);
     while let Some((head, after)) = rest.split_first_chunk::<{ LaneHeader::BYTES }>() {
         let (payload_bytes, after) = match LaneHeader::parse(head) {
@@ -38,11 +40,23 @@ pub fn lane(bytes: &[u8]) {
                 assert_eq!(batch.pieces().map(|piece| piece.bytes).sum::<u64>(), batch.bytes());
                 (header.payload_bytes, after)
             }
+            Ok(LaneHeader::Named(header)) => {
+                let Some((table, after)) = after.split_at_checked(header.tables_bytes()) else {
+                    break;
+                };
+                named.parse(header, table).expect("tables of the announced length");
+                assert!(named.names.len() <= BATCH_PAGES && named.fills.len() <= FILLS_MAX);
+                assert_eq!(named.names.len(), named.pages.len());
+                (0, after)
+            }
         };
         rest = after.get(payload_bytes as usize..).unwrap_or_default();
     }
     for ack in bytes.as_chunks::<{ Ack::BYTES }>().0 {
         let _ = Ack::parse(ack);
+    }
+    for answer in bytes.as_chunks::<{ Answer::BYTES }>().0 {
+        let _ = Answer::parse(answer);
     }
 }
 
@@ -85,8 +99,10 @@ pub fn seed_lanes() -> Vec<Vec<u8>> {
         seed_pages(0, bodies, fills, &mut long);
         seed_blocks(0, &mut long);
     }
+    seed_names(&mut long);
     seeds.push(long);
     seeds.push((0..4).flat_map(|placed| Ack { placed: placed * 5 }.to_bytes()).collect());
+    seeds.push(Answer { placed: 9, wanted: 5, later: 2 }.to_bytes().to_vec());
     seeds
 }
 
@@ -101,6 +117,16 @@ fn seed_pages(encoding: u8, bodies: u32, fills: u32, out: &mut Vec<u8>) {
     let payload = if encoding == 0 { bodies as usize * PAGE_BYTES } else { 300 };
     BatchHeader::write_for(&batch, encoding, payload, out);
     out.resize(out.len() + payload, 7);
+}
+
+fn seed_names(out: &mut Vec<u8>) {
+    let mut batch = Pool::new(SLOT_BYTES).take().expect("an open pool");
+    let names: Vec<Name> = (0..3).map(|nth| Name([nth; NAME_BYTES])).collect();
+    for nth in 0..names.len() {
+        batch.push_body(PageIndex(nth as u32), nth * PAGE_BYTES);
+    }
+    batch.push_fill(PageIndex(9), 0);
+    NamedHeader::write_for(&batch, &names, 77, true, out);
 }
 
 fn seed_blocks(encoding: u8, out: &mut Vec<u8>) {
@@ -144,7 +170,7 @@ pub fn seed_controls() -> Vec<Vec<u8>> {
 }
 
 /// As they are on the wire: what other versions may say has to be read too.
-const MESSAGES: [&str; 15] = [
+const MESSAGES: [&str; 17] = [
     r#"{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu","-m","1G"],"cwd":"/",
         "overrides":[["/a","/b"]],"qemu":"10.0.2","shape":{"machine":"q35"},"disks":[],
         "shared_disks":true,"moving":[],"allowed":{},"incoming_qmp":null,
@@ -160,6 +186,10 @@ const MESSAGES: [&str; 15] = [
     r#"{"say":"placement","mapped":["pc.ram"],"inline":["vga.vram"]}"#,
     r#"{"say":"nic-use","nics":[{"speed_bytes_per_s":null,"all_bytes_per_s":9,
         "content_bytes_per_s":8,"ours_bytes_per_s":7,"migrations":1}],"lanes":[0,null]}"#,
+    r#"{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu"],"cwd":"/",
+        "overrides":[],"qemu":"10.0.2","shape":{},"disks":[],"shared_disks":false,"moving":[],"allowed":{},"incoming_qmp":null,
+        "sharing":{"domain":"","print":"00ff"}}"#,
+    r#"{"say":"late","batches":[{"ticket":7,"wanted":[0,127]},{"ticket":8,"wanted":[]}]}"#,
     r#"{"say":"note","text":"why"}"#,
     r#"{"say":"switchover","said":{"migration":"7f3a","say":"loaded"}}"#,
     r#"{"say":"cost","cpu_s":1.5,"pool_high_water_bytes":5,"ran_ms":2.5}"#,
@@ -183,7 +213,8 @@ mod tests {
             let is_ack = |bytes: &[u8; Ack::BYTES]| Ack::parse(bytes).is_ok();
             let acks = seed.as_chunks().0.iter().all(is_ack);
             let head = seed.first_chunk().expect("a header");
-            assert!(acks || LaneHeader::parse(head).is_ok());
+            let answer = seed.first_chunk().is_some_and(|bytes| Answer::parse(bytes).is_ok());
+            assert!(acks || answer || LaneHeader::parse(head).is_ok());
         }
     }
 

@@ -7,7 +7,8 @@
 //! - control: [`Frame`]s; most carry one message as JSON
 //!   ([`ToDestination`], [`ToSource`]), the others pieces of the residue.
 //! - lane: from the source [`BatchHeader`]s with their tables and bodies, and
-//!   [`BlockHeader`]s with their extents and data; from the destination [`Ack`]s.
+//!   [`BlockHeader`]s with their extents and data, [`NamedHeader`]s with names; from
+//!   the destination [`Ack`]s and [`Answer`]s.
 //!
 //! Everything read here comes from a peer: lengths and counts are capped
 //! before anyone allocates or loops by them. docs/PROTOCOL.md tells the story.
@@ -21,15 +22,17 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod inquiry;
+mod named;
 mod preamble;
 mod read;
 
 pub use batch::{Ack, BatchHeader, FILLS_MAX, Tables};
 pub use block::{BlockHeader, LaneHeader, SEQUENCES_AHEAD_MAX};
 pub use control::{
-    Announced, Frame, FrameHeader, Prepare, Prepared, ToDestination, ToSource, read_frame,
-    read_message,
+    Announced, Frame, FrameHeader, Late, Prepare, Prepared, SharingOrder, ToDestination, ToSource,
+    read_frame, read_message,
 };
 pub use error::WireError;
 pub use inquiry::{Inquiry, Word};
+pub use named::{Answer, NamedHeader, NamedTables};
 pub use preamble::{Kind, Preamble, Reply, Token, VERSION};

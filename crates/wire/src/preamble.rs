@@ -5,7 +5,7 @@ use crate::read::{field, le16};
 
 /// The version of everything in this crate. It changes when a peer that knows
 /// only the older one would misunderstand.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 const MAGIC: [u8; 8] = *b"DROVEWAY";
 

@@ -24,6 +24,7 @@ pub(super) struct File {
     pub(super) tls: Option<PathBuf>,
     pub(super) insecure_plaintext: bool,
     pub(super) cgroups: Option<bool>,
+    pub(super) sharing: Option<bool>,
     pub(super) waits: engine::Waits,
 }
 

@@ -96,6 +96,7 @@ pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
         body_bytes: 0,
         fill_bytes: 0,
         dropped_bytes: 0,
+        named_bytes: 0,
         stopped_bytes: 0,
         residue_bytes: 0,
         wire_bytes: 0,

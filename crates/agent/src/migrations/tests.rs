@@ -53,6 +53,7 @@ impl Site {
             slowed: None,
             agent_port: 7450,
             waits: engine::Waits::default(),
+            sharing: None,
         };
         let settlers = Settlers::new(
             Arc::clone(&self.registry),

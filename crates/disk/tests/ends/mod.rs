@@ -15,7 +15,8 @@ use disk::{DiskSink, Done, WriteBlocks, WriteFailure};
 use identity::{Connection, Security};
 use page::Encoding;
 use parking_lot::{Condvar, Mutex};
-use transport::{BlockSink, Endpoint, Lanes, LanesPlan, receive};
+use placer::Placer;
+use transport::{BlockSink, Endpoint, Ends, LaneEnd, Lanes, LanesPlan, receive};
 use wire::{Preamble, Reply, Token};
 
 /// Pseudo-random numbers that a seed repeats.
@@ -215,6 +216,7 @@ impl Destination {
             token: Token([1; 16]),
             encoding,
             sieve: None,
+            namer: None,
         };
         Arc::new(Lanes::start(plan).unwrap())
     }
@@ -263,15 +265,27 @@ fn serve(
         None => stream,
         Some(bytes) => through_a_proxy(stream, bytes),
     };
-    let sink = Arc::clone(sink) as Arc<dyn BlockSink>;
+    let sink = Arc::clone(sink);
     let closer = inner.try_clone().unwrap();
     let mut connection = Connection::plain(inner);
-    let outcome = receive(&mut connection, || None, || Ok(Arc::clone(&sink)));
+    let outcome = receive(&mut connection, &ToSink(sink), &AtomicU64::new(0));
     let _ = closer.shutdown(Shutdown::Both);
     if let Err(error) = outcome
         && !error.only_this_lane()
     {
         reasons.lock().push(error.to_string());
+    }
+}
+
+struct ToSink(Arc<DiskSink>);
+
+impl Ends for ToSink {
+    fn placer(&self) -> Option<Arc<Placer>> {
+        None
+    }
+
+    fn disks(&self) -> Result<Arc<dyn BlockSink>, LaneEnd> {
+        Ok(Arc::clone(&self.0) as Arc<dyn BlockSink>)
     }
 }
 

@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use content::Domain;
 use crossbeam_channel::{Receiver, RecvTimeoutError, after, bounded, select};
 use identity::Connection;
 use placer::{BlockPlan, Feeder, Placement, Placer};
@@ -23,7 +24,7 @@ use qemu::ram_blocks::{RamBlocks, Reached};
 use switchover::Wait;
 use switchover::destination::{Driver, Event as Step};
 use switchover::journal::Opened;
-use wire::{Announced, Prepare, Prepared, ToDestination, ToSource, Token};
+use wire::{Announced, Prepare, Prepared, SharingOrder, ToDestination, ToSource, Token};
 
 use super::Shared;
 use super::connections::Place;
@@ -34,6 +35,7 @@ use super::nic_use::Telling;
 use crate::host::Unsettled;
 use crate::link::{Heard, Link};
 use crate::resources::Pools;
+use crate::sharing::{Blocks, Resolving, Sharing};
 use crate::waits::Pulse;
 
 /// Most residue after RAM: what the devices of a large VM without VFIO make is
@@ -63,6 +65,9 @@ impl End {
         Self::Failed(why.to_string())
     }
 }
+
+/// What pages that come by name are found by, or why none may.
+type Agreed = Result<(Arc<Sharing>, Domain), &'static str>;
 
 struct Arrival<'s> {
     shared: &'s Shared,
@@ -134,7 +139,9 @@ impl Arrival<'_> {
         let arriving = self.shared.host.receive(&order).map_err(End::failed)?;
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
         let mut driver = self.open_journal(&order, &keeper)?;
-        let through = AssertUnwindSafe(|| self.go_through(&pools, &mut driver, &mut keeper));
+        let sharing = order.sharing.as_ref().map(|wanted| self.agree(wanted));
+        let through =
+            AssertUnwindSafe(|| self.go_through(&pools, sharing, &mut driver, &mut keeper));
         if catch_unwind(through).is_err() {
             tracing::error!(vm = order.vm, "a fault in the agent; its journal says whose it is");
             self.end_lanes();
@@ -153,12 +160,18 @@ impl Arrival<'_> {
     }
 
     /// All that follows from the journal on.
-    fn go_through(&self, pools: &Pools, driver: &mut Driver, keeper: &mut Keeper) {
+    fn go_through(
+        &self,
+        pools: &Pools,
+        sharing: Option<Agreed>,
+        driver: &mut Driver,
+        keeper: &mut Keeper,
+    ) {
         let machine = keeper.shared_machine();
         let disks = self.open_disks(&machine, keeper.images(), pools);
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let loaded = disks.and_then(|disks| {
-            let loaded = self.receive(keeper, &machine, disks.as_ref(), pools);
+            let loaded = self.receive(keeper, &machine, disks.as_ref(), pools, sharing);
             // Lanes that wait for a disk end by it.
             drop(disks);
             loaded
@@ -225,23 +238,35 @@ impl Arrival<'_> {
         machine: &Machine,
         disks: Option<&ArrivingDisks>,
         pools: &Pools,
+        sharing: Option<Agreed>,
     ) -> Result<(), End> {
         let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
         keeper.incoming = Some(Arc::clone(&incoming));
         let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
         let ram = RamBlocks::of(machine);
+        let mut notes = ram.notes.clone();
+        let sharing = sharing.and_then(|agreed| {
+            agreed.inspect_err(|why| notes.push(format!("content is not shared: {why}"))).ok()
+        });
         let prepared = Prepared {
             token: hex(self.token),
             qemu: machine.version.clone(),
-            notes: ram.notes.clone(),
+            notes,
+            sharing: sharing.is_some(),
         };
         self.say(&ToSource::Prepared(prepared))?;
 
         let network = Arc::clone(&self.shared.local.resources.network);
         let telling = Telling::start(Arc::clone(&self.lanes), network, Arc::clone(&self.link));
         let telling = telling.map_err(End::failed)?;
-        let tail = self.take_stream(&ram.reached, &feeder, disks)?;
+        let sharing = sharing.as_ref();
+        let mut resolving = None;
+        let tail = self.take_stream(&ram.reached, &feeder, disks, sharing, &mut resolving)?;
+        if let (Some((sharing, _)), Some(resolving)) = (sharing, &resolving) {
+            sharing.keep(resolving);
+        }
+        drop(resolving);
         drop(telling);
         if let Some(disks) = disks {
             disks.finish().map_err(End::failed)?;
@@ -256,6 +281,8 @@ impl Arrival<'_> {
         ram: &[Reached],
         feeder: &Feeder,
         disks: Option<&ArrivingDisks>,
+        sharing: Option<&(Arc<Sharing>, Domain)>,
+        resolving: &mut Option<Arc<Resolving>>,
     ) -> Result<Vec<u8>, End> {
         let mut tail = Vec::new();
         let mut whole_bytes = 0;
@@ -270,7 +297,7 @@ impl Arrival<'_> {
                         .take()
                         .ok_or_else(|| End::failed("a head came without its block list"))?;
                     feeder.head(&head, ram_section, footers).map_err(End::failed)?;
-                    self.open_lanes(ram, feeder, blocks)?;
+                    *resolving = self.open_lanes(ram, feeder, blocks, sharing)?;
                 }
                 Heard::Tail(piece) => {
                     if tail.len() + piece.len() > TAIL_BYTES_MAX {
@@ -331,7 +358,8 @@ impl Arrival<'_> {
         ram: &[Reached],
         feeder: &Feeder,
         blocks: Vec<Announced>,
-    ) -> Result<(), End> {
+        sharing: Option<&(Arc<Sharing>, Domain)>,
+    ) -> Result<Option<Arc<Resolving>>, End> {
         let mut plans = Vec::with_capacity(blocks.len());
         for Announced { name, bytes } in blocks {
             let reached = ram.iter().find(|ram| ram.name == name);
@@ -353,9 +381,37 @@ impl Arrival<'_> {
             plans.iter().filter(is).map(|plan| plan.name.clone()).collect()
         };
         let said = ToSource::Placement { mapped: names(true), inline: names(false) };
-        let placer = Placer::new(plans, feeder.handle()).map_err(End::failed)?;
-        self.lanes.open(Arc::new(placer));
-        self.say(&said)
+        let mut held = Blocks::default();
+        for plan in &plans {
+            let mapping = match &plan.placement {
+                Placement::Mapped(mapping) => Some(Arc::clone(mapping)),
+                Placement::Inline => None,
+            };
+            held.push(plan.bytes, mapping);
+        }
+        let placer = Arc::new(Placer::new(plans, feeder.handle()).map_err(End::failed)?);
+        let resolving = match sharing {
+            None => None,
+            Some((sharing, domain)) => {
+                let link = Arc::clone(&self.link);
+                let resolving = sharing.take_in(domain, Arc::clone(&placer), held, link);
+                Some(Arc::new(resolving.map_err(End::failed)?))
+            }
+        };
+        self.lanes.open(placer, resolving.clone());
+        self.say(&said)?;
+        Ok(resolving)
+    }
+
+    /// Whether pages may come by name, as the source wants; or why not.
+    fn agree(&self, wanted: &SharingOrder) -> Agreed {
+        let Some(sharing) = &self.shared.local.sharing else {
+            return Err("the agent at the destination is told not to");
+        };
+        if sharing.key(&wanted.domain).print().to_string() != wanted.print {
+            return Err("both hosts' content.key differ");
+        }
+        Ok((Arc::clone(sharing), wanted.domain.clone()))
     }
 
     fn next(&self) -> Result<Heard<ToDestination>, End> {

@@ -11,9 +11,10 @@ use crossbeam_channel::Sender;
 use identity::{Closer, Connection};
 use parking_lot::{Condvar, Mutex};
 use placer::Placer;
-use transport::{BlockSink, LaneEnd, receive_counted, thread_cpu};
+use transport::{BlockSink, Ends, LaneEnd, Resolver, receive, thread_cpu};
 
 use crate::network::{Flow, Network, Way};
+use crate::sharing::Resolving;
 
 /// More lanes than a source makes: a bound on what it can have us count.
 const LANES_MAX: usize = 64;
@@ -25,6 +26,8 @@ const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
 struct State {
     placer: Option<Arc<Placer>>,
     disks: Option<Arc<dyn BlockSink>>,
+    /// Pages may come by name.
+    resolving: Option<Arc<Resolving>>,
     over: bool,
     /// Those that are served, each by its thread.
     connections: HashMap<u64, Closer>,
@@ -119,8 +122,10 @@ impl ArrivingLanes {
     }
 
     /// The block list is known: batches can be placed.
-    pub(crate) fn open(&self, placer: Arc<Placer>) {
-        self.state.lock().placer = Some(placer);
+    pub(crate) fn open(&self, placer: Arc<Placer>, resolving: Option<Arc<Resolving>>) {
+        let mut state = self.state.lock();
+        (state.placer, state.resolving) = (Some(placer), resolving);
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -129,8 +134,7 @@ impl ArrivingLanes {
         let Some(served) = self.begin(&connection) else { return };
         let member = self.crew.join();
         let received_bytes = self.counter(&connection, number);
-        let (placer, disks) = (|| self.placer(), || self.disks());
-        let outcome = receive_counted(&mut connection, placer, disks, &received_bytes);
+        let outcome = receive(&mut connection, self, &received_bytes);
         drop(member);
         // A peer in the middle of a write learns that nobody reads any more.
         connection.close();
@@ -176,18 +180,6 @@ impl ArrivingLanes {
         self.state.lock().disks = Some(disks);
     }
 
-    fn disks(&self) -> Result<Arc<dyn BlockSink>, LaneEnd> {
-        self.state.lock().disks.clone().ok_or(LaneEnd::NoDisks)
-    }
-
-    fn placer(&self) -> Option<Arc<Placer>> {
-        let mut state = self.state.lock();
-        while state.placer.is_none() && !state.over {
-            self.changed.wait(&mut state);
-        }
-        state.placer.clone().filter(|_| !state.over)
-    }
-
     /// Ends all lanes, and waits until none writes any more: a lane that the
     /// source gave up long ago may still hold half of a batch that has since
     /// arrived by another.
@@ -201,14 +193,37 @@ impl ArrivingLanes {
         while !state.connections.is_empty() {
             self.changed.wait(&mut state);
         }
+        let resolving = state.resolving.take();
         if let Some(placer) = state.placer.take() {
             placer.close();
         }
+        drop(state);
+        // Its thread may be telling the source something just now.
+        drop(resolving);
     }
 
     /// CPU time of the lanes' threads that have ended.
     pub(crate) fn cpu(&self) -> Duration {
         Duration::from_nanos(self.cpu_ns.load(Relaxed))
+    }
+}
+
+impl Ends for ArrivingLanes {
+    fn placer(&self) -> Option<Arc<Placer>> {
+        let mut state = self.state.lock();
+        while state.placer.is_none() && !state.over {
+            self.changed.wait(&mut state);
+        }
+        state.placer.clone().filter(|_| !state.over)
+    }
+
+    fn disks(&self) -> Result<Arc<dyn BlockSink>, LaneEnd> {
+        self.state.lock().disks.clone().ok_or(LaneEnd::NoDisks)
+    }
+
+    fn resolver(&self) -> Result<Arc<dyn Resolver>, LaneEnd> {
+        let resolving = self.state.lock().resolving.clone();
+        resolving.map(|resolving| resolving as _).ok_or(LaneEnd::NoNames)
     }
 }
 

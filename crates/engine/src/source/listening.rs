@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::select;
 use switchover::{Envelope, Reason};
-use wire::{ToDestination, ToSource};
+use wire::{Late, ToDestination, ToSource};
 
 use super::pacing::{Pacing, pace_bounds};
 use super::{Happening, LOOK, Source, terms};
@@ -29,7 +29,7 @@ impl Source<'_> {
     pub(super) fn feel(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
         let Some(stream) = &self.stream else { return Ok(()) };
         let come = stream.lanes.delivered();
-        let memory = come.body_bytes + come.fill_bytes + come.dropped_bytes;
+        let memory = come.body_bytes + come.named_bytes + come.fill_bytes + come.dropped_bytes;
         let disks = come.block_bytes + come.block_zero_bytes;
         let tapped = stream.live.residue_bytes.load(Relaxed) + stream.live.taken().0;
         let waited = pulse.beat(memory + disks + tapped, LOOK);
@@ -66,6 +66,13 @@ impl Source<'_> {
                 Some(Happening::Peer(ToSource::NicUse(used))) => {
                     if let Some(pacing) = self.pacing() {
                         pacing.hear(used);
+                    }
+                }
+                Some(Happening::Peer(ToSource::Late { batches })) => {
+                    if let Some(stream) = &self.stream {
+                        for Late { ticket, wanted } in batches {
+                            stream.lanes.late(ticket, wanted);
+                        }
                     }
                 }
                 Some(Happening::Peer(ToSource::Note { text })) => self.story.note(text),

@@ -258,6 +258,10 @@ impl Sampling {
             return Stage::Chasing;
         }
         let Some(chase) = &mut self.chase else { return Stage::Over };
+        if self.last.delivered.pending_bytes > 0 {
+            // What the destination waits for would be waited for in the blackout.
+            return Stage::Chasing;
+        }
         if !live.disks_ready.load(Relaxed) || !live.first_pass_over.load(Relaxed) {
             return Stage::Chasing;
         }

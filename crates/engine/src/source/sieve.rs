@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use page::{Batch, PAGE_BYTES};
+use page::{Batch, BlockId, PAGE_BYTES, PageIndex};
 use qemu::ram_blocks::RamBlocks;
 use ram::Mapping;
 
@@ -33,12 +33,26 @@ impl Sieve {
         };
         let _ = self.blocks.set(announced.iter().map(reached).collect());
     }
+
+    fn block(&self, block: BlockId) -> Option<&Mapping> {
+        self.blocks.get()?.get(usize::from(block.0))?.as_deref()
+    }
+
+    /// Whether this block can be read.
+    pub(super) fn reaches(&self, block: BlockId) -> bool {
+        self.block(block).is_some()
+    }
+
+    /// Reads what pages contain now. False if that can't be had.
+    pub(super) fn read(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
+        let offsets = pages.iter().map(|page| page.offset());
+        self.block(block).is_some_and(|ram| ram.gather(offsets, into).is_ok())
+    }
 }
 
 impl transport::Sieve for Sieve {
     fn sift(&self, batch: &mut Batch, scratch: &mut Vec<u8>) -> usize {
-        let blocks = self.blocks.get().map_or(&[][..], Vec::as_slice);
-        let Some(Some(ram)) = blocks.get(usize::from(batch.block.0)) else { return 0 };
+        let Some(ram) = self.block(batch.block) else { return 0 };
         let bytes = batch.bodies().len() * PAGE_BYTES;
         scratch.resize(scratch.len().max(bytes), 0);
         let now = &mut scratch[..bytes];

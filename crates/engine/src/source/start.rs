@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use api::{Compress, TapChoice};
+use api::{Compress, Share, TapChoice};
+use content::Domain;
 use page::Encoding;
 use qemu::disks::Allowed;
 use qemu::outgoing::{self, Outgoing, StreamKind};
@@ -15,11 +16,12 @@ use qemu::shape::Shape;
 use switchover::Reason;
 use tap::{Channels, Tap};
 use transport::{Endpoint, Lanes, LanesPlan, connect};
-use wire::{Kind, Prepare, ToDestination, ToSource, Token};
+use wire::{Kind, Prepare, SharingOrder, ToDestination, ToSource, Token};
 
 use super::collector::Collector;
 use super::disks::{self, Around, Chosen, Disks};
 use super::live::{Live, Traits};
+use super::naming::Naming;
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
 use super::sieve::Sieve;
@@ -93,6 +95,7 @@ impl Source<'_> {
             incoming_qmp: self.request.incoming_qmp.clone(),
             overcommit: self.request.overcommit_memory,
             terms: terms(&self.story.watch().bounds()),
+            sharing: self.sharing(),
         };
         self.send(&ToDestination::Prepare(Box::new(order)))?;
         // While the destination makes its QEMU.
@@ -111,6 +114,29 @@ impl Source<'_> {
         });
         self.control.as_mut().expect("connected").prepared = Some(prepared);
         Ok(())
+    }
+
+    /// What the destination is asked for, for pages to go by name.
+    fn sharing(&self) -> Option<SharingOrder> {
+        if self.request.sharing.share == Share::Off {
+            return None;
+        }
+        let Some(sharing) = &self.local.sharing else {
+            self.story.note("content is not shared: the agent here is told not to");
+            return None;
+        };
+        let domain = Domain(self.request.sharing.domain.clone());
+        let print = sharing.key(&domain).print().to_string();
+        Some(SharingOrder { domain, print })
+    }
+
+    /// What names pages, if the destination takes names.
+    fn naming(&self, live: &Arc<Live>, sieve: &Arc<Sieve>, held: bool) -> Option<Arc<Naming>> {
+        let prepared = self.control.as_ref()?.prepared.as_ref()?;
+        let sharing = self.local.sharing.as_ref().filter(|_| prepared.sharing)?;
+        let key = sharing.key(&Domain(self.request.sharing.domain.clone()));
+        let (live, sieve) = (Arc::clone(live), Arc::clone(sieve));
+        Some(Arc::new(Naming { key, live, sieve, held }))
     }
 
     fn wait_prepared(&mut self) -> Result<wire::Prepared, MigrationError> {
@@ -148,7 +174,7 @@ impl Source<'_> {
         let pools = self.pools.as_ref().expect("had before anything else");
         let live = Arc::new(Live::new(pools, goal, traits));
         let sieve = Arc::clone(self.sieve.get_or_insert_default());
-        let lanes = Arc::new(self.start_lanes(&sieve)?);
+        let lanes = Arc::new(self.start_lanes(&sieve, self.naming(&live, &sieve, traits.held))?);
         self.disk_room.is_for(&lanes);
         let control = self.control.as_ref().expect("connected");
         let collector = Arc::new(Collector {
@@ -258,7 +284,11 @@ impl Source<'_> {
         Ok(kind)
     }
 
-    fn start_lanes(&self, sieve: &Arc<Sieve>) -> Result<Lanes, MigrationError> {
+    fn start_lanes(
+        &self,
+        sieve: &Arc<Sieve>,
+        naming: Option<Arc<Naming>>,
+    ) -> Result<Lanes, MigrationError> {
         let prepared = self.control.as_ref().and_then(|control| control.prepared.as_ref());
         let token = prepared.and_then(|prepared| token(&prepared.token)).ok_or_else(|| {
             MigrationError::PeerLost {
@@ -280,6 +310,7 @@ impl Source<'_> {
             token,
             encoding,
             sieve: Some(Arc::clone(sieve) as _),
+            namer: naming.map(|naming| naming as _),
         };
         Lanes::start_in(plan, Some(Arc::clone(&self.crew)))
             .map_err(|error| local("starting the lanes' threads", error))

@@ -78,6 +78,7 @@ pub(crate) fn mixed(authority: &Files, rest: &Files) -> Files {
         authority: authority.authority.clone(),
         certificate: rest.certificate.clone(),
         key: rest.key.clone(),
+        content_key: rest.content_key.clone(),
     }
 }
 

@@ -1,0 +1,63 @@
+//! With whom a VM that moves shares content.
+
+use serde::{Deserialize, Serialize};
+
+/// Where pages may come from that the source need not send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Share {
+    /// From nowhere.
+    Off,
+    /// From VMs on the destination host, and such that are on their way there.
+    #[default]
+    Host,
+}
+
+/// What content a VM has in common with others, and with which.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sharing {
+    /// How far.
+    pub share: Share,
+    /// Only VMs of the same domain share content: how long a migration takes tells
+    /// whether somebody has the same. Empty is the cluster's own.
+    pub domain: String,
+}
+
+/// It is no domain.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a sharing domain has at most {} letters, digits, dots, dashes and underscores",
+    Sharing::DOMAIN_MAX
+)]
+pub struct DomainError;
+
+impl Sharing {
+    /// The longest domain.
+    pub const DOMAIN_MAX: usize = 64;
+
+    /// Whether it can be meant so.
+    ///
+    /// # Errors
+    /// If the domain is too long, or has other characters in it.
+    pub fn check(&self) -> Result<(), DomainError> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        let right = self.domain.len() <= Self::DOMAIN_MAX && self.domain.bytes().all(plain);
+        if right { Ok(()) } else { Err(DomainError) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_is_a_short_plain_word() {
+        let check = |domain: &str| {
+            let sharing = Sharing { domain: domain.to_owned(), ..Sharing::default() };
+            sharing.check().is_ok()
+        };
+        assert!(check("") && check("tenant-7.prod_a") && check(&"a".repeat(64)));
+        assert!(!check("a b") && !check("ü") && !check(&"a".repeat(65)) && !check("a/b"));
+    }
+}

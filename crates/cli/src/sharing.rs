@@ -1,0 +1,38 @@
+//! With whom a VM that moves shares content: as it is typed.
+
+use api::{Share, Sharing};
+use clap::{Args as ClapArgs, ValueEnum};
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct SharingArgs {
+    /// Where pages may come from that need not be sent, because a VM of the same
+    /// sharing domain has the same content
+    #[arg(long, value_enum, default_value_t = ShareArg::Host)]
+    pub(crate) share: ShareArg,
+    /// The VM's sharing domain: only VMs of the same one have content in common
+    #[arg(long, value_name = "LABEL", default_value = "")]
+    pub(crate) share_domain: String,
+}
+
+impl From<SharingArgs> for Sharing {
+    fn from(args: SharingArgs) -> Self {
+        Self { share: args.share.into(), domain: args.share_domain }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShareArg {
+    /// From nowhere
+    Off,
+    /// From VMs on the destination host, and such that are on their way there
+    Host,
+}
+
+impl From<ShareArg> for Share {
+    fn from(arg: ShareArg) -> Self {
+        match arg {
+            ShareArg::Off => Self::Off,
+            ShareArg::Host => Self::Host,
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Copies of pages that are on this host, made to be placed once more.
+
+use content::{Index, Key, Name};
+use page::{BlockId, Epoch, PAGE_BYTES, PageIndex};
+use placer::{PlaceError, Placer};
+
+/// At most a batch's pages, with buffers that are used again.
+#[derive(Default)]
+pub(super) struct Copies {
+    bytes: Vec<u8>,
+    found: Vec<bool>,
+    pages: Vec<PageIndex>,
+}
+
+impl Copies {
+    /// Copies the content of those names that is here, and notes for which of
+    /// `pages` it is. Says which those are, by bits.
+    pub(super) fn find(
+        &mut self,
+        index: &Index,
+        key: &Key,
+        names: &[Name],
+        pages: impl Iterator<Item = PageIndex>,
+    ) -> u128 {
+        let bytes = names.len() * PAGE_BYTES;
+        self.bytes.resize(self.bytes.len().max(bytes), 0);
+        index.find(names, key, &mut self.bytes[..bytes], &mut self.found);
+        self.pages.clear();
+        let mut here = 0;
+        for (nth, page) in pages.enumerate().filter(|(nth, _)| self.found[*nth]) {
+            here |= 1 << nth;
+            let from = nth * PAGE_BYTES;
+            self.bytes.copy_within(from..from + PAGE_BYTES, self.pages.len() * PAGE_BYTES);
+            self.pages.push(page);
+        }
+        here
+    }
+
+    /// Places what was found.
+    pub(super) fn place(
+        &self,
+        placer: &Placer,
+        block: BlockId,
+        epoch: Epoch,
+    ) -> Result<(), PlaceError> {
+        if self.pages.is_empty() {
+            return Ok(());
+        }
+        let bytes = &self.bytes[..self.pages.len() * PAGE_BYTES];
+        placer.place_bodies(block, epoch, &self.pages, bytes)
+    }
+}

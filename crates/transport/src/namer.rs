@@ -1,0 +1,131 @@
+//! Pages that the destination may have already: they go by name first, and as
+//! bytes only if it wants them.
+
+use content::Name;
+use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
+
+/// Knows the names of pages, and can have their bodies again.
+pub trait Namer: std::fmt::Debug + Send + Sync {
+    /// Names the bodies of a batch, in their order, into `names`, if they are to go
+    /// by name at all.
+    fn name(&self, batch: &Batch, names: &mut Vec<Name>) -> Asking;
+
+    /// Reads what pages of a block contain by now, one after the other. False if
+    /// that can't be had any more.
+    fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool;
+}
+
+/// Whether the destination is asked for a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asking {
+    /// It is not: its bodies go at once.
+    No,
+    /// It is.
+    Now,
+    /// It is, and may wait for content that is on its way from elsewhere: the
+    /// bodies can be had again.
+    MayWait,
+}
+
+/// Pages whose bodies are not kept: what they contain when they are sent is at
+/// least as new, and as good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unkept {
+    pub(crate) block: BlockId,
+    pub(crate) epoch: Epoch,
+    pub(crate) pages: Vec<PageIndex>,
+}
+
+impl Unkept {
+    /// Those of a batch's bodies whose bit is set.
+    pub(crate) fn of(batch: &Batch, bits: u128) -> Self {
+        let pages = chosen(batch.bodies(), bits).map(|body| body.page).collect();
+        Self { block: batch.block, epoch: batch.epoch, pages }
+    }
+
+    /// Those of its pages that stand at these places of the batch they are of,
+    /// where `bits` had been chosen. None if there is no such one.
+    pub(crate) fn keep(&mut self, bits: u128, places: &[u8]) -> Option<()> {
+        let mut kept = Vec::with_capacity(places.len());
+        for place in places {
+            let bit = 1_u128.checked_shl(u32::from(*place))?;
+            if bits & bit == 0 {
+                return None;
+            }
+            kept.push(*self.pages.get((bits & (bit - 1)).count_ones() as usize)?);
+        }
+        self.pages = kept;
+        Some(())
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.pages.len() * PAGE_BYTES) as u64
+    }
+
+    /// Puts what the pages contain by now into an empty batch.
+    pub(crate) fn fill(&self, namer: &dyn Namer, batch: &mut Batch) -> bool {
+        batch.block = self.block;
+        batch.epoch = self.epoch;
+        let bytes = self.pages.len() * PAGE_BYTES;
+        if !namer.read_again(self.block, &self.pages, &mut batch.buffer_mut()[..bytes]) {
+            return false;
+        }
+        for (nth, page) in self.pages.iter().enumerate() {
+            batch.push_body(*page, nth * PAGE_BYTES);
+        }
+        true
+    }
+}
+
+/// The items whose bit is set.
+pub(crate) fn chosen<T>(items: &[T], bits: u128) -> impl Iterator<Item = &T> {
+    items.iter().enumerate().filter(move |(nth, _)| is_set(bits, *nth)).map(|(_, item)| item)
+}
+
+pub(crate) fn is_set(bits: u128, nth: usize) -> bool {
+    nth < 128 && bits >> nth & 1 == 1
+}
+
+/// The bits that a batch with so many pages has.
+pub(crate) fn bits_of(pages: usize) -> u128 {
+    if pages >= 128 { u128::MAX } else { (1 << pages) - 1 }
+}
+
+const _: () = assert!(page::BATCH_PAGES <= 128, "a batch's pages have a bit each");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wanted_late_is_found_by_its_place_in_the_batch() {
+        let unkept = || Unkept {
+            block: BlockId(1),
+            epoch: Epoch(2),
+            pages: [10, 13, 15].map(PageIndex).to_vec(),
+        };
+        // Pages 10 to 15, of which the first, the fourth and the sixth come later.
+        let bits = 0b10_1001;
+        for (places, expected) in [
+            (&[0_u8, 5][..], Some(vec![10, 15])),
+            (&[3], Some(vec![13])),
+            (&[], Some(vec![])),
+            (&[1], None),
+            (&[127], None),
+            (&[200], None),
+        ] {
+            let mut pages = unkept();
+            let kept = pages.keep(bits, places);
+            let found = kept.map(|()| pages.pages.iter().map(|page| page.0).collect::<Vec<_>>());
+            assert_eq!(found, expected, "{places:?}");
+        }
+    }
+
+    #[test]
+    fn a_whole_batch_has_all_bits() {
+        assert_eq!(bits_of(128), u128::MAX);
+        assert_eq!(bits_of(3), 0b111);
+        assert_eq!(bits_of(0), 0);
+        assert!(is_set(u128::MAX, 127) && !is_set(u128::MAX, 128));
+    }
+}

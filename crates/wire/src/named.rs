@@ -1,0 +1,247 @@
+//! A batch whose pages come by name, and what the destination says to it.
+//!
+//! ```text
+//! header   0 magic u16   2 flags u8   3 zero u8   4 block u16   6 pages u16
+//!          8 fills u16  10 zero u16  12 epoch u32  16 ticket u32
+//! tables   pages x page u32, then fills x { first u32, count u32, byte u8 },
+//!          then pages x name [20]
+//!
+//! answer   0 magic u32   4 placed u64  12 wanted u128  28 later u128
+//! ```
+//! All little-endian. `wanted` and `later` have a bit for each page, in the
+//! table's order: wanted ones come as bytes next, in a batch of their own; of
+//! those that are there later the destination says so on the control connection,
+//! or that it wants them after all. All others are placed.
+
+use content::{NAME_BYTES, Name};
+use page::{BATCH_PAGES, Batch, BlockId, Epoch, Fill, PageIndex};
+
+use crate::batch::{FILLS_MAX, Tables};
+use crate::error::WireError;
+use crate::read::{le16, le32, le64};
+
+pub(crate) const MAGIC: u16 = 0xd7b3;
+const ANSWER_MAGIC: u32 = 0xd7ac_0002;
+const MAY_WAIT: u8 = 1;
+
+/// What stands before the tables of a batch of names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedHeader {
+    /// The block its pages belong to.
+    pub block: BlockId,
+    /// Their epoch.
+    pub epoch: Epoch,
+    /// How many pages come by name.
+    pub pages: u16,
+    /// How many fill runs.
+    pub fills: u16,
+    /// What the destination calls the batch by later.
+    pub ticket: u32,
+    /// The source can have the pages' bodies again: the destination may wait for
+    /// content that is on its way from elsewhere.
+    pub may_wait: bool,
+}
+
+impl NamedHeader {
+    /// Its length on the wire.
+    pub const BYTES: usize = 20;
+
+    /// From a peer's bytes. Whether the block exists is for the placer.
+    ///
+    /// # Errors
+    /// If a count is above its cap.
+    pub(crate) fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
+        let header = Self {
+            may_wait: bytes[2] & MAY_WAIT != 0,
+            block: BlockId(le16(bytes, 4)),
+            pages: le16(bytes, 6),
+            fills: le16(bytes, 8),
+            epoch: Epoch(le32(bytes, 12)),
+            ticket: le32(bytes, 16),
+        };
+        let cap = |what, value: u16, max: usize| {
+            let (value, max) = (u64::from(value), max as u64);
+            if value > max { Err(WireError::TooLarge { what, value, max }) } else { Ok(()) }
+        };
+        cap("a number of named pages", header.pages, BATCH_PAGES)?;
+        cap("a number of fill runs", header.fills, FILLS_MAX)?;
+        Ok(header)
+    }
+
+    /// Bytes of the tables that follow.
+    #[must_use]
+    pub fn tables_bytes(self) -> usize {
+        self.places_bytes() + usize::from(self.pages) * NAME_BYTES
+    }
+
+    fn places_bytes(self) -> usize {
+        Tables::bytes(self.pages, self.fills)
+    }
+
+    /// Writes the header and the tables of `batch`, whose bodies have these
+    /// `names`, after what `out` holds.
+    ///
+    /// # Panics
+    /// If there are not as many names as bodies, or more fill runs than
+    /// [`FILLS_MAX`]: our own error.
+    pub fn write_for(
+        batch: &Batch,
+        names: &[Name],
+        ticket: u32,
+        may_wait: bool,
+        out: &mut Vec<u8>,
+    ) {
+        assert_eq!(batch.bodies().len(), names.len(), "each body has a name");
+        assert!(batch.fills().len() <= FILLS_MAX, "the tap hands on before {FILLS_MAX} runs");
+        out.extend_from_slice(&MAGIC.to_le_bytes());
+        out.extend_from_slice(&[if may_wait { MAY_WAIT } else { 0 }, 0]);
+        out.extend_from_slice(&batch.block.0.to_le_bytes());
+        let count = |length: usize| u16::try_from(length).expect("capped").to_le_bytes();
+        out.extend_from_slice(&count(names.len()));
+        out.extend_from_slice(&count(batch.fills().len()));
+        out.extend_from_slice(&[0, 0]);
+        out.extend_from_slice(&batch.epoch.0.to_le_bytes());
+        out.extend_from_slice(&ticket.to_le_bytes());
+        Tables::write(batch, out);
+        for name in names {
+            out.extend_from_slice(&name.0);
+        }
+    }
+}
+
+/// The tables of one batch of names after the other, in vectors that are used
+/// again.
+#[derive(Debug, Default)]
+pub struct NamedTables {
+    /// The pages that come by name.
+    pub pages: Vec<PageIndex>,
+    /// Their names.
+    pub names: Vec<Name>,
+    /// The fill runs.
+    pub fills: Vec<Fill>,
+}
+
+impl NamedTables {
+    /// Reads the tables that `header` announces. `bytes` are exactly
+    /// [`NamedHeader::tables_bytes`] of them; addresses are for the placer to
+    /// check.
+    ///
+    /// # Errors
+    /// If the length is another one.
+    pub fn parse(&mut self, header: NamedHeader, bytes: &[u8]) -> Result<(), WireError> {
+        if bytes.len() != header.tables_bytes() {
+            return Err(WireError::Contradiction("tables of another length than announced"));
+        }
+        let (places, names) = bytes.split_at(header.places_bytes());
+        Tables::read(header.pages, places, &mut self.pages, &mut self.fills);
+        self.names.clear();
+        self.names.extend(names.as_chunks().0.iter().map(|name| Name(*name)));
+        Ok(())
+    }
+}
+
+/// What becomes of the pages of a batch of names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// How many batches of this connection are dealt with, this one among them.
+    pub placed: u64,
+    /// Those to be sent as bytes.
+    pub wanted: u128,
+    /// Those that are on their way from elsewhere.
+    pub later: u128,
+}
+
+impl Answer {
+    /// Its length on the wire.
+    pub const BYTES: usize = 44;
+
+    /// Whether what begins so is an answer.
+    #[must_use]
+    pub fn begins(bytes: &[u8; 4]) -> bool {
+        u32::from_le_bytes(*bytes) == ANSWER_MAGIC
+    }
+
+    /// As bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&ANSWER_MAGIC.to_le_bytes());
+        bytes[4..12].copy_from_slice(&self.placed.to_le_bytes());
+        bytes[12..28].copy_from_slice(&self.wanted.to_le_bytes());
+        bytes[28..].copy_from_slice(&self.later.to_le_bytes());
+        bytes
+    }
+
+    /// From a peer's bytes.
+    ///
+    /// # Errors
+    /// If it is no answer, or says two things of one page.
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
+        if le32(bytes, 0) != ANSWER_MAGIC {
+            let value = u64::from(le32(bytes, 0));
+            return Err(WireError::Unknown { what: "answer", value });
+        }
+        let bits = |at| u128::from(le64(bytes, at)) | u128::from(le64(bytes, at + 8)) << 64;
+        let answer = Self { placed: le64(bytes, 4), wanted: bits(12), later: bits(28) };
+        if answer.wanted & answer.later != 0 {
+            return Err(WireError::Contradiction("a page that is wanted and comes later"));
+        }
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use page::{PAGE_BYTES, Pool, SLOT_BYTES};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::block::LaneHeader;
+
+    proptest! {
+        #[test]
+        fn a_batch_of_names_comes_back_as_it_went(
+            block: u16, epoch: u32, ticket: u32, may_wait: bool,
+            pages in prop::collection::vec((any::<u32>(), any::<[u8; NAME_BYTES]>()), 0..=BATCH_PAGES),
+            fills in prop::collection::vec((any::<u32>(), any::<u8>()), 0..300),
+        ) {
+            let mut batch = Pool::new(SLOT_BYTES).take().unwrap();
+            (batch.block, batch.epoch) = (BlockId(block), Epoch(epoch));
+            for (nth, (page, _)) in pages.iter().enumerate() {
+                batch.push_body(PageIndex(*page), nth * PAGE_BYTES);
+            }
+            for (page, byte) in &fills {
+                batch.push_fill(PageIndex(*page), *byte);
+            }
+            let names: Vec<Name> = pages.iter().map(|(_, name)| Name(*name)).collect();
+            let mut bytes = Vec::new();
+            NamedHeader::write_for(&batch, &names, ticket, may_wait, &mut bytes);
+            let (head, rest) = bytes.split_first_chunk().unwrap();
+            let LaneHeader::Named(header) = LaneHeader::parse(head).unwrap() else { panic!() };
+            prop_assert_eq!((header.block, header.epoch), (batch.block, batch.epoch));
+            prop_assert_eq!((header.ticket, header.may_wait), (ticket, may_wait));
+            let mut tables = NamedTables::default();
+            tables.parse(header, rest).unwrap();
+            prop_assert_eq!(&tables.names, &names);
+            let indices: Vec<_> = pages.iter().map(|(page, _)| PageIndex(*page)).collect();
+            prop_assert_eq!(&tables.pages, &indices);
+            prop_assert_eq!(tables.fills.as_slice(), batch.fills());
+            prop_assert!(tables.parse(header, &rest[..rest.len() / 2]).is_err() || rest.is_empty());
+        }
+
+        #[test]
+        fn an_answer_comes_back_as_it_went(placed: u64, wanted: u128, later: u128) {
+            let answer = Answer { placed, wanted, later: later & !wanted };
+            prop_assert_eq!(Answer::parse(&answer.to_bytes()).unwrap(), answer);
+            let both = Answer { placed, wanted: wanted | 1, later: later | 1 };
+            prop_assert!(Answer::parse(&both.to_bytes()).is_err());
+        }
+    }
+
+    #[test]
+    fn garbage_is_no_answer() {
+        assert!(Answer::parse(&[0; Answer::BYTES]).is_err());
+        assert!(!Answer::begins(&[0; 4]));
+        assert!(Answer::begins(Answer::default().to_bytes().first_chunk().unwrap()));
+    }
+}

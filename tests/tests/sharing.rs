@@ -1,0 +1,95 @@
+//! Content that VMs have in common crosses the network once, whatever happens to
+//! whoever has it; and only within a domain.
+
+use api::{Outcome, Report};
+use end_to_end::{MIB, Moving, Side, World, guest};
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::Link;
+
+/// The same content in each, written with the same seed.
+const COMMON: u64 = 48 * MIB;
+
+fn twin(name: &str, rate: u64) -> GuestSpec {
+    let mut spec = guest("160M", rate);
+    spec.name = name.to_owned();
+    spec.orders.random_bytes = COMMON;
+    spec.orders.text_bytes = 0;
+    spec.orders.working_set_bytes = 8 * MIB;
+    spec
+}
+
+fn boot(world: &World, names: &[&str], rate: u64) -> Vec<Guest> {
+    names.iter().map(|name| world.boot(&twin(name, rate))).collect()
+}
+
+fn arrived(moving: Moving) -> Report {
+    let ended = moving.wait();
+    assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+    ended.report
+}
+
+/// Moves them one after the other.
+fn follow(world: &World, guests: &[Guest], arguments: &[&[&str]]) -> Vec<Report> {
+    let each = guests.iter().zip(arguments);
+    each.map(|(guest, arguments)| arrived(world.begin(guest, Side::A, arguments))).collect()
+}
+
+#[test]
+fn what_a_vm_that_came_before_has_is_not_sent_again() {
+    let (world, _certificates) = World::secured(Link::one(500));
+    let guests = boot(&world, &["web1", "web2"], 0);
+    let reports = follow(&world, &guests, &[&[], &[]]);
+    println!("{} {}", reports[0].named_bytes, reports[1].named_bytes);
+    assert!(reports[1].named_bytes >= COMMON, "{:?}", reports[1]);
+    assert!(reports[1].wire_bytes < reports[0].wire_bytes / 2);
+    // Each is as it was, where it was copied from, too.
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+}
+
+#[test]
+fn vms_that_come_together_wait_for_one_another() {
+    let world = World::new(Link::one(300));
+    let guests = boot(&world, &["web1", "web2", "web3"], 200_000);
+    let moving: Vec<_> =
+        guests.iter().map(|guest| world.begin(guest, Side::A, &["--compress", "off"])).collect();
+    let reports: Vec<Report> = moving.into_iter().map(arrived).collect();
+    let named: u64 = reports.iter().map(|report| report.named_bytes).sum();
+    let sent: u64 = reports.iter().map(|report| report.wire_bytes).sum();
+    println!("{named} by name, {sent} on the wire");
+    assert!(named >= 2 * COMMON * 9 / 10, "{named} by name");
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+}
+
+/// The index says where a page was; what is there now has another name.
+#[test]
+fn a_vm_that_has_changed_its_pages_is_no_source_of_them() {
+    let world = World::new(Link::one(500));
+    let mut specs = [twin("web1", 0), twin("web2", 0)];
+    for spec in &mut specs {
+        spec.orders.random_bytes = 0;
+        spec.orders.working_set_bytes = 32 * MIB;
+    }
+    let guests: Vec<Guest> = specs.iter().map(|spec| world.boot(spec)).collect();
+    let first = arrived(world.begin(&guests[0], Side::A, &[]));
+    guests[0].ask("rate 30000000").unwrap();
+    let second = arrived(world.begin(&guests[1], Side::A, &[]));
+    println!("{} {}", first.named_bytes, second.named_bytes);
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+}
+
+#[test]
+fn domains_never_meet() {
+    let world = World::new(Link::one(500));
+    let guests = boot(&world, &["web1", "web2", "web3"], 0);
+    let reports = follow(
+        &world,
+        &guests,
+        &[&["--share-domain", "red"], &["--share-domain", "blue"], &["--share", "off"]],
+    );
+    assert_eq!(reports[2].named_bytes, 0);
+    // What a VM has twice itself is its own.
+    let own = reports[0].named_bytes;
+    assert!(reports[1].named_bytes <= own + MIB, "{} and {own}", reports[1].named_bytes);
+    assert!(reports[1].named_bytes < COMMON);
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+}
