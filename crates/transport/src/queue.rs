@@ -504,8 +504,8 @@ mod tests {
     /// What would go next: a batch of blocks by its number, or a page.
     fn number(load: &Load) -> Option<u64> {
         match load {
-            Load::Pages(_) => None,
             Load::Blocks(batch) => Some(batch.sequence),
+            _ => None,
         }
     }
 

@@ -157,8 +157,9 @@ fn send(
         } else {
             let content = match (&load, &read) {
                 (Load::Blocks(blocks), _) => Content::Blocks(blocks),
-                (_, Some(batch)) => Content::Pages(batch),
-                (Load::Pages(batch) | Load::Wanted(batch), None) => Content::Pages(batch),
+                (_, Some(batch)) | (Load::Pages(batch) | Load::Wanted(batch), None) => {
+                    Content::Pages(batch)
+                }
                 (Load::Named(_) | Load::Again(_), None) => unreachable!("asked, or read again"),
             };
             let encoded = encode(shared, &mut packing, content);

@@ -122,8 +122,8 @@ fn seed_pages(encoding: u8, bodies: u32, fills: u32, out: &mut Vec<u8>) {
 fn seed_names(out: &mut Vec<u8>) {
     let mut batch = Pool::new(SLOT_BYTES).take().expect("an open pool");
     let names: Vec<Name> = (0..3).map(|nth| Name([nth; NAME_BYTES])).collect();
-    for nth in 0..names.len() {
-        batch.push_body(PageIndex(nth as u32), nth * PAGE_BYTES);
+    for (page, nth) in (0..).zip(0..names.len()) {
+        batch.push_body(PageIndex(page), nth * PAGE_BYTES);
     }
     batch.push_fill(PageIndex(9), 0);
     NamedHeader::write_for(&batch, &names, 77, true, out);

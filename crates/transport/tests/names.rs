@@ -1,0 +1,280 @@
+//! Pages by name: whatever the destination says of them, and wherever connections
+//! are cut, each page arrives, as bytes or from where the destination has it.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use content::{Domain, Key, Name};
+use identity::Security;
+use page::{Batch, BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use parking_lot::Mutex;
+use placer::{BlockPlan, Feeder, Placement, PlaceError, Placer};
+use ram::Mapping;
+use transport::{Asking, Endpoint, Ends, LaneEnd, Lanes, LanesPlan, Namer, Resolver, receive};
+use wire::{NamedHeader, Preamble, Reply, Token};
+
+const PAGES: u32 = 1500;
+
+fn content(page: u32) -> Vec<u8> {
+    (0..PAGE_BYTES as u32).map(|at| (page.wrapping_mul(31) ^ (at / 64)).to_le_bytes()[0]).collect()
+}
+
+fn key() -> Key {
+    Key::new(b"test", &Domain::default())
+}
+
+/// A source whose pages can be read once more.
+#[derive(Debug)]
+struct Source;
+
+impl Namer for Source {
+    fn name(&self, batch: &Batch, names: &mut Vec<Name>) -> Asking {
+        names.clear();
+        names.extend(batch.bodies().iter().map(|body| key().name(batch.bytes_of(*body))));
+        Asking::MayWait
+    }
+
+    fn read_again(&self, _: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
+        for (page, into) in pages.iter().zip(into.chunks_exact_mut(PAGE_BYTES)) {
+            into.copy_from_slice(&content(page.0));
+        }
+        true
+    }
+}
+
+/// A destination that has some of the pages, gets some later, and some not after
+/// all: by the dice.
+struct Fickle {
+    placer: Arc<Placer>,
+    seed: u64,
+    rolls: AtomicU64,
+    /// Told of what became of pages later.
+    lanes: Mutex<Option<Arc<Lanes>>>,
+    answering: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+impl Fickle {
+    fn roll(&self, sides: u64) -> u64 {
+        let mut state = self.seed ^ self.rolls.fetch_add(1, SeqCst).wrapping_mul(0x9e37_79b9);
+        for _ in 0..3 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+        }
+        state % sides
+    }
+
+    fn place(&self, epoch: Epoch, page: PageIndex, name: &Name) {
+        let bytes = content(page.0);
+        assert_eq!(key().name(&bytes), *name, "the name that was sent is the page's");
+        self.placer.place_bodies(BlockId(0), epoch, &[page], &bytes).unwrap();
+    }
+
+    fn answer_late(self: &Arc<Self>, header: NamedHeader, later: Vec<(u8, PageIndex, Name)>) {
+        let mut wanted = Vec::new();
+        for (nth, page, name) in later {
+            if self.roll(3) == 0 {
+                wanted.push(nth);
+            } else {
+                self.place(header.epoch, page, &name);
+            }
+        }
+        let lanes = self.lanes.lock().clone().expect("there are lanes");
+        lanes.late(header.ticket, wanted);
+    }
+}
+
+struct Finder(Arc<Fickle>);
+
+impl Resolver for Finder {
+    fn resolve(
+        &self,
+        header: NamedHeader,
+        pages: &[PageIndex],
+        names: &[Name],
+    ) -> Result<(u128, u128), PlaceError> {
+        assert!(header.may_wait);
+        let (mut wanted, mut later) = (0, 0);
+        let mut waits = Vec::new();
+        for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
+            match self.0.roll(3) {
+                0 => wanted |= 1 << nth,
+                1 => {
+                    later |= 1 << nth;
+                    waits.push((u8::try_from(nth).unwrap(), *page, *name));
+                }
+                _ => self.0.place(header.epoch, *page, name),
+            }
+        }
+        if waits.is_empty() {
+            return Ok((wanted, later));
+        }
+        let fickle = Arc::clone(&self.0);
+        if self.0.roll(2) == 0 {
+            // Before the answer itself.
+            fickle.answer_late(header, waits);
+        } else {
+            let answering = thread::spawn(move || fickle.answer_late(header, waits));
+            self.0.answering.lock().push(answering);
+        }
+        Ok((wanted, later))
+    }
+
+    fn came(&self, _: BlockId, _: Epoch, _: &[PageIndex]) {}
+}
+
+struct Arriving(Arc<Fickle>);
+
+impl Ends for Arriving {
+    fn placer(&self) -> Option<Arc<Placer>> {
+        Some(Arc::clone(&self.0.placer))
+    }
+
+    fn resolver(&self) -> Result<Arc<dyn Resolver>, LaneEnd> {
+        Ok(Arc::new(Finder(Arc::clone(&self.0))))
+    }
+}
+
+/// Serves connections, the first of them only for so many bytes.
+fn serve(listener: &TcpListener, fickle: &Arc<Fickle>, over: &AtomicBool, cuts: &[usize]) {
+    thread::scope(|scope| {
+        for nth in 0.. {
+            let (stream, _) = listener.accept().unwrap();
+            if over.load(SeqCst) {
+                return;
+            }
+            let cut = cuts.get(nth).copied();
+            let arriving = Arriving(Arc::clone(fickle));
+            scope.spawn(move || {
+                let inner = match cut {
+                    Some(bytes) => cut_after(stream, bytes),
+                    None => stream,
+                };
+                let mut connection = Security::Plaintext.accept(inner).unwrap();
+                let mut preamble = [0; Preamble::BYTES];
+                if connection.read_exact(&mut preamble).is_err() {
+                    return;
+                }
+                Preamble::parse(&preamble).unwrap();
+                if connection.write_all(&Reply::Welcome.to_bytes()).is_err() {
+                    return;
+                }
+                if let Err(error) = receive(&mut connection, &arriving, &AtomicU64::new(0)) {
+                    assert!(error.only_this_lane(), "{error}");
+                }
+                connection.close();
+            });
+        }
+    });
+}
+
+/// The destination's end of a connection that breaks after `bytes` from the source.
+fn cut_after(outer: TcpStream, bytes: usize) -> TcpStream {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let inner = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    let back = (inner.try_clone().unwrap(), outer.try_clone().unwrap());
+    thread::spawn(move || {
+        let _ = std::io::copy(&mut &back.0, &mut &back.1);
+        let _ = back.1.shutdown(Shutdown::Both);
+    });
+    thread::spawn(move || {
+        let _ = std::io::copy(&mut (&outer).take(bytes as u64), &mut &inner);
+        let _ = outer.shutdown(Shutdown::Both);
+        let _ = inner.shutdown(Shutdown::Both);
+    });
+    far
+}
+
+fn lanes(count: usize, remote: SocketAddr, encoding: Encoding) -> Arc<Lanes> {
+    let plan = LanesPlan {
+        endpoints: vec![Endpoint { local: None, remote }; count],
+        peer: "destination".to_owned(),
+        security: Security::Plaintext,
+        token: Token([1; 16]),
+        encoding,
+        sieve: None,
+        namer: Some(Arc::new(Source)),
+    };
+    Arc::new(Lanes::start(plan).unwrap())
+}
+
+fn deliver(seed: u64, cuts: &[usize], encoding: Encoding) {
+    let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
+    let mapping = Arc::new(Mapping::own(bytes));
+    let (qemu, _other_end) = UnixStream::pair().unwrap();
+    let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+    let placement = Placement::Mapped(Arc::clone(&mapping));
+    let plan = BlockPlan { name: "pc.ram".to_owned(), bytes, placement };
+    let fickle = Arc::new(Fickle {
+        placer: Arc::new(Placer::new(vec![plan], feeder.handle()).unwrap()),
+        seed,
+        rolls: AtomicU64::new(0),
+        lanes: Mutex::new(None),
+        answering: Mutex::new(Vec::new()),
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (over, ready) = (AtomicBool::new(false), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            ready.wait();
+            serve(&listener, &fickle, &over, cuts);
+        });
+        let carrier = lanes(1 + (seed % 3) as usize, address, encoding);
+        *fickle.lanes.lock() = Some(Arc::clone(&carrier));
+        ready.wait();
+        let pool = Pool::new(8 * SLOT_BYTES);
+        let mut batch = pool.take().unwrap();
+        for page in 0..PAGES {
+            let at = batch.bodies().len() * PAGE_BYTES;
+            batch.buffer_mut()[at..at + PAGE_BYTES].copy_from_slice(&content(page));
+            batch.push_body(PageIndex(page), at);
+            // Of all lengths.
+            if batch.room() == 0 || page % 97 == 0 {
+                batch.epoch = Epoch(3);
+                carrier.submit(std::mem::replace(&mut batch, pool.take().unwrap())).unwrap();
+            }
+        }
+        batch.epoch = Epoch(3);
+        carrier.submit(batch).unwrap();
+        carrier.wait_drained().unwrap();
+        assert_eq!(pool.out_bytes(), 0, "every buffer is back");
+        let delivered = carrier.delivered();
+        assert_eq!((delivered.backlog_bytes, delivered.pending_bytes), (0, 0));
+        assert_eq!(delivered.named_bytes + delivered.body_bytes, bytes);
+        for page in 0..PAGES {
+            let mut found = vec![0; PAGE_BYTES];
+            mapping.read(PageIndex(page).offset(), &mut found).unwrap();
+            assert!(found == content(page), "page {page}, seed {seed}");
+        }
+        for answering in fickle.answering.lock().drain(..) {
+            answering.join().unwrap();
+        }
+        *fickle.lanes.lock() = None;
+        carrier.finish();
+        over.store(true, SeqCst);
+        drop(TcpStream::connect(address));
+    });
+}
+
+#[test]
+fn whatever_the_destination_says() {
+    for seed in 1..30 {
+        let encoding = if seed % 2 == 0 { Encoding::Raw } else { Encoding::Zstd };
+        deliver(seed, &[], encoding);
+    }
+}
+
+#[test]
+fn wherever_connections_are_cut() {
+    for seed in 1..60_u64 {
+        let cuts: Vec<usize> =
+            (1..6).map(|nth| (seed * nth * 77_773 % 200_000) as usize + 40).collect();
+        deliver(seed, &cuts, Encoding::Raw);
+    }
+}
