@@ -5,6 +5,7 @@
 
 pub mod chase;
 pub mod effort;
+pub mod gang;
 pub mod mirror;
 pub mod pace;
 pub mod precopy;
