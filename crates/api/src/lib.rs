@@ -3,6 +3,7 @@
 
 mod bounds;
 mod finding;
+mod gang;
 mod host;
 mod migration;
 mod prediction;
@@ -14,6 +15,11 @@ mod vm;
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
 pub use crew::{Cpus, Priority};
 pub use finding::{Examination, Finding, Severity};
+pub use gang::{
+    Evacuation, Figures, GangOptions, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest,
+    GangStarted, GangTotals, HostRoom, MoveProgress, MoveReport, MoveState, PARALLEL_MAX,
+    PlannedMove, WantedMove,
+};
 pub use host::{HostInfo, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,

@@ -100,7 +100,7 @@ pub struct MigrationStarted {
 }
 
 /// 300 ms: QEMU's own default for its downtime-limit.
-fn default_downtime_ms() -> u64 {
+pub(crate) fn default_downtime_ms() -> u64 {
     300
 }
 
