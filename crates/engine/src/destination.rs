@@ -7,6 +7,7 @@ mod disks;
 mod hands;
 mod lanes;
 mod nic_use;
+mod orders;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -186,6 +187,16 @@ fn serve_one(
             connection.write_all(&Reply::Welcome.to_bytes())?;
             arrival.carry(connection, number);
         }
+        Kind::Orders => {
+            if !place.orders() {
+                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.close();
+                return Ok(());
+            }
+            connection.write_all(&Reply::Welcome.to_bytes())?;
+            orders::obey(shared, &mut connection)?;
+            connection.close();
+        }
         Kind::Inquiry => {
             connection.write_all(&Reply::Welcome.to_bytes())?;
             connection.set_read_deadline(Some(Instant::now() + PREAMBLE_MAX))?;
@@ -200,13 +211,20 @@ fn serve_one(
 fn answer(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway> {
     let Some(Frame::Message(json)) = read_frame(connection)? else { return Ok(()) };
     let inquiry: Inquiry = read_message(&json)?;
-    if let Some(certified) = connection.peer().filter(|peer| *peer != inquiry.from) {
-        let certified = certified.to_owned();
-        return Err(TurnedAway::OtherName { said: inquiry.from, certified });
-    }
+    check_name(connection, &inquiry.from)?;
     match shared.host.answer(inquiry) {
         Some(word) => Ok(Frame::message(&word)?.write_to(connection)?),
         None => Ok(()),
+    }
+}
+
+/// With certificates nobody speaks in another host's name.
+fn check_name(connection: &Connection, said: &str) -> Result<(), TurnedAway> {
+    match connection.peer() {
+        Some(certified) if certified != said => {
+            Err(TurnedAway::OtherName { said: said.to_owned(), certified: certified.to_owned() })
+        }
+        _ => Ok(()),
     }
 }
 

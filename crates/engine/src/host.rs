@@ -146,6 +146,13 @@ pub trait Host: Send + Sync + 'static {
         drop(question);
         serde_json::Value::Null
     }
+
+    /// Does what the agent of the host `from` orders (see
+    /// [`Orders`](crate::Orders)), and answers. May take some seconds.
+    fn obey(&self, from: &str, order: serde_json::Value) -> serde_json::Value {
+        drop((from, order));
+        serde_json::Value::Null
+    }
 }
 
 /// The destination's side of a switchover that is not over: the VM is in doubt,

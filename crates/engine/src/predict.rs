@@ -83,8 +83,9 @@ fn outlook(prediction: &precopy::Prediction, fixed: Duration, goal: Duration) ->
 /// A blackout that is planned to the millisecond may be a fraction above.
 const ROUNDING: f64 = 1.005;
 
-/// Memory that a process has touched.
-fn used(pid: u32) -> Option<u64> {
+/// Memory that a process has touched; none if the kernel does not say.
+#[must_use]
+pub fn used(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

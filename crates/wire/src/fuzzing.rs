@@ -6,8 +6,8 @@ use page::{BATCH_PAGES, BLOCK_BYTES_MAX, DiskId, PAGE_BYTES, PageIndex, Pool, SL
 
 use crate::{
     Ack, Answer, BatchHeader, BlockHeader, FILLS_MAX, Frame, Inquiry, Kind, LaneHeader,
-    NamedHeader, NamedTables, Preamble, Reply, Tables, ToDestination, ToSource, Token, read_frame,
-    read_message,
+    NamedHeader, NamedTables, Order, Preamble, Reply, Tables, ToDestination, ToSource, Token,
+    read_frame, read_message,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
@@ -74,6 +74,7 @@ pub fn control(bytes: &[u8]) {
             let _ = read_message::<ToDestination>(&json);
             let _ = read_message::<ToSource>(&json);
             let _ = read_message::<Inquiry>(&json);
+            let _ = read_message::<Order>(&json);
         }
     }
 }

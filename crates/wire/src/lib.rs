@@ -1,8 +1,8 @@
 //! What two agents say to each other, as bytes: no sockets, no threads.
 //!
 //! A connection opens with a [`Preamble`] that says what it is: the control
-//! connection of a migration, one of its lanes, or an [`Inquiry`] about a
-//! switchover after that connection was lost.
+//! connection of a migration, one of its lanes, an [`Inquiry`] about a
+//! switchover after that connection was lost, or [`Order`]s of a gang.
 //!
 //! - control: [`Frame`]s; most carry one message as JSON
 //!   ([`ToDestination`], [`ToSource`]), the others pieces of the residue.
@@ -23,6 +23,7 @@ mod error;
 pub mod fuzzing;
 mod inquiry;
 mod named;
+mod order;
 mod preamble;
 mod read;
 
@@ -35,4 +36,5 @@ pub use control::{
 pub use error::WireError;
 pub use inquiry::{Inquiry, Word};
 pub use named::{Answer, NamedHeader, NamedTables};
+pub use order::Order;
 pub use preamble::{Kind, Preamble, Reply, Token, VERSION};

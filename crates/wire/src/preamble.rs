@@ -29,6 +29,8 @@ pub enum Kind {
     /// One [`crate::Inquiry`] about a switchover that one side was cut off
     /// from, and at most one answer.
     Inquiry,
+    /// [`crate::Order`]s, each with its answer.
+    Orders,
 }
 
 /// Sent by whoever connects.
@@ -60,6 +62,7 @@ impl Preamble {
                 1
             }
             Kind::Inquiry => 2,
+            Kind::Orders => 4,
         };
         bytes[10..12].copy_from_slice(&kind.to_le_bytes());
         bytes
@@ -75,6 +78,7 @@ impl Preamble {
             0 => Kind::Control,
             1 => Kind::Lane { number: le16(bytes, 12), token: Token(field(bytes, 16)) },
             2 => Kind::Inquiry,
+            4 => Kind::Orders,
             other => {
                 return Err(WireError::Unknown {
                     what: "kind of connection",
@@ -157,7 +161,7 @@ mod tests {
     #[test]
     fn preambles_and_replies_come_back_as_they_went() {
         let lane = Kind::Lane { number: 7, token: Token([9; 16]) };
-        for kind in [Kind::Control, lane, Kind::Inquiry] {
+        for kind in [Kind::Control, lane, Kind::Inquiry, Kind::Orders] {
             assert_eq!(Preamble::parse(&Preamble { kind }.to_bytes()).unwrap().kind, kind);
         }
         for reply in [Reply::Welcome, Reply::UnknownToken, Reply::Busy, Reply::OtherVersion] {

@@ -16,6 +16,9 @@ const UNKNOWN_MAX: usize = 128;
 /// Of them, those that are to order or ask something, and have not been given
 /// what a VM that comes has: each keeps a few messages in memory.
 const LEADING_MAX: usize = 32;
+/// Of them, those by which other agents have VMs moved: each stays for as long
+/// as one VM's migration, and keeps a thread.
+const ORDERING_MAX: usize = 64;
 
 /// The connections of an agent.
 #[derive(Debug, Default)]
@@ -27,6 +30,7 @@ struct State {
     taken_in: u64,
     unknown: usize,
     leading: usize,
+    ordering: usize,
 }
 
 /// What a connection is for.
@@ -34,6 +38,7 @@ struct State {
 enum Use {
     Unknown,
     Leading,
+    Ordering,
     Known,
 }
 
@@ -73,6 +78,7 @@ impl State {
         match of {
             Use::Unknown => Some(&mut self.unknown),
             Use::Leading => Some(&mut self.leading),
+            Use::Ordering => Some(&mut self.ordering),
             Use::Known => None,
         }
     }
@@ -84,6 +90,15 @@ impl Place {
         let has_room = self.connections.0.lock().leading < LEADING_MAX;
         if has_room {
             self.count_as(Use::Leading);
+        }
+        has_room
+    }
+
+    /// It is to order moves of VMs. False if too many are.
+    pub(super) fn orders(&mut self) -> bool {
+        let has_room = self.connections.0.lock().ordering < ORDERING_MAX;
+        if has_room {
+            self.count_as(Use::Ordering);
         }
         has_room
     }
@@ -139,8 +154,16 @@ mod tests {
         leading.pop();
         assert!(one_more.leads());
         drop(unknown);
-        drop((leading, one_more));
+        let mut ordering: Vec<Place> = Vec::new();
+        for _ in 0..ORDERING_MAX {
+            let mut place = take_in().unwrap();
+            assert!(place.orders());
+            ordering.push(place);
+        }
+        assert!(!take_in().unwrap().orders());
+        drop((leading, one_more, ordering));
         let state = connections.0.lock();
-        assert_eq!((state.open.len(), state.unknown, state.leading), (0, 0, 0));
+        let counts = (state.open.len(), state.unknown, state.leading, state.ordering);
+        assert_eq!(counts, (0, 0, 0, 0));
     }
 }

@@ -1,0 +1,53 @@
+//! Having another agent move VMs of its host: order after order on a connection
+//! of its own.
+
+use std::time::{Duration, Instant};
+
+use identity::Connection;
+use serde_json::Value;
+use transport::{Endpoint, connect};
+use wire::{Frame, Kind, Order, WireError, read_frame, read_message};
+
+use crate::examine::ExamineError;
+use crate::host::{Local, Peer};
+
+/// A connection to another agent that takes orders.
+#[derive(Debug)]
+pub struct Orders {
+    connection: Connection,
+    from: String,
+}
+
+impl Orders {
+    /// Connects.
+    ///
+    /// # Errors
+    /// If the agent isn't there, or doesn't take the connection.
+    pub fn open(local: &Local, peer: &Peer) -> Result<Self, ExamineError> {
+        let way = Endpoint { local: None, remote: peer.address };
+        let connection = connect(way, &peer.name, &local.security, Kind::Orders)?;
+        Ok(Self { connection, from: local.agent.clone() })
+    }
+
+    /// Gives an order and hears its answer. After an error the connection is of
+    /// no use any more.
+    ///
+    /// # Errors
+    /// If there is no answer `within` that time.
+    pub fn give(&mut self, order: Value, within: Duration) -> Result<Value, ExamineError> {
+        let connection = &mut self.connection;
+        connection.set_write_timeout(Some(within)).map_err(WireError::from)?;
+        connection.set_read_deadline(Some(Instant::now() + within)).map_err(WireError::from)?;
+        Frame::message(&Order { from: self.from.clone(), order })?.write_to(connection)?;
+        match read_frame(connection)?.ok_or(ExamineError::HungUp)? {
+            Frame::Message(json) => Ok(read_message(&json)?),
+            _ => Err(ExamineError::OutOfTurn),
+        }
+    }
+}
+
+impl Drop for Orders {
+    fn drop(&mut self) {
+        self.connection.close();
+    }
+}
