@@ -1,7 +1,7 @@
 //! The destination's side of this host: a QEMU for a VM that comes, made of
 //! what its source says and compared with it.
 
-mod fitness;
+pub(crate) mod fitness;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use wire::{Inquiry, Prepare, Word};
 use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::examiner::Examiner;
+use crate::gangs::Office;
 use crate::name;
 use crate::registry::{Claim, Registry};
 use crate::settling::Settlers;
@@ -34,6 +35,7 @@ pub(crate) struct Arrivals {
     registry: Arc<Registry>,
     settlers: Arc<Settlers>,
     examiner: Arc<Examiner>,
+    office: Arc<Office>,
     peers: Vec<PeerEntry>,
 }
 
@@ -41,12 +43,14 @@ impl Arrivals {
     pub(crate) fn new(
         settlers: &Arc<Settlers>,
         examiner: &Arc<Examiner>,
+        office: &Arc<Office>,
         peers: &[PeerEntry],
     ) -> Self {
         Self {
             registry: Arc::clone(&settlers.registry),
             settlers: Arc::clone(settlers),
             examiner: Arc::clone(examiner),
+            office: Arc::clone(office),
             peers: peers.to_vec(),
         }
     }
@@ -160,6 +164,10 @@ impl Host for Arrivals {
 
     fn examine(&self, question: serde_json::Value) -> serde_json::Value {
         self.examiner.answer(question)
+    }
+
+    fn obey(&self, from: &str, order: serde_json::Value) -> serde_json::Value {
+        self.office.obey(from, order)
     }
 }
 

@@ -95,6 +95,9 @@ pub struct Config {
     pub cgroups: bool,
     /// VMs that come share content with others; in the file only.
     pub sharing: bool,
+    /// The hosts whose agents may have VMs of this one move; none: all of the
+    /// peers file. In the file only.
+    pub coordinators: Option<Vec<String>>,
     /// How long migrations wait for what; in the file only.
     pub waits: engine::Waits,
 }
@@ -247,6 +250,7 @@ impl Config {
             insecure_plaintext,
             cgroups: file.cgroups.unwrap_or(true),
             sharing: file.sharing.unwrap_or(true),
+            coordinators: file.coordinators,
             waits: file.waits,
         };
         if !POOL_MIB.contains(&pool_mib) {

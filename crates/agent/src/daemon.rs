@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use crate::arrivals::Arrivals;
 use crate::config::{Config, ConfigError, Flags};
 use crate::examiner::Examiner;
+use crate::gangs::{Gangs, Office};
 use crate::http::{Api, Port, router};
 use crate::migrations::{Migrations, Roads};
 use crate::registry::{Held, Registry};
@@ -163,14 +164,31 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     ));
     let mover = Box::new(engine::migrate);
     let migrations = Arc::new(Migrations::new(&settlers, local.clone(), roads, mover));
-    let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &config.peers));
+    let office = Arc::new(Office::new(
+        Arc::clone(&migrations),
+        Arc::clone(&examiner),
+        Arc::clone(&registry),
+        config.coordinators.clone(),
+        config.rack.clone(),
+    ));
+    let gangs = Arc::new(Gangs::new(&office));
+    let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &office, &config.peers));
     let server = engine::serve(listener, arrivals, local)
         .map_err(|source| local_error("listening to peers", source))?;
     if config.insecure_plaintext {
         tracing::warn!(listen = %config.listen, "guest memory travels unencrypted");
     }
     let host = Arc::new(host_info(&config));
-    let served = serve((api_listener, port), &host, &settlers, &migrations, &examiner, server);
+    let api = |closing| Api {
+        host: Arc::clone(&host),
+        registry: Arc::clone(&settlers.registry),
+        settlers: Arc::clone(&settlers),
+        migrations: Arc::clone(&migrations),
+        gangs: Arc::clone(&gangs),
+        examiner: Arc::clone(&examiner),
+        closing,
+    };
+    let served = serve((api_listener, port), api, server);
     settlers.close();
     drop(socket);
     tracing::info!("ended; VMs live on");
@@ -196,10 +214,7 @@ fn let_go(state: &StateDir) -> Result<Notes, AgentError> {
 /// Serves the API until a signal comes, and takes everything down in order.
 fn serve(
     (listener, port): (std::os::unix::net::UnixListener, Option<Port>),
-    host: &Arc<HostInfo>,
-    settlers: &Arc<Settlers>,
-    migrations: &Arc<Migrations>,
-    examiner: &Arc<Examiner>,
+    api: impl FnOnce(watch::Receiver<bool>) -> Api,
     mut server: Server,
 ) -> Result<(), AgentError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -214,14 +229,8 @@ fn serve(
         let listener = tokio::net::UnixListener::from_std(listener).map_err(serving)?;
         let (refuse, closing) = watch::channel(false);
         let (close, mut closed) = watch::channel(false);
-        let api = Api {
-            host: Arc::clone(host),
-            registry: Arc::clone(&settlers.registry),
-            settlers: Arc::clone(settlers),
-            migrations: Arc::clone(migrations),
-            examiner: Arc::clone(examiner),
-            closing,
-        };
+        let api = api(closing);
+        let Api { host, gangs, migrations, registry, .. } = api.clone();
         let mut interrupt = signal(SignalKind::interrupt()).map_err(serving)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(serving)?;
         let serving_people = port.map(|port| {
@@ -251,14 +260,13 @@ fn serve(
         tracing::info!("stopping; migrations are cancelled, VMs go on");
         // While it winds down the API answers, but starts nothing.
         let _ = refuse.send(true);
-        let winding_down = tokio::task::spawn_blocking({
-            let (migrations, registry) = (Arc::clone(migrations), Arc::clone(&settlers.registry));
-            move || {
-                migrations.close();
-                server.stop();
-                if !registry.wait_none_arriving(ARRIVALS_WAIT) {
-                    tracing::warn!("a VM that was arriving is still there");
-                }
+        let winding_down = tokio::task::spawn_blocking(move || {
+            // They take the end of this agent's migrations for no failure.
+            gangs.close();
+            migrations.close();
+            server.stop();
+            if !registry.wait_none_arriving(ARRIVALS_WAIT) {
+                tracing::warn!("a VM that was arriving is still there");
             }
         });
         tokio::select! {

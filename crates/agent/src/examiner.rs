@@ -3,7 +3,7 @@
 //! they ask. What facts mean is `doctor`'s to say.
 
 pub(crate) mod sight;
-mod vms;
+pub(crate) mod vms;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -259,7 +259,7 @@ fn used(facts: &Facts) -> Vec<(String, String)> {
 }
 
 /// A peer may have QEMUs asked, and nothing else started by the asking.
-fn sounds_like_qemu(program: &str) -> bool {
+pub(crate) fn sounds_like_qemu(program: &str) -> bool {
     let name = program.rsplit('/').next().unwrap_or_default();
     name.contains("qemu") || name.contains("kvm")
 }
@@ -270,7 +270,7 @@ fn direct(peer: &Peer) -> Endpoint {
 }
 
 /// Does it for all at the same time: each may wait for somebody.
-pub(super) fn at_once<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub(crate) fn at_once<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
         let work = &work;
         let running: Vec<_> = all

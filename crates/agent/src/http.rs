@@ -2,6 +2,7 @@
 //! certificates, over TCP.
 
 mod answer;
+mod gangs;
 mod people;
 mod predict;
 mod progress;
@@ -22,6 +23,7 @@ use axum::{Extension, Json, Router};
 
 use crate::denied::Denied;
 use crate::examiner::Examiner;
+use crate::gangs::Gangs;
 use crate::migrations::Migrations;
 use crate::registry::Registry;
 use crate::settling::Settlers;
@@ -39,6 +41,7 @@ pub(crate) struct Api {
     pub(crate) registry: Arc<Registry>,
     pub(crate) settlers: Arc<Settlers>,
     pub(crate) migrations: Arc<Migrations>,
+    pub(crate) gangs: Arc<Gangs>,
     pub(crate) examiner: Arc<Examiner>,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
 }
@@ -59,6 +62,12 @@ pub(crate) fn router(api: Api) -> Router {
         .route("/v1/migrations/{id}/progress", get(watch))
         .route("/v1/migrations/{id}/cancel", post(cancel))
         .route("/v1/migrations/{id}/report", get(report))
+        .route("/v1/gangs", get(gangs::list).post(gangs::start))
+        .route("/v1/gangs/{id}", get(gangs::show))
+        .route("/v1/gangs/{id}/progress", get(gangs::watch))
+        .route("/v1/gangs/{id}/cancel", post(gangs::cancel))
+        .route("/v1/gangs/{id}/resume", post(gangs::resume))
+        .route("/v1/gangs/{id}/report", get(gangs::report))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -195,7 +204,7 @@ async fn set(State(api): State<Api>, id: Name, body: Body<BoundsChange>) -> Answ
 
 async fn watch(State(api): State<Api>, id: Name) -> Response {
     match id.map_err(named_wrong) {
-        Ok(Path(id)) => progress::stream(api.migrations, id).await,
+        Ok(Path(id)) => progress::of_migration(api.migrations, id).await,
         Err(denied) => answer::refusal(&denied),
     }
 }

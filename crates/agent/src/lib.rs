@@ -2,7 +2,8 @@
 //!
 //! [`run`] is all of it. [`config`] says what it is told; `registry` keeps the
 //! VMs, `migrations` those that leave, `arrivals` those that come, `settling`
-//! those of which only one host knows whose they are; `http` is the API over
+//! those of which only one host knows whose they are, `gangs` those that move
+//! together; `http` is the API over
 //! them. QEMU and the engine are blocking and have threads of
 //! their own; only the API is async.
 
@@ -13,6 +14,7 @@ pub mod config;
 mod daemon;
 mod denied;
 mod examiner;
+mod gangs;
 mod http;
 mod migrations;
 mod name;

@@ -1,6 +1,7 @@
 //! Migrations that leave this host: those that run, each on a thread of its
 //! own, and those that ended, with their reports.
 
+mod ended;
 mod reports;
 
 use std::collections::BTreeMap;
@@ -19,7 +20,9 @@ use crate::denied::Denied;
 use crate::registry::Registry;
 use crate::settling::Settlers;
 use crate::vm::Vm;
+use ended::{ended_progress, fault};
 use reports::Reports;
+pub(crate) use reports::random_id;
 
 /// Ended migrations that are listed; older ones are still found by their id.
 const LISTED_MAX: usize = 100;
@@ -77,34 +80,60 @@ impl Migrations {
         Self { registry, settlers, local, roads, mover, reports, table, ended: Condvar::new() }
     }
 
+    /// Where VMs can go from here.
+    pub(crate) fn roads(&self) -> &Roads {
+        &self.roads
+    }
+
     /// Starts one; it goes on by itself.
     pub(crate) fn start(self: &Arc<Self>, request: MigrateRequest) -> Result<String, Denied> {
+        let id = self.unused_id(&self.table.lock())?;
+        self.begin(&id, request)?;
+        Ok(id)
+    }
+
+    /// Starts one that was given its id by somebody else. Told so again, it is
+    /// the same one.
+    pub(crate) fn start_as(
+        self: &Arc<Self>,
+        id: &str,
+        request: MigrateRequest,
+    ) -> Result<(), Denied> {
+        if !Reports::is_id(id) {
+            return Err(Denied::Asked("that is no migration's id".to_owned()));
+        }
+        match self.show(id) {
+            Ok(known) if known.vm == request.vm && known.to == request.to => Ok(()),
+            Ok(known) => Err(Denied::Conflict(format!("migration {id} moves {}", known.vm))),
+            Err(Denied::Unknown(_)) => self.begin(id, request),
+            Err(denied) => Err(denied),
+        }
+    }
+
+    fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {
         let peer = self.peer(&request.to)?;
         if request.downtime_ms == 0 {
             return Err(Denied::Asked("a downtime of 0 ms can't be kept: allow 1 at least".into()));
         }
         request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
         request.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
-        let mut table = self.table.lock();
-        if table.closing {
+        if self.table.lock().closing {
             return Err(Denied::Closing);
         }
-        let id = self.unused_id(&table)?;
-        drop(table);
         self.settlers.keeps_here(&request.vm)?;
-        let vm = self.registry.begin_move(&request.vm, &id)?;
+        let vm = self.registry.begin_move(&request.vm, id)?;
         self.settlers.left(&request.vm);
         let watch =
-            Arc::new(Watch::new(self.first_progress(&id, &request, &vm), request.bounds.clone()));
+            Arc::new(Watch::new(self.first_progress(id, &request, &vm), request.bounds.clone()));
 
-        table = self.table.lock();
+        let mut table = self.table.lock();
         if table.closing {
             self.registry.stays(&request.vm);
             return Err(Denied::Closing);
         }
         let taken = request.vm.clone();
         let spawned = thread::Builder::new().name(format!("move-{id}")).spawn({
-            let (this, watch, id) = (Arc::clone(self), Arc::clone(&watch), id.clone());
+            let (this, watch, id) = (Arc::clone(self), Arc::clone(&watch), id.to_owned());
             move || this.perform(&id, &peer, &vm, &request, &watch)
         });
         let thread = match spawned {
@@ -116,9 +145,9 @@ impl Migrations {
         };
         table.begun += 1;
         let entry = Entry { number: table.begun, watch, thread: Some(thread), report: None };
-        table.entries.insert(id.clone(), entry);
+        table.entries.insert(id.to_owned(), entry);
         forget_oldest(&mut table);
-        Ok(id)
+        Ok(())
     }
 
     fn peer(&self, name: &str) -> Result<Peer, Denied> {
@@ -283,6 +312,26 @@ impl Migrations {
         Ok((version, self.show(id)?))
     }
 
+    /// Blocks until it is in another phase than `seen`, or has ended (at most
+    /// `timeout`).
+    pub(crate) fn wait_phase(
+        &self,
+        id: &str,
+        seen: Option<Phase>,
+        timeout: Duration,
+    ) -> Result<Progress, Denied> {
+        let until = Instant::now() + timeout;
+        let (mut version, mut progress) = (0, self.show(id)?);
+        while progress.outcome.is_none() && Some(progress.phase) == seen {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            (version, progress) = self.wait(id, version, left)?;
+        }
+        Ok(progress)
+    }
+
     /// How a migration went. Waits for one that is just ending.
     pub(crate) fn report(&self, id: &str) -> Result<Arc<Report>, Denied> {
         let mut table = self.table.lock();
@@ -390,41 +439,6 @@ fn forget_oldest(table: &mut Table) {
             // It has written its report, and has nothing left to do.
             let _ = thread.join();
         }
-    }
-}
-
-/// The report of a migration that the engine gave none for.
-fn fault(watch: &Watch, why: &str) -> Migrated {
-    let progress = watch.progress().1;
-    let why = format!("{why}. `droveway show {}` says how the VM is", progress.vm);
-    let report = reports::empty(&progress, Outcome::Failed(why));
-    Migrated { report, unsettled: None, decided: true }
-}
-
-/// The last state of a migration of which only the report is left.
-fn ended_progress(report: &Report) -> Progress {
-    let done = report.outcome == Outcome::Done;
-    Progress {
-        id: report.id.clone(),
-        vm: report.vm.clone(),
-        from: report.from.clone(),
-        to: report.to.clone(),
-        phase: report.phases.last().map_or(Phase::Prepare, |last| last.phase),
-        elapsed_s: report.total_s,
-        ram_bytes: report.ram_bytes,
-        percent: if done { 100.0 } else { 0.0 },
-        delivered_bytes_per_s: 0.0,
-        wire_bytes_per_s: 0.0,
-        dirty_bytes_per_s: 0.0,
-        share: 1.0,
-        pass: report.passes,
-        left_bytes: 0,
-        disk_bytes: 0,
-        disk_left_bytes: 0,
-        time_left_s: None,
-        limit: Limit::Unknown,
-        notes: report.notes.clone(),
-        outcome: Some(report.outcome.clone()),
     }
 }
 

@@ -4,6 +4,7 @@
 //! STATE/lock              held by the agent that runs
 //! STATE/vms/NAME/         one VM: record.json, qmp, qemu.log
 //! STATE/reports/ID.json   one ended migration
+//! STATE/gangs/ID.json     one gang that this agent coordinates, or did
 //! STATE/journals/         switchovers that are not over
 //! STATE/slowed/           VMs that are slowed, to be let go after a crash
 //! STATE/run/              sockets of migrations that run; emptied at start
@@ -72,7 +73,7 @@ impl StateDir {
             return Err(StateError::TooLong { path, excess: longest - SOCKET_PATH_MAX });
         }
         let state = Self { _lock: lock(&path)?, path };
-        for dir in [state.vms(), state.reports()] {
+        for dir in [state.vms(), state.reports(), state.gangs()] {
             make(&dir)?;
         }
         // Sockets of a run that ended; nobody listens there any more.
@@ -99,6 +100,10 @@ impl StateDir {
 
     pub(crate) fn reports(&self) -> PathBuf {
         self.path.join("reports")
+    }
+
+    pub(crate) fn gangs(&self) -> PathBuf {
+        self.path.join("gangs")
     }
 
     pub(crate) fn journals(&self) -> PathBuf {

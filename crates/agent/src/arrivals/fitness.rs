@@ -5,7 +5,7 @@
 //! that has happened. What it said is remembered: the next such VM is refused
 //! before anything is started.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use doctor::Kvm;
 use qemu::command_line::{CommandLine, apply_overrides, overridden};
@@ -86,6 +86,25 @@ impl Wanted {
         let verdict = Verdict { program: self.line.program(), known, machine, cpu: cpu.as_deref() };
         verdict.check().err().map(|unfit| Denied::Conflict(unfit.to_string()))
     }
+}
+
+/// What a VM takes of this host besides memory, and what speaks against it.
+pub(crate) fn able(
+    (program, accelerator): (&str, &str),
+    (machine, cpu): (&str, Option<&str>),
+    huge_bytes: &[(u64, u64)],
+    probes: &Probes,
+    user: Option<&User>,
+) -> Result<(), Denied> {
+    if accelerator == "kvm" {
+        has_kvm(&sight::kvm(user))?;
+    }
+    let known = probes.of(program, Path::new("/"), accelerator);
+    let known = known.map_err(|error| Denied::Qemu(error.to_string()))?;
+    let verdict = Verdict { program, known: &known, machine, cpu };
+    verdict.check().map_err(|unfit| Denied::Conflict(unfit.to_string()))?;
+    let needs = Needs { pages_bytes: 0, huge_bytes: huge_bytes.iter().copied().collect() };
+    needs.fit(&HostMemory::now(), true).map_err(|no_room| Denied::Local(no_room.to_string()))
 }
 
 fn has_kvm(kvm: &Kvm) -> Result<(), Denied> {

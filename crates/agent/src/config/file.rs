@@ -25,6 +25,7 @@ pub(super) struct File {
     pub(super) insecure_plaintext: bool,
     pub(super) cgroups: Option<bool>,
     pub(super) sharing: Option<bool>,
+    pub(super) coordinators: Option<Vec<String>>,
     pub(super) waits: engine::Waits,
 }
 

@@ -164,3 +164,12 @@ fn errors_say_where_and_what_to_do() {
         assert!(!error.contains('\n'), "{error}");
     }
 }
+
+#[test]
+fn who_may_order_moves_is_named_in_the_file() {
+    let base = "name = 'host-a'\nlisten = '127.0.0.1:7450'\n";
+    assert_eq!(Files::new(base, PEERS).read().unwrap().coordinators, None);
+    let named = format!("{base}coordinators = ['host-b']\n");
+    let config = Files::new(&named, PEERS).read().unwrap();
+    assert_eq!(config.coordinators, Some(vec!["host-b".to_owned()]));
+}

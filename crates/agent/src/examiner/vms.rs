@@ -39,6 +39,6 @@ fn backed_bytes(machine: &Machine) -> u64 {
 }
 
 /// As another host, too, would find it.
-fn absolute(program: &str, cwd: &Path) -> String {
+pub(crate) fn absolute(program: &str, cwd: &Path) -> String {
     if program.contains('/') { cwd.join(program).display().to_string() } else { program.to_owned() }
 }

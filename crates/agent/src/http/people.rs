@@ -187,7 +187,10 @@ async fn permit(
 /// What a request takes: to look, to move, or anything else.
 fn needed(method: &Method, path: &str) -> Role {
     let predicts = path.strip_prefix("/v1/vms/").is_some_and(|rest| rest.ends_with("/predict"));
-    let moves = path == "/v1/migrations" || path.starts_with("/v1/migrations/") || predicts;
+    let of = |what: &str| {
+        path.strip_prefix(what).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let moves = of("/v1/migrations") || of("/v1/gangs") || predicts;
     match *method {
         Method::GET | Method::HEAD => Role::Observe,
         _ if moves => Role::Migrate,
@@ -226,6 +229,10 @@ mod tests {
             (Method::PATCH, "/v1/migrations/1", Role::Migrate),
             (Method::POST, "/v1/migrations/1/cancel", Role::Migrate),
             (Method::POST, "/v1/vms/web1/predict", Role::Migrate),
+            (Method::GET, "/v1/gangs/g1/report", Role::Observe),
+            (Method::POST, "/v1/gangs", Role::Migrate),
+            (Method::POST, "/v1/gangs/g1/resume", Role::Migrate),
+            (Method::POST, "/v1/gangsx", Role::Admin),
             (Method::POST, "/v1/vms/predict", Role::Admin),
             (Method::POST, "/v1/vms", Role::Admin),
             (Method::POST, "/v1/vms/attach", Role::Admin),

@@ -1,16 +1,18 @@
-//! A migration's progress as lines of JSON, until it has ended.
+//! Progress as lines of JSON, until what goes on has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::Progress;
 use axum::body::{Body, Bytes};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use http_body_util::channel::{Channel, Sender};
+use serde::Serialize;
 
 use super::answer::refusal;
 use super::blocking;
+use crate::denied::Denied;
+use crate::gangs::Gangs;
 use crate::migrations::Migrations;
 
 /// Lines that a watcher may be behind; then it gets newer ones later.
@@ -18,24 +20,77 @@ const LINES_MAX: usize = 4;
 /// How long one look may block a thread.
 const LOOK: Duration = Duration::from_secs(1);
 
-pub(super) async fn stream(migrations: Arc<Migrations>, id: String) -> Response {
+/// One state after the other of something that goes on.
+trait Story: Send + Sync + 'static {
+    type State: Serialize + Send + Sync + 'static;
+    fn show(&self) -> Result<Self::State, Denied>;
+    /// Blocks until there is something newer than `version`, or a look is over.
+    fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied>;
+    fn is_over(state: &Self::State) -> bool;
+}
+
+struct OfMigration(Arc<Migrations>, String);
+struct OfGang(Arc<Gangs>, String);
+
+impl Story for OfMigration {
+    type State = api::Progress;
+
+    fn show(&self) -> Result<Self::State, Denied> {
+        self.0.show(&self.1)
+    }
+
+    fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied> {
+        self.0.wait(&self.1, version, LOOK)
+    }
+
+    fn is_over(state: &Self::State) -> bool {
+        state.outcome.is_some()
+    }
+}
+
+impl Story for OfGang {
+    type State = api::GangProgress;
+
+    fn show(&self) -> Result<Self::State, Denied> {
+        self.0.show(&self.1)
+    }
+
+    fn wait(&self, version: u64) -> Result<(u64, Self::State), Denied> {
+        self.0.wait(&self.1, version, LOOK)
+    }
+
+    fn is_over(state: &Self::State) -> bool {
+        state.outcome.is_some()
+    }
+}
+
+pub(super) async fn of_migration(migrations: Arc<Migrations>, id: String) -> Response {
+    stream(OfMigration(migrations, id)).await
+}
+
+pub(super) async fn of_gang(gangs: Arc<Gangs>, id: String) -> Response {
+    stream(OfGang(gangs, id)).await
+}
+
+async fn stream<S: Story>(story: S) -> Response {
+    let story = Arc::new(story);
     let first = {
-        let (migrations, id) = (Arc::clone(&migrations), id.clone());
-        blocking(move || migrations.show(&id)).await
+        let story = Arc::clone(&story);
+        blocking(move || story.show()).await
     };
     let first = match first {
-        Ok(progress) => progress,
+        Ok(state) => state,
         Err(denied) => return refusal(&denied),
     };
     let (mut lines, body) = Channel::<Bytes, std::io::Error>::new(LINES_MAX);
     tokio::spawn(async move {
         let mut version = 0;
-        let mut progress = first;
+        let mut state = first;
         // An error means that nobody watches any more.
-        while send(&mut lines, &progress).await.is_some() && progress.outcome.is_none() {
-            let (migrations, id) = (Arc::clone(&migrations), id.clone());
-            match blocking(move || migrations.wait(&id, version, LOOK)).await {
-                Ok(next) => (version, progress) = next,
+        while send(&mut lines, &state).await.is_some() && !S::is_over(&state) {
+            let story = Arc::clone(&story);
+            match blocking(move || story.wait(version)).await {
+                Ok(next) => (version, state) = next,
                 Err(denied) => {
                     tracing::warn!(%denied, "a watcher is left alone");
                     return;
@@ -46,8 +101,8 @@ pub(super) async fn stream(migrations: Arc<Migrations>, id: String) -> Response 
     ([(CONTENT_TYPE, "application/x-ndjson")], Body::new(body)).into_response()
 }
 
-async fn send(lines: &mut Sender<Bytes, std::io::Error>, progress: &Progress) -> Option<()> {
-    let mut line = serde_json::to_vec(progress).ok()?;
+async fn send(lines: &mut Sender<Bytes, std::io::Error>, state: &impl Serialize) -> Option<()> {
+    let mut line = serde_json::to_vec(state).ok()?;
     line.push(b'\n');
     lines.send_data(line.into()).await.ok()
 }

@@ -6,6 +6,7 @@ use switchover::journal::Shelf;
 use tower::ServiceExt;
 
 use super::*;
+use crate::gangs::Office;
 use crate::migrations::Roads;
 use crate::registry::Held;
 use crate::state::StateDir;
@@ -50,6 +51,14 @@ impl Site {
         ));
         let mover = Box::new(engine::migrate);
         let migrations = Arc::new(Migrations::new(&settlers, local, roads, mover));
+        let office = Arc::new(Office::new(
+            Arc::clone(&migrations),
+            Arc::clone(&examiner),
+            Arc::clone(&registry),
+            None,
+            None,
+        ));
+        let gangs = Arc::new(Gangs::new(&office));
         let host = Arc::new(HostInfo {
             name: "here".to_owned(),
             rack: None,
@@ -60,7 +69,7 @@ impl Site {
             peers: Vec::new(),
         });
         let (close, closing) = tokio::sync::watch::channel(false);
-        let api = Api { host, registry, settlers, migrations, examiner, closing };
+        let api = Api { host, registry, settlers, migrations, gangs, examiner, closing };
         Self { router: router(api), close, _dir: dir }
     }
 
@@ -91,7 +100,7 @@ async fn the_host_and_its_empty_lists() {
     let (status, body) = site.ask("GET", "/v1/host", "").await;
     let host: HostInfo = serde_json::from_slice(&body).unwrap();
     assert_eq!((status, host.name.as_str()), (200, "here"));
-    for path in ["/v1/vms", "/v1/migrations"] {
+    for path in ["/v1/vms", "/v1/migrations", "/v1/gangs"] {
         assert_eq!(site.ask("GET", path, "").await, (200, b"[]".to_vec()));
     }
 }
@@ -141,6 +150,15 @@ async fn every_refusal_has_a_status_and_a_reason() {
         ("PATCH", "/v1/migrations/deadbeef", r#"{"cpus":"9-1"}"#.to_owned(), 400, "0-3,8"),
         ("PATCH", "/v1/migrations/deadbeef", "{}".to_owned(), 400, "nothing to change"),
         ("GET", "/v1/migrations/..%2Fx/report", String::new(), 404, ""),
+        ("POST", "/v1/gangs", "{}".to_owned(), 400, "no VM to move"),
+        ("POST", "/v1/gangs", r#"{"colour":1}"#.to_owned(), 400, "colour"),
+        ("POST", "/v1/gangs", r#"{"moves":[{"vm":"x","to":"y"}]}"#.to_owned(), 404, "no host `y`"),
+        ("POST", "/v1/gangs", r#"{"evacuate":{"host":"y"}}"#.to_owned(), 404, "no host `y`"),
+        ("GET", "/v1/gangs/gdeadbeef", String::new(), 404, "no gang `gdeadbeef`"),
+        ("GET", "/v1/gangs/gdeadbeef/progress", String::new(), 404, "gdeadbeef"),
+        ("GET", "/v1/gangs/..%2Fx/report", String::new(), 404, ""),
+        ("POST", "/v1/gangs/gdeadbeef/cancel", String::new(), 404, "gdeadbeef"),
+        ("POST", "/v1/gangs/gdeadbeef/resume", String::new(), 404, "gdeadbeef"),
     ] {
         let (got, reason) = site.refused(method, path, body).await;
         assert_eq!(got, status, "{method} {path}: {reason}");
@@ -157,4 +175,6 @@ async fn an_agent_that_is_ending_starts_nothing() {
     assert_eq!(site.refused("POST", "/v1/vms", body).await.0, 503);
     let body = r#"{"name":"x","qmp":"/q"}"#;
     assert_eq!(site.refused("POST", "/v1/vms/attach", body).await.0, 503);
+    let body = r#"{"evacuate":{"host":"here"}}"#;
+    assert_eq!(site.refused("POST", "/v1/gangs", body).await.0, 503);
 }

@@ -40,14 +40,18 @@ impl Reports {
         }
     }
 
+    /// Whether it may be one.
+    pub(super) fn is_id(id: &str) -> bool {
+        id.len() == ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit())
+    }
+
     pub(super) fn has(&self, id: &str) -> bool {
         self.path(id).is_some_and(|path| path.exists())
     }
 
     /// None for what is no id: it comes from whoever talks to the API.
     fn path(&self, id: &str) -> Option<PathBuf> {
-        let digits = id.len() == ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit());
-        digits.then(|| self.dir.join(format!("{id}.json")))
+        Self::is_id(id).then(|| self.dir.join(format!("{id}.json")))
     }
 
     fn prune(&self) -> io::Result<()> {
@@ -66,7 +70,7 @@ impl Reports {
 }
 
 /// Short enough to type.
-pub(super) fn random_id() -> io::Result<String> {
+pub(crate) fn random_id() -> io::Result<String> {
     let mut bytes = [0; ID_DIGITS / 2];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(format!("{:08x}", u32::from_be_bytes(bytes)))

@@ -1,0 +1,229 @@
+//! Many VMs as one operation. Any agent can coordinate: it has the agents of
+//! the hosts that VMs leave move them, and watches. Each of those moves its VMs
+//! by itself, as if an operator had asked it there; so a coordinator that ends
+//! takes no VM with it.
+
+mod flight;
+mod gang;
+mod office;
+mod orders;
+mod plan;
+mod resume;
+mod run;
+mod shelf;
+mod ways;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use api::{GangOutcome, GangPlan, GangProgress, GangReport, GangRequest, GangStarted, PlannedMove};
+use crossbeam_channel::bounded;
+use parking_lot::Mutex;
+
+use crate::denied::Denied;
+use gang::{Gang, progress_of};
+pub(crate) use office::Office;
+use run::{EVENTS_MAX, Event, Run};
+use shelf::Shelf;
+use ways::Ways;
+
+/// Gangs that one agent coordinates at a time.
+const RUNNING_MAX: usize = 16;
+
+/// The gangs that this agent coordinates, or did.
+pub(crate) struct Gangs {
+    ways: Ways,
+    shelf: Shelf,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    running: BTreeMap<String, Running>,
+    closing: bool,
+}
+
+struct Running {
+    gang: Arc<Gang>,
+    thread: JoinHandle<()>,
+}
+
+impl Gangs {
+    pub(crate) fn new(office: &Arc<Office>) -> Self {
+        let shelf = Shelf::new(office.registry().state().gangs());
+        Self { ways: Ways::new(office), shelf, table: Mutex::default() }
+    }
+
+    /// Plans a gang, and begins it unless it is a dry run.
+    pub(crate) fn start(&self, request: &GangRequest) -> Result<GangStarted, Denied> {
+        let plan = plan::plan(request, &self.ways)?;
+        if request.dry_run {
+            return Ok(GangStarted { id: None, plan });
+        }
+        let id = self.shelf.unused_id().map_err(cannot_note)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let report = gang::begun(&id, request, &plan, now);
+        self.launch(report, Vec::new())?;
+        Ok(GangStarted { id: Some(id), plan })
+    }
+
+    /// Takes up a gang that has not moved all of its VMs.
+    pub(crate) fn resume(&self, id: &str) -> Result<GangStarted, Denied> {
+        if self.running(id).is_some_and(|gang| !gang.is_over()) {
+            return Err(Denied::Conflict(format!("gang {id} still runs")));
+        }
+        let kept = self.kept(id)?;
+        if kept.outcome == Some(GangOutcome::Done) {
+            return Err(Denied::Conflict(format!("gang {id} has moved all of its VMs")));
+        }
+        let (report, begun) = resume::taken_up(kept, &self.ways);
+        let plan = planned(&report);
+        self.launch(report, begun)?;
+        Ok(GangStarted { id: Some(id.to_owned()), plan })
+    }
+
+    fn launch(&self, report: GangReport, begun: Vec<usize>) -> Result<(), Denied> {
+        let id = report.id.clone();
+        let mut table = self.table.lock();
+        // What they are told and ask for is on disk by now.
+        table.running.retain(|_, running| !running.gang.is_over());
+        if table.closing {
+            return Err(Denied::Closing);
+        }
+        if table.running.contains_key(&id) {
+            return Err(Denied::Conflict(format!("gang {id} still runs")));
+        }
+        if table.running.len() >= RUNNING_MAX {
+            let text = format!("{RUNNING_MAX} gangs run here: wait until one has ended");
+            return Err(Denied::Conflict(text));
+        }
+        self.shelf.save(&report).map_err(cannot_note)?;
+        let (tell, hear) = bounded(EVENTS_MAX);
+        let gang = Arc::new(Gang::new(report, tell));
+        let kit = (self.ways.clone(), self.shelf.clone());
+        let run = Run::new(Arc::clone(&gang), hear, kit, begun);
+        let thread = thread::Builder::new()
+            .name(id.clone())
+            .spawn(move || run.lead())
+            .map_err(|error| Denied::Local(format!("no thread for the gang: {error}")))?;
+        tracing::info!(id, "a gang begins");
+        table.running.insert(id, Running { gang, thread });
+        Ok(())
+    }
+
+    /// All that are known, the latest first.
+    pub(crate) fn list(&self) -> Result<Vec<GangProgress>, Denied> {
+        let kept = self.shelf.all().map_err(cannot_read)?;
+        Ok(kept.iter().map(|kept| self.of_kept(kept)).collect())
+    }
+
+    /// Where a gang is, or how it ended.
+    pub(crate) fn show(&self, id: &str) -> Result<GangProgress, Denied> {
+        match self.running(id) {
+            Some(gang) => Ok(gang.progress()),
+            None => Ok(self.of_kept(&self.kept(id)?)),
+        }
+    }
+
+    /// Blocks until there is something newer than `version`, at most `timeout`.
+    pub(crate) fn wait(
+        &self,
+        id: &str,
+        version: u64,
+        timeout: Duration,
+    ) -> Result<(u64, GangProgress), Denied> {
+        match self.running(id) {
+            Some(gang) => Ok(gang.wait(version, timeout)),
+            None => Ok((version, self.of_kept(&self.kept(id)?))),
+        }
+    }
+
+    /// How a gang went; also of one that still runs.
+    pub(crate) fn report(&self, id: &str) -> Result<GangReport, Denied> {
+        match self.running(id) {
+            Some(gang) => Ok(gang.report()),
+            None => {
+                let mut kept = self.kept(id)?;
+                kept.outcome.get_or_insert(GangOutcome::Interrupted);
+                Ok(kept)
+            }
+        }
+    }
+
+    /// Takes back those VMs that have not moved.
+    pub(crate) fn cancel(&self, id: &str) -> Result<(), Denied> {
+        match self.running(id).filter(|gang| !gang.is_over()) {
+            Some(gang) => {
+                gang.tell(Event::Cancel);
+                Ok(())
+            }
+            None => {
+                self.kept(id)?;
+                Err(Denied::Conflict(format!("gang {id} does not run")))
+            }
+        }
+    }
+
+    /// Starts no more, and leaves those that run as they are.
+    pub(crate) fn close(&self) {
+        let running = {
+            let mut table = self.table.lock();
+            table.closing = true;
+            std::mem::take(&mut table.running)
+        };
+        for (id, running) in &running {
+            if !running.gang.is_over() {
+                tracing::info!(id, "left as it is: the agent is stopping");
+                running.gang.tell(Event::Leave);
+            }
+        }
+        for running in running.into_values() {
+            // A panic in it was reported there.
+            let _ = running.thread.join();
+        }
+    }
+
+    fn running(&self, id: &str) -> Option<Arc<Gang>> {
+        self.table.lock().running.get(id).map(|running| Arc::clone(&running.gang))
+    }
+
+    fn kept(&self, id: &str) -> Result<GangReport, Denied> {
+        let kept = self.shelf.read(id).map_err(cannot_read)?;
+        kept.ok_or_else(|| Denied::Unknown(format!("there is no gang `{id}` here")))
+    }
+
+    fn of_kept(&self, kept: &GangReport) -> GangProgress {
+        if let Some(gang) = self.running(&kept.id) {
+            return gang.progress();
+        }
+        let mut progress = progress_of(kept, std::iter::repeat(None));
+        progress.outcome.get_or_insert(GangOutcome::Interrupted);
+        progress
+    }
+}
+
+/// What is left to do.
+fn planned(report: &GangReport) -> GangPlan {
+    let left = report.moves.iter().filter(|one| !one.state.is_over());
+    let moves = left.map(|one| PlannedMove {
+        vm: one.vm.clone(),
+        from: one.from.clone(),
+        to: one.to.clone(),
+        ram_bytes: one.ram_bytes,
+        used_bytes: one.used_bytes,
+        shared_bytes: None,
+    });
+    GangPlan { moves: moves.collect(), rooms: Vec::new(), notes: report.notes.clone() }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn cannot_note(error: std::io::Error) -> Denied {
+    Denied::Local(format!("the gang can't be noted: {error}"))
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn cannot_read(error: std::io::Error) -> Denied {
+    Denied::Local(format!("what is kept of gangs can't be read: {error}"))
+}

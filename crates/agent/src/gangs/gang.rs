@@ -1,0 +1,187 @@
+//! One gang, as those see it who watch it, and how it is kept.
+
+use std::time::{Duration, Instant};
+
+use api::{
+    GangOutcome, GangPlan, GangProgress, GangReport, GangRequest, GangTotals, MoveProgress,
+    MoveReport, MoveState, Progress,
+};
+use crossbeam_channel::Sender;
+use parking_lot::{Condvar, Mutex};
+
+use super::run::Event;
+
+/// Shared by the thread that leads it and whoever watches.
+pub(super) struct Gang {
+    state: Mutex<State>,
+    changed: Condvar,
+    tell: Sender<Event>,
+}
+
+struct State {
+    report: GangReport,
+    /// How each VM's migration goes, while it does.
+    flying: Vec<Option<Progress>>,
+    began: Instant,
+    version: u64,
+}
+
+impl Gang {
+    pub(super) fn new(report: GangReport, tell: Sender<Event>) -> Self {
+        let flying = vec![None; report.moves.len()];
+        let state = State { report, flying, began: Instant::now(), version: 1 };
+        Self { state: Mutex::new(state), changed: Condvar::new(), tell }
+    }
+
+    /// Tells the thread that leads it something.
+    pub(super) fn tell(&self, event: Event) {
+        // Once it has ended there is nobody to be told.
+        let _ = self.tell.send(event);
+    }
+
+    pub(super) fn report(&self) -> GangReport {
+        self.state.lock().report.clone()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.state.lock().report.outcome.is_some()
+    }
+
+    pub(super) fn progress(&self) -> GangProgress {
+        self.state.lock().progress()
+    }
+
+    /// Blocks until there is something newer than `version`, at most `timeout`.
+    pub(super) fn wait(&self, version: u64, timeout: Duration) -> (u64, GangProgress) {
+        let mut state = self.state.lock();
+        if state.version <= version {
+            self.changed.wait_while_for(&mut state, |state| state.version <= version, timeout);
+        }
+        (state.version, state.progress())
+    }
+
+    pub(super) fn show(&self, number: usize, progress: Option<Progress>) {
+        self.change(|state| {
+            if let Some(flying) = state.flying.get_mut(number) {
+                *flying = progress;
+            }
+        });
+    }
+
+    /// Changes the report. What it says then is to be kept.
+    pub(super) fn update(&self, change: impl FnOnce(&mut GangReport)) -> GangReport {
+        self.change(|state| {
+            change(&mut state.report);
+            state.report.total_s = state.began.elapsed().as_secs_f64();
+            state.report.clone()
+        })
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        state.version += 1;
+        drop(state);
+        self.changed.notify_all();
+        result
+    }
+}
+
+impl State {
+    fn progress(&self) -> GangProgress {
+        let flying = self.flying.iter().map(Option::as_ref).chain(std::iter::repeat(None));
+        let mut progress = progress_of(&self.report, flying);
+        if progress.outcome.is_none() {
+            progress.elapsed_s = self.began.elapsed().as_secs_f64();
+        }
+        progress
+    }
+}
+
+/// What a report says of how far its gang is.
+pub(super) fn progress_of<'p>(
+    report: &GangReport,
+    flying: impl Iterator<Item = Option<&'p Progress>>,
+) -> GangProgress {
+    let mut totals = GangTotals::default();
+    let mut moves = Vec::with_capacity(report.moves.len());
+    for (one, progress) in report.moves.iter().zip(flying) {
+        let shown = MoveProgress {
+            vm: one.vm.clone(),
+            from: one.from.clone(),
+            to: one.to.clone(),
+            ram_bytes: one.ram_bytes,
+            state: one.state,
+            migration: one.migration.clone(),
+            reason: one.reason.clone(),
+            progress: progress.cloned(),
+        };
+        *match one.state {
+            MoveState::Waiting => &mut totals.waiting,
+            MoveState::Moving => &mut totals.moving,
+            MoveState::Done => &mut totals.done,
+            MoveState::Failed => &mut totals.failed,
+            MoveState::Cancelled => &mut totals.cancelled,
+        } += 1;
+        totals.used_bytes = totals.used_bytes.saturating_add(one.used_bytes);
+        totals.moved_bytes = totals.moved_bytes.saturating_add(part(one.used_bytes, shown.share()));
+        totals.wire_bytes_per_s += progress.map_or(0.0, |progress| progress.wire_bytes_per_s);
+        moves.push(shown);
+    }
+    GangProgress {
+        id: report.id.clone(),
+        elapsed_s: report.total_s,
+        moves,
+        totals,
+        notes: report.notes.clone(),
+        outcome: report.outcome,
+    }
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "a share from 0 to 1, for people"
+)]
+fn part(bytes: u64, share: f64) -> u64 {
+    (bytes as f64 * share) as u64
+}
+
+/// What is kept of a gang that is about to begin.
+pub(super) fn begun(id: &str, request: &GangRequest, plan: &GangPlan, unix_s: u64) -> GangReport {
+    let moves = plan.moves.iter().map(|planned| MoveReport {
+        vm: planned.vm.clone(),
+        from: planned.from.clone(),
+        to: planned.to.clone(),
+        ram_bytes: planned.ram_bytes,
+        used_bytes: planned.used_bytes,
+        state: MoveState::Waiting,
+        migration: None,
+        reason: None,
+        figures: None,
+    });
+    GangReport {
+        id: id.to_owned(),
+        started_unix_s: unix_s,
+        total_s: 0.0,
+        parallel: request.parallel,
+        atomic: request.atomic,
+        options: request.options.clone(),
+        outcome: None,
+        moves: moves.collect(),
+        notes: plan.notes.clone(),
+    }
+}
+
+/// How a gang ended, by its VMs.
+pub(super) fn outcome(report: &GangReport, was_cancelled: bool) -> GangOutcome {
+    let any = |state| report.moves.iter().any(|one| one.state == state);
+    match () {
+        () if any(MoveState::Failed) => GangOutcome::Failed,
+        () if was_cancelled && any(MoveState::Cancelled) => GangOutcome::Cancelled,
+        // Somebody else cancelled a migration of it.
+        () if any(MoveState::Cancelled) => GangOutcome::Failed,
+        () => GangOutcome::Done,
+    }
+}

@@ -1,0 +1,226 @@
+//! This host, for agents that coordinate gangs: says what there is, and moves
+//! VMs when it is told to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{Figures, MigrateRequest, Phase, VmStatus, VmSummary};
+use engine::Local;
+use qemu::command_line::CommandLine;
+use qemu::machine::Machine;
+use qemu::room::{HostMemory, Needs};
+use qemu::shape::{Memory, Shape};
+use serde_json::Value;
+
+use super::orders::{Answer, Census, Counted, Order, WANTS_MAX, Want};
+use crate::arrivals::fitness;
+use crate::config::PeerEntry;
+use crate::denied::Denied;
+use crate::examiner::{Examiner, at_once, sounds_like_qemu, vms};
+use crate::migrations::{Migrations, Roads};
+use crate::registry::Registry;
+
+/// How long one look at a migration may take.
+const WATCH_MAX: Duration = Duration::from_secs(2);
+
+/// What follows orders.
+pub(crate) struct Office {
+    migrations: Arc<Migrations>,
+    examiner: Arc<Examiner>,
+    registry: Arc<Registry>,
+    coordinators: Option<Vec<String>>,
+    rack: Option<String>,
+}
+
+impl Office {
+    pub(crate) fn new(
+        migrations: Arc<Migrations>,
+        examiner: Arc<Examiner>,
+        registry: Arc<Registry>,
+        coordinators: Option<Vec<String>>,
+        rack: Option<String>,
+    ) -> Self {
+        Self { migrations, examiner, registry, coordinators, rack }
+    }
+
+    pub(super) fn rack(&self) -> Option<String> {
+        self.rack.clone()
+    }
+
+    pub(super) fn local(&self) -> &Local {
+        self.examiner.local()
+    }
+
+    pub(super) fn peers(&self) -> &[PeerEntry] {
+        &self.roads().peers
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    fn roads(&self) -> &Roads {
+        self.migrations.roads()
+    }
+
+    /// Follows another agent's order, if it may give one.
+    pub(crate) fn obey(&self, from: &str, order: Value) -> Value {
+        let answer = match self.may_order(from) {
+            Ok(()) => match serde_json::from_value(order) {
+                Ok(order) => {
+                    if let Order::Start { request, .. } = &order {
+                        tracing::info!(from, vm = request.vm, to = request.to, "told to move");
+                    }
+                    self.follow(&order)
+                }
+                Err(_) => Answer::Unknown,
+            },
+            Err(denied) => {
+                tracing::warn!(from, %denied, "an order is refused");
+                refused(&denied)
+            }
+        };
+        serde_json::to_value(&answer).unwrap_or_default()
+    }
+
+    fn may_order(&self, from: &str) -> Result<(), Denied> {
+        let here = &self.local().agent;
+        if !self.peers().iter().any(|peer| peer.name == from) {
+            return Err(Denied::Forbidden(format!("{from} is not in the peers file of {here}")));
+        }
+        match &self.coordinators {
+            Some(named) if !named.iter().any(|name| name == from) => Err(Denied::Forbidden(
+                format!("{from} is none of the coordinators that {here} takes orders from"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Follows an order.
+    pub(super) fn follow(&self, order: &Order) -> Answer {
+        match order {
+            Order::Census => Answer::Census(self.census()),
+            Order::Able { wants } => {
+                let unfit = wants.iter().take(WANTS_MAX).map(|want| self.unfit(want)).collect();
+                Answer::Able { unfit }
+            }
+            Order::Start { migration, request } => match self.start(migration, request) {
+                Ok(()) => Answer::Started,
+                Err(denied) => refused(&denied),
+            },
+            Order::Watch { migration, seen, wait_ms } => self.watch(migration, *seen, *wait_ms),
+            Order::Cancel { migration } => match self.migrations.cancel(migration) {
+                Ok(()) => Answer::Cancelling,
+                Err(denied) => refused(&denied),
+            },
+            Order::Unknown => Answer::Unknown,
+        }
+    }
+
+    /// What decides which program starts at the destination, or what is lost
+    /// there, is for an operator of this host alone.
+    fn start(&self, id: &str, request: &MigrateRequest) -> Result<(), Denied> {
+        let more =
+            !request.set.is_empty() || request.incoming_qmp.is_some() || request.overwrite_disks;
+        if more {
+            let what = "--set, --incoming-qmp and --overwrite-disks are not for gangs";
+            return Err(Denied::Forbidden(what.to_owned()));
+        }
+        self.migrations.start_as(id, request.clone())
+    }
+
+    fn watch(&self, id: &str, seen: Option<Phase>, wait_ms: u64) -> Answer {
+        let wait = Duration::from_millis(wait_ms).min(WATCH_MAX);
+        let progress = match self.migrations.wait_phase(id, seen, wait) {
+            Ok(progress) => progress,
+            Err(Denied::Unknown(_)) => return Answer::NoSuch,
+            // It ends right now, and its report takes long.
+            Err(Denied::Conflict(_)) => match self.migrations.show(id) {
+                Ok(progress) => progress,
+                Err(denied) => return refused(&denied),
+            },
+            Err(denied) => return refused(&denied),
+        };
+        let figures = match &progress.outcome {
+            Some(_) => self.migrations.report(id).ok().map(|report| Figures {
+                total_s: report.total_s,
+                downtime_ms: report.downtime_ms,
+                wire_bytes: report.wire_bytes,
+                body_bytes: report.body_bytes,
+                notes: report.notes.clone(),
+            }),
+            None => None,
+        };
+        Answer::Progress { progress: Box::new(progress), figures }
+    }
+
+    fn census(&self) -> Census {
+        let memory = HostMemory::now();
+        let vms = at_once(&self.registry.list(), |vm| self.counted(vm, &memory));
+        // What comes is promised, and not yet there.
+        let promised = vms.iter().filter(|vm| vm.status == VmStatus::Arriving);
+        let promised = promised.map(|vm| vm.ram_bytes.saturating_sub(vm.used_bytes)).sum();
+        // As VMs that arrive are checked.
+        let free = memory.available_bytes.map(|free| free.saturating_add(memory.swap_free_bytes));
+        Census { free_bytes: free.map(|free| free.saturating_sub(promised)), vms }
+    }
+
+    fn counted(&self, vm: &VmSummary, memory: &HostMemory) -> Counted {
+        let machine = self.registry.vm(&vm.name).and_then(|known| known.machine());
+        let used = machine.as_ref().and_then(|machine| engine::used(machine.process.pid()));
+        let mut counted = Counted {
+            name: vm.name.clone(),
+            status: vm.status,
+            migration: vm.migration.clone(),
+            ram_bytes: vm.ram_bytes,
+            used_bytes: used.map_or(vm.ram_bytes, |used| used.min(vm.ram_bytes)),
+            needed_bytes: vm.ram_bytes,
+            vcpus: 1,
+            want: Want::default(),
+        };
+        // A QEMU that moves its VM may take long to answer, and the VM goes
+        // nowhere else now.
+        if let Some(machine) = machine.filter(|_| counted.is_settled()) {
+            ask(&machine, &mut counted, memory);
+        }
+        counted
+    }
+
+    fn unfit(&self, want: &Want) -> Option<String> {
+        if !sounds_like_qemu(&want.program) {
+            return Some(format!("`{}` is no QEMU", want.program));
+        }
+        let program = (want.program.as_str(), want.accelerator.as_str());
+        let machine = (want.machine.as_str(), want.cpu.as_deref());
+        let (probes, user) = (self.examiner.probes(), self.registry.qemu_user());
+        let able = fitness::able(program, machine, &want.huge_bytes, probes, user);
+        able.err().map(|denied| denied.to_string())
+    }
+}
+
+/// What only QEMU knows, and its command line.
+fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
+    if let Ok(vcpus) = machine.qmp.vcpus() {
+        counted.vcpus = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
+    }
+    let program = machine.argv.first().map(|program| vms::absolute(program, &machine.cwd));
+    counted.want.program = program.unwrap_or_default();
+    counted.want.machine = Shape::machine_of(&machine.qmp).unwrap_or_default();
+    let Ok(line) = CommandLine::parse(&machine.argv) else { return };
+    counted.want.accelerator = line.accelerator();
+    counted.want.cpu = line.cpu_model();
+    let backends = machine.qmp.memory_backends().unwrap_or_default();
+    if backends.is_empty() {
+        return;
+    }
+    let pieces: Vec<Memory> =
+        backends.into_iter().map(|one| Memory { id: one.id, bytes: one.bytes }).collect();
+    let needs = Needs::of(&line, &pieces, &machine.cwd, memory);
+    let listed: u64 = pieces.iter().map(|piece| piece.bytes).sum();
+    counted.needed_bytes = needs.pages_bytes + counted.ram_bytes.saturating_sub(listed);
+    counted.want.huge_bytes = needs.huge_bytes.into_iter().collect();
+}
+
+fn refused(denied: &Denied) -> Answer {
+    Answer::Refused { reason: denied.to_string() }
+}

@@ -1,0 +1,151 @@
+//! What a coordinator orders an agent, and its answers. A newer agent may know
+//! more of them: what isn't understood is answered so.
+
+use api::{Figures, MigrateRequest, Phase, Progress, VmStatus};
+use serde::{Deserialize, Serialize};
+
+/// From the agent that coordinates.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "order")]
+pub(crate) enum Order {
+    /// Say which VMs there are, and what memory.
+    Census,
+    /// Say which of these VMs the host could have.
+    Able {
+        /// At most [`WANTS_MAX`].
+        wants: Vec<Want>,
+    },
+    /// Begin to move a VM.
+    Start {
+        /// What its migration is called from now on: eight hex digits.
+        migration: String,
+        /// What is asked.
+        request: Box<MigrateRequest>,
+    },
+    /// Say how a migration goes, at once if it is in another phase or has ended.
+    Watch {
+        /// Which.
+        migration: String,
+        /// The phase that is known.
+        seen: Option<Phase>,
+        /// How long to wait for another one.
+        wait_ms: u64,
+    },
+    /// Have a migration end with its VM where it is.
+    Cancel {
+        /// Which.
+        migration: String,
+    },
+    /// Of a newer version.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Kinds of VMs that are asked about at a time.
+pub(crate) const WANTS_MAX: usize = 64;
+
+/// What a VM takes of a host besides ordinary memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Want {
+    /// The program of its QEMU.
+    pub(crate) program: String,
+    /// As `accel=` takes it.
+    pub(crate) accelerator: String,
+    /// Its machine type.
+    pub(crate) machine: String,
+    /// Its CPU model, if its command line names one.
+    pub(crate) cpu: Option<String>,
+    /// Sizes of huge pages, and the bytes of each.
+    pub(crate) huge_bytes: Vec<(u64, u64)>,
+}
+
+/// From the agent that is ordered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "answer")]
+pub(crate) enum Answer {
+    /// To [`Order::Census`].
+    Census(Census),
+    /// To [`Order::Able`].
+    Able {
+        /// For each what speaks against it.
+        unfit: Vec<Option<String>>,
+    },
+    /// To [`Order::Start`]: it goes on by itself.
+    Started,
+    /// To [`Order::Watch`].
+    Progress {
+        /// Where it is.
+        progress: Box<Progress>,
+        /// What it took, once it has ended.
+        figures: Option<Figures>,
+    },
+    /// To [`Order::Cancel`]: it was told to end.
+    Cancelling,
+    /// There is no such migration.
+    NoSuch,
+    /// It won't do it.
+    Refused {
+        /// Why, for the operator.
+        reason: String,
+    },
+    /// It was not understood.
+    #[serde(other)]
+    Unknown,
+}
+
+/// A host, as far as VMs can leave it or come to it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Census {
+    /// What it can give to VMs that come; none if the kernel does not say.
+    pub(crate) free_bytes: Option<u64>,
+    /// Its VMs, those that are arriving among them.
+    pub(crate) vms: Vec<Counted>,
+}
+
+/// A VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    /// Its name.
+    pub(crate) name: String,
+    /// What it is doing.
+    pub(crate) status: VmStatus,
+    /// The migration that moves it now.
+    pub(crate) migration: Option<String>,
+    /// Its RAM.
+    pub(crate) ram_bytes: u64,
+    /// Of it, what it has touched.
+    pub(crate) used_bytes: u64,
+    /// What it takes of ordinary memory.
+    pub(crate) needed_bytes: u64,
+    /// Its virtual CPUs.
+    pub(crate) vcpus: u32,
+    /// What it takes besides.
+    pub(crate) want: Want,
+}
+
+impl Counted {
+    /// Whether it is this host's, and nothing happens to it.
+    pub(crate) fn is_settled(&self) -> bool {
+        matches!(self.status, VmStatus::Running | VmStatus::Paused) && self.migration.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_new_is_answered_and_what_is_known_reads_as_it_is_written() {
+        let order: Order = serde_json::from_str(r#"{"order":"dance","with":"host-b"}"#).unwrap();
+        assert!(matches!(order, Order::Unknown));
+        let watch = r#"{"order":"watch","migration":"0a0b0c0d","seen":"first-pass","wait_ms":500}"#;
+        let order: Order = serde_json::from_str(watch).unwrap();
+        assert_eq!(serde_json::to_string(&order).unwrap(), watch);
+        let want = Want { huge_bytes: vec![(2 << 20, 4 << 20)], ..Want::default() };
+        let json = serde_json::to_value(Order::Able { wants: vec![want.clone()] }).unwrap();
+        let Ok(Order::Able { wants }) = serde_json::from_value(json) else { panic!() };
+        assert_eq!(wants, [want]);
+    }
+}

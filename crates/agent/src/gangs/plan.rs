@@ -1,0 +1,342 @@
+//! From what was asked to who goes where.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use api::{
+    Evacuation, GangPlan, GangRequest, HostRoom, PARALLEL_MAX, PlannedMove, VmStatus, WantedMove,
+};
+use policy::gang::{self, Host};
+
+use super::orders::{Census, Counted, WANTS_MAX, Want};
+use super::ways::{Cluster, silent};
+use crate::denied::Denied;
+use crate::examiner::at_once;
+
+/// VMs of one gang: a rack of hosts has that many.
+const MOVES_MAX: usize = 1000;
+
+/// What a gang is going to do.
+pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangPlan, Denied> {
+    check(request)?;
+    let mut planner = Planner::new(request, cluster);
+    let moves = match &request.evacuate {
+        Some(evacuation) => planner.evacuate(evacuation)?,
+        None => planner.by_name(&request.moves)?,
+    };
+    if moves.len() > MOVES_MAX {
+        let count = moves.len();
+        return Err(Denied::Asked(format!("{count} VMs are more than {MOVES_MAX}: make it two")));
+    }
+    Ok(planner.sum_up(moves))
+}
+
+fn check(request: &GangRequest) -> Result<(), Denied> {
+    let asked = |text: &str| Err(Denied::Asked(text.to_owned()));
+    match (request.moves.is_empty(), &request.evacuate) {
+        (true, None) => return asked("there is no VM to move in it: name one, or a host"),
+        (false, Some(_)) => return asked("name VMs, or a host to evacuate, and not both"),
+        _ => {}
+    }
+    if !(1..=PARALLEL_MAX).contains(&request.parallel) {
+        return Err(Denied::Asked(format!(
+            "{} VMs at a time are outside 1 to {PARALLEL_MAX}",
+            request.parallel
+        )));
+    }
+    if request.options.downtime_ms == 0 {
+        return asked("a downtime of 0 ms can't be kept: allow 1 at least");
+    }
+    request.options.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
+    let mut seen = HashSet::new();
+    for wanted in &request.moves {
+        if !seen.insert((&wanted.vm, &wanted.from)) {
+            return Err(Denied::Asked(format!("{} is to move twice: name it once", wanted.vm)));
+        }
+        if wanted.from.as_ref() == Some(&wanted.to) {
+            return Err(Denied::Asked(format!("{} is to move to where it is", wanted.vm)));
+        }
+    }
+    Ok(())
+}
+
+/// A VM and where it goes.
+struct Chosen {
+    vm: Counted,
+    from: String,
+    to: String,
+}
+
+struct Planner<'r> {
+    request: &'r GangRequest,
+    cluster: &'r dyn Cluster,
+    racks: BTreeMap<String, Option<String>>,
+    /// What hosts said of themselves.
+    known: BTreeMap<String, Result<Census, String>>,
+    notes: Vec<String>,
+}
+
+impl<'r> Planner<'r> {
+    fn new(request: &'r GangRequest, cluster: &'r dyn Cluster) -> Self {
+        let racks = cluster.hosts().into_iter().collect();
+        Self { request, cluster, racks, known: BTreeMap::new(), notes: Vec::new() }
+    }
+
+    /// Where each of these VMs is.
+    fn by_name(&mut self, wanted: &[WantedMove]) -> Result<Vec<Chosen>, Denied> {
+        for one in wanted {
+            for host in one.from.iter().chain([&one.to]) {
+                self.check_host(host)?;
+            }
+        }
+        let everywhere = wanted.iter().any(|one| one.from.is_none());
+        let hosts: BTreeSet<String> = if everywhere {
+            self.racks.keys().cloned().collect()
+        } else {
+            wanted.iter().flat_map(|one| one.from.iter().chain([&one.to])).cloned().collect()
+        };
+        self.ask(hosts);
+        let chosen: Vec<Chosen> =
+            wanted.iter().map(|one| self.find(one)).collect::<Result<_, _>>()?;
+        let mut named = HashSet::new();
+        if let Some(twice) = chosen.iter().find(|one| !named.insert((&one.vm.name, &one.from))) {
+            return Err(Denied::Asked(format!("{} is to move twice: name it once", twice.vm.name)));
+        }
+        Ok(chosen)
+    }
+
+    fn find(&self, wanted: &WantedMove) -> Result<Chosen, Denied> {
+        let WantedMove { vm: name, from, to } = wanted;
+        // Also a host to which VMs go has to be there.
+        self.census(to)?;
+        let mut found = Vec::new();
+        let mut silent_hosts = Vec::new();
+        for (host, census) in &self.known {
+            match census {
+                Ok(census) if from.as_ref().is_none_or(|from| from == host) => {
+                    let of_it = census.vms.iter().filter(|vm| vm.name == *name);
+                    let here = of_it.filter(|vm| vm.status != VmStatus::Arriving);
+                    found.extend(here.map(|vm| (vm, host)));
+                }
+                Ok(_) => {}
+                Err(_) => silent_hosts.push(host.as_str()),
+            }
+        }
+        let (vm, at) = match found.as_slice() {
+            [(vm, at)] => (*vm, *at),
+            [] => {
+                let silent = match silent_hosts.as_slice() {
+                    [] => String::new(),
+                    hosts => format!(" ({} did not answer)", hosts.join(", ")),
+                };
+                let place = from.as_deref().unwrap_or("any host");
+                return Err(Denied::Unknown(format!("there is no VM `{name}` on {place}{silent}")));
+            }
+            several => {
+                let hosts: Vec<&str> = several.iter().map(|(_, host)| host.as_str()).collect();
+                return Err(Denied::Asked(format!(
+                    "{} have a VM `{name}` each: say which is meant, by `from` in a plan file",
+                    hosts.join(" and ")
+                )));
+            }
+        };
+        if at == to {
+            return Err(Denied::Asked(format!("{name} is on {to} already")));
+        }
+        if let Some(why) = cannot_move(vm) {
+            return Err(Denied::Conflict(format!("{name} on {at} {why}")));
+        }
+        Ok(Chosen { vm: vm.clone(), from: at.clone(), to: to.clone() })
+    }
+
+    /// All VMs of a host, by free memory elsewhere.
+    fn evacuate(&mut self, evacuation: &Evacuation) -> Result<Vec<Chosen>, Denied> {
+        let Evacuation { host, to } = evacuation;
+        self.check_host(host)?;
+        for target in to {
+            self.check_host(target)?;
+            if target == host {
+                return Err(Denied::Asked(format!("{host} can't be evacuated to itself")));
+            }
+        }
+        let named = !to.is_empty();
+        let all = self.racks.keys().filter(|name| *name != host).cloned();
+        let targets: BTreeSet<String> =
+            if named { to.iter().cloned().collect() } else { all.collect() };
+        self.ask(targets.iter().chain([host]).cloned().collect());
+        let vms = self.leaving(host)?;
+        let targets = self.answering(targets, named)?;
+        if vms.is_empty() {
+            self.notes.push(format!("{host} has no VM to move"));
+            return Ok(Vec::new());
+        }
+        let mut unfit = self.unfit(&vms, &targets)?;
+        let rooms: Vec<Host<'_>> = targets.iter().map(|target| self.room(target)).collect();
+        let rack = self.racks.get(host).cloned().flatten();
+        let to_place: Vec<gang::Vm<'_>> = vms
+            .iter()
+            .map(|vm| gang::Vm {
+                name: &vm.name,
+                at: host,
+                rack: rack.as_deref(),
+                ram_bytes: vm.needed_bytes,
+                vcpus: vm.vcpus,
+                unfit: unfit.remove(&vm.name).unwrap_or_default(),
+            })
+            .collect();
+        let placed = gang::place(&to_place, &rooms, self.request.options.overcommit_memory)
+            .map_err(|no_place| Denied::Conflict(no_place.to_string()))?;
+        let chosen = vms.iter().zip(placed).map(|(vm, number)| Chosen {
+            vm: vm.clone(),
+            from: host.clone(),
+            to: targets[number].clone(),
+        });
+        Ok(chosen.collect())
+    }
+
+    /// The VMs of a host that can leave it; those that can't are noted.
+    fn leaving(&mut self, host: &str) -> Result<Vec<Counted>, Denied> {
+        let all = self.census(host)?.vms.clone();
+        let (leaving, staying): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|vm| cannot_move(vm).is_none());
+        for vm in staying {
+            let why = cannot_move(&vm).unwrap_or_default();
+            self.notes.push(format!("{} on {host} {why}: it is left out", vm.name));
+        }
+        Ok(leaving)
+    }
+
+    /// Those that answered; without all that were named, none.
+    fn answering(&mut self, targets: BTreeSet<String>, named: bool) -> Result<Vec<String>, Denied> {
+        let mut there = Vec::new();
+        for target in targets {
+            match self.known.get(&target) {
+                Some(Ok(_)) => there.push(target),
+                Some(Err(why)) if !named => {
+                    self.notes.push(format!("{target} is left out, it can't be asked: {why}"));
+                }
+                Some(Err(why)) => return Err(silent(&target, why)),
+                None => {}
+            }
+        }
+        Ok(there)
+    }
+
+    /// For each VM what speaks against each target.
+    fn unfit(
+        &self,
+        vms: &[Counted],
+        targets: &[String],
+    ) -> Result<BTreeMap<String, Vec<gang::Unfit>>, Denied> {
+        let kinds: BTreeSet<&Want> = vms.iter().map(|vm| &vm.want).collect();
+        let mut kinds: Vec<Want> = kinds.into_iter().cloned().collect();
+        // The rest is found out when it comes to it.
+        kinds.truncate(WANTS_MAX);
+        let answers = at_once(targets, |target| self.cluster.able(target, kinds.clone()));
+        let mut unfit: BTreeMap<String, Vec<gang::Unfit>> = BTreeMap::new();
+        for (target, answer) in targets.iter().zip(answers) {
+            let answer = answer.map_err(|why| silent(target, &why))?;
+            for vm in vms {
+                let kind = kinds.iter().position(|kind| *kind == vm.want);
+                let mut why = kind.and_then(|kind| answer.get(kind)?.clone());
+                if let Ok(census) = self.census(target)
+                    && census.vms.iter().any(|other| other.name == vm.name)
+                {
+                    why = Some(format!("there is a VM `{}` there already", vm.name));
+                }
+                unfit.entry(vm.name.clone()).or_default().push(why);
+            }
+        }
+        Ok(unfit)
+    }
+
+    fn room<'s>(&'s self, host: &'s str) -> Host<'s> {
+        let free = self.census(host).ok().and_then(|census| census.free_bytes);
+        Host {
+            name: host,
+            rack: self.racks.get(host).and_then(Option::as_deref),
+            // Where the kernel doesn't say, the VM's arrival doesn't look either.
+            free_bytes: free.unwrap_or(u64::MAX),
+        }
+    }
+
+    fn check_host(&self, host: &str) -> Result<(), Denied> {
+        if self.racks.contains_key(host) {
+            return Ok(());
+        }
+        let known: Vec<&str> = self.racks.keys().map(String::as_str).collect();
+        Err(Denied::Unknown(format!(
+            "there is no host `{host}` in the peers file; there is: {}",
+            known.join(", ")
+        )))
+    }
+
+    fn ask(&mut self, hosts: BTreeSet<String>) {
+        let hosts: Vec<String> = hosts.into_iter().collect();
+        let answers = at_once(&hosts, |host| self.cluster.census(host));
+        self.known.extend(hosts.into_iter().zip(answers));
+    }
+
+    fn census(&self, host: &str) -> Result<&Census, Denied> {
+        match self.known.get(host) {
+            Some(Ok(census)) => Ok(census),
+            Some(Err(why)) => Err(silent(host, why)),
+            None => Err(silent(host, "nobody asked it")),
+        }
+    }
+
+    fn sum_up(mut self, chosen: Vec<Chosen>) -> GangPlan {
+        let mut needed: BTreeMap<&str, u64> = BTreeMap::new();
+        for one in &chosen {
+            let sum = needed.entry(&one.to).or_default();
+            *sum = sum.saturating_add(one.vm.needed_bytes);
+        }
+        let mut rooms = Vec::new();
+        let mut short = Vec::new();
+        for (host, needed) in needed {
+            let Some(free_bytes) = self.census(host).ok().and_then(|census| census.free_bytes)
+            else {
+                continue;
+            };
+            if needed > free_bytes {
+                short.push(format!(
+                    "{host} has {} MiB to give now, and {} MiB are to come: VMs that find no room \
+                     are refused",
+                    free_bytes >> 20,
+                    needed >> 20
+                ));
+            }
+            let left_bytes = free_bytes.saturating_sub(needed);
+            rooms.push(HostRoom { host: host.to_owned(), free_bytes, left_bytes });
+        }
+        self.notes.extend(short);
+        let mut moves: Vec<PlannedMove> = chosen
+            .into_iter()
+            .map(|Chosen { vm, from, to }| PlannedMove {
+                vm: vm.name,
+                from,
+                to,
+                ram_bytes: vm.ram_bytes,
+                used_bytes: vm.used_bytes,
+                shared_bytes: None,
+            })
+            .collect();
+        moves.sort_by(|one, other| {
+            other.used_bytes.cmp(&one.used_bytes).then_with(|| one.vm.cmp(&other.vm))
+        });
+        GangPlan { moves, rooms, notes: self.notes }
+    }
+}
+
+/// What keeps a VM where it is.
+fn cannot_move(vm: &Counted) -> Option<String> {
+    match (vm.status, &vm.migration) {
+        (VmStatus::Dead, _) => Some("is dead".to_owned()),
+        (VmStatus::Arriving, _) => Some("is arriving there".to_owned()),
+        (VmStatus::InDoubt, _) => Some("is in doubt".to_owned()),
+        (_, Some(id)) => Some(format!("is being moved by migration {id}")),
+        (VmStatus::Running | VmStatus::Paused, None) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

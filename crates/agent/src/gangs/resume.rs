@@ -1,0 +1,189 @@
+//! A gang that is taken up again: what has become of its VMs, and what is left
+//! to do.
+//!
+//! It is not taken up by itself when its agent starts again. Nobody knows then
+//! how long that took, what an operator has done meanwhile, and whether he still
+//! wants it; and a host that comes up must not begin to move VMs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::{GangReport, MoveReport, MoveState, VmStatus};
+
+use super::orders::{Census, Counted};
+use super::ways::Cluster;
+use crate::examiner::at_once;
+
+/// What was found out about a VM.
+enum Found {
+    /// It has to be moved, as if it never had been begun.
+    Waits,
+    /// The migration that was begun may still go on, or its source's agent knows
+    /// how it ended.
+    Begun,
+    /// It is at its destination.
+    Arrived,
+    /// That can't be known, or it is gone.
+    Lost(String),
+}
+
+/// The report as it is now, and the VMs whose migrations are to be watched on.
+pub(super) fn taken_up(mut report: GangReport, cluster: &dyn Cluster) -> (GangReport, Vec<usize>) {
+    let left = report.moves.iter().filter(|one| one.state != MoveState::Done);
+    let hosts: BTreeSet<&String> = left.flat_map(|one| [&one.from, &one.to]).collect();
+    let hosts: Vec<String> = hosts.into_iter().cloned().collect();
+    let answers = at_once(&hosts, |host| cluster.census(host));
+    let known: BTreeMap<String, Result<Census, String>> = hosts.into_iter().zip(answers).collect();
+    let mut begun = Vec::new();
+    for (number, one) in report.moves.iter_mut().enumerate() {
+        if one.state == MoveState::Done {
+            continue;
+        }
+        let found = look(one, &known);
+        one.reason = None;
+        match found {
+            Found::Waits => (one.state, one.migration) = (MoveState::Waiting, None),
+            Found::Begun => {
+                one.state = MoveState::Moving;
+                begun.push(number);
+            }
+            Found::Arrived => one.state = MoveState::Done,
+            Found::Lost(why) => (one.state, one.reason) = (MoveState::Failed, Some(why)),
+        }
+    }
+    report.outcome = None;
+    (report, begun)
+}
+
+fn look(one: &MoveReport, known: &BTreeMap<String, Result<Census, String>>) -> Found {
+    let at = |host: &str| -> Result<Option<&Counted>, String> {
+        match known.get(host) {
+            Some(Ok(census)) => Ok(census.vms.iter().find(|vm| vm.name == one.vm)),
+            Some(Err(why)) => Err(format!("the agent of {host} can't be asked: {why}")),
+            None => Err(format!("nobody asked {host}")),
+        }
+    };
+    let here = match at(&one.from) {
+        Ok(here) => here,
+        Err(why) => return Found::Lost(why),
+    };
+    // One that was over when it was last heard of is not watched any more.
+    let may_move = one.state == MoveState::Moving && one.migration.is_some();
+    match (here, at(&one.to)) {
+        (Some(here), _) if here.is_settled() => Found::Waits,
+        (Some(here), _) if here.migration.is_some() && here.migration == one.migration => {
+            Found::Begun
+        }
+        // Whatever keeps it, its source's agent says so when it is told to begin.
+        (Some(_), _) => Found::Waits,
+        (None, _) if may_move => Found::Begun,
+        (None, Ok(Some(there))) if there.is_settled() => Found::Arrived,
+        (None, Ok(Some(there))) if there.status == VmStatus::Dead => {
+            Found::Lost(format!("it is dead at {}", one.to))
+        }
+        (None, Ok(_)) => Found::Lost(format!("it is neither at {} nor at {}", one.from, one.to)),
+        (None, Err(why)) => Found::Lost(format!("it is not at {} any more, and {why}", one.from)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::{GangOptions, GangOutcome};
+
+    use super::super::orders::Want;
+    use super::*;
+
+    /// Hosts x and y with these VMs; z is silent.
+    struct Two([Vec<Counted>; 2]);
+
+    impl Cluster for Two {
+        fn hosts(&self) -> Vec<(String, Option<String>)> {
+            Vec::new()
+        }
+
+        fn census(&self, host: &str) -> Result<Census, String> {
+            let vms = match host {
+                "x" => self.0[0].clone(),
+                "y" => self.0[1].clone(),
+                _ => return Err("it is off".to_owned()),
+            };
+            Ok(Census { free_bytes: None, vms })
+        }
+
+        fn able(&self, _: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String> {
+            Ok(vec![None; wants.len()])
+        }
+    }
+
+    fn vm(status: VmStatus, migration: Option<&str>) -> Vec<Counted> {
+        let migration = migration.map(str::to_owned);
+        let (ram_bytes, vcpus, want) = (1, 1, Want::default());
+        vec![Counted {
+            name: "v".to_owned(),
+            status,
+            migration,
+            ram_bytes,
+            used_bytes: 1,
+            needed_bytes: 1,
+            vcpus,
+            want,
+        }]
+    }
+
+    fn kept(from: &str, state: MoveState, migration: Option<&str>) -> GangReport {
+        GangReport {
+            id: "g00000001".to_owned(),
+            started_unix_s: 0,
+            total_s: 0.0,
+            parallel: 2,
+            atomic: false,
+            options: GangOptions::default(),
+            outcome: Some(GangOutcome::Interrupted),
+            moves: vec![MoveReport {
+                vm: "v".to_owned(),
+                from: from.to_owned(),
+                to: "y".to_owned(),
+                ram_bytes: 1,
+                used_bytes: 1,
+                state,
+                migration: migration.map(str::to_owned),
+                reason: Some("before".to_owned()),
+                figures: None,
+            }],
+            notes: Vec::new(),
+        }
+    }
+
+    /// What was noted, what is at x and y, and what follows.
+    #[test]
+    fn what_is_left_to_do_is_found_out() {
+        use MoveState::{Cancelled, Done, Failed, Moving, Waiting};
+        use VmStatus::{Arriving, Dead, InDoubt, Running};
+        let none = Vec::new;
+        for (state, id, at_x, at_y, now, watched) in [
+            (Waiting, None, vm(Running, None), none(), Waiting, false),
+            (Failed, Some("1"), vm(Running, None), none(), Waiting, false),
+            (Cancelled, Some("1"), vm(Running, None), none(), Waiting, false),
+            (Moving, Some("1"), vm(Running, None), none(), Waiting, false),
+            (Moving, Some("1"), vm(Running, Some("1")), vm(Arriving, Some("1")), Moving, true),
+            // Somebody else moves it: its source says so.
+            (Moving, Some("1"), vm(Running, Some("2")), none(), Waiting, false),
+            (Moving, Some("1"), vm(InDoubt, None), none(), Waiting, false),
+            (Moving, Some("1"), none(), vm(Running, None), Moving, true),
+            (Waiting, None, none(), vm(Running, None), Done, false),
+            (Waiting, None, none(), vm(Dead, None), Failed, false),
+            (Waiting, None, none(), none(), Failed, false),
+            (Done, Some("1"), none(), none(), Done, false),
+        ] {
+            let shown = format!("{state:?} {id:?} {at_x:?} {at_y:?}");
+            let (report, begun) = taken_up(kept("x", state, id), &Two([at_x, at_y]));
+            assert_eq!(report.moves[0].state, now, "{shown}");
+            assert_eq!(!begun.is_empty(), watched, "{shown}");
+            assert_eq!(report.outcome, None);
+            let fresh = report.moves[0].reason.as_deref() != Some("before");
+            assert!(fresh || now == Done, "{shown}");
+        }
+        let (report, _) = taken_up(kept("z", Waiting, None), &Two([none(), none()]));
+        assert_eq!(report.moves[0].state, Failed);
+        assert!(report.moves[0].reason.as_ref().unwrap().contains("it is off"));
+    }
+}

@@ -1,0 +1,273 @@
+//! A gang that runs: a thread that leads, and one for each VM that moves.
+//!
+//! What is about to be done is on disk before it is done: a VM's migration has
+//! its id there before its source is told to begin, so that it is found again.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use api::{GangOutcome, GangReport, MoveState, Phase, Progress};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use policy::gang::{Move, Stage, admit, is_landing};
+
+use super::flight::{End, Flight, Recall};
+use super::gang::{Gang, outcome};
+use super::shelf::Shelf;
+use super::ways::Ways;
+use crate::migrations::random_id;
+
+/// What the thread that leads is told.
+pub(super) enum Event {
+    /// A VM's migration goes on.
+    Progress(usize, Box<Progress>),
+    /// It has ended; none: it was left alone.
+    Ended(usize, Option<End>),
+    /// The operator wants no more of it.
+    Cancel,
+    /// This agent ends.
+    Leave,
+}
+
+/// What may be said of one VM before the others are heard.
+pub(super) const EVENTS_MAX: usize = 256;
+
+/// The thread that leads.
+pub(super) struct Run {
+    pub(super) gang: Arc<Gang>,
+    pub(super) hear: Receiver<Event>,
+    pub(super) ways: Ways,
+    pub(super) shelf: Shelf,
+    /// VMs whose migrations an earlier run of this agent has begun.
+    pub(super) begun: Vec<usize>,
+    flights: HashMap<usize, InFlight>,
+    /// Why those that have not moved are not to.
+    called_off: Option<String>,
+    was_cancelled: bool,
+    leaves: bool,
+}
+
+struct InFlight {
+    recall: Sender<Recall>,
+    thread: JoinHandle<()>,
+    stage: Stage,
+}
+
+impl Run {
+    pub(super) fn new(
+        gang: Arc<Gang>,
+        hear: Receiver<Event>,
+        (ways, shelf): (Ways, Shelf),
+        begun: Vec<usize>,
+    ) -> Self {
+        Self {
+            gang,
+            hear,
+            ways,
+            shelf,
+            begun,
+            flights: HashMap::new(),
+            called_off: None,
+            was_cancelled: false,
+            leaves: false,
+        }
+    }
+
+    /// Leads the gang to its end.
+    pub(super) fn lead(mut self) {
+        for number in std::mem::take(&mut self.begun) {
+            self.launch(number, true);
+        }
+        loop {
+            if !self.leaves && self.called_off.is_none() {
+                self.begin_next();
+            }
+            if self.flights.is_empty() {
+                if self.leaves || self.called_off.is_some() || !self.any_waits() {
+                    break;
+                }
+                // None of those that were begun had a thread: the next, then.
+                continue;
+            }
+            match self.hear.recv() {
+                Ok(Event::Progress(number, progress)) => self.note(number, *progress),
+                Ok(Event::Ended(number, end)) => self.end(number, end),
+                Ok(Event::Cancel) => {
+                    self.was_cancelled = true;
+                    self.call_off("the gang was cancelled");
+                }
+                Ok(Event::Leave) | Err(_) => self.leave(),
+            }
+        }
+        self.close();
+    }
+
+    fn any_waits(&self) -> bool {
+        self.gang.report().moves.iter().any(|one| one.state == MoveState::Waiting)
+    }
+
+    fn begin_next(&mut self) {
+        let report = self.gang.report();
+        let stage = |number: usize, state: MoveState| match state {
+            MoveState::Waiting => Stage::Waiting,
+            MoveState::Moving => self.flights.get(&number).map_or(Stage::Over, |one| one.stage),
+            MoveState::Done | MoveState::Failed | MoveState::Cancelled => Stage::Over,
+        };
+        let moves: Vec<Move<'_>> = report
+            .moves
+            .iter()
+            .enumerate()
+            .map(|(number, one)| Move {
+                vm: &one.vm,
+                from: &one.from,
+                to: &one.to,
+                bytes: one.used_bytes,
+                stage: stage(number, one.state),
+            })
+            .collect();
+        let next = admit(&moves, report.parallel.into());
+        if next.is_empty() {
+            return;
+        }
+        let ids: Vec<std::io::Result<String>> = next.iter().map(|_| random_id()).collect();
+        let noted = self.gang.update(|report| {
+            for (number, id) in next.iter().zip(&ids) {
+                let Some(one) = report.moves.get_mut(*number) else { continue };
+                match id {
+                    Ok(id) => (one.state, one.migration) = (MoveState::Moving, Some(id.clone())),
+                    Err(error) => {
+                        one.state = MoveState::Failed;
+                        one.reason = Some(format!("no random id: {error}"));
+                    }
+                }
+            }
+        });
+        self.save(&noted);
+        for (number, id) in next.into_iter().zip(ids) {
+            if id.is_ok() {
+                self.launch(number, false);
+            }
+        }
+    }
+
+    fn launch(&mut self, number: usize, is_begun: bool) {
+        let report = self.gang.report();
+        let Some(one) = report.moves.get(number) else { return };
+        let (recall, recalled) = bounded(2);
+        let flight = Flight {
+            ways: self.ways.clone(),
+            from: one.from.clone(),
+            to: one.to.clone(),
+            migration: one.migration.clone().unwrap_or_default(),
+            request: report.options.request(&one.vm, &one.to),
+            is_begun,
+            recall: recalled,
+        };
+        let gang = Arc::clone(&self.gang);
+        let spawned = thread::Builder::new().name(format!("gang-{}", one.vm)).spawn(move || {
+            let show = |progress| gang.tell(Event::Progress(number, Box::new(progress)));
+            let end = catch_unwind(AssertUnwindSafe(|| flight.fly(show))).unwrap_or_else(|_| {
+                let why = "a fault in the agent that coordinates; its log says more".to_owned();
+                Some(End { state: MoveState::Failed, reason: Some(why), figures: None })
+            });
+            gang.tell(Event::Ended(number, end));
+        });
+        match spawned {
+            Ok(thread) => {
+                let stage = Stage::Flying;
+                self.flights.insert(number, InFlight { recall, thread, stage });
+            }
+            Err(error) => {
+                let why = format!("no thread for it: {error}");
+                let end = End { state: MoveState::Failed, reason: Some(why), figures: None };
+                self.end(number, Some(end));
+            }
+        }
+    }
+
+    fn note(&mut self, number: usize, progress: Progress) {
+        if let Some(flight) = self.flights.get_mut(&number) {
+            let landing = is_landing(progress.phase >= Phase::Stopped, progress.time_left_s);
+            flight.stage = if landing { Stage::Landing } else { Stage::Flying };
+        }
+        self.gang.show(number, Some(progress));
+    }
+
+    fn end(&mut self, number: usize, end: Option<End>) {
+        if let Some(flight) = self.flights.remove(&number) {
+            // It has said its last word, and a fault in it was caught.
+            let _ = flight.thread.join();
+        }
+        self.gang.show(number, None);
+        let Some(end) = end else { return };
+        let called_off = self.called_off.clone();
+        let mut failed = None;
+        let report = self.gang.update(|report| {
+            let atomic = report.atomic;
+            let Some(one) = report.moves.get_mut(number) else { return };
+            one.state = end.state;
+            one.figures = end.figures;
+            one.reason = match end.state {
+                MoveState::Cancelled => {
+                    Some(called_off.unwrap_or_else(|| "its migration was cancelled".to_owned()))
+                }
+                _ => end.reason,
+            };
+            if atomic && !matches!(one.state, MoveState::Done) {
+                failed = Some(one.vm.clone());
+            }
+        });
+        self.save(&report);
+        if let Some(vm) = failed.filter(|_| self.called_off.is_none()) {
+            self.call_off(&format!("{vm} failed, and this gang moves all or stops (--atomic)"));
+        }
+    }
+
+    /// Takes back those that have not moved, and begins no more.
+    fn call_off(&mut self, why: &str) {
+        if self.called_off.is_some() || self.leaves {
+            return;
+        }
+        self.called_off = Some(why.to_owned());
+        let report = self.gang.update(|report| {
+            let waiting = report.moves.iter_mut().filter(|one| one.state == MoveState::Waiting);
+            for one in waiting {
+                one.state = MoveState::Cancelled;
+                one.reason = Some(why.to_owned());
+            }
+        });
+        self.save(&report);
+        for flight in self.flights.values() {
+            // One that ends right now does not hear it.
+            let _ = flight.recall.try_send(Recall::Cancel);
+        }
+    }
+
+    /// What is under way at other hosts goes on by itself.
+    fn leave(&mut self) {
+        self.leaves = true;
+        for flight in self.flights.values() {
+            let _ = flight.recall.try_send(Recall::Leave);
+        }
+    }
+
+    fn close(&mut self) {
+        // On disk before anybody sees that it is over, and takes it up again.
+        let mut report = self.gang.update(|_| {});
+        let ended = outcome(&report, self.was_cancelled);
+        report.outcome = Some(if self.leaves { GangOutcome::Interrupted } else { ended });
+        self.save(&report);
+        let report = self.gang.update(|shown| shown.outcome = report.outcome);
+        tracing::info!(id = report.id, outcome = ?report.outcome, "a gang has ended");
+        if let Err(error) = self.shelf.prune() {
+            tracing::warn!(%error, "old gangs can't be forgotten");
+        }
+    }
+
+    fn save(&self, report: &GangReport) {
+        if let Err(error) = self.shelf.save(report) {
+            tracing::error!(id = report.id, %error, "a gang can't be noted: it may not be taken up");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Gangs on disk, by their ids: written before anything that follows from it is
+//! done, so that a gang can be taken up again by an agent that knows nothing
+//! else of it.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use api::{GangOutcome, GangReport};
+
+use crate::migrations::random_id;
+use crate::state;
+
+/// Kept at most; one is some 100 bytes for each VM.
+const KEPT_MAX: usize = 100;
+/// What tells a gang's id from a migration's.
+const MARK: char = 'g';
+
+/// The directory of them.
+#[derive(Clone, Debug)]
+pub(super) struct Shelf {
+    dir: PathBuf,
+}
+
+impl Shelf {
+    pub(super) fn new(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
+    /// An id that none has.
+    pub(super) fn unused_id(&self) -> io::Result<String> {
+        for _ in 0..16 {
+            let id = format!("{MARK}{}", random_id()?);
+            if self.path(&id).is_some_and(|path| !path.exists()) {
+                return Ok(id);
+            }
+        }
+        Err(io::Error::other("no id is free"))
+    }
+
+    /// Replaces what is kept of a gang.
+    pub(super) fn save(&self, report: &GangReport) -> io::Result<()> {
+        let path = self.path(&report.id).ok_or_else(|| io::Error::other("not an id"))?;
+        let text = serde_json::to_vec(report).map_err(io::Error::other)?;
+        state::replace(&path, &text)
+    }
+
+    /// What is kept of a gang.
+    pub(super) fn read(&self, id: &str) -> io::Result<Option<GangReport>> {
+        let Some(path) = self.path(id) else { return Ok(None) };
+        match fs::read(path) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::other),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All that can be read, the latest first.
+    pub(super) fn all(&self) -> io::Result<Vec<GangReport>> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let name = entry?.file_name().into_string().unwrap_or_default();
+            match self.read(name.trim_end_matches(".json")) {
+                Ok(Some(report)) => all.push(report),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(name, %error, "what is kept of a gang can't be read"),
+            }
+        }
+        all.sort_by(|one, other| {
+            let key = |report: &GangReport| (report.started_unix_s, report.id.clone());
+            key(other).cmp(&key(one))
+        });
+        Ok(all)
+    }
+
+    /// Forgets the oldest that ended.
+    pub(super) fn prune(&self) -> io::Result<()> {
+        let ended = |report: &GangReport| report.outcome == Some(GangOutcome::Done);
+        let all = self.all()?;
+        let excess = all.len().saturating_sub(KEPT_MAX);
+        for report in all.iter().rev().filter(|report| ended(report)).take(excess) {
+            if let Some(path) = self.path(&report.id) {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// None for what is no id: it comes from whoever talks to the API.
+    fn path(&self, id: &str) -> Option<PathBuf> {
+        let digits = id.strip_prefix(MARK)?;
+        let sound = digits.len() == 8 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        sound.then(|| self.dir.join(format!("{id}.json")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(id: &str, started_unix_s: u64, outcome: Option<GangOutcome>) -> GangReport {
+        GangReport {
+            id: id.to_owned(),
+            started_unix_s,
+            total_s: 0.0,
+            parallel: 2,
+            atomic: false,
+            options: api::GangOptions::default(),
+            outcome,
+            moves: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_found_and_old_ones_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(dir.path().to_owned());
+        let id = shelf.unused_id().unwrap();
+        assert!(shelf.read(&id).unwrap().is_none());
+        shelf.save(&report(&id, 1, None)).unwrap();
+        assert_eq!(shelf.read(&id).unwrap().unwrap().id, id);
+        for wrong in ["../gdeadbeef", "deadbeef", "g", "gdeadbeeg", "gdeadbeef0"] {
+            assert!(shelf.read(wrong).unwrap().is_none(), "{wrong}");
+        }
+        for number in 0..KEPT_MAX as u64 {
+            let id = format!("g{number:08x}");
+            shelf.save(&report(&id, 2 + number, Some(GangOutcome::Done))).unwrap();
+        }
+        shelf.prune().unwrap();
+        let all = shelf.all().unwrap();
+        assert_eq!(all.len(), KEPT_MAX);
+        assert_eq!(all.first().unwrap().started_unix_s, 1 + KEPT_MAX as u64, "the latest first");
+        assert_eq!(all.last().unwrap().id, id, "one that has not ended stays");
+    }
+}

@@ -1,0 +1,138 @@
+//! How a coordinator reaches agents: the others over the network, its own
+//! without.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::{Orders, Peer};
+
+use super::office::Office;
+use super::orders::{Answer, Census, Counted, Order, Want};
+use crate::denied::Denied;
+
+/// For an answer that takes a look at some QEMUs. Also what a host that hangs
+/// costs a gang at most, besides what it retries.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(15);
+/// For one that may have to start several QEMUs to learn what they can do.
+const ABLE_MAX: Duration = Duration::from_secs(60);
+/// A text of another host: as much as that is kept of it.
+const TEXT_LETTERS_MAX: usize = 1024;
+
+/// All agents that this one can reach.
+#[derive(Clone)]
+pub(super) struct Ways(Arc<Office>);
+
+/// A conversation with one of them.
+pub(super) enum Session {
+    Near(Arc<Office>),
+    Far(Orders),
+}
+
+/// What a coordinator asks of the cluster; in tests a stand-in for it.
+pub(super) trait Cluster: Sync {
+    /// All hosts by name, this one among them, with their racks.
+    fn hosts(&self) -> Vec<(String, Option<String>)>;
+    /// What a host has.
+    fn census(&self, host: &str) -> Result<Census, String>;
+    /// What speaks against each of these VMs there.
+    fn able(&self, host: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String>;
+}
+
+impl Ways {
+    pub(super) fn new(office: &Arc<Office>) -> Self {
+        Self(Arc::clone(office))
+    }
+
+    /// Begins to speak with the agent of a host.
+    pub(super) fn open(&self, host: &str) -> Result<Session, String> {
+        if host == self.0.local().agent {
+            return Ok(Session::Near(Arc::clone(&self.0)));
+        }
+        let entry = self.0.peers().iter().find(|peer| peer.name == host);
+        let entry = entry.ok_or_else(|| format!("there is no host `{host}` in the peers file"))?;
+        let peer = Peer { name: entry.name.clone(), address: entry.address, nics: Vec::new() };
+        Orders::open(self.0.local(), &peer).map(Session::Far).map_err(|error| error.to_string())
+    }
+
+    fn once(&self, host: &str, order: &Order, within: Duration) -> Result<Answer, String> {
+        self.open(host)?.give(order, within)
+    }
+}
+
+impl Session {
+    /// Gives an order. After an error the session is of no use any more.
+    pub(super) fn give(&mut self, order: &Order, within: Duration) -> Result<Answer, String> {
+        let orders = match self {
+            Self::Near(office) => return Ok(office.follow(order)),
+            Self::Far(orders) => orders,
+        };
+        let order = serde_json::to_value(order).map_err(|error| error.to_string())?;
+        let answer = orders.give(order, within).map_err(|error| error.to_string())?;
+        let mut answer = serde_json::from_value(answer)
+            .map_err(|error| format!("its answer is odd ({error})"))?;
+        clean(&mut answer);
+        Ok(answer)
+    }
+}
+
+impl Cluster for Ways {
+    fn hosts(&self) -> Vec<(String, Option<String>)> {
+        let peers = self.0.peers().iter().map(|peer| (peer.name.clone(), peer.rack.clone()));
+        std::iter::once((self.0.local().agent.clone(), self.0.rack())).chain(peers).collect()
+    }
+
+    fn census(&self, host: &str) -> Result<Census, String> {
+        match self.once(host, &Order::Census, ANSWER_MAX)? {
+            Answer::Census(census) => Ok(census),
+            answer => Err(unexpected(answer)),
+        }
+    }
+
+    fn able(&self, host: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String> {
+        match self.once(host, &Order::Able { wants }, ABLE_MAX)? {
+            Answer::Able { unfit } => Ok(unfit),
+            answer => Err(unexpected(answer)),
+        }
+    }
+}
+
+/// An answer to something else.
+pub(super) fn unexpected(answer: Answer) -> String {
+    match answer {
+        Answer::Refused { reason } => reason,
+        _ => "it is of a version that takes no such orders".to_owned(),
+    }
+}
+
+/// What another host says is shown to people, and kept.
+fn clean(answer: &mut Answer) {
+    match answer {
+        Answer::Refused { reason } => *reason = plain(reason),
+        Answer::Able { unfit } => unfit.iter_mut().flatten().for_each(|why| *why = plain(why)),
+        Answer::Census(census) => {
+            // A name becomes part of requests, and of what is shown.
+            census.vms.retain(|vm: &Counted| crate::name::check(&vm.name).is_ok());
+        }
+        Answer::Progress { progress, figures } => {
+            progress.notes.clear();
+            if let Some(api::Outcome::Failed(why)) = &mut progress.outcome {
+                *why = plain(why);
+            }
+            if let Some(figures) = figures {
+                figures.notes.truncate(64);
+                figures.notes.iter_mut().for_each(|note| *note = plain(note));
+            }
+        }
+        Answer::Started | Answer::Cancelling | Answer::NoSuch | Answer::Unknown => {}
+    }
+}
+
+fn plain(text: &str) -> String {
+    let letters = text.chars().take(TEXT_LETTERS_MAX);
+    letters.map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+/// For who asked for a gang: another host's agent does not do its part.
+pub(super) fn silent(host: &str, why: &str) -> Denied {
+    Denied::Conflict(format!("the agent of {host} can't be asked: {why}"))
+}
