@@ -9,6 +9,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::bounds::{BoundsArgs, SetArgs};
 use crate::ca::CaArgs;
+use crate::gang::{EvacuateArgs, GangArgs};
 use crate::predict::PredictArgs;
 use crate::resolve::ResolveArgs;
 use crate::sharing::SharingArgs;
@@ -48,15 +49,19 @@ pub(crate) enum Command {
     Attach(AttachArgs),
     /// Move a VM to another host while it runs
     Migrate(MigrateArgs),
+    /// Move several VMs as one operation, or list such operations
+    Gang(GangArgs),
+    /// Move all VMs of a host to others, by free memory
+    Evacuate(EvacuateArgs),
     /// Watch a VM for some seconds, and say what moving it would take
     Predict(PredictArgs),
     /// Change what a migration may use, while it runs
     Set(SetArgs),
-    /// Cancel a migration; its VM stays where it is
+    /// Cancel a migration, or a gang; VMs that have not moved stay where they are
     Cancel(CancelArgs),
     /// Decide whose a VM is that is in doubt
     Resolve(ResolveArgs),
-    /// Show how a migration went
+    /// Show how a migration, or a gang, went
     Report(ReportArgs),
     /// Examine this host, or whether VMs can go from it to another
     Doctor(DoctorArgs),
@@ -299,13 +304,13 @@ impl From<TapArg> for api::TapChoice {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct CancelArgs {
-    /// The migration
+    /// The migration, or the gang
     pub(crate) id: String,
 }
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ReportArgs {
-    /// The migration, or a file that `--json` wrote (with a `/` or `.json` in
+    /// The migration, the gang, or a file that `--json` wrote (with a `/` or `.json` in
     /// its name)
     pub(crate) id: String,
     /// Print JSON
@@ -366,6 +371,13 @@ mod tests {
             ("migrate web1 b --limit fast", ErrorKind::ValueValidation),
             ("migrate web1 b --cpus 3-1", ErrorKind::ValueValidation),
             ("migrate web1 b --timeout 0", ErrorKind::ValueValidation),
+            ("gang web1", ErrorKind::ValueValidation),
+            ("gang web1=", ErrorKind::ValueValidation),
+            ("gang a=b --parallel 0", ErrorKind::ValueValidation),
+            ("gang a=b --file plan.toml", ErrorKind::ArgumentConflict),
+            ("gang --resume g1 --file plan.toml", ErrorKind::ArgumentConflict),
+            ("evacuate", ErrorKind::MissingRequiredArgument),
+            ("evacuate a --set x=y", ErrorKind::UnknownArgument),
             ("set 1", ErrorKind::MissingRequiredArgument),
             ("set 1 --limit 0", ErrorKind::ValueValidation),
             ("agent --nic-speed 10.0.0.1", ErrorKind::ValueValidation),

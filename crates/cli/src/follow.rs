@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use api::{MigrationStarted, Outcome, Progress, Report};
 use hyper::Method;
+use serde::de::DeserializeOwned;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::{CancelArgs, MigrateArgs};
 use crate::client::{Client, NOTHING, segment};
 use crate::line::Display;
 use crate::problem::Problem;
-use crate::{summary, vms};
+use crate::{gang, summary, vms};
 
 /// What a shell expects of a command that Ctrl-C ended.
-const INTERRUPTED: u8 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 /// Whoever leaves without waiting waits this long for the agent to hear it.
 const ASK_MAX: Duration = Duration::from_secs(1);
 
@@ -28,7 +29,8 @@ pub(crate) async fn migrate(client: &Client, args: MigrateArgs) -> Result<ExitCo
     let started: MigrationStarted =
         client.ask(Method::POST, "/v1/migrations", Some(&request)).await?;
     let mut display = Display::new();
-    let followed = follow(client, &started.id, &mut signals, &mut display).await;
+    let path = format!("/v1/migrations/{}", segment(&started.id));
+    let followed = follow(client, &path, &mut signals, &mut display).await;
     display.clear();
     let last = match followed? {
         Followed::Ended(last) => last,
@@ -80,19 +82,41 @@ fn tell(report: &Report, json: bool) -> Result<(), Problem> {
 }
 
 pub(crate) async fn cancel(client: &Client, args: &CancelArgs) -> Result<ExitCode, Problem> {
-    request_cancel(client, &args.id).await?;
+    if gang::is_id(&args.id) {
+        request_cancel(client, &format!("/v1/gangs/{}", segment(&args.id))).await?;
+        println!(
+            "Gang {} is being cancelled; VMs that have not moved stay where they are.",
+            args.id
+        );
+        return Ok(ExitCode::SUCCESS);
+    }
+    request_cancel(client, &format!("/v1/migrations/{}", segment(&args.id))).await?;
     println!("Migration {} is being cancelled; its VM stays where it is.", args.id);
     Ok(ExitCode::SUCCESS)
 }
 
-async fn request_cancel(client: &Client, id: &str) -> Result<(), Problem> {
-    let path = format!("/v1/migrations/{}/cancel", segment(id));
-    client.ask(Method::POST, &path, NOTHING).await
+async fn request_cancel(client: &Client, path: &str) -> Result<(), Problem> {
+    client.ask(Method::POST, &format!("{path}/cancel"), NOTHING).await
 }
 
-enum Followed {
+/// Something that goes on, and is shown while it does.
+pub(crate) trait Shown {
+    /// Where it is.
+    type State: DeserializeOwned;
+    /// What is said when it is told to end.
+    const CANCELLING: &str;
+    /// What is said when its agent ends before it does.
+    const LOST: &str;
+
+    fn show(&mut self, state: &Self::State);
+    /// A word between.
+    fn say(&self, text: &str);
+    fn is_over(state: &Self::State) -> bool;
+}
+
+pub(crate) enum Followed<T> {
     /// It has ended, one way or the other.
-    Ended(Box<Progress>),
+    Ended(Box<T>),
     /// The person went away, after the agent heard that it is to cancel, or
     /// not.
     Left {
@@ -101,30 +125,27 @@ enum Followed {
     },
 }
 
-/// Shows progress until the migration ends. The first signal cancels it, the
+/// Shows what goes on at `path` until it ends. The first signal cancels it, the
 /// second stops watching, even if the agent has not answered the first.
-async fn follow(
+pub(crate) async fn follow<S: Shown>(
     client: &Client,
-    id: &str,
+    path: &str,
     signals: &mut Signals,
-    display: &mut Display,
-) -> Result<Followed, Problem> {
-    let mut lines = client.lines(&format!("/v1/migrations/{}/progress", segment(id))).await?;
+    display: &mut S,
+) -> Result<Followed<S::State>, Problem> {
+    let mut lines = client.lines(&format!("{path}/progress")).await?;
     let mut asked = false;
     let mut cancelling = std::pin::pin!(None);
     loop {
         tokio::select! {
-            line = lines.next::<Progress>() => match line? {
-                Some(progress) => {
-                    display.show(&progress);
-                    if progress.outcome.is_some() {
-                        return Ok(Followed::Ended(Box::new(progress)));
+            line = lines.next::<S::State>() => match line? {
+                Some(state) => {
+                    display.show(&state);
+                    if S::is_over(&state) {
+                        return Ok(Followed::Ended(Box::new(state)));
                     }
                 }
-                None => return Err(Problem::Refused(format!(
-                    "the agent ended before migration {id} did; when it runs again, \
-                     `droveway list` says where the VM is"
-                ))),
+                None => return Err(Problem::Refused(S::LOST.to_owned())),
             },
             () = signals.next() => {
                 if asked {
@@ -134,10 +155,8 @@ async fn follow(
                     return Ok(Followed::Left { heard: !asking || answered.await.is_ok() });
                 }
                 asked = true;
-                display.say(
-                    "Cancelling; the VM stays where it is. Ctrl-C again: don't wait for it."
-                );
-                cancelling.set(Some(request_cancel(client, id)));
+                display.say(S::CANCELLING);
+                cancelling.set(Some(request_cancel(client, path)));
             }
             answer = answer(cancelling.as_mut()) => {
                 cancelling.set(None);
@@ -152,6 +171,26 @@ async fn follow(
     }
 }
 
+impl Shown for Display {
+    type State = Progress;
+    const CANCELLING: &str =
+        "Cancelling; the VM stays where it is. Ctrl-C again: don't wait for it.";
+    const LOST: &str = "the agent ended before the migration did; when it runs again, \
+                        `droveway list` says where the VM is";
+
+    fn show(&mut self, state: &Progress) {
+        Display::show(self, state);
+    }
+
+    fn say(&self, text: &str) {
+        Display::say(self, text);
+    }
+
+    fn is_over(state: &Progress) -> bool {
+        state.outcome.is_some()
+    }
+}
+
 /// What comes of a request, if there is one.
 async fn answer<T>(request: Pin<&mut Option<impl Future<Output = T>>>) -> T {
     match request.as_pin_mut() {
@@ -161,13 +200,13 @@ async fn answer<T>(request: Pin<&mut Option<impl Future<Output = T>>>) -> T {
 }
 
 /// Ctrl-C, and the signal that service managers and `timeout` send.
-struct Signals {
+pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Signals {
-    fn new() -> Result<Self, Problem> {
+    pub(crate) fn new() -> Result<Self, Problem> {
         let listen = |kind| {
             signal(kind).map_err(|source| Problem::Local {
                 what: "listening for signals".to_owned(),

@@ -9,7 +9,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::amount;
 
 /// Redrawn this often at most.
-const DRAWS_PER_S: u8 = 10;
+pub(crate) const DRAWS_PER_S: u8 = 10;
 /// Without a terminal, seconds between two lines of one phase.
 const LINE_EVERY_S: f64 = 1.0;
 
@@ -92,7 +92,7 @@ impl Display {
     clippy::cast_sign_loss,
     reason = "clamped to 0..=1000 first"
 )]
-fn permille(percent: f64) -> u64 {
+pub(crate) fn permille(percent: f64) -> u64 {
     (percent * 10.0).clamp(0.0, 1000.0) as u64
 }
 
@@ -126,7 +126,7 @@ fn plain(progress: &Progress) -> String {
 }
 
 /// What has been done and what is left.
-fn advance(progress: &Progress) -> Vec<String> {
+pub(crate) fn advance(progress: &Progress) -> Vec<String> {
     let mut parts = memory(progress);
     if progress.disk_left_bytes > 0
         && matches!(progress.phase, Phase::Prepare | Phase::FirstPass | Phase::LaterPass)

@@ -9,6 +9,7 @@ mod ca;
 mod client;
 mod doctor;
 mod follow;
+mod gang;
 mod html;
 mod line;
 mod predict;
@@ -66,6 +67,8 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
             Command::Stop(command) => vms::stop(&client, &command).await,
             Command::Attach(command) => vms::attach(&client, command).await,
             Command::Migrate(command) => follow::migrate(&client, command).await,
+            Command::Gang(command) => gang::gang(&client, command).await,
+            Command::Evacuate(command) => gang::evacuate(&client, command).await,
             Command::Predict(command) => predict::predict(&client, command).await,
             Command::Set(command) => bounds::set(&client, command).await,
             Command::Cancel(command) => follow::cancel(&client, &command).await,

@@ -10,9 +10,12 @@ use crate::client::{Client, segment};
 use crate::line::phase_name;
 use crate::problem::Problem;
 use crate::vms::aligned;
-use crate::{amount, html, vms};
+use crate::{amount, gang, html, vms};
 
 pub(crate) async fn report(client: &Client, args: &ReportArgs) -> Result<ExitCode, Problem> {
+    if gang::is_id(&args.id) {
+        return gang::report(client, args).await;
+    }
     // Ids have neither; a saved report can be shown where no agent runs.
     let report = if args.id.contains('/') || args.id.ends_with(".json") {
         saved(&args.id)?

@@ -1,0 +1,94 @@
+//! A plan file: who goes where, and how.
+
+use std::path::Path;
+
+use api::WantedMove;
+use serde::Deserialize;
+
+use super::options::Options;
+use crate::problem::Problem;
+
+/// What it says.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) moves: Vec<WantedMove>,
+    pub(super) settings: Settings,
+}
+
+/// Besides the moves.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    pub(super) parallel: Option<u16>,
+    pub(super) atomic: bool,
+    pub(super) options: Options,
+}
+
+/// As it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    #[serde(default)]
+    parallel: Option<u16>,
+    #[serde(default)]
+    atomic: bool,
+    #[serde(default)]
+    options: Options,
+    #[serde(rename = "move")]
+    moves: Vec<WantedMove>,
+}
+
+/// Reads it.
+pub(super) fn read(path: &Path) -> Result<Plan, Problem> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Problem::Local { what: format!("reading {}", path.display()), source })?;
+    parse(&text)
+        .map_err(|(line, message)| Problem::Typed(format!("{}:{line}: {message}", path.display())))
+}
+
+/// Or the line where it goes wrong, and why.
+fn parse(text: &str) -> Result<Plan, (usize, String)> {
+    let file: File = toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        (before.matches('\n').count() + 1, error.message().replace('\n', " "))
+    })?;
+    let settings = Settings { parallel: file.parallel, atomic: file.atomic, options: file.options };
+    Ok(Plan { moves: file.moves, settings })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moves_and_options_are_read() {
+        let plan = parse(
+            "parallel = 4\natomic = true\n\n[options]\ndowntime-ms = 50\nlimit = '200M'\n\
+             throttle = '0.7'\ncompress = 'zstd'\ncpus = '0-1'\n\n[[move]]\nvm = 'web1'\n\
+             to = 'host-b'\n\n[[move]]\nvm = 'db1'\nfrom = 'host-a'\nto = 'host-c'\n",
+        )
+        .unwrap();
+        assert_eq!((plan.settings.parallel, plan.settings.atomic), (Some(4), true));
+        assert_eq!(plan.settings.options.downtime_ms, Some(50));
+        assert_eq!(plan.settings.options.throttle, Some(api::Throttle::Ratio(0.7)));
+        let [web, db] = plan.moves.as_slice() else { panic!("two") };
+        assert_eq!((web.vm.as_str(), web.to.as_str(), &web.from), ("web1", "host-b", &None));
+        assert_eq!(db.from.as_deref(), Some("host-a"));
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_line() {
+        for (text, line, says) in [
+            ("[[move]]\nvm = 'a'\n", 1, "to"),
+            ("[[move]]\nvm = 'a'\nto = 'b'\nhost = 'c'\n", 4, "host"),
+            ("atomic = true\n", 1, "move"),
+            ("[[move]]\nvm = 'a'\nto = 'b'\n\n[options]\nset = ['a=b']\n", 6, "set"),
+            ("[[move]]\nvm = 'a'\nto = 'b'\n[options]\nlimit = 'fast'\n", 5, "200M"),
+            ("[[move]]\nvm = 'a'\nto = 7\n", 3, "string"),
+            ("[[move]\n", 1, ""),
+        ] {
+            let (at, message) = parse(text).unwrap_err();
+            assert!(message.contains(says), "{says:?} is not in: {message}");
+            assert_eq!(at, line, "{text:?}: {message}");
+        }
+    }
+}

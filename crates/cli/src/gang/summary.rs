@@ -1,0 +1,287 @@
+//! What a gang is going to do, and what became of it, as text.
+
+use api::{GangOutcome, GangPlan, GangProgress, GangReport, MoveReport, MoveState};
+
+use crate::amount;
+use crate::summary::full_stop;
+use crate::vms::aligned;
+
+/// A dry run.
+pub(super) fn plan(plan: &GangPlan) -> String {
+    let mut out = String::new();
+    if !plan.moves.is_empty() {
+        let mut rows = vec![["VM", "FROM", "TO", "RAM", "IN USE", "SHARED"].map(str::to_owned)];
+        rows.extend(plan.moves.iter().map(|one| {
+            [
+                one.vm.clone(),
+                one.from.clone(),
+                one.to.clone(),
+                amount::size(one.ram_bytes),
+                amount::size(one.used_bytes),
+                one.shared_bytes.map_or_else(|| "-".to_owned(), amount::size),
+            ]
+        }));
+        out += &aligned(&rows);
+        let used: u64 = plan.moves.iter().map(|one| one.used_bytes).sum();
+        let shared: u64 = plan.moves.iter().filter_map(|one| one.shared_bytes).sum();
+        out += &format!(
+            "\n{}, about {} to cross the network, before compression.\n",
+            amount::counted(plan.moves.len() as u64, "VM"),
+            amount::size(used.saturating_sub(shared))
+        );
+    }
+    if !plan.rooms.is_empty() {
+        let mut rows = vec![["HOST", "FREE", "LEFT AFTER"].map(str::to_owned)];
+        rows.extend(plan.rooms.iter().map(|room| {
+            [room.host.clone(), amount::size(room.free_bytes), amount::size(room.left_bytes)]
+        }));
+        out += &format!("\n{}", aligned(&rows));
+    }
+    for note in &plan.notes {
+        out += &format!("Note: {}\n", full_stop(note));
+    }
+    out + "Nothing was moved.\n"
+}
+
+/// What is said of a gang that begins.
+pub(super) fn beginning(id: &str, plan: &GangPlan) -> Vec<String> {
+    let used: u64 = plan.moves.iter().map(|one| one.used_bytes).sum();
+    let count = amount::counted(plan.moves.len() as u64, "VM");
+    let mut lines = vec![format!("Gang {id}: {count} to move, {} in use.", amount::size(used))];
+    lines.extend(plan.notes.iter().map(|note| format!("Note: {}", full_stop(note))));
+    lines
+}
+
+/// What happened.
+pub(super) fn sentences(report: &GangReport) -> String {
+    let of = |state| report.moves.iter().filter(move |one| one.state == state);
+    let (all, done) = (report.moves.len(), of(MoveState::Done).count());
+    let mut out = match report.outcome {
+        Some(GangOutcome::Done) if all == 0 => return "There was no VM to move.".to_owned(),
+        Some(GangOutcome::Done) => {
+            format!("{} moved.", amount::counted(all as u64, "VM"))
+        }
+        Some(GangOutcome::Cancelled) => format!("Cancelled. {done} of {all} VMs moved."),
+        Some(GangOutcome::Interrupted) => {
+            format!("Its agent ended before it did. {done} of {all} VMs had moved.")
+        }
+        Some(GangOutcome::Failed) => format!("{done} of {all} VMs moved."),
+        None => format!("It still runs. {done} of {all} VMs moved so far."),
+    };
+    out += &format!(
+        " {} on the wire in {}.",
+        amount::size(report.wire_bytes()),
+        amount::seconds(report.total_s)
+    );
+    if let Some((vm, ms)) = report.longest_downtime() {
+        #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
+        let goal = amount::milliseconds(report.options.downtime_ms as f64);
+        let gone = amount::milliseconds(ms);
+        out += &format!(" The longest that one was gone: {vm}, for {gone} (goal {goal}).");
+    }
+    for one in of(MoveState::Failed).chain(of(MoveState::Cancelled)) {
+        out += &format!("\n{}", stayed(one));
+    }
+    let done_and_stay = done > 0 && report.outcome != Some(GangOutcome::Done);
+    if done_and_stay {
+        let moved: Vec<String> =
+            of(MoveState::Done).map(|one| format!("{} ({})", one.vm, one.to)).collect();
+        out += &format!("\nMoved, and stay there: {}.", moved.join(", "));
+    }
+    let left = matches!(
+        report.outcome,
+        Some(GangOutcome::Failed | GangOutcome::Cancelled | GangOutcome::Interrupted)
+    );
+    if left {
+        out += &format!("\nTo move the others after all: droveway gang --resume {}", report.id);
+    }
+    out + &format!("\nMore: droveway report {}", report.id)
+}
+
+fn stayed(one: &MoveReport) -> String {
+    let why = one.reason.as_deref().map_or_else(|| "no reason is known.".to_owned(), full_stop);
+    match one.state {
+        MoveState::Failed => {
+            format!("{} was not moved from {} to {}: {why}", one.vm, one.from, one.to)
+        }
+        _ => format!("{} stays at {}: {why}", one.vm, one.from),
+    }
+}
+
+/// All of it: `droveway report`.
+pub(super) fn text(report: &GangReport) -> String {
+    let sentences = sentences(report);
+    let said: Vec<&str> = sentences.lines().filter(|line| !line.starts_with("More: ")).collect();
+    let mut out = said.join("\n") + "\n";
+    let mut rows = vec![
+        ["VM", "FROM", "TO", "RAM", "MIGRATION", "STATE", "WIRE", "TOOK", "GONE FOR"]
+            .map(str::to_owned),
+    ];
+    let none = || "-".to_owned();
+    for one in &report.moves {
+        let figures = one.figures.as_ref();
+        let gone = figures.and_then(|figures| figures.downtime_ms);
+        rows.push([
+            one.vm.clone(),
+            one.from.clone(),
+            one.to.clone(),
+            amount::size(one.ram_bytes),
+            one.migration.clone().unwrap_or_else(none),
+            state(one.state).to_owned(),
+            figures.map_or_else(none, |figures| amount::size(figures.wire_bytes)),
+            figures.map_or_else(none, |figures| amount::seconds(figures.total_s)),
+            gone.map_or_else(none, amount::milliseconds),
+        ]);
+    }
+    out += &format!("\n{}", aligned(&rows));
+    for one in &report.moves {
+        for note in one.figures.iter().flat_map(|figures| &figures.notes) {
+            out += &format!("Note: {}: {}\n", one.vm, full_stop(note));
+        }
+    }
+    for note in &report.notes {
+        out += &format!("Note: {}\n", full_stop(note));
+    }
+    out
+}
+
+/// `droveway gang` alone.
+pub(super) fn table(gangs: &[GangProgress]) -> String {
+    if gangs.is_empty() {
+        return "No gangs. Move several VMs with `droveway gang VM=HOST ...` or `droveway evacuate \
+                HOST`.\n"
+            .to_owned();
+    }
+    let mut rows = vec![["GANG", "STATE", "MOVED", "FAILED", "TIME"].map(str::to_owned)];
+    rows.extend(gangs.iter().map(|gang| {
+        let state = match gang.outcome {
+            None => "runs",
+            Some(GangOutcome::Done) => "done",
+            Some(GangOutcome::Failed) => "failed",
+            Some(GangOutcome::Cancelled) => "cancelled",
+            Some(GangOutcome::Interrupted) => "interrupted",
+        };
+        [
+            gang.id.clone(),
+            state.to_owned(),
+            format!("{} of {}", gang.totals.done, gang.moves.len()),
+            gang.totals.failed.to_string(),
+            amount::seconds(gang.elapsed_s),
+        ]
+    }));
+    aligned(&rows)
+}
+
+fn state(state: MoveState) -> &'static str {
+    match state {
+        MoveState::Waiting => "waiting",
+        MoveState::Moving => "moving",
+        MoveState::Done => "moved",
+        MoveState::Failed => "failed",
+        MoveState::Cancelled => "not moved",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::{Figures, GangOptions, HostRoom, PlannedMove};
+
+    use super::*;
+
+    fn moved(vm: &str, state: MoveState, gone: Option<f64>, reason: Option<&str>) -> MoveReport {
+        let figures = gone.map(|downtime_ms| Figures {
+            total_s: 3.0,
+            downtime_ms: Some(downtime_ms),
+            wire_bytes: 64 << 20,
+            ..Figures::default()
+        });
+        MoveReport {
+            vm: vm.to_owned(),
+            from: "host-a".to_owned(),
+            to: "host-b".to_owned(),
+            ram_bytes: 1 << 30,
+            used_bytes: 1 << 29,
+            state,
+            migration: Some("0a0b0c0d".to_owned()),
+            reason: reason.map(str::to_owned),
+            figures,
+        }
+    }
+
+    fn report(outcome: GangOutcome, moves: Vec<MoveReport>) -> GangReport {
+        GangReport {
+            id: "gdeadbeef".to_owned(),
+            started_unix_s: 0,
+            total_s: 9.0,
+            parallel: 2,
+            atomic: false,
+            options: GangOptions::default(),
+            outcome: Some(outcome),
+            moves,
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_gang_that_is_done_is_told_in_a_sentence() {
+        let moves = vec![
+            moved("web1", MoveState::Done, Some(90.0), None),
+            moved("web2", MoveState::Done, Some(120.0), None),
+        ];
+        assert_eq!(
+            sentences(&report(GangOutcome::Done, moves)),
+            "2 VMs moved. 128 MiB on the wire in 9.00 s. The longest that one was gone: web2, for \
+             120 ms (goal 300 ms).\nMore: droveway report gdeadbeef"
+        );
+    }
+
+    #[test]
+    fn who_stays_and_who_has_moved_is_named() {
+        let moves = vec![
+            moved("web1", MoveState::Done, Some(90.0), None),
+            moved("web2", MoveState::Failed, None, Some("no room")),
+            moved("web3", MoveState::Cancelled, None, Some("web2 failed")),
+        ];
+        let failed = report(GangOutcome::Failed, moves);
+        let said = sentences(&failed);
+        for piece in [
+            "1 of 3 VMs moved.",
+            "\nweb2 was not moved from host-a to host-b: no room.\nweb3 stays at host-a: web2 \
+             failed.",
+            "\nMoved, and stay there: web1 (host-b).",
+            "droveway gang --resume gdeadbeef",
+        ] {
+            assert!(said.contains(piece), "{piece:?} is not in: {said}");
+        }
+        let text = text(&failed);
+        assert!(text.contains("0a0b0c0d") && text.contains("not moved"), "{text}");
+    }
+
+    #[test]
+    fn a_plan_is_a_table() {
+        let plan_of_one = GangPlan {
+            moves: vec![PlannedMove {
+                vm: "web1".to_owned(),
+                from: "host-a".to_owned(),
+                to: "host-b".to_owned(),
+                ram_bytes: 1 << 30,
+                used_bytes: 512 << 20,
+                shared_bytes: None,
+            }],
+            rooms: vec![HostRoom {
+                host: "host-b".to_owned(),
+                free_bytes: 8 << 30,
+                left_bytes: 7 << 30,
+            }],
+            notes: vec!["web9 on host-a is dead: it is left out".to_owned()],
+        };
+        let text = plan(&plan_of_one);
+        assert_eq!(
+            text,
+            "VM    FROM    TO      RAM       IN USE   SHARED\nweb1  host-a  host-b  1.00 GiB  512 \
+             MiB  -\n\n1 VM, about 512 MiB to cross the network, before compression.\n\nHOST    \
+             FREE      LEFT AFTER\nhost-b  8.00 GiB  7.00 GiB\nNote: web9 on host-a is dead: it is \
+             left out.\nNothing was moved.\n"
+        );
+    }
+}
