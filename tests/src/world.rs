@@ -285,6 +285,19 @@ impl World {
         Moving::new(self.agent(from).command(self.host(from), &migrate))
     }
 
+    /// Begins to move guests to the other host by a command such as `gang`, said
+    /// at one of the two.
+    ///
+    /// # Panics
+    /// If the command can't be started.
+    #[must_use]
+    pub fn begin_all(&self, guests: &[&Guest], at: Side, from: Side, args: &[&str]) -> Moving {
+        for guest in guests {
+            guest.expect_on(self.host(from.other())).unwrap();
+        }
+        Moving::new(self.agent(at).command(self.host(at), args))
+    }
+
     /// Moves a guest to the other host, looks at it there, and for what it
     /// left behind.
     #[must_use]
