@@ -373,6 +373,7 @@ mod tests {
             ("migrate web1 b --timeout 0", ErrorKind::ValueValidation),
             ("gang web1", ErrorKind::ValueValidation),
             ("gang web1=", ErrorKind::ValueValidation),
+            ("gang /web1=host-b", ErrorKind::ValueValidation),
             ("gang a=b --parallel 0", ErrorKind::ValueValidation),
             ("gang a=b --file plan.toml", ErrorKind::ArgumentConflict),
             ("gang --resume g1 --file plan.toml", ErrorKind::ArgumentConflict),

@@ -134,7 +134,8 @@ impl<'r> Planner<'r> {
             several => {
                 let hosts: Vec<&str> = several.iter().map(|(_, host)| host.as_str()).collect();
                 return Err(Denied::Asked(format!(
-                    "{} have a VM `{name}` each: say which is meant, by `from` in a plan file",
+                    "{} have a VM `{name}` each: say which is meant, as HOST/{name}={to}, or by `from` \
+                     in a plan file",
                     hosts.join(" and ")
                 )));
             }

@@ -15,7 +15,8 @@ pub(super) const PARALLEL_DEFAULT: u16 = 2;
 #[derive(Debug, ClapArgs)]
 #[command(group(ArgGroup::new("what").args(["moves", "file", "resume"])))]
 pub(crate) struct GangArgs {
-    /// VMs, and the hosts to move them to; without any, gangs are listed
+    /// VMs, and the hosts to move them to; where two hosts have a VM of that name,
+    /// write HOST/VM=HOST. Without any, gangs are listed
     #[arg(value_name = "VM=HOST", value_parser = parse_move)]
     pub(super) moves: Vec<WantedMove>,
     /// A TOML file with the moves and any of these options; what is typed here
@@ -124,10 +125,13 @@ pub(crate) struct HowArgs {
 }
 
 fn parse_move(text: &str) -> Result<WantedMove, String> {
-    match text.split_once('=') {
-        Some((vm, to)) if !vm.is_empty() && !to.is_empty() => {
-            Ok(WantedMove { vm: vm.to_owned(), from: None, to: to.to_owned() })
-        }
-        _ => Err("write VM=HOST, such as web1=host-b".to_owned()),
+    let (vm, to) = text.split_once('=').unwrap_or_default();
+    let (from, vm) = match vm.split_once('/') {
+        Some((from, vm)) => (Some(from), vm),
+        None => (None, vm),
+    };
+    if vm.is_empty() || to.is_empty() || from.is_some_and(str::is_empty) {
+        return Err("write VM=HOST, such as web1=host-b, or host-a/web1=host-b".to_owned());
     }
+    Ok(WantedMove { vm: vm.to_owned(), from: from.map(str::to_owned), to: to.to_owned() })
 }
