@@ -1,0 +1,13 @@
+//! Writes what the fuzzer starts from: `cargo run -p directory --example
+//! directory_seeds` fills `fuzz/corpus/directory/` below the current directory.
+
+use std::fs;
+use std::path::Path;
+
+fn main() -> std::io::Result<()> {
+    let folder = Path::new("fuzz/corpus/directory");
+    fs::create_dir_all(folder)?;
+    let seeds = directory::fuzzing::seeds();
+    let mut numbered = seeds.iter().enumerate();
+    numbered.try_for_each(|(number, bytes)| fs::write(folder.join(format!("seed-{number}")), bytes))
+}

@@ -1,0 +1,230 @@
+//! A directory in memory, for an agent of the rack.
+//!
+//! Names are spread over shards, each a table of its own behind a lock of its
+//! own. A batch is sorted by shard, so that each shard is locked once for it.
+//! What is known of hosts is apart and read-locked: look-ups never wait for each
+//! other there, and forgetting a host is one number.
+
+mod hosts;
+mod table;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use content::Name;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+use crate::directory::{Answer, Directory, Terms};
+use crate::error::DirectoryError;
+use crate::host::HostName;
+use hosts::{HOSTS_MAX, Hosts, Mark};
+use table::{Found, Table, WAYS};
+
+/// Many more than the cores that ask, so that two seldom meet; and few enough
+/// for a batch of 128 to have more than one name for each.
+const SHARDS: u8 = 64;
+
+/// Names that are sorted at a time, on the stack.
+const SORTED_MAX: usize = 256;
+const _: () = assert!(SORTED_MAX <= 256, "a place among them fits a byte");
+
+/// What deadlines are kept in: 13 years of them fit an entry.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How large an [`Embedded`] directory gets, and how long it remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Contents that it knows at most, at 32 bytes each. It takes no memory
+    /// before it needs it. At least 512.
+    pub entries_max: usize,
+    /// How long what it was told counts.
+    pub terms: Terms,
+}
+
+impl Default for Limits {
+    /// 256 MiB, for 32 GiB of content that differs.
+    fn default() -> Self {
+        Self { entries_max: 1 << 23, terms: Terms::default() }
+    }
+}
+
+/// How full an [`Embedded`] directory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Contents that it knows. What doesn't count any more is among them, until
+    /// its room is needed.
+    pub entries: usize,
+    /// How many it can know.
+    pub entries_max: usize,
+    /// How many it has dropped for want of room, or never noted.
+    pub evicted: u64,
+    /// What its entries take, with the room that it has for more.
+    pub bytes: usize,
+}
+
+/// One shard. Two of them share no cache line.
+#[repr(align(64))]
+#[derive(Debug)]
+struct Shard(Mutex<Table>);
+
+/// A directory in this process's memory.
+pub struct Embedded {
+    hosts: RwLock<Hosts>,
+    shards: Box<[Shard]>,
+    entries_max: usize,
+    claim_ticks: u32,
+    hold_ticks: u32,
+    clock: Box<dyn Fn() -> Instant + Send + Sync>,
+    began: Instant,
+}
+
+/// What counts now.
+struct Now<'a> {
+    tick: u32,
+    hosts: RwLockReadGuard<'a, Hosts>,
+}
+
+impl Embedded {
+    /// An empty one.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self::with_clock(limits, Instant::now)
+    }
+
+    /// An empty one that looks at `clock` to see what time it is.
+    #[must_use]
+    pub fn with_clock(limits: Limits, clock: impl Fn() -> Instant + Send + Sync + 'static) -> Self {
+        let buckets_max = (limits.entries_max / (usize::from(SHARDS) * WAYS)).max(1);
+        let shard = || Shard(Mutex::new(Table::new(buckets_max)));
+        Self {
+            hosts: RwLock::default(),
+            shards: (0..SHARDS).map(|_| shard()).collect(),
+            entries_max: buckets_max * WAYS * usize::from(SHARDS),
+            claim_ticks: ticks(limits.terms.claim).saturating_add(1),
+            hold_ticks: ticks(limits.terms.hold).saturating_add(1),
+            began: clock(),
+            clock: Box::new(clock),
+        }
+    }
+
+    /// How full it is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage { entries_max: self.entries_max, ..Usage::default() };
+        for shard in &self.shards {
+            let table = shard.0.lock();
+            usage.entries += table.used();
+            usage.evicted += table.evicted();
+            usage.bytes += table.bytes();
+        }
+        usage
+    }
+
+    fn now(&self) -> Now<'_> {
+        let tick = ticks((self.clock)().saturating_duration_since(self.began));
+        Now { tick, hosts: self.hosts.read() }
+    }
+
+    /// What counts now, and how `host` is marked in entries from now on.
+    fn marking(&self, host: &HostName) -> Result<(Now<'_>, Mark), DirectoryError> {
+        let now = self.now();
+        if let Some(mark) = now.hosts.mark(host) {
+            return Ok((now, mark));
+        }
+        drop(now);
+        self.hosts.write().add(host)?;
+        let now = self.now();
+        let mark = now.hosts.mark(host).ok_or(DirectoryError::HostsMax { max: HOSTS_MAX })?;
+        Ok((now, mark))
+    }
+
+    /// Does something with the table of each name. It is told the name's place.
+    fn visit(&self, names: &[Name], mut each: impl FnMut(&mut Table, usize, &Name)) {
+        let mut first = 0;
+        for part in names.chunks(SORTED_MAX) {
+            let mut order = [0_u16; SORTED_MAX];
+            let order = &mut order[..part.len()];
+            for (place, (number, name)) in order.iter_mut().zip((0_u16..).zip(part)) {
+                *place = shard_of(name) << 8 | number;
+            }
+            order.sort_unstable();
+            for together in order.chunk_by(|one, other| one >> 8 == other >> 8) {
+                let shard = usize::from(together[0] >> 8);
+                let mut table = self.shards[shard].0.lock();
+                for number in together {
+                    let number = usize::from(number & 0xff);
+                    each(&mut table, first + number, &part[number]);
+                }
+            }
+            first += part.len();
+        }
+    }
+}
+
+impl Directory for Embedded {
+    fn claim(
+        &self,
+        host: &HostName,
+        names: &[Name],
+        answers: &mut Vec<Answer>,
+        _until: Instant,
+    ) -> Result<(), DirectoryError> {
+        answers.clear();
+        let (now, by) = self.marking(host)?;
+        let until = now.tick.saturating_add(self.claim_ticks);
+        answers.resize(names.len(), Answer::Yours);
+        self.visit(names, |table, nth, name| match table.claim(name, by, until, &now) {
+            Found::Nothing => {}
+            Found::Held(host) => answers[nth] = Answer::Held(now.hosts.name(host).clone()),
+            Found::Claimed(host) => answers[nth] = Answer::Coming(now.hosts.name(host).clone()),
+        });
+        Ok(())
+    }
+
+    fn hold(&self, host: &HostName, names: &[Name], _until: Instant) -> Result<(), DirectoryError> {
+        let (now, by) = self.marking(host)?;
+        let until = now.tick.saturating_add(self.hold_ticks);
+        self.visit(names, |table, _, name| table.hold(name, by, until, &now));
+        Ok(())
+    }
+
+    fn release(
+        &self,
+        host: &HostName,
+        names: &[Name],
+        _until: Instant,
+    ) -> Result<(), DirectoryError> {
+        let now = self.now();
+        let Some(by) = now.hosts.mark(host) else { return Ok(()) };
+        self.visit(names, |table, _, name| table.release(name, by));
+        Ok(())
+    }
+
+    fn forget(&self, host: &HostName, _until: Instant) -> Result<(), DirectoryError> {
+        self.hosts.write().forget(host);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Embedded").field("usage", &self.usage()).finish_non_exhaustive()
+    }
+}
+
+/// Other bits of the name than those by which tables place it.
+fn shard_of(name: &Name) -> u16 {
+    let [.., byte, _] = name.0;
+    u16::from(byte % SHARDS)
+}
+
+fn ticks(time: Duration) -> u32 {
+    u32::try_from(time.as_millis() / TICK.as_millis()).unwrap_or(u32::MAX)
+}
+
+impl Now<'_> {
+    /// Whether what `mark` says was said since its host was last forgotten.
+    fn counts(&self, mark: Mark) -> bool {
+        self.hosts.counts(mark)
+    }
+}

@@ -1,0 +1,121 @@
+//! The entry point for the fuzzer (`fuzz/`), and what it starts from.
+
+use std::time::{Duration, Instant};
+
+use content::{NAME_BYTES, Name};
+
+use crate::directory::{Answer, Directory, Terms};
+use crate::embedded::{Embedded, Limits};
+use crate::host::HostName;
+use crate::protocol::{
+    Ask, HEADER_BYTES, NAMES_MAX, ReplyHeader, write_answers, write_refusal, write_request,
+};
+use crate::server::serve;
+
+/// Any bytes as one who asks a small directory; whatever it is answered can be
+/// read. Then the same bytes as answers.
+///
+/// # Panics
+/// If something is wrong with the crate.
+pub fn connection(bytes: &[u8]) {
+    let limits = Limits { entries_max: 512, terms: Terms::default() };
+    let directory = Embedded::new(limits);
+    let mut replies = Vec::new();
+    // What breaks the rules is an error.
+    let _ = serve(bytes, &mut replies, &directory, &|host| host.as_str() != "stranger");
+    assert!(directory.usage().entries <= directory.usage().entries_max);
+    assert!(read_replies(&replies), "our own replies are read to their end");
+    read_replies(bytes);
+}
+
+/// Whether all of it is replies.
+fn read_replies(bytes: &[u8]) -> bool {
+    let mut rest = bytes;
+    let mut answers = Vec::new();
+    while let Some((header, after)) = rest.split_first_chunk::<HEADER_BYTES>() {
+        let Ok(header) = ReplyHeader::parse(header) else { return false };
+        let Some((body, after)) = after.split_at_checked(header.body_bytes()) else { return false };
+        if header.refusal(body).is_none() {
+            if header.read_body(body, &mut answers).is_err() {
+                return false;
+            }
+            assert!(answers.len() <= NAMES_MAX);
+        }
+        rest = after;
+    }
+    rest.is_empty()
+}
+
+/// Sound connections in small, to mutate: requests of all kinds, and replies.
+///
+/// # Panics
+/// Never: its names are names.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let [one, other, stranger] =
+        ["host-1", "h", "stranger"].map(|name| HostName::new(name).expect("a name"));
+    let names: Vec<Name> = (0..20).map(|byte| Name([byte; NAME_BYTES])).collect();
+    let wait = Duration::from_secs(1);
+    let mut all = Vec::new();
+    let mut seeds = Vec::new();
+    let asks = [
+        (Ask::Claim, &one, &names[..]),
+        (Ask::Claim, &other, &names[5..]),
+        (Ask::Hold, &one, &names[..9]),
+        (Ask::Release, &other, &names[7..12]),
+        (Ask::Forget, &one, &[]),
+        (Ask::Claim, &stranger, &names[..1]),
+    ];
+    for (id, (ask, host, names)) in (1..).zip(asks) {
+        let mut request = Vec::new();
+        write_request(ask, id, host, names, wait, &mut request);
+        all.extend_from_slice(&request);
+        seeds.push(request);
+    }
+    seeds.push(all);
+    let directory = Embedded::new(Limits::default());
+    let mut answers: Vec<Answer> = Vec::new();
+    let until = Instant::now();
+    directory.hold(&one, &names[..5], until).expect("it knows few hosts");
+    directory.claim(&one, &names[..10], &mut answers, until).expect("it knows few hosts");
+    directory.claim(&other, &names, &mut answers, until).expect("it knows few hosts");
+    let mut replies = Vec::new();
+    write_answers(7, &answers, &mut replies);
+    write_refusal(8, "no", &mut replies);
+    write_answers(9, &[], &mut replies);
+    seeds.push(replies);
+    seeds
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn seeds_are_sound() {
+        for seed in seeds() {
+            connection(&seed);
+        }
+        assert!(seeds().last().is_some_and(|replies| read_replies(replies)));
+    }
+
+    proptest! {
+        #[test]
+        fn changed_seeds_are_read_or_refused(
+            seed in prop::sample::select(seeds()),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+            end in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = seed;
+            for (place, byte) in changes {
+                let place = place.index(bytes.len());
+                bytes[place] = byte;
+            }
+            connection(&bytes);
+            bytes.truncate(end.index(bytes.len()));
+            connection(&bytes);
+        }
+    }
+}

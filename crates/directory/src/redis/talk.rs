@@ -1,0 +1,337 @@
+//! What is said to the servers, in plain commands.
+//!
+//! - `SET key "claim ..." NX PX ... GET` claims, or tells who was faster.
+//! - `SET key "hold ..." PX ...` says who has it, whatever was there.
+//! - A hash has how often each host was forgotten. It is read with each batch of
+//!   claims; records of an earlier number don't count.
+//!
+//! A record that doesn't count is taken over by `GETDEL` and a new claim. Of two
+//! that do so at the same time one may delete the other's claim; but it sees what
+//! it deleted, and says that it is coming: so one of them has it, whoever the
+//! servers name afterwards. Between `GET` and `DEL`, by which content is
+//! released, somebody may claim it and lose that: then it is sent twice.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use content::Name;
+use parking_lot::Mutex;
+use redis::{Cmd, RedisError, Value, cmd};
+
+use super::link::Link;
+use super::record::Record;
+use super::{RedisSettings, Servers};
+use crate::directory::{Answer, Terms};
+use crate::error::DirectoryError;
+use crate::host::HostName;
+use crate::protocol::Ask;
+
+/// Names in a pipeline.
+const NAMES_MAX: usize = 1024;
+/// The hash is kept for so much longer than any record.
+const HOSTS_TERM_FACTOR: u32 = 2;
+/// Times that a batch of claims is made if its host is forgotten meanwhile.
+const ATTEMPTS_MAX: usize = 3;
+
+/// How often hosts were forgotten; those that never were are not in it.
+type Generations = HashMap<HostName, u64>;
+
+/// What all threads have in common.
+pub(super) struct Talk {
+    at: String,
+    prefix: Vec<u8>,
+    terms: Terms,
+    /// As they were when last read; none before.
+    generations: Mutex<Option<Generations>>,
+}
+
+impl Talk {
+    pub(super) fn new(settings: &RedisSettings) -> Result<Self, DirectoryError> {
+        // Their letters are those of hosts' names: without what keys are made up with.
+        for name in [&settings.cluster, &settings.rack] {
+            let check = HostName::new(name);
+            check.map_err(|error| DirectoryError::Settings(error.to_string()))?;
+        }
+        let urls = match &settings.servers {
+            Servers::One(url) => std::slice::from_ref(url),
+            Servers::Cluster(urls) => urls.as_slice(),
+        };
+        let mut at = Vec::new();
+        for url in urls {
+            let client = redis::Client::open(url.as_str());
+            let client = client.map_err(|error| DirectoryError::Settings(error.to_string()))?;
+            // Without the password.
+            at.push(client.get_connection_info().addr().to_string());
+        }
+        if at.is_empty() {
+            return Err(DirectoryError::Settings("no server is named".to_owned()));
+        }
+        let prefix = format!("droveway:{}:{}:", settings.cluster, settings.rack);
+        Ok(Self {
+            at: at.join(", "),
+            prefix: prefix.into_bytes(),
+            terms: settings.terms,
+            generations: Mutex::new(None),
+        })
+    }
+
+    pub(super) fn at(&self) -> &str {
+        &self.at
+    }
+
+    /// Whose fault an error is.
+    pub(super) fn blame(&self, error: &RedisError) -> DirectoryError {
+        let (at, why) = (self.at.clone(), error.to_string());
+        if error.is_timeout() {
+            DirectoryError::Late { at }
+        } else if error.is_io_error() || error.is_connection_dropped() {
+            DirectoryError::Unreachable { at, why }
+        } else {
+            DirectoryError::Refused { at, why }
+        }
+    }
+
+    pub(super) fn perform(
+        &self,
+        link: &mut Link,
+        ask: Ask,
+        host: &HostName,
+        names: &[Name],
+        until: Instant,
+    ) -> Result<Vec<Answer>, DirectoryError> {
+        let mut answers = Vec::with_capacity(names.len());
+        if ask == Ask::Forget {
+            self.forget(link, host, until)?;
+        }
+        for part in names.chunks(NAMES_MAX) {
+            match ask {
+                Ask::Claim => self.claim(link, host, part, &mut answers, until)?,
+                Ask::Hold => self.hold(link, host, part, until)?,
+                Ask::Release => self.release(link, host, part, until)?,
+                Ask::Forget => {}
+            }
+        }
+        Ok(answers)
+    }
+
+    fn run(
+        &self,
+        link: &mut Link,
+        commands: Vec<Cmd>,
+        until: Instant,
+    ) -> Result<Vec<Value>, DirectoryError> {
+        let count = commands.len();
+        let replies = link.run(commands, until).map_err(|error| self.blame(&error))?;
+        if replies.len() != count {
+            let why = format!("{} replies to {count} commands", replies.len());
+            return Err(DirectoryError::Nonsense { at: self.at.clone(), why });
+        }
+        Ok(replies)
+    }
+
+    fn key(&self, name: &Name) -> Vec<u8> {
+        [self.prefix.as_slice(), &name.0].concat()
+    }
+
+    fn hosts_key(&self) -> Vec<u8> {
+        [self.prefix.as_slice(), b"hosts"].concat()
+    }
+
+    /// What reads how often hosts were forgotten, and keeps that.
+    fn read_generations(&self) -> [Cmd; 2] {
+        let (mut read, mut keep) = (cmd("HGETALL"), cmd("PEXPIRE"));
+        read.arg(self.hosts_key());
+        keep.arg(self.hosts_key()).arg(millis(self.terms.hold * HOSTS_TERM_FACTOR));
+        [read, keep]
+    }
+
+    /// How often a host was forgotten, as far as is known here.
+    fn generation(
+        &self,
+        link: &mut Link,
+        host: &HostName,
+        until: Instant,
+    ) -> Result<u64, DirectoryError> {
+        let mut generations = self.generations.lock().clone();
+        if generations.is_none() {
+            let replies = self.run(link, self.read_generations().to_vec(), until)?;
+            generations = Some(self.note(&replies));
+        }
+        Ok(generation(&generations.unwrap_or_default(), host))
+    }
+
+    fn note(&self, replies: &[Value]) -> Generations {
+        let generations = replies.first().map(parse_generations).unwrap_or_default();
+        *self.generations.lock() = Some(generations.clone());
+        generations
+    }
+
+    fn forget(
+        &self,
+        link: &mut Link,
+        host: &HostName,
+        until: Instant,
+    ) -> Result<(), DirectoryError> {
+        let mut forget = cmd("HINCRBY");
+        forget.arg(self.hosts_key()).arg(host.as_str()).arg(1);
+        let [read, keep] = self.read_generations();
+        let replies = self.run(link, vec![forget, read, keep], until)?;
+        self.note(replies.get(1..).unwrap_or_default());
+        Ok(())
+    }
+
+    fn claim(
+        &self,
+        link: &mut Link,
+        host: &HostName,
+        names: &[Name],
+        answers: &mut Vec<Answer>,
+        until: Instant,
+    ) -> Result<(), DirectoryError> {
+        let mut generation = self.generation(link, host, until)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let record = Record { is_claim: true, generation, host: host.clone() };
+            let mut commands = self.read_generations().to_vec();
+            commands.extend(names.iter().map(|name| self.claim_one(name, &record)));
+            let replies = self.run(link, commands, until)?;
+            let generations = self.note(&replies);
+            let now = self::generation(&generations, host);
+            if now == generation {
+                let found = replies.get(2..).unwrap_or_default();
+                return self.settle(link, names, &record, &generations, found, answers, until);
+            }
+            // What was claimed just now doesn't count.
+            generation = now;
+        }
+        let why = format!("{host} is forgotten again and again");
+        Err(DirectoryError::Refused { at: self.at.clone(), why })
+    }
+
+    fn claim_one(&self, name: &Name, record: &Record) -> Cmd {
+        let mut claim = cmd("SET");
+        claim.arg(self.key(name)).arg(record.to_text());
+        claim.arg("NX").arg("PX").arg(millis(self.terms.claim)).arg("GET");
+        claim
+    }
+
+    /// Makes answers of what was `found`, renews what the host had claimed
+    /// already, and takes over what doesn't count.
+    #[expect(clippy::too_many_arguments, reason = "the second half of `claim`")]
+    fn settle(
+        &self,
+        link: &mut Link,
+        names: &[Name],
+        record: &Record,
+        generations: &Generations,
+        found: &[Value],
+        answers: &mut Vec<Answer>,
+        until: Instant,
+    ) -> Result<(), DirectoryError> {
+        let first = answers.len();
+        let mut commands = Vec::new();
+        let mut taken = Vec::new();
+        for (nth, (name, found)) in names.iter().zip(found).enumerate() {
+            let counts = counting(found, generations);
+            if counts.as_ref() == Some(record) {
+                let mut renew = cmd("PEXPIRE");
+                renew.arg(self.key(name)).arg(millis(self.terms.claim));
+                commands.push(renew);
+            } else if counts.is_none() && *found != Value::Nil {
+                let mut delete = cmd("GETDEL");
+                delete.arg(self.key(name));
+                taken.push((nth, commands.len()));
+                commands.extend([delete, self.claim_one(name, record)]);
+            }
+            answers.push(answer(counts, record));
+        }
+        let replies = self.run(link, commands, until)?;
+        for (nth, at) in taken {
+            // Deleted, or there before us: whatever counts is not ours.
+            let both = replies.get(at..at + 2).unwrap_or_default();
+            let counts = both.iter().find_map(|found| counting(found, generations));
+            if let Some(answer) = answers.get_mut(first + nth) {
+                *answer = self::answer(counts, record);
+            }
+        }
+        Ok(())
+    }
+
+    fn hold(
+        &self,
+        link: &mut Link,
+        host: &HostName,
+        names: &[Name],
+        until: Instant,
+    ) -> Result<(), DirectoryError> {
+        let generation = self.generation(link, host, until)?;
+        let text = Record { is_claim: false, generation, host: host.clone() }.to_text();
+        let hold = |name| {
+            let mut hold = cmd("SET");
+            hold.arg(self.key(name)).arg(&text).arg("PX").arg(millis(self.terms.hold));
+            hold
+        };
+        self.run(link, names.iter().map(hold).collect(), until).map(|_| ())
+    }
+
+    fn release(
+        &self,
+        link: &mut Link,
+        host: &HostName,
+        names: &[Name],
+        until: Instant,
+    ) -> Result<(), DirectoryError> {
+        let on = |command, name| {
+            let mut command = cmd(command);
+            command.arg(self.key(name));
+            command
+        };
+        let found = self.run(link, names.iter().map(|name| on("GET", name)).collect(), until)?;
+        let is_its = |found: &Value| parse(found).is_some_and(|record| record.host == *host);
+        let its = names.iter().zip(&found).filter(|(_, found)| is_its(found));
+        self.run(link, its.map(|(name, _)| on("DEL", name)).collect(), until).map(|_| ())
+    }
+}
+
+/// What a record that counts, or none, means for the host of `ours`.
+fn answer(counts: Option<Record>, ours: &Record) -> Answer {
+    match counts {
+        Some(record) if !record.is_claim => Answer::Held(record.host),
+        Some(record) if record.host != ours.host => Answer::Coming(record.host),
+        _ => Answer::Yours,
+    }
+}
+
+fn generation(generations: &Generations, host: &HostName) -> u64 {
+    generations.get(host).copied().unwrap_or_default()
+}
+
+/// The record in a reply, if it counts.
+fn counting(reply: &Value, generations: &Generations) -> Option<Record> {
+    let record = parse(reply)?;
+    (generation(generations, &record.host) == record.generation).then_some(record)
+}
+
+fn parse(reply: &Value) -> Option<Record> {
+    match reply {
+        Value::BulkString(bytes) => Record::parse(bytes),
+        _ => None,
+    }
+}
+
+/// What isn't a host, or isn't a number, was not written by us.
+fn parse_generations(reply: &Value) -> Generations {
+    let Value::Array(fields) = reply else { return Generations::new() };
+    let text = |value: &Value| match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        _ => None,
+    };
+    let pairs = fields.as_chunks::<2>().0.iter();
+    let pairs = pairs.filter_map(|[host, generation]| {
+        Some((HostName::new(&text(host)?).ok()?, text(generation)?.parse().ok()?))
+    });
+    pairs.collect()
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 50)
+}

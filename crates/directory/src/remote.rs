@@ -1,0 +1,187 @@
+//! A directory at the other end of a connection.
+//!
+//! Whoever asks writes his request into a buffer and waits for its reply, until
+//! his own deadline whatever happens to the connection. One thread makes the
+//! connection and writes the buffer, all that gathered since the last time at
+//! once; another one reads replies and tells those who wait. So many requests of
+//! many threads are under way at a time, and nobody but these two threads ever
+//! waits in a system call.
+
+mod line;
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use content::Name;
+
+use crate::directory::{Answer, Directory};
+use crate::error::DirectoryError;
+use crate::host::HostName;
+use crate::protocol::{Ask, NAMES_MAX};
+use line::{Line, Ticket};
+
+/// A connection is made anew at most so often, and takes at most so long.
+const RECONNECT: Duration = Duration::from_secs(1);
+const CONNECT_MAX: Duration = Duration::from_secs(2);
+
+/// A connection, for a thread that reads it, one that writes it, and whoever
+/// ends it.
+pub struct Halves {
+    reader: Box<dyn Read + Send>,
+    writer: Box<dyn Write + Send>,
+    shutdown: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Halves {
+    /// `shutdown` ends both directions at once: whoever reads finds the end,
+    /// whoever writes an error. It may be called more than once.
+    pub fn new(
+        reader: impl Read + Send + 'static,
+        writer: impl Write + Send + 'static,
+        shutdown: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
+        Self { reader: Box::new(reader), writer: Box::new(writer), shutdown: Box::new(shutdown) }
+    }
+}
+
+impl fmt::Debug for Halves {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Halves(..)")
+    }
+}
+
+/// A directory that is asked over a connection.
+///
+/// The connection is made when something is to be asked. When it breaks, all that
+/// wait get an error at once; so do those who ask within the second after it
+/// was tried to make it.
+pub struct Remote {
+    line: Arc<Line>,
+    sender: Option<JoinHandle<()>>,
+}
+
+impl Remote {
+    /// The directory at `at`, which is for messages only. `connect` makes a
+    /// connection to one that [`serve`](crate::serve) answers for, on a thread of
+    /// its own; it should be done by the time that it is told, since dropping this
+    /// value waits for it.
+    ///
+    /// # Errors
+    /// If there can't be a thread for it.
+    pub fn new(
+        at: impl Into<String>,
+        connect: impl Fn(Instant) -> io::Result<Halves> + Send + 'static,
+    ) -> io::Result<Self> {
+        let line = Arc::new(Line::new(at.into()));
+        let its = Arc::clone(&line);
+        let sender = thread::Builder::new().name("directory-send".to_owned());
+        let sender = sender.spawn(move || send(&its, &connect))?;
+        Ok(Self { line, sender: Some(sender) })
+    }
+
+    /// Sends requests for all names, and then waits for their replies.
+    fn ask(
+        &self,
+        ask: Ask,
+        host: &HostName,
+        names: &[Name],
+        mut answers: Option<&mut Vec<Answer>>,
+        until: Instant,
+    ) -> Result<(), DirectoryError> {
+        let parts = names.chunks(NAMES_MAX);
+        let tickets: Result<Vec<Ticket<'_>>, _> =
+            parts.map(|part| self.line.ask(ask, host, part, until)).collect();
+        for ticket in tickets? {
+            let came = ticket.wait(until)?;
+            if let Some(answers) = &mut answers {
+                answers.extend(came);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Directory for Remote {
+    fn claim(
+        &self,
+        host: &HostName,
+        names: &[Name],
+        answers: &mut Vec<Answer>,
+        until: Instant,
+    ) -> Result<(), DirectoryError> {
+        answers.clear();
+        self.ask(Ask::Claim, host, names, Some(answers), until)
+    }
+
+    fn hold(&self, host: &HostName, names: &[Name], until: Instant) -> Result<(), DirectoryError> {
+        self.ask(Ask::Hold, host, names, None, until)
+    }
+
+    fn release(
+        &self,
+        host: &HostName,
+        names: &[Name],
+        until: Instant,
+    ) -> Result<(), DirectoryError> {
+        self.ask(Ask::Release, host, names, None, until)
+    }
+
+    fn forget(&self, host: &HostName, until: Instant) -> Result<(), DirectoryError> {
+        self.line.ask(Ask::Forget, host, &[], until)?.wait(until).map(|_| ())
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.line.end();
+        if let Some(sender) = self.sender.take() {
+            // If it panicked, there is nothing left to end.
+            let _ = sender.join();
+        }
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("at", &self.line.at()).finish_non_exhaustive()
+    }
+}
+
+/// Makes a connection whenever one is wanted, and writes what is to be sent.
+fn send(line: &Arc<Line>, connect: &dyn Fn(Instant) -> io::Result<Halves>) {
+    let mut number = 0;
+    while line.wanted() {
+        number += 1;
+        let begun = Instant::now();
+        match connect(begun + CONNECT_MAX) {
+            Ok(halves) => carry(line, number, begun + RECONNECT, halves),
+            Err(error) => line.failed(begun + RECONNECT, &error.to_string()),
+        }
+    }
+}
+
+/// Uses one connection until it breaks.
+fn carry(line: &Arc<Line>, number: u64, again: Instant, halves: Halves) {
+    let Halves { reader, mut writer, shutdown } = halves;
+    line.opened(number, again, shutdown);
+    let its = Arc::clone(line);
+    let hearer = thread::Builder::new().name("directory-hear".to_owned());
+    let hearer = hearer.spawn(move || {
+        let why = its.hear(reader);
+        its.broke(number, &why);
+    });
+    let mut out = Vec::new();
+    while hearer.is_ok() && line.take(number, &mut out) {
+        if let Err(error) = writer.write_all(&out).and_then(|()| writer.flush()) {
+            line.broke(number, &error.to_string());
+        }
+    }
+    match hearer {
+        // It has said why it ended.
+        Ok(hearer) => drop(hearer.join()),
+        Err(error) => line.broke(number, &error.to_string()),
+    }
+}

@@ -1,0 +1,329 @@
+//! What those who ask and the two threads of a connection have in common.
+
+use std::collections::HashMap;
+use std::io::{BufReader, Read};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use content::Name;
+use parking_lot::{Condvar, Mutex};
+
+use crate::directory::Answer;
+use crate::error::DirectoryError;
+use crate::host::HostName;
+use crate::protocol::{Ask, HEADER_BYTES, ReplyHeader, request_bytes, write_request};
+use crate::waiter::Waiter;
+
+/// Requests that wait to be written: those of some seconds on a slow link. Who
+/// has more to ask waits for room.
+const WAITING_BYTES_MAX: usize = 1 << 20;
+/// A connection over which nothing came for so long, though something was
+/// asked, is given up. The network need not say that the other end is gone.
+const SILENT_MAX: Duration = Duration::from_secs(5);
+const BUFFER_BYTES: usize = 1 << 16;
+
+type Outcome = Result<Vec<Answer>, DirectoryError>;
+type Shutdown = Arc<dyn Fn() + Send + Sync>;
+
+/// Where the connection is.
+enum Phase {
+    /// There is none, and was none before a request asked for it.
+    Down {
+        /// When the next may be tried, and why there is none.
+        again: Option<(Instant, String)>,
+    },
+    /// The sender is to make one, or does.
+    Wanted,
+    /// There is one, the sender's `number`th.
+    Open { number: u64, again: Instant, shutdown: Shutdown },
+    /// There will be none any more.
+    Ended,
+}
+
+struct Pending {
+    waiter: Arc<Waiter<Outcome>>,
+    /// How many answers it has.
+    answers: usize,
+}
+
+struct State {
+    phase: Phase,
+    /// Requests as bytes, for the sender.
+    outgoing: Vec<u8>,
+    /// Who waits for which reply.
+    pending: HashMap<u32, Pending>,
+    last_id: u32,
+    /// Since when something was asked and nothing came.
+    silent_since: Option<Instant>,
+}
+
+pub(super) struct Line {
+    at: String,
+    state: Mutex<State>,
+    /// For the sender: there is something to do.
+    work: Condvar,
+    /// For those who ask: there is room in `outgoing`.
+    room: Condvar,
+}
+
+/// One request that was sent. Who drops it doesn't want the reply any more.
+pub(super) struct Ticket<'a> {
+    line: &'a Line,
+    id: u32,
+    waiter: Arc<Waiter<Outcome>>,
+}
+
+impl Ticket<'_> {
+    pub(super) fn wait(self, until: Instant) -> Outcome {
+        self.waiter.wait(until).unwrap_or_else(|| {
+            self.line.missed();
+            Err(self.line.late())
+        })
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.line.state.lock().pending.remove(&self.id);
+    }
+}
+
+impl Line {
+    pub(super) fn new(at: String) -> Self {
+        let state = State {
+            phase: Phase::Down { again: None },
+            outgoing: Vec::new(),
+            pending: HashMap::new(),
+            last_id: 0,
+            silent_since: None,
+        };
+        let state = Mutex::new(state);
+        Self { at, state, work: Condvar::new(), room: Condvar::new() }
+    }
+
+    pub(super) fn at(&self) -> &str {
+        &self.at
+    }
+
+    fn late(&self) -> DirectoryError {
+        DirectoryError::Late { at: self.at.clone() }
+    }
+
+    fn unreachable(&self, why: &str) -> DirectoryError {
+        DirectoryError::Unreachable { at: self.at.clone(), why: why.to_owned() }
+    }
+
+    /// Leaves a request for the sender.
+    pub(super) fn ask(
+        &self,
+        ask: Ask,
+        host: &HostName,
+        names: &[Name],
+        until: Instant,
+    ) -> Result<Ticket<'_>, DirectoryError> {
+        let mut state = self.state.lock();
+        loop {
+            self.want(&mut state.phase)?;
+            if state.outgoing.len() + request_bytes(host, names) <= WAITING_BYTES_MAX {
+                break;
+            }
+            if self.room.wait_until(&mut state, until).timed_out() {
+                drop(state);
+                self.missed();
+                return Err(self.late());
+            }
+        }
+        let id = state.next_id();
+        let wait = until.saturating_duration_since(Instant::now());
+        write_request(ask, id, host, names, wait, &mut state.outgoing);
+        let waiter = Arc::new(Waiter::default());
+        let answers = if ask == Ask::Claim { names.len() } else { 0 };
+        state.pending.insert(id, Pending { waiter: Arc::clone(&waiter), answers });
+        state.silent_since.get_or_insert_with(Instant::now);
+        self.work.notify_one();
+        Ok(Ticket { line: self, id, waiter })
+    }
+
+    /// Sees to it that there will be a connection.
+    fn want(&self, phase: &mut Phase) -> Result<(), DirectoryError> {
+        match phase {
+            Phase::Wanted | Phase::Open { .. } => return Ok(()),
+            Phase::Ended => return Err(self.unreachable("it is not asked any more")),
+            Phase::Down { again: Some((again, why)) } if Instant::now() < *again => {
+                return Err(self.unreachable(why));
+            }
+            Phase::Down { .. } => *phase = Phase::Wanted,
+        }
+        self.work.notify_one();
+        Ok(())
+    }
+
+    /// Somebody has waited in vain.
+    fn missed(&self) {
+        let state = self.state.lock();
+        let Phase::Open { number, .. } = state.phase else { return };
+        if state.silent_since.is_some_and(|since| since.elapsed() > SILENT_MAX) {
+            drop(state);
+            self.broke(number, "it says nothing");
+        }
+    }
+
+    /// For the sender: waits until a connection is to be made; false if none is
+    /// ever again.
+    pub(super) fn wanted(&self) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            match state.phase {
+                Phase::Wanted => return true,
+                Phase::Ended => return false,
+                _ => self.work.wait(&mut state),
+            }
+        }
+    }
+
+    /// For the sender: the connection is made.
+    pub(super) fn opened(
+        &self,
+        number: u64,
+        again: Instant,
+        shutdown: Box<dyn Fn() + Send + Sync>,
+    ) {
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Ended) {
+            drop(state);
+            shutdown();
+            return;
+        }
+        // What waited for it has not been silence.
+        state.silent_since = state.silent_since.map(|_| Instant::now());
+        state.phase = Phase::Open { number, again, shutdown: shutdown.into() };
+    }
+
+    /// For the sender: it couldn't be made.
+    pub(super) fn failed(&self, again: Instant, why: &str) {
+        let state = self.state.lock();
+        if !matches!(state.phase, Phase::Ended) {
+            self.down(state, again, why);
+        }
+    }
+
+    /// That connection is of no use any more. All who wait are told.
+    pub(super) fn broke(&self, broken: u64, why: &str) {
+        let state = self.state.lock();
+        let Phase::Open { number, again, shutdown } = &state.phase else { return };
+        if *number == broken {
+            let (again, shutdown) = (*again, Arc::clone(shutdown));
+            self.down(state, again, why);
+            shutdown();
+        }
+    }
+
+    fn down(&self, mut state: parking_lot::MutexGuard<'_, State>, again: Instant, why: &str) {
+        state.phase = Phase::Down { again: Some((again, why.to_owned())) };
+        let pending = state.give_up();
+        drop(state);
+        pending.iter().for_each(|one| one.waiter.tell(Err(self.unreachable(why))));
+        self.work.notify_one();
+        self.room.notify_all();
+    }
+
+    /// Nobody asks any more: the sender ends.
+    pub(super) fn end(&self) {
+        let mut state = self.state.lock();
+        let phase = std::mem::replace(&mut state.phase, Phase::Ended);
+        state.give_up();
+        drop(state);
+        self.work.notify_one();
+        if let Phase::Open { shutdown, .. } = phase {
+            shutdown();
+        }
+    }
+
+    /// For the sender: waits for something to write on that connection; false if
+    /// it is of no use any more.
+    pub(super) fn take(&self, number: u64, out: &mut Vec<u8>) -> bool {
+        out.clear();
+        let mut state = self.state.lock();
+        loop {
+            if !matches!(state.phase, Phase::Open { number: open, .. } if open == number) {
+                return false;
+            }
+            if !state.outgoing.is_empty() {
+                std::mem::swap(&mut state.outgoing, out);
+                self.room.notify_all();
+                return true;
+            }
+            self.work.wait(&mut state);
+        }
+    }
+
+    /// For the hearer: tells everybody what came for him, until the connection is
+    /// over. Gives the reason.
+    pub(super) fn hear(&self, reader: impl Read) -> String {
+        let mut reader = BufReader::with_capacity(BUFFER_BYTES, reader);
+        let mut body = Vec::new();
+        loop {
+            let mut header = [0; HEADER_BYTES];
+            if let Err(error) = reader.read_exact(&mut header) {
+                return error.to_string();
+            }
+            let header = match ReplyHeader::parse(&header) {
+                Ok(header) => header,
+                Err(error) => return error.to_string(),
+            };
+            body.resize(header.body_bytes(), 0);
+            if let Err(error) = reader.read_exact(&mut body) {
+                return error.to_string();
+            }
+            let Some(pending) = self.came(header.id) else { continue };
+            let outcome = self.read(&header, &body, pending.answers);
+            let nonsense = match &outcome {
+                Err(DirectoryError::Nonsense { why, .. }) => Some(why.clone()),
+                _ => None,
+            };
+            pending.waiter.tell(outcome);
+            if let Some(why) = nonsense {
+                return why;
+            }
+        }
+    }
+
+    /// Who waits for a reply; none if nobody does any more.
+    fn came(&self, id: u32) -> Option<Pending> {
+        let mut state = self.state.lock();
+        let pending = state.pending.remove(&id);
+        state.silent_since = (!state.pending.is_empty()).then(Instant::now);
+        pending
+    }
+
+    fn read(&self, header: &ReplyHeader, body: &[u8], expected: usize) -> Outcome {
+        let nonsense = |why: String| DirectoryError::Nonsense { at: self.at.clone(), why };
+        if let Some(why) = header.refusal(body) {
+            return Err(DirectoryError::Refused { at: self.at.clone(), why });
+        }
+        let mut answers = Vec::new();
+        header.read_body(body, &mut answers).map_err(|error| nonsense(error.to_string()))?;
+        if answers.len() != expected {
+            return Err(nonsense(format!("{} answers to {expected} names", answers.len())));
+        }
+        Ok(answers)
+    }
+}
+
+impl State {
+    /// An id that nobody waits for.
+    fn next_id(&mut self) -> u32 {
+        loop {
+            self.last_id = self.last_id.wrapping_add(1);
+            if !self.pending.contains_key(&self.last_id) {
+                return self.last_id;
+            }
+        }
+    }
+
+    fn give_up(&mut self) -> Vec<Pending> {
+        self.outgoing.clear();
+        self.silent_since = None;
+        self.pending.drain().map(|(_, pending)| pending).collect()
+    }
+}

@@ -1,0 +1,227 @@
+//! A directory at the other end of a connection, and what becomes of those who
+//! ask when that breaks.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, unbounded};
+use directory::protocol::HEADER_BYTES;
+use directory::{Answer, Directory, DirectoryError, Halves, HostName, Remote, serve};
+
+use crate::cases;
+use crate::embedded::InMemory;
+use crate::world::{World, claim, host, names, soon};
+
+/// A client's end, and the other one.
+fn pair() -> io::Result<(Halves, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let (writer, closer) = (ours.try_clone()?, ours.try_clone()?);
+    let shutdown = move || drop(closer.shutdown(Shutdown::Both));
+    Ok((Halves::new(ours, writer, shutdown), theirs))
+}
+
+/// A client, and the other ends of the connections that it makes.
+fn remote() -> (Remote, Receiver<UnixStream>) {
+    let (made, ends) = unbounded();
+    let connect = move |_until| {
+        let (halves, end) = pair()?;
+        made.send(end).map_err(io::Error::other)?;
+        Ok(halves)
+    };
+    (Remote::new("the other end", connect).unwrap(), ends)
+}
+
+/// The directory in memory, asked over connections.
+struct OverSockets {
+    remote: Option<Remote>,
+    memory: InMemory,
+    server: Option<JoinHandle<()>>,
+}
+
+impl OverSockets {
+    fn new(may_speak_for: fn(&HostName) -> bool) -> Self {
+        let memory = InMemory::new(1 << 20);
+        let (remote, ends) = remote();
+        let directory = Arc::clone(&memory.directory);
+        let server = thread::spawn(move || {
+            for end in ends {
+                let reader = end.try_clone().unwrap();
+                // A connection that is cut ends with an error.
+                let _ = serve(reader, end, &*directory, &may_speak_for);
+            }
+        });
+        Self { remote: Some(remote), memory, server: Some(server) }
+    }
+}
+
+impl World for OverSockets {
+    fn directory(&self) -> &dyn Directory {
+        self.remote.as_ref().unwrap()
+    }
+
+    fn pass(&self, time: Duration) {
+        self.memory.pass(time);
+    }
+}
+
+impl Drop for OverSockets {
+    fn drop(&mut self) {
+        self.remote = None;
+        self.server.take().unwrap().join().unwrap();
+    }
+}
+
+#[test]
+fn it_does_what_all_do() {
+    cases::check(&OverSockets::new(|_| true));
+}
+
+#[test]
+fn nobody_speaks_for_others() {
+    let world = OverSockets::new(|host| host.as_str().starts_with("a"));
+    let all = names("permit", 0..10);
+    let [ours, theirs] = ["a-1", "b-1"].map(host);
+    assert!(claim(world.directory(), &ours, &all).iter().all(|said| *said == Answer::Yours));
+    let directory = world.directory();
+    let refusals = [
+        directory.claim(&theirs, &all, &mut Vec::new(), soon()),
+        directory.hold(&theirs, &all, soon()),
+        directory.release(&theirs, &all, soon()),
+        directory.forget(&theirs, soon()),
+    ];
+    for refusal in refusals {
+        let Err(DirectoryError::Refused { why, .. }) = refusal else { panic!("{refusal:?}") };
+        assert!(why.contains("b-1"), "{why}");
+    }
+    // The connection goes on.
+    assert!(claim(directory, &ours, &all).iter().all(|said| *said == Answer::Yours));
+}
+
+/// One that accepts, reads and says nothing: each waits for as long as he wants
+/// to, and no longer.
+#[test]
+fn whoever_waits_for_nothing_waits_until_his_deadline() {
+    let (remote, _ends) = remote();
+    let waits = [0, 1, 50].map(Duration::from_millis);
+    for wait in waits {
+        let said =
+            remote.claim(&host("a"), &names("x", 0..9), &mut Vec::new(), Instant::now() + wait);
+        assert!(matches!(said, Err(DirectoryError::Late { .. })), "{said:?}");
+    }
+}
+
+/// Nobody reads: what can't be sent any more ends at its deadline as well.
+#[test]
+fn what_can_not_be_sent_waits_until_its_deadline() {
+    let (remote, _ends) = remote();
+    let until = Instant::now() + Duration::from_millis(300);
+    let said = remote.claim(&host("a"), &names("x", 0..200_000), &mut Vec::new(), until);
+    assert!(matches!(said, Err(DirectoryError::Late { .. })), "{said:?}");
+}
+
+#[test]
+fn a_connection_that_breaks_is_an_error_for_all_at_once_and_then_made_anew() {
+    const ASKING: usize = 5;
+    let (remote, ends) = remote();
+    let asking = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let waiting: Vec<_> = (0..ASKING)
+            .map(|number| {
+                let (remote, asking) = (&remote, &asking);
+                scope.spawn(move || {
+                    asking.fetch_add(1, SeqCst);
+                    let all = names("break", 0..100);
+                    remote.claim(&host(&format!("h{number}")), &all, &mut Vec::new(), soon())
+                })
+            })
+            .collect();
+        let mut end = ends.recv().unwrap();
+        // All of their requests have come.
+        let mut requests = vec![0; ASKING * (HEADER_BYTES + 2 + 100 * 20)];
+        end.read_exact(&mut requests).unwrap();
+        assert_eq!(asking.load(SeqCst), ASKING);
+        drop(end);
+        for one in waiting {
+            let said = one.join().unwrap();
+            assert!(matches!(said, Err(DirectoryError::Unreachable { .. })), "{said:?}");
+        }
+    });
+    // Now a server is there. A request or two may be told to wait first.
+    let memory = InMemory::new(1024);
+    let directory = Arc::clone(&memory.directory);
+    let server = thread::spawn(move || {
+        let end = ends.recv().unwrap();
+        let _ = serve(end.try_clone().unwrap(), end, &*directory, &|_| true);
+    });
+    let all = names("break", 0..100);
+    let mut answers = Vec::new();
+    let until = soon();
+    while let Err(error) = remote.claim(&host("z"), &all, &mut answers, until) {
+        assert!(matches!(error, DirectoryError::Unreachable { .. }), "{error}");
+        assert!(Instant::now() < until, "{error}");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(answers, vec![Answer::Yours; 100]);
+    drop(remote);
+    server.join().unwrap();
+}
+
+#[test]
+fn it_is_not_tried_to_connect_more_than_once_a_second() {
+    let tried = Arc::new(AtomicUsize::new(0));
+    let its = Arc::clone(&tried);
+    let connect = move |_until| {
+        its.fetch_add(1, SeqCst);
+        Err(io::Error::other("nobody there"))
+    };
+    let remote = Remote::new("nowhere", connect).unwrap();
+    let begun = Instant::now();
+    for _ in 0..1000 {
+        let said = remote.hold(&host("a"), &names("x", 0..1), soon());
+        let Err(DirectoryError::Unreachable { at, why }) = said else { panic!("{said:?}") };
+        assert!(at == "nowhere" && why == "nobody there", "{at}: {why}");
+    }
+    let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
+    assert!(tried.load(SeqCst) <= 1 + seconds);
+}
+
+/// Nonsense ends the connection, and is an error for who waits.
+#[test]
+fn what_makes_no_sense_is_an_error() {
+    let mut short = vec![0xd2, 0xd7, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    short.extend([0, 0]);
+    for nonsense in [b"HTTP/1.1 400 Bad Request\r\n\r\n".as_slice(), &short] {
+        let (remote, ends) = remote();
+        thread::scope(|scope| {
+            let asking = scope
+                .spawn(|| remote.claim(&host("a"), &names("x", 0..2), &mut Vec::new(), soon()));
+            let mut end = ends.recv().unwrap();
+            let mut request = vec![0; HEADER_BYTES + 1 + 40];
+            end.read_exact(&mut request).unwrap();
+            end.write_all(nonsense).unwrap();
+            let said = asking.join().unwrap();
+            assert!(said.is_err(), "{said:?}");
+            assert_eq!(end.read(&mut [0]).unwrap(), 0);
+        });
+    }
+}
+
+/// Replies to what nobody waits for any more don't disturb those who do.
+#[test]
+fn late_replies_are_dropped() {
+    let world = OverSockets::new(|_| true);
+    let all = names("late", 0..1000);
+    let mut late = 0;
+    for round in 0..200_u64 {
+        let until = Instant::now() + Duration::from_micros(round * 5);
+        let said = world.directory().claim(&host("a"), &all, &mut Vec::new(), until);
+        late += usize::from(said.is_err());
+    }
+    assert!(late > 0);
+    assert_eq!(claim(world.directory(), &host("b"), &all), vec![Answer::Coming(host("a")); 1000]);
+}
