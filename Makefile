@@ -15,7 +15,7 @@ DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug
 # Rust may just have been installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-content bench-locks clean
+.PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-content bench-directory bench-locks clean
 
 help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
@@ -68,10 +68,14 @@ faults: setup
 bench: toolchain
 	@$(LAB) bench
 	@echo 'content    naming pages, and looking names up'
+	@echo 'directory  how many contents a second the embedded directory is asked for'
 	@echo 'locks      what a range lock buys: placing, and mapping guest memory, 1 to 8 threads'
 
 bench-content: toolchain
 	@$(CARGO) bench --quiet --package content --bench content
+
+bench-directory: toolchain
+	@$(CARGO) bench --quiet --package directory --bench lookups
 
 bench-locks: toolchain
 	@$(CARGO) bench --quiet --package rangelock --bench locks

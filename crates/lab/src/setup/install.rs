@@ -5,13 +5,14 @@ use crate::program;
 use crate::setup::say;
 
 /// Programs, each with the Debian package that brings it.
-const PROGRAMS: [(&str, &str); 6] = [
+const PROGRAMS: [(&str, &str); 7] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("dpkg-deb", "dpkg"),
     ("strace", "strace"),
+    ("redis-server", "redis-server"),
 ];
 
 /// Installs those that are missing, with apt-get.
