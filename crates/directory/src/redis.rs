@@ -31,6 +31,10 @@ use talk::Talk;
 const JOBS_MAX: usize = 64;
 /// After a failure a thread tries to connect only after so long.
 const RECONNECT: Duration = Duration::from_secs(1);
+const CONNECT_MAX: Duration = Duration::from_secs(2);
+/// So long a thread waits for replies though nobody waits for it any more: a
+/// server that is slow for a moment is not made slower by new connections.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where the servers are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,7 +163,8 @@ impl Directory for Redis {
 }
 
 impl Drop for Redis {
-    /// Waits for jobs that are under way, which their deadlines end.
+    /// Waits for jobs that are under way: until their deadlines, or for a second or
+    /// two.
     fn drop(&mut self) {
         self.jobs = None;
         for worker in self.workers.drain(..) {
@@ -200,21 +205,22 @@ impl Worker {
     fn attempt(&mut self, job: &Job) -> Outcome {
         let mut link = match self.link.take() {
             Some(link) => link,
-            None => self.connect(job.until)?,
+            None => self.connect()?,
         };
-        let outcome = self.talk.perform(&mut link, job.ask, &job.host, &job.names, job.until);
+        let until = job.until.max(Instant::now() + PATIENCE);
+        let outcome = self.talk.perform(&mut link, job.ask, &job.host, &job.names, until);
         self.link = outcome.is_ok().then_some(link);
         outcome
     }
 
-    fn connect(&mut self, until: Instant) -> Result<Link, DirectoryError> {
+    fn connect(&mut self) -> Result<Link, DirectoryError> {
         if let Some((again, error)) = &self.down
             && Instant::now() < *again
         {
             return Err(error.clone());
         }
         let begun = Instant::now();
-        let link = Link::connect(&self.servers, until);
+        let link = Link::connect(&self.servers, CONNECT_MAX);
         let link = link.map_err(|error| self.talk.blame(&error));
         self.down = link.as_ref().err().map(|error| (begun + RECONNECT, error.clone()));
         link

@@ -17,8 +17,8 @@ pub(super) enum Link {
 }
 
 impl Link {
-    pub(super) fn connect(servers: &Servers, until: Instant) -> RedisResult<Self> {
-        let limit = left(until)?;
+    /// No system call may take longer than `limit`.
+    pub(super) fn connect(servers: &Servers, limit: Duration) -> RedisResult<Self> {
         match servers {
             Servers::One(url) => {
                 let connection = Client::open(url.as_str())?.get_connection_with_timeout(limit)?;

@@ -2,8 +2,8 @@
 //!
 //! - `SET key "claim ..." NX PX ... GET` claims, or tells who was faster.
 //! - `SET key "hold ..." PX ...` says who has it, whatever was there.
-//! - A hash has how often each host was forgotten. It is read with each batch of
-//!   claims; records of an earlier number don't count.
+//! - A hash has how often each host was forgotten. It is read with each batch;
+//!   records of an earlier number don't count.
 //!
 //! A record that doesn't count is taken over by `GETDEL` and a new claim. Of two
 //! that do so at the same time one may delete the other's claim; but it sees what
@@ -30,11 +30,20 @@ use crate::protocol::Ask;
 const NAMES_MAX: usize = 1024;
 /// The hash is kept for so much longer than any record.
 const HOSTS_TERM_FACTOR: u32 = 2;
-/// Times that a batch of claims is made if its host is forgotten meanwhile.
+/// Times that a batch is written if its host is forgotten meanwhile.
 const ATTEMPTS_MAX: usize = 3;
 
 /// How often hosts were forgotten; those that never were are not in it.
 type Generations = HashMap<HostName, u64>;
+
+/// What was done in the name of a host.
+struct Done {
+    /// How often it had been forgotten.
+    generation: u64,
+    /// And all others.
+    generations: Generations,
+    replies: Vec<Value>,
+}
 
 /// What all threads have in common.
 pub(super) struct Talk {
@@ -180,6 +189,36 @@ impl Talk {
         Ok(())
     }
 
+    /// Runs commands that are made with how often `host` was forgotten; and once
+    /// more, if that turns out to have changed.
+    fn run_as(
+        &self,
+        link: &mut Link,
+        host: &HostName,
+        until: Instant,
+        commands: impl Fn(u64) -> Vec<Cmd>,
+    ) -> Result<Done, DirectoryError> {
+        let mut generation = self.generation(link, host, until)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let mut all = self.read_generations().to_vec();
+            let own = all.len();
+            all.extend(commands(generation));
+            let mut replies = self.run(link, all, until)?;
+            let generations = self.note(&replies);
+            let now = self::generation(&generations, host);
+            if now == generation {
+                let replies = replies.split_off(own);
+                return Ok(Done { generation, generations, replies });
+            }
+            // What was written just now doesn't count.
+            generation = now;
+        }
+        let why = format!("{host} is forgotten again and again");
+        Err(DirectoryError::Refused { at: self.at.clone(), why })
+    }
+
+    /// Claims, and looks at what is there already: renews what the host had
+    /// claimed, and takes over what doesn't count.
     fn claim(
         &self,
         link: &mut Link,
@@ -188,23 +227,39 @@ impl Talk {
         answers: &mut Vec<Answer>,
         until: Instant,
     ) -> Result<(), DirectoryError> {
-        let mut generation = self.generation(link, host, until)?;
-        for _ in 0..ATTEMPTS_MAX {
-            let record = Record { is_claim: true, generation, host: host.clone() };
-            let mut commands = self.read_generations().to_vec();
-            commands.extend(names.iter().map(|name| self.claim_one(name, &record)));
-            let replies = self.run(link, commands, until)?;
-            let generations = self.note(&replies);
-            let now = self::generation(&generations, host);
-            if now == generation {
-                let found = replies.get(2..).unwrap_or_default();
-                return self.settle(link, names, &record, &generations, found, answers, until);
+        let claim = |generation| Record { is_claim: true, generation, host: host.clone() };
+        let done = self.run_as(link, host, until, |generation| {
+            let record = claim(generation);
+            names.iter().map(|name| self.claim_one(name, &record)).collect()
+        })?;
+        let record = claim(done.generation);
+        let first = answers.len();
+        let mut commands = Vec::new();
+        let mut taken = Vec::new();
+        for (nth, (name, found)) in names.iter().zip(&done.replies).enumerate() {
+            let counts = counting(found, &done.generations);
+            if counts.as_ref() == Some(&record) {
+                let mut renew = cmd("PEXPIRE");
+                renew.arg(self.key(name)).arg(millis(self.terms.claim));
+                commands.push(renew);
+            } else if counts.is_none() && *found != Value::Nil {
+                let mut delete = cmd("GETDEL");
+                delete.arg(self.key(name));
+                taken.push((first + nth, commands.len()));
+                commands.extend([delete, self.claim_one(name, &record)]);
             }
-            // What was claimed just now doesn't count.
-            generation = now;
+            answers.push(answer(counts, host));
         }
-        let why = format!("{host} is forgotten again and again");
-        Err(DirectoryError::Refused { at: self.at.clone(), why })
+        let replies = self.run(link, commands, until)?;
+        for (nth, at) in taken {
+            // Deleted, or there before us: whatever counts is not ours.
+            let both = replies.get(at..at + 2).unwrap_or_default();
+            let counts = both.iter().find_map(|found| counting(found, &done.generations));
+            if let Some(answer) = answers.get_mut(nth) {
+                *answer = self::answer(counts, host);
+            }
+        }
+        Ok(())
     }
 
     fn claim_one(&self, name: &Name, record: &Record) -> Cmd {
@@ -214,48 +269,6 @@ impl Talk {
         claim
     }
 
-    /// Makes answers of what was `found`, renews what the host had claimed
-    /// already, and takes over what doesn't count.
-    #[expect(clippy::too_many_arguments, reason = "the second half of `claim`")]
-    fn settle(
-        &self,
-        link: &mut Link,
-        names: &[Name],
-        record: &Record,
-        generations: &Generations,
-        found: &[Value],
-        answers: &mut Vec<Answer>,
-        until: Instant,
-    ) -> Result<(), DirectoryError> {
-        let first = answers.len();
-        let mut commands = Vec::new();
-        let mut taken = Vec::new();
-        for (nth, (name, found)) in names.iter().zip(found).enumerate() {
-            let counts = counting(found, generations);
-            if counts.as_ref() == Some(record) {
-                let mut renew = cmd("PEXPIRE");
-                renew.arg(self.key(name)).arg(millis(self.terms.claim));
-                commands.push(renew);
-            } else if counts.is_none() && *found != Value::Nil {
-                let mut delete = cmd("GETDEL");
-                delete.arg(self.key(name));
-                taken.push((nth, commands.len()));
-                commands.extend([delete, self.claim_one(name, record)]);
-            }
-            answers.push(answer(counts, record));
-        }
-        let replies = self.run(link, commands, until)?;
-        for (nth, at) in taken {
-            // Deleted, or there before us: whatever counts is not ours.
-            let both = replies.get(at..at + 2).unwrap_or_default();
-            let counts = both.iter().find_map(|found| counting(found, generations));
-            if let Some(answer) = answers.get_mut(first + nth) {
-                *answer = self::answer(counts, record);
-            }
-        }
-        Ok(())
-    }
-
     fn hold(
         &self,
         link: &mut Link,
@@ -263,14 +276,16 @@ impl Talk {
         names: &[Name],
         until: Instant,
     ) -> Result<(), DirectoryError> {
-        let generation = self.generation(link, host, until)?;
-        let text = Record { is_claim: false, generation, host: host.clone() }.to_text();
-        let hold = |name| {
-            let mut hold = cmd("SET");
-            hold.arg(self.key(name)).arg(&text).arg("PX").arg(millis(self.terms.hold));
-            hold
-        };
-        self.run(link, names.iter().map(hold).collect(), until).map(|_| ())
+        let done = self.run_as(link, host, until, |generation| {
+            let text = Record { is_claim: false, generation, host: host.clone() }.to_text();
+            let hold = |name| {
+                let mut hold = cmd("SET");
+                hold.arg(self.key(name)).arg(&text).arg("PX").arg(millis(self.terms.hold));
+                hold
+            };
+            names.iter().map(hold).collect()
+        });
+        done.map(|_| ())
     }
 
     fn release(
@@ -292,11 +307,11 @@ impl Talk {
     }
 }
 
-/// What a record that counts, or none, means for the host of `ours`.
-fn answer(counts: Option<Record>, ours: &Record) -> Answer {
+/// What a record that counts, or none, means for a host that claims.
+fn answer(counts: Option<Record>, host: &HostName) -> Answer {
     match counts {
         Some(record) if !record.is_claim => Answer::Held(record.host),
-        Some(record) if record.host != ours.host => Answer::Coming(record.host),
+        Some(record) if record.host != *host => Answer::Coming(record.host),
         _ => Answer::Yours,
     }
 }

@@ -8,7 +8,7 @@ use directory::{Directory, Redis, Servers};
 use redis::cmd;
 
 use crate::cases;
-use crate::redis::{keys, pass, settings};
+use crate::redis::{keys, pass, settings, works_again};
 use crate::redis_server::RedisServer;
 use crate::world::{World, claim, host, names};
 
@@ -94,9 +94,9 @@ fn it_does_what_all_do() {
 }
 
 /// One of its servers ends: an error, since some of each batch is there; and no
-/// hang.
+/// hang. It comes back, and the cluster works again.
 #[test]
-fn a_server_that_is_killed_is_an_error() {
+fn a_server_that_is_killed_is_an_error_and_one_that_comes_back_works() {
     let mut world = InCluster::new();
     let all = names("killed", 0..1000);
     claim(&world.directory, &host("a"), &all);
@@ -104,4 +104,6 @@ fn a_server_that_is_killed_is_an_error() {
     let until = Instant::now() + Duration::from_secs(2);
     let said = world.directory.claim(&host("a"), &all, &mut Vec::new(), until);
     assert!(said.is_err(), "{said:?}");
+    world.servers[1].restart();
+    works_again(&world.directory);
 }

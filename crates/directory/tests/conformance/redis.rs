@@ -1,11 +1,11 @@
 //! A directory in a real Redis.
 
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use directory::{Answer, Directory, DirectoryError, Redis, RedisSettings, Servers};
 use redis::{Connection, cmd};
+use rustix::process::{Signal, kill_process};
 
 use crate::cases::{self, TERMS};
 use crate::redis_server::RedisServer;
@@ -134,7 +134,7 @@ fn what_others_wrote_there_does_no_harm() {
     assert_eq!(claim(&world.directory, &host("b"), &all), vec![Answer::Coming(host("a")); 4]);
 }
 
-fn works_again(directory: &Redis) {
+pub(crate) fn works_again(directory: &Redis) {
     let until = soon();
     let mut answers = Vec::new();
     while let Err(error) = directory.claim(&host("z"), &names("again", 0..9), &mut answers, until) {
@@ -176,13 +176,10 @@ fn a_server_that_is_killed_is_an_error_and_one_that_comes_back_works() {
 #[test]
 fn a_server_that_stands_still_is_late() {
     let world = InRedis::new();
-    let signal = |name: &str| {
-        let pid = world.server.pid().to_string();
-        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
-    };
+    let signal = |signal| kill_process(world.server.pid(), signal).unwrap();
     let all = names("still", 0..100);
     claim(&world.directory, &host("a"), &all);
-    signal("-STOP");
+    signal(Signal::STOP);
     thread::scope(|scope| {
         let asking: Vec<_> = (0..20)
             .map(|number: u64| {
@@ -196,7 +193,7 @@ fn a_server_that_stands_still_is_late() {
             assert!(matches!(said, Err(DirectoryError::Late { .. })), "{said:?}");
         }
     });
-    signal("-CONT");
+    signal(Signal::CONT);
     works_again(&world.directory);
 }
 

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::{Client, Connection, RedisResult};
+use rustix::process::Pid;
 use test_dir::TestDir;
 
 const STARTED_MAX: Duration = Duration::from_secs(30);
@@ -64,8 +65,8 @@ impl RedisServer {
         self.wait();
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     fn wait(&mut self) {
