@@ -12,7 +12,7 @@ use content::{Domain, Key, Name};
 use identity::Security;
 use page::{Batch, BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
-use placer::{BlockPlan, Feeder, Placement, PlaceError, Placer};
+use placer::{BlockPlan, Feeder, PlaceError, Placement, Placer};
 use ram::Mapping;
 use transport::{Asking, Endpoint, Ends, LaneEnd, Lanes, LanesPlan, Namer, Resolver, receive};
 use wire::{NamedHeader, Preamble, Reply, Token};
