@@ -8,6 +8,7 @@ use crate::bounds::Bounds;
 use crate::migration::{
     Compress, MigrateRequest, Outcome, Phase, Progress, TapChoice, default_downtime_ms,
 };
+use crate::sharing::Sharing;
 use crate::slowing::Slowing;
 pub use report::{Figures, GangReport, MoveReport};
 
@@ -66,6 +67,8 @@ pub struct GangOptions {
     pub bounds: Bounds,
     /// See [`MigrateRequest::overcommit_memory`].
     pub overcommit_memory: bool,
+    /// See [`MigrateRequest::sharing`].
+    pub sharing: Sharing,
 }
 
 impl Default for GangOptions {
@@ -82,6 +85,7 @@ impl Default for GangOptions {
             timeout_s: None,
             bounds: Bounds::default(),
             overcommit_memory: false,
+            sharing: Sharing::default(),
         }
     }
 }
@@ -107,6 +111,7 @@ impl GangOptions {
             bounds: self.bounds.clone(),
             incoming_qmp: None,
             overcommit_memory: self.overcommit_memory,
+            sharing: self.sharing.clone(),
         }
     }
 }

@@ -16,8 +16,9 @@ use crate::road::Road;
 /// A report of a long migration has some thousand samples of 64 lanes: below
 /// 10 MiB.
 const BODY_BYTES_MAX: usize = 64 << 20;
-/// One state of a migration is a few hundred bytes and its notes.
-const LINE_BYTES_MAX: usize = 1 << 20;
+/// One state of a migration is a few hundred bytes and its notes; a gang may have
+/// a thousand.
+const LINE_BYTES_MAX: usize = 4 << 20;
 
 /// The agent, and how it is reached.
 pub(crate) struct Client {

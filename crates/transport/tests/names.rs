@@ -20,7 +20,8 @@ use wire::{NamedHeader, Preamble, Reply, Token};
 const PAGES: u32 = 1500;
 
 fn content(page: u32) -> Vec<u8> {
-    (0..PAGE_BYTES as u32).map(|at| (page.wrapping_mul(31) ^ (at / 64)).to_le_bytes()[0]).collect()
+    let byte = |at: u32| (page.wrapping_mul(31) ^ (at / 64)).to_le_bytes()[0];
+    (0..).take(PAGE_BYTES).map(byte).collect()
 }
 
 fn key() -> Key {

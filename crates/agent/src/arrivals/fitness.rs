@@ -101,8 +101,11 @@ pub(crate) fn able(
     }
     let known = probes.of(program, Path::new("/"), accelerator);
     let known = known.map_err(|error| Denied::Qemu(error.to_string()))?;
-    let verdict = Verdict { program, known: &known, machine, cpu };
-    verdict.check().map_err(|unfit| Denied::Conflict(unfit.to_string()))?;
+    // Its QEMU may not have said.
+    if !machine.is_empty() {
+        let verdict = Verdict { program, known: &known, machine, cpu };
+        verdict.check().map_err(|unfit| Denied::Conflict(unfit.to_string()))?;
+    }
     let needs = Needs { pages_bytes: 0, huge_bytes: huge_bytes.iter().copied().collect() };
     needs.fit(&HostMemory::now(), true).map_err(|no_room| Denied::Local(no_room.to_string()))
 }

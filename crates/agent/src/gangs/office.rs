@@ -1,16 +1,18 @@
 //! This host, for agents that coordinate gangs: says what there is, and moves
 //! VMs when it is told to.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Figures, MigrateRequest, Phase, VmStatus, VmSummary};
+use doctor::PROGRAMS_MAX;
 use engine::Local;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
 use qemu::room::{HostMemory, Needs};
 use qemu::shape::{Memory, Shape};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::orders::{Answer, Census, Counted, Order, WANTS_MAX, Want};
 use crate::arrivals::fitness;
@@ -22,6 +24,8 @@ use crate::registry::Registry;
 
 /// How long one look at a migration may take.
 const WATCH_MAX: Duration = Duration::from_secs(2);
+/// A QEMU that takes longer to answer is asked nothing more.
+const QEMU_WAIT: Duration = Duration::from_millis(500);
 
 /// What follows orders.
 pub(crate) struct Office {
@@ -101,8 +105,14 @@ impl Office {
         match order {
             Order::Census => Answer::Census(self.census()),
             Order::Able { wants } => {
-                let unfit = wants.iter().take(WANTS_MAX).map(|want| self.unfit(want)).collect();
-                Answer::Able { unfit }
+                let mut programs = BTreeSet::new();
+                let unfit = wants.iter().take(WANTS_MAX).map(|want| {
+                    programs.insert((&want.program, &want.accelerator));
+                    // Each may have to be started. Of the others it is found out
+                    // when their VMs come.
+                    if programs.len() > PROGRAMS_MAX { None } else { self.unfit(want) }
+                });
+                Answer::Able { unfit: unfit.collect() }
             }
             Order::Start { migration, request } => match self.start(migration, request) {
                 Ok(()) => Answer::Started,
@@ -147,6 +157,7 @@ impl Office {
                 downtime_ms: report.downtime_ms,
                 wire_bytes: report.wire_bytes,
                 body_bytes: report.body_bytes,
+                named_bytes: report.named_bytes,
                 notes: report.notes.clone(),
             }),
             None => None,
@@ -181,12 +192,21 @@ impl Office {
         // A QEMU that moves its VM may take long to answer, and the VM goes
         // nowhere else now.
         if let Some(machine) = machine.filter(|_| counted.is_settled()) {
-            ask(&machine, &mut counted, memory);
+            read_command_line(&machine, &mut counted);
+            // Nor does a list of VMs wait for one that hangs.
+            let answers = machine.qmp.execute_within("query-status", json!({}), QEMU_WAIT).is_ok();
+            if answers {
+                ask(&machine, &mut counted, memory);
+            }
         }
         counted
     }
 
     fn unfit(&self, want: &Want) -> Option<String> {
+        if want.program.is_empty() {
+            // Its host didn't know; its arrival does.
+            return None;
+        }
         if !sounds_like_qemu(&want.program) {
             return Some(format!("`{}` is no QEMU", want.program));
         }
@@ -198,17 +218,21 @@ impl Office {
     }
 }
 
-/// What only QEMU knows, and its command line.
+fn read_command_line(machine: &Machine, counted: &mut Counted) {
+    let program = machine.argv.first().map(|program| vms::absolute(program, &machine.cwd));
+    counted.want.program = program.unwrap_or_default();
+    let Ok(line) = CommandLine::parse(&machine.argv) else { return };
+    counted.want.accelerator = line.accelerator();
+    counted.want.cpu = line.cpu_model();
+}
+
+/// What only QEMU knows.
 fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
     if let Ok(vcpus) = machine.qmp.vcpus() {
         counted.vcpus = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
     }
-    let program = machine.argv.first().map(|program| vms::absolute(program, &machine.cwd));
-    counted.want.program = program.unwrap_or_default();
     counted.want.machine = Shape::machine_of(&machine.qmp).unwrap_or_default();
     let Ok(line) = CommandLine::parse(&machine.argv) else { return };
-    counted.want.accelerator = line.accelerator();
-    counted.want.cpu = line.cpu_model();
     let backends = machine.qmp.memory_backends().unwrap_or_default();
     if backends.is_empty() {
         return;

@@ -47,6 +47,7 @@ fn check(request: &GangRequest) -> Result<(), Denied> {
         return asked("a downtime of 0 ms can't be kept: allow 1 at least");
     }
     request.options.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
+    request.options.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
     let mut seen = HashSet::new();
     for wanted in &request.moves {
         if !seen.insert((&wanted.vm, &wanted.from)) {

@@ -16,6 +16,9 @@ pub struct Figures {
     pub wire_bytes: u64,
     /// Page bodies that QEMU handed over, in bytes.
     pub body_bytes: u64,
+    /// Of them, those that were not sent, because the destination had their
+    /// content.
+    pub named_bytes: u64,
     /// Features that were not used, and why.
     pub notes: Vec<String>,
 }
@@ -81,6 +84,12 @@ impl GangReport {
             .iter()
             .filter_map(|one| Some((one.vm.as_str(), one.figures.as_ref()?.downtime_ms?)));
         gone.max_by(|(_, one), (_, other)| one.total_cmp(other))
+    }
+
+    /// Bytes that were not sent, because destinations had their content.
+    #[must_use]
+    pub fn named_bytes(&self) -> u64 {
+        self.figures().map(|figures| figures.named_bytes).sum()
     }
 
     fn figures(&self) -> impl Iterator<Item = &Figures> {

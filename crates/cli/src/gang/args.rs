@@ -7,6 +7,7 @@ use clap::{ArgGroup, Args as ClapArgs};
 
 use crate::args::{CompressArg, TapArg};
 use crate::bounds::PriorityArg;
+use crate::sharing::ShareArg;
 use crate::slowing::OnStallArg;
 
 /// The API's own.
@@ -119,6 +120,13 @@ pub(crate) struct HowArgs {
     /// The CPUs that data threads run on, at all hosts: such as 0-3,8
     #[arg(long, value_name = "LIST")]
     pub(super) cpus: Option<Cpus>,
+    /// Where pages may come from that need not be sent, because a VM of the same
+    /// sharing domain has the same content [default: host]
+    #[arg(long, value_enum)]
+    pub(super) share: Option<ShareArg>,
+    /// The VMs' sharing domain: only VMs of the same one have content in common
+    #[arg(long, value_name = "LABEL")]
+    pub(super) share_domain: Option<String>,
     /// Move VMs to hosts that have less memory free than their RAM
     #[arg(long)]
     pub(super) overcommit_memory: bool,

@@ -4,7 +4,8 @@
 use std::str::FromStr;
 
 use api::{
-    BitRate, Bounds, Compress, Cpus, GangOptions, OnStall, Priority, Slowing, TapChoice, Throttle,
+    BitRate, Bounds, Compress, Cpus, GangOptions, OnStall, Priority, Share, Sharing, Slowing,
+    TapChoice, Throttle,
 };
 use serde::{Deserialize, Deserializer};
 
@@ -33,6 +34,8 @@ pub(super) struct Options {
     pub(super) reserve: Option<BitRate>,
     pub(super) priority: Option<Priority>,
     pub(super) cpus: Option<Cpus>,
+    pub(super) share: Option<Share>,
+    pub(super) share_domain: Option<String>,
     pub(super) overcommit_memory: bool,
 }
 
@@ -63,6 +66,8 @@ impl From<HowArgs> for Options {
             reserve: args.reserve,
             priority: args.priority.map(Priority::from),
             cpus: args.cpus,
+            share: args.share.map(Share::from),
+            share_domain: args.share_domain,
             overcommit_memory: args.overcommit_memory,
         }
     }
@@ -88,6 +93,8 @@ impl Options {
             reserve: self.reserve.or(other.reserve),
             priority: self.priority.or(other.priority),
             cpus: self.cpus.or(other.cpus),
+            share: self.share.or(other.share),
+            share_domain: self.share_domain.or(other.share_domain),
             overcommit_memory: self.overcommit_memory || other.overcommit_memory,
         }
     }
@@ -121,6 +128,10 @@ impl From<Options> for GangOptions {
                 cpus: options.cpus,
             },
             overcommit_memory: options.overcommit_memory,
+            sharing: Sharing {
+                share: options.share.unwrap_or_default(),
+                domain: options.share_domain.unwrap_or_default(),
+            },
         }
     }
 }

@@ -73,6 +73,10 @@ pub(super) fn sentences(report: &GangReport) -> String {
         amount::size(report.wire_bytes()),
         amount::seconds(report.total_s)
     );
+    if report.named_bytes() > 0 {
+        let named = amount::size(report.named_bytes());
+        out += &format!(" {named} were not sent: they were there already.");
+    }
     if let Some((vm, ms)) = report.longest_downtime() {
         #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
         let goal = amount::milliseconds(report.options.downtime_ms as f64);
