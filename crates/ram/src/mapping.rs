@@ -147,6 +147,18 @@ impl Mapping {
         pagemap::data_ranges(self.pid, self.base, self.bytes)
     }
 
+    /// Which pages, one for each of `present`, from `offset` on may hold something
+    /// else than zeros: [`Mapping::data_ranges`] for a few pages.
+    ///
+    /// # Errors
+    /// [`RamError::OutOfRange`], or if QEMU has ended.
+    pub fn present(&self, offset: u64, present: &mut [bool]) -> Result<(), RamError> {
+        let bytes = present.len() as u64 * pagemap::PAGE_BYTES;
+        let len = usize::try_from(bytes).map_err(|_| self.out_of_range(offset, bytes))?;
+        self.remote(offset, len)?;
+        pagemap::present(self.pid, self.base + offset, present)
+    }
+
     /// Where `len` bytes at `offset` are in the other process, if inside.
     pub(crate) fn remote(&self, offset: u64, len: usize) -> Result<libc::iovec, RamError> {
         let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.bytes);

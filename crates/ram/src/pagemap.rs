@@ -8,9 +8,11 @@ use std::os::unix::fs::FileExt;
 use crate::RamError;
 
 /// The kernel's page here; the pagemap counts in it.
-const PAGE_BYTES: u64 = 4096;
+pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Entries read at a time: 256 MiB of RAM.
 const ENTRIES: usize = 65_536;
+/// Entries read at a time where few are asked for.
+const FEW_ENTRIES: usize = 256;
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 
@@ -82,6 +84,30 @@ pub(crate) fn data_ranges(pid: u32, base: u64, bytes: u64) -> Result<DataRanges,
     Ok(DataRanges::Known(ranges))
 }
 
+/// Which of the pages from `address` on have memory or swap behind them.
+pub(crate) fn present(pid: u32, address: u64, present: &mut [bool]) -> Result<(), RamError> {
+    // Where the kernel doesn't say, and where its pages are not ours.
+    present.fill(true);
+    let pagemap = match File::open(format!("/proc/{pid}/pagemap")) {
+        Ok(file) if address.is_multiple_of(PAGE_BYTES) => file,
+        Ok(_) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+        Err(error) => return Err(lost(pid, error)),
+    };
+    let mut entries = [0; FEW_ENTRIES * 8];
+    for (nth, present) in (0..).zip(present.chunks_mut(FEW_ENTRIES)) {
+        let entries = &mut entries[..present.len() * 8];
+        let first = address / PAGE_BYTES + nth * FEW_ENTRIES as u64;
+        if pagemap.read_exact_at(entries, first * 8).is_err() {
+            return Ok(());
+        }
+        for (present, entry) in present.iter_mut().zip(entries.as_chunks::<8>().0) {
+            *present = u64::from_ne_bytes(*entry) & (PRESENT | SWAPPED) != 0;
+        }
+    }
+    Ok(())
+}
+
 /// The part of the RAM that lies on its page number `page`.
 fn page_range(base: u64, bytes: u64, page: u64) -> Range<u64> {
     let start = (base / PAGE_BYTES + page) * PAGE_BYTES;
@@ -115,6 +141,29 @@ mod tests {
         let touched = known(&mapping);
         assert!(touched.iter().any(|r| r.start <= 32 * MIB && r.end >= 32 * MIB + 8192));
         assert!(bytes_of(&touched) < 8 * MIB, "not more than a huge page at each end");
+    }
+
+    #[test]
+    fn pages_that_were_never_touched_are_told_from_the_others_one_by_one() {
+        const PAGES: u64 = 1000;
+        let mapping = Mapping::own(PAGES * PAGE_BYTES);
+        let mut known = [true; 1000];
+        mapping.present(0, &mut known).unwrap();
+        assert_eq!(known, [false; 1000]);
+        // Without huge pages, which are larger than all of it.
+        mapping.write(700 * PAGE_BYTES, &[1]).unwrap();
+        mapping.write(999 * PAGE_BYTES, &[0]).unwrap();
+        mapping.present(0, &mut known).unwrap();
+        let all = (0..1000).filter(|page| known[*page]).collect::<Vec<_>>();
+        assert_eq!(all, [700, 999]);
+        let mut few = [false; 3];
+        mapping.present(699 * PAGE_BYTES, &mut few).unwrap();
+        assert_eq!(few, [false, true, false]);
+        // What lies across the kernel's pages may hold anything.
+        mapping.present(1, &mut few).unwrap();
+        assert_eq!(few, [true; 3]);
+        let outside = mapping.present(998 * PAGE_BYTES, &mut few);
+        assert!(matches!(outside, Err(RamError::OutOfRange { .. })));
     }
 
     #[test]
