@@ -41,6 +41,19 @@ impl Estimate {
     pub fn bodies(&self) -> u64 {
         self.pages.saturating_sub(self.held + self.within + self.common)
     }
+
+    /// The same shares of a number of pages that is known. A sample has it by
+    /// chance, the more so where one content fills many pages: it is sampled with
+    /// all of them, or with none.
+    #[must_use]
+    pub fn of_pages(self, pages: u64) -> Self {
+        let share = |part: u64| {
+            let part = u128::from(part) * u128::from(pages) / u128::from(self.pages.max(1));
+            u64::try_from(part).unwrap_or(u64::MAX)
+        };
+        let (held, within, common) = (share(self.held), share(self.within), share(self.common));
+        Self { pages, held, within, common }
+    }
 }
 
 impl Add for Estimate {
@@ -150,6 +163,9 @@ mod tests {
         assert_eq!(sum, estimate(12, 4, 3, 2));
         assert_eq!(tally.add(&[], held), Estimate::default());
         assert_eq!(shared(&names([7, 7]), |_| false), estimate(2, 0, 1, 0));
+        let known = Estimate { pages: 49, held: 21, within: 14, common: 0 };
+        assert_eq!(first.of_pages(49), known);
+        assert_eq!(Estimate::default().of_pages(9).bodies(), 9);
     }
 
     #[test]

@@ -245,7 +245,9 @@ pub struct Scanned {
 }
 
 /// A VM's place in the index. When it is dropped all its entries are void at once,
-/// and its holder is dropped as soon as nobody reads from it.
+/// and its holder is dropped as soon as nobody reads from it. If the index covers
+/// less than half of what it did it is then made smaller, which means to write what
+/// is left of it once: not something for a blackout.
 pub struct Member {
     index: Arc<Index>,
     seat: Arc<Seat>,

@@ -48,7 +48,8 @@ pub struct Scanner {
 
 impl Scanner {
     /// Starts it with at most `share` of one CPU: 0.05 is 5 %. It runs only when
-    /// nobody else wants the CPU that it is on.
+    /// nobody else wants the CPU that it is on. Where it shall use nothing, don't
+    /// start it: it takes a thousandth whatever the share.
     ///
     /// # Errors
     /// If the system has no thread for it.

@@ -1,3 +1,4 @@
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -264,14 +265,17 @@ fn no_wrong_byte_is_found_while_all_pages_change() {
     let rams: Vec<_> = (0..3).map(|_| Ram::new(PAGES)).collect();
     let over = AtomicBool::new(false);
     let found = AtomicUsize::new(0);
+    // Nobody looks for anything before there is something.
+    let noted = Barrier::new(5);
     let names: Vec<Name> = (0..CONTENTS).map(name_of).collect();
     thread::scope(|scope| {
         for (ram, seed) in rams.iter().zip(1_u64..) {
-            let (index, over, names) = (&index, &over, &names);
+            let (index, over, names, first) = (&index, &over, &names, &noted);
             // A guest, and who notes what it has: sometimes too early, sometimes
             // too late, and sometimes as another VM.
             scope.spawn(move || {
                 let mut random = seed;
+                let mut first = Some(first);
                 while !over.load(Relaxed) {
                     let member = index.join(Arc::clone(ram) as _, key(""), PAGES as u64).unwrap();
                     for _ in 0..500 {
@@ -287,6 +291,7 @@ fn no_wrong_byte_is_found_while_all_pages_change() {
                             member.note(&noted);
                         }
                     }
+                    first.take().map(Barrier::wait);
                 }
             });
         }
@@ -294,6 +299,7 @@ fn no_wrong_byte_is_found_while_all_pages_change() {
             .map(|_| {
                 scope.spawn(|| {
                     let contents: Vec<u64> = (0..CONTENTS).collect();
+                    noted.wait();
                     for _ in 0..100 {
                         found.fetch_add(find(&index, &contents).len(), Relaxed);
                     }
