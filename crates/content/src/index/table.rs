@@ -304,6 +304,11 @@ mod tests {
         table.take(Hint(77), kept[0]);
         assert_eq!(places(&table, 77, &living), [kept[1]]);
         assert_eq!(places(&table, 78, &living), []);
+        // Neither of two members takes the other one's place.
+        for seen in [place(1, 1), place(2, 2), place(2, 3), place(1, 4), place(2, 5)] {
+            table.put(Hint(79), seen, &living);
+        }
+        assert_eq!(places(&table, 79, &living), [place(1, 4), place(2, 5)]);
     }
 
     #[test]
