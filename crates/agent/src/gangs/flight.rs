@@ -73,14 +73,19 @@ impl Flight {
                 Ok(Recall::Leave) | Err(TryRecvError::Disconnected) => return None,
                 Err(TryRecvError::Empty) => {}
             }
+            let asked = Instant::now();
             match self.look(&mut session, &mut cancel, seen) {
                 Ok(Answer::Progress { progress, figures }) => {
                     silent_since = None;
-                    seen = Some(progress.phase);
                     if let Some(outcome) = &progress.outcome {
                         return Some(ended(outcome, figures));
                     }
+                    let is_news = seen.replace(progress.phase) != Some(progress.phase);
                     show(self.named(*progress));
+                    // An agent that doesn't wait is not asked all the time.
+                    if !is_news && asked.elapsed() < LOOK / 2 && self.pause(LOOK / 2, &mut cancel) {
+                        return None;
+                    }
                 }
                 Ok(Answer::NoSuch) => return Some(self.look_for_it()),
                 Ok(answer) => {
@@ -93,13 +98,23 @@ impl Flight {
                     if since.elapsed() > SILENCE_MAX {
                         return Some(self.given_up(&why));
                     }
-                    match self.recall.recv_timeout(RETRY) {
-                        Ok(Recall::Cancel) => cancel = true,
-                        Ok(Recall::Leave) => return None,
-                        Err(_) => {}
+                    if self.pause(RETRY, &mut cancel) {
+                        return None;
                     }
                 }
             }
+        }
+    }
+
+    /// Waits, unless it is recalled. Says whether it is left alone.
+    fn pause(&self, time: Duration, cancel: &mut bool) -> bool {
+        match self.recall.recv_timeout(time) {
+            Ok(Recall::Cancel) => {
+                *cancel = true;
+                false
+            }
+            Ok(Recall::Leave) => true,
+            Err(_) => false,
         }
     }
 

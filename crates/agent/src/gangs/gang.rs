@@ -60,10 +60,10 @@ impl Gang {
         (state.version, state.progress())
     }
 
-    pub(super) fn show(&self, number: usize, progress: Option<Progress>) {
+    pub(super) fn show(&self, number: usize, progress: Progress) {
         self.change(|state| {
             if let Some(flying) = state.flying.get_mut(number) {
-                *flying = progress;
+                *flying = Some(progress);
             }
         });
     }
@@ -72,6 +72,20 @@ impl Gang {
     pub(super) fn update(&self, change: impl FnOnce(&mut GangReport)) -> GangReport {
         self.change(|state| {
             change(&mut state.report);
+            state.report.total_s = state.began.elapsed().as_secs_f64();
+            state.report.clone()
+        })
+    }
+
+    /// The same for a VM that moves no more.
+    pub(super) fn end(&self, number: usize, change: impl FnOnce(&mut MoveReport)) -> GangReport {
+        self.change(|state| {
+            if let Some(flying) = state.flying.get_mut(number) {
+                *flying = None;
+            }
+            if let Some(one) = state.report.moves.get_mut(number) {
+                change(one);
+            }
             state.report.total_s = state.began.elapsed().as_secs_f64();
             state.report.clone()
         })

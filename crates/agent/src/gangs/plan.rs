@@ -102,7 +102,28 @@ impl<'r> Planner<'r> {
         if let Some(twice) = chosen.iter().find(|one| !named.insert((&one.vm.name, &one.from))) {
             return Err(Denied::Asked(format!("{} is to move twice: name it once", twice.vm.name)));
         }
+        if self.request.dry_run {
+            self.note_refusals(&chosen);
+        }
         Ok(chosen)
+    }
+
+    /// What destinations would say.
+    fn note_refusals(&mut self, chosen: &[Chosen]) {
+        let targets: BTreeSet<&String> = chosen.iter().map(|one| &one.to).collect();
+        let mut notes = Vec::new();
+        for target in targets {
+            let coming = chosen.iter().filter(|one| one.to == *target);
+            let coming: Vec<Counted> = coming.map(|one| one.vm.clone()).collect();
+            match self.unfit(&coming, std::slice::from_ref(target)) {
+                Ok(unfit) => notes.extend(unfit.into_iter().filter_map(|(vm, why)| {
+                    let why = why.into_iter().flatten().next()?;
+                    Some(format!("{vm} would be refused by {target}: {why}"))
+                })),
+                Err(denied) => notes.push(denied.to_string()),
+            }
+        }
+        self.notes.extend(notes);
     }
 
     fn find(&self, wanted: &WantedMove) -> Result<Chosen, Denied> {

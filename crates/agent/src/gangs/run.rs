@@ -191,7 +191,7 @@ impl Run {
             let landing = is_landing(progress.phase >= Phase::Stopped, progress.time_left_s);
             flight.stage = if landing { Stage::Landing } else { Stage::Flying };
         }
-        self.gang.show(number, Some(progress));
+        self.gang.show(number, progress);
     }
 
     fn end(&mut self, number: usize, end: Option<End>) {
@@ -199,13 +199,10 @@ impl Run {
             // It has said its last word, and a fault in it was caught.
             let _ = flight.thread.join();
         }
-        self.gang.show(number, None);
         let Some(end) = end else { return };
         let called_off = self.called_off.clone();
         let mut failed = None;
-        let report = self.gang.update(|report| {
-            let atomic = report.atomic;
-            let Some(one) = report.moves.get_mut(number) else { return };
+        let report = self.gang.end(number, |one| {
             one.state = end.state;
             one.figures = end.figures;
             one.reason = match end.state {
@@ -214,10 +211,9 @@ impl Run {
                 }
                 _ => end.reason,
             };
-            if atomic && !matches!(one.state, MoveState::Done) {
-                failed = Some(one.vm.clone());
-            }
+            failed = Some(one.vm.clone()).filter(|_| one.state != MoveState::Done);
         });
+        let failed = failed.filter(|_| report.atomic);
         self.save(&report);
         if let Some(vm) = failed.filter(|_| self.called_off.is_none()) {
             self.call_off(&format!("{vm} failed, and this gang moves all or stops (--atomic)"));

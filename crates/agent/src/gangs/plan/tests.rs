@@ -132,6 +132,10 @@ fn vms_by_name_are_found_where_they_are() {
     // Both are asked before one comes, which may make room: it is told, not refused.
     let tight = stage.plan(&named(r#"{"vm":"b","to":"x"},{"vm":"a","to":"y"}"#)).unwrap();
     assert!(tight.notes.is_empty(), "{:?}", tight.notes);
+    let dry = GangRequest { dry_run: true, ..named(r#"{"vm":"a","to":"y"}"#) };
+    let old = Stage::default().host("x", 9, vec![vm("a", 1)]).host("y", 9, vec![]);
+    let plan = old.unfit("y", "it has no KVM").plan(&dry).unwrap();
+    assert_eq!(plan.notes, ["a would be refused by y: it has no KVM"]);
     let small = Stage::default().host("x", 9, vec![vm("a", 4)]).host("y", 3, vec![]);
     let plan = small.plan(&named(r#"{"vm":"a","to":"y"}"#)).unwrap();
     assert!(plan.notes[0].contains("y has 3072 MiB to give now"), "{:?}", plan.notes);
