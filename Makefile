@@ -1,4 +1,4 @@
-# make demo | test | bench-NAME [RUNS=5] | fuzz [FUZZ_SECONDS=600] | faults [N=1000] [SEED=1]
+# make demo | demo-gang | test | bench-NAME [RUNS=5] | fuzz [FUZZ_SECONDS=600] | faults [N=1000] [SEED=1]
 
 RUNS ?= 5
 FUZZ_SECONDS ?= 600
@@ -19,8 +19,9 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
+	@echo 'make demo-gang    two racks, four VMs with content in common; all leave the one, and come back'
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
-	@echo 'make bench-NAME   one benchmark, RUNS=5 times; make bench lists them'
+	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8); make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
 	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
 	@echo 'make setup        install what is missing; the others do it too'
@@ -37,6 +38,11 @@ build: toolchain
 
 demo: setup build
 	@$(LAB) demo
+
+# All VMs of a rack.
+.PHONY: demo-gang
+demo-gang: setup build
+	@$(LAB) demo-gang
 
 lint: toolchain
 	$(CARGO) fmt --all --check
@@ -81,7 +87,7 @@ bench-locks: toolchain
 	@$(CARGO) bench --quiet --package rangelock --bench locks
 
 bench-%: setup build
-	@$(LAB) bench $* --runs $(RUNS)
+	@$(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS))
 
 clean:
 	@$(AS_ROOT) $(DEBUG)/lab clean

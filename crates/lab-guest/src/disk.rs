@@ -1,6 +1,6 @@
 //! A disk whose content is known: filled, rewritten in place, and checked. It
 //! is read and written past the guest's own cache, so that a check sees what is
-//! on the disk.
+//! on the disk. Or a file that is in memory only, and so a part of what moves.
 //!
 //! Programs that work on files write little and much, and flush now and then:
 //! so can this.
@@ -66,6 +66,16 @@ impl Disk {
     pub fn fill(path: &Path, seed: u64, bytes: u64, habits: Habits) -> io::Result<Self> {
         let direct = OFlags::DIRECT.bits().cast_signed();
         let file = OpenOptions::new().read(true).write(true).custom_flags(direct).open(path)?;
+        Self::of(file, seed, bytes, habits)
+    }
+
+    /// Makes a file of `bytes` at `path`, where files are in memory.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub fn file(path: &Path, seed: u64, bytes: u64, habits: Habits) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).open(path)?;
         Self::of(file, seed, bytes, habits)
     }
 

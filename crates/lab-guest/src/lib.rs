@@ -8,7 +8,9 @@ pub mod disk;
 pub mod memory;
 pub mod net;
 pub mod orders;
+pub mod pair;
 pub mod random;
+pub mod storing;
 pub mod swing;
 pub mod writer;
 

@@ -1,14 +1,16 @@
 //! `/init` of a lab guest: fills memory as ordered, rewrites the working set,
 //! and answers questions on the second serial port.
 //!
-//! Lines from the guest: `.HEX` every 5 ms, a heartbeat with its number;
-//! `=HEX WRITTEN DISK` every tenth time, with the pages written so far in memory
-//! and on the disk; `boot ID ORDERS` at the start and when asked; `ID ok ...` or
-//! `ID error ...` for each line `ID COMMAND` that it was sent. Heartbeats are
-//! judged by when they arrive: the guest's own clocks stand still while QEMU has
-//! stopped it, so no clock in here sees a blackout.
+//! Lines from the guest: `.HEX` every 5 ms or as ordered, a heartbeat with its number;
+//! `=HEX WRITTEN DISK ANSWERS` every tenth time, with the pages written so far in
+//! memory, and on the disk or in the file, and the answers that it got; `boot ID ORDERS` at the start and when asked;
+//! `ID ok ...` or `ID error ...` for each line `ID COMMAND` that it was sent.
+//! Heartbeats are judged by when they arrive: the guest's own clocks stand still
+//! while QEMU has stopped it, so no clock in here sees a blackout.
 
-use std::fs::{self, File, OpenOptions};
+mod system;
+
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::Command;
@@ -24,19 +26,22 @@ use lab_guest::disk::{Disk, Habits};
 use lab_guest::memory::{Area, Checked};
 use lab_guest::net;
 use lab_guest::orders::Orders;
+use lab_guest::pair;
 use lab_guest::random::Random;
+use lab_guest::storing::Storing;
 use lab_guest::swing::Swing;
 use lab_guest::writer::{Pacer, Writer};
 
-const TICK: Duration = Duration::from_millis(5);
 const COUNT_EVERY_TICKS: u64 = 10;
 /// How long a writer that is not to write waits before it looks again.
 const REST: Duration = Duration::from_millis(1);
 /// Rounds that count as one piece of work.
 const COMPUTE_AT_ONCE: u32 = 10_000;
-const PORT: &str = "/dev/ttyS1";
 const DISK: &str = "/dev/vda";
-const MODULES: &str = "/modules";
+/// The root of an initramfs is in memory.
+const FILE: &str = "/file";
+/// Content that guests have in common is numbered apart from what else each has.
+const COMMON_FIRST_PAGE: u64 = 1 << 31;
 const SERVER: &str = "/server/memcached";
 const LIBRARIES: &str = "/server";
 
@@ -55,10 +60,11 @@ struct Guest {
     wanted: AtomicBool,
     swing: Mutex<Swing>,
     computed: AtomicU64,
-    disk: Mutex<Option<Disk>>,
-    disk_pacer: Mutex<Pacer>,
+    disk: Storing,
+    file: Storing,
     written: AtomicU64,
-    disk_written: AtomicU64,
+    answers: AtomicU64,
+    wrong_answers: AtomicU64,
     ticks: AtomicU64,
     worst_tick_us: AtomicU64,
 }
@@ -79,23 +85,33 @@ fn main() {
 }
 
 fn run() -> std::io::Result<()> {
-    mount("devtmpfs", "/dev")?;
-    mount("proc", "/proc")?;
-    load_modules()?;
+    system::mount("devtmpfs", "/dev")?;
+    system::mount("proc", "/proc")?;
+    system::load_modules()?;
     let line = fs::read_to_string("/proc/cmdline")?;
     let orders: Orders = line.parse().map_err(std::io::Error::other)?;
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
-    let port = open_port()?;
+    let port = system::open_port()?;
     let questions = BufReader::new(port.try_clone()?);
     let guest = Arc::new(fill(orders, boot_id, port)?);
     let writing = Arc::clone(&guest);
     thread::Builder::new().name("writer".to_owned()).spawn(move || write(&writing))?;
     let computing = Arc::clone(&guest);
     thread::Builder::new().name("compute".to_owned()).spawn(move || compute(&computing))?;
-    let disk_writing = Arc::clone(&guest);
-    thread::Builder::new().name("disk".to_owned()).spawn(move || write_disk(&disk_writing))?;
+    for (path, store) in [(DISK, Guest::disk as fn(&Guest) -> &Storing), (FILE, Guest::file)] {
+        let storing = Arc::clone(&guest);
+        let run = move || {
+            if let Err(error) = store(&storing).run() {
+                eprintln!("guest: {path}: {error}");
+            }
+        };
+        thread::Builder::new().name(path.to_owned()).spawn(run)?;
+    }
     if guest.orders.serve_bytes > 0 {
         serve(guest.orders.serve_bytes)?;
+    }
+    if guest.orders.address > 0 {
+        talk(&guest)?;
     }
     guest.say(&guest.greeting());
     // After it: beats are numbered from 1 again, and who hears one before the
@@ -114,33 +130,9 @@ fn run() -> std::io::Result<()> {
     Ok(())
 }
 
-fn mount(kind: &str, at: &str) -> std::io::Result<()> {
-    fs::create_dir_all(at)?;
-    rustix::mount::mount(kind, at, kind, rustix::mount::MountFlags::empty(), None)?;
-    Ok(())
-}
-
-/// Drivers. Those that need others, in whatever order this kernel has it, are
-/// tried again after them.
-fn load_modules() -> std::io::Result<()> {
-    let mut left: Vec<_> = fs::read_dir(MODULES)?.filter_map(|e| Some(e.ok()?.path())).collect();
-    let mut before = usize::MAX;
-    while left.len() < before {
-        before = left.len();
-        left.retain(|path| {
-            let module = File::open(path);
-            module.is_ok_and(|file| rustix::system::finit_module(file, c"", 0).is_err())
-        });
-    }
-    for path in left {
-        eprintln!("guest: the kernel does not take {}", path.display());
-    }
-    Ok(())
-}
-
 /// Starts the server that the lab has put here.
 fn serve(bytes: u64) -> std::io::Result<()> {
-    net::up()?;
+    net::up(net::ADDRESS)?;
     let mib = (bytes >> 20).to_string();
     let mut server = Command::new(SERVER);
     server.env("LD_LIBRARY_PATH", LIBRARIES);
@@ -150,13 +142,25 @@ fn serve(bytes: u64) -> std::io::Result<()> {
     server.spawn().map(drop)
 }
 
-fn open_port() -> std::io::Result<File> {
-    let port = OpenOptions::new().read(true).write(true).open(PORT)?;
-    let mut settings = rustix::termios::tcgetattr(&port)?;
-    settings.make_raw();
-    settings.set_speed(115_200)?;
-    rustix::termios::tcsetattr(&port, rustix::termios::OptionalActions::Now, &settings)?;
-    Ok(port)
+/// Answers and asks other guests, as ordered.
+fn talk(guest: &Arc<Guest>) -> std::io::Result<()> {
+    net::up(net::address(guest.orders.address))?;
+    if guest.orders.answers {
+        let answer = || {
+            if let Err(error) = pair::answer() {
+                eprintln!("guest: no answers: {error}");
+            }
+        };
+        thread::Builder::new().name("answers".to_owned()).spawn(answer)?;
+    }
+    if guest.orders.asks > 0 {
+        let asking = Arc::clone(guest);
+        let ask = move || {
+            pair::ask(net::address(asking.orders.asks), &asking.answers, &asking.wrong_answers);
+        };
+        thread::Builder::new().name("asks".to_owned()).spawn(ask)?;
+    }
+    Ok(())
 }
 
 fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
@@ -166,7 +170,9 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         first_page += bytes / PAGE_BYTES as u64;
         area
     };
+    let common = (orders.common_seed, COMMON_FIRST_PAGE, orders.common_bytes);
     let fixed = vec![
+        Area::fill("common", Kind::Random, common.0, common.1, common.2, false),
         area("random", Kind::Random, orders.random_bytes, false),
         area("text", Kind::Text, orders.text_bytes, false),
         area("zero", Kind::Zero, orders.zero_bytes, false),
@@ -178,15 +184,7 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
     let swing = Swing::new(Duration::from_millis(orders.swing_ms), Instant::now());
     let mut pacer = Pacer::default();
     pacer.set_rate(orders.rate);
-    let disk = match orders.disk_bytes {
-        0 => None,
-        bytes => {
-            let habits = Habits::new(orders.disk_run, orders.disk_flush);
-            Some(Disk::fill(Path::new(DISK), orders.seed, bytes, habits)?)
-        }
-    };
-    let mut disk_pacer = Pacer::default();
-    disk_pacer.set_rate(orders.disk_rate);
+    let (disk, file) = stores(&orders)?;
     Ok(Guest {
         boot_id,
         orders,
@@ -198,13 +196,29 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         wanted: AtomicBool::new(false),
         swing: Mutex::new(swing),
         computed: AtomicU64::new(0),
-        disk: Mutex::new(disk),
-        disk_pacer: Mutex::new(disk_pacer),
+        disk,
+        file,
         written: AtomicU64::new(0),
-        disk_written: AtomicU64::new(0),
+        answers: AtomicU64::new(0),
+        wrong_answers: AtomicU64::new(0),
         ticks: AtomicU64::new(0),
         worst_tick_us: AtomicU64::new(0),
     })
+}
+
+/// The disk and the file, filled as ordered.
+fn stores(orders: &Orders) -> std::io::Result<(Storing, Storing)> {
+    let disk = (orders.disk_bytes > 0).then(|| {
+        let habits = Habits::new(orders.disk_run, orders.disk_flush);
+        Disk::fill(Path::new(DISK), orders.seed, orders.disk_bytes, habits)
+    });
+    let file = (orders.file_bytes > 0).then(|| {
+        let habits = Habits::new(orders.disk_run, 0);
+        // Of the same seed, a disk's content would be the same.
+        Disk::file(Path::new(FILE), !orders.seed, orders.file_bytes, habits)
+    });
+    let disk = Storing::new(disk.transpose()?, orders.disk_rate);
+    Ok((disk, Storing::new(file.transpose()?, orders.file_rate)))
 }
 
 /// Beats, before anything else that wants the CPU.
@@ -213,8 +227,9 @@ fn tick(guest: &Guest) {
         eprintln!("guest: no priority for heartbeats: {error}");
     }
     let mut last = Instant::now();
+    let period = guest.orders.tick();
     loop {
-        thread::sleep(TICK.saturating_sub(last.elapsed()));
+        thread::sleep(period.saturating_sub(last.elapsed()));
         let now = Instant::now();
         let gap = now - last;
         last = now;
@@ -223,26 +238,17 @@ fn tick(guest: &Guest) {
         let ticks = guest.ticks.fetch_add(1, Ordering::Relaxed) + 1;
         if ticks.is_multiple_of(COUNT_EVERY_TICKS) {
             let written = guest.written.load(Ordering::Relaxed);
-            let disk_written = guest.disk_written.load(Ordering::Relaxed);
-            guest.say(&format!("={ticks:x} {written} {disk_written}"));
+            let disk_written = guest.disk.written() + guest.file.written();
+            let answers = guest.answers.load(Ordering::Relaxed);
+            guest.say(&format!("={ticks:x} {written} {disk_written} {answers}"));
         } else {
             guest.say(&format!(".{ticks:x}"));
         }
     }
 }
 
-/// Keeps the calling thread to a CPU, counted from 1; 0 for any.
-fn keep_to(cpu: u64) {
-    let Some(cpu) = usize::try_from(cpu).ok().and_then(|cpu| cpu.checked_sub(1)) else { return };
-    let mut cpus = rustix::thread::CpuSet::new();
-    cpus.set(cpu);
-    if let Err(error) = rustix::thread::sched_setaffinity(None, &cpus) {
-        eprintln!("guest: there is no CPU {}: {error}", cpu + 1);
-    }
-}
-
 fn write(guest: &Guest) {
-    keep_to(guest.orders.writer_cpu);
+    system::keep_to(guest.orders.writer_cpu);
     match &guest.burner {
         Some(burner) => write_burning(guest, burner.clone()),
         None => write_at_leisure(guest),
@@ -269,7 +275,7 @@ fn compute(guest: &Guest) {
     if guest.orders.compute_cpu == 0 {
         return;
     }
-    keep_to(guest.orders.compute_cpu);
+    system::keep_to(guest.orders.compute_cpu);
     let mut random = Random::new(guest.orders.seed, 2);
     loop {
         burn::compute(&mut random, COMPUTE_AT_ONCE);
@@ -286,38 +292,32 @@ fn write_at_leisure(guest: &Guest) {
         let now = Instant::now();
         let pages = lock(&guest.pacer).pages_due(now - last);
         last = now;
-        if pages > 0 && !guest.rests() {
+        if pages > 0 && !guest.rests() && !guest.has_written_all() {
             guest.write_pages(pages);
         }
     }
 }
 
-fn write_disk(guest: &Guest) {
-    let mut last = Instant::now();
-    loop {
-        let step = lock(&guest.disk_pacer).step();
-        thread::sleep(step);
-        let now = Instant::now();
-        let pages = lock(&guest.disk_pacer).pages_due(now - last);
-        last = now;
-        let mut disk = lock(&guest.disk);
-        let Some(disk) = disk.as_mut() else { return };
-        if let Err(error) = disk.write(pages) {
-            // It holds what a check will find wrong.
-            eprintln!("guest: {DISK}: {error}");
-            return;
-        }
-        guest.disk_written.store(disk.written(), Ordering::Relaxed);
-    }
-}
-
 impl Guest {
+    fn disk(&self) -> &Storing {
+        &self.disk
+    }
+
+    fn file(&self) -> &Storing {
+        &self.file
+    }
+
     fn greeting(&self) -> String {
         format!("boot {} {}", self.boot_id, self.orders)
     }
 
     fn rests(&self) -> bool {
         self.orders.swing_ms > 0 && lock(&self.swing).rests(Instant::now())
+    }
+
+    fn has_written_all(&self) -> bool {
+        let most = self.orders.write_max_bytes / PAGE_BYTES as u64;
+        most > 0 && self.written.load(Ordering::Relaxed) >= most
     }
 
     fn write_pages(&self, pages: usize) {
@@ -329,7 +329,7 @@ impl Guest {
     fn say(&self, line: &str) {
         // One write for a line: lines of different threads never mix.
         if let Err(error) = lock(&self.port).write_all(format!("{line}\n").as_bytes()) {
-            eprintln!("guest: {PORT}: {error}");
+            eprintln!("guest: {}: {error}", system::PORT);
         }
     }
 
@@ -337,7 +337,7 @@ impl Guest {
         let (verb, rest) = command.split_once(' ').unwrap_or((command, ""));
         match verb {
             "hello" => Ok(self.greeting()),
-            "check" => Ok(self.check()),
+            "check" => self.check(),
             "check-disk" => self.check_disk(),
             "status" => Ok(self.status()),
             "forget" => {
@@ -354,8 +354,8 @@ impl Guest {
                 lock(&self.swing).restart(Instant::now());
                 Ok(String::new())
             }
-            "reboot" => end(rustix::system::RebootCommand::Restart),
-            "poweroff" => end(rustix::system::RebootCommand::PowerOff),
+            "reboot" => system::end(rustix::system::RebootCommand::Restart),
+            "poweroff" => system::end(rustix::system::RebootCommand::PowerOff),
             _ => Err(format!("unknown command {verb:?}")),
         }
     }
@@ -365,7 +365,7 @@ impl Guest {
         Ok(format!("rate={rate}"))
     }
 
-    fn check(&self) -> String {
+    fn check(&self) -> Result<String, String> {
         let mut checked = Checked::default();
         for area in &self.fixed {
             checked.add(area.check());
@@ -377,25 +377,27 @@ impl Guest {
         let (wrong, first_wrong) = writer.wrong();
         let first_wrong = first_wrong.map(str::to_owned);
         checked.add(Checked { pages: 0, wrong, first_wrong });
-        shown(checked)
+        let file = self.file.check().map_err(|error| format!("{FILE}: {error}"))?;
+        checked.add(file.unwrap_or_default());
+        Ok(shown(checked))
     }
 
     fn check_disk(&self) -> Result<String, String> {
-        let mut disk = lock(&self.disk);
-        let disk = disk.as_mut().ok_or("there is no disk")?;
-        let checked = disk.check().map_err(|error| format!("{DISK}: {error}"))?;
-        Ok(format!("written={} {}", disk.written(), shown(checked)))
+        let checked = self.disk.check().map_err(|error| format!("{DISK}: {error}"))?;
+        let checked = checked.ok_or("there is no disk")?;
+        Ok(format!("written={} {}", self.disk.written(), shown(checked)))
     }
 
     fn status(&self) -> String {
         format!(
-            "ticks={} written={} rate={} worst_tick_us={} computed={} fastest={}",
+            "ticks={} written={} rate={} worst_tick_us={} computed={} fastest={} wrong_answers={}",
             self.ticks.load(Ordering::Relaxed),
             self.written.load(Ordering::Relaxed),
             lock(&self.pacer).rate(),
             self.worst_tick_us.load(Ordering::Relaxed),
             self.computed.load(Ordering::Relaxed),
             self.burner.as_ref().map_or(0, Burner::fastest),
+            self.wrong_answers.load(Ordering::Relaxed),
         )
     }
 }
@@ -403,11 +405,4 @@ impl Guest {
 fn shown(checked: Checked) -> String {
     let first = checked.first_wrong.unwrap_or_else(|| "none".to_owned());
     format!("pages={} wrong={} first={first}", checked.pages, checked.wrong)
-}
-
-fn end(command: rustix::system::RebootCommand) -> Result<String, String> {
-    match rustix::system::reboot(command) {
-        Ok(()) => Ok(String::new()),
-        Err(error) => Err(error.to_string()),
-    }
 }

@@ -8,8 +8,8 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, sendto, socket};
 
-/// The address that it has, on whatever host it runs.
-pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 10);
+/// The address of a guest that serves, on whatever host it runs.
+pub const ADDRESS: Ipv4Addr = address(10);
 const PREFIX_BITS: u8 = 24;
 const NIC: &str = "eth0";
 
@@ -20,15 +20,21 @@ const CREATE: u16 = 0x400;
 const ANSWER: u16 = 2;
 const HEADER_BYTES: usize = 16;
 
+/// The address of a guest, by its last part.
+#[must_use]
+pub const fn address(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 78, 0, last)
+}
+
 /// Gives the NIC its address, and takes it up.
 ///
 /// # Errors
 /// If there is none, or the kernel refuses.
-pub fn up() -> io::Result<()> {
+pub fn up(own: Ipv4Addr) -> io::Result<()> {
     // The protocol that is for NICs has the number 0.
     let socket = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
     let nic = name_to_index(&socket, NIC)?;
-    for request in [link_up(nic), address(nic)] {
+    for request in [link_up(nic), give(nic, own)] {
         sendto(&socket, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
         let mut answer = [0; 1024];
         let (length, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
@@ -43,7 +49,7 @@ fn link_up(nic: u32) -> Vec<u8> {
     message(NEW_LINK, REQUEST_AND_ANSWER, &body)
 }
 
-fn address(nic: u32) -> Vec<u8> {
+fn give(nic: u32, own: Ipv4Addr) -> Vec<u8> {
     const INET: u8 = 2;
     let mut body = vec![INET, PREFIX_BITS, 0, 0];
     body.extend(nic.to_ne_bytes());
@@ -51,7 +57,7 @@ fn address(nic: u32) -> Vec<u8> {
     for attribute in [1_u16, 2] {
         body.extend(8_u16.to_ne_bytes());
         body.extend(attribute.to_ne_bytes());
-        body.extend(ADDRESS.octets());
+        body.extend(own.octets());
     }
     message(NEW_ADDRESS, REQUEST_AND_ANSWER | CREATE, &body)
 }
@@ -84,7 +90,7 @@ mod tests {
 
     #[test]
     fn messages_have_the_length_that_they_say() {
-        for message in [link_up(2), address(2)] {
+        for message in [link_up(2), give(2, ADDRESS)] {
             let length = u32::from_ne_bytes(*message.first_chunk().expect("a header"));
             assert_eq!(usize::try_from(length).expect("small"), message.len());
             assert!(message.len().is_multiple_of(4));

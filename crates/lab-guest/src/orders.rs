@@ -3,6 +3,10 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
+
+/// How often guests beat that are not told.
+pub const TICK_MS: u64 = 5;
 
 /// In which order the writer visits its working set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +23,11 @@ pub enum Order {
 pub struct Orders {
     /// Makes this guest's content different from that of others.
     pub seed: u64,
+    /// Bytes filled once with content that doesn't shrink, the same in every guest
+    /// that is given the same `common_seed`.
+    pub common_bytes: u64,
+    /// Says which content that is.
+    pub common_seed: u64,
     /// Bytes filled once with content that doesn't shrink.
     pub random_bytes: u64,
     /// Bytes filled once with content that shrinks as text does.
@@ -29,6 +38,8 @@ pub struct Orders {
     pub working_set_bytes: u64,
     /// Bytes rewritten per second.
     pub rate: u64,
+    /// Bytes that the writer rewrites in all, and then rests; 0 for no end.
+    pub write_max_bytes: u64,
     /// In which order.
     pub order: Order,
     /// Whether the writer uses a whole CPU for that, so that half a CPU halves
@@ -42,8 +53,21 @@ pub struct Orders {
     /// The CPU, counted from 1, that a thread keeps busy which writes nothing;
     /// 0 for no such thread.
     pub compute_cpu: u64,
+    /// Milliseconds between two heartbeats; 0 for [`TICK_MS`].
+    pub tick_ms: u64,
+    /// The last part of the address of the guest's NIC; 0 for no NIC.
+    pub address: u8,
+    /// Whether it answers other guests' requests.
+    pub answers: bool,
+    /// The last part of the address of the guest that it asks, one request after
+    /// the other; 0 for none.
+    pub asks: u8,
     /// Bytes that a server in the guest keeps for its clients; 0 for no server.
     pub serve_bytes: u64,
+    /// Bytes of a file in memory that is filled, and rewritten in any order.
+    pub file_bytes: u64,
+    /// Bytes rewritten there per second.
+    pub file_rate: u64,
     /// Bytes of the first disk that are filled, and rewritten in any order.
     pub disk_bytes: u64,
     /// Bytes rewritten there per second.
@@ -53,6 +77,14 @@ pub struct Orders {
     pub disk_run: u64,
     /// Bytes written there between two flushes; 0 for never.
     pub disk_flush: u64,
+}
+
+impl Orders {
+    /// How often the guest beats.
+    #[must_use]
+    pub fn tick(&self) -> Duration {
+        Duration::from_millis(if self.tick_ms == 0 { TICK_MS } else { self.tick_ms })
+    }
 }
 
 /// A kernel command line that holds no orders, or wrong ones.
@@ -66,17 +98,26 @@ impl fmt::Display for Orders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let numbers = [
             ("seed", self.seed),
+            ("common", self.common_bytes),
+            ("common_seed", self.common_seed),
             ("random", self.random_bytes),
             ("text", self.text_bytes),
             ("zero", self.zero_bytes),
             ("ws", self.working_set_bytes),
             ("rate", self.rate),
+            ("write_max", self.write_max_bytes),
             ("sequential", u64::from(self.order == Order::Sequential)),
             ("burn", u64::from(self.burn)),
             ("swing_ms", self.swing_ms),
             ("writer_cpu", self.writer_cpu),
             ("compute_cpu", self.compute_cpu),
+            ("tick_ms", self.tick_ms),
+            ("address", self.address.into()),
+            ("answers", u64::from(self.answers)),
+            ("asks", self.asks.into()),
             ("serve", self.serve_bytes),
+            ("file", self.file_bytes),
+            ("file_rate", self.file_rate),
             ("disk", self.disk_bytes),
             ("disk_rate", self.disk_rate),
             ("disk_run", self.disk_run),
@@ -104,16 +145,25 @@ impl FromStr for Orders {
             let number: u64 = number.parse().map_err(|_| bad())?;
             match name {
                 "seed" => orders.seed = number,
+                "common" => orders.common_bytes = number,
+                "common_seed" => orders.common_seed = number,
                 "random" => orders.random_bytes = number,
                 "text" => orders.text_bytes = number,
                 "zero" => orders.zero_bytes = number,
                 "ws" => orders.working_set_bytes = number,
                 "rate" => orders.rate = number,
+                "write_max" => orders.write_max_bytes = number,
                 "burn" => orders.burn = number == 1,
                 "swing_ms" => orders.swing_ms = number,
                 "writer_cpu" => orders.writer_cpu = number,
                 "compute_cpu" => orders.compute_cpu = number,
+                "tick_ms" => orders.tick_ms = number,
+                "address" => orders.address = u8::try_from(number).map_err(|_| bad())?,
+                "answers" => orders.answers = number == 1,
+                "asks" => orders.asks = u8::try_from(number).map_err(|_| bad())?,
                 "serve" => orders.serve_bytes = number,
+                "file" => orders.file_bytes = number,
+                "file_rate" => orders.file_rate = number,
                 "disk" => orders.disk_bytes = number,
                 "disk_rate" => orders.disk_rate = number,
                 "disk_run" => orders.disk_run = number,
@@ -135,17 +185,26 @@ mod tests {
     fn what_is_written_is_read() {
         let orders = Orders {
             seed: 1,
+            common_bytes: 15,
+            common_seed: 16,
             random_bytes: 2,
             text_bytes: 3,
             zero_bytes: 4,
             working_set_bytes: 5,
             rate: 6,
+            write_max_bytes: 17,
             order: Order::Sequential,
             burn: true,
             swing_ms: 11,
             writer_cpu: 12,
             compute_cpu: 13,
+            tick_ms: 20,
+            address: 21,
+            answers: true,
+            asks: 22,
             serve_bytes: 14,
+            file_bytes: 18,
+            file_rate: 19,
             disk_bytes: 7,
             disk_rate: 8,
             disk_run: 9,
@@ -157,7 +216,7 @@ mod tests {
 
     #[test]
     fn wrong_orders_are_named() {
-        for wrong in ["lab.seed", "lab.seed=x", "lab.rate=-1", "lab.colour=1"] {
+        for wrong in ["lab.seed", "lab.seed=x", "lab.rate=-1", "lab.colour=1", "lab.asks=256"] {
             assert_eq!(wrong.parse::<Orders>(), Err(BadOrder(wrong.to_owned())));
         }
     }

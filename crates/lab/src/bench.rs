@@ -3,8 +3,10 @@
 mod beside;
 pub mod contest;
 mod cpu;
+pub mod gang;
 pub mod goals;
 pub mod neighbour;
+pub mod paired;
 pub mod plain_tcp;
 pub mod result;
 pub mod scenario;

@@ -1,6 +1,7 @@
 //! Who races: QEMU's own migration in its best settings, and Droveway.
 
 mod droveway;
+pub mod gang;
 mod qemu;
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,7 @@
 //! `make demo`: the main job, on one machine, in a minute.
 
+pub mod gang;
+
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 

@@ -161,14 +161,32 @@ impl Guest {
     /// # Errors
     /// If it stays silent; with its console's end.
     pub fn meet(spec: GuestSpec, host: &Host) -> Result<Self> {
+        let guest = Self::listen(spec, host)?;
+        guest.wait_boot(host)?;
+        Ok(guest)
+    }
+
+    /// Listens to a guest that is about to be started on `host`.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn listen(spec: GuestSpec, host: &Host) -> Result<Self> {
         let guest = Self { spec, heard: Arc::default() };
-        let until = Instant::now() + BOOT_MAX;
-        guest.heard.listen(guest.spec.socket(host), until)?;
-        if guest.heard.wait_boot(until) {
-            return Ok(guest);
+        guest.heard.listen(guest.spec.socket(host), Instant::now() + ARRIVE_MAX)?;
+        Ok(guest)
+    }
+
+    /// Waits until it has booted on `host`.
+    ///
+    /// # Errors
+    /// If it stays silent; with its console's end.
+    pub fn wait_boot(&self, host: &Host) -> Result<()> {
+        if self.heard.wait_boot(Instant::now() + BOOT_MAX) {
+            return Ok(());
         }
-        let detail = format!("; its console: {}", guest.spec.console(host));
-        Err(LabError::Silent { what: "the guest".to_owned(), waited: BOOT_MAX, detail })
+        let detail = format!("; its console: {}", self.spec.console(host));
+        let what = format!("the guest {}", self.spec.name);
+        Err(LabError::Silent { what, waited: BOOT_MAX, detail })
     }
 
     /// Listens on `host` too, as soon as the guest's QEMU is there: to be
@@ -248,14 +266,14 @@ impl Guest {
     /// little for the beats that belong to it.
     #[must_use]
     pub fn felt(&self, from: Instant, to: Instant) -> Felt {
-        self.heard.felt(from, to)
+        self.heard.felt(from, to, self.spec.orders.tick())
     }
 
     /// The silence of its switchover, and the longest between `from` and that;
     /// since [`Guest::forget_gap`].
     #[must_use]
     pub fn silences(&self, from: Instant) -> Silences {
-        self.heard.silences(from)
+        self.heard.silences(from, self.spec.orders.tick())
     }
 
     /// How many pages of memory it had written, at instants between two; since

@@ -9,12 +9,14 @@ mod counters;
 mod host;
 mod link;
 mod outside;
+mod racks;
 mod stale;
 
 pub use counters::Traffic;
 pub use host::{Host, RUN_DIR};
 pub use link::Link;
 pub use outside::Outside;
+pub use racks::{Crossed, Edges, Layout, RackHost, Racks};
 pub use stale::{abandon, clean};
 
 use std::fs::File;
@@ -47,17 +49,8 @@ impl Hosts {
     /// # Errors
     /// If this isn't root, or `ip` and `tc` fail.
     pub fn new(link: Link) -> Result<Self> {
-        if !program::root() {
-            return Err(LabError::Unsupported(
-                "hosts are network namespaces, and these need root: run it as root or with sudo"
-                    .to_owned(),
-            ));
-        }
-        let _turn = turn()?;
-        clean()?;
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let nth = NEXT.fetch_add(1, Relaxed);
-        let name = |host: &str| format!("{PREFIX}{}-{nth}{host}", std::process::id());
+        let (_turn, prefix) = begin()?;
+        let name = |host: &str| format!("{prefix}{host}");
         let a = Host::new(&name("a"), addresses(link, 1), link.mbit_per_s.is_some())?;
         let b = Host::new(&name("b"), addresses(link, 2), link.mbit_per_s.is_some())?;
         link.join(&a, &b)?;
@@ -71,6 +64,22 @@ impl Hosts {
     pub fn traffic(&self) -> Result<Traffic> {
         Ok(self.a.sent()? + self.b.sent()?)
     }
+}
+
+/// What comes before hosts are made: our turn, and how the names of those begin
+/// that are made now.
+fn begin() -> Result<(File, String)> {
+    if !program::root() {
+        return Err(LabError::Unsupported(
+            "hosts are network namespaces, and these need root: run it as root or with sudo"
+                .to_owned(),
+        ));
+    }
+    let turn = turn()?;
+    clean()?;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let nth = NEXT.fetch_add(1, Relaxed);
+    Ok((turn, format!("{PREFIX}{}-{nth}", std::process::id())))
 }
 
 /// Waits until no other lab on this machine makes hosts, or removes what others

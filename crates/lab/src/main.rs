@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lab::bench::result::{Outcome, Run};
-use lab::bench::{contest, neighbour, plain_tcp, scenario, sweep, visitors, writers};
+use lab::bench::{contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
 use lab::error::LabError;
 use lab::{demo, hosts, program, setup, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
@@ -27,6 +27,9 @@ enum Action {
     Clean,
     /// Move a writing VM there and back, and race QEMU's own migration.
     Demo,
+    /// Move all VMs of a rack to another one and back, with shared content and
+    /// without.
+    DemoGang,
     /// Run a benchmark; without a name, list them.
     Bench {
         /// Which.
@@ -40,6 +43,9 @@ enum Action {
         /// Only these points of a sweep, such as 500x2; may be repeated.
         #[arg(long)]
         at: Vec<String>,
+        /// How many VMs a gang has [default: 8]
+        #[arg(long, value_parser = clap::value_parser!(u8).range(1..=16))]
+        vms: Option<u8>,
     },
     /// Run a program where hosts can be made: as root, else in a user namespace.
     AsRoot {
@@ -73,6 +79,20 @@ enum Action {
         /// Whom.
         address: String,
         /// For how much.
+        bytes_per_s: u64,
+    },
+    /// Receive a load (for the benchmark `gang-background`).
+    #[command(hide = true)]
+    LoadSink {
+        /// Where.
+        port: u16,
+    },
+    /// Send one.
+    #[command(hide = true)]
+    LoadSource {
+        /// Where to.
+        address: String,
+        /// How much.
         bytes_per_s: u64,
     },
     /// Use the server in a guest, and print what was answered (for `web`).
@@ -128,7 +148,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         }
         Action::Env => println!("{}", setup::ensure()?),
         Action::Clean => hosts::clean()?,
-        Action::Demo | Action::Bench { name: Some(_), .. } if !program::root() => {
+        Action::Demo | Action::DemoGang | Action::Bench { name: Some(_), .. }
+            if !program::root() =>
+        {
             // What is missing is installed by the real root.
             setup::ensure()?;
             let argv: Vec<OsString> = std::env::args_os().collect();
@@ -137,17 +159,20 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         }
         Action::AsRoot { argv } => return unprivileged::run(argv),
         Action::Demo => return demo::run(),
+        Action::DemoGang => return demo::gang::run(),
         Action::Bench { name: None, .. } => {
             let scenarios = scenario::all();
             let contests = scenarios.iter().map(|one| (one.name, one.about));
             let sweeps = writers::sweeps();
             let sweeps = sweeps.iter().map(|one| (one.name, one.about));
-            for (name, about) in contests.chain(sweeps) {
-                println!("{name:10} {about}");
+            let gangs = gang::scenarios::all();
+            let gangs = gangs.iter().map(|one| (one.name, one.about));
+            for (name, about) in contests.chain(sweeps).chain(gangs) {
+                println!("{name:15} {about}");
             }
         }
-        Action::Bench { name: Some(name), runs, only, at } => {
-            return bench(name, *runs, only, at);
+        Action::Bench { name: Some(name), runs, only, at, vms } => {
+            return bench(name, *runs, only, at, vms.map(usize::from));
         }
         Action::TcpSink { port } => plain_tcp::sink(*port).map_err(system)?,
         Action::TcpSource { address, bytes } => {
@@ -157,26 +182,40 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::NeighbourClients { address, bytes_per_s } => {
             neighbour::clients(address, *bytes_per_s).map_err(system)?;
         }
+        Action::LoadSink { port } => gang::load::sink(*port).map_err(system)?,
+        Action::LoadSource { address, bytes_per_s } => {
+            gang::load::source(address, *bytes_per_s).map_err(system)?;
+        }
         Action::Visitors => visitors::visit().map_err(system)?,
         Action::NeighbourComputing => neighbour::computing().map_err(system)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn bench(name: &str, runs: u32, only: &[String], at: &[String]) -> Result<ExitCode, LabError> {
+fn bench(
+    name: &str,
+    runs: u32,
+    only: &[String],
+    at: &[String],
+    vms: Option<usize>,
+) -> Result<ExitCode, LabError> {
     let is_right = |run: &Run| !run.ok || (run.intact && run.disk_intact.unwrap_or(true));
     let all_right = |outcome: &Outcome| {
         outcome.contenders.values().flat_map(|contender| &contender.runs).all(is_right)
     };
     let contest = scenario::all().into_iter().find(|one| one.name == name);
     let sweep = writers::sweeps().into_iter().find(|one| one.name == name);
-    let right = match (contest, sweep) {
-        (Some(contest), _) => all_right(&contest::run(&setup::ensure()?, &contest, runs, only)?),
-        (None, Some(sweep)) => {
+    let gang = gang::scenarios::all().into_iter().find(|one| one.name == name);
+    let right = match (contest, sweep, gang) {
+        (Some(contest), ..) => all_right(&contest::run(&setup::ensure()?, &contest, runs, only)?),
+        (None, None, Some(gang)) => {
+            all_right(&gang::run(&setup::ensure()?, &gang, vms, runs, only)?)
+        }
+        (None, Some(sweep), _) => {
             let outcome = sweep::run(&setup::ensure()?, &sweep, runs, only, at)?;
             outcome.points.iter().all(|point| all_right(&point.outcome))
         }
-        (None, None) => {
+        (None, None, None) => {
             let text = format!("there is no benchmark {name}; `lab bench` lists them");
             return Err(LabError::Unsupported(text));
         }

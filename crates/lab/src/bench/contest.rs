@@ -1,13 +1,12 @@
 //! Runs a scenario: contenders in turn, so that what else happens on the
 //! machine meets all of them alike.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::beside::Beside;
-use super::cpu::CpuMeter;
+use super::cpu::{self, CpuMeter};
 use super::result::{Outcome, Run};
 use super::scenario::Scenario;
 use super::served::Serving;
@@ -74,8 +73,7 @@ pub(super) fn empty(kit: &Kit, scenario: &Scenario) -> Result<Outcome> {
         links: scenario.links_json(&Hosts::new(scenario.link)?.a.congestion_control),
         qemu: kit.qemu_version.to_string(),
         accel: kit.accelerator.to_string(),
-        contenders: BTreeMap::new(),
-        ratios: BTreeMap::new(),
+        ..Outcome::default()
     })
 }
 
@@ -163,7 +161,7 @@ pub(super) fn whole(name: &str) -> Result<PathBuf> {
     }
 }
 
-fn save(name: &str, what: &impl serde::Serialize) -> Result<()> {
+pub(super) fn save(name: &str, what: &impl serde::Serialize) -> Result<()> {
     save_at(&path(name), what)
 }
 
@@ -204,7 +202,8 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     let beside = scenario.neighbour.map(|neighbour| Beside::start(neighbour, &hosts));
     let beside = beside.transpose()?;
     let serving = outside.as_ref().map(Serving::start).transpose()?;
-    let cpu = CpuMeter::start(&hosts, beside.as_ref().map_or_else(Vec::new, Beside::pids))?;
+    let but = beside.as_ref().map_or_else(Vec::new, Beside::pids);
+    let cpu = CpuMeter::start(&[&hosts.a, &hosts.b], but, cpu::OFTEN)?;
     let traffic = hosts.traffic()?;
     let slowed = undisturbed.map(|undisturbed| Slowed::begin(undisturbed, &guest)).transpose()?;
     guest.forget_gap();

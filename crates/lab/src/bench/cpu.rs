@@ -1,6 +1,6 @@
-//! CPU time that a migration took, from outside: that of every process on both
-//! hosts (agents, the command, both QEMUs), but not of their vCPU threads, whose
-//! work is the guest's.
+//! CPU time that a migration took, from outside: that of every process on the
+//! hosts (agents, the command, QEMUs at both ends), but not of their vCPU threads,
+//! whose work is the guest's.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,10 +11,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::{FileContext, Result, SystemContext};
-use crate::hosts::{Host, Hosts};
+use crate::hosts::Host;
 
 /// A process that ends takes its figures with it: they are read this often.
-const EVERY: Duration = Duration::from_millis(20);
+pub(super) const OFTEN: Duration = Duration::from_millis(20);
 /// New processes are looked for once in so many readings.
 const LOOK_ONCE_IN: usize = 4;
 
@@ -53,23 +53,24 @@ pub(super) struct CpuMeter {
 }
 
 impl CpuMeter {
-    /// Watches all processes on both hosts but some, also those that come later.
+    /// Watches all processes on these hosts but some, also those that come later,
+    /// reading them once in `every`: to read many takes time.
     ///
     /// # Errors
     /// If a host's namespace can't be identified.
-    pub(super) fn start(hosts: &Hosts, but: Vec<u32>) -> Result<Self> {
-        let networks = [network(&hosts.a)?, network(&hosts.b)?];
+    pub(super) fn start(hosts: &[&Host], but: Vec<u32>, every: Duration) -> Result<Self> {
+        let networks: Vec<u64> = hosts.iter().map(|host| network(host)).collect::<Result<_>>()?;
         let (stop, stopped) = mpsc::channel();
         let watch = move || {
             let mut samples = Samples::new();
             let mut here = Vec::new();
             for reading in 0.. {
                 if usize::is_multiple_of(reading, LOOK_ONCE_IN) {
-                    here = processes(networks);
+                    here = processes(&networks);
                     here.retain(|pid| !but.contains(pid));
                 }
                 read(&here, &mut samples);
-                if stopped.recv_timeout(EVERY) != Err(RecvTimeoutError::Timeout) {
+                if stopped.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
                     break;
                 }
             }
@@ -96,7 +97,7 @@ fn network(host: &Host) -> Result<u64> {
     Ok(fs::metadata(&path).at("look at", &path)?.ino())
 }
 
-fn processes(networks: [u64; 2]) -> Vec<u32> {
+fn processes(networks: &[u64]) -> Vec<u32> {
     let network = |pid: &u32| {
         let link = fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
         link.to_str()?.strip_prefix("net:[")?.strip_suffix(']')?.parse().ok()

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::result::{Contender, Outcome, Run};
 use super::sweep::PointOutcome;
@@ -19,7 +19,7 @@ const NEEDS_NOTHING: f64 = 0.5;
 const ALL: f64 = 0.999;
 
 /// Something to be reached.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
     /// What.
     pub goal: String,
@@ -133,7 +133,7 @@ fn judge<'p>(
     Goal { goal: goal.to_owned(), reached, detail }
 }
 
-fn shown(value: f64) -> String {
+pub(super) fn shown(value: f64) -> String {
     if value >= 10.0 || value.fract() == 0.0 {
         format!("{value:.0}")
     } else {

@@ -6,7 +6,7 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -92,8 +92,15 @@ impl Neighbour {
         };
         let output = told.stdout.take();
         children.push(told);
+        AtWork::hear(children, output)
+    }
+}
+
+impl AtWork {
+    /// Children, the last of whom tells on `output` how much it has done.
+    pub(super) fn hear(children: Vec<Child>, output: Option<ChildStdout>) -> Result<Self> {
         let done = Arc::new(Mutex::new(Vec::new()));
-        let mut at_work = AtWork { children, done: Arc::clone(&done), listening: None };
+        let mut at_work = Self { children, done: Arc::clone(&done), listening: None };
         let listen = move || {
             let lines = output.map(|output| BufReader::new(output).lines());
             for line in lines.into_iter().flatten().map_while(io::Result::ok) {
@@ -108,9 +115,7 @@ impl Neighbour {
         at_work.listening = Some(thread.doing("start a thread")?);
         Ok(at_work)
     }
-}
 
-impl AtWork {
     /// Its processes.
     pub(super) fn pids(&self) -> Vec<u32> {
         self.children.iter().map(Child::id).collect()
@@ -144,7 +149,7 @@ impl Drop for AtWork {
 }
 
 /// Says every 50 ms how much was done, until nobody hears it.
-fn tell(done: &AtomicU64) -> io::Result<()> {
+pub(super) fn tell(done: &AtomicU64) -> io::Result<()> {
     loop {
         thread::sleep(TELL);
         let mut output = io::stdout().lock();

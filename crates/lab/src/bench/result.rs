@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::gang::figures::GangFigures;
+use super::goals::Goal;
+use super::paired::{self, Interval};
 use super::served::Served;
 
 /// One run of one contender.
@@ -71,6 +74,9 @@ pub struct Run {
     /// What clients of a server in the guest got, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served: Option<Served>,
+    /// Where many VMs moved at once: what that came to.
+    #[serde(flatten)]
+    pub gang: Option<GangFigures>,
     /// How long the contender was given, if it did not finish in that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_s: Option<f64>,
@@ -83,7 +89,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [Figure; 25] = [
+pub const FIGURES: [Figure; 34] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -108,6 +114,15 @@ pub const FIGURES: [Figure; 25] = [
     ("served_silence_ms", |run| Some(run.served.as_ref()?.silence_ms)),
     ("served_silence_after_ms", |run| Some(run.served.as_ref()?.silence_after_ms)),
     ("served_lost", |run| Some(run.served.as_ref()?.lost)),
+    ("core_bytes", |run| Some(run.gang.as_ref()?.core_bytes as f64)),
+    ("core_from_target_bytes", |run| Some(run.gang.as_ref()?.core_from_target_bytes as f64)),
+    ("edge_bytes", |run| Some(run.gang.as_ref()?.edge_bytes as f64)),
+    ("target_edge_bytes", |run| Some(run.gang.as_ref()?.target_edge_bytes as f64)),
+    ("load_lost_before", |run| Some(run.gang.as_ref()?.load.as_ref()?.lost_before)),
+    ("load_lost", |run| Some(run.gang.as_ref()?.load.as_ref()?.lost)),
+    ("answers_before_per_s", |run| Some(run.gang.as_ref()?.pair.as_ref()?.before_per_s)),
+    ("answers_per_s", |run| Some(run.gang.as_ref()?.pair.as_ref()?.meanwhile_per_s)),
+    ("answers_lost_s", |run| Some(run.gang.as_ref()?.pair.as_ref()?.lost_s)),
     ("disk_allocated_bytes", |run| run.disk_allocated_bytes.map(|bytes| bytes as f64)),
 ];
 
@@ -137,6 +152,12 @@ pub struct Outcome {
     pub contenders: BTreeMap<String, Contender>,
     /// `X/Y`: X's median over Y's, by figure.
     pub ratios: BTreeMap<String, BTreeMap<String, f64>>,
+    /// The same from pairs of runs: the nth of X over the nth of Y.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub paired: BTreeMap<String, BTreeMap<String, Interval>>,
+    /// What was to be reached, and whether it was.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub goals: Vec<Goal>,
 }
 
 impl Outcome {
@@ -147,12 +168,15 @@ impl Outcome {
             contender.median = medians(&contender.runs);
         }
         self.ratios.clear();
+        self.paired.clear();
         for ours in against {
             let Some(our) = self.contenders.get(*ours) else { continue };
             for (name, theirs) in &self.contenders {
                 if name != ours && !theirs.median.is_empty() && !our.median.is_empty() {
                     let ratios = ratios(&theirs.median, &our.median);
                     self.ratios.insert(format!("{name}/{ours}"), ratios);
+                    let paired = paired::all(&theirs.runs, &our.runs);
+                    self.paired.insert(format!("{name}/{ours}"), paired);
                 }
             }
         }
@@ -213,7 +237,7 @@ mod tests {
                 ("qemu-precopy".to_owned(), contender(&[(true, 6.0), (false, 0.1), (true, 4.0)])),
                 ("qemu-zstd".to_owned(), contender(&[(false, 1.0)])),
             ]),
-            ratios: BTreeMap::new(),
+            ..Outcome::default()
         };
         outcome.conclude(&["droveway"]);
         assert_eq!(outcome.contenders["droveway"].median["total_s"], 2.0);
@@ -221,5 +245,9 @@ mod tests {
         assert!(outcome.contenders["qemu-zstd"].median.is_empty());
         assert_eq!(outcome.ratios["qemu-precopy/droveway"]["total_s"], 2.5);
         assert!(!outcome.ratios.contains_key("qemu-zstd/droveway"));
+        // The second pair has a run that failed.
+        let paired = &outcome.paired["qemu-precopy/droveway"]["total_s"];
+        assert_eq!(paired.pairs, 2);
+        assert!((paired.ratio - 12_f64.sqrt()).abs() < 1e-9, "6 and 2, {paired:?}");
     }
 }

@@ -18,29 +18,38 @@ const ALWAYS: [&str; 9] = [
     "intact",
 ];
 
-/// Columns that a table has where any run has the figure, and their digits.
-const SOMETIMES: [(&str, &str, usize); 16] = [
-    ("disk_work", "disk's work", 2),
-    ("neighbour_kept", "neighbour kept", 2),
-    ("neighbour_lost_s", "neighbour lost s", 2),
-    ("spare_used", "spare used", 2),
-    ("stall_ms", "worst stall ms", 0),
-    ("lost_s", "work lost s", 2),
-    ("share_lowest", "lowest share", 2),
-    ("slowed_s", "slowed s", 1),
-    ("passes", "passes", 0),
-    ("served_before_per_s", "requests/s before", 0),
-    ("served_during_per_s", "during", 0),
-    ("served_after_per_s", "after", 0),
-    ("served_silence_before_ms", "silence ms before", 0),
-    ("served_silence_ms", "during", 0),
-    ("served_silence_after_ms", "after", 0),
-    ("served_lost", "requests lost", 0),
+/// Columns that a table has where any run has the figure, what it is
+/// multiplied with, and its digits.
+const SOMETIMES: [(&str, &str, f64, usize); 24] = [
+    ("disk_work", "disk's work", 1.0, 2),
+    ("neighbour_kept", "neighbour kept", 1.0, 2),
+    ("neighbour_lost_s", "neighbour lost s", 1.0, 2),
+    ("spare_used", "spare used", 1.0, 2),
+    ("stall_ms", "worst stall ms", 1.0, 0),
+    ("lost_s", "work lost s", 1.0, 2),
+    ("share_lowest", "lowest share", 1.0, 2),
+    ("slowed_s", "slowed s", 1.0, 1),
+    ("passes", "passes", 1.0, 0),
+    ("served_before_per_s", "requests/s before", 1.0, 0),
+    ("served_during_per_s", "during", 1.0, 0),
+    ("served_after_per_s", "after", 1.0, 0),
+    ("served_silence_before_ms", "silence ms before", 1.0, 0),
+    ("served_silence_ms", "during", 1.0, 0),
+    ("served_silence_after_ms", "after", 1.0, 0),
+    ("served_lost", "requests lost", 1.0, 0),
+    ("core_bytes", "core MB", 1e-6, 1),
+    ("edge_bytes", "edges MB", 1e-6, 1),
+    ("target_edge_bytes", "to target hosts MB", 1e-6, 1),
+    ("load_lost_before", "load lost before %", 100.0, 2),
+    ("load_lost", "meanwhile %", 100.0, 2),
+    ("answers_before_per_s", "answers/s before", 1.0, 0),
+    ("answers_per_s", "meanwhile", 1.0, 0),
+    ("answers_lost_s", "answers lost s", 1.0, 2),
 ];
 
 /// Those that a table has besides those that all have.
 struct More {
-    figures: Vec<(&'static str, &'static str, usize)>,
+    figures: Vec<(&'static str, &'static str, f64, usize)>,
     disks: bool,
 }
 
@@ -55,7 +64,7 @@ impl More {
 
     /// The table's head, with columns before all others.
     fn head(&self, first: &[&str]) -> String {
-        let names = self.figures.iter().map(|(_, name, _)| *name);
+        let names = self.figures.iter().map(|(_, name, ..)| *name);
         let names = names.chain(self.disks.then_some("disk intact"));
         let names: Vec<&str> = first.iter().copied().chain(ALWAYS).chain(names).collect();
         format!("| {} |\n|{}\n", names.join(" | "), " --- |".repeat(names.len()))
@@ -130,8 +139,8 @@ fn row(name: &str, contender: &Contender, more: &More) -> String {
         figure("guest_work", 1.0, 2),
         count(|run| run.intact),
     );
-    for (name, _, digits) in &more.figures {
-        let _ = write!(row, " {} |", figure(name, 1.0, *digits));
+    for (name, _, scale, digits) in &more.figures {
+        let _ = write!(row, " {} |", figure(name, *scale, *digits));
     }
     if more.disks {
         let intact = count(|run| run.disk_intact == Some(true));
@@ -151,7 +160,7 @@ mod tests {
         let failed = Contender { runs: vec![Run::default()], median: BTreeMap::new() };
         let none = More { figures: Vec::new(), disks: false };
         assert_eq!(row("x", &failed, &none), "| x | 0/1 | - | - | - | - | - | - | 0/1 |\n");
-        let more = More { figures: vec![("disk_work", "disk's work", 2)], disks: true };
+        let more = More { figures: vec![("disk_work", "disk's work", 1.0, 2)], disks: true };
         let with_disk = "| x | 0/1 | - | - | - | - | - | - | 0/1 | - | 0/1 |\n";
         assert_eq!(row("x", &failed, &more), with_disk);
         let late = Run { unfinished_s: Some(60.0), ..Run::default() };

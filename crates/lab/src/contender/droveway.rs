@@ -48,16 +48,15 @@ fn peer_name(hosts: &Hosts, host: &Host) -> &'static str {
 }
 
 fn peers(hosts: &Hosts) -> String {
-    let entry = |host: &Host| {
-        let nics: Vec<_> = host.addresses.iter().map(|nic| format!("\"{nic}\"")).collect();
-        format!(
-            "[[host]]\nname = \"{}\"\naddress = \"{}:{PORT}\"\nnics = [{}]\n",
-            peer_name(hosts, host),
-            host.addresses[0],
-            nics.join(", "),
-        )
-    };
+    let entry = |host: &Host| peer_entry(peer_name(hosts, host), host);
     entry(&hosts.a) + &entry(&hosts.b)
+}
+
+/// What the peers file says of a host.
+pub(super) fn peer_entry(name: &str, host: &Host) -> String {
+    let nics: Vec<_> = host.addresses.iter().map(|nic| format!("\"{nic}\"")).collect();
+    let (address, nics) = (host.addresses[0], nics.join(", "));
+    format!("[[host]]\nname = \"{name}\"\naddress = \"{address}:{PORT}\"\nnics = [{nics}]\n")
 }
 
 impl Agent {
@@ -84,12 +83,25 @@ impl Agent {
     /// # Errors
     /// As [`Agent::start`].
     pub fn start_with(hosts: &Hosts, host: &Host, by: &[&str], more: &[&str]) -> Result<Self> {
+        Self::start_as(peer_name(hosts, host), host, &peers(hosts), by, more)
+    }
+
+    /// The same among other hosts, as the peers file has them.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_as(
+        name: &str,
+        host: &Host,
+        peers: &str,
+        by: &[&str],
+        more: &[&str],
+    ) -> Result<Self> {
         let outside = |name: &str| host.run_dir.join(name);
-        std::fs::write(outside("peers.toml"), peers(hosts)).at("write", outside("peers.toml"))?;
+        std::fs::write(outside("peers.toml"), peers).at("write", outside("peers.toml"))?;
         let log = outside("agent.log");
         let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log);
         let log_file = log_file.at("open", &log)?;
-        let name = peer_name(hosts, host);
         let inside = |name: &str| format!("{RUN_DIR}/{name}");
         let binary = binary();
         let words: Vec<&OsStr> = by.iter().map(OsStr::new).chain([binary.as_os_str()]).collect();
@@ -285,19 +297,7 @@ impl Contender for Droveway {
         if report.outcome != Outcome::Done {
             return Err(self.failed(format!("{:?}", report.outcome)));
         }
-        // The report's clock runs from the request to the end; what is left is
-        // the command's own start, which counts as well.
-        let prepare = Duration::from_secs_f64(report.prepare_s);
-        let ran_s = report.phases.last().map_or(report.total_s, |phase| phase.start_s);
-        let after = Duration::from_secs_f64((report.total_s - ran_s).max(0.0));
-        let moved = Moved {
-            began: started + prepare,
-            ran: ended.checked_sub(after).unwrap_or(ended),
-            prepare,
-            downtime: Duration::from_secs_f64(report.downtime_ms.unwrap_or(0.0) / 1e3),
-            passes: Some(report.passes.into()),
-        };
-        Ok(moved)
+        Ok(moved(&report, started, ended))
     }
 
     fn report(&self) -> Option<&Report> {
@@ -309,13 +309,29 @@ impl Contender for Droveway {
     }
 }
 
+/// A migration that was asked for and ended between these.
+pub(super) fn moved(report: &Report, started: Instant, ended: Instant) -> Moved {
+    // The report's clock runs from the request to the end; what is left is
+    // the command's own start, which counts as well.
+    let prepare = Duration::from_secs_f64(report.prepare_s);
+    let ran_s = report.phases.last().map_or(report.total_s, |phase| phase.start_s);
+    let after = Duration::from_secs_f64((report.total_s - ran_s).max(0.0));
+    Moved {
+        began: started + prepare,
+        ran: ended.checked_sub(after).unwrap_or(ended),
+        prepare,
+        downtime: Duration::from_secs_f64(report.downtime_ms.unwrap_or(0.0) / 1e3),
+        passes: Some(report.passes.into()),
+    }
+}
+
 /// The report that `migrate --json` prints.
-fn report(output: &Output) -> Option<Report> {
+pub(super) fn report(output: &Output) -> Option<Report> {
     serde_json::from_slice(&output.stdout).ok()
 }
 
 /// Runs a command; after the timeout it is interrupted, as by Ctrl-C.
-fn within(command: &mut Command, timeout: Duration) -> Result<Output> {
+pub(super) fn within(command: &mut Command, timeout: Duration) -> Result<Output> {
     let child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().doing("run droveway")?;
     let pid = child.id();

@@ -63,6 +63,19 @@ impl Mode {
         }
     }
 
+    /// What it is called in tables.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Precopy | Self::PrecopyUntil { .. } => "qemu-precopy",
+            Self::Multifd => "qemu-multifd",
+            Self::Limited { .. } => "qemu-limited",
+            Self::Zstd => "qemu-zstd",
+            Self::AutoConverge => "qemu-autoconverge",
+            Self::Mirror => "qemu-mirror",
+            Self::MirrorZstd => "qemu-mirror-zstd",
+        }
+    }
+
     fn moves_disk(self) -> bool {
         matches!(self, Self::Mirror | Self::MirrorZstd)
     }
@@ -93,9 +106,10 @@ pub struct Qemu {
     ends: Vec<End>,
 }
 
-struct End {
+/// One QEMU.
+pub(super) struct End {
     child: Child,
-    qmp: Arc<Qmp>,
+    pub(super) qmp: Arc<Qmp>,
 }
 
 impl Qemu {
@@ -112,26 +126,8 @@ impl Qemu {
         spec: &GuestSpec,
         more: &[&str],
     ) -> Result<End> {
-        let socket = format!("{}.qmp", spec.name);
         let argv = spec.argv(ground.kit, &ground.kit.qemu);
-        let mut command = host.command(&argv[0]);
-        command
-            .args(&argv[1..])
-            .args(["-qmp", &format!("unix:{RUN_DIR}/{socket},server=on,wait=off")]);
-        let child = command
-            .args(more)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .doing("start QEMU")?;
-        let qmp = connect(&host.run_dir.join(socket))?;
-        let end = End { child, qmp };
-        end.tell("migrate-set-parameters", self.mode.parameters(ground.downtime_goal))?;
-        let capability = |name: &&str| json!({ "capability": name, "state": true });
-        let on: Vec<_> =
-            self.mode.capabilities().iter().chain(&["events"]).map(capability).collect();
-        end.tell("migrate-set-capabilities", json!({ "capabilities": on }))?;
-        Ok(end)
+        launch(self.mode, ground.downtime_goal, host, &spec.name, &argv, more)
     }
 
     fn failed(&self, reason: impl Into<String>) -> LabError {
@@ -167,6 +163,33 @@ impl Qemu {
     }
 }
 
+/// Starts a QEMU that is to migrate in this mode.
+pub(super) fn launch(
+    mode: Mode,
+    goal: Duration,
+    host: &Host,
+    name: &str,
+    argv: &[String],
+    more: &[&str],
+) -> Result<End> {
+    let socket = format!("{name}.qmp");
+    let mut command = host.command(&argv[0]);
+    command.args(&argv[1..]).args(["-qmp", &format!("unix:{RUN_DIR}/{socket},server=on,wait=off")]);
+    let child = command
+        .args(more)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .doing("start QEMU")?;
+    let qmp = connect(&host.run_dir.join(socket))?;
+    let end = End { child, qmp };
+    end.tell("migrate-set-parameters", mode.parameters(goal))?;
+    let capability = |name: &&str| json!({ "capability": name, "state": true });
+    let on: Vec<_> = mode.capabilities().iter().chain(&["events"]).map(capability).collect();
+    end.tell("migrate-set-capabilities", json!({ "capabilities": on }))?;
+    Ok(end)
+}
+
 fn connect(socket: &Path) -> Result<Arc<Qmp>> {
     let until = Instant::now() + CONNECT;
     loop {
@@ -182,26 +205,22 @@ fn connect(socket: &Path) -> Result<Arc<Qmp>> {
 }
 
 impl End {
-    fn tell(&self, command: &str, arguments: Value) -> Result<Value> {
+    pub(super) fn tell(&self, command: &str, arguments: Value) -> Result<Value> {
         self.qmp.execute(command, arguments).map_err(|error| LabError::Qmp {
             command: command.to_owned(),
             answer: error.to_string(),
         })
     }
+
+    pub(super) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 impl Contender for Qemu {
     fn name(&self) -> String {
-        match self.mode {
-            Mode::Precopy | Mode::PrecopyUntil { .. } => "qemu-precopy",
-            Mode::Multifd => "qemu-multifd",
-            Mode::Limited { .. } => "qemu-limited",
-            Mode::Zstd => "qemu-zstd",
-            Mode::AutoConverge => "qemu-autoconverge",
-            Mode::Mirror => "qemu-mirror",
-            Mode::MirrorZstd => "qemu-mirror-zstd",
-        }
-        .to_owned()
+        self.mode.name().to_owned()
     }
 
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
@@ -255,8 +274,7 @@ impl Contender for Qemu {
 
     fn stop(&mut self) {
         for mut end in self.ends.drain(..) {
-            let _ = end.child.kill();
-            let _ = end.child.wait();
+            end.kill();
         }
     }
 }
@@ -268,20 +286,23 @@ impl Drop for Qemu {
 }
 
 /// What one QEMU tells, and until when it is waited for.
-struct Events {
-    events: Receiver<Event>,
-    until: Instant,
+pub(super) struct Events {
+    pub(super) events: Receiver<Event>,
+    pub(super) until: Instant,
 }
 
 /// Why something was waited for in vain.
-enum Failure {
+pub(super) enum Failure {
     Late,
     Other(String),
 }
 
 impl Events {
     /// The next event that is the right one, or why there is none.
-    fn wait(&self, is_right: impl Fn(&Event) -> bool) -> std::result::Result<Event, Failure> {
+    pub(super) fn wait(
+        &self,
+        is_right: impl Fn(&Event) -> bool,
+    ) -> std::result::Result<Event, Failure> {
         self.wait_until(self.until, is_right)
     }
 

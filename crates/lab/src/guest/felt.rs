@@ -1,16 +1,13 @@
 //! What a guest felt while it moved, judged from outside.
 //!
 //! While QEMU has stopped a guest, the guest's own clocks stand still, and it
-//! can't know how long it was gone. So it beats every 5 ms, and what counts is
+//! can't know how long it was gone. So it beats every few ms, and what counts is
 //! when beats arrive at the lab, by one clock for both hosts. That sees all of
 //! it: the blackout, a vCPU that is throttled, a thread of QEMU that holds the
 //! vCPU up. It also sees when the machine itself is late, so a gap is never
 //! flattering.
 
 use std::time::{Duration, Instant};
-
-/// How often a guest beats: this much of a silence is none.
-const PERIOD: Duration = Duration::from_millis(5);
 
 /// A beat that arrived.
 #[derive(Clone, Copy, Debug)]
@@ -23,13 +20,15 @@ pub(super) struct Beat {
     pub(super) written: Option<Written>,
 }
 
-/// Pages that a guest has rewritten since it booted.
+/// What a guest has done since it booted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Of its memory.
+    /// Pages of its memory that it has rewritten.
     pub pages: u64,
-    /// Of its disk.
+    /// Pages of its disk or file.
     pub disk_pages: u64,
+    /// Answers that it got from another guest.
+    pub answers: u64,
 }
 
 /// What a guest felt between two instants.
@@ -41,10 +40,13 @@ pub struct Felt {
     pub pages_per_s: f64,
     /// Pages of its disk that it wrote per second.
     pub disk_pages_per_s: f64,
+    /// Answers that it got per second.
+    pub answers_per_s: f64,
 }
 
-/// Judges beats, in order of arrival.
-pub(super) fn felt(beats: &[Beat], from: Instant, to: Instant) -> Felt {
+/// Judges beats of a guest that beats every `period`, in order of arrival: this
+/// much of a silence is none.
+pub(super) fn felt(beats: &[Beat], from: Instant, to: Instant, period: Duration) -> Felt {
     let touching = beats.windows(2).filter(|pair| pair[1].at > from && pair[0].at < to);
     let longest = touching.map(|pair| pair[1].at - pair[0].at).max().unwrap_or_default();
     let counts: Vec<_> = beats.iter().filter_map(|beat| Some((beat.at, beat.written?))).collect();
@@ -58,9 +60,10 @@ pub(super) fn felt(beats: &[Beat], from: Instant, to: Instant) -> Felt {
         _ => 0.0,
     };
     Felt {
-        gap: longest.saturating_sub(PERIOD),
+        gap: longest.saturating_sub(period),
         pages_per_s: per_s(|written| written.pages),
         disk_pages_per_s: per_s(|written| written.disk_pages),
+        answers_per_s: per_s(|written| written.answers),
     }
 }
 
@@ -75,8 +78,8 @@ pub struct Silences {
 
 /// Tells the silence of the switchover from those between `from` and it. By
 /// where beats are heard, not by when the mover says that it was.
-pub(super) fn silences(beats: &[Beat], from: Instant) -> Silences {
-    let silence = |pair: &[Beat]| (pair[1].at - pair[0].at).saturating_sub(PERIOD);
+pub(super) fn silences(beats: &[Beat], from: Instant, period: Duration) -> Silences {
+    let silence = |pair: &[Beat]| (pair[1].at - pair[0].at).saturating_sub(period);
     let moves = |pair: &&[Beat]| pair[0].socket != pair[1].socket;
     let stays = beats.windows(2).take_while(|pair| !moves(pair));
     let before = stays.filter(|pair| pair[1].at > from).map(silence).max();
@@ -98,6 +101,8 @@ pub(super) fn pages(beats: &[Beat], from: Instant, to: Instant) -> Vec<(Instant,
 mod tests {
     use super::*;
 
+    const PERIOD: Duration = Duration::from_millis(5);
+
     #[test]
     fn a_blackout_is_felt_and_costs_work() {
         let start = Instant::now();
@@ -106,19 +111,20 @@ mod tests {
         for tick in 0..200 {
             // Gone for 300 ms from 500 ms on, and late again after the window.
             let ms = tick * 5 + if tick >= 100 { 300 } else { 0 };
-            let counts = Written { pages: tick * 2, disk_pages: tick };
+            let counts = Written { pages: tick * 2, disk_pages: tick, answers: tick * 4 };
             let written = (tick % 10 == 0).then_some(counts);
             beats.push(Beat { at: at(ms), socket: 0, written });
         }
         beats.push(Beat { at: at(9000), socket: 0, written: None });
-        let all = felt(&beats, at(0), at(1200));
+        let all = felt(&beats, at(0), at(1200), PERIOD);
         assert_eq!(all.gap, Duration::from_millis(300));
         assert!((all.pages_per_s - 300.0).abs() < 10.0, "{all:?}");
         assert!((all.disk_pages_per_s - 150.0).abs() < 5.0, "{all:?}");
-        let before = felt(&beats, at(0), at(400));
+        assert!((all.answers_per_s - 600.0).abs() < 20.0, "{all:?}");
+        let before = felt(&beats, at(0), at(400), PERIOD);
         assert_eq!(before.gap, Duration::ZERO);
         assert!((before.pages_per_s - 400.0).abs() < 1.0, "{before:?}");
-        assert_eq!(felt(&[], at(0), at(1)).pages_per_s, 0.0);
+        assert_eq!(felt(&[], at(0), at(1), PERIOD).pages_per_s, 0.0);
     }
 
     #[test]
@@ -129,10 +135,10 @@ mod tests {
         // One before the migration, two stalls, the blackout, and one after.
         let here = [0, 500, 505, 525, 530, 565, 570].map(|ms| beat((ms, 0)));
         let there = [790, 795, 1800].map(|ms| beat((ms, 1)));
-        let found = silences(&[&here[..], &there[..]].concat(), at(502));
+        let found = silences(&[&here[..], &there[..]].concat(), at(502), PERIOD);
         assert_eq!(found.before, Duration::from_millis(30));
         assert_eq!(found.switchover, Duration::from_millis(215));
-        assert_eq!(silences(&here, at(900)), Silences::default());
+        assert_eq!(silences(&here, at(900), PERIOD), Silences::default());
     }
 
     #[test]
@@ -140,7 +146,8 @@ mod tests {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let beat = |ms: u64| {
-            let written = ms.is_multiple_of(50).then_some(Written { pages: ms, disk_pages: 0 });
+            let written =
+                ms.is_multiple_of(50).then_some(Written { pages: ms, ..Written::default() });
             Beat { at: at(ms), socket: 0, written }
         };
         let beats: Vec<_> = (0..40).map(|nth| beat(nth * 5)).collect();

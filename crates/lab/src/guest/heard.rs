@@ -152,16 +152,16 @@ impl Heard {
         state.beats.clear();
     }
 
-    pub(super) fn felt(&self, from: Instant, to: Instant) -> Felt {
+    pub(super) fn felt(&self, from: Instant, to: Instant, period: Duration) -> Felt {
         // Counts come with every tenth beat; a guest that is silent by then
         // gets what it did until then.
         let until = Instant::now() + COUNT_MAX;
         self.wait(until, |state| state.pulse.written_at > to);
-        felt(&self.lock().beats, from, to)
+        felt(&self.lock().beats, from, to, period)
     }
 
-    pub(super) fn silences(&self, from: Instant) -> Silences {
-        silences(&self.lock().beats, from)
+    pub(super) fn silences(&self, from: Instant, period: Duration) -> Silences {
+        silences(&self.lock().beats, from, period)
     }
 
     pub(super) fn pages(&self, from: Instant, to: Instant) -> Vec<(Instant, u64)> {
@@ -216,10 +216,11 @@ impl Heard {
     }
 }
 
-/// `PAGES DISK_PAGES`.
+/// `PAGES DISK_PAGES ANSWERS`.
 fn counts(text: &str) -> Option<Written> {
-    let (pages, disk_pages) = text.split_once(' ')?;
-    Some(Written { pages: pages.parse().ok()?, disk_pages: disk_pages.parse().ok()? })
+    let mut numbers = text.split(' ').map(|number| number.parse().ok());
+    let mut next = || numbers.next().flatten();
+    Some(Written { pages: next()?, disk_pages: next()?, answers: next()? })
 }
 
 #[cfg(test)]
@@ -230,12 +231,16 @@ mod tests {
     fn heartbeats_answers_and_boots_are_told_apart() {
         let heard = Heard::default();
         let (port, _other) = UnixStream::pair().unwrap();
-        for line in [".1", "boot abc lab.seed=1", "=a 77 5", "q1 ok pages=3", "boot abc x", "junk"]
+        for line in
+            [".1", "boot abc lab.seed=1", "=a 77 5 3", "q1 ok pages=3", "boot abc x", "junk"]
         {
             heard.hear(line, &port, 1);
         }
         let pulse = heard.pulse();
-        assert_eq!((pulse.boots, pulse.written), (1, Written { pages: 77, disk_pages: 5 }));
+        assert_eq!(
+            (pulse.boots, pulse.written),
+            (1, Written { pages: 77, disk_pages: 5, answers: 3 })
+        );
         let answer = heard.wait_answer("q1", Duration::ZERO);
         assert_eq!(answer.as_deref(), Some("ok pages=3"));
         assert_eq!(pulse.twice, 0);

@@ -1,8 +1,10 @@
 //! What has crossed a host's NICs.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
-use super::host::Host;
+use super::host::{Host, tc};
 use super::link::nic_name;
 use crate::error::{LabError, Result};
 
@@ -43,6 +45,19 @@ pub(super) fn sent(host: &Host) -> Result<Traffic> {
     })
 }
 
+/// What the shaped NICs of a namespace have sent, by name.
+pub(super) fn shaped(namespace: &str) -> Result<HashMap<String, u64>> {
+    by_nic(&tc(namespace, &["-j", "-s", "qdisc", "show"])?)
+}
+
+fn by_nic(json: &str) -> Result<HashMap<String, u64>> {
+    let entries: Vec<Value> = serde_json::from_str(json)
+        .map_err(|_| LabError::Text { what: "a switch's counters", text: json.to_owned() })?;
+    let shaped = entries.iter().filter(|entry| entry["kind"] == "tbf");
+    let bytes = |entry: &Value| Some((entry["dev"].as_str()?.to_owned(), entry["bytes"].as_u64()?));
+    Ok(shaped.filter_map(bytes).collect())
+}
+
 fn qdisc_bytes(json: &str) -> Result<u64> {
     find(json, |entry| if entry["kind"] == "tbf" { entry["bytes"].as_u64() } else { None })
 }
@@ -68,6 +83,11 @@ mod tests {
         assert_eq!(qdisc_bytes(tc).unwrap(), 1234);
         let ip = r#"[{"ifname":"nic0","stats64":{"rx":{"bytes":1},"tx":{"bytes":77}}}]"#;
         assert_eq!(interface_bytes(ip).unwrap(), 77);
+        let tc = r#"[{"kind":"noqueue","dev":"lo"},{"kind":"tbf","dev":"h1","bytes":5},
+            {"kind":"tbf","dev":"core","bytes":7}]"#;
+        let found = by_nic(tc).unwrap();
+        assert_eq!((found.len(), found["h1"], found["core"]), (2, 5, 7));
+        assert!(by_nic("{}").is_err());
         assert!(qdisc_bytes("[]").is_err());
         assert!(interface_bytes("what").is_err());
     }

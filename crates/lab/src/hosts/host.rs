@@ -100,12 +100,12 @@ impl Host {
 
     /// Runs `ip` on this host's network.
     pub(super) fn ip(&self, args: &[&str]) -> Result<String> {
-        program::output(program::command("ip").args(["-n", &self.name]).args(args))
+        ip(&self.name, args)
     }
 
     /// Runs `tc` on this host's network.
     pub(super) fn tc(&self, args: &[&str]) -> Result<String> {
-        program::output(program::command("tc").args(["-n", &self.name]).args(args))
+        tc(&self.name, args)
     }
 
     /// What this host has sent by its NICs.
@@ -177,6 +177,16 @@ fn keep(name: &str, dir: &Path) -> Result<(Child, String)> {
         return Err(LabError::Unsupported(what));
     }
     Ok((keeper, said.trim().to_owned()))
+}
+
+/// Runs `ip` on a namespace's network.
+pub(super) fn ip(namespace: &str, args: &[&str]) -> Result<String> {
+    program::output(program::command("ip").args(["-n", namespace]).args(args))
+}
+
+/// Runs `tc` on a namespace's network.
+pub(super) fn tc(namespace: &str, args: &[&str]) -> Result<String> {
+    program::output(program::command("tc").args(["-n", namespace]).args(args))
 }
 
 /// The processes in a namespace.

@@ -1,7 +1,7 @@
 //! Links between two hosts: veth pairs, each shaped by tbf at both ends.
 
 use super::Hosts;
-use super::host::Host;
+use super::host::{Host, tc};
 use crate::error::Result;
 use crate::program;
 
@@ -43,7 +43,7 @@ impl Link {
                 host.ip(&["addr", "add", &address, "dev", &name])?;
                 host.ip(&["link", "set", &name, "up"])?;
                 if let Some(mbit) = self.mbit_per_s {
-                    shape(host, &name, mbit)?;
+                    shape(&host.name, &name, mbit)?;
                 }
             }
         }
@@ -92,7 +92,7 @@ impl Hosts {
     /// If `tc` fails.
     pub fn unslow(&self, host: &Host) -> Result<()> {
         self.each_nic(host, |nic, _| match self.link.mbit_per_s {
-            Some(mbit) => shape(host, nic, mbit),
+            Some(mbit) => shape(&host.name, nic, mbit),
             None => host.tc(&["qdisc", "del", "dev", nic, "root"]).map(drop),
         })
     }
@@ -108,9 +108,9 @@ impl Hosts {
 
 /// A token bucket whose burst lets TCP reach 95.6 % of the rate (the rest is
 /// headers), with a queue of 20 ms as a switch would have.
-fn shape(host: &Host, nic: &str, mbit: u32) -> Result<()> {
+pub(super) fn shape(namespace: &str, nic: &str, mbit: u32) -> Result<()> {
     let rate = format!("{mbit}mbit");
     let burst = if mbit >= 500 { "256kb" } else { "64kb" };
     let args = ["qdisc", "replace", "dev", nic, "root", "tbf", "rate", &rate];
-    host.tc(&[&args[..], &["burst", burst, "latency", "20ms"]].concat()).map(drop)
+    tc(namespace, &[&args[..], &["burst", burst, "latency", "20ms"]].concat()).map(drop)
 }

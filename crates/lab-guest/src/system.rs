@@ -1,0 +1,57 @@
+//! What an init asks of its kernel.
+
+use std::fs::{self, File, OpenOptions};
+
+/// Where the lab listens.
+pub(crate) const PORT: &str = "/dev/ttyS1";
+const MODULES: &str = "/modules";
+
+pub(crate) fn mount(kind: &str, at: &str) -> std::io::Result<()> {
+    fs::create_dir_all(at)?;
+    rustix::mount::mount(kind, at, kind, rustix::mount::MountFlags::empty(), None)?;
+    Ok(())
+}
+
+/// Drivers. Those that need others, in whatever order this kernel has it, are
+/// tried again after them.
+pub(crate) fn load_modules() -> std::io::Result<()> {
+    let mut left: Vec<_> = fs::read_dir(MODULES)?.filter_map(|e| Some(e.ok()?.path())).collect();
+    let mut before = usize::MAX;
+    while left.len() < before {
+        before = left.len();
+        left.retain(|path| {
+            let module = File::open(path);
+            module.is_ok_and(|file| rustix::system::finit_module(file, c"", 0).is_err())
+        });
+    }
+    for path in left {
+        eprintln!("guest: the kernel does not take {}", path.display());
+    }
+    Ok(())
+}
+
+pub(crate) fn open_port() -> std::io::Result<File> {
+    let port = OpenOptions::new().read(true).write(true).open(PORT)?;
+    let mut settings = rustix::termios::tcgetattr(&port)?;
+    settings.make_raw();
+    settings.set_speed(115_200)?;
+    rustix::termios::tcsetattr(&port, rustix::termios::OptionalActions::Now, &settings)?;
+    Ok(port)
+}
+
+/// Keeps the calling thread to a CPU, counted from 1; 0 for any.
+pub(crate) fn keep_to(cpu: u64) {
+    let Some(cpu) = usize::try_from(cpu).ok().and_then(|cpu| cpu.checked_sub(1)) else { return };
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(cpu);
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &cpus) {
+        eprintln!("guest: there is no CPU {}: {error}", cpu + 1);
+    }
+}
+
+pub(crate) fn end(command: rustix::system::RebootCommand) -> Result<String, String> {
+    match rustix::system::reboot(command) {
+        Ok(()) => Ok(String::new()),
+        Err(error) => Err(error.to_string()),
+    }
+}

@@ -1,0 +1,105 @@
+//! What joins the hosts of a rack, and racks.
+
+use std::collections::HashMap;
+
+use crate::error::{LabError, Result};
+use crate::hosts::host::{self, ip};
+use crate::hosts::link::shape;
+use crate::hosts::{counters, stale};
+use crate::program;
+
+const BRIDGE: &str = "switch";
+
+/// A bridge in a namespace of its own.
+#[derive(Debug)]
+pub(super) struct Switch {
+    namespace: String,
+}
+
+impl Switch {
+    pub(super) fn new(namespace: String) -> Result<Self> {
+        program::output(program::command("ip").args(["netns", "add", &namespace]))?;
+        let switch = Self { namespace };
+        // Without STP, which would wait for half a minute: there is no loop.
+        switch.ip(&["link", "add", BRIDGE, "type", "bridge", "stp_state", "0"])?;
+        quiet(&switch.namespace, BRIDGE)?;
+        switch.ip(&["link", "set", BRIDGE, "up"])?;
+        Ok(switch)
+    }
+
+    fn ip(&self, args: &[&str]) -> Result<String> {
+        ip(&self.namespace, args)
+    }
+
+    /// Joins it to another by a link whose ends are ports of both.
+    pub(super) fn join(
+        &self,
+        other: &Self,
+        port: &str,
+        others_port: &str,
+        mbit: u32,
+    ) -> Result<()> {
+        pair(&self.namespace, port, &other.namespace, others_port)?;
+        self.attach(port, mbit)?;
+        other.attach(others_port, mbit)
+    }
+
+    /// Makes a device a port, shaped on the way out.
+    pub(super) fn attach(&self, port: &str, mbit: u32) -> Result<()> {
+        self.ip(&["link", "set", port, "master", BRIDGE, "up"])?;
+        shape(&self.namespace, port, mbit)
+    }
+
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// What has left by each port.
+    pub(super) fn all_sent(&self) -> Result<HashMap<String, u64>> {
+        counters::shaped(&self.namespace)
+    }
+
+    /// What has left by a port.
+    pub(super) fn sent(&self, port: &str) -> Result<u64> {
+        let sent = self.all_sent()?;
+        sent.get(port).copied().ok_or_else(|| LabError::Text {
+            what: "a switch's counters",
+            text: format!("{port} is not among {sent:?}"),
+        })
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        stale::wait_if_abandoned();
+        if let Err(error) = host::remove(&self.namespace) {
+            eprintln!("lab: {} is left behind: {error}", self.namespace);
+        }
+    }
+}
+
+/// A link between two namespaces, both of its ends still down.
+pub(super) fn pair(one: &str, device: &str, other: &str, others_device: &str) -> Result<()> {
+    program::output(program::command("ip").args([
+        "link",
+        "add",
+        device,
+        "netns",
+        one,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        others_device,
+        "netns",
+        other,
+    ]))?;
+    quiet(one, device)?;
+    quiet(other, others_device)
+}
+
+/// Without an IPv6 address a device announces nothing by itself, which would
+/// cross the core and be counted.
+pub(super) fn quiet(namespace: &str, device: &str) -> Result<()> {
+    ip(namespace, &["link", "set", device, "addrgenmode", "none"]).map(drop)
+}
