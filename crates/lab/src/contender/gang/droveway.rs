@@ -67,7 +67,9 @@ pub fn agents(racks: &Racks) -> Result<Vec<Agent>> {
 pub fn sharing(share: Share) -> Result<Vec<String>> {
     let help = program::output(Command::new(binary()).args(["migrate", "--help"]))?;
     match share {
-        _ if help.contains("--share") => Ok(vec!["--share".to_owned(), share.to_string()]),
+        _ if help.split_whitespace().any(|word| word == "--share") => {
+            Ok(vec!["--share".to_owned(), share.to_string()])
+        }
         // As a droveway without sharing does.
         Share::Off => Ok(Vec::new()),
         share => Err(LabError::Migration {
