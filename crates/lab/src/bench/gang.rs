@@ -30,7 +30,7 @@ pub fn run(
 ) -> Result<Outcome> {
     let vms = vms.unwrap_or(VMS);
     let label = scenario.label(vms);
-    println!("{label}: {}{}", scenario.about, few(vms));
+    println!("{label}: {}; {vms} VMs", scenario.about);
     let part = format!("{label}-part");
     let mut outcome = empty(kit, scenario, vms)?;
     for nth in 1..=runs {
@@ -62,10 +62,6 @@ pub fn run(
     save_at(&path, &outcome)?;
     println!("\n{}", path.display());
     Ok(outcome)
-}
-
-fn few(vms: usize) -> String {
-    if vms == VMS { String::new() } else { format!("; with {vms} VMs") }
 }
 
 fn empty(kit: &Kit, scenario: &GangScenario, vms: usize) -> Result<Outcome> {

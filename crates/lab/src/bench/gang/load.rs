@@ -17,6 +17,9 @@ use crate::hosts::Racks;
 const PORT: u16 = 7814;
 /// What fits a packet of 1,500 bytes.
 const DATAGRAM: usize = 1472;
+/// What may wait for a receiver that has no CPU: it is the network's losses that
+/// count.
+const RECEIVE_BYTES: usize = 32 << 20;
 /// How evenly it sends.
 const STEP: Duration = Duration::from_millis(1);
 /// What a sender that was held up makes up for; what is older is not sent.
@@ -79,6 +82,9 @@ impl Load {
 /// If it can't listen, or nobody hears it.
 pub fn sink(port: u16) -> io::Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", port))?;
+    // Beyond what users may have; where that is not allowed, as much as they may.
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BYTES)
+        .or_else(|_| rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES))?;
     let done = Arc::new(AtomicU64::new(0));
     let counting = Arc::clone(&done);
     thread::Builder::new().name("receive".to_owned()).spawn(move || {

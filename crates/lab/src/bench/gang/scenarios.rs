@@ -213,12 +213,12 @@ pub fn all() -> Vec<GangScenario> {
     vec![
         idle(
             "gang-idle",
-            "8 VMs of 256 MiB, same system, 32 MiB in common and 16 MiB of their own, from two \
-             racks to one",
+            "VMs of 256 MiB, same system, 32 MiB in common and 16 MiB of their own, from two racks \
+             to one",
         ),
         GangScenario {
             orders: busy,
-            ..idle("gang-busy", "the same with two VMs that write files at 4 MB/s each")
+            ..idle("gang-busy", "gang-idle with two VMs that write files at 4 MB/s each")
         },
         GangScenario {
             resident: true,
@@ -227,7 +227,10 @@ pub fn all() -> Vec<GangScenario> {
         GangScenario {
             orders: worst,
             modes: &[],
-            ..idle("gang-worst", "8 VMs with nothing in common, each writing twice its memory")
+            ..idle(
+                "gang-worst",
+                "gang-idle with no application data in common, each VM writing twice its memory",
+            )
         },
         GangScenario {
             layout: Layout { target_hosts: 3, bystanders: true, ..Layout::default() },
