@@ -89,7 +89,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [Figure; 34] = [
+pub const FIGURES: [Figure; 35] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -118,6 +118,7 @@ pub const FIGURES: [Figure; 34] = [
     ("core_from_target_bytes", |run| Some(run.gang.as_ref()?.core_from_target_bytes as f64)),
     ("edge_bytes", |run| Some(run.gang.as_ref()?.edge_bytes as f64)),
     ("target_edge_bytes", |run| Some(run.gang.as_ref()?.target_edge_bytes as f64)),
+    ("named_bytes", |run| Some(run.gang.as_ref()?.named_bytes? as f64)),
     ("load_lost_before", |run| Some(run.gang.as_ref()?.load.as_ref()?.lost_before)),
     ("load_lost", |run| Some(run.gang.as_ref()?.load.as_ref()?.lost)),
     ("answers_before_per_s", |run| Some(run.gang.as_ref()?.pair.as_ref()?.before_per_s)),

@@ -2,14 +2,14 @@
 //! that several have sent once, and without.
 
 use std::io::{IsTerminal, Write};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, ExitCode, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::bench::gang::scenarios;
+use crate::contender::Agent;
 use crate::contender::gang::{Share, agents, sharing};
-use crate::contender::{Agent, binary};
 use crate::error::{LabError, Result, SystemContext};
 use crate::guest::Guest;
 use crate::hosts::{Crossed, Layout, RackHost, Racks};
@@ -50,7 +50,7 @@ pub fn run() -> Result<ExitCode> {
         layout.edge_mbit_per_s, layout.core_mbit_per_s, kit.qemu_version, kit.accelerator
     );
     let place = Place::furnish(&kit, &racks)?;
-    let there = place.empty(&racks.sources(), &racks.targets(), Share::Rack)?;
+    let there = place.empty(&racks.sources(), &racks.targets(), widest()?)?;
     println!("\nThe same VMs go back, each by itself (--share off).");
     let back = place.empty(&racks.targets(), &racks.sources(), Share::Off)?;
 
@@ -124,13 +124,12 @@ impl<'r> Place<'r> {
     }
 
     fn evacuate(&self, host: &RackHost, to: &[&RackHost], share: Share) -> Result<()> {
-        let sharing = sharing(share)?;
         let names: Vec<&str> = to.iter().map(|host| host.name.as_str()).collect();
-        if program::output(Command::new(binary()).arg("--help"))?.contains("evacuate") {
-            let mut words = vec!["evacuate".to_owned(), host.name.clone()];
-            words.extend(["--to".to_owned(), names.join(",")]);
-            return self.show(host, &[[words, sharing].concat()]);
+        if let Some(sharing) = sharing("evacuate", share)? {
+            let to = ["evacuate", &host.name, "--to", &names.join(",")].map(str::to_owned);
+            return self.show(host, &[[to.to_vec(), sharing].concat()]);
         }
+        let sharing = sharing("migrate", share)?.unwrap_or_default();
         let vms = vms(self.agent(host)?, host)?;
         let migrate = |(vm, to): (String, &&str)| {
             [vec!["migrate".to_owned(), vm, (*to).to_owned()], sharing.clone()].concat()
@@ -195,6 +194,16 @@ impl<'r> Place<'r> {
             Ok((pages + checked.pages, wrong + checked.wrong))
         })
     }
+}
+
+/// As many as content can be shared with.
+fn widest() -> Result<Share> {
+    for share in [Share::Rack, Share::Host] {
+        if sharing("migrate", share)?.is_some() {
+            return Ok(share);
+        }
+    }
+    Ok(Share::Off)
 }
 
 /// On a terminal each line over the one before.

@@ -69,6 +69,9 @@ pub struct GangFigures {
     pub target_edge_sent_bytes: u64,
     /// Of it, delivered to target hosts.
     pub target_edge_bytes: u64,
+    /// Content that was not sent, because a host had it, as the mover reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub named_bytes: Option<u64>,
     /// Each VM that moved.
     pub vms: Vec<VmFigures>,
     /// A load on the core, if there was one.

@@ -62,7 +62,10 @@ pub(super) fn run(
     let cpu_s = cpu.since(moved.began);
     let to = moved.ran() + AFTER;
     std::thread::sleep((to + AFTER).saturating_duration_since(Instant::now()));
+    let reports = contender.reports();
+    let named = reports.iter().map(|report| report.named_bytes).sum();
     let figures = GangFigures {
+        named_bytes: (!reports.is_empty()).then_some(named),
         load: load.map(|load| load.judge(moved.began, to)),
         pair: asking.map(|asking| asking.judge(moved.began, to)).transpose()?,
         ..GangFigures::counted(core, edges)

@@ -60,23 +60,16 @@ pub fn agents(racks: &Racks) -> Result<Vec<Agent>> {
     hosts.iter().map(start).collect()
 }
 
-/// How `droveway` is told with whom a VM's content is shared.
+/// How a command of `droveway` is told with whom a VM's content is shared; none
+/// if it can't be told so.
 ///
 /// # Errors
-/// If it can't be told so.
-pub fn sharing(share: Share) -> Result<Vec<String>> {
-    let help = program::output(Command::new(binary()).args(["migrate", "--help"]))?;
-    match share {
-        _ if help.split_whitespace().any(|word| word == "--share") => {
-            Ok(vec!["--share".to_owned(), share.to_string()])
-        }
-        // As a droveway without sharing does.
-        Share::Off => Ok(Vec::new()),
-        share => Err(LabError::Migration {
-            contender: format!("droveway-{share}"),
-            reason: format!("`droveway migrate` knows no --share {share}"),
-        }),
-    }
+/// If it can't be run.
+pub fn sharing(command: &str, share: Share) -> Result<Option<Vec<String>>> {
+    let words = ["--share".to_owned(), share.to_string()];
+    // What stands before it is looked at first.
+    let asked = program::run(Command::new(binary()).arg(command).args(&words).arg("--help"))?;
+    Ok(asked.status.success().then(|| words.to_vec()))
 }
 
 impl DrovewayGang {
@@ -93,6 +86,15 @@ impl DrovewayGang {
 
     fn failed(&self, reason: String) -> LabError {
         LabError::Migration { contender: self.name(), reason }
+    }
+
+    fn sharing(&self) -> Result<Vec<String>> {
+        match sharing("migrate", self.share)? {
+            Some(words) => Ok(words),
+            // As a droveway without sharing does.
+            None if self.share == Share::Off => Ok(Vec::new()),
+            None => Err(self.failed("`droveway migrate` can't be told so".to_owned())),
+        }
     }
 
     fn command(
@@ -131,7 +133,7 @@ impl GangContender for DrovewayGang {
 
     fn start(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<()> {
         // Before anything boots in vain.
-        sharing(self.share)?;
+        self.sharing()?;
         self.agents = agents(ground.racks)?;
         for Member { spec, from, .. } in members {
             let mut run = self.agent(from)?.command(&from.host, &["run", &spec.name, "--"]);
@@ -142,7 +144,7 @@ impl GangContender for DrovewayGang {
 
     fn migrate(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<GangMoved> {
         self.reports.clear();
-        let sharing = sharing(self.share)?;
+        let sharing = self.sharing()?;
         let going = members.iter().filter_map(|member| Some((member, member.to?)));
         let command = |(member, to)| Ok((member, self.command(ground, member, to, &sharing)?));
         let moves: Vec<_> = going.map(command).collect::<Result<_>>()?;
