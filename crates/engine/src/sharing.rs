@@ -83,6 +83,24 @@ impl Sharing {
         Key::new(&self.secret, domain)
     }
 
+    /// Contents have come, or will not come from where they were to: whoever waits
+    /// for them looks, and has them from his own source if they are not here.
+    fn over(&self, names: &[Name]) {
+        if names.is_empty() {
+            return;
+        }
+        let mut served = Vec::new();
+        let mut coming = self.coming.lock();
+        for name in names {
+            served.extend(coming.came(name).into_iter().map(|waiter| (*name, waiter)));
+        }
+        drop(coming);
+        if !served.is_empty() {
+            // Its thread lives as long as the sharing.
+            let _ = self.come.send(served);
+        }
+    }
+
     /// A VM has come: what it holds is there for others, until its process ends.
     pub(crate) fn keep(&self, resolving: &Resolving) {
         self.members.lock().push(resolving.held());

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use content::Name;
 use identity::{Connection, Reader, Writer};
-use page::{BlockId, Decoder, Encoding, Epoch, PageIndex};
+use page::{BlockId, Decoder, Encoding, Epoch, Fill, PageIndex};
 use placer::{PlaceError, Placer, RawSource};
 use wire::{Ack, Answer, BatchHeader, LaneHeader, NamedHeader, NamedTables, Tables, WireError};
 
@@ -99,6 +99,9 @@ pub trait Resolver: Send + Sync {
 
     /// The source has sent these pages as bytes, and they are placed.
     fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]);
+
+    /// These pages are full of one byte.
+    fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]);
 }
 
 /// Reads a lane to its end, and adds what it reads to `received_bytes`, batch by
@@ -134,6 +137,7 @@ pub fn receive(
                     // They may be what was wanted of names that came by any lane.
                     if let Some(resolver) = resolver.get_or_insert_with(|| ends.resolver().ok()) {
                         resolver.came(header.block, header.epoch, &work.tables.pages);
+                        resolver.filled(header.block, header.epoch, &work.tables.fills);
                     }
                 }
                 LaneHeader::Named(header) => {
@@ -240,6 +244,7 @@ impl Work {
         let NamedTables { pages, names, fills } = &self.named;
         if !fills.is_empty() {
             placer.place_fills(header.block, header.epoch, fills)?;
+            resolver.filled(header.block, header.epoch, fills);
         }
         lane.answer(resolver.resolve(header, pages, names)?)
     }

@@ -10,7 +10,7 @@ use std::thread;
 
 use content::{Domain, Key, Name};
 use identity::Security;
-use page::{Batch, BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use page::{Batch, BlockId, Encoding, Epoch, Fill, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, PlaceError, Placement, Placer};
 use ram::Mapping;
@@ -126,6 +126,8 @@ impl Resolver for Finder {
     }
 
     fn came(&self, _: BlockId, _: Epoch, _: &[PageIndex]) {}
+
+    fn filled(&self, _: BlockId, _: Epoch, _: &[Fill]) {}
 }
 
 struct Arriving(Arc<Fickle>);

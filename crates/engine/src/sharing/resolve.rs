@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use content::{Domain, Member, Name};
 use crossbeam_channel::{Receiver, unbounded};
-use page::{BlockId, Epoch, PageIndex};
+use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
 use placer::{PlaceError, Placer};
 use wire::{Late, NamedHeader, ToSource};
@@ -106,12 +106,13 @@ impl Resolving {
             return (all & !here, 0);
         }
         let (now, may_wait) = (Instant::now(), header.may_wait && taker.may_wait());
-        let (mut wanted, mut later) = (0_u128, 0_u128);
+        let mut wanted = taker.has_asked(block, epoch, pages, names) & !here;
+        let mut later = 0_u128;
         // Held until the ticket is there: what it waits for may come at once.
         let mut tickets = taker.tickets.lock();
         let mut coming = self.sharing.coming.lock();
         for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
-            if here >> nth & 1 == 1 {
+            if (here | wanted) >> nth & 1 == 1 {
                 continue;
             }
             let waits = || {
@@ -144,26 +145,19 @@ impl transport::Resolver for Resolving {
         self.taker.placer.check(header.block, pages)?;
         let here = self.place_held(header, pages, names)?;
         let (wanted, later) = self.claim(header, pages, names, here);
+        let NamedHeader { block, epoch, .. } = header;
         let asked = pages.iter().zip(names).enumerate().filter(|(nth, _)| wanted >> nth & 1 == 1);
-        self.taker.asks(asked.map(|(_, (page, name))| (header.block, *page, *name)));
+        let asked = asked.map(|(_, (page, name))| (block, epoch, *page, *name));
+        self.sharing.over(&self.taker.asks(asked));
         Ok((wanted, later))
     }
 
-    fn came(&self, block: BlockId, _: Epoch, pages: &[PageIndex]) {
-        let names = self.taker.came(block, pages);
-        if names.is_empty() {
-            return;
-        }
-        let mut served = Vec::new();
-        let mut coming = self.sharing.coming.lock();
-        for name in names {
-            served.extend(coming.came(&name).into_iter().map(|waiter| (name, waiter)));
-        }
-        drop(coming);
-        if !served.is_empty() {
-            // Its thread lives as long as the sharing.
-            let _ = self.sharing.come.send(served);
-        }
+    fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) {
+        self.sharing.over(&self.taker.came(block, epoch, pages));
+    }
+
+    fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
+        self.sharing.over(&self.taker.filled(block, epoch, fills));
     }
 }
 

@@ -61,9 +61,9 @@ impl Sharing {
         let placed = copies.place(&taker.placer, first.block, first.epoch).is_ok();
         let is_placed = |nth: usize| placed && here >> nth & 1 == 1;
         let missing = waiters.iter().enumerate().filter(|(nth, _)| !is_placed(*nth));
-        let asked =
-            missing.map(|(_, (name, Waiter { place, .. }))| (place.block, place.page, *name));
-        taker.asks(asked);
+        let asked = missing
+            .map(|(_, (name, Waiter { place, .. }))| (place.block, place.epoch, place.page, *name));
+        self.over(&taker.asks(asked));
         for (nth, (_, waiter)) in waiters.iter().enumerate() {
             taker.settled(waiter.place, !is_placed(nth));
         }
@@ -79,8 +79,8 @@ impl Sharing {
             tracing::debug!(pages = passed.len(), "waited for in vain");
         }
         for (name, Waiter { taker, place }) in passed {
-            let Place { block, page, .. } = place;
-            taker.asks(std::iter::once((block, page, name)));
+            let Place { block, epoch, page, .. } = place;
+            self.over(&taker.asks(std::iter::once((block, epoch, page, name))));
             taker.settled(place, true);
         }
     }

@@ -2,12 +2,13 @@
 //! what it still waits for, and where its pages are.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use content::{Holder, Key, Member, Name};
 use crossbeam_channel::Sender;
-use page::{BlockId, Epoch, PAGE_BYTES, PageIndex};
+use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use parking_lot::Mutex;
 use placer::Placer;
 use ram::Mapping;
@@ -63,18 +64,36 @@ impl Blocks {
     }
 }
 
+impl Blocks {
+    /// Where a page is that can be read: its block, and its offset there.
+    fn find(&self, page: u64) -> Option<(&Arc<Mapping>, u64)> {
+        let after = self.blocks.partition_point(|block| block.first <= page);
+        let block = self.blocks.get(after.checked_sub(1)?)?;
+        let nth = page - block.first;
+        let mapping = block.mapping.as_ref().filter(|_| nth < block.pages)?;
+        Some((mapping, nth * PAGE_BYTES as u64))
+    }
+}
+
 impl Holder for Blocks {
     fn read(&self, page: u64, into: &mut [u8]) -> bool {
-        let after = self.blocks.partition_point(|block| block.first <= page);
-        let Some(block) = after.checked_sub(1).and_then(|nth| self.blocks.get(nth)) else {
-            return false;
-        };
-        let offset = (page - block.first) * PAGE_BYTES as u64;
-        let Some(mapping) = block.mapping.as_ref().filter(|_| page - block.first < block.pages)
-        else {
-            return false;
-        };
-        mapping.read(offset, into).is_ok()
+        self.find(page).is_some_and(|(mapping, offset)| mapping.read(offset, into).is_ok())
+    }
+
+    fn read_many(&self, pages: &[u64], into: &mut [u8]) -> usize {
+        let places: Vec<_> = pages.iter().map_while(|page| self.find(*page)).collect();
+        let mut done = 0;
+        // Pages of one block in one go.
+        for run in places.chunk_by(|(one, _), (next, _)| Arc::ptr_eq(one, next)) {
+            let bytes = done * PAGE_BYTES..(done + run.len()) * PAGE_BYTES;
+            let offsets = run.iter().map(|(_, offset)| *offset);
+            let read = run.first().zip(into.get_mut(bytes));
+            if read.is_none_or(|((mapping, _), into)| mapping.gather(offsets, into).is_err()) {
+                break;
+            }
+            done += run.len();
+        }
+        done
     }
 }
 
@@ -102,8 +121,8 @@ pub(super) struct Taker {
     pub(super) placer: Arc<Placer>,
     pub(super) member: Arc<Member>,
     pub(super) blocks: Arc<Blocks>,
-    /// What its source was asked for, having sent the name.
-    asked: Mutex<HashMap<(BlockId, PageIndex), Name>>,
+    /// What its source was asked for, having sent the name in that epoch.
+    asked: Mutex<HashMap<(BlockId, PageIndex), (Epoch, Name)>>,
     pub(super) tickets: Mutex<HashMap<u32, Ticket>>,
     waiting: AtomicUsize,
     /// Pages whose names have come.
@@ -162,27 +181,81 @@ impl Taker {
         self.over.load(Relaxed)
     }
 
-    /// Its source will send these.
-    pub(super) fn asks(&self, pages: impl Iterator<Item = (BlockId, PageIndex, Name)>) {
+    /// Its source will send these. Returns the names of what it was to send before
+    /// in their places, and now may never.
+    pub(super) fn asks(
+        &self,
+        pages: impl Iterator<Item = (BlockId, Epoch, PageIndex, Name)>,
+    ) -> Vec<Name> {
         let mut asked = self.asked.lock();
-        asked.extend(pages.map(|(block, page, name)| ((block, page), name)));
+        let mut displaced = Vec::new();
+        for (block, epoch, page, name) in pages {
+            let before = asked.insert((block, page), (epoch, name));
+            displaced.extend(before.map(|(_, before)| before).filter(|before| *before != name));
+        }
+        displaced
+    }
+
+    /// Which of these its source has been asked for before, by bits: on a connection
+    /// that has died since.
+    pub(super) fn has_asked(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: &[PageIndex],
+        names: &[Name],
+    ) -> u128 {
+        let asked = self.asked.lock();
+        let mut before = 0;
+        for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
+            if asked.get(&(block, *page)) == Some(&(epoch, *name)) {
+                before |= 1 << nth;
+            }
+        }
+        before
     }
 
     /// Its source has sent these pages. Returns the names of those that were asked
-    /// for; the index knows where they are from now on.
-    pub(super) fn came(&self, block: BlockId, pages: &[PageIndex]) -> Vec<Name> {
+    /// for; the index knows where they are from now on. In a later epoch they may
+    /// have other content by now: that shows when it is looked at.
+    pub(super) fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) -> Vec<Name> {
         let mut asked = self.asked.lock();
         if asked.is_empty() {
             return Vec::new();
         }
-        let named = |page: &PageIndex| Some((*page, asked.remove(&(block, *page))?));
-        let came: Vec<(PageIndex, Name)> = pages.iter().filter_map(named).collect();
+        let mut came = Vec::new();
+        for page in pages {
+            let Entry::Occupied(entry) = asked.entry((block, *page)) else { continue };
+            if entry.get().0 <= epoch {
+                came.push((*page, entry.remove().1));
+            }
+        }
         drop(asked);
         let number =
             |(page, name): &(PageIndex, Name)| Some((self.blocks.number(block, *page)?, *name));
         let numbered: Vec<(u64, Name)> = came.iter().filter_map(number).collect();
         self.member.note(&numbered);
         came.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// These pages are full of one byte by now. Returns the names of those that were
+    /// asked for, and do not come any more.
+    pub(super) fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) -> Vec<Name> {
+        let mut asked = self.asked.lock();
+        if asked.is_empty() || fills.is_empty() {
+            return Vec::new();
+        }
+        let mut runs: Vec<(u32, u32)> =
+            fills.iter().map(|fill| (fill.first.0, fill.count)).collect();
+        runs.sort_unstable();
+        let is_filled = |page: u32| {
+            let after = runs.partition_point(|(first, _)| *first <= page);
+            after.checked_sub(1).is_some_and(|nth| page - runs[nth].0 < runs[nth].1)
+        };
+        let over = |(of, page): &(BlockId, PageIndex), (asked_in, _): &mut (Epoch, Name)| {
+            *of == block && *asked_in <= epoch && is_filled(page.0)
+        };
+        asked.extract_if(over).map(|(_, (_, name))| name).collect()
     }
 
     /// This page is placed, or wanted from its source after all.
@@ -203,5 +276,36 @@ impl Taker {
                 let _ = tell.send(Late { ticket: place.ticket, wanted: ticket.wanted });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_numbered_over_blocks_and_read_where_that_can_be() {
+        let mut blocks = Blocks::default();
+        let [first, last] = [3, 2].map(|pages| Arc::new(Mapping::own(pages * PAGE_BYTES as u64)));
+        blocks.push(3 * PAGE_BYTES as u64, Some(Arc::clone(&first)));
+        blocks.push(4 * PAGE_BYTES as u64, None);
+        blocks.push(2 * PAGE_BYTES as u64, Some(Arc::clone(&last)));
+        for (page, byte) in [10, 11, 12].into_iter().enumerate() {
+            first.fill((page * PAGE_BYTES) as u64, PAGE_BYTES as u64, byte).unwrap();
+        }
+        last.fill(PAGE_BYTES as u64, PAGE_BYTES as u64, 18).unwrap();
+        assert_eq!(blocks.pages(), 9);
+        assert_eq!(blocks.number(BlockId(2), PageIndex(1)), Some(8));
+        assert_eq!(blocks.number(BlockId(2), PageIndex(2)), None);
+        assert_eq!(blocks.number(BlockId(1), PageIndex(0)), None, "it can't be read");
+        assert_eq!(blocks.number(BlockId(3), PageIndex(0)), None);
+        let mut page = vec![0; PAGE_BYTES];
+        assert!(blocks.read(8, &mut page) && page.iter().all(|byte| *byte == 18));
+        assert!(!blocks.read(4, &mut page) && !blocks.read(9, &mut page));
+        let mut pages = vec![0; 5 * PAGE_BYTES];
+        assert_eq!(blocks.read_many(&[2, 0, 8, 1, 5], &mut pages), 4);
+        let firsts: Vec<u8> = pages.chunks(PAGE_BYTES).map(|page| page[0]).collect();
+        assert_eq!(firsts[..4], [12, 10, 18, 11]);
+        assert!(blocks.is_there() && !Blocks::default().is_there());
     }
 }

@@ -217,7 +217,8 @@ impl Sampling {
         let decision = throttling.look(Followed {
             at,
             ram_bytes: qemu.total_bytes,
-            left_bytes,
+            // The guest is not slowed for what comes from elsewhere.
+            left_bytes: left_bytes - self.last.delivered.pending_bytes,
             delivered_bytes_per_s: live.bodies_per_s(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
             pass: qemu.dirty_sync_count,
