@@ -161,7 +161,14 @@ fn pages_that_can_not_be() {
     // Blocks of a disk, where none come; and what is no batch.
     let mut blocks = vec![0xb2, 0xd7, 0, 0, 0, 0, 1, 0];
     blocks.extend([0; 12]);
-    for (bytes, reason) in [(blocks, "announced no disks"), (vec![0xff; 64], "unknown")] {
+    // Names, where none were agreed on.
+    let mut names = vec![0xb3, 0xd7];
+    names.extend([0; 18]);
+    for (bytes, reason) in [
+        (blocks, "announced no disks"),
+        (names, "by name, which was not agreed on"),
+        (vec![0xff; 64], "unknown"),
+    ] {
         let (accepted, mut lane) = caller.streaming();
         let _ = lane.write_all(&bytes);
         let why = accepted.ending();

@@ -123,6 +123,7 @@ impl Outgoing {
     /// # Errors
     /// If QEMU refuses.
     pub fn start(&self) -> Result<(), QmpError> {
+        ending::wait_let_go(&self.qmp)?;
         self.qmp.execute("migrate", json!({ "uri": self.uri })).map(drop)
     }
 

@@ -134,4 +134,45 @@ mod tests {
         queue.close();
         queue.wait_drained().unwrap();
     }
+
+    #[test]
+    fn names_are_answered_and_nothing_else_is() {
+        let pool = Pool::new(8 << 20);
+        let named = |ticket| {
+            let mut batch = pool.take().unwrap();
+            (0..3).for_each(|page| batch.push_body(page::PageIndex(page), 4096 * page as usize));
+            Load::Named(crate::load::Named { batch, ticket })
+        };
+        let flying = |load: Load| {
+            let (queue, flight) = (Queue::new(), Flight::default());
+            queue.submit(load).unwrap();
+            let crate::queue::Work::Send(load) = queue.take(|| false) else { panic!() };
+            flight.sent(load, &queue).unwrap();
+            (queue, flight)
+        };
+        let answer = |wanted, later| Answer { placed: 1, wanted, later };
+        let (queue, flight) = flying(named(1));
+        assert_eq!(flight.acknowledged(1, &queue), None, "a question wants an answer");
+        let (queue, flight) = flying(Load::from(pool.take().unwrap()));
+        assert_eq!(flight.answered(answer(0, 0), &queue), None, "nothing was asked");
+        for (wanted, later) in [(8, 0), (0, 8), (1 << 127, 0)] {
+            let (queue, flight) = flying(named(1));
+            assert_eq!(flight.answered(answer(wanted, later), &queue), None, "there are three");
+        }
+        let (queue, flight) = flying(named(1));
+        assert_eq!(flight.answered(answer(0b001, 0b100), &queue), Some(1));
+        assert_eq!(flight.answered(answer(0, 0), &queue), None, "it was answered");
+        let delivered = queue.delivered();
+        assert_eq!((delivered.named_bytes, delivered.pending_bytes), (4096, 4096));
+        let crate::queue::Work::Send(Load::Wanted(batch)) = queue.take(|| false) else { panic!() };
+        assert_eq!(batch.bodies().iter().map(|body| body.page.0).collect::<Vec<_>>(), [0]);
+        queue.placed(Load::Wanted(batch));
+        queue.late(1, vec![2]).unwrap();
+        let crate::queue::Work::Send(Load::Again(unkept)) = queue.take(|| false) else { panic!() };
+        assert_eq!(unkept.pages, [page::PageIndex(2)]);
+        queue.placed(Load::Again(unkept));
+        queue.close();
+        queue.wait_drained().unwrap();
+        assert_eq!(queue.delivered().backlog_bytes, 0);
+    }
 }

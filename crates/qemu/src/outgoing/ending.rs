@@ -17,6 +17,8 @@ use crate::qmp::{Event, Qmp, QmpError, RunState};
 const SET_UP_MAX: Duration = Duration::from_secs(5);
 /// Its end comes as an event, unless somebody else takes that.
 const SET_UP_ASK: Duration = Duration::from_millis(100);
+/// Between two looks whether QEMU has let go.
+const LET_GO_ASK: Duration = Duration::from_millis(5);
 
 /// Ends what an agent that crashed in the middle of a migration of this VM left
 /// in its QEMU, mirrors of its disks too, and puts QEMU's settings back. Says
@@ -111,6 +113,26 @@ fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<(), QmpError> {
             return Ok(());
         }
         let _ = events.recv_timeout(left.min(SET_UP_ASK));
+    }
+}
+
+/// Waits until QEMU has let go of a migration that has ended. `failed` shows
+/// before its main loop has cleaned up; a migration that is begun then was once
+/// refused as a "duplicate yank instance", and QEMU 7.2 stayed in its set-up.
+pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
+    let deadline = Instant::now() + SET_UP_MAX;
+    loop {
+        let held = qmp.execute("query-yank", json!({}))?;
+        let is_migration = |instance: &serde_json::Value| instance["type"] == "migration";
+        if !held.as_array().is_some_and(|held| held.iter().any(is_migration)) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let why = "QEMU has not let go of the migration before; try again";
+            return Err(QmpError::Migration(why.to_owned()));
+        }
+        // Nothing tells of it; it takes QEMU's main loop one round.
+        std::thread::sleep(LET_GO_ASK);
     }
 }
 

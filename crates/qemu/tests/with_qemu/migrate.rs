@@ -314,6 +314,21 @@ fn a_migration_whose_end_nobody_heard_of_does_not_pass_its_settings_on() {
 }
 
 /// Takes what QEMU writes, on all of its connections, until it closes them.
+#[test]
+fn a_migration_begins_as_soon_as_the_last_one_has_failed() {
+    for source in [start(PLAIN), start_other(PLAIN)] {
+        let (at, listener) = socket(&source);
+        let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
+        for _ in 0..20 {
+            outgoing.start().unwrap();
+            drop(listener.accept().unwrap());
+            while outgoing.progress().unwrap().status.is_going_on() {}
+        }
+        outgoing.restore();
+        assert_eq!(source.qmp.run_state().unwrap(), RunState::Running);
+    }
+}
+
 fn swallow(listener: UnixListener, count: usize) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let streams: Vec<_> = listener.incoming().take(count).map_while(Result::ok).collect();
