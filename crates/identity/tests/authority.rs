@@ -49,6 +49,8 @@ fn nothing_is_written_over_unless_it_is_asked_for() {
     // One of them is enough, and nothing else appears beside it.
     fs::remove_file(&files.key).unwrap();
     fs::remove_file(&files.authority).unwrap();
+    assert_eq!(mode(&files.content_key), 0o600);
+    fs::remove_file(&files.content_key).unwrap();
     assert!(authority.issue(&wanted(&cluster, false)).is_err());
     let left = fs::read_dir(cluster.path().join("out/of/the/way")).unwrap().count();
     assert_eq!(left, 1);

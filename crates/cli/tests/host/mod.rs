@@ -36,8 +36,7 @@ impl Hosts {
     pub(crate) fn new<const N: usize>(names: [&str; N]) -> Self {
         let dir = TestDir::new();
         // Held together, so that no two are the same.
-        let ports: Vec<TcpListener> =
-            names.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let ports: Vec<TcpListener> = names.iter().map(|_| port()).collect();
         let mut peers = String::new();
         let mut hosts = Vec::new();
         for (name, port) in names.iter().zip(&ports) {
@@ -55,6 +54,15 @@ impl Hosts {
         }
         Self { hosts, dir }
     }
+}
+
+/// A port that is free, and stays it while an agent is started again: below those
+/// that connections leave by.
+fn port() -> TcpListener {
+    let first = 18_000 + (std::process::id() % 1_000) * 10;
+    let mut ports = (first..32_000).chain(18_000..first);
+    let free = ports.find_map(|port| TcpListener::bind(format!("127.0.0.1:{port}")).ok());
+    free.expect("some port is free")
 }
 
 impl Host {
