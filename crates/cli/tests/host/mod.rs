@@ -5,6 +5,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use test_dir::TestDir;
@@ -57,11 +58,12 @@ impl Hosts {
 }
 
 /// A port that is free, and stays it while an agent is started again: below those
-/// that connections leave by.
+/// that connections leave by, none twice in a process, and others in the next one.
 fn port() -> TcpListener {
-    let first = 18_000 + (std::process::id() % 1_000) * 10;
-    let mut ports = (first..32_000).chain(18_000..first);
-    let free = ports.find_map(|port| TcpListener::bind(format!("127.0.0.1:{port}")).ok());
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let first = 18_000 + std::process::id() % 280 * 50;
+    let next = || format!("127.0.0.1:{}", first + TAKEN.fetch_add(1, Relaxed));
+    let free = (0..1000).find_map(|_| TcpListener::bind(next()).ok());
     free.expect("some port is free")
 }
 
@@ -159,9 +161,14 @@ impl Host {
         self.vms().into_iter().find(|vm| vm.name == name)
     }
 
-    /// Nothing of any VM is left on disk.
+    /// Nothing of any VM is left on disk. What a destination has to clear away may
+    /// take it a moment longer than the source takes to end.
     pub(crate) fn assert_clean(&self) {
-        assert!(self.vms().is_empty());
+        let deadline = Instant::now() + READY_MAX;
+        while !self.vms().is_empty() {
+            assert!(Instant::now() < deadline, "{:?}", self.vms());
+            std::thread::sleep(Duration::from_millis(20));
+        }
         for dir in ["vms", "run"] {
             let left: Vec<_> = fs::read_dir(self.state().join(dir)).unwrap().collect();
             assert!(left.is_empty(), "{}: {left:?}", self.name);
