@@ -8,6 +8,7 @@ use lab::hosts::Link;
 
 /// The same content in each, written with the same seed.
 const COMMON: u64 = 48 * MIB;
+const SHARE: [&str; 2] = ["--share", "host"];
 
 fn twin(name: &str, rate: u64) -> GuestSpec {
     let mut spec = guest("160M", rate);
@@ -38,7 +39,7 @@ fn follow(world: &World, guests: &[Guest], arguments: &[&[&str]]) -> Vec<Report>
 fn what_a_vm_that_came_before_has_is_not_sent_again() {
     let (world, _certificates) = World::secured(Link::one(500));
     let guests = boot(&world, &["web1", "web2"], 0);
-    let reports = follow(&world, &guests, &[&[], &[]]);
+    let reports = follow(&world, &guests, &[&SHARE, &SHARE]);
     println!("{} {}", reports[0].named_bytes, reports[1].named_bytes);
     assert!(reports[1].named_bytes >= COMMON, "{:?}", reports[1]);
     assert!(reports[1].wire_bytes < reports[0].wire_bytes / 2);
@@ -50,8 +51,10 @@ fn what_a_vm_that_came_before_has_is_not_sent_again() {
 fn vms_that_come_together_wait_for_one_another() {
     let world = World::new(Link::one(300));
     let guests = boot(&world, &["web1", "web2", "web3"], 200_000);
-    let moving: Vec<_> =
-        guests.iter().map(|guest| world.begin(guest, Side::A, &["--compress", "off"])).collect();
+    let moving: Vec<_> = guests
+        .iter()
+        .map(|guest| world.begin(guest, Side::A, &["--compress", "off", "--share", "host"]))
+        .collect();
     let reports: Vec<Report> = moving.into_iter().map(arrived).collect();
     let named: u64 = reports.iter().map(|report| report.named_bytes).sum();
     let sent: u64 = reports.iter().map(|report| report.wire_bytes).sum();
@@ -70,9 +73,9 @@ fn a_vm_that_has_changed_its_pages_is_no_source_of_them() {
         spec.orders.working_set_bytes = 32 * MIB;
     }
     let guests: Vec<Guest> = specs.iter().map(|spec| world.boot(spec)).collect();
-    let first = arrived(world.begin(&guests[0], Side::A, &[]));
+    let first = arrived(world.begin(&guests[0], Side::A, &SHARE));
     guests[0].ask("rate 30000000").unwrap();
-    let second = arrived(world.begin(&guests[1], Side::A, &[]));
+    let second = arrived(world.begin(&guests[1], Side::A, &SHARE));
     println!("{} {}", first.named_bytes, second.named_bytes);
     guests.iter().for_each(|guest| world.assert_intact(guest));
 }
@@ -84,7 +87,11 @@ fn domains_never_meet() {
     let reports = follow(
         &world,
         &guests,
-        &[&["--share-domain", "red"], &["--share-domain", "blue"], &["--share", "off"]],
+        &[
+            &["--share", "host", "--share-domain", "red"],
+            &["--share", "host", "--share-domain", "blue"],
+            &[],
+        ],
     );
     assert_eq!(reports[2].named_bytes, 0);
     // What a VM has twice itself is its own.

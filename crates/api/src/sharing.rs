@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "lowercase")]
 pub enum Share {
     /// From nowhere.
+    #[default]
     Off,
     /// From VMs on the destination host, and such that are on their way there.
-    #[default]
     Host,
 }
 
