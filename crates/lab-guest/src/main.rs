@@ -120,6 +120,9 @@ fn run() -> std::io::Result<()> {
     thread::Builder::new().name("tick".to_owned()).spawn(move || tick(&ticking))?;
     for line in questions.lines() {
         let line = line?;
+        if line.is_empty() {
+            continue;
+        }
         let (id, command) = line.split_once(' ').unwrap_or((&line, ""));
         let answer = match guest.answer(command.trim()) {
             Ok(text) => format!("{id} ok {text}"),

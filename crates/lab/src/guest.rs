@@ -8,7 +8,6 @@
 mod felt;
 mod heard;
 
-use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use heard::Heard;
 pub use heard::Pulse;
 use lab_guest::orders::Orders;
 
-use crate::error::{FileContext, LabError, Result};
+use crate::error::{LabError, Result};
 use crate::hosts::{Host, RUN_DIR};
 use crate::setup::{Accelerator, Kit};
 
@@ -234,10 +233,8 @@ impl Guest {
     /// # Errors
     /// If it doesn't answer, or says no.
     pub fn ask(&self, command: &str) -> Result<String> {
-        let (id, mut port) = self.heard.next_question()?;
-        let said = port.write_all(format!("{id} {command}\n").as_bytes());
-        said.at("write to", "the guest's port")?;
-        let answer = self.heard.wait_answer(&id, ANSWER_MAX).ok_or_else(|| LabError::Silent {
+        let answer = self.heard.ask(command, Instant::now() + ANSWER_MAX);
+        let answer = answer.ok_or_else(|| LabError::Silent {
             what: "the guest".to_owned(),
             waited: ANSWER_MAX,
             detail: format!(" after {command:?}"),
@@ -253,8 +250,7 @@ impl Guest {
     /// # Errors
     /// If its port can't be written to.
     pub fn tell(&self, command: &str) -> Result<()> {
-        let (id, mut port) = self.heard.next_question()?;
-        port.write_all(format!("{id} {command}\n").as_bytes()).at("write to", "the guest's port")
+        self.heard.tell(command)
     }
 
     /// Forgets the longest gap so far.

@@ -1,7 +1,7 @@
 //! What was heard from a guest, on however many sockets.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use super::connect;
 use super::felt::{Beat, Felt, Silences, Written, felt, pages, silences};
-use crate::error::{LabError, Result, SystemContext};
+use crate::error::{FileContext, LabError, Result, SystemContext};
 
 /// What a guest that is well takes at most to say how much it has written.
 const COUNT_MAX: Duration = Duration::from_secs(2);
+
+const THE_PORT: &str = "the guest's port";
 
 /// How a guest fares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +45,8 @@ struct State {
     questions: u64,
     /// Sockets that were listened on.
     sockets: u32,
-    /// The socket that was heard last: where questions go.
-    port: Option<UnixStream>,
+    /// The socket that was heard last, and its number: where questions go.
+    port: Option<(u32, UnixStream)>,
 }
 
 #[derive(Debug)]
@@ -73,6 +75,20 @@ impl Default for Heard {
             changed: Condvar::new(),
         }
     }
+}
+
+impl State {
+    fn next_question(&mut self) -> (String, Option<(u32, UnixStream)>) {
+        self.questions += 1;
+        let port = self.port.as_ref();
+        let port = port.and_then(|(number, port)| Some((*number, port.try_clone().ok()?)));
+        (format!("q{}", self.questions), port)
+    }
+}
+
+/// On a line of its own, whatever was left of one before.
+fn question(id: &str, command: &str) -> String {
+    format!("\n{id} {command}\n")
 }
 
 impl Heard {
@@ -126,7 +142,7 @@ impl Heard {
                 state.pulse.written_at = now;
             }
             if let Ok(port) = port.try_clone() {
-                state.port = Some(port);
+                state.port = Some((socket, port));
             }
         } else if let Some(rest) = line.strip_prefix("boot ") {
             let id = rest.split(' ').next().map(str::to_owned);
@@ -168,23 +184,35 @@ impl Heard {
         pages(&self.lock().beats, from, to)
     }
 
-    pub(super) fn next_question(&self) -> Result<(String, UnixStream)> {
-        let mut state = self.lock();
-        state.questions += 1;
-        let id = format!("q{}", state.questions);
-        let port = state.port.as_ref().and_then(|port| port.try_clone().ok());
-        let port = port.ok_or_else(|| LabError::Missing { what: "the guest's port".to_owned() })?;
-        Ok((id, port))
+    /// Says something once, to whoever was heard last.
+    pub(super) fn tell(&self, command: &str) -> Result<()> {
+        let (id, port) = self.lock().next_question();
+        let missing = || LabError::Missing { what: THE_PORT.to_owned() };
+        let (_, mut port) = port.ok_or_else(missing)?;
+        port.write_all(question(&id, command).as_bytes()).at("write to", THE_PORT)
     }
 
-    pub(super) fn wait_answer(&self, id: &str, timeout: Duration) -> Option<String> {
-        let until = Instant::now() + timeout;
-        let mut found = None;
-        self.wait(until, |state| {
-            found = state.answers.remove(id);
-            found.is_some()
-        });
-        found
+    /// Asks until there is an answer: a question to a QEMU that the guest is
+    /// just leaving is lost, and asked again where it is heard next.
+    pub(super) fn ask(&self, command: &str, until: Instant) -> Option<String> {
+        let mut asked: Option<(String, u32)> = None;
+        loop {
+            let (mut answer, mut elsewhere) = (None, None);
+            self.wait(until, |state| {
+                answer = asked.as_ref().and_then(|(id, _)| state.answers.remove(id));
+                let at = state.port.as_ref().map(|(number, _)| *number);
+                elsewhere = at.filter(|at| asked.as_ref().is_none_or(|(_, asked)| asked != at));
+                answer.is_some() || elsewhere.is_some()
+            });
+            if answer.is_some() || elsewhere.is_none() {
+                return answer;
+            }
+            let (id, port) = self.lock().next_question();
+            let (number, mut port) = port?;
+            // If it is gone, it will be heard elsewhere.
+            let _gone = port.write_all(question(&id, command).as_bytes());
+            asked = Some((id, number));
+        }
     }
 
     pub(super) fn wait_boot(&self, until: Instant) -> bool {
@@ -225,6 +253,8 @@ fn counts(text: &str) -> Option<Written> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]
@@ -241,13 +271,40 @@ mod tests {
             (pulse.boots, pulse.written),
             (1, Written { pages: 77, disk_pages: 5, answers: 3 })
         );
-        let answer = heard.wait_answer("q1", Duration::ZERO);
-        assert_eq!(answer.as_deref(), Some("ok pages=3"));
         assert_eq!(pulse.twice, 0);
         heard.hear(".a", &port, 1);
         assert_eq!(heard.pulse().twice, 1);
         heard.hear("boot def lab.seed=1", &port, 1);
         assert_eq!(heard.pulse().boots, 2);
-        assert!(heard.next_question().is_ok());
+    }
+
+    /// Answers the next question that comes.
+    fn answer(heard: &Heard, mut port: impl Read, number: u32) {
+        let mut said = [0; 64];
+        let len = port.read(&mut said).unwrap();
+        let said = str::from_utf8(&said[..len]).unwrap();
+        let id = said.trim_start().split(' ').next().unwrap();
+        let (here, _there) = UnixStream::pair().unwrap();
+        heard.hear(&format!("{id} ok {number}"), &here, number);
+    }
+
+    #[test]
+    fn a_question_that_is_lost_in_a_move_is_asked_again() {
+        let heard = Heard::default();
+        let until = Instant::now() + Duration::from_secs(60);
+        let ((first, gone), (second, mut silent)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        drop(gone);
+        heard.hear(".1", &first, 1);
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| heard.ask("check", until));
+            heard.hear(".2", &second, 2);
+            // Taken, and never answered.
+            silent.read_exact(&mut [0; 4]).unwrap();
+            let (third, last) = UnixStream::pair().unwrap();
+            heard.hear(".3", &third, 3);
+            answer(&heard, last, 3);
+            assert_eq!(asking.join().unwrap().as_deref(), Some("ok 3"));
+        });
     }
 }
