@@ -164,6 +164,8 @@ pub struct Throttle {
     share: f64,
     why: Why,
     at_s: f64,
+    /// Since the look before.
+    elapsed_s: f64,
     /// When the first look after the first pass was, and the last change.
     begun_s: Option<f64>,
     changed_s: f64,
@@ -192,6 +194,7 @@ pub struct Throttle {
     near_since: Option<f64>,
     late_since: Option<f64>,
     raises: u32,
+    almost: u32,
     /// Whether it was slowed because the goal would be missed, and not only the
     /// deadline.
     missed_alone: bool,
@@ -208,6 +211,7 @@ impl Default for Throttle {
             share: 1.0,
             why: Why::Nothing,
             at_s: 0.0,
+            elapsed_s: 0.0,
             begun_s: None,
             changed_s: 0.0,
             delivered: 0.0,
@@ -231,6 +235,7 @@ impl Default for Throttle {
             near_since: None,
             late_since: None,
             raises: 0,
+            almost: 0,
             missed_alone: false,
             rate_then: 0.0,
             patience: Patience::default(),

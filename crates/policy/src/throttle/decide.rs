@@ -37,6 +37,9 @@ const NEAR: f64 = 2.0;
 const NEAR_S: f64 = 5.0;
 /// Waiting for troughs ends after this long in all.
 const WAIT_S: f64 = 20.0;
+/// Passes in a row with little enough left when they were looked at, and QEMU has
+/// not stopped the VM: it was not little enough for that, by a hair.
+const ALMOST: u32 = 10;
 /// CPU use without quota is the most of about the last so many seconds.
 const USE_S: f64 = 10.0;
 const USE_SMOOTH_S: f64 = 0.5;
@@ -71,7 +74,7 @@ impl Throttle {
     fn note(&mut self, look: &Look, view: Option<&View>) {
         let at_s = look.at.as_secs_f64().max(self.at_s);
         let elapsed_s = at_s - self.at_s;
-        self.at_s = at_s;
+        (self.at_s, self.elapsed_s) = (at_s, elapsed_s);
         self.shared_s += self.share * elapsed_s;
         self.lost_s += (1.0 - self.share) * elapsed_s;
         self.note_use(look.used_cpus.max(0.0), elapsed_s);
@@ -162,7 +165,13 @@ impl Throttle {
             // The rest of what the guest wrote shows when the pass ends.
             return;
         }
-        if view.missing() <= 0.0 || dirty <= bound {
+        let is_little = view.missing() <= 0.0;
+        self.almost = if is_little { self.almost + 1 } else { 0 };
+        // When the pass ended, and QEMU looked whether it is little enough, there was
+        // more: what has been delivered since.
+        let left_then = view.left + view.rate * self.elapsed_s;
+        let ends_soon = is_little && (self.almost < ALMOST || left_then <= view.budget);
+        if ends_soon || dirty <= bound {
             self.need_since = None;
             self.why = Why::Unneeded;
             return;

@@ -359,7 +359,8 @@ proptest! {
         let sim = with(&sim, |set| (set.floor, set.goal) = (floor, Duration::from_millis(goal_ms)));
         let outcome = sim.run();
         check("any", times, &sim, &outcome);
-        prop_assert!(outcome.turns() <= 6, "{} turns", outcome.turns());
+        // With noise of a quarter some turns are chance; one that swings has dozens.
+        prop_assert!(outcome.turns() <= 12, "{} turns", outcome.turns());
         if times < 0.7 {
             prop_assert!(outcome.lowest() >= 1.0, "{}", outcome.lowest());
         }
