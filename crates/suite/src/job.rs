@@ -16,6 +16,9 @@ pub(crate) enum Suite {
     EndToEnd,
 }
 
+/// Where proptest looks for its seed.
+const SEED: &str = "PROPTEST_RNG_SEED";
+
 /// What measures how long something takes, or changes something of the whole
 /// machine, has it for itself: by the beginnings of their names.
 const ALONE: [&str; 10] = [
@@ -114,6 +117,7 @@ impl Job {
         if let Some(test) = &self.test {
             command.args(["--exact", test, "--test-threads=1"]);
         }
+        command.env(SEED, seed());
         command
     }
 
@@ -121,6 +125,14 @@ impl Job {
     pub(crate) fn again(&self) -> String {
         let Program { package, chosen_by, .. } = &self.program;
         let test = self.test.as_ref().map_or(String::new(), |test| format!(" -- --exact {test}"));
-        format!("cargo test --package {package} {chosen_by}{test}")
+        let seed = seed();
+        format!("{SEED}={seed} cargo test --package {package} {chosen_by}{test}")
     }
+}
+
+/// What properties are tried with is chosen by chance, and here the same in each
+/// run: a failure can be repeated, and tells of the change that is tested. Other
+/// seeds can be given, and `cargo test` by itself takes another one each time.
+fn seed() -> String {
+    std::env::var(SEED).unwrap_or_else(|_| "1".to_owned())
 }
