@@ -59,7 +59,7 @@ pub enum StateError {
 #[derive(Debug)]
 pub(crate) struct StateDir {
     path: PathBuf,
-    _lock: File,
+    _lock: Lock,
 }
 
 impl StateDir {
@@ -134,7 +134,19 @@ fn make(path: &Path) -> Result<(), StateError> {
         .map_err(|source| StateError::Unusable { path: path.to_owned(), source })
 }
 
-fn lock(state: &Path) -> Result<File, StateError> {
+/// A lock that goes with whoever took it. Were it left to the end of the file, a
+/// child that is being started, and has all files for a moment, would keep it.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // It goes with the file at the latest.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+fn lock(state: &Path) -> Result<Lock, StateError> {
     let path = state.join("lock");
     let unusable = |source| StateError::Unusable { path: path.clone(), source };
     let file = OpenOptions::new()
@@ -145,7 +157,7 @@ fn lock(state: &Path) -> Result<File, StateError> {
         .open(&path)
         .map_err(unusable)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Lock(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(StateError::InUse(state.to_owned())),
         Err(errno) => Err(unusable(errno.into())),
     }
