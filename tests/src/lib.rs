@@ -9,11 +9,13 @@ pub mod hostile;
 pub mod memory;
 mod moving;
 pub mod proxy;
+mod racks;
 mod world;
 
 pub use goal::{assert_fits_goal, fits_goal_bytes};
 pub use moving::{Ended, Frozen, Moving, kill};
-pub use world::{Side, World, guest, own_qmp_argument, until};
+pub use racks::RackWorld;
+pub use world::{Side, World, assert_intact, guest, own_qmp_argument, until};
 
 /// A MiB.
 pub const MIB: u64 = 1 << 20;

@@ -95,6 +95,21 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// A guest runs, has run once, and its memory holds what it wrote.
+///
+/// # Panics
+/// If it is silent, was heard twice, or a page is wrong.
+pub fn assert_intact(guest: &Guest) {
+    guest.wait_beat(Duration::from_secs(30)).unwrap();
+    let checked = guest.check().unwrap();
+    assert_eq!(checked.wrong, 0, "{checked:?}");
+    assert_eq!(guest.pulse().twice, 0, "the guest has run twice");
+    let orders = &guest.spec.orders;
+    let filled =
+        orders.random_bytes + orders.text_bytes + orders.zero_bytes + orders.working_set_bytes;
+    assert_eq!(checked.pages, filled / 4096, "{checked:?}");
+}
+
 impl World {
     /// Makes it, with this link between the hosts.
     ///
@@ -351,19 +366,9 @@ impl World {
         self.assert_intact(guest);
     }
 
-    /// A guest runs, has run once, and its memory holds what it wrote.
-    ///
-    /// # Panics
-    /// If it is silent, was heard twice, or a page is wrong.
+    /// As [`assert_intact`].
     pub fn assert_intact(&self, guest: &Guest) {
-        guest.wait_beat(Duration::from_secs(30)).unwrap();
-        let checked = guest.check().unwrap();
-        assert_eq!(checked.wrong, 0, "{checked:?}");
-        assert_eq!(guest.pulse().twice, 0, "the guest has run twice");
-        let orders = &guest.spec.orders;
-        let filled =
-            orders.random_bytes + orders.text_bytes + orders.zero_bytes + orders.working_set_bytes;
-        assert_eq!(checked.pages, filled / 4096, "{checked:?}");
+        assert_intact(guest);
     }
 
     /// No VM of a host, no process and no file is left.

@@ -2,6 +2,7 @@
 //! file. Flags win over the file, the file over this host's own entry among the
 //! peers.
 
+mod directory;
 mod file;
 mod nic_speed;
 mod peers;
@@ -10,6 +11,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+pub use directory::{DirectoryChoice, DirectoryChoiceError};
 pub use nic_speed::{NicSpeed, NicSpeedError};
 pub use peers::PeerEntry;
 
@@ -45,6 +47,8 @@ pub struct Flags {
     pub nic_speeds: Vec<NicSpeed>,
     /// The peers file.
     pub peers: Option<PathBuf>,
+    /// Where the rack's directory is.
+    pub directory: Option<DirectoryChoice>,
     /// The state directory.
     pub state: Option<PathBuf>,
     /// The API's socket.
@@ -95,6 +99,8 @@ pub struct Config {
     pub cgroups: bool,
     /// VMs that come share content with others; in the file only.
     pub sharing: bool,
+    /// Where hosts of the rack find what content the others have.
+    pub directory: DirectoryChoice,
     /// The hosts whose agents may have VMs of this one move; none: all of the
     /// peers file. In the file only.
     pub coordinators: Option<Vec<String>>,
@@ -250,6 +256,7 @@ impl Config {
             insecure_plaintext,
             cgroups: file.cgroups.unwrap_or(true),
             sharing: file.sharing.unwrap_or(true),
+            directory: flags.directory.clone().or(file.directory).unwrap_or_default(),
             coordinators: file.coordinators,
             waits: file.waits,
         };

@@ -21,6 +21,7 @@ use crate::examiner::Examiner;
 use crate::gangs::{Gangs, Office};
 use crate::http::{Api, Port, router};
 use crate::migrations::{Migrations, Roads};
+use crate::rack::{RackError, rack};
 use crate::registry::{Held, Registry};
 use crate::settling::Settlers;
 use crate::socket::{ApiSocket, SocketError};
@@ -86,6 +87,9 @@ pub enum AgentError {
     /// What an earlier run noted can't be read.
     #[error(transparent)]
     Slowed(#[from] QuotaError),
+    /// The directory that it is to ask, or to keep.
+    #[error(transparent)]
+    Rack(#[from] RackError),
     /// Something else of this host.
     #[error("{what}: {source}")]
     Local {
@@ -117,9 +121,10 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let slowed = let_go(&state)?;
     let speeds =
         config.nic_speeds.iter().map(|nic| (nic.address, nic.rate.bytes_per_s())).collect();
+    let security = identity.clone().map_or(Security::Plaintext, Security::Tls);
     let local = Local {
         agent: config.name.clone(),
-        security: identity.clone().map_or(Security::Plaintext, Security::Tls),
+        security: security.clone(),
         nics: config.nics.clone(),
         resources: Resources::with_speeds(config.pool_bytes, speeds),
         scratch: state.scratch(),
@@ -128,7 +133,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         slowed: config.cgroups.then_some(slowed),
         agent_port: config.listen.port(),
         waits: config.waits,
-        sharing: sharing(&config)?,
+        sharing: sharing(&config, security)?,
     };
     // Before VMs are looked for, so that a second start by mistake is told
     // what is wrong and touches none.
@@ -314,7 +319,7 @@ fn identify(name: &str, dir: &Path) -> Result<Identity, AgentError> {
 }
 
 /// What VMs that come have in common, unless the operator doesn't want that.
-fn sharing(config: &Config) -> Result<Option<Arc<Sharing>>, AgentError> {
+fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, AgentError> {
     if !config.sharing {
         return Ok(None);
     }
@@ -330,7 +335,9 @@ fn sharing(config: &Config) -> Result<Option<Arc<Sharing>>, AgentError> {
         );
         return Ok(None);
     };
-    Sharing::start(secret).map(Some).map_err(|source| local_error("starting a thread", source))
+    let rack = rack(config, security)?;
+    let sharing = Sharing::start(secret, rack);
+    sharing.map(Some).map_err(|source| local_error("starting a thread", source))
 }
 
 /// Each must be an address that lanes can leave by.

@@ -18,6 +18,7 @@ mod gangs;
 mod http;
 mod migrations;
 mod name;
+mod rack;
 mod registry;
 mod settling;
 mod socket;

@@ -135,6 +135,9 @@ pub struct Report {
     /// content.
     #[serde(default)]
     pub named_bytes: u64,
+    /// Of these, those that came from other hosts of the destination's rack.
+    #[serde(default)]
+    pub peer_bytes: u64,
     /// Of the bodies, those that arrived after the VM had stopped: the part of the
     /// blackout that memory is to blame for.
     #[serde(default)]

@@ -11,6 +11,8 @@ pub enum Share {
     Off,
     /// From VMs on the destination host, and such that are on their way there.
     Host,
+    /// From those of all hosts of its rack.
+    Rack,
 }
 
 /// What content a VM has in common with others, and with which.

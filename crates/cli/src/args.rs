@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use agent::config::{Flags, NicSpeed};
+use agent::config::{DirectoryChoice, Flags, NicSpeed};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::bounds::{BoundsArgs, SetArgs};
@@ -93,6 +93,11 @@ pub(crate) struct AgentArgs {
     /// The file that names the other hosts
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
+    /// Where the rack's hosts learn what content the others have: `auto` (the agent
+    /// of the rack's first host), `off`, `host:NAME`, or `redis://HOST[:PORT],...`
+    /// [default: auto]
+    #[arg(long, value_name = "WHERE")]
+    directory: Option<DirectoryChoice>,
     /// Where the agent keeps its VMs' records and logs, and reports
     /// [default: /var/lib/droveway]
     #[arg(long, value_name = "DIR")]
@@ -122,6 +127,7 @@ impl AgentArgs {
             nics: self.nics,
             nic_speeds: self.nic_speeds,
             peers: self.peers,
+            directory: self.directory,
             state: self.state,
             api,
             api_listen: self.api_listen,

@@ -26,6 +26,8 @@ pub(crate) enum ShareArg {
     Off,
     /// From VMs on the destination host, and such that are on their way there
     Host,
+    /// From those of all hosts of its rack
+    Rack,
 }
 
 impl From<ShareArg> for Share {
@@ -33,6 +35,7 @@ impl From<ShareArg> for Share {
         match arg {
             ShareArg::Off => Self::Off,
             ShareArg::Host => Self::Host,
+            ShareArg::Rack => Self::Rack,
         }
     }
 }

@@ -203,6 +203,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact("Zero and fill pages", amount::size(report.fill_bytes)),
         fact("Changed before they were sent", amount::size(report.dropped_bytes)),
         fact("Of them, not sent: there already", amount::size(report.named_bytes)),
+        fact("Of these, from hosts of its rack", amount::size(report.peer_bytes)),
         fact("Of them, after the VM had stopped", amount::size(report.stopped_bytes)),
         fact("Residue", amount::size(report.residue_bytes)),
         fact("On the wire", amount::size(report.wire_bytes)),

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use directory::HostName;
 use identity::{Connection, HandshakeError};
 use parking_lot::Mutex;
 use wire::{Frame, Inquiry, Kind, Preamble, Reply, Token, WireError, read_frame, read_message};
@@ -139,6 +140,9 @@ enum TurnedAway {
     /// It has, and breaks the rules.
     #[error(transparent)]
     Wire(#[from] WireError),
+    /// It breaks the rules of a directory.
+    #[error(transparent)]
+    Directory(#[from] directory::ServeError),
     /// It speaks in another host's name.
     #[error("it says that it is {said}, and its certificate that it is {certified}")]
     OtherName {
@@ -186,6 +190,36 @@ fn serve_one(
             place.is_known();
             connection.write_all(&Reply::Welcome.to_bytes())?;
             arrival.carry(connection, number);
+        }
+        Kind::Directory => {
+            let rack = shared.local.sharing.as_ref().and_then(|sharing| sharing.rack());
+            let Some(directory) = rack.and_then(|rack| rack.embedded()) else {
+                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.close();
+                return Ok(());
+            };
+            if !place.serves() {
+                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.close();
+                return Ok(());
+            }
+            connection.write_all(&Reply::Welcome.to_bytes())?;
+            // With certificates nobody says what another host has.
+            let peer = connection.peer().map(str::to_owned);
+            let is_he = |host: &HostName| peer.as_ref().is_none_or(|peer| peer == host.as_str());
+            let (reader, writer) = connection.halves();
+            directory::serve(reader, writer, &**directory, &is_he)?;
+            connection.close();
+        }
+        Kind::Content => {
+            let sharing = shared.local.sharing.as_ref().filter(|sharing| sharing.rack().is_some());
+            let Some(sharing) = sharing.filter(|_| place.serves()) else {
+                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.close();
+                return Ok(());
+            };
+            connection.write_all(&Reply::Welcome.to_bytes())?;
+            crate::sharing::serve(sharing, connection)?;
         }
         Kind::Orders => {
             if !place.orders() {

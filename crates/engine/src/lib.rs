@@ -25,7 +25,7 @@ pub use host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsett
 pub use orders::Orders;
 pub use predict::{predict, used};
 pub use resources::{BuffersFull, Resources};
-pub use sharing::Sharing;
+pub use sharing::{DirectoryAt, Rack, Sharing};
 pub use source::{Migrated, migrate};
 pub use transport::Endpoint;
 pub use waits::Waits;

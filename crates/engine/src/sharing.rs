@@ -4,11 +4,14 @@
 //! A source names the pages of QEMU's first pass. What this host has is copied
 //! from the RAM of the VM that has it, named once more, and placed only if the name
 //! is the same. What is on its way here already, for another VM or another page, is
-//! waited for. All else is asked of the source. A name that nobody has, a copy that
-//! has changed, a VM that never comes cost time, not content.
+//! waited for. Else, if the VM may have content of the rack, its directory is asked,
+//! and what another host has or gets comes from there. All else is asked of the
+//! source. A name that nobody has, a copy that has changed, a VM that never comes, a
+//! host that is gone cost time, not content.
 
 mod coming;
 mod copies;
+mod rack;
 mod resolve;
 mod settle;
 mod taker;
@@ -23,7 +26,10 @@ use crossbeam_channel::{Sender, unbounded};
 use page::PAGE_BYTES;
 use parking_lot::Mutex;
 
-use coming::Coming;
+use coming::{Bringer, Coming, Standing};
+use rack::Far;
+pub(crate) use rack::serve;
+pub use rack::{DirectoryAt, Rack};
 pub(crate) use resolve::Resolving;
 pub(crate) use taker::Blocks;
 use taker::{Place, Taker};
@@ -40,12 +46,41 @@ pub struct Sharing {
     /// What VMs that came hold, and where.
     members: Mutex<Vec<(Arc<Member>, Arc<Blocks>)>>,
     come: Sender<Vec<(Name, Waiter)>>,
+    /// None: this host stands alone.
+    rack: Option<Arc<Rack>>,
+}
+
+/// Who waits for content.
+enum Waiter {
+    /// A page of a VM that comes here.
+    Page(Page),
+    /// Another host of the rack.
+    Far(Arc<Far>),
 }
 
 /// A page that waits for its content.
-struct Waiter {
+struct Page {
     taker: Arc<Taker>,
     place: Place,
+}
+
+impl Page {
+    /// Whether both can be placed in one go.
+    fn goes_with(&self, other: &Self) -> bool {
+        let of = |page: &Self| (page.taker.number, page.place.block, page.place.epoch);
+        of(self) == of(other)
+    }
+}
+
+impl Waiter {
+    /// What becomes of it if what it waits for doesn't come.
+    fn standing(&self) -> Standing {
+        match self {
+            Self::Page(page) if page.taker.is_over() => Standing::Over,
+            Self::Page(page) => Standing::Brings(Bringer::Vm(page.taker.number)),
+            Self::Far(_) => Standing::Leaves,
+        }
+    }
 }
 
 impl std::fmt::Debug for Sharing {
@@ -55,11 +90,11 @@ impl std::fmt::Debug for Sharing {
 }
 
 impl Sharing {
-    /// For this host, in a cluster with this secret.
+    /// For this host, in a cluster with this secret, and in this rack.
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub fn start(secret: Vec<u8>) -> std::io::Result<Arc<Self>> {
+    pub fn start(secret: Vec<u8>, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
         let pages_max = placer::host_bytes() / PAGE_BYTES as u64;
         let (come, coming) = unbounded();
         let sharing = Arc::new(Self {
@@ -70,6 +105,7 @@ impl Sharing {
             last: AtomicU64::new(0),
             members: Mutex::default(),
             come,
+            rack,
         });
         let weak = Arc::downgrade(&sharing);
         // It ends by itself when nobody has the sharing any more.
@@ -81,6 +117,28 @@ impl Sharing {
 
     pub(crate) fn key(&self, domain: &Domain) -> Key {
         Key::new(&self.secret, domain)
+    }
+
+    /// The rack that this host stands in.
+    pub(crate) fn rack(&self) -> Option<&Arc<Rack>> {
+        self.rack.as_ref()
+    }
+
+    /// The source of its VM sends the page after all.
+    fn have_sent(&self, name: Name, Page { taker, place }: &Page) {
+        let Place { block, epoch, page, .. } = *place;
+        self.over(&taker.asks(std::iter::once((block, epoch, page, name))));
+        taker.settled(*place, true);
+    }
+
+    /// What these wait for doesn't come from where it was to.
+    fn look_elsewhere(&self, waiters: Vec<(Name, Waiter)>) {
+        for (name, waiter) in waiters {
+            match waiter {
+                Waiter::Page(page) => self.have_sent(name, &page),
+                Waiter::Far(far) => far.not_here(name),
+            }
+        }
     }
 
     /// Contents have come, or will not come from where they were to: whoever waits

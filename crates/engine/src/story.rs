@@ -60,6 +60,7 @@ impl Story {
             fill_bytes: 0,
             dropped_bytes: 0,
             named_bytes: 0,
+            peer_bytes: 0,
             stopped_bytes: 0,
             residue_bytes: 0,
             wire_bytes: 0,

@@ -156,6 +156,15 @@ impl Encoder {
         }
     }
 
+    /// Page bodies that lie one after the other, as [`Encoder::encode`]; at most a
+    /// batch's.
+    pub fn encode_bodies(&mut self, wanted: Encoding, bodies: &[u8]) -> Encoded<'_> {
+        if wanted == Encoding::Raw || bodies.is_empty() || bodies.len() > BODIES_BYTES_MAX {
+            return Encoded::RAW;
+        }
+        self.packer.pack(wanted, bodies)
+    }
+
     /// The data of `batch` in the `wanted` encoding, or raw if it doesn't
     /// shrink.
     pub fn encode_blocks(&mut self, wanted: Encoding, batch: &BlockBatch) -> Encoded<'_> {

@@ -80,6 +80,9 @@ pub struct SharingOrder {
     pub domain: Domain,
     /// What shows that both ends make names with the same key.
     pub print: String,
+    /// Content may come from other hosts of the destination's rack.
+    #[serde(default)]
+    pub rack: bool,
 }
 
 /// What has become of pages of a batch that were to come later.
@@ -220,6 +223,9 @@ pub enum ToSource {
         cpu_s: f64,
         /// Most bytes ever buffered.
         pool_high_water_bytes: u64,
+        /// Pages that came from other hosts of its rack.
+        #[serde(default)]
+        peer_bytes: u64,
         /// How long the VM had run by the time `running` was said.
         ran_ms: f64,
     },

@@ -1,13 +1,13 @@
 //! Entry points for the fuzzers (`fuzz/`), and for the seeded runs in this
 //! crate's tests: whatever a peer sends is read or refused, within the caps.
 
-use content::{NAME_BYTES, Name};
+use content::{Domain, NAME_BYTES, Name};
 use page::{BATCH_PAGES, BLOCK_BYTES_MAX, DiskId, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 
 use crate::{
-    Ack, Answer, BatchHeader, BlockHeader, FILLS_MAX, Frame, Inquiry, Kind, LaneHeader,
+    Ack, Answer, BatchHeader, BlockHeader, FILLS_MAX, Frame, HasHeader, Inquiry, Kind, LaneHeader,
     NamedHeader, NamedTables, Order, Preamble, Reply, Tables, ToDestination, ToSource, Token,
-    read_frame, read_message,
+    Wants, read_frame, read_message,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
@@ -58,6 +58,29 @@ pub fn lane(bytes: &[u8]) {
     for answer in bytes.as_chunks::<{ Answer::BYTES }>().0 {
         let _ = Answer::parse(answer);
     }
+    content(bytes);
+}
+
+/// Both directions of a connection for content.
+fn content(bytes: &[u8]) {
+    let mut rest = bytes;
+    while let Some((head, after)) = rest.split_first_chunk() {
+        let Ok(rest_bytes) = Wants::rest_bytes(head) else { break };
+        let Some((wants, after)) = after.split_at_checked(rest_bytes) else { break };
+        if Wants::parse(head, wants).is_ok_and(|wants| wants.names.len() > BATCH_PAGES) {
+            panic!("more names than a batch has");
+        }
+        rest = after;
+    }
+    let mut rest = bytes;
+    while let Some((head, after)) = rest.split_first_chunk() {
+        let Ok(header) = HasHeader::parse(head) else { break };
+        assert!(header.payload_bytes as usize <= BATCH_PAGES * PAGE_BYTES);
+        let Some((names, after)) = after.split_at_checked(header.names_bytes()) else { break };
+        let (here, not_here) = header.names(names).expect("names of the announced length");
+        assert!(here.len() <= BATCH_PAGES && not_here.len() <= BATCH_PAGES);
+        rest = after.get(header.payload_bytes as usize..).unwrap_or_default();
+    }
 }
 
 /// A connection's first bytes, and control frames with messages of both ends.
@@ -104,6 +127,7 @@ pub fn seed_lanes() -> Vec<Vec<u8>> {
     seeds.push(long);
     seeds.push((0..4).flat_map(|placed| Ack { placed: placed * 5 }.to_bytes()).collect());
     seeds.push(Answer { placed: 9, wanted: 5, later: 2 }.to_bytes().to_vec());
+    seeds.extend(seed_contents());
     seeds
 }
 
@@ -128,6 +152,17 @@ fn seed_names(out: &mut Vec<u8>) {
     }
     batch.push_fill(PageIndex(9), 0);
     NamedHeader::write_for(&batch, &names, 77, true, out);
+}
+
+fn seed_contents() -> [Vec<u8>; 2] {
+    let names: Vec<Name> = (0..3).map(|nth| Name([nth; NAME_BYTES])).collect();
+    let (mut wants, mut has) = (Vec::new(), Vec::new());
+    for domain in ["", "tenant-7"] {
+        Wants { domain: Domain(domain.to_owned()), names: names.clone() }.write(&mut wants);
+        HasHeader::write_for(&names[..2], &names[2..], 1, 99, &mut has);
+        has.resize(has.len() + 99, 3);
+    }
+    [wants, has]
 }
 
 fn seed_blocks(encoding: u8, out: &mut Vec<u8>) {
@@ -215,7 +250,9 @@ mod tests {
             let acks = seed.as_chunks().0.iter().all(is_ack);
             let head = seed.first_chunk().expect("a header");
             let answer = seed.first_chunk().is_some_and(|bytes| Answer::parse(bytes).is_ok());
-            assert!(acks || answer || LaneHeader::parse(head).is_ok());
+            let wants = seed.first_chunk().is_some_and(|bytes| Wants::rest_bytes(bytes).is_ok());
+            let has = seed.first_chunk().is_some_and(|bytes| HasHeader::parse(bytes).is_ok());
+            assert!(acks || answer || wants || has || LaneHeader::parse(head).is_ok());
         }
     }
 

@@ -2,13 +2,16 @@
 //!
 //! A connection opens with a [`Preamble`] that says what it is: the control
 //! connection of a migration, one of its lanes, an [`Inquiry`] about a
-//! switchover after that connection was lost, or [`Order`]s of a gang.
+//! switchover after that connection was lost, [`Order`]s of a gang, questions to the
+//! directory of a rack, or content that one host has of another.
 //!
 //! - control: [`Frame`]s; most carry one message as JSON
 //!   ([`ToDestination`], [`ToSource`]), the others pieces of the residue.
 //! - lane: from the source [`BatchHeader`]s with their tables and bodies, and
 //!   [`BlockHeader`]s with their extents and data, [`NamedHeader`]s with names; from
 //!   the destination [`Ack`]s and [`Answer`]s.
+//! - content: [`Wants`] from the one who connects, [`HasHeader`]s with names and
+//!   content from the other.
 //!
 //! Everything read here comes from a peer: lengths and counts are capped
 //! before anyone allocates or loops by them. docs/PROTOCOL.md tells the story.
@@ -19,6 +22,7 @@ mod batch;
 mod block;
 mod control;
 mod error;
+mod fetch;
 #[doc(hidden)]
 pub mod fuzzing;
 mod inquiry;
@@ -34,6 +38,7 @@ pub use control::{
     read_frame, read_message,
 };
 pub use error::WireError;
+pub use fetch::{HasHeader, Wants};
 pub use inquiry::{Inquiry, Word};
 pub use named::{Answer, NamedHeader, NamedTables};
 pub use order::Order;

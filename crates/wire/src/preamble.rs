@@ -29,8 +29,12 @@ pub enum Kind {
     /// One [`crate::Inquiry`] about a switchover that one side was cut off
     /// from, and at most one answer.
     Inquiry,
+    /// What the crate `directory` says, to the directory of a rack.
+    Directory,
     /// [`crate::Order`]s, each with its answer.
     Orders,
+    /// [`crate::Wants`], and content.
+    Content,
 }
 
 /// Sent by whoever connects.
@@ -62,7 +66,9 @@ impl Preamble {
                 1
             }
             Kind::Inquiry => 2,
+            Kind::Directory => 3,
             Kind::Orders => 4,
+            Kind::Content => 5,
         };
         bytes[10..12].copy_from_slice(&kind.to_le_bytes());
         bytes
@@ -78,7 +84,9 @@ impl Preamble {
             0 => Kind::Control,
             1 => Kind::Lane { number: le16(bytes, 12), token: Token(field(bytes, 16)) },
             2 => Kind::Inquiry,
+            3 => Kind::Directory,
             4 => Kind::Orders,
+            5 => Kind::Content,
             other => {
                 return Err(WireError::Unknown {
                     what: "kind of connection",

@@ -101,6 +101,7 @@ pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
         fill_bytes: 0,
         dropped_bytes: 0,
         named_bytes: 0,
+        peer_bytes: 0,
         stopped_bytes: 0,
         residue_bytes: 0,
         wire_bytes: 0,

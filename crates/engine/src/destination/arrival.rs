@@ -66,8 +66,16 @@ impl End {
     }
 }
 
-/// What pages that come by name are found by, or why none may.
-type Agreed = Result<(Arc<Sharing>, Domain), &'static str>;
+/// What pages that come by name are found by.
+struct Shares {
+    sharing: Arc<Sharing>,
+    domain: Domain,
+    /// Whether other hosts of the rack are asked.
+    rack: bool,
+}
+
+/// That, or why none may; and what is not used of it.
+type Agreed = Result<(Shares, Option<&'static str>), &'static str>;
 
 struct Arrival<'s> {
     shared: &'s Shared,
@@ -246,9 +254,18 @@ impl Arrival<'_> {
         let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
         let ram = RamBlocks::of(machine);
         let mut notes = ram.notes.clone();
-        let sharing = sharing.and_then(|agreed| {
-            agreed.inspect_err(|why| notes.push(format!("content is not shared: {why}"))).ok()
-        });
+        let sharing = match sharing {
+            None => None,
+            Some(Ok((shares, alone))) => {
+                let text = |why| format!("content is shared with this host's VMs only: {why}");
+                notes.extend(alone.map(text));
+                Some(shares)
+            }
+            Some(Err(why)) => {
+                notes.push(format!("content is not shared: {why}"));
+                None
+            }
+        };
         let prepared = Prepared {
             token: hex(self.token),
             qemu: machine.version.clone(),
@@ -263,8 +280,9 @@ impl Arrival<'_> {
         let sharing = sharing.as_ref();
         let mut resolving = None;
         let tail = self.take_stream(&ram.reached, &feeder, disks, sharing, &mut resolving)?;
-        if let (Some((sharing, _)), Some(resolving)) = (sharing, &resolving) {
-            sharing.keep(resolving);
+        if let (Some(shares), Some(resolving)) = (sharing, &resolving) {
+            shares.sharing.keep(resolving);
+            keeper.fetched_bytes = resolving.fetched_bytes();
         }
         drop(resolving);
         drop(telling);
@@ -281,7 +299,7 @@ impl Arrival<'_> {
         ram: &[Reached],
         feeder: &Feeder,
         disks: Option<&ArrivingDisks>,
-        sharing: Option<&(Arc<Sharing>, Domain)>,
+        sharing: Option<&Shares>,
         resolving: &mut Option<Arc<Resolving>>,
     ) -> Result<Vec<u8>, End> {
         let mut tail = Vec::new();
@@ -358,7 +376,7 @@ impl Arrival<'_> {
         ram: &[Reached],
         feeder: &Feeder,
         blocks: Vec<Announced>,
-        sharing: Option<&(Arc<Sharing>, Domain)>,
+        sharing: Option<&Shares>,
     ) -> Result<Option<Arc<Resolving>>, End> {
         let mut plans = Vec::with_capacity(blocks.len());
         for Announced { name, bytes } in blocks {
@@ -392,9 +410,9 @@ impl Arrival<'_> {
         let placer = Arc::new(Placer::new(plans, feeder.handle()).map_err(End::failed)?);
         let resolving = match sharing {
             None => None,
-            Some((sharing, domain)) => {
+            Some(Shares { sharing, domain, rack }) => {
                 let link = Arc::clone(&self.link);
-                let resolving = sharing.take_in(domain, Arc::clone(&placer), held, link);
+                let resolving = sharing.take_in((domain, *rack), Arc::clone(&placer), held, link);
                 Some(Arc::new(resolving.map_err(End::failed)?))
             }
         };
@@ -411,7 +429,11 @@ impl Arrival<'_> {
         if sharing.key(&wanted.domain).print().to_string() != wanted.print {
             return Err("both hosts' content.key differ");
         }
-        Ok((Arc::clone(sharing), wanted.domain.clone()))
+        let alone = (wanted.rack && sharing.rack().is_none())
+            .then_some("the agent at the destination knows of no rack, or of no directory");
+        let rack = wanted.rack && alone.is_none();
+        let (sharing, domain) = (Arc::clone(sharing), wanted.domain.clone());
+        Ok((Shares { sharing, domain, rack }, alone))
     }
 
     fn next(&self) -> Result<Heard<ToDestination>, End> {

@@ -20,6 +20,10 @@ const LEADING_MAX: usize = 32;
 /// as one VM's migration, and keeps a thread.
 const ORDERING_MAX: usize = 64;
 
+/// Of them, those by which other hosts of the rack ask for content, or where it is:
+/// each keeps two threads at most. Two of each host.
+const SERVING_MAX: usize = 256;
+
 /// The connections of an agent.
 #[derive(Debug, Default)]
 pub(super) struct Connections(Mutex<State>);
@@ -31,6 +35,7 @@ struct State {
     unknown: usize,
     leading: usize,
     ordering: usize,
+    serving: usize,
 }
 
 /// What a connection is for.
@@ -39,6 +44,7 @@ enum Use {
     Unknown,
     Leading,
     Ordering,
+    Serving,
     Known,
 }
 
@@ -79,6 +85,7 @@ impl State {
             Use::Unknown => Some(&mut self.unknown),
             Use::Leading => Some(&mut self.leading),
             Use::Ordering => Some(&mut self.ordering),
+            Use::Serving => Some(&mut self.serving),
             Use::Known => None,
         }
     }
@@ -99,6 +106,15 @@ impl Place {
         let has_room = self.connections.0.lock().ordering < ORDERING_MAX;
         if has_room {
             self.count_as(Use::Ordering);
+        }
+        has_room
+    }
+
+    /// It is for what the hosts of a rack have of one another. False if too many are.
+    pub(super) fn serves(&mut self) -> bool {
+        let has_room = self.connections.0.lock().serving < SERVING_MAX;
+        if has_room {
+            self.count_as(Use::Serving);
         }
         has_room
     }

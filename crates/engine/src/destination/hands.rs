@@ -28,6 +28,8 @@ pub(super) struct Keeper {
     ran: Option<Instant>,
     pub(super) incoming: Option<Arc<Incoming>>,
     pub(super) pool_high_water_bytes: u64,
+    /// What other hosts of the rack have sent.
+    pub(super) fetched_bytes: u64,
 }
 
 impl Keeper {
@@ -45,6 +47,7 @@ impl Keeper {
             ran: None,
             incoming: None,
             pool_high_water_bytes: 0,
+            fetched_bytes: 0,
         }
     }
 
@@ -80,6 +83,7 @@ impl Keeper {
         let said = self.link.say(&ToSource::Cost {
             cpu_s: self.lanes.cpu().as_secs_f64(),
             pool_high_water_bytes: self.pool_high_water_bytes,
+            peer_bytes: self.fetched_bytes,
             ran_ms: self.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3),
         });
         if let Err(error) = said {

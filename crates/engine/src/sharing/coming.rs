@@ -8,17 +8,33 @@ use content::Name;
 /// Content that somebody has claimed comes within this, or the next one who waits
 /// gets it from his own source: what is in a source's buffers is sent in less,
 /// even over a slow link.
-const CLAIM_MAX: Duration = Duration::from_secs(15);
+pub(super) const CLAIM_MAX: Duration = Duration::from_secs(15);
 /// Nobody waits for longer, whoever claims.
 const WAIT_MAX: Duration = Duration::from_secs(40);
 
-/// Who brings it: a VM that arrives, by its number. Its source sends it.
+/// Who brings it, by a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Bringer {
+    /// A VM that arrives: its source sends it.
+    Vm(u64),
+    /// A connection to another host of the rack.
+    Peer(u64),
+}
+
+/// What becomes of somebody who waits for what may not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bringer(pub(crate) u64);
+pub(super) enum Standing {
+    /// He needs it no more.
+    Over,
+    /// He can have it himself.
+    Brings(Bringer),
+    /// He can't, and has to be told.
+    Leaves,
+}
 
 /// What somebody who needs content is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
+pub(super) enum Claim {
     /// Nobody brings it: it is his now.
     Yours,
     /// It is on its way, and he is told when it is here.
@@ -41,9 +57,41 @@ struct Entry<W> {
     waiting: Vec<Waiting<W>>,
 }
 
+impl<W> Entry<W> {
+    /// Sorts those who wait. False if nobody brings it any more.
+    fn pass(
+        &mut self,
+        is_lost: bool,
+        now: Instant,
+        standing: &impl Fn(&W) -> Standing,
+        have_it: &mut Vec<W>,
+    ) -> bool {
+        let mut heir = None;
+        let mut kept = Vec::new();
+        for waiting in self.waiting.drain(..) {
+            let is_tired = now.duration_since(waiting.since) > WAIT_MAX;
+            match standing(&waiting.who) {
+                Standing::Over => {}
+                Standing::Brings(bringer) if is_lost && heir.is_none() => {
+                    heir = Some(bringer);
+                    have_it.push(waiting.who);
+                }
+                Standing::Leaves if is_lost => have_it.push(waiting.who),
+                _ if is_tired => have_it.push(waiting.who),
+                _ => kept.push(waiting),
+            }
+        }
+        self.waiting = kept;
+        if let Some(heir) = heir {
+            (self.by, self.since) = (heir, now);
+        }
+        heir.is_some() || !is_lost
+    }
+}
+
 /// All content that is on its way, by name.
 #[derive(Debug)]
-pub(crate) struct Coming<W> {
+pub(super) struct Coming<W> {
     entries: HashMap<Name, Entry<W>>,
 }
 
@@ -55,7 +103,7 @@ impl<W> Default for Coming<W> {
 
 impl<W> Coming<W> {
     /// Somebody needs the content with this name. `waits` is who, if he can wait.
-    pub(crate) fn claim(
+    pub(super) fn claim(
         &mut self,
         name: Name,
         by: Bringer,
@@ -77,47 +125,83 @@ impl<W> Coming<W> {
         }
     }
 
+    /// Somebody else brings it than the one who was to. False if that has changed,
+    /// and `who` does not wait.
+    pub(super) fn hand_over(
+        &mut self,
+        name: &Name,
+        (from, to): (Bringer, Bringer),
+        now: Instant,
+        who: W,
+    ) -> bool {
+        let Some(entry) = self.entries.get_mut(name).filter(|entry| entry.by == from) else {
+            return false;
+        };
+        (entry.by, entry.since) = (to, now);
+        entry.waiting.push(Waiting { since: now, who });
+        true
+    }
+
+    /// Waits for what the source of a VM here brings. False if none does: whoever
+    /// waits for one who waits himself may do so for ever.
+    pub(super) fn join(&mut self, name: &Name, now: Instant, who: impl FnOnce() -> W) -> bool {
+        match self.entries.get_mut(name) {
+            Some(entry) if matches!(entry.by, Bringer::Vm(_)) => {
+                entry.waiting.push(Waiting { since: now, who: who() });
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// It is here. Who waits for it?
-    pub(crate) fn came(&mut self, name: &Name) -> Vec<W> {
+    pub(super) fn came(&mut self, name: &Name) -> Vec<W> {
         let entry = self.entries.remove(name);
         entry.map_or_else(Vec::new, |entry| entry.waiting.into_iter().map(|w| w.who).collect())
     }
 
-    /// Whoever brought these does not any more, or is late. The first who waits for
-    /// each, if he is `one_who_can` have it himself, brings it from now on; he is
-    /// named, and no longer waits. So are those who have waited for too long.
-    pub(crate) fn pass_on(
+    /// This one has brought it. Who waits for it? Nobody, if he was not to.
+    pub(super) fn brought(&mut self, name: &Name, by: Bringer) -> Vec<W> {
+        if self.entries.get(name).is_none_or(|entry| entry.by != by) {
+            return Vec::new();
+        }
+        self.came(name)
+    }
+
+    /// This one does not bring it. Says who has to look elsewhere, as
+    /// [`Coming::pass_on`].
+    pub(super) fn fails(
+        &mut self,
+        name: &Name,
+        by: Bringer,
+        now: Instant,
+        standing: impl Fn(&W) -> Standing,
+    ) -> Vec<W> {
+        let mut have_it = Vec::new();
+        if let Some(entry) = self.entries.get_mut(name).filter(|entry| entry.by == by)
+            && !entry.pass(true, now, &standing, &mut have_it)
+        {
+            self.entries.remove(name);
+        }
+        have_it
+    }
+
+    /// Those who brought these do not any more, or are late. The first who waits for
+    /// each and can have it himself brings it from now on; he is named, and no longer
+    /// waits. So are those who have waited for too long, or must be told.
+    pub(super) fn pass_on(
         &mut self,
         now: Instant,
-        gone: impl Fn(Bringer) -> bool,
-        one_who_can: impl Fn(&W) -> Option<Bringer>,
+        is_lost: impl Fn(Bringer, Instant) -> bool,
+        standing: impl Fn(&W) -> Standing,
     ) -> Vec<(Name, W)> {
-        let mut have_it = Vec::new();
+        let (mut all, mut have_it) = (Vec::new(), Vec::new());
         self.entries.retain(|name, entry| {
-            let is_late = now.duration_since(entry.since) > CLAIM_MAX;
-            let lost = is_late || gone(entry.by);
-            let mut heir = None;
-            let mut kept = Vec::new();
-            for waiting in entry.waiting.drain(..) {
-                let Some(bringer) = one_who_can(&waiting.who) else { continue };
-                if lost && heir.is_none() {
-                    heir = Some(bringer);
-                    have_it.push((*name, waiting.who));
-                } else if now.duration_since(waiting.since) > WAIT_MAX {
-                    have_it.push((*name, waiting.who));
-                } else {
-                    kept.push(waiting);
-                }
-            }
-            entry.waiting = kept;
-            match heir {
-                Some(heir) => (entry.by, entry.since) = (heir, now),
-                None if lost => return false,
-                None => {}
-            }
-            true
+            let kept = entry.pass(is_lost(entry.by, entry.since), now, &standing, &mut have_it);
+            all.extend(have_it.drain(..).map(|who| (*name, who)));
+            kept
         });
-        have_it
+        all
     }
 
     /// How much is on its way.
@@ -131,8 +215,12 @@ impl<W> Coming<W> {
 mod tests {
     use super::*;
 
-    const A: Bringer = Bringer(1);
-    const B: Bringer = Bringer(2);
+    const A: Bringer = Bringer::Vm(1);
+    const B: Bringer = Bringer::Vm(2);
+
+    fn late(now: Instant) -> impl Fn(Bringer, Instant) -> bool {
+        move |_, since| now.duration_since(since) > CLAIM_MAX
+    }
 
     fn name(nth: u8) -> Name {
         Name([nth; content::NAME_BYTES])
@@ -163,18 +251,23 @@ mod tests {
             coming.claim(name(one), B, start, waits(3));
         }
         coming.came(&name(2));
-        let by = |who: &u64| Some(Bringer(*who));
-        assert!(coming.pass_on(start + CLAIM_MAX, |_| false, by).is_empty());
+        let by = |who: &u64| Standing::Brings(Bringer::Vm(*who));
+        let now = start + CLAIM_MAX;
+        assert!(coming.pass_on(now, late(now), by).is_empty());
         // Who is over himself is passed by, and forgotten.
-        let late = start + CLAIM_MAX + Duration::from_millis(1);
-        let passed = coming.pass_on(late, |_| false, |who| (*who != 2).then_some(B));
+        let now = start + CLAIM_MAX + Duration::from_millis(1);
+        let by_the_third = |who: &u64| match who {
+            2 => Standing::Over,
+            _ => Standing::Brings(B),
+        };
+        let passed = coming.pass_on(now, late(now), by_the_third);
         assert_eq!(passed, [(name(1), 3)]);
         assert!(coming.came(&name(1)).is_empty());
         // Gone at once.
         coming.claim(name(3), A, start, waits(1));
         coming.claim(name(3), B, start, waits(2));
         coming.claim(name(4), A, start, waits(1));
-        let passed = coming.pass_on(start, |bringer| bringer == A, by);
+        let passed = coming.pass_on(start, |bringer, _| bringer == A, by);
         assert_eq!(passed, [(name(3), 2)]);
         assert_eq!(coming.len(), 1, "nobody waits for the other");
         assert_eq!(coming.claim(name(4), B, start, waits(2)), Claim::Yours);
@@ -192,9 +285,39 @@ mod tests {
         let mut served = Vec::new();
         for _ in 0..20 {
             now += Duration::from_secs(5);
-            served.extend(coming.pass_on(now, |_| false, |who| Some(Bringer(*who))));
+            let by = |who: &u64| Standing::Brings(Bringer::Vm(*who));
+            served.extend(coming.pass_on(now, late(now), by));
         }
         assert!(served.iter().any(|(_, who)| *who == 7));
         assert!(served.len() >= 4, "{served:?}");
+    }
+
+    #[test]
+    fn what_another_host_was_to_bring_comes_from_the_source_if_it_does_not() {
+        const PEER: Bringer = Bringer::Peer(1);
+        let (mut coming, now) = (Coming::default(), Instant::now());
+        let standing = |who: &u64| match who {
+            9 => Standing::Leaves,
+            who => Standing::Brings(Bringer::Vm(*who)),
+        };
+        for one in [1, 2] {
+            assert_eq!(coming.claim(name(one), A, now, || None), Claim::Yours);
+            // Nobody of another host waits for what comes from another host.
+            assert!(coming.join(&name(one), now, || 9));
+            assert!(coming.hand_over(&name(one), (A, PEER), now, 1));
+            assert!(!coming.hand_over(&name(one), (A, PEER), now, 1), "it is his no more");
+            assert!(!coming.join(&name(one), now, || 9));
+            assert_eq!(coming.claim(name(one), B, now, || Some(2)), Claim::Waits);
+        }
+        assert!(coming.brought(&name(1), A).is_empty(), "somebody else brings it");
+        assert_eq!(coming.brought(&name(1), PEER), [9, 1, 2]);
+        assert!(coming.fails(&name(2), A, now, standing).is_empty());
+        assert_eq!(coming.fails(&name(2), PEER, now, standing), [9, 1]);
+        assert_eq!(coming.came(&name(2)), [2], "its source brings it now");
+        // Nobody is left who could.
+        coming.claim(name(3), A, now, || None);
+        coming.join(&name(3), now, || 9);
+        assert_eq!(coming.fails(&name(3), A, now, standing), [9]);
+        assert_eq!(coming.len(), 0);
     }
 }

@@ -1,12 +1,13 @@
 //! What one VM that arrives does with pages that come by name.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use content::{Domain, Member, Name};
 use crossbeam_channel::{Receiver, unbounded};
+use directory::{DirectoryError, HostName};
 use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
 use placer::{PlaceError, Placer};
@@ -14,8 +15,9 @@ use wire::{Late, NamedHeader, ToSource};
 
 use super::coming::{Bringer, Claim};
 use super::copies::Copies;
-use super::taker::{Blocks, Place, Taker, Ticket};
-use super::{Sharing, Waiter};
+use super::rack::Rack;
+use super::taker::{Blocks, Place, Taker};
+use super::{Page, Sharing, Waiter};
 use crate::link::Link;
 
 /// Batches that the source is told of at a time.
@@ -25,6 +27,10 @@ const TOLD_AT_ONCE: usize = 256;
 pub(crate) struct Resolving {
     sharing: Arc<Sharing>,
     taker: Arc<Taker>,
+    domain: Domain,
+    link: Arc<Link<ToSource>>,
+    /// Whether it was said that other hosts' content is not used.
+    noted: AtomicBool,
     /// Buffers of lanes, used again for each batch.
     spare: Mutex<Vec<Copies>>,
     telling: Option<JoinHandle<()>>,
@@ -37,7 +43,7 @@ impl Sharing {
     /// If the system gives no thread.
     pub(crate) fn take_in(
         self: &Arc<Self>,
-        domain: &Domain,
+        (domain, asks_rack): (&Domain, bool),
         placer: Arc<Placer>,
         blocks: Blocks,
         link: Arc<Link<ToSource>>,
@@ -50,12 +56,16 @@ impl Sharing {
             std::io::Error::other("more VMs hold content here than can be told apart")
         })?);
         let (tell, told) = unbounded();
-        let taker = Arc::new(Taker::new(number, key, placer, (member, blocks), tell));
-        let telling =
-            thread::Builder::new().name("late".to_owned()).spawn(move || say_late(&told, &link))?;
+        let taker = Arc::new(Taker::new(number, key, placer, (member, blocks), tell, asks_rack));
+        let telling = thread::Builder::new().name("late".to_owned()).spawn({
+            let link = Arc::clone(&link);
+            move || say_late(&told, &link)
+        })?;
         self.arriving.lock().insert(number);
         let sharing = Arc::clone(self);
-        Ok(Resolving { sharing, taker, spare: Mutex::default(), telling: Some(telling) })
+        let (domain, noted) = (domain.clone(), AtomicBool::new(false));
+        let (spare, telling) = (Mutex::default(), Some(telling));
+        Ok(Resolving { sharing, taker, domain, link, noted, spare, telling })
     }
 }
 
@@ -107,32 +117,111 @@ impl Resolving {
         }
         let (now, may_wait) = (Instant::now(), header.may_wait && taker.may_wait());
         let mut wanted = taker.has_asked(block, epoch, pages, names) & !here;
-        let mut later = 0_u128;
+        let (mut ours, mut later) = (0_u128, 0_u128);
+        let waiting = |nth: usize| {
+            let place =
+                Place { block, epoch, page: pages[nth], ticket, nth: u8::try_from(nth).ok()? };
+            Some(Page { taker: Arc::clone(taker), place })
+        };
         // Held until the ticket is there: what it waits for may come at once.
         let mut tickets = taker.tickets.lock();
         let mut coming = self.sharing.coming.lock();
-        for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
+        for (nth, name) in names.iter().enumerate() {
             if (here | wanted) >> nth & 1 == 1 {
                 continue;
             }
-            let waits = || {
-                let nth = u8::try_from(nth).ok().filter(|_| may_wait)?;
-                let place = Place { block, epoch, page: *page, ticket, nth };
-                Some(Waiter { taker: Arc::clone(taker), place })
-            };
-            match coming.claim(*name, Bringer(taker.number), now, waits) {
+            let waits = || waiting(nth).filter(|_| may_wait).map(Waiter::Page);
+            match coming.claim(*name, Bringer::Vm(taker.number), now, waits) {
                 Claim::Waits => later |= 1 << nth,
-                Claim::Yours | Claim::OnItsWay => wanted |= 1 << nth,
+                Claim::Yours => ours |= 1 << nth,
+                Claim::OnItsWay => wanted |= 1 << nth,
             }
         }
         drop(coming);
-        if later != 0 {
-            let left = later.count_ones() as usize;
-            taker.waits(left);
-            tickets.insert(ticket, Ticket { left, wanted: Vec::new() });
+        let rack = self.sharing.rack.as_ref().filter(|_| taker.asks_rack && ours != 0);
+        if later != 0 || rack.is_some() {
+            Taker::open_ticket(&mut tickets, ticket);
+            taker.wait(&mut tickets, ticket, later.count_ones() as usize);
         }
+        drop(tickets);
+        if let Some(rack) = rack {
+            let batch = Claimed { ticket, names, ours, waiting: &waiting };
+            let far = self.claim_in(rack, &batch, may_wait);
+            (later, ours) = (later | far, ours & !far);
+        }
+        taker.close_ticket(ticket, later != 0);
+        wanted |= ours;
         (wanted, later)
     }
+
+    /// Claims, in the whole rack, what nobody here has or gets. Says what comes from
+    /// other hosts.
+    fn claim_in(&self, rack: &Rack, batch: &Claimed<'_>, may_wait: bool) -> u128 {
+        let Claimed { ticket, names, ours, waiting } = *batch;
+        let each: Vec<usize> = (0..names.len()).filter(|nth| ours >> nth & 1 == 1).collect();
+        let asked: Vec<Name> = each.iter().map(|nth| names[*nth]).collect();
+        let hosts = match rack.claim(&asked) {
+            Ok(hosts) => hosts,
+            Err(error) => {
+                self.note(&error);
+                return 0;
+            }
+        };
+        // Others of the rack have it from here now, in any case.
+        if !may_wait {
+            return 0;
+        }
+        let mut elsewhere: Vec<(HostName, usize)> =
+            hosts.into_iter().zip(each).filter_map(|(host, nth)| Some((host?, nth))).collect();
+        elsewhere.sort_unstable();
+        let mut far = 0;
+        for group in elsewhere.chunk_by(|(one, _), (other, _)| one == other) {
+            let host = &group[0].0;
+            let Some(line) = rack.line(&self.sharing, host) else { continue };
+            let by = (Bringer::Vm(self.taker.number), Bringer::Peer(line));
+            let now = Instant::now();
+            let mut handed = Vec::with_capacity(group.len());
+            // In this order, as above.
+            let mut tickets = self.taker.tickets.lock();
+            let mut coming = self.sharing.coming.lock();
+            for (_, nth) in group {
+                let Some(page) = waiting(*nth) else { continue };
+                if coming.hand_over(&names[*nth], by, now, Waiter::Page(page)) {
+                    handed.push(names[*nth]);
+                    far |= 1 << nth;
+                }
+            }
+            drop(coming);
+            self.taker.wait(&mut tickets, ticket, handed.len());
+            drop(tickets);
+            rack.want(host, line, &self.domain, handed);
+        }
+        far
+    }
+
+    /// Says once, for whoever reads the report, why content of other hosts is not used.
+    fn note(&self, why: &DirectoryError) {
+        if !self.noted.swap(true, Relaxed) {
+            let text =
+                format!("content of other hosts of the rack is not used for some of it: {why}");
+            // A source that is gone need not know.
+            let _ = self.link.say(&ToSource::Note { text });
+        }
+    }
+
+    /// What came from other hosts of the rack.
+    pub(crate) fn fetched_bytes(&self) -> u64 {
+        self.taker.fetched_bytes()
+    }
+}
+
+/// What one batch claims for this host.
+struct Claimed<'b> {
+    ticket: u32,
+    names: &'b [Name],
+    /// Those that nobody here has or gets, by bits.
+    ours: u128,
+    waiting: &'b dyn Fn(usize) -> Option<Page>,
 }
 
 impl transport::Resolver for Resolving {
@@ -153,7 +242,12 @@ impl transport::Resolver for Resolving {
     }
 
     fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) {
-        self.sharing.over(&self.taker.came(block, epoch, pages));
+        let names = self.taker.came(block, epoch, pages);
+        self.sharing.over(&names);
+        let rack = self.sharing.rack.as_ref().filter(|_| self.taker.asks_rack);
+        if let Some(rack) = rack.filter(|_| !names.is_empty()) {
+            rack.holds(names);
+        }
     }
 
     fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {

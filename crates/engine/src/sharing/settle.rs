@@ -8,10 +8,9 @@ use content::Name;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use page::BATCH_PAGES;
 
-use super::coming::Bringer;
+use super::coming::{Bringer, CLAIM_MAX};
 use super::copies::Copies;
-use super::taker::Place;
-use super::{Sharing, Waiter};
+use super::{Page, Sharing, Waiter};
 
 /// How often it is looked for those who wait in vain.
 const LOOK: Duration = Duration::from_millis(500);
@@ -38,13 +37,16 @@ pub(super) fn run(sharing: &Weak<Sharing>, come: &Receiver<Vec<(Name, Waiter)>>)
 
 impl Sharing {
     /// The content that these wait for is here, unless it has changed since.
-    fn serve(&self, mut waiters: Vec<(Name, Waiter)>, copies: &mut Copies) {
-        waiters.sort_unstable_by_key(|(_, waiter)| (waiter.taker.number, waiter.place));
-        let together = |(_, a): &(Name, Waiter), (_, b): &(Name, Waiter)| {
-            a.taker.number == b.taker.number
-                && (a.place.block, a.place.epoch) == (b.place.block, b.place.epoch)
-        };
-        for group in waiters.chunk_by(together) {
+    fn serve(&self, waiters: Vec<(Name, Waiter)>, copies: &mut Copies) {
+        let mut pages = Vec::with_capacity(waiters.len());
+        for (name, waiter) in waiters {
+            match waiter {
+                Waiter::Page(page) => pages.push((name, page)),
+                Waiter::Far(far) => far.here(name),
+            }
+        }
+        pages.sort_unstable_by_key(|(_, page)| (page.taker.number, page.place));
+        for group in pages.chunk_by(|(_, one), (_, other)| one.goes_with(other)) {
             for part in group.chunks(BATCH_PAGES) {
                 self.serve_one(part, copies);
             }
@@ -52,8 +54,8 @@ impl Sharing {
     }
 
     /// Pages of one VM, one block and one epoch.
-    fn serve_one(&self, waiters: &[(Name, Waiter)], copies: &mut Copies) {
-        let Some((_, Waiter { taker, place: first })) = waiters.first() else { return };
+    fn serve_one(&self, waiters: &[(Name, Page)], copies: &mut Copies) {
+        let Some((_, Page { taker, place: first })) = waiters.first() else { return };
         let names: Vec<Name> = waiters.iter().map(|(name, _)| *name).collect();
         let pages = waiters.iter().map(|(_, waiter)| waiter.place.page);
         let here = copies.find(&self.index, &taker.key, &names, pages);
@@ -62,7 +64,7 @@ impl Sharing {
         let is_placed = |nth: usize| placed && here >> nth & 1 == 1;
         let missing = waiters.iter().enumerate().filter(|(nth, _)| !is_placed(*nth));
         let asked = missing
-            .map(|(_, (name, Waiter { place, .. }))| (place.block, place.epoch, place.page, *name));
+            .map(|(_, (name, Page { place, .. }))| (place.block, place.epoch, place.page, *name));
         self.over(&taker.asks(asked));
         for (nth, (_, waiter)) in waiters.iter().enumerate() {
             taker.settled(waiter.place, !is_placed(nth));
@@ -71,17 +73,18 @@ impl Sharing {
 
     /// Has those who wait in vain get it from their own sources.
     fn pass_on(&self, now: Instant) {
-        let gone = |Bringer(number)| !self.arriving.lock().contains(&number);
-        let can =
-            |waiter: &Waiter| (!waiter.taker.is_over()).then_some(Bringer(waiter.taker.number));
-        let passed = self.coming.lock().pass_on(now, gone, can);
+        let is_lost = |bringer, since| match bringer {
+            Bringer::Vm(number) => {
+                now.duration_since(since) > CLAIM_MAX || !self.arriving.lock().contains(&number)
+            }
+            Bringer::Peer(line) => {
+                self.rack.as_ref().is_none_or(|rack| rack.is_lost(line, since, now))
+            }
+        };
+        let passed = self.coming.lock().pass_on(now, is_lost, Waiter::standing);
         if !passed.is_empty() {
             tracing::debug!(pages = passed.len(), "waited for in vain");
         }
-        for (name, Waiter { taker, place }) in passed {
-            let Place { block, epoch, page, .. } = place;
-            self.over(&taker.asks(std::iter::once((block, epoch, page, name))));
-            taker.settled(place, true);
-        }
+        self.look_elsewhere(passed);
     }
 }

@@ -125,8 +125,11 @@ pub(super) struct Taker {
     asked: Mutex<HashMap<(BlockId, PageIndex), (Epoch, Name)>>,
     pub(super) tickets: Mutex<HashMap<u32, Ticket>>,
     waiting: AtomicUsize,
-    /// Pages whose names have come.
+    /// Pages whose names have come, and pages that other hosts have sent.
     named: AtomicU64,
+    fetched: AtomicU64,
+    /// Whether other hosts of the rack are asked.
+    pub(super) asks_rack: bool,
     /// Where its source is told of tickets that are complete; none: it is over.
     tell: Mutex<Option<Sender<Late>>>,
     over: AtomicBool,
@@ -139,6 +142,7 @@ impl Taker {
         placer: Arc<Placer>,
         (member, blocks): (Arc<Member>, Arc<Blocks>),
         tell: Sender<Late>,
+        asks_rack: bool,
     ) -> Self {
         Self {
             number,
@@ -150,6 +154,8 @@ impl Taker {
             tickets: Mutex::default(),
             waiting: AtomicUsize::new(0),
             named: AtomicU64::new(0),
+            fetched: AtomicU64::new(0),
+            asks_rack,
             tell: Mutex::new(Some(tell)),
             over: AtomicBool::new(false),
         }
@@ -167,8 +173,44 @@ impl Taker {
         !self.is_over() && self.waiting.load(Relaxed) < WAITING_MAX
     }
 
-    pub(super) fn waits(&self, pages: usize) {
-        self.waiting.fetch_add(pages, Relaxed);
+    /// Its source is told of the batch only after [`Taker::close_ticket`]: until
+    /// then more of its pages may wait.
+    pub(super) fn open_ticket(tickets: &mut HashMap<u32, Ticket>, ticket: u32) {
+        tickets.insert(ticket, Ticket { left: 1, wanted: Vec::new() });
+    }
+
+    /// More pages of the batch wait.
+    pub(super) fn wait(&self, tickets: &mut HashMap<u32, Ticket>, ticket: u32, pages: usize) {
+        if let Some(ticket) = tickets.get_mut(&ticket) {
+            self.waiting.fetch_add(pages, Relaxed);
+            ticket.left += pages;
+        }
+    }
+
+    /// No more pages of the batch wait than do. Its source is told what becomes of
+    /// them, if it `is_told` that some do.
+    pub(super) fn close_ticket(&self, ticket: u32, is_told: bool) {
+        if is_told {
+            self.less(ticket, None);
+        } else {
+            self.tickets.lock().remove(&ticket);
+        }
+    }
+
+    /// Other hosts have sent so many pages.
+    pub(super) fn fetched(&self, pages: usize) {
+        self.fetched.fetch_add(pages as u64, Relaxed);
+    }
+
+    pub(super) fn fetched_bytes(&self) -> u64 {
+        self.fetched.load(Relaxed) * PAGE_BYTES as u64
+    }
+
+    /// These pages have that content now: the index knows.
+    pub(super) fn note(&self, block: BlockId, named: impl Iterator<Item = (PageIndex, Name)>) {
+        let number = |(page, name)| Some((self.blocks.number(block, page)?, name));
+        let numbered: Vec<(u64, Name)> = named.filter_map(number).collect();
+        self.member.note(&numbered);
     }
 
     /// Nothing is placed for it any more.
@@ -231,10 +273,7 @@ impl Taker {
             }
         }
         drop(asked);
-        let number =
-            |(page, name): &(PageIndex, Name)| Some((self.blocks.number(block, *page)?, *name));
-        let numbered: Vec<(u64, Name)> = came.iter().filter_map(number).collect();
-        self.member.note(&numbered);
+        self.note(block, came.iter().copied());
         came.into_iter().map(|(_, name)| name).collect()
     }
 
@@ -261,19 +300,21 @@ impl Taker {
     /// This page is placed, or wanted from its source after all.
     pub(super) fn settled(&self, place: Place, wanted: bool) {
         self.waiting.fetch_sub(1, Relaxed);
+        self.less(place.ticket, wanted.then_some(place.nth));
+    }
+
+    fn less(&self, ticket: u32, wanted: Option<u8>) {
         let mut tickets = self.tickets.lock();
-        let Some(ticket) = tickets.get_mut(&place.ticket) else { return };
-        ticket.left -= 1;
-        if wanted {
-            ticket.wanted.push(place.nth);
-        }
-        if ticket.left == 0
-            && let Some(ticket) = tickets.remove(&place.ticket)
+        let Some(waited) = tickets.get_mut(&ticket) else { return };
+        waited.left -= 1;
+        waited.wanted.extend(wanted);
+        if waited.left == 0
+            && let Some(Ticket { wanted, .. }) = tickets.remove(&ticket)
         {
             drop(tickets);
             if let Some(tell) = &*self.tell.lock() {
                 // A source that is gone need not know.
-                let _ = tell.send(Late { ticket: place.ticket, wanted: ticket.wanted });
+                let _ = tell.send(Late { ticket, wanted });
             }
         }
     }

@@ -125,8 +125,14 @@ impl Source<'_> {
         while let Ok(heard) = control.hear.recv_deadline(until) {
             match heard {
                 Heard::Gone(_) => return,
-                Heard::Message(ToSource::Cost { cpu_s, pool_high_water_bytes, ran_ms }) => {
+                Heard::Message(ToSource::Cost {
+                    cpu_s,
+                    pool_high_water_bytes,
+                    peer_bytes,
+                    ran_ms,
+                }) => {
                     self.story.tell(|report| {
+                        report.peer_bytes = peer_bytes;
                         report.cpu_destination_s = cpu_s;
                         report.pool_high_water_bytes[1] = pool_high_water_bytes;
                         // It ran before we heard so.

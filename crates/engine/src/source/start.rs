@@ -127,7 +127,8 @@ impl Source<'_> {
         };
         let domain = Domain(self.request.sharing.domain.clone());
         let print = sharing.key(&domain).print().to_string();
-        Some(SharingOrder { domain, print })
+        let rack = self.request.sharing.share == Share::Rack;
+        Some(SharingOrder { domain, print, rack })
     }
 
     /// What names pages, if the destination takes names.

@@ -49,13 +49,22 @@ pub struct DrovewayGang {
 /// # Errors
 /// If one doesn't come up.
 pub fn agents(racks: &Racks) -> Result<Vec<Agent>> {
+    agents_with(racks, "", &[])
+}
+
+/// The same with more entries in the peers file, and told more.
+///
+/// # Errors
+/// As [`agents`].
+pub fn agents_with(racks: &Racks, others: &str, told: &[&str]) -> Result<Vec<Agent>> {
     let hosts = racks.hosts();
     let entry = |host: &&RackHost| {
         format!("{}rack = \"{}\"\n", peer_entry(&host.name, &host.host), host.rack)
     };
-    let peers: String = hosts.iter().map(entry).collect();
+    let peers: String = hosts.iter().map(entry).chain([others.to_owned()]).collect();
     let start = |host: &&RackHost| {
-        Agent::start_as(&host.name, &host.host, &peers, &[], &["--rack", &host.rack])
+        let told = [&["--rack", host.rack.as_str()], told].concat();
+        Agent::start_as(&host.name, &host.host, &peers, &[], &told)
     };
     hosts.iter().map(start).collect()
 }

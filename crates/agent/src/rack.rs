@@ -1,0 +1,131 @@
+//! The rack that an agent's host stands in, as far as content goes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use directory::{
+    Directory, DirectoryError, Embedded, HostName, Limits, Redis, RedisSettings, Servers, Terms,
+};
+use engine::{DirectoryAt, Peer, Rack};
+use identity::Security;
+
+use crate::config::{Config, DirectoryChoice, PeerEntry};
+
+/// What is claimed is delivered by then, also where many VMs share a slow link and
+/// a lot waits in front of it.
+const CLAIM: Duration = Duration::from_secs(30);
+/// Connections to Redis: batches under way at a time.
+const REDIS_CONNECTIONS: usize = 4;
+
+/// Why a host takes no part in its rack's directory.
+#[derive(Debug, thiserror::Error)]
+pub enum RackError {
+    /// The operator names a host that isn't there.
+    #[error(
+        "directory: the host `{0}` is not in this host's rack, as the peers file has it: name one \
+         that is, or say `auto`"
+    )]
+    NotInRack(String),
+    /// Redis can't be asked with these settings.
+    #[error("directory: {0}")]
+    Directory(#[from] DirectoryError),
+    /// The system gives no thread.
+    #[error("making the rack's directory: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// This host's rack; none if it stands alone, or is told not to take part.
+///
+/// # Errors
+/// If what the operator wants can't be had.
+pub(crate) fn rack(config: &Config, security: Security) -> Result<Option<Arc<Rack>>, RackError> {
+    let Some(rack) = &config.rack else { return Ok(None) };
+    let mates: Vec<&PeerEntry> =
+        config.peers.iter().filter(|peer| peer.rack.as_ref() == Some(rack)).collect();
+    let mut names: Vec<&str> = mates.iter().map(|peer| peer.name.as_str()).collect();
+    names.push(&config.name);
+    let keeper = match &config.directory {
+        DirectoryChoice::Off => return Ok(None),
+        DirectoryChoice::Auto => names.into_iter().min(),
+        DirectoryChoice::Host(host) if names.contains(&host.as_str()) => Some(host.as_str()),
+        DirectoryChoice::Host(host) => return Err(RackError::NotInRack(host.clone())),
+        DirectoryChoice::Redis(_) => None,
+    };
+    let terms = Terms { claim: CLAIM, ..Terms::default() };
+    let at = match (keeper, &config.directory) {
+        (Some(keeper), _) => match mates.iter().find(|peer| peer.name == keeper) {
+            Some(mate) => DirectoryAt::At(peer(mate)),
+            None => {
+                let limits = Limits { terms, ..Limits::default() };
+                DirectoryAt::Here(Arc::new(Embedded::new(limits)))
+            }
+        },
+        (None, choice) => DirectoryAt::Elsewhere(redis(choice, rack, terms)?),
+    };
+    let mates = mates.into_iter().map(peer).collect();
+    Ok(Some(Rack::new(&config.name, mates, security, at)?))
+}
+
+fn redis(
+    choice: &DirectoryChoice,
+    rack: &str,
+    terms: Terms,
+) -> Result<Arc<dyn Directory>, RackError> {
+    let DirectoryChoice::Redis(urls) = choice else {
+        return Err(DirectoryError::Settings("no server is named".to_owned()).into());
+    };
+    // Racks may be called by any word, keys may not.
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '_' };
+    let rack = HostName::new(rack).map_or_else(
+        |_| format!("r{}", rack.chars().map(plain).take(60).collect::<String>()),
+        |name| name.to_string(),
+    );
+    let servers = match &urls[..] {
+        [one] => Servers::One(one.clone()),
+        some => Servers::Cluster(some.to_vec()),
+    };
+    let settings = RedisSettings {
+        servers,
+        cluster: "cluster".to_owned(),
+        rack,
+        terms,
+        connections: REDIS_CONNECTIONS,
+    };
+    Ok(Arc::new(Redis::new(&settings)?))
+}
+
+fn peer(entry: &PeerEntry) -> Peer {
+    let PeerEntry { name, address, nics, .. } = entry.clone();
+    Peer { name, address, nics }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Flags;
+
+    fn config(directory: &str) -> Config {
+        let dir = tempfile::tempdir().unwrap();
+        let peers = dir.path().join("peers.toml");
+        let host = |name: &str, rack: &str, port: u16| {
+            format!("[[host]]\nname = '{name}'\nrack = '{rack}'\naddress = '127.0.0.1:{port}'\n")
+        };
+        let all = [host("b", "r1", 7001), host("a", "r1", 7002), host("0", "r2", 7003)].concat();
+        std::fs::write(&peers, all).unwrap();
+        let file = dir.path().join("agent.toml");
+        let text = format!("name = 'b'\npeers = 'peers.toml'\ndirectory = '{directory}'\n");
+        std::fs::write(&file, text).unwrap();
+        Config::new(&Flags { config: Some(file), ..Flags::default() }).unwrap()
+    }
+
+    #[test]
+    fn the_directory_is_where_the_operator_says_or_at_the_racks_first_host() {
+        let rack = |directory| rack(&config(directory), Security::Plaintext);
+        let text = |directory| format!("{:?}", rack(directory).unwrap().unwrap());
+        assert!(text("auto").contains("the agent of a"), "{}", text("auto"));
+        assert!(text("host:b").contains("Embedded"), "{}", text("host:b"));
+        assert!(text("redis://127.0.0.1:1").contains("Redis"));
+        assert!(rack("off").unwrap().is_none());
+        assert!(matches!(rack("host:0"), Err(RackError::NotInRack(_))));
+    }
+}

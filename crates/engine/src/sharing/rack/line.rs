@@ -1,0 +1,297 @@
+//! Content that comes from another host of the rack.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use content::{Domain, Name};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use directory::HostName;
+use identity::{Connection, Reader, Security, Writer};
+use page::{BATCH_PAGES, Decoder, Encoding, PAGE_BYTES};
+use parking_lot::Mutex;
+use transport::{Endpoint, connect};
+use wire::{HasHeader, Kind, Wants, WireError};
+
+use super::super::coming::{Bringer, CLAIM_MAX};
+use super::super::{Page, Sharing, Waiter};
+use super::Rack;
+use crate::host::Peer;
+
+/// A line that nobody wants anything of for so long ends: whoever waited for
+/// something of it doesn't any more.
+const IDLE: Duration = Duration::from_secs(60);
+/// A host that could not be reached, or broke off, is let be for so long.
+const REST: Duration = Duration::from_secs(2);
+
+/// A connection to another host, or one that could not be had a moment ago.
+#[derive(Debug)]
+pub(super) struct Line {
+    number: u64,
+    wants: Sender<Wants>,
+    /// When something came last.
+    heard: Mutex<Instant>,
+    is_over: AtomicBool,
+}
+
+impl Rack {
+    /// The number of a connection by which content of that host comes; none if it
+    /// can't be had of it now.
+    pub(in super::super) fn line(&self, sharing: &Arc<Sharing>, host: &HostName) -> Option<u64> {
+        let peer = self.peers.get(host)?;
+        let mut lines = self.lines.lock();
+        if let Some(line) = lines.get(host) {
+            let rests = line.is_over.load(Relaxed);
+            if !rests || line.heard.lock().elapsed() < REST {
+                return (!rests).then_some(line.number);
+            }
+        }
+        let number = self.last_line.fetch_add(1, Relaxed) + 1;
+        let (wants, wanted) = unbounded();
+        let heard = Mutex::new(Instant::now());
+        let line = Arc::new(Line { number, wants, heard, is_over: AtomicBool::new(false) });
+        let run = {
+            let (line, peer) = (Arc::downgrade(&line), peer.clone());
+            let (sharing, security) = (Arc::downgrade(sharing), self.security.clone());
+            move || run(number, &line, &sharing, &peer, &security, &wanted)
+        };
+        let thread = thread::Builder::new().name(format!("fetch-{number}"));
+        thread.spawn(run).ok()?;
+        lines.insert(host.clone(), line);
+        Some(number)
+    }
+
+    /// Asks for content by the line of that number to that host. If it is over, those
+    /// who wait find out.
+    pub(in super::super) fn want(
+        &self,
+        host: &HostName,
+        number: u64,
+        domain: &Domain,
+        names: Vec<Name>,
+    ) {
+        let line = self.lines.lock().get(host).map(Arc::clone);
+        if let Some(line) = line.filter(|line| line.number == number) {
+            // An error means the same as that it is over.
+            let _ = line.wants.send(Wants { domain: domain.clone(), names });
+        }
+    }
+
+    /// Whether what was to come by that line, wanted at that time, does not.
+    pub(in super::super) fn is_lost(&self, number: u64, since: Instant, now: Instant) -> bool {
+        let lines = self.lines.lock();
+        let line = lines.values().find(|line| line.number == number);
+        line.is_none_or(|line| {
+            let since = since.max(*line.heard.lock());
+            line.is_over.load(Relaxed) || now.duration_since(since) > CLAIM_MAX
+        })
+    }
+}
+
+/// Makes the connection, and uses it until it breaks or nobody wants it.
+fn run(
+    number: u64,
+    line: &Weak<Line>,
+    sharing: &Weak<Sharing>,
+    peer: &Peer,
+    security: &Security,
+    wanted: &Receiver<Wants>,
+) {
+    let way = Endpoint { local: None, remote: peer.address };
+    match connect(way, &peer.name, security, Kind::Content) {
+        Ok(connection) => carry(number, line, sharing, connection, wanted),
+        Err(error) => tracing::warn!(%error, host = peer.name, "its content is not used"),
+    }
+    if let Some(line) = line.upgrade() {
+        *line.heard.lock() = Instant::now();
+        line.is_over.store(true, Relaxed);
+    }
+}
+
+fn carry(
+    number: u64,
+    line: &Weak<Line>,
+    sharing: &Weak<Sharing>,
+    connection: Connection,
+    wanted: &Receiver<Wants>,
+) {
+    let closer = connection.closer();
+    let (reader, mut writer) = connection.into_halves();
+    let reading = {
+        let (line, sharing, closer) = (Weak::clone(line), Weak::clone(sharing), closer.clone());
+        thread::Builder::new().name(format!("fetched-{number}")).spawn(move || {
+            let mut taking = Taking { number, line, sharing, ..Taking::default() };
+            if let Err(error) = taking.all(reader) {
+                tracing::debug!(%error, "content of another host ended");
+            }
+            closer.close();
+            if let Some(line) = taking.line.upgrade() {
+                line.is_over.store(true, Relaxed);
+            }
+        })
+    };
+    if reading.is_ok() {
+        ask(&mut writer, line, wanted);
+    }
+    closer.close();
+    if let Ok(reading) = reading {
+        // It has said why it ended.
+        let _ = reading.join();
+    }
+}
+
+/// Writes what is wanted, until nobody wants anything.
+fn ask(writer: &mut Writer, line: &Weak<Line>, wanted: &Receiver<Wants>) {
+    let mut out = Vec::new();
+    loop {
+        let first = match wanted.recv_timeout(IDLE) {
+            Ok(first) => first,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+        };
+        out.clear();
+        for wants in std::iter::once(first).chain(wanted.try_iter().take(64)) {
+            wants.write(&mut out);
+        }
+        let is_over = line.upgrade().is_none_or(|line| line.is_over.load(Relaxed));
+        if is_over || writer.write_all(&out).and_then(|()| writer.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Why a line ends.
+#[derive(Debug, thiserror::Error)]
+enum LineError {
+    #[error("it broke: {0}")]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error(transparent)]
+    Decode(#[from] page::DecodeError),
+}
+
+/// What reads what comes, with buffers that are used again.
+#[derive(Default)]
+struct Taking {
+    number: u64,
+    line: Weak<Line>,
+    sharing: Weak<Sharing>,
+    names: Vec<u8>,
+    payload: Vec<u8>,
+    decoder: Decoder,
+}
+
+impl Taking {
+    /// Takes one answer after the other until the end of the connection.
+    fn all(&mut self, mut reader: Reader) -> Result<(), LineError> {
+        let mut head = [0; HasHeader::BYTES];
+        loop {
+            reader.read_exact(&mut head)?;
+            let header = HasHeader::parse(&head)?;
+            self.names.resize(header.names_bytes(), 0);
+            reader.read_exact(&mut self.names)?;
+            let (here, not_here) = header.names(&self.names)?;
+            self.payload.resize(header.payload_bytes as usize, 0);
+            reader.read_exact(&mut self.payload)?;
+            let bodies = match Encoding::try_from(header.encoding)? {
+                Encoding::Raw if self.payload.len() != here.len() * PAGE_BYTES => {
+                    return Err(WireError::Contradiction("raw content of another length").into());
+                }
+                Encoding::Raw => &self.payload[..],
+                encoding => self.decoder.decode(encoding, &self.payload, here.len())?,
+            };
+            let Some(sharing) = self.sharing.upgrade() else { return Ok(()) };
+            if let Some(line) = self.line.upgrade() {
+                *line.heard.lock() = Instant::now();
+            }
+            sharing.fetched(self.number, &here, bodies);
+            sharing.not_fetched(self.number, &not_here);
+        }
+    }
+}
+
+impl Sharing {
+    /// Content has come by this line, one page for each name.
+    fn fetched(&self, line: u64, names: &[Name], bodies: &[u8]) {
+        let mut waiters = Vec::new();
+        let mut coming = self.coming.lock();
+        for (nth, name) in names.iter().enumerate() {
+            let waiting = coming.brought(name, Bringer::Peer(line));
+            waiters.extend(waiting.into_iter().map(|waiter| (nth, waiter)));
+        }
+        drop(coming);
+        let mut pages = Vec::new();
+        for (nth, waiter) in waiters {
+            match waiter {
+                Waiter::Page(page) => pages.push((nth, page)),
+                // Those who ask from afar wait only for what sources bring.
+                Waiter::Far(far) => far.not_here(names[nth]),
+            }
+        }
+        pages.sort_unstable_by_key(|(_, page)| (page.taker.number, page.place));
+        let together = |(_, a): &(usize, Page), (_, b): &(usize, Page)| a.goes_with(b);
+        let mut bytes = Vec::new();
+        let mut held = HashMap::new();
+        for group in pages.chunk_by(together).flat_map(|group| group.chunks(BATCH_PAGES)) {
+            bytes.clear();
+            let right = |(nth, page): &&(usize, Page)| {
+                let body = &bodies[nth * PAGE_BYTES..][..PAGE_BYTES];
+                page.taker.key.name(body) == names[*nth]
+            };
+            let (right, wrong): (Vec<_>, Vec<_>) = group.iter().partition(right);
+            for (nth, _) in &right {
+                bytes.extend_from_slice(&bodies[nth * PAGE_BYTES..][..PAGE_BYTES]);
+            }
+            if !wrong.is_empty() {
+                tracing::warn!(pages = wrong.len(), "another host sent what it was not asked for");
+            }
+            let each = right.iter().map(|(nth, page)| (names[*nth], page));
+            if self.place_fetched(&each.collect::<Vec<_>>(), &bytes) {
+                held.extend(right.iter().map(|(nth, _)| (names[*nth], ())));
+            }
+            wrong.iter().for_each(|(nth, page)| self.have_sent(names[*nth], page));
+        }
+        if let Some(rack) = &self.rack {
+            rack.holds(held.into_keys().collect());
+        }
+    }
+
+    /// Places content of one VM, one block and one epoch. Whether it could.
+    fn place_fetched(&self, pages: &[(Name, &Page)], bytes: &[u8]) -> bool {
+        let Some((_, Page { taker, place: first })) = pages.first() else { return false };
+        let each: Vec<_> = pages.iter().map(|(_, page)| page.place.page).collect();
+        let placed = taker.placer.place_bodies(first.block, first.epoch, &each, bytes).is_ok();
+        if placed {
+            let named = pages.iter().map(|(name, page)| (page.place.page, *name));
+            taker.note(first.block, named);
+            taker.fetched(pages.len());
+        }
+        for (name, page) in pages {
+            if placed {
+                taker.settled(page.place, false);
+            } else {
+                self.have_sent(*name, page);
+            }
+        }
+        placed
+    }
+
+    /// That host does not have these, whatever was said of it.
+    fn not_fetched(&self, line: u64, names: &[Name]) {
+        if names.is_empty() {
+            return;
+        }
+        let mut coming = self.coming.lock();
+        let (now, by) = (Instant::now(), Bringer::Peer(line));
+        let fail = |name: &Name| {
+            let waiters = coming.fails(name, by, now, Waiter::standing);
+            waiters.into_iter().map(|waiter| (*name, waiter)).collect::<Vec<_>>()
+        };
+        let passed: Vec<_> = names.iter().flat_map(fail).collect();
+        drop(coming);
+        self.look_elsewhere(passed);
+    }
+}

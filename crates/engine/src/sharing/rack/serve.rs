@@ -1,0 +1,251 @@
+//! Content for other hosts of the rack: what they ask for, as far as it is here or
+//! comes here from a source.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::Instant;
+
+use content::{Domain, Name};
+use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
+use identity::{Connection, Writer};
+use page::{BATCH_PAGES, Encoder, Encoding, PAGE_BYTES};
+use wire::{HasHeader, Wants, WireError};
+
+use super::super::{Sharing, Waiter};
+
+/// Questions that wait for their answers; then whoever asks waits to ask.
+const ASKED_MAX: usize = 64;
+/// Contents that one who asks waits for at most.
+const WAITING_MAX: usize = 1 << 18;
+
+/// One who asks from afar, for as long as something is to come for him.
+#[derive(Debug)]
+pub(in super::super) struct Far {
+    domain: Domain,
+    come: Sender<Come>,
+    waiting: Arc<AtomicUsize>,
+}
+
+/// What has become of what he waits for.
+#[derive(Debug)]
+enum Come {
+    Here(Domain, Name),
+    NotHere(Name),
+}
+
+impl Far {
+    /// It should be here now.
+    pub(in super::super) fn here(&self, name: Name) {
+        self.tell(Come::Here(self.domain.clone(), name));
+    }
+
+    /// It won't be here.
+    pub(in super::super) fn not_here(&self, name: Name) {
+        self.tell(Come::NotHere(name));
+    }
+
+    fn tell(&self, come: Come) {
+        self.waiting.fetch_sub(1, Relaxed);
+        // He may have gone.
+        let _ = self.come.send(come);
+    }
+}
+
+/// Answers until the other side ends the connection.
+///
+/// # Errors
+/// If it breaks the rules, or the connection breaks.
+pub(crate) fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<(), WireError> {
+    let closer = connection.closer();
+    let (mut reader, writer) = connection.into_halves();
+    let (ask, asked) = bounded(ASKED_MAX);
+    let (come, coming) = unbounded();
+    let waiting = Arc::default();
+    let mut answering =
+        Answering { sharing: Arc::clone(sharing), writer, come, waiting, work: Work::default() };
+    let ended = closer.clone();
+    let answering = thread::Builder::new().name("content".to_owned()).spawn(move || {
+        // Whoever reads finds out.
+        let _ = answering.all(&asked, &coming);
+        ended.close();
+    })?;
+    let mut head = [0; Wants::HEAD_BYTES];
+    let mut rest = Vec::new();
+    let outcome = loop {
+        match read_one(&mut reader, &mut head, &mut rest) {
+            // An error means that answers can't be written any more.
+            Ok(Some(wants)) => match ask.send(wants) {
+                Ok(()) => {}
+                Err(_) => break Ok(()),
+            },
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
+    drop(ask);
+    closer.close();
+    // It ends when there is nothing more to answer.
+    let _ = answering.join();
+    outcome
+}
+
+/// The next question; none at the end.
+fn read_one(
+    reader: &mut impl Read,
+    head: &mut [u8; Wants::HEAD_BYTES],
+    rest: &mut Vec<u8>,
+) -> Result<Option<Wants>, WireError> {
+    match reader.read(&mut head[..1])? {
+        0 => return Ok(None),
+        _ => reader.read_exact(&mut head[1..])?,
+    }
+    rest.resize(Wants::rest_bytes(head)?, 0);
+    reader.read_exact(rest)?;
+    Wants::parse(head, rest).map(Some)
+}
+
+/// What answers one who asks.
+struct Answering {
+    sharing: Arc<Sharing>,
+    writer: Writer,
+    come: Sender<Come>,
+    waiting: Arc<AtomicUsize>,
+    work: Work,
+}
+
+/// Buffers that are used again.
+#[derive(Default)]
+struct Work {
+    bytes: Vec<u8>,
+    found: Vec<bool>,
+    here: Vec<Name>,
+    not_here: Vec<Name>,
+    out: Vec<u8>,
+    encoder: Encoder,
+}
+
+impl Answering {
+    fn all(&mut self, asked: &Receiver<Wants>, coming: &Receiver<Come>) -> io::Result<()> {
+        loop {
+            select! {
+                recv(asked) -> wants => {
+                    let Ok(wants) = wants else { return Ok(()) };
+                    self.answer(&wants.domain, &wants.names, true)?;
+                }
+                recv(coming) -> come => {
+                    let Ok(first) = come else { return Ok(()) };
+                    self.settle(first, coming)?;
+                }
+            }
+        }
+    }
+
+    /// Says what has become of contents that were waited for, some at once.
+    fn settle(&mut self, first: Come, coming: &Receiver<Come>) -> io::Result<()> {
+        let mut here: Vec<(Domain, Name)> = Vec::new();
+        let mut not_here = Vec::new();
+        for come in std::iter::once(first).chain(coming.try_iter().take(BATCH_PAGES - 1)) {
+            match come {
+                Come::Here(domain, name) => here.push((domain, name)),
+                Come::NotHere(name) => not_here.push(name),
+            }
+        }
+        here.sort_unstable();
+        for group in here.chunk_by(|(one, _), (other, _)| one == other) {
+            let names: Vec<Name> = group.iter().map(|(_, name)| *name).collect();
+            // It was to be here: nobody waits twice.
+            self.answer(&group[0].0, &names, false)?;
+        }
+        if !not_here.is_empty() {
+            self.work.here.clear();
+            self.work.not_here = not_here;
+            self.send(0)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what is here; what comes from a source is waited for, if he may.
+    fn answer(&mut self, domain: &Domain, names: &[Name], may_wait: bool) -> io::Result<()> {
+        let mut bodies = self.find(domain, names);
+        if may_wait && !self.work.not_here.is_empty() {
+            let absent = self.wait(domain);
+            // What came between the two looks.
+            if absent.iter().any(|name| self.sharing.index.has(name)) {
+                if bodies > 0 {
+                    self.send(bodies)?;
+                }
+                bodies = self.find(domain, &absent);
+            } else {
+                self.work.not_here = absent;
+            }
+        }
+        let Work { here, not_here, .. } = &self.work;
+        if let Some(rack) = self.sharing.rack.as_ref().filter(|_| !not_here.is_empty()) {
+            rack.lacks(not_here.clone());
+        }
+        if here.is_empty() && not_here.is_empty() {
+            return Ok(());
+        }
+        self.send(bodies)
+    }
+
+    /// Copies what is here. Says how many that are.
+    fn find(&mut self, domain: &Domain, names: &[Name]) -> usize {
+        let key = self.sharing.key(domain);
+        let Work { bytes, found, here, not_here, .. } = &mut self.work;
+        let length = names.len() * PAGE_BYTES;
+        bytes.resize(bytes.len().max(length), 0);
+        self.sharing.index.find(names, &key, &mut bytes[..length], found);
+        here.clear();
+        not_here.clear();
+        for (nth, (name, found)) in names.iter().zip(&*found).enumerate() {
+            if !found {
+                not_here.push(*name);
+                continue;
+            }
+            let from = nth * PAGE_BYTES;
+            bytes.copy_within(from..from + PAGE_BYTES, here.len() * PAGE_BYTES);
+            here.push(*name);
+        }
+        here.len()
+    }
+
+    /// Waits for those of the contents that are not here which sources bring. Returns
+    /// the others.
+    fn wait(&mut self, domain: &Domain) -> Vec<Name> {
+        let names = std::mem::take(&mut self.work.not_here);
+        let room = WAITING_MAX.saturating_sub(self.waiting.load(Relaxed));
+        let far = Arc::new(Far {
+            domain: domain.clone(),
+            come: self.come.clone(),
+            waiting: Arc::clone(&self.waiting),
+        });
+        let now = Instant::now();
+        let mut joined = 0;
+        let mut coming = self.sharing.coming.lock();
+        let joins = |name: &Name| {
+            let joins = joined < room && coming.join(name, now, || Waiter::Far(Arc::clone(&far)));
+            joined += usize::from(joins);
+            joins
+        };
+        let (_, absent) = names.into_iter().partition(joins);
+        // Counted before any of them can have come: under the lock.
+        self.waiting.fetch_add(joined, Relaxed);
+        drop(coming);
+        absent
+    }
+
+    fn send(&mut self, bodies: usize) -> io::Result<()> {
+        let Work { bytes, here, not_here, out, encoder, .. } = &mut self.work;
+        let raw = &bytes[..bodies * PAGE_BYTES];
+        let encoded = encoder.encode_bodies(Encoding::Lz4, raw);
+        let payload = if encoded.encoding == Encoding::Raw { raw } else { encoded.bytes };
+        out.clear();
+        HasHeader::write_for(here, not_here, encoded.encoding.into(), payload.len(), out);
+        self.writer.write_all(out)?;
+        self.writer.write_all(payload)?;
+        self.writer.flush()
+    }
+}

@@ -1,0 +1,137 @@
+//! A rack that VMs leave and one that they come to, with an agent on each host.
+
+use api::{Outcome, Report, VmSummary};
+use lab::contender::Agent;
+use lab::contender::gang::agents_with;
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::{Layout, RackHost, Racks};
+use lab::setup::{self, Kit};
+
+use crate::moving::Moving;
+use crate::world::assert_intact;
+
+/// Two hosts that VMs leave, and as many that they come to as are wanted.
+pub struct RackWorld {
+    agents: Vec<Agent>,
+    kit: Kit,
+    /// The hosts.
+    pub racks: Racks,
+}
+
+impl RackWorld {
+    /// Makes it, with agents that are told this too.
+    ///
+    /// # Panics
+    /// If that fails, as all of this file does.
+    #[must_use]
+    pub fn new(target_hosts: usize, told: &[&str]) -> Self {
+        Self::with_others(target_hosts, told, |_| String::new())
+    }
+
+    /// The same with more entries in the peers file.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn with_others(
+        target_hosts: usize,
+        told: &[&str],
+        others: impl FnOnce(&Racks) -> String,
+    ) -> Self {
+        let kit = setup::ensure().unwrap();
+        let layout = Layout {
+            source_racks: 1,
+            source_hosts: 2,
+            target_hosts,
+            edge_mbit_per_s: 400,
+            core_mbit_per_s: 800,
+            bystanders: false,
+        };
+        let racks = Racks::new(layout).unwrap();
+        let agents = agents_with(&racks, &others(&racks), told).unwrap();
+        Self { agents, kit, racks }
+    }
+
+    /// A host that VMs leave.
+    #[must_use]
+    pub fn source(&self, nth: usize) -> &RackHost {
+        self.racks.sources()[nth]
+    }
+
+    /// A host that VMs come to.
+    #[must_use]
+    pub fn target(&self, nth: usize) -> &RackHost {
+        self.racks.targets()[nth]
+    }
+
+    fn agent(&self, host: &RackHost) -> &Agent {
+        self.agents.iter().find(|agent| agent.host_name() == host.name).unwrap()
+    }
+
+    /// Kills a host's agent, as a crash would.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn kill_agent(&mut self, name: &str) {
+        self.agents.iter_mut().find(|agent| agent.host_name() == name).unwrap().kill();
+    }
+
+    /// What a host's agent has written to its log.
+    #[must_use]
+    pub fn log(&self, host: &RackHost) -> String {
+        self.agent(host).log_text()
+    }
+
+    /// Boots a guest.
+    ///
+    /// # Panics
+    /// If it stays silent.
+    #[must_use]
+    pub fn boot(&self, host: &RackHost, spec: GuestSpec) -> Guest {
+        let argv = spec.argv(&self.kit, &self.kit.qemu);
+        let mut run = vec!["run", spec.name.as_str(), "--"];
+        run.extend(argv.iter().map(String::as_str));
+        let output = self.agent(host).command(&host.host, &run).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Guest::meet(spec, &host.host).unwrap()
+    }
+
+    /// Begins to move a guest.
+    ///
+    /// # Panics
+    /// If the command can't be started.
+    #[must_use]
+    pub fn begin(&self, guest: &Guest, from: &RackHost, to: &RackHost, args: &[&str]) -> Moving {
+        guest.expect_on(&to.host).unwrap();
+        let mut migrate = vec!["migrate", guest.spec.name.as_str(), to.name.as_str(), "--json"];
+        migrate.extend(args);
+        Moving::new(self.agent(from).command(&from.host, &migrate))
+    }
+
+    /// Waits for the end of a migration, which must be a good one.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[must_use]
+    pub fn arrive(&self, guest: &Guest, moving: Moving) -> Report {
+        let ended = moving.wait();
+        assert_eq!(ended.report.outcome, Outcome::Done, "{}\n{}", ended.said, self.logs());
+        assert_intact(guest);
+        ended.report
+    }
+
+    /// The VMs of a host.
+    ///
+    /// # Panics
+    /// If its agent does not answer.
+    #[must_use]
+    pub fn vms(&self, host: &RackHost) -> Vec<VmSummary> {
+        let output = self.agent(host).command(&host.host, &["list", "--json"]).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn logs(&self) -> String {
+        let log = |agent: &Agent| format!("{}: {}\n", agent.host_name(), agent.log_text());
+        self.agents.iter().map(log).collect()
+    }
+}

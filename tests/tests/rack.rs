@@ -1,0 +1,132 @@
+//! Content that a host of the rack has, or is about to have, crosses to the rack
+//! once, whoever dies or lies; and only within a domain.
+
+use api::Report;
+use end_to_end::{MIB, RackWorld, guest};
+use lab::guest::{Guest, GuestSpec};
+
+/// The same content in each, written with the same seed.
+const COMMON: u64 = 32 * MIB;
+const SHARE: [&str; 4] = ["--share", "rack", "--compress", "off"];
+
+fn twin(name: &str, rate: u64) -> GuestSpec {
+    let mut spec = guest("128M", rate);
+    spec.name = name.to_owned();
+    spec.orders.random_bytes = COMMON;
+    spec.orders.text_bytes = 0;
+    spec.orders.working_set_bytes = 8 * MIB;
+    spec
+}
+
+/// Boots two that have the same, on one host each.
+fn twins(world: &RackWorld, rate: u64) -> [Guest; 2] {
+    [0, 1].map(|nth| world.boot(world.source(nth), twin(&format!("web{nth}"), rate)))
+}
+
+/// Moves a guest from its source to a target.
+fn moved(world: &RackWorld, guest: &Guest, nth: usize, args: &[&str]) -> Report {
+    let moving = world.begin(guest, world.source(nth), world.target(nth), args);
+    world.arrive(guest, moving)
+}
+
+fn assert_came_from_the_rack(report: &Report) {
+    assert!(report.peer_bytes >= COMMON * 9 / 10, "{report:?}");
+    assert!(report.wire_bytes < COMMON, "{report:?}");
+}
+
+#[test]
+fn what_another_host_has_comes_from_there() {
+    let world = RackWorld::new(2, &[]);
+    let guests = twins(&world, 0);
+    let first = moved(&world, &guests[0], 0, &SHARE);
+    assert_eq!(first.peer_bytes, 0);
+    let second = moved(&world, &guests[1], 1, &SHARE);
+    assert_came_from_the_rack(&second);
+    // A label of its own: nobody has anything for it.
+    let third = world.boot(world.source(0), twin("web2", 0));
+    let apart = [&SHARE[..], &["--share-domain", "tenant-7"]].concat();
+    let moving = world.begin(&third, world.source(0), world.target(1), &apart);
+    let third_report = world.arrive(&third, moving);
+    assert_eq!(third_report.peer_bytes, 0);
+    assert!(third_report.wire_bytes > COMMON, "{third_report:?}");
+    guests.iter().for_each(end_to_end::assert_intact);
+}
+
+#[test]
+fn what_is_on_its_way_to_another_host_is_waited_for() {
+    let world = RackWorld::new(2, &[]);
+    let guests = twins(&world, 200_000);
+    let moving =
+        [0, 1].map(|nth| world.begin(&guests[nth], world.source(nth), world.target(nth), &SHARE));
+    let mut reports = Vec::new();
+    for (guest, moving) in guests.iter().zip(moving) {
+        reports.push(world.arrive(guest, moving));
+    }
+    let from_mates: u64 = reports.iter().map(|report| report.peer_bytes).sum();
+    let sent: u64 = reports.iter().map(|report| report.wire_bytes).sum();
+    println!("{from_mates} from mates, {sent} from sources");
+    assert!(from_mates >= COMMON * 9 / 10, "{reports:?}");
+}
+
+/// Both hosts are a destination and keep what the other one wants.
+#[test]
+fn vms_that_cross_within_the_rack() {
+    let world = RackWorld::new(2, &[]);
+    let guests = twins(&world, 100_000);
+    for (nth, guest) in guests.iter().enumerate() {
+        let _ = moved(&world, guest, nth, &SHARE);
+    }
+    let moving = [0, 1]
+        .map(|nth| world.begin(&guests[nth], world.target(nth), world.target(1 - nth), &SHARE));
+    for (guest, moving) in guests.iter().zip(moving) {
+        let report = world.arrive(guest, moving);
+        // The other one is there still, or has been copied from.
+        assert!(report.named_bytes >= COMMON * 9 / 10, "{report:?}");
+    }
+}
+
+#[test]
+fn a_vm_that_changes_its_pages_is_no_source_of_them() {
+    let world = RackWorld::new(2, &[]);
+    let spec = |name: &str| {
+        let mut spec = twin(name, 0);
+        (spec.orders.random_bytes, spec.orders.working_set_bytes) = (0, 32 * MIB);
+        spec
+    };
+    let guests = [0, 1].map(|nth| world.boot(world.source(nth), spec(&format!("web{nth}"))));
+    let _ = moved(&world, &guests[0], 0, &SHARE);
+    guests[0].ask("rate 30000000").unwrap();
+    let second = moved(&world, &guests[1], 1, &SHARE);
+    println!("{} from its mate", second.peer_bytes);
+    guests.iter().for_each(end_to_end::assert_intact);
+}
+
+/// What was to come from there comes from the source.
+#[test]
+fn a_mate_dies_while_others_fetch_from_it() {
+    let mut world = RackWorld::new(2, &[]);
+    drop(world_of_mates(&mut world, 1));
+}
+
+/// The first host of the rack keeps the directory.
+#[test]
+fn the_directory_dies_while_it_is_asked() {
+    let mut world = RackWorld::new(2, &[]);
+    drop(world_of_mates(&mut world, 0));
+}
+
+/// The second VM comes to the other host than the first one, whose agent is killed
+/// meanwhile.
+fn world_of_mates(world: &mut RackWorld, dies: usize) -> [Guest; 2] {
+    let guests = twins(world, 100_000);
+    let name = world.target(dies).name.clone();
+    let moving = world.begin(&guests[0], world.source(0), world.target(dies), &SHARE);
+    let _ = world.arrive(&guests[0], moving);
+    let slow = [&SHARE[..], &["--limit", "60M"]].concat();
+    let mut moving = world.begin(&guests[1], world.source(1), world.target(1 - dies), &slow);
+    moving.wait_for(api::Phase::FirstPass);
+    world.kill_agent(&name);
+    let _ = world.arrive(&guests[1], moving);
+    guests.iter().for_each(end_to_end::assert_intact);
+    guests
+}
