@@ -6,6 +6,7 @@ pub mod disk;
 pub mod faults;
 mod goal;
 pub mod hostile;
+pub mod liar;
 pub mod memory;
 mod moving;
 pub mod proxy;

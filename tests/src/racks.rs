@@ -19,25 +19,22 @@ pub struct RackWorld {
 }
 
 impl RackWorld {
-    /// Makes it, with agents that are told this too.
+    /// Makes it.
     ///
     /// # Panics
     /// If that fails, as all of this file does.
     #[must_use]
-    pub fn new(target_hosts: usize, told: &[&str]) -> Self {
-        Self::with_others(target_hosts, told, |_| String::new())
+    pub fn new(target_hosts: usize) -> Self {
+        Self::with(target_hosts, |_| (String::new(), Vec::new()))
     }
 
-    /// The same with more entries in the peers file.
+    /// The same with more entries in the peers file, and agents in the target rack
+    /// that are told more.
     ///
     /// # Panics
     /// If that fails.
     #[must_use]
-    pub fn with_others(
-        target_hosts: usize,
-        told: &[&str],
-        others: impl FnOnce(&Racks) -> String,
-    ) -> Self {
+    pub fn with(target_hosts: usize, more: impl FnOnce(&Racks) -> (String, Vec<String>)) -> Self {
         let kit = setup::ensure().unwrap();
         let layout = Layout {
             source_racks: 1,
@@ -48,7 +45,9 @@ impl RackWorld {
             bystanders: false,
         };
         let racks = Racks::new(layout).unwrap();
-        let agents = agents_with(&racks, &others(&racks), told).unwrap();
+        let (others, told) = more(&racks);
+        let told: Vec<&str> = told.iter().map(String::as_str).collect();
+        let agents = agents_with(&racks, &others, &told).unwrap();
         Self { agents, kit, racks }
     }
 

@@ -52,17 +52,20 @@ pub fn agents(racks: &Racks) -> Result<Vec<Agent>> {
     agents_with(racks, "", &[])
 }
 
-/// The same with more entries in the peers file, and told more.
+/// The same with more entries in the peers file; those in the target rack are told
+/// more.
 ///
 /// # Errors
 /// As [`agents`].
 pub fn agents_with(racks: &Racks, others: &str, told: &[&str]) -> Result<Vec<Agent>> {
+    let target = racks.targets().first().map_or("", |host| host.rack.as_str());
     let hosts = racks.hosts();
     let entry = |host: &&RackHost| {
         format!("{}rack = \"{}\"\n", peer_entry(&host.name, &host.host), host.rack)
     };
     let peers: String = hosts.iter().map(entry).chain([others.to_owned()]).collect();
     let start = |host: &&RackHost| {
+        let told = if host.rack == target { told } else { &[] };
         let told = [&["--rack", host.rack.as_str()], told].concat();
         Agent::start_as(&host.name, &host.host, &peers, &[], &told)
     };

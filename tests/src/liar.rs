@@ -1,0 +1,195 @@
+//! A host of the rack that lies: it says that it or others have whatever is asked
+//! for, and sends what nobody asked for, something else, nothing, or garbage.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::Instant;
+
+use content::{NAME_BYTES, Name};
+use directory::{Answer, Directory, DirectoryError, HostName};
+use lab::hosts::Host;
+use parking_lot::Mutex;
+use wire::{HasHeader, Kind, Preamble, Reply, Wants};
+
+const PORT: u16 = 7999;
+const PAGE_BYTES: usize = 4096;
+
+/// What it has been asked.
+#[derive(Debug, Default)]
+pub struct Asked {
+    /// Names that it was asked for as the rack's directory.
+    pub claims: AtomicU64,
+    /// Contents that it was asked for.
+    pub contents: AtomicU64,
+}
+
+/// It listens until it is dropped.
+#[derive(Debug)]
+pub struct Liar {
+    address: SocketAddr,
+    asked: Arc<Asked>,
+    over: Arc<AtomicBool>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+    accepting: Option<thread::JoinHandle<()>>,
+}
+
+/// As a directory.
+#[derive(Debug)]
+struct Lies {
+    hosts: Vec<HostName>,
+    asked: Arc<Asked>,
+}
+
+impl Directory for Lies {
+    fn claim(
+        &self,
+        _host: &HostName,
+        names: &[Name],
+        answers: &mut Vec<Answer>,
+        _until: Instant,
+    ) -> Result<(), DirectoryError> {
+        self.asked.claims.fetch_add(names.len() as u64, Relaxed);
+        answers.clear();
+        answers.extend(names.iter().enumerate().map(|(nth, _)| {
+            let host = || self.hosts[nth % self.hosts.len()].clone();
+            match nth % 7 {
+                0 => Answer::Yours,
+                1..4 => Answer::Held(host()),
+                _ => Answer::Coming(host()),
+            }
+        }));
+        Ok(())
+    }
+
+    fn hold(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
+        Ok(())
+    }
+
+    fn release(&self, _: &HostName, _: &[Name], _: Instant) -> Result<(), DirectoryError> {
+        Ok(())
+    }
+
+    fn forget(&self, _: &HostName, _: Instant) -> Result<(), DirectoryError> {
+        Ok(())
+    }
+}
+
+impl Liar {
+    /// Its entry in the peers file, if it is on `host` and in that rack.
+    #[must_use]
+    pub fn entry(host: &Host, rack: &str) -> String {
+        let address = host.addresses[0];
+        format!("[[host]]\nname = \"liar\"\nrack = \"{rack}\"\naddress = \"{address}:{PORT}\"\n")
+    }
+
+    /// Starts it; it speaks of itself and of these hosts, whether they are there or
+    /// not.
+    ///
+    /// # Panics
+    /// If it can't listen.
+    #[must_use]
+    pub fn start(host: &Host, speaks_of: &[&str]) -> Self {
+        let address = SocketAddr::new(host.addresses[0], PORT);
+        let listener = host.within(|| TcpListener::bind(address)).unwrap();
+        let hosts = speaks_of.iter().chain(&["liar"]);
+        let hosts = hosts.map(|name| HostName::new(name).unwrap()).collect();
+        let asked = Arc::new(Asked::default());
+        let lies = Arc::new(Lies { hosts, asked: Arc::clone(&asked) });
+        let (over, open) = (Arc::<AtomicBool>::default(), Arc::<Mutex<Vec<TcpStream>>>::default());
+        let accepting = {
+            let (over, open) = (Arc::clone(&over), Arc::clone(&open));
+            thread::spawn(move || {
+                let mut serving = Vec::new();
+                for (number, stream) in listener.incoming().flatten().enumerate() {
+                    if over.load(Relaxed) {
+                        break;
+                    }
+                    open.lock().push(stream.try_clone().unwrap());
+                    let lies = Arc::clone(&lies);
+                    serving.push(thread::spawn(move || lies.serve(stream, number)));
+                }
+                serving.into_iter().for_each(|thread| drop(thread.join()));
+            })
+        };
+        Self { address, asked, over, open, accepting: Some(accepting) }
+    }
+
+    /// What it has been asked so far.
+    #[must_use]
+    pub fn asked(&self) -> &Asked {
+        &self.asked
+    }
+
+    /// Ends it; `host` is where it is.
+    ///
+    /// # Panics
+    /// If a thread of it has.
+    pub fn end(mut self, host: &Host) {
+        self.over.store(true, Relaxed);
+        for stream in self.open.lock().iter() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        let address = self.address;
+        drop(host.within(|| TcpStream::connect(address)));
+        self.accepting.take().unwrap().join().unwrap();
+    }
+}
+
+impl Lies {
+    /// Until the other side has had enough, or it is over.
+    fn serve(&self, mut stream: TcpStream, number: usize) -> Option<()> {
+        let mut preamble = [0; Preamble::BYTES];
+        stream.read_exact(&mut preamble).ok()?;
+        let kind = Preamble::parse(&preamble).ok()?.kind;
+        stream.write_all(&Reply::Welcome.to_bytes()).ok()?;
+        match kind {
+            Kind::Directory => {
+                let writer = stream.try_clone().ok()?;
+                directory::serve(stream, writer, self, &|_| true).ok()
+            }
+            Kind::Content => self.mislead(stream, number),
+            _ => None,
+        }
+    }
+
+    /// Answers to wants, each in another way.
+    fn mislead(&self, mut stream: TcpStream, number: usize) -> Option<()> {
+        for nth in number.. {
+            let mut head = [0; Wants::HEAD_BYTES];
+            stream.read_exact(&mut head).ok()?;
+            let mut rest = vec![0; Wants::rest_bytes(&head).ok()?];
+            stream.read_exact(&mut rest).ok()?;
+            let names = Wants::parse(&head, &rest).ok()?.names;
+            self.asked.contents.fetch_add(names.len() as u64, Relaxed);
+            let mut out = Vec::new();
+            let mut has = |here: &[Name], not_here: &[Name]| {
+                HasHeader::write_for(here, not_here, 0, here.len() * PAGE_BYTES, &mut out);
+                out.resize(out.len() + here.len() * PAGE_BYTES, 0x5a);
+            };
+            match nth % 6 {
+                // Something else.
+                0 => has(&names, &[]),
+                // Nothing at all.
+                4 if nth < 6 => {}
+                1 | 4 => has(&[], &names),
+                // What nobody asked for, and then that nothing is here.
+                2 => {
+                    has(&[Name([9; NAME_BYTES])], &[Name([8; NAME_BYTES])]);
+                    has(&[], &names);
+                }
+                // Twice, and both ways.
+                3 => {
+                    has(&names, &names);
+                    has(&names, &[]);
+                }
+                // No words.
+                _ => out.extend_from_slice(&[0xff; 64]),
+            }
+            stream.write_all(&out).ok()?;
+        }
+        None
+    }
+}
