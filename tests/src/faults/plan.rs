@@ -73,6 +73,8 @@ pub struct Plan {
     pub slow_notes: Duration,
     /// Whether agents have certificates.
     pub secured: bool,
+    /// Whether pages go by name.
+    pub share: bool,
 }
 
 /// Every fault.
@@ -113,7 +115,7 @@ impl Fault {
 }
 
 impl Plan {
-    /// Between agents with certificates, so long after the VM's stop; each step of
+    /// Between agents with certificates, with pages by name, so long after the VM's stop; each step of
     /// the switchover takes 200 ms.
     #[must_use]
     pub fn at_a_step(fault: Fault, delay_ms: u64, lasts: Duration) -> Self {
@@ -124,6 +126,7 @@ impl Plan {
             lasts,
             slow_notes: Duration::from_millis(200),
             secured: true,
+            share: true,
         }
     }
 
@@ -157,7 +160,8 @@ impl Plan {
             Duration::from_millis(200) + below(1500)
         };
         let secured = below(2).is_zero();
-        Self { fault, moment, delay, lasts, slow_notes, secured }
+        let share = !below(3).is_zero();
+        Self { fault, moment, delay, lasts, slow_notes, secured, share }
     }
 }
 

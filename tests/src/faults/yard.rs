@@ -119,7 +119,8 @@ impl Yard {
             let held_up = !full && !plan.slow_notes.is_zero();
             held_up.then(|| Traced::slow(pid, plan.slow_notes))
         });
-        let mut moving = world.begin(&guest, from, &[]);
+        let share: &[&str] = if plan.share { &["--share", "host"] } else { &[] };
+        let mut moving = world.begin(&guest, from, share);
         match plan.moment {
             Moment::Preparing => {}
             Moment::FirstPass => moving.wait_for(Phase::FirstPass),
@@ -155,7 +156,7 @@ impl Yard {
         until("it is heard", || guest.pulse().last_beat.elapsed().as_millis() < 500);
         world.assert_stayed(&guest, side, vm.pid);
         // The next migration of the same VM works.
-        drop(world.migrate(&guest, side, &[]));
+        drop(world.migrate(&guest, side, share));
         self.guest = Some((guest, side.other()));
         Ok(if side == from { Fate::Stayed } else { Fate::Moved })
     }
