@@ -108,6 +108,7 @@ impl<'w> Caller<'w> {
             overcommit: false,
             terms: Default::default(),
             sharing: None,
+            share_domain: Default::default(),
         }
     }
 

@@ -19,6 +19,8 @@ use crate::moving::Moving;
 
 /// What follows from an end that was told takes less, on a busy machine too.
 const SETTLE_MAX: Duration = Duration::from_secs(20);
+/// A scanner that gets next to no CPU is through with a small VM in that time.
+const LOOK_MAX: Duration = Duration::from_secs(120);
 const QMP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One of the two hosts. VMs start at A.
@@ -230,8 +232,19 @@ impl World {
     /// If it stays silent.
     #[must_use]
     pub fn boot_with(&self, spec: &GuestSpec, qemu: &Path) -> Guest {
+        self.boot_by(spec, qemu, &[])
+    }
+
+    /// The same, with these options of `droveway run`.
+    ///
+    /// # Panics
+    /// If it stays silent.
+    #[must_use]
+    pub fn boot_by(&self, spec: &GuestSpec, qemu: &Path, options: &[&str]) -> Guest {
         let argv = spec.argv(&self.kit, qemu);
-        let mut run = vec!["run", spec.name.as_str(), "--"];
+        let mut run = vec!["run", spec.name.as_str()];
+        run.extend(options);
+        run.push("--");
         run.extend(argv.iter().map(String::as_str));
         self.says(Side::A, &run);
         Guest::meet(spec.clone(), &self.hosts.a).unwrap()
@@ -286,6 +299,26 @@ impl World {
     #[must_use]
     pub fn vm(&self, side: Side, name: &str) -> Option<VmSummary> {
         self.vms(side).into_iter().find(|vm| vm.name == name)
+    }
+
+    /// Waits until a host's agent has looked at all that a VM holds now.
+    ///
+    /// # Panics
+    /// If it doesn't look.
+    pub fn wait_looked_at(&self, side: Side, name: &str) {
+        let rounds = || {
+            let shown = self.tells(side, &["show", name, "--json"]);
+            let vm: VmSummary = serde_json::from_str(&shown).unwrap();
+            vm.content.map_or(0, |content| content.rounds)
+        };
+        // The round that goes on may have begun before.
+        let wanted = rounds() + 2;
+        // It looks only when nobody else wants the CPU.
+        let end = Instant::now() + LOOK_MAX;
+        while rounds() < wanted {
+            assert!(Instant::now() < end, "{name} is not looked at");
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// Begins to move a guest to the other host.

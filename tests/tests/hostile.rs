@@ -53,6 +53,8 @@ fn orders_that_can_not_be_meant() {
     refused(&|order| order.argv[0] = "/bin/true".to_owned(), "");
     refused(&|order| order.shape = json!({ "machine": [] }), "can't be understood");
     refused(&|order| order.disks = json!(7), "can't be understood");
+    refused(&|order| order.share_domain.0 = "../a".to_owned(), "a sharing domain has at most");
+    refused(&|order| order.share_domain.0 = "a".repeat(1 << 20), "a sharing domain has at most");
     refused(&|order| order.shape["ram_bytes"] = json!(u64::MAX), "");
     // Another VM's QEMU that runs, or waits for somebody else, is left alone.
     let others = format!("{RUN_DIR}/web1.own");

@@ -21,7 +21,7 @@ use crate::denied::Denied;
 use crate::examiner::Examiner;
 use crate::gangs::Office;
 use crate::name;
-use crate::registry::{Claim, Registry};
+use crate::registry::{Claim, Registry, check_domain};
 use crate::settling::Settlers;
 use crate::user;
 use crate::vm::Standing;
@@ -66,6 +66,7 @@ impl Arrivals {
         for name in [&order.from, &order.migration] {
             name::check(name).map_err(|error| Denied::Asked(error.to_string()))?;
         }
+        check_domain(&order.share_domain.0)?;
         let claim = self.registry.expect(&order.vm, &order.migration)?;
         let shape: Shape = understood("what the VM is made of", &order.shape)?;
         let probes = self.examiner.probes();
@@ -91,7 +92,7 @@ impl Arrivals {
                 waiting(&self.registry, socket, &claim.dir)?
             }
         };
-        let vm = claim.fill(machine)?;
+        let vm = claim.fill(machine, &order.share_domain.0)?;
         let machine =
             vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
         claim.note(Standing::Arriving)?;

@@ -6,6 +6,7 @@ mod directory;
 mod file;
 mod nic_speed;
 mod peers;
+mod percent;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 pub use directory::{DirectoryChoice, DirectoryChoiceError};
 pub use nic_speed::{NicSpeed, NicSpeedError};
 pub use peers::PeerEntry;
+pub use percent::{CpuShare, CpuShareError};
 
 use crate::name::{self, NameError};
 
@@ -63,6 +65,8 @@ pub struct Flags {
     pub tls: Option<PathBuf>,
     /// Guest memory may cross the network unencrypted.
     pub insecure_plaintext: bool,
+    /// What looking at the content of VMs may take of one CPU.
+    pub scan_cpu: Option<CpuShare>,
 }
 
 /// What it means.
@@ -101,6 +105,8 @@ pub struct Config {
     pub sharing: bool,
     /// Where hosts of the rack find what content the others have.
     pub directory: DirectoryChoice,
+    /// What looking at the content of VMs may take of one CPU.
+    pub scan_cpu: CpuShare,
     /// The hosts whose agents may have VMs of this one move; none: all of the
     /// peers file. In the file only.
     pub coordinators: Option<Vec<String>>,
@@ -257,6 +263,7 @@ impl Config {
             cgroups: file.cgroups.unwrap_or(true),
             sharing: file.sharing.unwrap_or(true),
             directory: flags.directory.clone().or(file.directory).unwrap_or_default(),
+            scan_cpu: flags.scan_cpu.or(file.scan_cpu).unwrap_or_default(),
             coordinators: file.coordinators,
             waits: file.waits,
         };

@@ -19,6 +19,7 @@ use crate::arrivals::Arrivals;
 use crate::config::{Config, ConfigError, Flags};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, Office};
+use crate::holdings::Holdings;
 use crate::http::{Api, Port, router};
 use crate::migrations::{Migrations, Roads};
 use crate::rack::{RackError, rack};
@@ -148,7 +149,8 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     };
     let registry = Registry::open(state, &held(&kept));
     let registry = registry.map_err(|source| local_error("finding VMs", source))?;
-    let registry = Arc::new(registry.with_qemu_user(qemu_user));
+    let registry = registry.with_qemu_user(qemu_user);
+    let registry = Arc::new(registry.with_holdings(holdings(&config, local.sharing.as_ref())?));
     let settlers = Settlers::new(
         Arc::clone(&registry),
         shelf,
@@ -338,6 +340,17 @@ fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, 
     let rack = rack(config, security)?;
     let sharing = Sharing::start(secret, rack);
     sharing.map(Some).map_err(|source| local_error("starting a thread", source))
+}
+
+/// What VMs here hold, unless nobody is to look.
+fn holdings(
+    config: &Config,
+    sharing: Option<&Arc<Sharing>>,
+) -> Result<Option<Holdings>, AgentError> {
+    let cpu_share = config.scan_cpu.of_one();
+    let Some(sharing) = sharing.filter(|_| cpu_share > 0.0) else { return Ok(None) };
+    let started = Holdings::start(Arc::clone(sharing), cpu_share);
+    started.map(Some).map_err(|source| local_error("starting a thread", source))
 }
 
 /// Each must be an address that lanes can leave by.

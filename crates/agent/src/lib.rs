@@ -15,6 +15,7 @@ mod daemon;
 mod denied;
 mod examiner;
 mod gangs;
+mod holdings;
 mod http;
 mod migrations;
 mod name;

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use api::{Bounds, BoundsChange, Limit, MigrateRequest, Outcome, Phase, Progress, Report};
-use engine::{Local, Migrated, Peer, SourceVm, Watch};
+use engine::{Domain, Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::PeerEntry;
@@ -227,7 +227,8 @@ impl Migrations {
         let migrated = match vm.machine() {
             Some(machine) => {
                 let cwd = machine.cwd.to_string_lossy().into_owned();
-                let source = SourceVm { name: vm.name.clone(), machine, cwd };
+                let (name, share_domain) = (vm.name.clone(), Domain(vm.share_domain.clone()));
+                let source = SourceVm { name, machine, cwd, share_domain };
                 let moved = catch_unwind(AssertUnwindSafe(|| {
                     (self.mover)(&self.local, peer, source, request, watch)
                 }));

@@ -23,6 +23,7 @@ use qemu::launch::User;
 use qemu::machine::{self, Start};
 
 use crate::denied::Denied;
+use crate::holdings::Holdings;
 use crate::name;
 use crate::state::StateDir;
 use crate::vm::{Place, Vm};
@@ -53,6 +54,8 @@ struct Slot {
 pub(crate) struct Registry {
     state: StateDir,
     qemu_user: Option<User>,
+    /// What they hold; none if nobody is to look.
+    holdings: Option<Holdings>,
     slots: Mutex<BTreeMap<String, Slot>>,
     /// Told when a slot goes or is free again.
     settled: Condvar,
@@ -67,12 +70,28 @@ impl Registry {
             let busy = if found.held { Busy::Unsettled } else { Busy::Nothing };
             slots.insert(found.vm.name.clone(), Slot { vm: Some(Arc::new(found.vm)), busy });
         }
-        Ok(Self { state, qemu_user: None, slots: Mutex::new(slots), settled: Condvar::new() })
+        let (slots, settled) = (Mutex::new(slots), Condvar::new());
+        Ok(Self { state, qemu_user: None, holdings: None, slots, settled })
     }
 
     /// The same; from now on QEMUs are started as this user.
     pub(crate) fn with_qemu_user(self, qemu_user: Option<User>) -> Self {
         Self { qemu_user, ..self }
+    }
+
+    /// The same; what its VMs hold is looked at, as long as they are here.
+    pub(crate) fn with_holdings(self, holdings: Option<Holdings>) -> Self {
+        if let Some(holdings) = &holdings {
+            for slot in self.slots.lock().values().filter(|slot| slot.busy == Busy::Nothing) {
+                slot.vm.iter().for_each(|vm| holdings.watch(vm));
+            }
+        }
+        Self { holdings, ..self }
+    }
+
+    /// What its VMs hold; none if nobody looks.
+    pub(crate) fn holdings(&self) -> Option<&Holdings> {
+        self.holdings.as_ref()
     }
 
     /// Who QEMUs are started as, if not as the agent's own user.
@@ -90,6 +109,7 @@ impl Registry {
         if !cwd.is_absolute() {
             return Err(Denied::Asked(format!("the directory `{}` is not absolute", request.cwd)));
         }
+        check_domain(&request.share_domain)?;
         let claim = self.claim(&request.name, Busy::Starting)?;
         claim.note_starting()?;
         let machine = machine::start(&Start {
@@ -101,7 +121,7 @@ impl Registry {
             machine: None,
             user: self.qemu_user(),
         })?;
-        let vm = claim.fill(machine)?;
+        let vm = claim.fill(machine, &request.share_domain)?;
         claim.keep()?;
         tracing::info!(vm = request.name, "started");
         Ok(vm.summary(Place::Here, None))
@@ -109,12 +129,13 @@ impl Registry {
 
     /// Adopts a VM that somebody else started.
     pub(crate) fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<VmSummary, Denied> {
+        check_domain(&request.share_domain)?;
         let claim = self.claim(&request.name, Busy::Starting)?;
         let machine = machine::attach(Path::new(&request.qmp), &claim.dir)?;
         if let Some(name) = self.who_has(machine.process.pid()) {
             return Err(Denied::Conflict(format!("that VM is here already, as {name}")));
         }
-        let vm = claim.fill_attached(machine)?;
+        let vm = claim.fill_attached(machine, &request.share_domain)?;
         claim.keep()?;
         tracing::info!(vm = request.name, "adopted");
         Ok(vm.summary(Place::Here, None))
@@ -146,7 +167,9 @@ impl Registry {
             let vm = slot.vm.clone().ok_or_else(|| in_the_way(name, &slot.busy))?;
             (vm, slot.busy.clone())
         };
-        Ok(summary(&vm, busy))
+        let mut shown = summary(&vm, busy);
+        shown.content = self.holdings.as_ref().and_then(|holdings| holdings.known(shown.pid));
+        Ok(shown)
     }
 
     /// Whether a VM of that name could come.
@@ -249,6 +272,9 @@ impl Registry {
     fn set_free(&self, name: &str) {
         if let Some(slot) = self.slots.lock().get_mut(name) {
             slot.busy = Busy::Nothing;
+            if let (Some(holdings), Some(vm)) = (&self.holdings, &slot.vm) {
+                holdings.watch(vm);
+            }
         }
         self.settled.notify_all();
     }
@@ -268,6 +294,11 @@ fn summary(vm: &Vm, busy: Busy) -> VmSummary {
         Busy::Unsettled => vm.summary(Place::Unsettled, None),
         Busy::Nothing | Busy::Starting | Busy::Stopping => vm.summary(Place::Here, None),
     }
+}
+
+/// Whether a VM can be of this sharing domain.
+pub(crate) fn check_domain(domain: &str) -> Result<(), Denied> {
+    api::check_domain(domain).map_err(|error| Denied::Asked(error.to_string()))
 }
 
 fn unknown(name: &str) -> Denied {

@@ -51,12 +51,21 @@ pub(crate) struct Record {
     pub(crate) machine: Option<machine::Record>,
     pub(crate) ram_bytes: u64,
     pub(crate) qemu: String,
+    /// See [`Vm::share_domain`].
+    #[serde(default)]
+    pub(crate) share_domain: String,
 }
 
 impl Record {
     /// Before there is a QEMU.
     pub(crate) fn starting() -> Self {
-        Self { standing: Standing::Starting, machine: None, ram_bytes: 0, qemu: String::new() }
+        Self {
+            standing: Standing::Starting,
+            machine: None,
+            ram_bytes: 0,
+            qemu: String::new(),
+            share_domain: String::new(),
+        }
     }
 
     pub(crate) fn read(dir: &Path) -> io::Result<Self> {
@@ -75,6 +84,8 @@ impl Record {
 pub(crate) struct Vm {
     pub(crate) name: String,
     pub(crate) dir: PathBuf,
+    /// With which VMs it shares content; empty is the cluster's own domain.
+    pub(crate) share_domain: String,
     ram_bytes: u64,
     known: Mutex<Known>,
     /// Held while QEMU is met again: it serves one client at a time.
@@ -122,10 +133,16 @@ impl Vm {
         Self {
             name: name.to_owned(),
             dir,
+            share_domain: String::new(),
             ram_bytes,
             known: Mutex::new(known),
             meeting: Mutex::default(),
         }
+    }
+
+    /// The same, in another sharing domain.
+    pub(crate) fn within(self, share_domain: &str) -> Self {
+        Self { share_domain: share_domain.to_owned(), ..self }
     }
 
     /// A VM of a record whose QEMU can't be found or met.
@@ -141,6 +158,7 @@ impl Vm {
         Self {
             name: name.to_owned(),
             dir,
+            share_domain: record.share_domain,
             ram_bytes,
             known: Mutex::new(known),
             meeting: Mutex::default(),
@@ -165,6 +183,7 @@ impl Vm {
             machine: Some(machine.record()),
             ram_bytes: self.ram_bytes,
             qemu: machine.version.clone(),
+            share_domain: self.share_domain.clone(),
         }
         .write(&self.dir)
     }
@@ -303,6 +322,8 @@ impl Vm {
                 problem: [&known.doubt, &known.stopped_by, &known.stuck_by]
                     .into_iter()
                     .find_map(Clone::clone),
+                share_domain: self.share_domain.clone(),
+                content: None,
                 argv: machine.argv.clone(),
             },
             Qemu::Dead { pid, version, argv, attached, why } => VmSummary {
@@ -314,6 +335,8 @@ impl Vm {
                 attached: *attached,
                 migration,
                 problem: Some(known.doubt.clone().unwrap_or_else(|| why.clone())),
+                share_domain: self.share_domain.clone(),
+                content: None,
                 argv: argv.clone(),
             },
         };

@@ -26,11 +26,11 @@ pub use migration::{
 };
 pub use prediction::{Outlook, PredictRequest, Prediction};
 pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
-pub use sharing::{DomainError, Share, Sharing};
+pub use sharing::{DomainError, Share, Sharing, check_domain};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
 pub use vm::{
-    AttachRequest, ResolveRequest, ResolveSide, RunRequest, StopEnd, StopHow, Stopped, VmStatus,
-    VmSummary,
+    AttachRequest, KnownContent, ResolveRequest, ResolveSide, RunRequest, StopEnd, StopHow,
+    Stopped, VmStatus, VmSummary,
 };
 
 use serde::{Deserialize, Serialize};

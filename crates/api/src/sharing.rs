@@ -22,8 +22,10 @@ pub struct Sharing {
     /// How far.
     pub share: Share,
     /// Only VMs of the same domain share content: how long a migration takes tells
-    /// whether somebody has the same. Empty is the cluster's own.
-    pub domain: String,
+    /// whether somebody has the same. Empty is the cluster's own; none is that of
+    /// the VM. It is the VM's from then on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
 }
 
 /// It is no domain.
@@ -41,12 +43,20 @@ impl Sharing {
     /// Whether it can be meant so.
     ///
     /// # Errors
-    /// If the domain is too long, or has other characters in it.
+    /// As [`check_domain`].
     pub fn check(&self) -> Result<(), DomainError> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-        let right = self.domain.len() <= Self::DOMAIN_MAX && self.domain.bytes().all(plain);
-        if right { Ok(()) } else { Err(DomainError) }
+        self.domain.as_deref().map_or(Ok(()), check_domain)
     }
+}
+
+/// Whether it is a sharing domain.
+///
+/// # Errors
+/// If it is too long, or has other characters in it.
+pub fn check_domain(domain: &str) -> Result<(), DomainError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let right = domain.len() <= Sharing::DOMAIN_MAX && domain.bytes().all(plain);
+    if right { Ok(()) } else { Err(DomainError) }
 }
 
 #[cfg(test)]
@@ -56,9 +66,10 @@ mod tests {
     #[test]
     fn a_domain_is_a_short_plain_word() {
         let check = |domain: &str| {
-            let sharing = Sharing { domain: domain.to_owned(), ..Sharing::default() };
+            let sharing = Sharing { domain: Some(domain.to_owned()), ..Sharing::default() };
             sharing.check().is_ok()
         };
+        assert!(Sharing::default().check().is_ok());
         assert!(check("") && check("tenant-7.prod_a") && check(&"a".repeat(64)));
         assert!(!check("a b") && !check("ü") && !check(&"a".repeat(65)) && !check("a/b"));
     }

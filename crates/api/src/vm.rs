@@ -11,6 +11,9 @@ pub struct RunRequest {
     pub argv: Vec<String>,
     /// The directory that relative paths in `argv` are meant from.
     pub cwd: String,
+    /// Its sharing domain: see [`Sharing`](crate::Sharing).
+    #[serde(default)]
+    pub share_domain: String,
 }
 
 /// Adopt a VM that somebody else started.
@@ -20,6 +23,9 @@ pub struct AttachRequest {
     pub name: String,
     /// Its QMP socket.
     pub qmp: String,
+    /// Its sharing domain: see [`Sharing`](crate::Sharing).
+    #[serde(default)]
+    pub share_domain: String,
 }
 
 /// How to stop a VM: the query of `DELETE /v1/vms/NAME`.
@@ -96,6 +102,15 @@ pub enum VmStatus {
     Dead,
 }
 
+/// How much its host's agent knows of what a VM contains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownContent {
+    /// How many times all of its memory was looked at.
+    pub rounds: u64,
+    /// Memory that others can have by name.
+    pub named_bytes: u64,
+}
+
 /// One VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VmSummary {
@@ -116,6 +131,13 @@ pub struct VmSummary {
     /// What is wrong with it; for a dead VM the end of QEMU's log.
     #[serde(default)]
     pub problem: Option<String>,
+    /// Its sharing domain; empty is the cluster's own.
+    #[serde(default)]
+    pub share_domain: String,
+    /// What is known of its content, where one VM is asked for and its host's agent
+    /// looks at it.
+    #[serde(default)]
+    pub content: Option<KnownContent>,
     /// The user's command line.
     pub argv: Vec<String>,
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use agent::config::{DirectoryChoice, Flags, NicSpeed};
+use agent::config::{CpuShare, DirectoryChoice, Flags, NicSpeed};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::bounds::{BoundsArgs, SetArgs};
@@ -115,6 +115,10 @@ pub(crate) struct AgentArgs {
     /// speak
     #[arg(long)]
     insecure_plaintext: bool,
+    /// What looking at the content of VMs, to find what they have in common, may
+    /// take of one CPU when nobody else wants it; 0 doesn't look [default: 5%]
+    #[arg(long, value_name = "PERCENT")]
+    scan_cpu: Option<CpuShare>,
 }
 
 impl AgentArgs {
@@ -135,6 +139,7 @@ impl AgentArgs {
             qemu_user: self.qemu_user,
             tls,
             insecure_plaintext: self.insecure_plaintext,
+            scan_cpu: self.scan_cpu,
         }
     }
 }
@@ -143,6 +148,10 @@ impl AgentArgs {
 pub(crate) struct RunArgs {
     /// The VM's name
     pub(crate) name: String,
+    /// Its sharing domain: only VMs of the same one ever have content in common
+    /// [default: the cluster's]
+    #[arg(long, value_name = "LABEL", default_value = "", hide_default_value = true)]
+    pub(crate) share_domain: String,
     /// QEMU and its arguments
     #[arg(last = true, required = true, value_name = "QEMU ARGS")]
     pub(crate) argv: Vec<OsString>,
@@ -183,6 +192,10 @@ pub(crate) struct AttachArgs {
     /// Its QMP socket
     #[arg(long, value_name = "SOCKET")]
     pub(crate) qmp: PathBuf,
+    /// Its sharing domain: only VMs of the same one ever have content in common
+    /// [default: the cluster's]
+    #[arg(long, value_name = "LABEL", default_value = "", hide_default_value = true)]
+    pub(crate) share_domain: String,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -388,6 +401,7 @@ mod tests {
             ("set 1", ErrorKind::MissingRequiredArgument),
             ("set 1 --limit 0", ErrorKind::ValueValidation),
             ("agent --nic-speed 10.0.0.1", ErrorKind::ValueValidation),
+            ("agent --scan-cpu 5", ErrorKind::ValueValidation),
             ("report 1 --json --html f", ErrorKind::ArgumentConflict),
             ("resolve web1", ErrorKind::MissingRequiredArgument),
             ("resolve web1 --here --there", ErrorKind::ArgumentConflict),

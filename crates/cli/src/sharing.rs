@@ -9,9 +9,10 @@ pub(crate) struct SharingArgs {
     /// sharing domain has the same content (experimental)
     #[arg(long, value_enum, default_value_t = ShareArg::Off)]
     pub(crate) share: ShareArg,
-    /// The VM's sharing domain: only VMs of the same one have content in common
-    #[arg(long, value_name = "LABEL", default_value = "")]
-    pub(crate) share_domain: String,
+    /// The VM's sharing domain from now on: only VMs of the same one have content in
+    /// common [default: the one that it has]
+    #[arg(long, value_name = "LABEL")]
+    pub(crate) share_domain: Option<String>,
 }
 
 impl From<SharingArgs> for Sharing {

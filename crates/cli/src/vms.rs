@@ -22,7 +22,8 @@ pub(crate) async fn run(client: &Client, args: RunArgs) -> Result<ExitCode, Prob
         .into_os_string()
         .into_string()
         .map_err(|_| Problem::Typed("the name of this directory is not UTF-8".to_owned()))?;
-    let request = api::RunRequest { name: args.name, argv, cwd };
+    let share_domain = args.share_domain;
+    let request = api::RunRequest { name: args.name, argv, cwd, share_domain };
     let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms", Some(&request)).await?;
     println!("{} runs (QEMU {}, {} of RAM).", vm.name, vm.qemu, amount::size(vm.ram_bytes));
     print_problem(&vm);
@@ -36,7 +37,8 @@ pub(crate) async fn attach(client: &Client, args: AttachArgs) -> Result<ExitCode
         .into_os_string()
         .into_string()
         .map_err(|_| Problem::Typed("the name of the QMP socket is not UTF-8".to_owned()))?;
-    let request = api::AttachRequest { name: args.name, qmp };
+    let share_domain = args.share_domain;
+    let request = api::AttachRequest { name: args.name, qmp, share_domain };
     let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms/attach", Some(&request)).await?;
     println!("{} is adopted (QEMU {}, {}).", vm.name, vm.qemu, status(&vm));
     print_problem(&vm);
@@ -161,6 +163,17 @@ fn details(vm: &api::VmSummary) -> String {
     if let Some(migration) = &vm.migration {
         rows.push(["Migration".to_owned(), migration.clone()]);
     }
+    if !vm.share_domain.is_empty() {
+        rows.push(["Sharing domain".to_owned(), vm.share_domain.clone()]);
+    }
+    if let Some(content) = vm.content {
+        let known = match content.rounds {
+            0 => "not all looked at yet".to_owned(),
+            rounds => format!("all looked at {}", amount::counted(rounds, "time")),
+        };
+        let named = amount::size(content.named_bytes);
+        rows.push(["Content".to_owned(), format!("{named} known by name, {known}")]);
+    }
     if !vm.argv.is_empty() {
         let words: Vec<String> = vm.argv.iter().map(|word| quoted(word)).collect();
         rows.push(["Command".to_owned(), words.join(" ")]);
@@ -198,6 +211,8 @@ mod tests {
             attached: false,
             migration: None,
             problem: None,
+            share_domain: String::new(),
+            content: None,
             argv: vec!["qemu-system-x86_64".to_owned(), "-name".to_owned(), "it's".to_owned()],
         }
     }
@@ -218,6 +233,16 @@ mod tests {
     #[test]
     fn an_empty_table_says_how_to_fill_it() {
         assert!(table(&[]).contains("droveway run"));
+    }
+
+    #[test]
+    fn what_a_vm_may_share_is_shown() {
+        assert!(!details(&vm("web1")).contains("Sharing"));
+        let content = Some(api::KnownContent { rounds: 2, named_bytes: 48 << 20 });
+        let shown =
+            details(&api::VmSummary { share_domain: "tenant-7".to_owned(), content, ..vm("web1") });
+        assert!(shown.contains("Sharing domain  tenant-7\n"), "{shown}");
+        assert!(shown.contains("48.0 MiB known by name, all looked at 2 times\n"), "{shown}");
     }
 
     #[test]

@@ -1,23 +1,37 @@
-//! What a migration would share, from a sample of names.
+//! What a migration would share, from samples of what VMs have.
 //!
-//! One in [`SAMPLED_ONE_IN`] names is in every sample, or in none: which ones
-//! depends on the name alone. So what two samples have in common tells what the
-//! VMs have in common, which a sample of pages would not.
+//! Content is in every sample, or in none: which depends on its name alone. So what
+//! two samples have in common tells what the VMs have in common, which a sample of
+//! pages would not.
 
 use std::collections::HashMap;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
 
-use crate::Name;
+/// What a VM has, or a part of it: the first 32 bits of names, one for each page.
+/// That is what the index knows of them, and enough to count by: of 16 GiB of pages
+/// that have nothing in common with a host of 256 GiB one in 64 seems to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// One in so many contents is in it.
+    pub one_in: u32,
+    /// These, in no order.
+    pub hints: Vec<u32>,
+}
 
-/// One in so many names is sampled.
-pub const SAMPLED_ONE_IN: u64 = 64;
+impl Sample {
+    /// One in `one_in` of these.
+    pub(crate) fn of(hints: impl Iterator<Item = u32>, one_in: u32) -> Self {
+        let one_in = one_in.max(1);
+        let last = u32::MAX / one_in;
+        Self { one_in, hints: hints.filter(|hint| *hint <= last).collect() }
+    }
 
-impl Name {
-    /// Whether this is one of those that samples are made of.
+    /// A coarser one of the same: one in `one_in`. One that is no finer stays as it
+    /// is.
     #[must_use]
-    pub fn is_sampled(&self) -> bool {
-        self.prefix() <= u64::MAX / SAMPLED_ONE_IN
+    pub fn thinned(self, one_in: u32) -> Self {
+        if one_in <= self.one_in { self } else { Self::of(self.hints.into_iter(), one_in) }
     }
 }
 
@@ -86,7 +100,7 @@ impl Sum for Estimate {
 #[derive(Debug, Default)]
 pub struct Tally {
     /// Which VM brings what.
-    brought: HashMap<Name, usize>,
+    brought: HashMap<u32, usize>,
     counted: usize,
 }
 
@@ -98,21 +112,22 @@ impl Tally {
     }
 
     /// Counts one more VM, from its sample, where `held` says what is at its
-    /// destination.
-    pub fn add(&mut self, sample: &[Name], held: impl Fn(&Name) -> bool) -> Estimate {
+    /// destination. All samples have to be of one in the same number.
+    pub fn add(&mut self, sample: &Sample, held: impl Fn(u32) -> bool) -> Estimate {
         self.counted += 1;
+        let each = u64::from(sample.one_in);
         let mut estimate = Estimate::default();
-        for name in sample {
-            estimate.pages += SAMPLED_ONE_IN;
-            if held(name) {
-                estimate.held += SAMPLED_ONE_IN;
+        for hint in &sample.hints {
+            estimate.pages += each;
+            if held(*hint) {
+                estimate.held += each;
                 continue;
             }
-            match self.brought.get(name) {
-                Some(vm) if *vm == self.counted => estimate.within += SAMPLED_ONE_IN,
-                Some(_) => estimate.common += SAMPLED_ONE_IN,
+            match self.brought.get(hint) {
+                Some(vm) if *vm == self.counted => estimate.within += each,
+                Some(_) => estimate.common += each,
                 None => {
-                    self.brought.insert(*name, self.counted);
+                    self.brought.insert(*hint, self.counted);
                 }
             }
         }
@@ -120,49 +135,44 @@ impl Tally {
     }
 }
 
-/// What one VM would share that goes by itself.
-#[must_use]
-pub fn shared(sample: &[Name], held: impl Fn(&Name) -> bool) -> Estimate {
-    Tally::new().add(sample, held)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::{Domain, Key};
 
-    fn names(contents: impl IntoIterator<Item = u32>) -> Vec<Name> {
-        let key = Key::new(b"secret", &Domain::default());
-        contents.into_iter().map(|content| key.name(&content.to_le_bytes())).collect()
+    /// Evenly spread, as names are.
+    fn hint(content: u32) -> u32 {
+        let mixed = content.wrapping_mul(0x9e37_79b1);
+        (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca77)
     }
 
-    fn sample(contents: impl IntoIterator<Item = u32>) -> Vec<Name> {
-        names(contents).into_iter().filter(Name::is_sampled).collect()
+    fn sample(contents: impl IntoIterator<Item = u32>, one_in: u32) -> Sample {
+        Sample::of(contents.into_iter().map(hint), one_in)
     }
 
     #[test]
-    fn of_known_names_the_counts_are_exact() {
-        let held: HashSet<Name> = names([1, 2, 3]).into_iter().collect();
-        let held = |name: &Name| held.contains(name);
+    fn a_sample_made_coarser_is_the_coarser_one() {
+        let fine = sample(0..10_000, 3);
+        assert_eq!(fine.clone().thinned(7), sample(0..10_000, 7));
+        assert_eq!(fine.clone().thinned(2), fine);
+    }
+
+    #[test]
+    fn of_all_that_there_is_the_counts_are_exact() {
+        let held: HashSet<u32> = [1, 2, 3].map(hint).into();
+        let held = |hint: u32| held.contains(&hint);
         let mut tally = Tally::new();
-        let estimate = |pages, held, within, common| Estimate {
-            pages: pages * SAMPLED_ONE_IN,
-            held: held * SAMPLED_ONE_IN,
-            within: within * SAMPLED_ONE_IN,
-            common: common * SAMPLED_ONE_IN,
-        };
-        let first = tally.add(&names([1, 2, 2, 7, 7, 7, 8]), held);
+        let estimate = |pages, held, within, common| Estimate { pages, held, within, common };
+        let first = tally.add(&sample([1, 2, 2, 7, 7, 7, 8], 1), held);
         assert_eq!(first, estimate(7, 3, 2, 0));
-        assert_eq!(first.bodies(), 2 * SAMPLED_ONE_IN);
-        let second = tally.add(&names([3, 7, 7, 9, 9]), held);
+        assert_eq!(first.bodies(), 2);
+        let second = tally.add(&sample([3, 7, 7, 9, 9], 1), held);
         assert_eq!(second, estimate(5, 1, 1, 2));
-        assert_eq!(second.bodies(), SAMPLED_ONE_IN);
+        assert_eq!(second.bodies(), 1);
         let sum: Estimate = [first, second].into_iter().sum();
         assert_eq!(sum, estimate(12, 4, 3, 2));
-        assert_eq!(tally.add(&[], held), Estimate::default());
-        assert_eq!(shared(&names([7, 7]), |_| false), estimate(2, 0, 1, 0));
+        assert_eq!(tally.add(&sample([], 1), held), Estimate::default());
         let known = Estimate { pages: 49, held: 21, within: 14, common: 0 };
         assert_eq!(first.of_pages(49), known);
         assert_eq!(Estimate::default().of_pages(9).bodies(), 9);
@@ -171,17 +181,17 @@ mod tests {
     #[test]
     fn a_sample_tells_what_all_the_pages_would() {
         const PAGES: u32 = 200_000;
-        // Three quarters of the second VM are the first one's.
-        let first = shared(&sample(0..PAGES), |_| false);
+        const ONE_IN: u32 = 64;
         let near = |estimate: u64, pages: u32| {
             let pages = f64::from(pages);
-            // Four standard deviations; what is sampled follows from the key.
-            (estimate as f64 - pages).abs() < 4.0 * (pages * 63.0).sqrt()
+            // Four standard deviations.
+            (estimate as f64 - pages).abs() < 4.0 * (pages * f64::from(ONE_IN - 1)).sqrt()
         };
-        assert!(near(first.pages, PAGES), "{first:?}");
+        // Three quarters of the second VM are the first one's.
         let mut tally = Tally::new();
-        tally.add(&sample(0..PAGES), |_| false);
-        let second = tally.add(&sample(PAGES / 4..PAGES / 4 * 5), |_| false);
+        let first = tally.add(&sample(0..PAGES, ONE_IN), |_| false);
+        assert!(near(first.pages, PAGES) && first.bodies() == first.pages, "{first:?}");
+        let second = tally.add(&sample(PAGES / 4..PAGES / 4 * 5, ONE_IN), |_| false);
         assert!(near(second.common, PAGES / 4 * 3), "{second:?}");
         assert!(near(second.bodies(), PAGES / 4), "{second:?}");
     }

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use self::members::{Living, Numbers, Seats};
 use self::table::{Hint, Place, Table};
-use crate::{Key, Name};
+use crate::{Key, Name, Sample};
 
 pub(crate) use self::members::Seat;
 
@@ -150,7 +150,6 @@ impl Index {
                 self.table.take(before, place);
             }
             self.table.put(hint, place, &self.living);
-            seat.resample(page, before, Some(name));
         }
     }
 
@@ -158,7 +157,6 @@ impl Index {
     pub(crate) fn forget(&self, seat: &Seat, page: u64) {
         let Some((page, Some(before))) = seat.replace(page, None) else { return };
         self.table.take(before, Place { member: seat.number, page });
-        seat.resample(page, Some(before), None);
     }
 
     fn find_batch(&self, names: &[Name], key: &Key, into: &mut [u8], found: &mut [bool]) {
@@ -264,11 +262,10 @@ impl Member {
         self.index.forget(&self.seat, page);
     }
 
-    /// The names that are sampled ([`Name::is_sampled`]), one for each page that
-    /// has one, in no order.
+    /// What there is here, as far as it is known: one in `one_in` contents.
     #[must_use]
-    pub fn sample(&self) -> Vec<Name> {
-        self.seat.sample()
+    pub fn sample(&self, one_in: u32) -> Sample {
+        Sample::of(self.seat.hints(), one_in)
     }
 
     /// How much of this member is known. It looks at all pages' notes, so it is

@@ -13,7 +13,7 @@ mod index;
 mod name;
 mod scan;
 
-pub use estimate::{Estimate, SAMPLED_ONE_IN, Tally, shared};
+pub use estimate::{Estimate, Sample, Tally};
 pub use index::{Holder, Index, Member, Scanned};
 pub use name::{Domain, Key, NAME_BYTES, Name};
 pub use scan::Scanner;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use content::Domain;
 use identity::Security;
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
@@ -112,6 +113,8 @@ pub struct SourceVm {
     pub machine: Arc<Machine>,
     /// The directory that relative paths on its command line are meant from.
     pub cwd: String,
+    /// Its sharing domain.
+    pub share_domain: Domain,
 }
 
 /// Why a destination does not take a VM, for the operator.

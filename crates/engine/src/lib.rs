@@ -18,6 +18,7 @@ mod story;
 mod waits;
 mod watch;
 
+pub use content::{Domain, Estimate, Sample, Tally};
 pub use destination::{Server, serve};
 pub use error::MigrationError;
 pub use examine::{ExamineError, Examined, examine, ways};
@@ -25,7 +26,7 @@ pub use host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsett
 pub use orders::Orders;
 pub use predict::{predict, used};
 pub use resources::{BuffersFull, Resources};
-pub use sharing::{DirectoryAt, Rack, Sharing};
+pub use sharing::{DirectoryAt, Known, Rack, Sharing, WatchError};
 pub use source::{Migrated, migrate};
 pub use transport::Endpoint;
 pub use waits::Waits;

@@ -11,6 +11,7 @@
 
 mod coming;
 mod copies;
+mod kept;
 mod rack;
 mod resolve;
 mod settle;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread;
 
-use content::{Domain, Index, Key, Member, Name};
+use content::{Domain, Index, Key, Name, Scanner};
 use crossbeam_channel::{Sender, unbounded};
 use page::PAGE_BYTES;
 use parking_lot::Mutex;
@@ -30,6 +31,8 @@ use coming::{Bringer, Coming, Standing};
 use rack::Far;
 pub(crate) use rack::serve;
 pub use rack::{DirectoryAt, Rack};
+use kept::Kept;
+pub use kept::{Known, WatchError};
 pub(crate) use resolve::Resolving;
 pub(crate) use taker::Blocks;
 use taker::{Place, Taker};
@@ -43,8 +46,9 @@ pub struct Sharing {
     /// Those that are being moved here, by number.
     arriving: Mutex<HashSet<u64>>,
     last: AtomicU64,
-    /// What VMs that came hold, and where.
-    members: Mutex<Vec<(Arc<Member>, Arc<Blocks>)>>,
+    /// VMs of this host.
+    kept: Mutex<Vec<Kept>>,
+    scanner: Mutex<Option<Scanner>>,
     come: Sender<Vec<(Name, Waiter)>>,
     /// None: this host stands alone.
     rack: Option<Arc<Rack>>,
@@ -103,7 +107,8 @@ impl Sharing {
             coming: Mutex::default(),
             arriving: Mutex::default(),
             last: AtomicU64::new(0),
-            members: Mutex::default(),
+            kept: Mutex::default(),
+            scanner: Mutex::default(),
             come,
             rack,
         });
@@ -157,20 +162,5 @@ impl Sharing {
             // Its thread lives as long as the sharing.
             let _ = self.come.send(served);
         }
-    }
-
-    /// A VM has come: what it holds is there for others, until its process ends.
-    pub(crate) fn keep(&self, resolving: &Resolving) {
-        self.members.lock().push(resolving.held());
-    }
-
-    /// Lets go of VMs that have left or ended.
-    fn forget_ended(&self) {
-        let gone = |(_, blocks): &mut (Arc<Member>, Arc<Blocks>)| !blocks.is_there();
-        let mut members = self.members.lock();
-        let ended: Vec<_> = members.extract_if(.., gone).collect();
-        // Leaving the index is nothing to do under a lock.
-        drop(members);
-        drop(ended);
     }
 }

@@ -177,7 +177,12 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
     }))
     .unwrap();
     let watch = Arc::new(Watch::new(progress(), api::Bounds::default()));
-    let vm = SourceVm { name: "vm".to_owned(), machine: Arc::clone(&source), cwd: "/".to_owned() };
+    let vm = SourceVm {
+        name: "vm".to_owned(),
+        machine: Arc::clone(&source),
+        cwd: "/".to_owned(),
+        share_domain: engine::Domain::default(),
+    };
     let local_a = local(name, ours, sub("a-scratch"));
     let migrated = engine::migrate(&local_a, &peer, vm, &request, &watch);
     let Migrated { report, unsettled, decided } = migrated;

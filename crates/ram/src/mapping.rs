@@ -83,6 +83,12 @@ impl Mapping {
         Self { pid: std::process::id(), base, bytes, _own: Some(own) }
     }
 
+    /// Whose memory it is.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// The RAM's size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -147,8 +153,10 @@ impl Mapping {
         pagemap::data_ranges(self.pid, self.base, self.bytes)
     }
 
-    /// Which pages, one for each of `present`, from `offset` on may hold something
-    /// else than zeros: [`Mapping::data_ranges`] for a few pages.
+    /// Which pages, one for each of `present`, from `offset` on are in memory now:
+    /// reading those puts nothing there that was not. Others may be holes, which
+    /// would get memory where they are a file's, or in swap. Where the kernel doesn't
+    /// say it, none is.
     ///
     /// # Errors
     /// [`RamError::OutOfRange`], or if QEMU has ended.

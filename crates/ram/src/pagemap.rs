@@ -84,10 +84,11 @@ pub(crate) fn data_ranges(pid: u32, base: u64, bytes: u64) -> Result<DataRanges,
     Ok(DataRanges::Known(ranges))
 }
 
-/// Which of the pages from `address` on have memory or swap behind them.
+/// Which of the pages from `address` on are in memory now, as far as the kernel
+/// says it.
 pub(crate) fn present(pid: u32, address: u64, present: &mut [bool]) -> Result<(), RamError> {
-    // Where the kernel doesn't say, and where its pages are not ours.
-    present.fill(true);
+    // Also where its pages are not ours.
+    present.fill(false);
     let pagemap = match File::open(format!("/proc/{pid}/pagemap")) {
         Ok(file) if address.is_multiple_of(PAGE_BYTES) => file,
         Ok(_) => return Ok(()),
@@ -102,7 +103,7 @@ pub(crate) fn present(pid: u32, address: u64, present: &mut [bool]) -> Result<()
             return Ok(());
         }
         for (present, entry) in present.iter_mut().zip(entries.as_chunks::<8>().0) {
-            *present = u64::from_ne_bytes(*entry) & (PRESENT | SWAPPED) != 0;
+            *present = u64::from_ne_bytes(*entry) & PRESENT != 0;
         }
     }
     Ok(())
@@ -159,9 +160,9 @@ mod tests {
         let mut few = [false; 3];
         mapping.present(699 * PAGE_BYTES, &mut few).unwrap();
         assert_eq!(few, [false, true, false]);
-        // What lies across the kernel's pages may hold anything.
+        // What lies across the kernel's pages is not looked at.
         mapping.present(1, &mut few).unwrap();
-        assert_eq!(few, [true; 3]);
+        assert_eq!(few, [false; 3]);
         let outside = mapping.present(998 * PAGE_BYTES, &mut few);
         assert!(matches!(outside, Err(RamError::OutOfRange { .. })));
     }

@@ -71,6 +71,9 @@ pub struct Prepare {
     /// Pages may come by name.
     #[serde(default)]
     pub sharing: Option<SharingOrder>,
+    /// The sharing domain that the VM belongs to from now on.
+    #[serde(default)]
+    pub share_domain: Domain,
 }
 
 /// With whom content may be shared, and how it is named.

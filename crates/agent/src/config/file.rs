@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::{ConfigError, DirectoryChoice, NicSpeed};
+use super::{ConfigError, CpuShare, DirectoryChoice, NicSpeed};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -26,6 +26,7 @@ pub(super) struct File {
     pub(super) cgroups: Option<bool>,
     pub(super) sharing: Option<bool>,
     pub(super) directory: Option<DirectoryChoice>,
+    pub(super) scan_cpu: Option<CpuShare>,
     pub(super) coordinators: Option<Vec<String>>,
     pub(super) waits: engine::Waits,
 }

@@ -1,7 +1,7 @@
 //! What a migration would take: `POST /v1/vms/NAME/predict`.
 
 use api::{PredictRequest, Prediction};
-use engine::{MigrationError, SourceVm};
+use engine::{Domain, MigrationError, SourceVm};
 
 use super::Api;
 use crate::denied::Denied;
@@ -26,7 +26,8 @@ impl Api {
         let unknown = || Denied::Conflict(format!("{name} does not run here"));
         let vm = self.registry.vm(name).ok_or_else(unknown)?;
         let machine = vm.machine().ok_or_else(unknown)?;
-        let source = SourceVm { name: name.to_owned(), machine, cwd: String::new() };
+        let (name, share_domain) = (name.to_owned(), Domain::default());
+        let source = SourceVm { name, machine, cwd: String::new(), share_domain };
         engine::predict(self.examiner.local(), &source, request, wire_bytes_per_s).map_err(
             |error| match error {
                 MigrationError::VmGone(why) => Denied::Conflict(why),

@@ -25,7 +25,8 @@ impl Site {
             std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned());
         let rest = "-machine q35,accel=tcg -m 32 -nodefaults -display none -S";
         let argv = std::iter::once(qemu).chain(rest.split(' ').map(str::to_owned)).collect();
-        let request = RunRequest { name: "web1".to_owned(), argv, cwd: "/".to_owned() };
+        let (cwd, share_domain) = ("/".to_owned(), String::new());
+        let request = RunRequest { name: "web1".to_owned(), argv, cwd, share_domain };
         registry.run(&request).unwrap();
         Self { registry, _dir: dir }
     }

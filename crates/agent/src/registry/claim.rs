@@ -29,9 +29,12 @@ impl Claim {
 
     /// A QEMU that was started for this VM: from here on it ends with the
     /// claim.
-    pub(crate) fn fill(&self, machine: Machine) -> Result<Arc<Vm>, Denied> {
+    pub(crate) fn fill(&self, machine: Machine, share_domain: &str) -> Result<Arc<Vm>, Denied> {
         match machine.qmp.ram_bytes() {
-            Ok(bytes) => Ok(self.put(Vm::new(&self.name, self.dir.clone(), machine, bytes))),
+            Ok(bytes) => {
+                let vm = Vm::new(&self.name, self.dir.clone(), machine, bytes);
+                Ok(self.put(vm.within(share_domain)))
+            }
             Err(error) => {
                 if let Err(error) = machine.quit() {
                     tracing::error!(vm = self.name, %error, "its QEMU can't be ended");
@@ -42,10 +45,15 @@ impl Claim {
     }
 
     /// A QEMU that ran before we came: it never ends with the claim.
-    pub(crate) fn fill_attached(&self, machine: Machine) -> Result<Arc<Vm>, Denied> {
+    pub(crate) fn fill_attached(
+        &self,
+        machine: Machine,
+        share_domain: &str,
+    ) -> Result<Arc<Vm>, Denied> {
         let bytes = machine.qmp.ram_bytes().map_err(|error| Denied::Qemu(error.to_string()))?;
         fs::create_dir_all(&self.dir).map_err(|error| self.cannot_note(&error))?;
-        Ok(self.put(Vm::new(&self.name, self.dir.clone(), machine, bytes)))
+        let vm = Vm::new(&self.name, self.dir.clone(), machine, bytes);
+        Ok(self.put(vm.within(share_domain)))
     }
 
     /// It is ours from now on, also after a restart, and free for whoever wants

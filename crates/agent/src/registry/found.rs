@@ -78,7 +78,7 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
         let vm = match machine::reopen(recorded, &dir) {
             Ok(machine) => {
                 let ram_bytes = machine.qmp.ram_bytes().unwrap_or(record.ram_bytes);
-                Vm::new(name, dir, machine, ram_bytes)
+                Vm::new(name, dir, machine, ram_bytes).within(&record.share_domain)
             }
             Err(error) => {
                 let why = with_log(&error.to_string(), &dir.join("qemu.log"));
@@ -112,7 +112,7 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
 
 fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Vm {
     let ram_bytes = machine.qmp.ram_bytes().unwrap_or(record.ram_bytes);
-    let vm = Vm::new(name, dir, machine, ram_bytes);
+    let vm = Vm::new(name, dir, machine, ram_bytes).within(&record.share_domain);
     tracing::info!(vm = name, "found again");
     if let Some(machine) = vm.machine() {
         vm.make_up(&machine);

@@ -1,6 +1,6 @@
 use std::fs;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{StopEnd, StopHow};
 use qemu::machine::Start;
@@ -18,6 +18,7 @@ fn request(name: &str) -> RunRequest {
         name: name.to_owned(),
         argv: std::iter::once(qemu).chain(rest.split(' ').map(str::to_owned)).collect(),
         cwd: "/".to_owned(),
+        share_domain: "tenant-7".to_owned(),
     }
 }
 
@@ -72,6 +73,9 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
     let found = registry.show("web1").unwrap();
     assert_eq!((found.pid, found.status), (started.pid, VmStatus::Paused));
     assert_eq!(found.argv, request("web1").argv);
+    assert_eq!([&started.share_domain, &found.share_domain], ["tenant-7"; 2]);
+    let strange = RunRequest { share_domain: "a b".to_owned(), ..request("web2") };
+    assert!(matches!(registry.run(&strange), Err(Denied::Asked(_))));
 
     let button = registry.stop("web1", StopHow { force: false, timeout_s: 1 }).unwrap_err();
     assert!(button.to_string().contains("--force"), "{button}");
@@ -195,6 +199,31 @@ fn what_is_no_vm_is_left_alone() {
     let registry = open(dir.path());
     assert!(registry.list().is_empty());
     assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 2);
+}
+
+#[test]
+fn what_vms_hold_is_looked_at_from_their_start_and_after_that_of_the_agent() {
+    let dir = TestDir::new();
+    let sharing = || engine::Sharing::start(b"secret".to_vec()).unwrap();
+    let open = || {
+        let holdings = crate::holdings::Holdings::start(sharing(), 1.0).unwrap();
+        let registry = Registry::open(StateDir::open(dir.path()).unwrap(), &Held::default());
+        Arc::new(registry.unwrap().with_holdings(Some(holdings)))
+    };
+    let looked_at = |registry: &Registry| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while registry.show("web1").unwrap().content.is_none_or(|known| known.rounds == 0) {
+            assert!(Instant::now() < end, "nobody looks at it");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let registry = open();
+    registry.run(&request("web1")).unwrap();
+    looked_at(&registry);
+    drop(registry);
+    let registry = open();
+    looked_at(&registry);
+    registry.stop("web1", FORCE).unwrap();
 }
 
 fn assert_dead(registry: &Registry, pid: u32) {

@@ -124,7 +124,8 @@ pub(crate) struct HowArgs {
     /// sharing domain has the same content (experimental) [default: off]
     #[arg(long, value_enum)]
     pub(super) share: Option<ShareArg>,
-    /// The VMs' sharing domain: only VMs of the same one have content in common
+    /// The VMs' sharing domain from now on: only VMs of the same one have content in
+    /// common [default: each VM's own]
     #[arg(long, value_name = "LABEL")]
     pub(super) share_domain: Option<String>,
     /// Move VMs to hosts that have less memory free than their RAM

@@ -130,7 +130,7 @@ impl From<Options> for GangOptions {
             overcommit_memory: options.overcommit_memory,
             sharing: Sharing {
                 share: options.share.unwrap_or_default(),
-                domain: options.share_domain.unwrap_or_default(),
+                domain: options.share_domain,
             },
         }
     }

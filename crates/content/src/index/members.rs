@@ -1,6 +1,5 @@
 //! Who takes part in the index: the VMs whose pages it knows.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -9,7 +8,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::table::{Hint, MEMBERS_MAX};
 use super::{Holder, Scanned};
-use crate::{Key, Name};
+use crate::Key;
 
 const WORDS: usize = MEMBERS_MAX / u64::BITS as usize;
 
@@ -96,8 +95,6 @@ pub(crate) struct Seat {
     /// By page: the hint of the name that was noted last, or 0. It says where the
     /// entry is that is out of date when the page has another name.
     hints: Box<[AtomicU32]>,
-    /// The sampled ones among the names that were noted last, by page.
-    sample: Mutex<HashMap<u32, Name>>,
     /// How far the scanner is.
     pub(crate) round: Mutex<Round>,
     numbers: Arc<Numbers>,
@@ -128,7 +125,6 @@ impl Seat {
             holder,
             key,
             hints: (0..pages).map(|_| AtomicU32::new(0)).collect(),
-            sample: Mutex::default(),
             round: Mutex::default(),
             numbers,
         }
@@ -146,31 +142,19 @@ impl Seat {
         Some((u32::try_from(page).ok()?, Hint::from_bits(before)))
     }
 
-    /// The page's name is `name` after one with the hint `before`.
-    pub(super) fn resample(&self, page: u32, before: Option<Hint>, name: Option<&Name>) {
-        let name = name.filter(|name| name.is_sampled());
-        if let Some(name) = name {
-            self.sample.lock().insert(page, *name);
-        } else if before.is_some_and(Hint::is_sampled) {
-            self.sample.lock().remove(&page);
-        }
-    }
-
-    pub(super) fn sample(&self) -> Vec<Name> {
-        self.sample.lock().values().copied().collect()
+    /// The hints of all pages that have a name.
+    pub(super) fn hints(&self) -> impl Iterator<Item = u32> {
+        self.hints.iter().map(|hint| hint.load(Relaxed)).filter(|hint| *hint != 0)
     }
 
     pub(super) fn scanned(&self) -> Scanned {
-        let named = self.hints.iter().filter(|hint| hint.load(Relaxed) != 0).count() as u64;
+        let named = self.hints().count() as u64;
         let round = self.round.lock();
         Scanned { rounds: round.completed, pages: round.next, named }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let sampled = size_of::<(u32, Name)>() + 1;
-        // A hash map is at most seven eighths full.
-        let sample = self.sample.lock().capacity() * 8 / 7 * sampled;
-        size_of_val(self) + size_of_val(&*self.hints) + sample
+        size_of_val(self) + size_of_val(&*self.hints)
     }
 }
 

@@ -13,7 +13,7 @@
 use parking_lot::RwLock;
 
 use super::members::Living;
-use crate::{Name, SAMPLED_ONE_IN};
+use crate::Name;
 
 /// The numbers of members are below this, and not 0.
 pub(super) const MEMBERS_MAX: usize = 1 << MEMBER_BITS;
@@ -57,11 +57,6 @@ impl Hint {
 
     pub(super) fn bits(self) -> u32 {
         self.0
-    }
-
-    /// Whether names that begin so are sampled.
-    pub(super) fn is_sampled(self) -> bool {
-        u64::from(self.0) << u32::BITS <= u64::MAX / SAMPLED_ONE_IN
     }
 
     fn shard(self) -> usize {

@@ -6,7 +6,7 @@ use std::thread;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Domain, SAMPLED_ONE_IN};
+use crate::Domain;
 
 const WORDS: usize = PAGE_BYTES / 8;
 
@@ -167,23 +167,29 @@ fn the_sample_follows_the_names() {
     let index = Index::new(1 << 20);
     let contents: Vec<u64> = (0..2000).collect();
     let (_ram, member) = joined(&index, &contents);
-    let sorted = |mut names: Vec<Name>| {
-        names.sort_unstable();
-        names
-    };
-    let sampled = |contents: &[u64]| {
+    let sampled = |contents: &[u64], one_in: u32| {
         let names = contents.iter().map(|content| name_of(*content));
-        sorted(names.filter(Name::is_sampled).collect())
+        let mut hints: Vec<u32> = names.map(|name| Hint::of(&name).bits()).collect();
+        hints.retain(|hint| *hint <= u32::MAX / one_in);
+        hints.sort_unstable();
+        hints
     };
-    assert_eq!(sorted(member.sample()), sampled(&contents));
-    assert!(contents.len() as u64 > SAMPLED_ONE_IN * 8 && !member.sample().is_empty());
+    let sample = |one_in| {
+        let Sample { one_in: of, mut hints } = member.sample(one_in);
+        assert_eq!(of, one_in);
+        hints.sort_unstable();
+        hints
+    };
+    assert_eq!(sample(1), sampled(&contents, 1));
+    assert_eq!(sample(16), sampled(&contents, 16));
+    assert!((60..=190).contains(&sample(16).len()), "one in 16 of 2000");
     // Half of them change, some of these become zero; all are noted again.
     let contents: Vec<u64> = (0..2000).map(|nth| nth + nth % 2 * 5000).collect();
     for (page, content) in (0..).zip(&contents) {
         member.note(&[(page, name_of(*content))]);
     }
     (0..1000).for_each(|page| member.forget(page));
-    assert_eq!(sorted(member.sample()), sampled(&contents[1000..]));
+    assert_eq!(sample(4), sampled(&contents[1000..], 4));
     assert_eq!(member.scanned(), Scanned { rounds: 0, pages: 0, named: 1000 });
 }
 

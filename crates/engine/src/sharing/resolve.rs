@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use content::{Domain, Member, Name};
+use content::{Domain, Name};
 use crossbeam_channel::{Receiver, unbounded};
 use directory::{DirectoryError, HostName};
 use page::{BlockId, Epoch, Fill, PageIndex};
@@ -81,9 +81,9 @@ fn say_late(told: &Receiver<Late>, link: &Link<ToSource>) {
 }
 
 impl Resolving {
-    /// What the VM holds, for when it runs here.
-    pub(super) fn held(&self) -> (Arc<Member>, Arc<Blocks>) {
-        (Arc::clone(&self.taker.member), Arc::clone(&self.taker.blocks))
+    /// The VM, for when it runs here.
+    pub(super) fn taker(&self) -> &Taker {
+        &self.taker
     }
 
     /// Copies what is here to where it is wanted. Says which pages that were.

@@ -57,14 +57,23 @@ impl Blocks {
 }
 
 impl Blocks {
-    /// Whether the VM's process is still there.
-    pub(super) fn is_there(&self) -> bool {
-        let readable = self.blocks.iter().find(|block| block.mapping.is_some() && block.pages > 0);
-        readable.is_some_and(|block| self.read(block.first, &mut [0; PAGE_BYTES]))
+    /// The process whose memory it is; none if nothing of it can be read.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.blocks.iter().find_map(|block| Some(block.mapping.as_ref()?.pid()))
     }
 }
 
 impl Blocks {
+    /// What is in memory of the pages from `first` on, all of one block, which
+    /// begin as far into it.
+    fn present_in(block: &Numbered, first: u64, present: &mut [bool]) {
+        let offset = (first - block.first) * PAGE_BYTES as u64;
+        let known = block.mapping.as_ref().map(|mapping| mapping.present(offset, present));
+        if !matches!(known, Some(Ok(()))) {
+            present.fill(false);
+        }
+    }
+
     /// Where a page is that can be read: its block, and its offset there.
     fn find(&self, page: u64) -> Option<(&Arc<Mapping>, u64)> {
         let after = self.blocks.partition_point(|block| block.first <= page);
@@ -94,6 +103,23 @@ impl Holder for Blocks {
             done += run.len();
         }
         done
+    }
+
+    /// What is not in memory is not worth getting it there.
+    fn present(&self, first: u64, mut present: &mut [bool]) {
+        let mut page = first;
+        let after = self.blocks.partition_point(|block| block.first + block.pages <= page);
+        for block in self.blocks.get(after..).unwrap_or_default() {
+            if present.is_empty() {
+                return;
+            }
+            let left = usize::try_from(block.first + block.pages - page).unwrap_or(usize::MAX);
+            let (here, rest) = present.split_at_mut(left.min(present.len()));
+            Self::present_in(block, page, here);
+            page += here.len() as u64;
+            present = rest;
+        }
+        present.fill(false);
     }
 }
 
@@ -347,6 +373,41 @@ mod tests {
         assert_eq!(blocks.read_many(&[2, 0, 8, 1, 5], &mut pages), 4);
         let firsts: Vec<u8> = pages.chunks(PAGE_BYTES).map(|page| page[0]).collect();
         assert_eq!(firsts[..4], [12, 10, 18, 11]);
-        assert!(blocks.is_there() && !Blocks::default().is_there());
+        assert_eq!((blocks.pid(), Blocks::default().pid()), (Some(std::process::id()), None));
+    }
+
+    #[test]
+    fn only_what_is_in_memory_is_looked_at() {
+        let mut blocks = Blocks::default();
+        let [first, last] = [300, 200].map(|pages| Arc::new(Mapping::own(pages * 4096)));
+        blocks.push(300 * 4096, Some(Arc::clone(&first)));
+        blocks.push(100 * 4096, None);
+        blocks.push(200 * 4096, Some(Arc::clone(&last)));
+        for (mapping, page) in [(&first, 7), (&first, 299), (&last, 0), (&last, 199)] {
+            mapping.fill(page * 4096, 4096, 9).unwrap();
+        }
+        let there = |first, pages| {
+            let mut present = vec![true; pages];
+            blocks.present(first, &mut present);
+            (first..).zip(present).filter_map(|(page, there)| there.then_some(page)).collect()
+        };
+        let all: Vec<u64> = there(0, 700);
+        assert_eq!(all, [7, 299, 400, 599]);
+        let some: Vec<u64> = there(299, 102);
+        assert_eq!(some, [299, 400]);
+        // A scanner finds these, and gives memory to no other.
+        let index = content::Index::new(1 << 20);
+        let key = Key::new(b"", &content::Domain::default());
+        let holder = Arc::new(blocks);
+        let member = index.join(Arc::clone(&holder) as _, key, holder.pages()).unwrap();
+        let scanner = content::Scanner::start(&index, 1.0).unwrap();
+        while member.scanned().rounds == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        drop(scanner);
+        assert_eq!(member.scanned().named, 4);
+        let mut present = [true; 600];
+        holder.present(0, &mut present);
+        assert_eq!(present.iter().filter(|there| **there).count(), 4);
     }
 }

@@ -96,6 +96,7 @@ impl Source<'_> {
             overcommit: self.request.overcommit_memory,
             terms: terms(&self.story.watch().bounds()),
             sharing: self.sharing(),
+            share_domain: self.domain(),
         };
         self.send(&ToDestination::Prepare(Box::new(order)))?;
         // While the destination makes its QEMU.
@@ -116,6 +117,12 @@ impl Source<'_> {
         Ok(())
     }
 
+    /// The VM's own, unless it is to be another one's from now on.
+    fn domain(&self) -> Domain {
+        let other = self.request.sharing.domain.clone().map(Domain);
+        other.unwrap_or_else(|| self.vm.share_domain.clone())
+    }
+
     /// What the destination is asked for, for pages to go by name.
     fn sharing(&self) -> Option<SharingOrder> {
         if self.request.sharing.share == Share::Off {
@@ -125,7 +132,7 @@ impl Source<'_> {
             self.story.note("content is not shared: the agent here is told not to");
             return None;
         };
-        let domain = Domain(self.request.sharing.domain.clone());
+        let domain = self.domain();
         let print = sharing.key(&domain).print().to_string();
         let rack = self.request.sharing.share == Share::Rack;
         Some(SharingOrder { domain, print, rack })
@@ -135,7 +142,7 @@ impl Source<'_> {
     fn naming(&self, live: &Arc<Live>, sieve: &Arc<Sieve>, held: bool) -> Option<Arc<Naming>> {
         let prepared = self.control.as_ref()?.prepared.as_ref()?;
         let sharing = self.local.sharing.as_ref().filter(|_| prepared.sharing)?;
-        let key = sharing.key(&Domain(self.request.sharing.domain.clone()));
+        let key = sharing.key(&self.domain());
         let (live, sieve) = (Arc::clone(live), Arc::clone(sieve));
         Some(Arc::new(Naming { key, live, sieve, held }))
     }

@@ -1,0 +1,210 @@
+//! VMs that run on this host: what they hold is there for VMs that come, until
+//! their processes end.
+
+use std::sync::Arc;
+
+use content::{Domain, Key, Member, Sample, Scanned, Scanner};
+use page::PAGE_BYTES;
+use qemu::machine::Machine;
+use qemu::process::{Process, ProcessError};
+use qemu::ram_blocks::RamBlocks;
+
+use super::taker::Blocks;
+use super::{Resolving, Sharing};
+
+/// One of them.
+pub(super) struct Kept {
+    process: Process,
+    key: Key,
+    member: Arc<Member>,
+}
+
+impl Kept {
+    fn is_of(&self, pid: u32) -> bool {
+        self.process.pid() == pid
+    }
+}
+
+/// Why what a VM holds is there for nobody.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// It has ended, or is not ours to look at.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// None of its memory can be read.
+    #[error("its RAM can't be read: {0}")]
+    Unreadable(String),
+    /// The index is full.
+    #[error("more VMs hold content here than can be told apart")]
+    TooMany,
+}
+
+/// What is known of what a VM holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// How many times all of it was looked at.
+    pub rounds: u64,
+    /// Pages that have a name.
+    pub pages: u64,
+}
+
+impl From<Scanned> for Known {
+    fn from(scanned: Scanned) -> Self {
+        Self { rounds: scanned.rounds, pages: scanned.named }
+    }
+}
+
+impl Sharing {
+    /// Has a thread look at what VMs of this host hold, with at most this share of
+    /// one CPU.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn scan(&self, share: f64) -> std::io::Result<()> {
+        *self.scanner.lock() = Some(Scanner::start(&self.index, share)?);
+        Ok(())
+    }
+
+    /// What the system refused to the thread of [`Sharing::scan`].
+    #[must_use]
+    pub fn scan_refused(&self) -> Option<String> {
+        self.scanner.lock().as_ref()?.refused()
+    }
+
+    /// A VM runs here: what it holds is there for others of its domain, until its
+    /// process ends. Said again it changes nothing, but of another domain it leaves
+    /// the first one.
+    ///
+    /// # Errors
+    /// If its memory can't be read.
+    pub fn watch(&self, machine: &Machine, domain: &Domain) -> Result<(), WatchError> {
+        let (pid, key) = (machine.process.pid(), self.key(domain));
+        if self.kept.lock().iter().any(|kept| kept.is_of(pid) && kept.key == key) {
+            return Ok(());
+        }
+        let process = Process::find(machine.process.id())?;
+        let ram = RamBlocks::of(machine);
+        let mut blocks = Blocks::default();
+        for block in ram.reached {
+            blocks.push(block.bytes, Some(block.mapping));
+        }
+        if blocks.pages() == 0 {
+            return Err(WatchError::Unreadable(ram.notes.join("; ")));
+        }
+        let blocks = Arc::new(blocks);
+        let member = self.index.join(Arc::clone(&blocks) as _, key.clone(), blocks.pages());
+        let member = Arc::new(member.ok_or(WatchError::TooMany)?);
+        self.put(Kept { process, key, member });
+        Ok(())
+    }
+
+    /// A VM has come whose pages have names already.
+    pub(crate) fn keep(&self, resolving: &Resolving) {
+        let taker = resolving.taker();
+        // One whose memory can't be read holds nothing, and one that has ended.
+        let Some(Ok(process)) = taker.blocks.pid().map(Process::now) else { return };
+        let (key, member) = (taker.key.clone(), Arc::clone(&taker.member));
+        self.put(Kept { process, key, member });
+    }
+
+    /// In the place of what was kept of the same process.
+    fn put(&self, new: Kept) {
+        let pid = new.process.pid();
+        let mut kept = self.kept.lock();
+        let before: Vec<Kept> = kept.extract_if(.., |kept| kept.is_of(pid)).collect();
+        kept.push(new);
+        // Leaving the index is nothing to do under a lock.
+        drop(kept);
+        drop(before);
+    }
+
+    /// What is known of a VM; none if it is not watched.
+    #[must_use]
+    pub fn known(&self, pid: u32) -> Option<Known> {
+        Some(self.member(pid)?.scanned().into())
+    }
+
+    /// One in `one_in` of the contents of a VM, as far as they are known.
+    #[must_use]
+    pub fn sample(&self, pid: u32, one_in: u32) -> Option<Sample> {
+        Some(self.member(pid)?.sample(one_in))
+    }
+
+    fn member(&self, pid: u32) -> Option<Arc<Member>> {
+        let kept = self.kept.lock();
+        kept.iter().find(|kept| kept.is_of(pid)).map(|kept| Arc::clone(&kept.member))
+    }
+
+    /// Lets go of VMs that have left or ended.
+    pub(super) fn forget_ended(&self) {
+        let mut kept = self.kept.lock();
+        let ended: Vec<Kept> = kept.extract_if(.., |kept| !kept.process.is_alive()).collect();
+        drop(kept);
+        drop(ended);
+    }
+}
+
+impl Known {
+    /// What has a name, in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.pages * PAGE_BYTES as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use content::Index;
+    use ram::Mapping;
+
+    use super::*;
+
+    fn sharing() -> Arc<Sharing> {
+        Sharing::start(b"secret".to_vec()).unwrap()
+    }
+
+    fn kept(sharing: &Sharing, process: Process, domain: &str) -> Kept {
+        let key = sharing.key(&Domain(domain.to_owned()));
+        let mut blocks = Blocks::default();
+        blocks.push(8 * 4096, Some(Arc::new(Mapping::own(8 * 4096))));
+        let member = sharing.index.join(Arc::new(blocks), key.clone(), 8).unwrap();
+        Kept { process, key, member: Arc::new(member) }
+    }
+
+    #[test]
+    fn a_vm_is_there_once_and_until_its_process_ends() {
+        let sharing = sharing();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = || Process::now(child.id()).unwrap();
+        sharing.put(kept(&sharing, process(), "red"));
+        let name = sharing.key(&Domain("red".to_owned())).name(&[7; 4096]);
+        sharing.member(child.id()).unwrap().note(&[(3, name)]);
+        assert!(sharing.index.has(&name));
+        assert_eq!(sharing.known(child.id()), Some(Known { rounds: 0, pages: 1 }));
+        assert_eq!(sharing.sample(child.id(), 1).unwrap().hints.len(), 1);
+        // It is of another domain now, and nothing of the first one is left.
+        sharing.put(kept(&sharing, process(), "blue"));
+        assert!(!sharing.index.has(&name));
+        assert_eq!(sharing.known(child.id()), Some(Known::default()));
+        sharing.forget_ended();
+        assert!(sharing.known(child.id()).is_some());
+        let process = process();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive());
+        sharing.forget_ended();
+        assert_eq!(sharing.known(child.id()), None);
+    }
+
+    #[test]
+    fn a_scanner_ends_with_its_sharing() {
+        let sharing = sharing();
+        sharing.scan(0.05).unwrap();
+        assert_eq!(sharing.known(1), None);
+        let index: Arc<Index> = Arc::clone(&sharing.index);
+        drop(sharing);
+        drop(index);
+    }
+}

@@ -1,0 +1,128 @@
+//! What VMs hold that run on a host: looked at without giving them memory, there
+//! for VMs that come, and only for those of their domain.
+
+use std::fs;
+
+use api::{Outcome, Report};
+use end_to_end::{MIB, Side, World, guest};
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::Link;
+
+/// The same content in each, written with the same seed.
+const COMMON: u64 = 48 * MIB;
+const SHARE: [&str; 2] = ["--share", "host"];
+
+fn twin(name: &str) -> GuestSpec {
+    let mut spec = guest("160M", 0);
+    spec.name = name.to_owned();
+    spec.orders.random_bytes = COMMON;
+    spec.orders.text_bytes = 0;
+    spec.orders.working_set_bytes = 8 * MIB;
+    spec
+}
+
+/// Agents that look often enough for a test.
+fn world() -> World {
+    let mut world = World::new(Link::one(500));
+    world.tell_agents(["--scan-cpu", "50%"].map(str::to_owned).to_vec());
+    world
+}
+
+fn moved(world: &World, guest: &Guest, arguments: &[&str]) -> Report {
+    let ended = world.begin(guest, Side::A, arguments).wait();
+    assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+    ended.report
+}
+
+/// A line of what the kernel says of a process, in bytes.
+fn bytes(pid: u32, line: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let found = status.lines().find_map(|one| one.strip_prefix(line)).unwrap();
+    let kib: u64 = found.trim().strip_suffix(" kB").unwrap().trim().parse().unwrap();
+    kib << 10
+}
+
+/// VMs that came by the other way, or were there when the agent started.
+#[test]
+fn what_runs_at_the_destination_is_not_sent() {
+    let mut world = world();
+    let guests = ["web1", "web2"].map(|name| world.boot(&twin(name)));
+    // It is looked at where it is, also by an agent that starts anew.
+    world.wait_looked_at(Side::A, "web1");
+    let first = moved(&world, &guests[0], &[]);
+    assert_eq!(first.named_bytes, 0);
+    world.kill_agent(Side::B);
+    world.start_agent(Side::B);
+    world.wait_looked_at(Side::B, "web1");
+    let second = moved(&world, &guests[1], &SHARE);
+    println!("{} by name", second.named_bytes);
+    assert!(second.named_bytes >= COMMON, "{second:?}");
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+    // One that has gone is let go.
+    let known = |name: &str| world.tells(Side::B, &["show", name]).contains("Content");
+    assert!(known("web2"));
+    world.says(Side::B, &["stop", "web1", "--force"]);
+    assert_eq!(world.vms(Side::B).len(), 1);
+}
+
+#[test]
+fn a_vm_that_is_looked_at_gets_no_memory_for_it() {
+    let mut world = world();
+    let backend = "memory-backend-memfd,id=ram0,size=160M,share=on";
+    let shared = ["-object", backend, "-machine", "memory-backend=ram0"].map(str::to_owned);
+    let mut specs = [twin("web1"), twin("web2")];
+    specs[1].extra.extend(shared);
+    world.restart_agent_with(Side::A, &["--scan-cpu", "0"]);
+    let guests = specs.map(|spec| world.boot(&spec));
+    let pids = || ["web1", "web2"].map(|name| world.vm(Side::A, name).unwrap().pid);
+    assert!(!world.tells(Side::A, &["show", "web1"]).contains("Content"));
+    let before = pids().map(|pid| bytes(pid, "VmRSS:"));
+    world.kill_agent(Side::A);
+    world.start_agent(Side::A);
+    for name in ["web1", "web2"] {
+        world.wait_looked_at(Side::A, name);
+        assert!(world.tells(Side::A, &["show", name]).contains("known by name, all looked at"));
+    }
+    let pids = ["web1", "web2"].map(|name| world.vm(Side::A, name).unwrap().pid);
+    let after = pids.map(|pid| bytes(pid, "VmRSS:"));
+    let of_memfd = bytes(pids[1], "RssShmem:");
+    println!("{before:?} {after:?}, of it the memfd {of_memfd}");
+    for (before, after) in before.into_iter().zip(after) {
+        assert!(after < before + 4 * MIB, "{after} after {before}");
+    }
+    assert!(of_memfd >= COMMON && of_memfd < 150 * MIB, "{of_memfd}: it had holes");
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+}
+
+#[test]
+fn a_vm_takes_its_domain_along() {
+    let mut world = world();
+    let boot = |world: &World, name, domain| {
+        world.boot_by(&twin(name), &world.kit.qemu, &["--share-domain", domain])
+    };
+    let guests = [
+        boot(&world, "web1", "red"),
+        boot(&world, "web2", "red"),
+        world.boot(&twin("web3")),
+        boot(&world, "web4", "red"),
+    ];
+    let arguments: [&[&str]; 4] =
+        [&[], &SHARE, &SHARE, &["--share", "host", "--share-domain", "blue"]];
+    let mut named = Vec::new();
+    for (guest, arguments) in guests.iter().zip(arguments) {
+        named.push(moved(&world, guest, arguments).named_bytes);
+        if named.len() == 1 {
+            // The others come by name.
+            world.wait_looked_at(Side::B, "web1");
+        }
+    }
+    println!("{named:?}");
+    assert!(named[1] >= COMMON && named[2] < COMMON && named[3] < COMMON, "{named:?}");
+    // They keep it, whatever becomes of the agent.
+    world.kill_agent(Side::B);
+    world.start_agent(Side::B);
+    let domains: Vec<String> = world.vms(Side::B).into_iter().map(|vm| vm.share_domain).collect();
+    assert_eq!(domains, ["red", "red", "", "blue"]);
+    assert!(world.tells(Side::B, &["show", "web4"]).contains("Sharing domain  blue"));
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+}
