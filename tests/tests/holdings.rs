@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use api::{Outcome, Report};
+use api::{GangPlan, GangReport, Outcome, Report, SharedParts};
 use end_to_end::{MIB, Side, World, guest};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
@@ -125,4 +125,46 @@ fn a_vm_takes_its_domain_along() {
     assert_eq!(domains, ["red", "red", "", "blue"]);
     assert!(world.tells(Side::B, &["show", "web4"]).contains("Sharing domain  blue"));
     guests.iter().for_each(|guest| world.assert_intact(guest));
+}
+
+/// What a dry run says it expects, and what goes by name then.
+#[test]
+fn a_dry_run_tells_what_need_not_be_sent() {
+    let mut world = world();
+    let guests = ["web1", "web2", "web3"].map(|name| world.boot(&twin(name)));
+    // One is there already, and brings what all have.
+    moved(&world, &guests[0], &[]);
+    let evacuate = ["evacuate", "host-a", "--share", "host", "--json"];
+    let dry = |world: &World| -> GangPlan {
+        let said = world.tells(Side::B, &[&evacuate[..], &["--dry-run"]].concat());
+        serde_json::from_str(&said).unwrap()
+    };
+    world.wait_looked_at(Side::A, "web2");
+    world.wait_looked_at(Side::A, "web3");
+    world.wait_looked_at(Side::B, "web1");
+    let plan = dry(&world);
+    println!("{plan:?}");
+    assert_eq!((plan.moves.len(), &plan.notes[..]), (2, &[][..]));
+    let parts: Vec<SharedParts> = plan.moves.iter().map(|one| one.shared.unwrap()).collect();
+    assert!(parts.iter().all(|parts| parts.held_bytes >= COMMON), "{parts:?}");
+    let text = world.tells(Side::A, &["evacuate", "host-a", "--share", "host", "--dry-run"]);
+    assert!(text.contains("HELD") && text.contains("Nothing was moved."), "{text}");
+
+    let leaving = [&guests[1], &guests[2]];
+    let (success, output, said) = world.begin_all(&leaving, Side::A, Side::A, &evacuate).wait_any();
+    assert!(success, "{said}");
+    let report: GangReport = serde_json::from_str(&output).unwrap();
+    for planned in &plan.moves {
+        let one = report.moves.iter().find(|one| one.vm == planned.vm).unwrap();
+        let named = one.figures.as_ref().unwrap().named_bytes;
+        let expected = planned.shared_bytes.unwrap();
+        println!("{}: {expected} expected, {named} by name", one.vm);
+        assert!(named.abs_diff(expected) * 100 <= expected * 15, "{named}, not {expected}");
+    }
+    guests.iter().for_each(|guest| world.assert_intact(guest));
+
+    // Where nobody looks nobody knows, and that is said.
+    world.restart_agent_with(Side::B, &["--scan-cpu", "0"]);
+    let said = world.tells(Side::A, &["evacuate", "host-b", "--share", "host", "--dry-run"]);
+    assert!(said.contains("what web1 on host-b contains isn't known: its agent looks at no VM"));
 }

@@ -10,6 +10,7 @@ mod orders;
 mod plan;
 mod resume;
 mod run;
+mod sampled;
 mod shelf;
 mod ways;
 
@@ -214,6 +215,7 @@ fn planned(report: &GangReport) -> GangPlan {
         ram_bytes: one.ram_bytes,
         used_bytes: one.used_bytes,
         shared_bytes: None,
+        shared: None,
     });
     GangPlan { moves: moves.collect(), rooms: Vec::new(), notes: report.notes.clone() }
 }

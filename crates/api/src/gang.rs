@@ -160,9 +160,31 @@ pub struct PlannedMove {
     /// Of it, what it uses: what is expected to cross the network, before
     /// compression.
     pub used_bytes: u64,
-    /// Of that, what its destination has already; none if nobody knows.
+    /// Of that, what is expected not to be sent; none if nobody knows.
     #[serde(default)]
     pub shared_bytes: Option<u64>,
+    /// Why not.
+    #[serde(default)]
+    pub shared: Option<SharedParts>,
+}
+
+/// What of a VM is expected not to be sent: an estimate, from samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedParts {
+    /// VMs at the destination have it.
+    pub held_bytes: u64,
+    /// Of the rest, what is more than once in this VM.
+    pub within_bytes: u64,
+    /// Of the rest, what VMs of the gang bring that come before it in the plan.
+    pub common_bytes: u64,
+}
+
+impl SharedParts {
+    /// All of it.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.held_bytes.saturating_add(self.within_bytes).saturating_add(self.common_bytes)
+    }
 }
 
 /// A host's memory, before and after.

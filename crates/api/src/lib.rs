@@ -18,7 +18,7 @@ pub use finding::{Examination, Finding, Severity};
 pub use gang::{
     Evacuation, Figures, GangOptions, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest,
     GangStarted, GangTotals, HostRoom, MoveProgress, MoveReport, MoveState, PARALLEL_MAX,
-    PlannedMove, WantedMove,
+    PlannedMove, SharedParts, WantedMove,
 };
 pub use host::{HostInfo, PeerInfo};
 pub use migration::{

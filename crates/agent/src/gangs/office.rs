@@ -15,6 +15,7 @@ use qemu::shape::{Memory, Shape};
 use serde_json::{Value, json};
 
 use super::orders::{Answer, Census, Counted, Order, WANTS_MAX, Want};
+use super::sampled::Sampled;
 use crate::arrivals::fitness;
 use crate::config::PeerEntry;
 use crate::denied::Denied;
@@ -114,6 +115,10 @@ impl Office {
                 });
                 Answer::Able { unfit: unfit.collect() }
             }
+            Order::Sample { vm, one_in } => match self.sample(vm, *one_in) {
+                Ok(sampled) => Answer::Sample(sampled),
+                Err(denied) => refused(&denied),
+            },
             Order::Start { migration, request } => match self.start(migration, request) {
                 Ok(()) => Answer::Started,
                 Err(denied) => refused(&denied),
@@ -125,6 +130,26 @@ impl Office {
             },
             Order::Unknown => Answer::Unknown,
         }
+    }
+
+    /// What is known of a VM's content.
+    fn sample(&self, name: &str, one_in: u32) -> Result<Sampled, Denied> {
+        let nobody = || {
+            let why = "its agent looks at no VM (scan-cpu is 0, or sharing = false)";
+            Denied::Conflict(why.to_owned())
+        };
+        let holdings = self.registry.holdings().ok_or_else(nobody)?;
+        let machine = self.registry.vm(name).and_then(|vm| vm.machine());
+        let pid = machine.map(|machine| machine.process.pid());
+        let sampled = pid.and_then(|pid| {
+            let known = holdings.known(pid)?;
+            let pages = known.named_bytes / page::PAGE_BYTES as u64;
+            let sample = holdings.sample(pid, Sampled::one_in(pages, one_in))?;
+            Some(Sampled::new(known.rounds, pages, sample))
+        });
+        sampled.ok_or_else(|| {
+            Denied::Conflict("its agent has not looked at it, or may not read it".to_owned())
+        })
     }
 
     /// What decides which program starts at the destination, or what is lost
@@ -188,6 +213,7 @@ impl Office {
             needed_bytes: vm.ram_bytes,
             vcpus: 1,
             want: Want::default(),
+            share_domain: vm.share_domain.clone(),
         };
         // A QEMU that moves its VM may take long to answer, and the VM goes
         // nowhere else now.

@@ -4,6 +4,8 @@
 use api::{Figures, MigrateRequest, Phase, Progress, VmStatus};
 use serde::{Deserialize, Serialize};
 
+use super::sampled::Sampled;
+
 /// From the agent that coordinates.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "order")]
@@ -14,6 +16,13 @@ pub(crate) enum Order {
     Able {
         /// At most [`WANTS_MAX`].
         wants: Vec<Want>,
+    },
+    /// Say what a VM contains.
+    Sample {
+        /// Which.
+        vm: String,
+        /// One in so many contents.
+        one_in: u32,
     },
     /// Begin to move a VM.
     Start {
@@ -71,6 +80,8 @@ pub(crate) enum Answer {
         /// For each what speaks against it.
         unfit: Vec<Option<String>>,
     },
+    /// To [`Order::Sample`].
+    Sample(Sampled),
     /// To [`Order::Start`]: it goes on by itself.
     Started,
     /// To [`Order::Watch`].
@@ -123,6 +134,9 @@ pub(crate) struct Counted {
     pub(crate) vcpus: u32,
     /// What it takes besides.
     pub(crate) want: Want,
+    /// With which VMs it shares content.
+    #[serde(default)]
+    pub(crate) share_domain: String,
 }
 
 impl Counted {
@@ -143,6 +157,9 @@ mod tests {
         let watch = r#"{"order":"watch","migration":"0a0b0c0d","seen":"first-pass","wait_ms":500}"#;
         let order: Order = serde_json::from_str(watch).unwrap();
         assert_eq!(serde_json::to_string(&order).unwrap(), watch);
+        let sample = r#"{"order":"sample","vm":"web1","one_in":4}"#;
+        let order: Order = serde_json::from_str(sample).unwrap();
+        assert_eq!(serde_json::to_string(&order).unwrap(), sample);
         let want = Want { huge_bytes: vec![(2 << 20, 4 << 20)], ..Want::default() };
         let json = serde_json::to_value(Order::Able { wants: vec![want.clone()] }).unwrap();
         let Ok(Order::Able { wants }) = serde_json::from_value(json) else { panic!() };

@@ -1,5 +1,7 @@
 //! From what was asked to who goes where.
 
+mod shares;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use api::{
@@ -307,7 +309,12 @@ impl<'r> Planner<'r> {
         }
     }
 
-    fn sum_up(mut self, chosen: Vec<Chosen>) -> GangPlan {
+    fn sum_up(mut self, mut chosen: Vec<Chosen>) -> GangPlan {
+        chosen.sort_by(|one, other| {
+            let larger = other.vm.used_bytes.cmp(&one.vm.used_bytes);
+            larger.then_with(|| one.vm.name.cmp(&other.vm.name))
+        });
+        let shares = if self.request.dry_run { self.shares(&chosen) } else { Vec::new() };
         let mut needed: BTreeMap<&str, u64> = BTreeMap::new();
         for one in &chosen {
             let sum = needed.entry(&one.to).or_default();
@@ -332,21 +339,20 @@ impl<'r> Planner<'r> {
             rooms.push(HostRoom { host: host.to_owned(), free_bytes, left_bytes });
         }
         self.notes.extend(short);
-        let mut moves: Vec<PlannedMove> = chosen
-            .into_iter()
-            .map(|Chosen { vm, from, to }| PlannedMove {
+        let shares = shares.into_iter().chain(std::iter::repeat(None));
+        let moves = chosen.into_iter().zip(shares).map(|(chosen, shared)| {
+            let Chosen { vm, from, to } = chosen;
+            PlannedMove {
                 vm: vm.name,
                 from,
                 to,
                 ram_bytes: vm.ram_bytes,
                 used_bytes: vm.used_bytes,
-                shared_bytes: None,
-            })
-            .collect();
-        moves.sort_by(|one, other| {
-            other.used_bytes.cmp(&one.used_bytes).then_with(|| one.vm.cmp(&other.vm))
+                shared_bytes: shared.map(|parts| parts.bytes()),
+                shared,
+            }
         });
-        GangPlan { moves, rooms, notes: self.notes }
+        GangPlan { moves: moves.collect(), rooms, notes: self.notes }
     }
 }
 

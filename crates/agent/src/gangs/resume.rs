@@ -90,6 +90,7 @@ mod tests {
     use api::{GangOptions, GangOutcome};
 
     use super::super::orders::Want;
+    use super::super::sampled::Content;
     use super::*;
 
     /// Hosts x and y with these VMs; z is silent.
@@ -112,6 +113,10 @@ mod tests {
         fn able(&self, _: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String> {
             Ok(vec![None; wants.len()])
         }
+
+        fn contents(&self, _: &str, vms: &[Counted], _: u32) -> Vec<Result<Content, String>> {
+            vec![Err("nobody looks".to_owned()); vms.len()]
+        }
     }
 
     fn vm(status: VmStatus, migration: Option<&str>) -> Vec<Counted> {
@@ -126,6 +131,7 @@ mod tests {
             needed_bytes: 1,
             vcpus,
             want,
+            share_domain: String::new(),
         }]
     }
 

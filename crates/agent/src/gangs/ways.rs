@@ -8,6 +8,7 @@ use engine::{Orders, Peer};
 
 use super::office::Office;
 use super::orders::{Answer, Census, Counted, Order, Want};
+use super::sampled::Content;
 use crate::denied::Denied;
 
 /// For an answer that takes a look at some QEMUs. Also what a host that hangs
@@ -36,6 +37,8 @@ pub(super) trait Cluster: Sync {
     fn census(&self, host: &str) -> Result<Census, String>;
     /// What speaks against each of these VMs there.
     fn able(&self, host: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String>;
+    /// What each of these VMs of a host contains, one in so many contents.
+    fn contents(&self, host: &str, vms: &[Counted], one_in: u32) -> Vec<Result<Content, String>>;
 }
 
 impl Ways {
@@ -94,6 +97,35 @@ impl Cluster for Ways {
             answer => Err(unexpected(answer)),
         }
     }
+
+    fn contents(&self, host: &str, vms: &[Counted], one_in: u32) -> Vec<Result<Content, String>> {
+        if vms.is_empty() {
+            return Vec::new();
+        }
+        let mut session = self.open(host);
+        let ask = |vm: &Counted| {
+            let order = Order::Sample { vm: vm.name.clone(), one_in };
+            match session.as_mut().map_err(|why| why.clone())?.give(&order, ANSWER_MAX) {
+                Ok(answer) => content(answer, vm, one_in),
+                Err(why) => {
+                    session = Err(why.clone());
+                    Err(why)
+                }
+            }
+        };
+        vms.iter().map(ask).collect()
+    }
+}
+
+/// What one VM contains, as its host's agent says.
+fn content(answer: Answer, vm: &Counted, one_in: u32) -> Result<Content, String> {
+    match answer {
+        Answer::Sample(sampled) => {
+            let understood = sampled.understood(vm.ram_bytes, one_in);
+            understood.ok_or_else(|| "what its agent says of it can't be so".to_owned())
+        }
+        answer => Err(unexpected(answer)),
+    }
 }
 
 /// An answer to something else.
@@ -123,7 +155,12 @@ fn clean(answer: &mut Answer) {
                 figures.notes.iter_mut().for_each(|note| *note = plain(note));
             }
         }
-        Answer::Started | Answer::Cancelling | Answer::NoSuch | Answer::Unknown => {}
+        // A sample is understood, or not believed.
+        Answer::Sample(_)
+        | Answer::Started
+        | Answer::Cancelling
+        | Answer::NoSuch
+        | Answer::Unknown => {}
     }
 }
 

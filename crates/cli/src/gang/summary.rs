@@ -1,6 +1,9 @@
 //! What a gang is going to do, and what became of it, as text.
 
-use api::{GangOutcome, GangPlan, GangProgress, GangReport, MoveReport, MoveState};
+use api::{
+    GangOutcome, GangPlan, GangProgress, GangReport, MoveReport, MoveState, PlannedMove,
+    SharedParts,
+};
 
 use crate::amount;
 use crate::summary::full_stop;
@@ -10,18 +13,7 @@ use crate::vms::aligned;
 pub(super) fn plan(plan: &GangPlan) -> String {
     let mut out = String::new();
     if !plan.moves.is_empty() {
-        let mut rows = vec![["VM", "FROM", "TO", "RAM", "IN USE", "SHARED"].map(str::to_owned)];
-        rows.extend(plan.moves.iter().map(|one| {
-            [
-                one.vm.clone(),
-                one.from.clone(),
-                one.to.clone(),
-                amount::size(one.ram_bytes),
-                amount::size(one.used_bytes),
-                one.shared_bytes.map_or_else(|| "-".to_owned(), amount::size),
-            ]
-        }));
-        out += &aligned(&rows);
+        out += &moves(plan);
         let used: u64 = plan.moves.iter().map(|one| one.used_bytes).sum();
         let shared: u64 = plan.moves.iter().filter_map(|one| one.shared_bytes).sum();
         out += &format!(
@@ -41,6 +33,41 @@ pub(super) fn plan(plan: &GangPlan) -> String {
         out += &format!("Note: {}\n", full_stop(note));
     }
     out + "Nothing was moved.\n"
+}
+
+/// Its VMs; with what they share, if that is known of one.
+fn moves(plan: &GangPlan) -> String {
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), amount::size);
+    let first = |one: &PlannedMove| {
+        let sizes = [one.ram_bytes, one.used_bytes].map(amount::size);
+        let [vm, from, to] = [&one.vm, &one.from, &one.to].map(String::clone);
+        let [ram, used] = sizes;
+        [vm, from, to, ram, used]
+    };
+    let heads = ["VM", "FROM", "TO", "RAM", "IN USE"];
+    if plan.moves.iter().all(|one| one.shared.is_none()) {
+        let [vm, from, to, ram, used] = heads;
+        let mut rows = vec![[vm, from, to, ram, used, "SHARED"].map(str::to_owned)];
+        rows.extend(plan.moves.iter().map(|one| {
+            let [vm, from, to, ram, used] = first(one);
+            [vm, from, to, ram, used, size(one.shared_bytes)]
+        }));
+        return aligned(&rows);
+    }
+    let [vm, from, to, ram, used] = heads;
+    let rest = ["SHARED", "HELD", "WITHIN", "COMMON"];
+    let [all, held, within, common] = rest;
+    let mut rows = vec![[vm, from, to, ram, used, all, held, within, common].map(str::to_owned)];
+    rows.extend(plan.moves.iter().map(|one| {
+        let [vm, from, to, ram, used] = first(one);
+        let part = |part: fn(SharedParts) -> u64| size(one.shared.map(part));
+        let (held, within) = (part(|one| one.held_bytes), part(|one| one.within_bytes));
+        let common = part(|one| one.common_bytes);
+        [vm, from, to, ram, used, size(one.shared_bytes), held, within, common]
+    }));
+    aligned(&rows)
+        + "Shared is not sent: held at the destination, more than once within the VM, or common to \
+           VMs of this gang.\n"
 }
 
 /// What is said of a gang that begins.
@@ -188,7 +215,7 @@ fn state(state: MoveState) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use api::{Figures, GangOptions, HostRoom, PlannedMove};
+    use api::{Figures, GangOptions, HostRoom};
 
     use super::*;
 
@@ -271,6 +298,7 @@ mod tests {
                 ram_bytes: 1 << 30,
                 used_bytes: 512 << 20,
                 shared_bytes: None,
+                shared: None,
             }],
             rooms: vec![HostRoom {
                 host: "host-b".to_owned(),
@@ -286,6 +314,32 @@ mod tests {
              MiB  -\n\n1 VM, about 512 MiB to cross the network, before compression.\n\nHOST    \
              FREE      LEFT AFTER\nhost-b  8.00 GiB  7.00 GiB\nNote: web9 on host-a is dead: it is \
              left out.\nNothing was moved.\n"
+        );
+    }
+
+    #[test]
+    fn what_is_shared_is_told_by_its_reason() {
+        let one = |vm: &str, shared: Option<SharedParts>| PlannedMove {
+            vm: vm.to_owned(),
+            from: "host-a".to_owned(),
+            to: "host-b".to_owned(),
+            ram_bytes: 1 << 30,
+            used_bytes: 512 << 20,
+            shared_bytes: shared.map(|parts| parts.bytes()),
+            shared,
+        };
+        let parts =
+            SharedParts { held_bytes: 128 << 20, within_bytes: 8 << 20, common_bytes: 64 << 20 };
+        let moves = vec![one("web1", Some(parts)), one("web2", None)];
+        let text = plan(&GangPlan { moves, rooms: Vec::new(), notes: Vec::new() });
+        assert_eq!(
+            text,
+            "VM    FROM    TO      RAM       IN USE   SHARED   HELD     WITHIN    COMMON\nweb1  \
+             host-a  host-b  1.00 GiB  512 MiB  200 MiB  128 MiB  8.00 MiB  64.0 MiB\nweb2  \
+             host-a  host-b  1.00 GiB  512 MiB  -        -        -         -\nShared is not sent: \
+             held at the destination, more than once within the VM, or common to VMs of this \
+             gang.\n\n2 VMs, about 824 MiB to cross the network, before compression.\nNothing was \
+             moved.\n"
         );
     }
 }

@@ -3,6 +3,8 @@ use std::collections::BTreeMap;
 use api::GangOptions;
 
 use super::*;
+use crate::gangs::sampled::Content;
+use engine::Sample;
 
 const GIB: u64 = 1 << 30;
 
@@ -12,6 +14,8 @@ struct Stage {
     hosts: Vec<(String, Option<String>)>,
     said: BTreeMap<String, Census>,
     unfit: BTreeMap<String, String>,
+    /// By VM; those without a word can't be asked about.
+    contents: BTreeMap<String, Content>,
 }
 
 impl Stage {
@@ -32,6 +36,14 @@ impl Stage {
         self
     }
 
+    /// What a VM contains: numbers up to 1000, one for each page.
+    fn containing(mut self, vm: &str, rounds: u64, contents: &[u32]) -> Self {
+        let sample = Sample { one_in: 1, hints: contents.to_vec() };
+        let content = Content { rounds, pages: contents.len() as u64, sample };
+        self.contents.insert(vm.to_owned(), content);
+        self
+    }
+
     fn plan(&self, request: &GangRequest) -> Result<GangPlan, String> {
         plan(request, self).map_err(|denied| denied.to_string())
     }
@@ -49,6 +61,16 @@ impl Cluster for Stage {
     fn able(&self, host: &str, wants: Vec<Want>) -> Result<Vec<Option<String>>, String> {
         Ok(vec![self.unfit.get(host).cloned(); wants.len()])
     }
+
+    fn contents(&self, _host: &str, vms: &[Counted], one_in: u32) -> Vec<Result<Content, String>> {
+        let of = |vm: &Counted| {
+            let content = self.contents.get(&vm.name).cloned();
+            let mut content = content.ok_or_else(|| "nobody has looked".to_owned())?;
+            content.sample = content.sample.thinned(one_in);
+            Ok(content)
+        };
+        vms.iter().map(of).collect()
+    }
 }
 
 fn vm(name: &str, gib: u64) -> Counted {
@@ -61,6 +83,7 @@ fn vm(name: &str, gib: u64) -> Counted {
         needed_bytes: gib * GIB,
         vcpus: 1,
         want: Want::default(),
+        share_domain: String::new(),
     }
 }
 
@@ -174,5 +197,75 @@ fn what_makes_no_sense_is_refused_with_the_reason() {
     ] {
         let why = stage.plan(&request).unwrap_err();
         assert!(why.contains(says), "{says:?} is not in: {why}");
+    }
+}
+
+/// Small VMs, of which all that they contain is said.
+fn small(name: &str) -> Counted {
+    Counted { ram_bytes: 64 << 20, used_bytes: 32 << 20, needed_bytes: 64 << 20, ..vm(name, 0) }
+}
+
+#[test]
+fn a_dry_run_says_what_is_shared_and_why() {
+    let mut red = small("d");
+    red.share_domain = "red".to_owned();
+    let stage = Stage::default()
+        .host("x", 9, vec![small("a"), small("b"), small("c"), red.clone()])
+        .host("y", 9, vec![small("there")])
+        .host("z", 9, vec![])
+        .containing("there", 4, &[1, 2, 3, 500])
+        .containing("a", 2, &[1, 2, 7, 7, 8])
+        .containing("b", 0, &[3, 7, 8, 9])
+        .containing("d", 1, &[600]);
+    let page = 4096;
+    let shared = |plan: &GangPlan| -> Vec<Option<[u64; 3]>> {
+        let parts = |parts: api::SharedParts| {
+            [parts.held_bytes, parts.within_bytes, parts.common_bytes].map(|bytes| bytes / page)
+        };
+        plan.moves.iter().map(|one| one.shared.map(parts)).collect()
+    };
+    let asked = |to: &str, share: &str| {
+        let options = format!(r#""options":{{"sharing":{share}}},"dry_run":true"#);
+        request(&format!(r#"{{"evacuate":{{"host":"x","to":[{to}]}},{options}}}"#))
+    };
+    let plan = stage.plan(&asked(r#""y""#, r#"{"share":"host"}"#)).unwrap();
+    assert_eq!(shared(&plan), [Some([2, 1, 0]), Some([1, 0, 2]), None, Some([0, 0, 0])]);
+    assert_eq!(plan.moves[1].shared_bytes, Some(3 * page));
+    let notes = plan.notes.join("; ");
+    assert!(notes.contains("what c on x contains isn't known: nobody has looked"), "{notes}");
+    assert!(notes.contains("b on x has not been looked at whole yet"), "{notes}");
+    // Elsewhere nobody has anything.
+    let plan = stage.plan(&asked(r#""z""#, r#"{"share":"host"}"#)).unwrap();
+    assert_eq!(shared(&plan)[..2], [Some([0, 1, 0]), Some([0, 0, 2])]);
+    // In another domain their content has other names.
+    let plan = stage.plan(&asked(r#""y""#, r#"{"share":"host","domain":"red"}"#)).unwrap();
+    assert_eq!(shared(&plan), [None, None, None, Some([0, 0, 0])]);
+    assert!(plan.notes.join("; ").contains("what a shares in another domain"));
+    // Nobody asks for it.
+    let plan = stage.plan(&asked(r#""y""#, r#"{"share":"off"}"#)).unwrap();
+    assert_eq!(shared(&plan), [None; 4]);
+    let real = GangRequest { dry_run: false, ..asked(r#""y""#, r#"{"share":"host"}"#) };
+    assert_eq!(shared(&stage.plan(&real).unwrap()), [None; 4]);
+}
+
+#[test]
+fn large_gangs_are_counted_from_small_samples() {
+    let hosts = |vms: usize, gib: u64| {
+        let all = (0..vms).map(|nth| vm(&format!("v{nth}"), gib)).collect();
+        let stage = Stage::default().host("x", 9, all).host("y", 1 << 20, vec![]);
+        let evacuate = r#"{"evacuate":{"host":"x"},"options":{"sharing":{"share":"host"}},"#;
+        let request = request(&format!(r#"{evacuate}"dry_run":true}}"#));
+        (0..vms)
+            .fold(stage, |stage, nth| stage.containing(&format!("v{nth}"), 1, &[1, 2, 3]))
+            .plan(&request)
+            .unwrap()
+    };
+    // Whatever is chosen, three pages are three pages.
+    for (vms, gib) in [(1, 1), (3, 512), (200, 64)] {
+        let plan = hosts(vms, gib);
+        let held = |one: &PlannedMove| one.shared.map(|parts| parts.held_bytes);
+        assert!(plan.moves.iter().all(|one| held(one) == Some(0)), "{:?}", plan.moves);
+        let common = plan.moves.iter().filter_map(|one| one.shared_bytes).sum::<u64>();
+        assert_eq!(common, (vms as u64 - 1) * 3 * 4096);
     }
 }

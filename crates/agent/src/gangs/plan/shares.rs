@@ -1,0 +1,146 @@
+//! What VMs of a gang need not send: from samples of what they hold, and of what
+//! VMs hold that run at their destinations.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use api::{Share, SharedParts};
+use engine::{Estimate, Tally};
+use page::PAGE_BYTES;
+
+use super::{Chosen, Planner};
+use crate::examiner::at_once;
+use crate::gangs::orders::Counted;
+use crate::gangs::sampled::{Content, HINTS_MAX};
+
+/// Contents of all VMs that are looked at: 16 MiB of them.
+const ALL_HINTS_MAX: u64 = 1 << 22;
+
+/// A VM, by its host and its name.
+type Which = (String, String);
+
+impl Planner<'_> {
+    /// For each of these what it need not send, where that is known. What is not
+    /// is noted, with the reason.
+    pub(super) fn shares(&mut self, chosen: &[Chosen]) -> Vec<Option<SharedParts>> {
+        if self.request.options.sharing.share == Share::Off {
+            return vec![None; chosen.len()];
+        }
+        let known = self.contents(chosen);
+        let coarsest = known.values().map(|content| content.sample.one_in).max().unwrap_or(1);
+        let held = self.held(chosen, &known, coarsest);
+        let nothing = HashSet::new();
+        let mut tallies: HashMap<&str, Tally> = HashMap::new();
+        let mut shares = Vec::with_capacity(chosen.len());
+        for one in chosen {
+            let Some(content) = known.get(&which(&one.from, &one.vm)) else {
+                shares.push(None);
+                continue;
+            };
+            let there = held.get(one.to.as_str()).unwrap_or(&nothing);
+            let tally = tallies.entry(&one.to).or_default();
+            let sample = content.sample.clone().thinned(coarsest);
+            let estimate = tally.add(&sample, |hint| there.contains(&hint));
+            if content.rounds == 0 {
+                self.notes.push(format!(
+                    "{} on {} has not been looked at whole yet, so it may share more",
+                    one.vm.name, one.from
+                ));
+            }
+            shares.push(Some(parts(estimate.of_pages(content.pages))));
+        }
+        shares
+    }
+
+    /// What those contain that go, and those that are where they go to.
+    fn contents(&mut self, chosen: &[Chosen]) -> HashMap<Which, Content> {
+        let mut wanted: BTreeMap<String, Vec<Counted>> = BTreeMap::new();
+        for one in chosen {
+            if self.stays_in_domain(&one.vm) {
+                wanted.entry(one.from.clone()).or_default().push(one.vm.clone());
+            }
+        }
+        for host in chosen.iter().map(|one| &one.to).collect::<BTreeSet<_>>() {
+            let residents = self.residents(host, chosen);
+            wanted.entry(host.clone()).or_default().extend(residents);
+        }
+        let one_in = one_in(wanted.values().flatten());
+        let wanted: Vec<(String, Vec<Counted>)> = wanted.into_iter().collect();
+        let answers = at_once(&wanted, |(host, vms)| self.cluster.contents(host, vms, one_in));
+        let mut known = HashMap::new();
+        for ((host, vms), answers) in wanted.iter().zip(answers) {
+            for (vm, answer) in vms.iter().zip(answers) {
+                match answer {
+                    Ok(content) => drop(known.insert(which(host, vm), content)),
+                    Err(why) => {
+                        let vm = &vm.name;
+                        self.notes.push(format!("what {vm} on {host} contains isn't known: {why}"));
+                    }
+                }
+            }
+        }
+        known
+    }
+
+    /// In another domain everything has other names.
+    fn stays_in_domain(&mut self, vm: &Counted) -> bool {
+        let wanted = self.request.options.sharing.domain.as_ref();
+        let stays = wanted.is_none_or(|domain| *domain == vm.share_domain);
+        if !stays {
+            let vm = &vm.name;
+            self.notes.push(format!("what {vm} shares in another domain is not known before"));
+        }
+        stays
+    }
+
+    /// Those that are at a host, and stay there.
+    fn residents(&self, host: &str, chosen: &[Chosen]) -> Vec<Counted> {
+        let leaves =
+            |vm: &Counted| chosen.iter().any(|one| one.from == host && one.vm.name == vm.name);
+        let census = self.census(host).ok();
+        let there = census.into_iter().flat_map(|census| &census.vms);
+        there.filter(|vm| vm.is_settled() && !leaves(vm)).cloned().collect()
+    }
+
+    /// What is at each destination.
+    fn held<'c>(
+        &self,
+        chosen: &'c [Chosen],
+        known: &HashMap<Which, Content>,
+        coarsest: u32,
+    ) -> HashMap<&'c str, HashSet<u32>> {
+        let mut held: HashMap<&str, HashSet<u32>> = HashMap::new();
+        for host in chosen.iter().map(|one| one.to.as_str()).collect::<BTreeSet<_>>() {
+            let there = held.entry(host).or_default();
+            for vm in self.residents(host, chosen) {
+                let Some(content) = known.get(&which(host, &vm)) else { continue };
+                there.extend(content.sample.clone().thinned(coarsest).hints);
+            }
+        }
+        held
+    }
+}
+
+fn which(host: &str, vm: &Counted) -> Which {
+    (host.to_owned(), vm.name.clone())
+}
+
+/// How fine samples are: as fine as what may be said of each VM and kept of all.
+fn one_in<'v>(vms: impl Iterator<Item = &'v Counted>) -> u32 {
+    let (mut most, mut all) = (0_u64, 0_u64);
+    for vm in vms {
+        let pages = vm.used_bytes / PAGE_BYTES as u64;
+        most = most.max(pages);
+        all = all.saturating_add(pages);
+    }
+    let needed = (most / HINTS_MAX as u64).max(all / ALL_HINTS_MAX) + 1;
+    u32::try_from(needed).unwrap_or(1 << 31).next_power_of_two()
+}
+
+fn parts(estimate: Estimate) -> SharedParts {
+    let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES as u64);
+    SharedParts {
+        held_bytes: bytes(estimate.held),
+        within_bytes: bytes(estimate.within),
+        common_bytes: bytes(estimate.common),
+    }
+}
