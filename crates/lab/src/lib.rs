@@ -12,4 +12,5 @@ pub mod hosts;
 pub mod image;
 pub mod program;
 pub mod setup;
+pub mod simulate;
 pub mod unprivileged;

@@ -1,13 +1,14 @@
 //! The lab's command.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lab::bench::result::{Outcome, Run};
 use lab::bench::{contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
 use lab::error::LabError;
-use lab::{demo, hosts, program, setup, unprivileged};
+use lab::{demo, hosts, program, setup, simulate, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Hosts, guests and races on one machine.
@@ -46,6 +47,16 @@ enum Action {
         /// How many VMs a gang has [default: 8]
         #[arg(long, value_parser = clap::value_parser!(u8).range(1..=16))]
         vms: Option<u8>,
+    },
+    /// Predict what a gang of many VMs on many hosts would take, in simulated time.
+    Simulate(Box<simulate::Options>),
+    /// Write what the lab's own guests contain, for `simulate --trace`.
+    Trace {
+        /// The file.
+        file: PathBuf,
+        /// How many guests.
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=100))]
+        vms: u8,
     },
     /// Run a program where hosts can be made: as root, else in a user namespace.
     AsRoot {
@@ -148,7 +159,12 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         }
         Action::Env => println!("{}", setup::ensure()?),
         Action::Clean => hosts::clean()?,
-        Action::Demo | Action::DemoGang | Action::Bench { name: Some(_), .. }
+        Action::Simulate(options) => options.run()?,
+        Action::Trace { file, vms } => simulate::record(file, usize::from(*vms))?,
+        Action::Demo
+        | Action::DemoGang
+        | Action::Trace { .. }
+        | Action::Bench { name: Some(_), .. }
             if !program::root() =>
         {
             // What is missing is installed by the real root.

@@ -17,7 +17,8 @@ const MB: u64 = 1_000_000;
 
 /// VMs in a whole gang: what the goals are for.
 pub const VMS: usize = 8;
-const MEMORY: &str = "256M";
+/// What each has.
+pub(crate) const MEMORY: &str = "256M";
 /// Which content all VMs have in common.
 const COMMON_SEED: u64 = 77;
 const SEED: u64 = 100;
