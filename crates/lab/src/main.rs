@@ -160,7 +160,6 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::Env => println!("{}", setup::ensure()?),
         Action::Clean => hosts::clean()?,
         Action::Simulate(options) => options.run()?,
-        Action::Trace { file, vms } => simulate::record(file, usize::from(*vms))?,
         Action::Demo
         | Action::DemoGang
         | Action::Trace { .. }
@@ -176,6 +175,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::AsRoot { argv } => return unprivileged::run(argv),
         Action::Demo => return demo::run(),
         Action::DemoGang => return demo::gang::run(),
+        Action::Trace { file, vms } => simulate::record(file, usize::from(*vms))?,
         Action::Bench { name: None, .. } => {
             let scenarios = scenario::all();
             let contests = scenarios.iter().map(|one| (one.name, one.about));

@@ -95,6 +95,9 @@ pub struct Options {
     /// from the first one on where more move
     #[arg(long, value_name = "FILE", conflicts_with_all = ["system", "common", "own"])]
     trace: Option<PathBuf>,
+    /// Pages are sent as they are, also where the trace says how they shrink
+    #[arg(long)]
+    uncompressed: bool,
     /// What a migration's buffers hold, in MiB
     #[arg(long, default_value_t = 8)]
     pool: u64,
@@ -125,10 +128,13 @@ impl Options {
         let pace = self.pace();
         self.check(&ground, &pace)?;
         let all = mix.vms;
-        let trace = match &self.trace {
+        let mut trace = match &self.trace {
             Some(path) => Trace::read(path)?.repeated(all),
             None => mix.trace(),
         };
+        if self.uncompressed {
+            trace.encoded_bytes.clear();
+        }
         let every = [Share::Off, Share::Host, Share::Rack];
         let shares = if self.share.is_empty() { &every[..] } else { &self.share };
         let run = |share: &Share| run(*share, &ground, &pace, &trace, self.residents);

@@ -51,7 +51,7 @@ pub struct Outcome {
     /// From the first VM's turn to the last one's running; none: it took more than a
     /// day.
     pub total_s: Option<f64>,
-    /// What crossed the core, with what is around it.
+    /// What crossed the core, compressed, with what is around it.
     pub core_bytes: f64,
     /// Pages that sources sent.
     pub body_bytes: f64,
@@ -276,7 +276,7 @@ impl Gang<'_> {
         for (content, delivery) in batch.iter().zip(deliveries) {
             match delivery {
                 Delivery::Body => {
-                    vm.push(grain_bytes, Some(*content));
+                    vm.push(self.trace.body_bytes(*content), Some(*content));
                     self.outcome.body_bytes += grain_bytes;
                     continue;
                 }

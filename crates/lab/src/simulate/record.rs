@@ -18,8 +18,10 @@ use crate::hosts::{Hosts, Link, RUN_DIR};
 use crate::setup::{self, Kit};
 
 const PAGE_BYTES: u64 = 4096;
-/// Pages that are read together.
-const TOGETHER: u64 = 256;
+/// Pages that are read together, and compressed: a batch of a lane.
+const TOGETHER: u64 = 128;
+/// As lanes compress.
+const ZSTD_LEVEL: i32 = 1;
 /// What QEMU takes to make its socket.
 const MEET_MAX: Duration = Duration::from_secs(20);
 
@@ -30,7 +32,7 @@ const MEET_MAX: Duration = Duration::from_secs(20);
 pub fn record(path: &Path, vms: usize) -> Result<()> {
     let kit = setup::ensure()?;
     let hosts = Hosts::new(Link::unshaped())?;
-    let mut looker = Looker { key: Key::new(b"", &Domain::default()), numbers: HashMap::new() };
+    let mut looker = Looker::new();
     let mut traced = Vec::new();
     for nth in 0..vms {
         let vm = looker.boot_and_look(&kit, &hosts, nth)?;
@@ -38,7 +40,7 @@ pub fn record(path: &Path, vms: usize) -> Result<()> {
         println!("vm{}: {} MiB in use", nth + 1, (pages * PAGE_BYTES) >> 20);
         traced.push(vm);
     }
-    let trace = Trace { grain_bytes: PAGE_BYTES, vms: traced };
+    let trace = Trace { grain_bytes: PAGE_BYTES, encoded_bytes: looker.encoded_bytes, vms: traced };
     let text = serde_json::to_vec(&trace).map_err(|error| LabError::Unsupported(error.to_string()));
     std::fs::write(path, text?).at("write", path)
 }
@@ -47,9 +49,16 @@ struct Looker {
     key: Key,
     /// By the order in which they were seen; 0 is nothing.
     numbers: HashMap<Name, u64>,
+    /// By number, from 1 on.
+    encoded_bytes: Vec<u32>,
 }
 
 impl Looker {
+    fn new() -> Self {
+        let key = Key::new(b"", &Domain::default());
+        Self { key, numbers: HashMap::new(), encoded_bytes: Vec::new() }
+    }
+
     fn boot_and_look(&mut self, kit: &Kit, hosts: &Hosts, nth: usize) -> Result<TracedVm> {
         let all = scenarios::all();
         let idle = all.first().ok_or_else(|| LabError::Missing { what: "VMs".to_owned() })?;
@@ -106,9 +115,10 @@ impl Looker {
                 let into = &mut bytes[..usize::try_from(count).unwrap_or_default()];
                 block.mapping.read(at, into).map_err(wrong)?;
                 let page = first + usize::try_from(at / PAGE_BYTES).unwrap_or(usize::MAX);
+                let encoded_bytes = encoded_bytes(into)?;
                 let pages = into.chunks_exact(lab_guest::PAGE_BYTES);
                 for (number, page) in contents[page..].iter_mut().zip(pages) {
-                    *number = self.number(page);
+                    *number = self.number(page, encoded_bytes);
                 }
                 at += count;
             }
@@ -116,13 +126,30 @@ impl Looker {
         Ok(())
     }
 
-    fn number(&mut self, page: &[u8]) -> u64 {
-        if page.iter().all(|byte| *byte == 0) {
+    fn number(&mut self, page: &[u8], encoded_bytes: u32) -> u64 {
+        if is_zero(page) {
             return 0;
         }
         let next = self.numbers.len() as u64 + 1;
-        *self.numbers.entry(self.key.name(page)).or_insert(next)
+        *self.numbers.entry(self.key.name(page)).or_insert_with(|| {
+            self.encoded_bytes.push(encoded_bytes);
+            next
+        })
     }
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    page.iter().all(|byte| *byte == 0)
+}
+
+/// What each of these pages takes when they are compressed together.
+fn encoded_bytes(pages: &[u8]) -> Result<u32> {
+    let pages = pages.chunks_exact(lab_guest::PAGE_BYTES).filter(|page| !is_zero(page));
+    let bodies: Vec<u8> = pages.flatten().copied().collect();
+    let count = bodies.len() / lab_guest::PAGE_BYTES;
+    let encoded = zstd::bulk::compress(&bodies, ZSTD_LEVEL).doing("compress")?;
+    let each = encoded.len().div_ceil(count.max(1)).min(lab_guest::PAGE_BYTES);
+    Ok(u32::try_from(each).unwrap_or(u32::MAX))
 }
 
 fn meet(run_dir: &Path, socket: &str) -> Result<Machine> {
@@ -156,11 +183,14 @@ mod tests {
         }
         let block =
             Reached { name: "ram".to_owned(), bytes: 600 * PAGE_BYTES, mapping: mapping.clone() };
-        let mut looker = Looker { key: Key::new(b"", &Domain::default()), numbers: HashMap::new() };
+        let mut looker = Looker::new();
         let mut contents = vec![5];
         looker.look_at(&block, &mut contents).unwrap();
         let named: Vec<(usize, u64)> =
             contents.into_iter().enumerate().filter(|(_, number)| *number != 0).collect();
         assert_eq!(named, [(0, 5), (2, 1), (301, 2), (600, 1)]);
+        // Of one byte, they shrink to next to nothing.
+        assert_eq!(looker.encoded_bytes.len(), 2);
+        assert!(looker.encoded_bytes.iter().all(|bytes| (1..100).contains(bytes)));
     }
 }

@@ -23,6 +23,10 @@ const FILE_BYTES_MAX: u64 = 1 << 30;
 pub struct Trace {
     /// What one number stands for.
     pub grain_bytes: u64,
+    /// What contents take when they are compressed with their neighbours: that of 1
+    /// first. Others take all of their grain.
+    #[serde(default)]
+    pub encoded_bytes: Vec<u32>,
     /// Each VM.
     pub vms: Vec<TracedVm>,
 }
@@ -76,7 +80,7 @@ impl Mix {
         let grain_pages = (all / PAGE_BYTES / GRAINS_MAX + 1).next_power_of_two();
         let grain_bytes = grain_pages * PAGE_BYTES;
         let vms = (0..self.vms as u64).map(|vm| self.vm(vm, grain_bytes)).collect();
-        Trace { grain_bytes, vms }
+        Trace { grain_bytes, encoded_bytes: Vec::new(), vms }
     }
 
     fn vm(&self, vm: u64, grain_bytes: u64) -> TracedVm {
@@ -97,6 +101,14 @@ impl Mix {
 }
 
 impl Trace {
+    /// What one content takes on a lane.
+    #[must_use]
+    pub fn body_bytes(&self, content: u64) -> f64 {
+        let nth = content.checked_sub(1).and_then(|nth| usize::try_from(nth).ok());
+        let encoded = nth.and_then(|nth| self.encoded_bytes.get(nth));
+        encoded.map_or(self.grain_bytes as f64, |bytes| f64::from(*bytes))
+    }
+
     /// Reads a file.
     ///
     /// # Errors
@@ -178,7 +190,8 @@ mod tests {
     fn a_file_is_read_and_one_that_cannot_be_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
-        let trace = mix(1).trace();
+        let trace = Trace { encoded_bytes: vec![17], ..mix(1).trace() };
+        assert_eq!([1, 2].map(|content| trace.body_bytes(content)), [17.0, 4096.0]);
         fs::write(&path, serde_json::to_vec(&trace).unwrap()).unwrap();
         assert_eq!(Trace::read(&path).unwrap(), trace);
         assert_eq!(trace.clone().repeated(3).vms, vec![trace.vms[0].clone(); 3]);
