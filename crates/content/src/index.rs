@@ -136,8 +136,9 @@ impl Index {
         self.living.all().filter_map(|member| self.seats.of(member))
     }
 
-    /// The pages have these names now.
-    pub(crate) fn note(&self, seat: &Seat, named: &[(u64, Name)]) {
+    /// The pages have these names now. `changed` is told of those that had another
+    /// one, or none.
+    pub(crate) fn note(&self, seat: &Seat, named: &[(u64, Name)], mut changed: impl FnMut(Name)) {
         // One who has left can't be found, but need not fill buckets either.
         if !self.living.has(seat.number) {
             return;
@@ -148,6 +149,9 @@ impl Index {
             let place = Place { member: seat.number, page };
             if let Some(before) = before.filter(|before| *before != hint) {
                 self.table.take(before, place);
+            }
+            if before != Some(hint) {
+                changed(*name);
             }
             self.table.put(hint, place, &self.living);
         }
@@ -254,7 +258,7 @@ pub struct Member {
 impl Member {
     /// The pages have these names now.
     pub fn note(&self, named: &[(u64, Name)]) {
-        self.index.note(&self.seat, named);
+        self.index.note(&self.seat, named, |_| {});
     }
 
     /// The page has no content that is worth a name: it is zero, or a hole.

@@ -34,6 +34,9 @@ const READ_PAGES: usize = 32;
 /// A member's rounds begin at least that long after one another: a small VM's
 /// content is not worth all of the budget.
 const ROUND_MIN: Duration = Duration::from_secs(5);
+/// All that a member has is told of again after that, also what has not changed: a
+/// directory of a rack forgets what it has not heard for an hour.
+const TELL_ALL: Duration = Duration::from_secs(1800);
 /// How long a member that has joined may wait for its first turn.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -54,6 +57,20 @@ impl Scanner {
     /// # Errors
     /// If the system has no thread for it.
     pub fn start(index: &Arc<Index>, share: f64) -> io::Result<Self> {
+        Self::start_telling(index, share, |_| {})
+    }
+
+    /// The same, for who tells others what is here: names that it finds are told of
+    /// in batches, those that are new at once, and all of a member's every half hour.
+    /// Some may be gone by then.
+    ///
+    /// # Errors
+    /// If the system has no thread for it.
+    pub fn start_telling(
+        index: &Arc<Index>,
+        share: f64,
+        tell: impl Fn(&[Name]) + Send + 'static,
+    ) -> io::Result<Self> {
         let (stop, told) = channel();
         let refused = Arc::new(Mutex::new(None));
         let thread = thread::Builder::new().name("scan".to_owned()).spawn({
@@ -65,7 +82,7 @@ impl Scanner {
                          it has a nice value of 19, or the agent's"
                     )
                 });
-                Work::new(&index, share, &told).run();
+                Work::new(&index, share, &told, &tell).run();
             }
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread), refused })
@@ -95,17 +112,26 @@ struct Work<'i> {
     index: &'i Index,
     pace: Pace,
     told: &'i Receiver<()>,
+    tell: &'i dyn Fn(&[Name]),
+    news: Vec<Name>,
     bytes: Vec<u8>,
     pages: Vec<u64>,
     named: Vec<(u64, Name)>,
 }
 
 impl<'i> Work<'i> {
-    fn new(index: &'i Index, share: f64, told: &'i Receiver<()>) -> Self {
+    fn new(
+        index: &'i Index,
+        share: f64,
+        told: &'i Receiver<()>,
+        tell: &'i dyn Fn(&[Name]),
+    ) -> Self {
         Self {
             index,
             pace: Pace::new(share),
             told,
+            tell,
+            news: Vec::with_capacity(READ_PAGES),
             bytes: vec![0; READ_PAGES * PAGE_BYTES],
             pages: Vec::with_capacity(TURN_PAGES),
             named: Vec::with_capacity(READ_PAGES),
@@ -133,7 +159,7 @@ impl<'i> Work<'i> {
 
     /// Looks at the member's next pages. False if its round is not due.
     fn turn(&mut self, seat: &Seat, now: Instant) -> bool {
-        let first = {
+        let (first, tells_all) = {
             let mut round = seat.round.lock();
             if round.next == 0 {
                 let due = |began| now.saturating_duration_since(began) >= ROUND_MIN;
@@ -141,15 +167,20 @@ impl<'i> Work<'i> {
                     return false;
                 }
                 round.began = Some(now);
+                let long_ago = |told| now.saturating_duration_since(told) >= TELL_ALL;
+                round.tells_all = round.told.is_none_or(long_ago);
+                if round.tells_all {
+                    round.told = Some(now);
+                }
             }
-            round.next
+            (round.next, round.tells_all)
         };
         let mut present = [false; TURN_PAGES];
         let left = usize::try_from(seat.pages() - first).unwrap_or(TURN_PAGES);
         let present = &mut present[..left.min(TURN_PAGES)];
         let end = first + present.len() as u64;
         seat.holder.present(first, present);
-        self.look(seat, first, present);
+        self.look(seat, first, present, tells_all);
         let mut round = seat.round.lock();
         round.next = end;
         if end == seat.pages() {
@@ -160,7 +191,7 @@ impl<'i> Work<'i> {
     }
 
     /// Names the pages that are present, and forgets the others.
-    fn look(&mut self, seat: &Seat, first: u64, present: &[bool]) {
+    fn look(&mut self, seat: &Seat, first: u64, present: &[bool], tells_all: bool) {
         self.pages.clear();
         for (page, present) in (first..).zip(present) {
             if *present {
@@ -182,7 +213,15 @@ impl<'i> Work<'i> {
                     self.named.push((*page, seat.key.name(bytes)));
                 }
             }
-            self.index.note(seat, &self.named);
+            self.news.clear();
+            self.index.note(seat, &self.named, |name| self.news.push(name));
+            if tells_all {
+                self.news.clear();
+                self.news.extend(self.named.iter().map(|(_, name)| name));
+            }
+            if !self.news.is_empty() {
+                (self.tell)(&self.news);
+            }
             rest = &rest[read..];
             if read < now.len() {
                 // The next one can't be had; what follows it may.
@@ -283,7 +322,7 @@ mod tests {
         let member = index.join(Arc::clone(&ram) as _, key(), 600).unwrap();
         let seat = index.seats().next().unwrap();
         let (_stop, told) = channel();
-        let mut work = Work::new(&index, 1.0, &told);
+        let mut work = Work::new(&index, 1.0, &told, &|_| {});
         round(&mut work, &seat);
         assert_eq!(member.scanned(), Scanned { rounds: 1, pages: 0, named: 300 });
         assert!(index.has(&name(7)) && index.has(&name(1 + 3)));
@@ -300,6 +339,32 @@ mod tests {
         assert_eq!(member.scanned().named, 150);
         assert!(index.has(&name(200)) && !index.has(&name(7)));
         assert_eq!(ram.holes_read.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn what_is_new_is_told_of_and_all_of_it_now_and_then() {
+        use std::cell::RefCell;
+        let index = Index::new(1 << 20);
+        let (ram, _told) = ram(1..=100);
+        let member = index.join(Arc::clone(&ram) as _, key(), 100).unwrap();
+        let seat = index.seats().next().unwrap();
+        let (_stop, stopped) = channel();
+        let heard = RefCell::new(Vec::new());
+        let tell = |names: &[Name]| heard.borrow_mut().extend_from_slice(names);
+        let mut work = Work::new(&index, 1.0, &stopped, &tell);
+        let began = Instant::now();
+        let mut round = |nth: u32| {
+            assert!(work.turn(&seat, began + ROUND_MIN * nth), "a round is due");
+            std::mem::take(&mut *heard.borrow_mut())
+        };
+        assert_eq!(round(0).len(), 100);
+        assert_eq!(round(1), []);
+        ram.pages[7].store(200, Relaxed);
+        assert_eq!(round(2), [name(200)]);
+        let later = u32::try_from(TELL_ALL.as_secs() / ROUND_MIN.as_secs()).unwrap();
+        assert_eq!(round(later).len(), 100);
+        assert_eq!(round(later + 1), []);
+        assert_eq!(member.scanned().named, 100);
     }
 
     #[test]
@@ -327,7 +392,7 @@ mod tests {
         read.recv().unwrap();
         drop(scanner);
         let (stop, told) = channel();
-        let mut work = Work::new(&index, 0.05, &told);
+        let mut work = Work::new(&index, 0.05, &told, &|_| {});
         assert!(work.rest().is_ok());
         drop(stop);
         assert!(work.rest().is_err() && work.wait(Duration::from_secs(3600)).is_err());

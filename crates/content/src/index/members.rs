@@ -109,6 +109,9 @@ pub(crate) struct Round {
     pub(crate) began: Option<Instant>,
     /// How many times it has looked at all.
     pub(crate) completed: u64,
+    /// When it began to tell of all that it finds, and whether it does so.
+    pub(crate) told: Option<Instant>,
+    pub(crate) tells_all: bool,
 }
 
 impl Seat {
