@@ -95,6 +95,18 @@ impl RackWorld {
         Guest::meet(spec, &host.host).unwrap()
     }
 
+    /// Waits until a host's agent has looked at all that a VM holds now.
+    ///
+    /// # Panics
+    /// If it doesn't look.
+    pub fn wait_looked_at(&self, host: &RackHost, name: &str) {
+        crate::world::wait_looked_at(name, || {
+            let show = ["show", name, "--json"];
+            let output = self.agent(host).command(&host.host, &show).output().unwrap();
+            serde_json::from_slice(&output.stdout).unwrap()
+        });
+    }
+
     /// Begins to move a guest.
     ///
     /// # Panics

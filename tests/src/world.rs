@@ -112,6 +112,19 @@ pub fn assert_intact(guest: &Guest) {
     assert_eq!(checked.pages, filled / 4096, "{checked:?}");
 }
 
+/// Waits until all was looked at that a VM holds now.
+pub(crate) fn wait_looked_at(name: &str, show: impl Fn() -> VmSummary) {
+    let rounds = || show().content.map_or(0, |content| content.rounds);
+    // The round that goes on may have begun before.
+    let wanted = rounds() + 2;
+    // It looks only when nobody else wants the CPU.
+    let end = Instant::now() + LOOK_MAX;
+    while rounds() < wanted {
+        assert!(Instant::now() < end, "{name} is not looked at");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 impl World {
     /// Makes it, with this link between the hosts.
     ///
@@ -306,19 +319,9 @@ impl World {
     /// # Panics
     /// If it doesn't look.
     pub fn wait_looked_at(&self, side: Side, name: &str) {
-        let rounds = || {
-            let shown = self.tells(side, &["show", name, "--json"]);
-            let vm: VmSummary = serde_json::from_str(&shown).unwrap();
-            vm.content.map_or(0, |content| content.rounds)
-        };
-        // The round that goes on may have begun before.
-        let wanted = rounds() + 2;
-        // It looks only when nobody else wants the CPU.
-        let end = Instant::now() + LOOK_MAX;
-        while rounds() < wanted {
-            assert!(Instant::now() < end, "{name} is not looked at");
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        wait_looked_at(name, || {
+            serde_json::from_str(&self.tells(side, &["show", name, "--json"])).unwrap()
+        });
     }
 
     /// Begins to move a guest to the other host.

@@ -58,6 +58,21 @@ fn what_another_host_has_comes_from_there() {
     guests.iter().for_each(end_to_end::assert_intact);
 }
 
+/// It was never moved: its host's agent has looked at it, and told the directory.
+#[test]
+fn what_runs_on_another_host_comes_from_there() {
+    let told = ["--scan-cpu", "50%"].map(str::to_owned);
+    let world = RackWorld::with(2, |_| (String::new(), told.to_vec()));
+    let resident = world.boot(world.target(0), twin("web0", 0));
+    let guest = world.boot(world.source(1), twin("web1", 0));
+    world.wait_looked_at(world.target(0), "web0");
+    let report = moved(&world, &guest, 1, &SHARE);
+    let Report { peer_bytes, wire_bytes, .. } = report;
+    println!("{peer_bytes} from the mate, {wire_bytes} sent");
+    assert!(peer_bytes >= COMMON * 9 / 10, "{peer_bytes}");
+    [&resident, &guest].into_iter().for_each(end_to_end::assert_intact);
+}
+
 #[test]
 fn what_is_on_its_way_to_another_host_is_waited_for() {
     let world = RackWorld::new(2);

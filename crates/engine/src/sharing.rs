@@ -28,11 +28,11 @@ use page::PAGE_BYTES;
 use parking_lot::Mutex;
 
 use coming::{Bringer, Coming, Standing};
+use kept::Kept;
+pub use kept::{Known, WatchError};
 use rack::Far;
 pub(crate) use rack::serve;
 pub use rack::{DirectoryAt, Rack};
-use kept::Kept;
-pub use kept::{Known, WatchError};
 pub(crate) use resolve::Resolving;
 pub(crate) use taker::Blocks;
 use taker::{Place, Taker};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use content::{Domain, Key, Member, Sample, Scanned, Scanner};
+use content::{Domain, Key, Member, Name, Sample, Scanned, Scanner};
 use page::PAGE_BYTES;
 use qemu::machine::Machine;
 use qemu::process::{Process, ProcessError};
@@ -56,12 +56,18 @@ impl From<Scanned> for Known {
 
 impl Sharing {
     /// Has a thread look at what VMs of this host hold, with at most this share of
-    /// one CPU.
+    /// one CPU. The rack's directory is told.
     ///
     /// # Errors
     /// If the system gives no thread.
     pub fn scan(&self, share: f64) -> std::io::Result<()> {
-        *self.scanner.lock() = Some(Scanner::start(&self.index, share)?);
+        let rack = self.rack.clone();
+        let tell = move |names: &[Name]| {
+            if let Some(rack) = &rack {
+                rack.holds(names.to_vec());
+            }
+        };
+        *self.scanner.lock() = Some(Scanner::start_telling(&self.index, share, tell)?);
         Ok(())
     }
 
@@ -162,7 +168,7 @@ mod tests {
     use super::*;
 
     fn sharing() -> Arc<Sharing> {
-        Sharing::start(b"secret".to_vec()).unwrap()
+        Sharing::start(b"secret".to_vec(), None).unwrap()
     }
 
     fn kept(sharing: &Sharing, process: Process, domain: &str) -> Kept {

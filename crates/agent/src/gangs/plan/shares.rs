@@ -28,16 +28,17 @@ impl Planner<'_> {
         let known = self.contents(chosen);
         let coarsest = known.values().map(|content| content.sample.one_in).max().unwrap_or(1);
         let held = self.held(chosen, &known, coarsest);
+        let places: Vec<String> = chosen.iter().map(|one| self.place(&one.to)).collect();
         let nothing = HashSet::new();
         let mut tallies: HashMap<&str, Tally> = HashMap::new();
         let mut shares = Vec::with_capacity(chosen.len());
-        for one in chosen {
+        for (one, place) in chosen.iter().zip(&places) {
             let Some(content) = known.get(&which(&one.from, &one.vm)) else {
                 shares.push(None);
                 continue;
             };
-            let there = held.get(one.to.as_str()).unwrap_or(&nothing);
-            let tally = tallies.entry(&one.to).or_default();
+            let there = held.get(place).unwrap_or(&nothing);
+            let tally = tallies.entry(place).or_default();
             let sample = content.sample.clone().thinned(coarsest);
             let estimate = tally.add(&sample, |hint| there.contains(&hint));
             if content.rounds == 0 {
@@ -59,9 +60,14 @@ impl Planner<'_> {
                 wanted.entry(one.from.clone()).or_default().push(one.vm.clone());
             }
         }
-        for host in chosen.iter().map(|one| &one.to).collect::<BTreeSet<_>>() {
-            let residents = self.residents(host, chosen);
-            wanted.entry(host.clone()).or_default().extend(residents);
+        let hosts: BTreeSet<String> = chosen.iter().flat_map(|one| self.mates(&one.to)).collect();
+        self.ask(hosts.iter().filter(|host| !self.known.contains_key(*host)).cloned().collect());
+        for host in hosts {
+            if let Some(Err(why)) = self.known.get(&host) {
+                self.notes.push(format!("what VMs on {host} contain isn't known: {why}"));
+            }
+            let residents = self.residents(&host, chosen);
+            wanted.entry(host).or_default().extend(residents);
         }
         let one_in = one_in(wanted.values().flatten());
         let wanted: Vec<(String, Vec<Counted>)> = wanted.into_iter().collect();
@@ -92,6 +98,22 @@ impl Planner<'_> {
         stays
     }
 
+    /// The hosts of which one has what the others have too, with a VM on this one.
+    fn mates(&self, host: &str) -> Vec<String> {
+        let rack = match self.request.options.sharing.share {
+            Share::Rack => self.racks.get(host).and_then(Option::as_ref),
+            Share::Off | Share::Host => None,
+        };
+        let Some(rack) = rack else { return vec![host.to_owned()] };
+        let of_it = self.racks.iter().filter(|(_, of)| of.as_ref() == Some(rack));
+        of_it.map(|(host, _)| host.clone()).collect()
+    }
+
+    /// These hosts, by the first of them.
+    fn place(&self, host: &str) -> String {
+        self.mates(host).swap_remove(0)
+    }
+
     /// Those that are at a host, and stay there.
     fn residents(&self, host: &str, chosen: &[Chosen]) -> Vec<Counted> {
         let leaves =
@@ -101,18 +123,19 @@ impl Planner<'_> {
         there.filter(|vm| vm.is_settled() && !leaves(vm)).cloned().collect()
     }
 
-    /// What is at each destination.
-    fn held<'c>(
+    /// What is at each place.
+    fn held(
         &self,
-        chosen: &'c [Chosen],
+        chosen: &[Chosen],
         known: &HashMap<Which, Content>,
         coarsest: u32,
-    ) -> HashMap<&'c str, HashSet<u32>> {
-        let mut held: HashMap<&str, HashSet<u32>> = HashMap::new();
-        for host in chosen.iter().map(|one| one.to.as_str()).collect::<BTreeSet<_>>() {
-            let there = held.entry(host).or_default();
-            for vm in self.residents(host, chosen) {
-                let Some(content) = known.get(&which(host, &vm)) else { continue };
+    ) -> HashMap<String, HashSet<u32>> {
+        let mut held: HashMap<String, HashSet<u32>> = HashMap::new();
+        let hosts: BTreeSet<String> = chosen.iter().flat_map(|one| self.mates(&one.to)).collect();
+        for host in hosts {
+            let there = held.entry(self.place(&host)).or_default();
+            for vm in self.residents(&host, chosen) {
+                let Some(content) = known.get(&which(&host, &vm)) else { continue };
                 there.extend(content.sample.clone().thinned(coarsest).hints);
             }
         }

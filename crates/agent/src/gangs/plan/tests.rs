@@ -237,6 +237,15 @@ fn a_dry_run_says_what_is_shared_and_why() {
     // Elsewhere nobody has anything.
     let plan = stage.plan(&asked(r#""z""#, r#"{"share":"host"}"#)).unwrap();
     assert_eq!(shared(&plan)[..2], [Some([0, 1, 0]), Some([0, 0, 2])]);
+    // Another host of its rack has it.
+    let mut racks = Stage { hosts: stage.hosts.clone(), ..Stage::default() };
+    (racks.said, racks.contents) = (stage.said.clone(), stage.contents.clone());
+    racks.hosts[1].1 = Some("r".to_owned());
+    racks.hosts[2].1 = Some("r".to_owned());
+    let plan = racks.plan(&asked(r#""z""#, r#"{"share":"rack"}"#)).unwrap();
+    assert_eq!(shared(&plan)[..2], [Some([2, 1, 0]), Some([1, 0, 2])]);
+    let plan = racks.plan(&asked(r#""z""#, r#"{"share":"host"}"#)).unwrap();
+    assert_eq!(shared(&plan)[..2], [Some([0, 1, 0]), Some([0, 0, 2])]);
     // In another domain their content has other names.
     let plan = stage.plan(&asked(r#""y""#, r#"{"share":"host","domain":"red"}"#)).unwrap();
     assert_eq!(shared(&plan), [None, None, None, Some([0, 0, 0])]);
