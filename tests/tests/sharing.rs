@@ -94,9 +94,10 @@ fn domains_never_meet() {
         ],
     );
     assert_eq!(reports[2].named_bytes, 0);
-    // What a VM has twice itself is its own.
-    let own = reports[0].named_bytes;
-    assert!(reports[1].named_bytes <= own + MIB, "{} and {own}", reports[1].named_bytes);
-    assert!(reports[1].named_bytes < COMMON);
+    // What a VM has twice itself is its own, and far less than what they have in
+    // common.
+    for report in &reports[..2] {
+        assert!(report.named_bytes < COMMON / 2, "{}", report.named_bytes);
+    }
     guests.iter().for_each(|guest| world.assert_intact(guest));
 }
