@@ -4,7 +4,7 @@
 use std::process::Stdio;
 use std::sync::atomic::Ordering::Relaxed;
 
-use api::Report;
+use api::{Phase, Report};
 use end_to_end::liar::Liar;
 use end_to_end::{MIB, RackWorld, guest};
 use lab::guest::{Guest, GuestSpec};
@@ -184,29 +184,27 @@ fn with_the_directory_in_redis() {
 /// What was to come from there comes from the source.
 #[test]
 fn a_mate_dies_while_others_fetch_from_it() {
-    let mut world = RackWorld::new(2);
-    drop(world_of_mates(&mut world, 1));
+    killed_while_it_is_wanted(1);
 }
 
 /// The first host of the rack keeps the directory.
 #[test]
 fn the_directory_dies_while_it_is_asked() {
-    let mut world = RackWorld::new(2);
-    drop(world_of_mates(&mut world, 0));
+    killed_while_it_is_wanted(0);
 }
 
 /// The second VM comes to the other host than the first one, whose agent is killed
 /// meanwhile.
-fn world_of_mates(world: &mut RackWorld, dies: usize) -> [Guest; 2] {
-    let guests = twins(world, 100_000);
+fn killed_while_it_is_wanted(dies: usize) {
+    let mut world = RackWorld::new(2);
+    let guests = twins(&world, 100_000);
     let name = world.target(dies).name.clone();
     let moving = world.begin(&guests[0], world.source(0), world.target(dies), &SHARE);
     let _ = world.arrive(&guests[0], moving);
     let slow = [&SHARE[..], &["--limit", "60M"]].concat();
     let mut moving = world.begin(&guests[1], world.source(1), world.target(1 - dies), &slow);
-    moving.wait_for(api::Phase::FirstPass);
+    moving.wait_for(Phase::FirstPass);
     world.kill_agent(&name);
     let _ = world.arrive(&guests[1], moving);
     guests.iter().for_each(end_to_end::assert_intact);
-    guests
 }
