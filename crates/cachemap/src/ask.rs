@@ -1,0 +1,192 @@
+//! What the agent asks.
+
+use crate::code::{at, checksum};
+
+const MAGIC: &[u8; 8] = b"DROVEASK";
+
+/// What the helper may use up in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Of one CPU, 1 to 100.
+    pub cpu_percent: u16,
+    /// From the ask to the summary.
+    pub time_ms: u32,
+    /// For lists and buffers. A full walk may make the kernel remember as many
+    /// bytes' worth of files, too.
+    pub memory_bytes: u64,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { cpu_percent: 50, time_ms: 10_000, memory_bytes: 32 << 20 }
+    }
+}
+
+impl Budget {
+    /// As near as the helper can come to it.
+    #[must_use]
+    pub fn bounded(self) -> Self {
+        Self {
+            cpu_percent: self.cpu_percent.clamp(1, 100),
+            time_ms: self.time_ms.clamp(1, 600_000),
+            memory_bytes: self.memory_bytes.clamp(4 << 20, 1 << 30),
+        }
+    }
+}
+
+/// How much of an answer is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The greeting, to see whether there is a helper.
+    Greeting,
+    /// The map.
+    Map,
+}
+
+/// A question. Its layout is the same in all versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// The asker's version.
+    pub version: u16,
+    /// Chosen at random; all of the answer refers to it.
+    pub nonce: u64,
+    /// How much is wanted.
+    pub wanted: Wanted,
+    /// What that may cost.
+    pub budget: Budget,
+    /// The most runs that the asker takes.
+    pub runs_max: u32,
+}
+
+impl Ask {
+    /// Its length.
+    pub const BYTES: usize = 48;
+    const SUMMED: usize = 40;
+
+    /// As it is sent.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let wanted: u16 = match self.wanted {
+            Wanted::Greeting => 0,
+            Wanted::Map => 1,
+        };
+        let mut bytes = Vec::with_capacity(Self::BYTES);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&self.version.to_le_bytes());
+        bytes.extend_from_slice(&wanted.to_le_bytes());
+        bytes.extend_from_slice(&self.budget.cpu_percent.to_le_bytes());
+        bytes.extend_from_slice(&[0; 2]);
+        bytes.extend_from_slice(&self.nonce.to_le_bytes());
+        bytes.extend_from_slice(&self.budget.time_ms.to_le_bytes());
+        bytes.extend_from_slice(&self.runs_max.to_le_bytes());
+        bytes.extend_from_slice(&self.budget.memory_bytes.to_le_bytes());
+        let sum = checksum(&[&bytes]);
+        bytes.extend_from_slice(&sum.to_le_bytes());
+        at(&bytes, 0)
+    }
+
+    /// Reads one. A version that isn't ours may want what we don't know: then the
+    /// greeting is all that it gets.
+    #[must_use]
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let (summed, sum) = bytes.split_at(Self::SUMMED);
+        if !bytes.starts_with(MAGIC) || checksum(&[summed]).to_le_bytes() != sum {
+            return None;
+        }
+        let wanted = match u16::from_le_bytes(at(bytes, 10)) {
+            1 => Wanted::Map,
+            _ => Wanted::Greeting,
+        };
+        Some(Self {
+            version: u16::from_le_bytes(at(bytes, 8)),
+            nonce: u64::from_le_bytes(at(bytes, 16)),
+            wanted,
+            budget: Budget {
+                cpu_percent: u16::from_le_bytes(at(bytes, 12)),
+                time_ms: u32::from_le_bytes(at(bytes, 24)),
+                memory_bytes: u64::from_le_bytes(at(bytes, 32)),
+            },
+            runs_max: u32::from_le_bytes(at(bytes, 28)),
+        })
+    }
+}
+
+/// Finds asks in whatever comes out of a port. One that was cut short by an agent
+/// that went away is passed over.
+#[derive(Clone, Debug, Default)]
+pub struct AskFinder {
+    kept: Vec<u8>,
+}
+
+impl AskFinder {
+    /// Takes some bytes; the last whole ask among them. Who asked before that has
+    /// gone: a port has one asker at a time.
+    pub fn take(&mut self, bytes: &[u8]) -> Option<Ask> {
+        self.kept.extend_from_slice(bytes);
+        let mut found = None;
+        let mut past = 0;
+        for (start, window) in self.kept.windows(Ask::BYTES).enumerate() {
+            if start < past || !window.starts_with(MAGIC) {
+                continue;
+            }
+            if let Some(ask) = window.first_chunk().and_then(Ask::parse) {
+                (found, past) = (Some(ask), start + Ask::BYTES);
+            }
+        }
+        // An ask may have begun in the last bytes.
+        let keep = past.max(self.kept.len().saturating_sub(Ask::BYTES - 1));
+        self.kept.drain(..keep);
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ask(nonce: u64) -> Ask {
+        let budget = Budget { cpu_percent: 7, time_ms: 8, memory_bytes: 9 };
+        Ask { version: 1, nonce, wanted: Wanted::Map, budget, runs_max: 10 }
+    }
+
+    #[test]
+    fn a_changed_ask_is_none() {
+        let bytes = ask(1).to_bytes();
+        assert_eq!(Ask::parse(&bytes), Some(ask(1)));
+        for at in 0..Ask::BYTES {
+            let mut changed = bytes;
+            changed[at] ^= 1;
+            assert_eq!(Ask::parse(&changed), None, "byte {at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn asks_are_found_among_garbage_in_any_pieces(
+            before in prop::collection::vec(any::<u8>(), 0..200),
+            cut in 0..Ask::BYTES,
+            sizes in prop::collection::vec(1..60_usize, 1..40),
+        ) {
+            let bytes = [&before[..], &ask(3).to_bytes()[..cut], &ask(7).to_bytes()].concat();
+            let (mut finder, mut found, mut rest) = (AskFinder::default(), None, &bytes[..]);
+            for size in sizes.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (piece, after) = rest.split_at((*size).min(rest.len()));
+                found = finder.take(piece).or(found);
+                rest = after;
+            }
+            prop_assert_eq!(found, Some(ask(7)));
+            prop_assert!(finder.kept.len() < Ask::BYTES);
+        }
+    }
+
+    #[test]
+    fn the_last_ask_counts() {
+        let bytes = [ask(1).to_bytes(), ask(2).to_bytes()].concat();
+        assert_eq!(AskFinder::default().take(&bytes).map(|ask| ask.nonce), Some(2));
+    }
+}

@@ -1,0 +1,142 @@
+//! The entry point for the fuzzer (`fuzz/`), and what it starts from.
+
+use crate::{
+    Ask, AskFinder, Budget, DEVICES_MAX, Device, LeftOut, Limits, Listener, Reason, Reply, Run,
+    State, Summary, VERSION, Wanted, refusal,
+};
+
+const LIMITS: Limits = Limits { ram_pages: 4096, end_page: 8192 };
+
+fn ask() -> Ask {
+    let (wanted, budget) = (Wanted::Map, Budget::default());
+    Ask { version: VERSION, nonce: 7, wanted, budget, runs_max: 1000 }
+}
+
+/// Any bytes as what came out of a guest's port, then as what a helper was asked.
+///
+/// # Panics
+/// If something is wrong with the crate.
+pub fn port(bytes: &[u8]) {
+    let mut listener = Listener::new(&ask(), LIMITS);
+    let mut done = false;
+    for piece in bytes.chunks(1000) {
+        match listener.take(piece) {
+            Ok(state) => done = state == State::Done,
+            Err(_) => return,
+        }
+    }
+    if let Some(map) = listener.into_map() {
+        assert!(done && map.devices().len() <= DEVICES_MAX);
+        assert!(map.runs().len() <= 1000 && map.pages() <= LIMITS.end_page);
+        for run in map.runs() {
+            assert!(run.pages > 0 && run.end_page() <= LIMITS.end_page);
+            let device = map.devices().get(usize::from(run.device)).expect("a known device");
+            assert!(run.end_sector() <= device.sectors);
+        }
+    }
+    let mut finder = AskFinder::default();
+    for piece in bytes.chunks(7) {
+        finder.take(piece);
+    }
+}
+
+/// The same without checksums in the way: the runs of one frame, after a disk.
+///
+/// # Panics
+/// If something is wrong with the crate.
+pub fn content(bytes: &[u8]) {
+    let Some((kind, content)) = bytes.split_first() else { return };
+    let kind = match kind % 4 {
+        0 => crate::frame::Kind::Device,
+        1 | 2 => crate::frame::Kind::Runs,
+        _ => crate::frame::Kind::Summary,
+    };
+    let mut all = Vec::new();
+    Reply::new(&ask(), "", &mut all).device(&disk(), &mut all);
+    let content = content.get(..crate::frame::CONTENT_BYTES_MAX).unwrap_or(content);
+    crate::frame::write(kind, 1, ask().nonce, content, &mut all);
+    port(&all);
+}
+
+fn disk() -> Device {
+    Device {
+        name: "vda".to_owned(),
+        serial: "data".to_owned(),
+        address: "0000:00:03.0".to_owned(),
+        sectors: 1 << 20,
+    }
+}
+
+/// Sound answers in small, to mutate, and an ask.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut map = Vec::new();
+    let mut reply = Reply::new(&ask(), "0.1.0", &mut map);
+    reply.device(&disk(), &mut map);
+    for nth in 0..20_u32 {
+        let page = u64::from(nth) * 50;
+        reply.run(Run { page, sector: page * 9, pages: nth + 1, device: 0 }, &mut map);
+    }
+    let left_out = vec![LeftOut { reason: Reason::Dirty, count: 5 }];
+    reply.finish(Summary { left_out, files: 3, ..Summary::default() }, &mut map);
+    let mut empty = Vec::new();
+    Reply::new(&ask(), "", &mut empty).finish(Summary::default(), &mut empty);
+    let mut refused = vec![1, 2, 3];
+    refusal(&ask(), "0.1.0", "no", &mut refused);
+    vec![map, empty, refused, ask().to_bytes().to_vec()]
+}
+
+/// Contents of frames in small: a disk, runs, a summary, each after its kind.
+#[must_use]
+pub fn seed_contents() -> Vec<Vec<u8>> {
+    let mut device = vec![0];
+    disk().write(&mut device);
+    let mut runs = vec![1];
+    let mut last = crate::run::Last::default();
+    for nth in 0..9_u32 {
+        let page = u64::from(nth) * 100;
+        last.write(&Run { page, sector: page * 8, pages: nth + 1, device: 0 }, &mut runs);
+    }
+    let mut summary = vec![3];
+    Summary::default().write(&mut summary);
+    vec![device, runs, summary]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn seeds_are_sound() {
+        for (nth, seed) in seeds().iter().enumerate() {
+            port(seed);
+            let is_map = Listener::new(&ask(), LIMITS).take(seed) == Ok(State::Done);
+            assert_eq!(is_map, nth < 2);
+        }
+        for seed in seed_contents() {
+            content(&seed);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn changed_seeds_are_read_or_refused(
+            seed in prop::sample::select(seeds()),
+            inner in prop::sample::select(seed_contents()),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+            end in any::<prop::sample::Index>(),
+        ) {
+            for (mut bytes, read) in [(seed, port as fn(&[u8])), (inner, content)] {
+                for (place, byte) in &changes {
+                    let place = place.index(bytes.len());
+                    bytes[place] = *byte;
+                }
+                read(&bytes);
+                bytes.truncate(end.index(bytes.len()));
+                read(&bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What the helper in a guest and the agent outside say to each other: the agent
+//! [`Ask`]s, the helper answers with a [`Greeting`] and frames that list runs of
+//! pages, each with the place on a disk that has the same content.
+//!
+//! ```text
+//! agent                                  helper
+//!   | ask {nonce, budget}                  |
+//!   |------------------------------------->|
+//!   |           greeting {version, nonce}  |
+//!   |<-------------------------------------|
+//!   |    device, runs, runs, device, runs  |  numbered frames
+//!   |<-------------------------------------|
+//!   |              summary, or a refusal   |
+//!   |<-------------------------------------|
+//! ```
+//!
+//! The helper runs in the guest, so whatever it says is hostile: a [`Listener`]
+//! holds every number against a bound before it uses it, and a map that it
+//! accepts is still only a hint. Which page it names, and whether the disk has
+//! that page's content, is for somebody else to verify.
+//!
+//! A virtio-serial port is one pipe that outlives both ends' conversations. So an
+//! ask can be found in the middle of anything, and whatever comes before the
+//! greeting with one's own nonce is left over from somebody else's.
+
+#![forbid(unsafe_code)]
+
+mod ask;
+mod code;
+mod device;
+mod fault;
+mod frame;
+pub mod fuzzing;
+mod greeting;
+mod listener;
+mod map;
+mod run;
+mod summary;
+mod write;
+
+pub use ask::{Ask, AskFinder, Budget, Wanted};
+pub use device::Device;
+pub use fault::Fault;
+pub use greeting::Greeting;
+pub use listener::{Limits, Listener, State};
+pub use map::{CacheMap, Place};
+pub use run::Run;
+pub use summary::{End, LeftOut, Reason, Summary};
+pub use write::{Reply, refusal};
+
+/// The version that this speaks.
+pub const VERSION: u16 = 1;
+/// The port's name, on QEMU's command line and in the guest.
+pub const PORT_NAME: &str = "org.droveway.guest.0";
+/// Bytes in a page.
+pub const PAGE_BYTES: u64 = 4096;
+/// Bytes in a sector, whatever the disk's blocks are.
+pub const SECTOR_BYTES: u64 = 512;
+/// Sectors of a page.
+pub const PAGE_SECTORS: u64 = PAGE_BYTES / SECTOR_BYTES;
+/// The most disks in one map.
+pub const DEVICES_MAX: usize = 64;
