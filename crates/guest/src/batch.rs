@@ -1,0 +1,227 @@
+//! Files, or parts of them, that are looked at together.
+//!
+//! The order matters. A page is looked up, its flags are read, and it is looked up
+//! again: if it is still at the same place of the same file, the flags were its own.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use cachemap::Reason;
+
+use crate::arena::{Arena, PAGE};
+use crate::extents::{Extents, Sector};
+use crate::flags::PageFlags;
+use crate::pagemap::Pagemap;
+use crate::touch::Toucher;
+
+/// The most pieces of files. Each has a file open.
+pub(crate) const PIECES_MAX: usize = 1000;
+/// The most of one file that is mapped at a time: 64 MiB.
+pub(crate) const WINDOW_PAGES: u64 = 16 << 10;
+
+/// Part of a file.
+#[derive(Debug)]
+struct Piece {
+    file: Rc<OwnedFd>,
+    /// Which file it is of, counted over all batches.
+    nth: u64,
+    offset: u64,
+    at: usize,
+    pages: usize,
+}
+
+/// What was seen of the pages of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Files that have pages in the cache, each counted once.
+    pub(crate) files: u64,
+    /// Pages in the cache.
+    pub(crate) cached: u64,
+    /// Pieces that could not be looked at.
+    pub(crate) unreadable: u64,
+}
+
+/// A page that may be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Candidate {
+    /// In the arena.
+    at: usize,
+    page: u64,
+}
+
+/// Looks at files of one file system. Made once: it holds all the room it needs.
+pub(crate) struct Batch {
+    arena: Arena,
+    pieces: Vec<Piece>,
+    cached: Vec<u8>,
+    pages: Vec<Option<u64>>,
+    again: Vec<Option<u64>>,
+    sectors: Vec<Sector>,
+    candidates: Vec<Candidate>,
+    numbers: Vec<u64>,
+    toucher: Toucher,
+    extents: Extents,
+    pagemap: Pagemap,
+    flags: PageFlags,
+    last_counted: Option<u64>,
+}
+
+impl Batch {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            arena: Arena::new()?,
+            pieces: Vec::new(),
+            cached: Vec::new(),
+            pages: Vec::new(),
+            again: Vec::new(),
+            sectors: Vec::new(),
+            candidates: Vec::new(),
+            numbers: Vec::new(),
+            toucher: Toucher::new()?,
+            extents: Extents::new(),
+            pagemap: Pagemap::open()?,
+            flags: PageFlags::open()?,
+            last_counted: None,
+        })
+    }
+
+    /// Whether there is room for so many pages more.
+    pub(crate) fn has_room(&self, pages: u64) -> bool {
+        self.pieces.len() < PIECES_MAX && pages <= self.arena.room() as u64
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Adds a part of the `nth` file, for which there is room.
+    pub(crate) fn add(
+        &mut self,
+        file: &Rc<OwnedFd>,
+        nth: u64,
+        offset: u64,
+        pages: u64,
+    ) -> io::Result<()> {
+        let pages = usize::try_from(pages).unwrap_or(usize::MAX);
+        let at = self.arena.map(file.as_fd(), offset, pages)?;
+        self.pieces.push(Piece { file: Rc::clone(file), nth, offset, at, pages });
+        Ok(())
+    }
+
+    /// Looks at all of it, and lets go of it. `tell` gets the pages that can be
+    /// vouched for, each with its first sector on the file system's device, in the
+    /// order of the files; `leave` each other one that is in the cache, and why.
+    pub(crate) fn look(
+        &mut self,
+        tell: impl FnMut(u64, u64),
+        leave: impl FnMut(Reason),
+    ) -> io::Result<Seen> {
+        let seen = self.look_at_mapped(tell, leave);
+        self.pieces.clear();
+        self.arena.clear()?;
+        seen
+    }
+
+    fn look_at_mapped(
+        &mut self,
+        mut tell: impl FnMut(u64, u64),
+        mut leave: impl FnMut(Reason),
+    ) -> io::Result<Seen> {
+        self.arena.expect_random()?;
+        self.arena.cached(&mut self.cached)?;
+        let mut seen = Seen {
+            cached: self.cached.iter().map(|cached| u64::from(*cached)).sum(),
+            ..Seen::default()
+        };
+        if seen.cached == 0 {
+            return Ok(seen);
+        }
+        let base = self.arena.address();
+        let cached = self.cached.iter().enumerate().filter(|(_, cached)| **cached == 1);
+        self.toucher.touch(cached.map(|(at, _)| base + at * PAGE))?;
+        self.place(&mut seen)?;
+        for pages in [&mut self.pages, &mut self.again] {
+            pages.clear();
+            pages.resize(self.arena.used(), None);
+        }
+        self.pagemap.read(base, &mut self.pages)?;
+        self.collect(&mut leave);
+        self.judge(&mut leave)?;
+        self.pagemap.read(base, &mut self.again)?;
+        for Candidate { at, page } in self.candidates.drain(..) {
+            let same = self.again.get(at).copied().flatten() == Some(page);
+            match self.sectors.get(at) {
+                Some(Ok(sector)) if same => tell(page, *sector),
+                _ => leave(Reason::Unsettled),
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Where the cached pages are on disk.
+    fn place(&mut self, seen: &mut Seen) -> io::Result<()> {
+        self.sectors.clear();
+        self.sectors.resize(self.arena.used(), Err(Reason::NoBlock));
+        for piece in &self.pieces {
+            let range = piece.at..piece.at + piece.pages;
+            let cached = self.cached.get(range.clone()).unwrap_or_default();
+            if !cached.contains(&1) {
+                continue;
+            }
+            if self.last_counted.replace(piece.nth) != Some(piece.nth) {
+                seen.files += 1;
+            }
+            let Some(sectors) = self.sectors.get_mut(range) else { continue };
+            if self.extents.place(piece.file.as_fd(), piece.offset, sectors).is_err() {
+                sectors.fill(Err(Reason::NoBlock));
+                seen.unreadable += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Those that are behind their addresses, and on disk.
+    fn collect(&mut self, leave: &mut impl FnMut(Reason)) {
+        self.candidates.clear();
+        let each = self.cached.iter().zip(&self.pages).zip(&self.sectors).enumerate();
+        for (at, ((cached, page), sector)) in each {
+            match (cached, page, sector) {
+                (0, ..) => {}
+                (_, Some(page), Ok(_)) => self.candidates.push(Candidate { at, page: *page }),
+                (_, None, _) => leave(Reason::Unsettled),
+                (_, _, Err(reason)) => leave(*reason),
+            }
+        }
+    }
+
+    /// Keeps those that the kernel thinks well of.
+    fn judge(&mut self, leave: &mut impl FnMut(Reason)) -> io::Result<()> {
+        self.candidates.sort_unstable_by_key(|candidate| candidate.page);
+        self.numbers.clear();
+        self.numbers.extend(self.candidates.iter().map(|candidate| candidate.page));
+        let candidates = &mut self.candidates;
+        self.flags.judge(&self.numbers, |nth, refusal| {
+            if let (Some(reason), Some(candidate)) = (refusal, candidates.get_mut(nth)) {
+                leave(reason);
+                candidate.at = usize::MAX;
+            }
+        })?;
+        self.candidates.retain(|candidate| candidate.at != usize::MAX);
+        self.candidates.sort_unstable_by_key(|candidate| candidate.at);
+        Ok(())
+    }
+}
+
+/// Whether we are told which pages are where: without the right to it, all of them
+/// have the number 0.
+pub(crate) fn may_know_pages() -> io::Result<bool> {
+    // Of a file that is in the cache for sure: the program itself.
+    let program = std::fs::File::open("/proc/self/exe")?;
+    let mut arena = Arena::new()?;
+    arena.map(program.as_fd(), 0, 1)?;
+    Toucher::new()?.touch(std::iter::once(arena.address()))?;
+    let mut page = [None];
+    Pagemap::open()?.read(arena.address(), &mut page)?;
+    Ok(page.iter().flatten().any(|page| *page != 0))
+}

@@ -1,0 +1,119 @@
+//! Opening files without anybody noticing, and what kind they are.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
+
+/// `FS_IOC_GETFLAGS`, `_IOR('f', 1, long)`.
+const GET_FLAGS: libc::Ioctl = 0x8008_6601;
+/// `FS_COMPR_FL`, `FS_ENCRYPT_FL`, `FS_JOURNAL_DATA_FL`, `FS_DAX_FL`,
+/// `FS_INLINE_DATA_FL`: what such a file has on disk, if anything, is not what is
+/// in memory. ext4's FIEMAP alone does not show all of them.
+const REFUSED: libc::c_int = 0x4 | 0x800 | 0x4000 | 0x0200_0000 | 0x1000_0000;
+
+/// `cachestat`, Linux 6.5 and newer.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// How a walk looks for files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Only what the kernel has in mind already: nothing is read from disk, and
+    /// nothing remembered for us.
+    Remembered,
+    /// Everything.
+    Full,
+}
+
+impl Effort {
+    /// Never across mounts, and never through a link.
+    fn resolve(self) -> ResolveFlags {
+        let usual = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+        match self {
+            Self::Remembered => usual | ResolveFlags::CACHED,
+            Self::Full => usual,
+        }
+    }
+}
+
+const QUIET: OFlags = OFlags::NOATIME.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+
+/// Opens a directory to list it.
+pub(crate) fn directory(root: BorrowedFd<'_>, path: &[u8], effort: Effort) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | QUIET;
+    Ok(openat2(root, path, flags, Mode::empty(), effort.resolve())?)
+}
+
+/// Refers to a file without opening it.
+pub(crate) fn glimpse(at: BorrowedFd<'_>, name: &[u8], effort: Effort) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(openat2(at, name, flags, Mode::empty(), effort.resolve())?)
+}
+
+/// Opens a regular file for a look at its pages.
+pub(crate) fn file(root: BorrowedFd<'_>, path: &[u8], effort: Effort) -> io::Result<OwnedFd> {
+    // It was a regular file, and may be a pipe by now: opening one would wait.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | QUIET;
+    Ok(openat2(root, path, flags, Mode::empty(), effort.resolve())?)
+}
+
+/// What is known of it, if it is a regular file with content.
+pub(crate) fn regular(file: &OwnedFd) -> io::Result<Option<Stat>> {
+    let stat = fstat(file)?;
+    let is_regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+    Ok(Some(stat).filter(|stat| is_regular && stat.st_size > 0))
+}
+
+/// Whether what it has on disk is what is in memory.
+pub(crate) fn is_plain(file: &OwnedFd) -> io::Result<bool> {
+    let mut flags: libc::c_long = 0;
+    // SAFETY: the kernel writes an int, for which there is room.
+    if unsafe { libc::ioctl(file.as_raw_fd(), GET_FLAGS, &raw mut flags) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(flags & libc::c_long::from(REFUSED) == 0)
+}
+
+/// How many pages of it are in the kernel's cache, where the kernel says so.
+pub(crate) fn cached_pages(file: &OwnedFd) -> Option<u64> {
+    // All of it: a length of 0.
+    let range = [0_u64; 2];
+    let mut stat = [0_u64; 5];
+    let file = libc::c_long::from(file.as_fd().as_raw_fd());
+    let none: libc::c_long = 0;
+    // SAFETY: the kernel reads two numbers and writes five, which live until then.
+    let done =
+        unsafe { libc::syscall(SYS_CACHESTAT, file, range.as_ptr(), stat.as_mut_ptr(), none) };
+    (done == 0).then_some(stat[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rustix::fs::CWD;
+
+    use super::*;
+
+    #[test]
+    fn files_are_opened_only_below_and_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("a")).unwrap();
+        fs::write(dir.path().join("a/file"), [1; 9000]).unwrap();
+        std::os::unix::fs::symlink("file", dir.path().join("a/link")).unwrap();
+        let dots = rustix::fs::openat(CWD, dir.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
+        for effort in [Effort::Remembered, Effort::Full] {
+            let root = dots.as_fd();
+            directory(root, b"a", effort).unwrap();
+            let opened = file(root, b"a/file", effort).unwrap();
+            assert_eq!(regular(&opened).unwrap().unwrap().st_size, 9000);
+            assert_eq!(is_plain(&opened).ok(), Some(true));
+            assert!(cached_pages(&opened).is_none_or(|pages| pages == 3));
+            assert!(glimpse(root, b"a/file", effort).is_ok());
+            assert!(file(root, b"a/link", effort).is_err());
+            assert!(file(root, b"a/../../etc/passwd", effort).is_err());
+            assert!(directory(root, b"a/file", effort).is_err());
+            assert!(regular(&directory(root, b"a", effort).unwrap()).unwrap().is_none());
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `droveway-guest`: waits at the port and answers, or says once what it would.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use cachemap::{Budget, Summary};
+use guest::idle;
+use guest::port::{Port, usual};
+use guest::serve::{Counted, PROGRAM, serve};
+use guest::survey::survey;
+
+const USAGE: &str = "\
+Tells Droveway which memory of this guest is a copy of what is on its disks.
+
+usage: droveway-guest [--port PATH]   wait at the port, and answer
+       droveway-guest --once          say what would be answered now
+       droveway-guest --version
+
+  --port PATH   /dev/virtio-ports/org.droveway.guest.0 unless told otherwise";
+
+/// What is to be done.
+enum Order {
+    Serve(Option<PathBuf>),
+    Once,
+    Version,
+    Help,
+}
+
+fn main() -> ExitCode {
+    let done = match order() {
+        Ok(Order::Serve(port)) => wait_and_answer(port),
+        Ok(Order::Once) => once(),
+        Ok(Order::Version) => {
+            println!("droveway-guest {PROGRAM}");
+            Ok(())
+        }
+        Ok(Order::Help) => {
+            println!("{USAGE}");
+            Ok(())
+        }
+        Err(text) => {
+            eprintln!("droveway-guest: {text}\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            eprintln!("droveway-guest: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn order() -> Result<Order, String> {
+    let mut words = env::args_os().skip(1);
+    let order = match words.next().as_deref().and_then(|word| word.to_str()) {
+        None if env::args_os().len() > 1 => return Err("an option that is no text".to_owned()),
+        None => Order::Serve(None),
+        Some("--port") => {
+            let path = words.next().ok_or("--port needs a path")?;
+            Order::Serve(Some(path.into()))
+        }
+        Some("--once") => Order::Once,
+        Some("--version" | "-V") => Order::Version,
+        Some("--help" | "-h") => Order::Help,
+        Some(other) => return Err(format!("{other} is not known")),
+    };
+    match words.next() {
+        None => Ok(order),
+        Some(word) => Err(format!("{} is too much", word.display())),
+    }
+}
+
+/// More files than usual may be open at a time.
+fn prepare() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let more = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::Nofile, more) {
+        eprintln!("droveway-guest: with few open files it takes longer: {error}");
+    }
+    if let Err(error) = idle::only_when_idle() {
+        eprintln!("droveway-guest: the system refuses idle priority: {error}");
+    }
+}
+
+fn wait_and_answer(port: Option<PathBuf>) -> Result<(), String> {
+    prepare();
+    let path = port.unwrap_or_else(usual);
+    let at = |error| format!("{}: {error}", path.display());
+    let mut port = Port::open(&path).map_err(at)?;
+    serve(&mut port).map_err(at)
+}
+
+fn once() -> Result<(), String> {
+    prepare();
+    let mut counted = Counted::default();
+    let budget = Budget { cpu_percent: 100, time_ms: 60_000, ..Budget::default() };
+    let summary = survey(budget, &mut counted).map_err(|error| error.to_string())?;
+    let (runs, pages) = counted.runs_and_pages();
+    for device in &counted.devices {
+        let mib = device.sectors / 2048;
+        let serial = if device.serial.is_empty() { "none" } else { &device.serial };
+        println!("disk {}: {mib} MiB, serial {serial}, at {}", device.name, device.address);
+    }
+    println!("{}", Summary { runs, pages, ..summary });
+    println!("the answer has {} bytes", counted.bytes);
+    Ok(())
+}

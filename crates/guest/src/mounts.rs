@@ -1,0 +1,171 @@
+//! Which file systems are mounted, from `/proc/self/mountinfo`.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+/// A device's number, as in `254:1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Number {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+}
+
+/// A place where a file system is mounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mount {
+    pub(crate) number: Number,
+    /// Which directory of the file system is there.
+    root: Vec<u8>,
+    pub(crate) at: PathBuf,
+    kind: String,
+    options: String,
+}
+
+impl Mount {
+    /// Whether files of this file system are on its device as they are in memory.
+    fn is_suitable(&self) -> bool {
+        let has = |option: &str| {
+            self.options.split(',').any(|word| {
+                word == option
+                    || word.strip_prefix(option).is_some_and(|rest| rest.starts_with('='))
+            })
+        };
+        match self.kind.as_str() {
+            // Data in the journal is not where the file's blocks are.
+            "ext4" => !has("dax") && !self.options.split(',').any(|word| word == "data=journal"),
+            // Some files are on a device of their own, and look like the others.
+            "xfs" => !has("dax") && !has("rtdev"),
+            _ => false,
+        }
+    }
+}
+
+/// The mounts to look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mounts {
+    /// Those of ext4 and xfs; of a file system that is mounted several times only
+    /// the one that shows all of it, if there is one.
+    pub(crate) suitable: Vec<Mount>,
+    /// Devices with other file systems, or unsuitable ones.
+    pub(crate) unsuitable: BTreeSet<Number>,
+}
+
+impl Mounts {
+    /// From the texts of `mountinfo` and of `/proc/filesystems`.
+    pub(crate) fn parse(mountinfo: &[u8], filesystems: &str) -> Self {
+        let on_disk =
+            |kind: &str| filesystems.lines().any(|line| line.strip_prefix('\t') == Some(kind));
+        let mut mounts = Self::default();
+        for mount in mountinfo.split(|byte| *byte == b'\n').filter_map(line) {
+            if mount.is_suitable() {
+                mounts.add(mount);
+            } else if on_disk(&mount.kind) {
+                mounts.unsuitable.insert(mount.number);
+            }
+        }
+        mounts
+    }
+
+    fn add(&mut self, mount: Mount) {
+        let is_whole = |mount: &Mount| mount.root == b"/";
+        let same = |other: &&Mount| other.number == mount.number;
+        let known = self
+            .suitable
+            .iter()
+            .find(|other| same(other) && (is_whole(other) || other.root == mount.root));
+        if known.is_some() {
+            return;
+        }
+        if is_whole(&mount) {
+            self.suitable.retain(|other| other.number != mount.number);
+        }
+        self.suitable.push(mount);
+    }
+}
+
+/// `ID PARENT MAJOR:MINOR ROOT AT OPTIONS [FIELD]... - KIND SOURCE OPTIONS`
+fn line(line: &[u8]) -> Option<Mount> {
+    let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+    let dash = words.iter().position(|word| *word == b"-")?;
+    let text = |word: &[u8]| std::str::from_utf8(word).ok().map(str::to_owned);
+    let number = text(words.get(2)?)?;
+    let (major, minor) = number.split_once(':')?;
+    Some(Mount {
+        number: Number { major: major.parse().ok()?, minor: minor.parse().ok()? },
+        root: unescaped(words.get(3)?),
+        at: PathBuf::from(OsString::from_vec(unescaped(words.get(4)?))),
+        kind: text(words.get(dash + 1)?)?,
+        options: text(words.get(dash + 3)?)?,
+    })
+}
+
+/// Spaces and the like are written as `\040`.
+fn unescaped(word: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((first, after)) = rest.split_first() {
+        let code = match (first, after) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..]) => {
+                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
+            }
+            _ => None,
+        };
+        plain.push(code.unwrap_or(*first));
+        rest = if code.is_some() { after.get(3..).unwrap_or_default() } else { after };
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILESYSTEMS: &str = "nodev\tproc\nnodev\toverlay\n\text4\n\txfs\n\tbtrfs\n";
+
+    fn parsed(text: &str) -> (Vec<(u32, String)>, Vec<u32>) {
+        let mounts = Mounts::parse(text.as_bytes(), FILESYSTEMS);
+        let suitable = mounts.suitable.iter();
+        (
+            suitable.map(|mount| (mount.number.minor, mount.at.display().to_string())).collect(),
+            mounts.unsuitable.iter().map(|number| number.minor).collect(),
+        )
+    }
+
+    #[test]
+    fn suitable_mounts_are_found_once() {
+        let text = r"21 1 0:20 / /proc rw - proc proc rw
+30 1 254:1 / / rw,relatime shared:1 master:2 - ext4 /dev/vda1 rw
+31 30 254:1 /home /else rw - ext4 /dev/vda1 rw
+32 30 254:2 /a /only\040a rw - xfs /dev/vda2 rw,attr2
+33 30 254:2 /a /again rw - xfs /dev/vda2 rw,attr2
+34 30 254:2 /b /b rw - xfs /dev/vda2 rw,attr2
+35 30 254:3 / /rt rw - xfs /dev/vda3 rw,rtdev=/dev/vdb
+36 30 254:4 / /j rw - ext4 /dev/vda4 rw,data=journal
+37 30 254:5 / /o rw - ext4 /dev/vda5 rw,data=ordered
+38 30 254:6 / /d rw - ext4 /dev/vda6 rw,dax=always
+39 30 0:44 / /ov rw - overlay overlay rw
+40 30 0:45 /@ /btr rw - btrfs /dev/vda9 rw
+nonsense
+";
+        let expected = [(1, "/"), (2, "/only a"), (2, "/b"), (5, "/o")];
+        let expected = expected.map(|(minor, at)| (minor, at.to_owned())).to_vec();
+        assert_eq!(parsed(text), (expected, vec![45, 3, 4, 6]));
+    }
+
+    #[test]
+    fn the_whole_of_a_file_system_takes_the_place_of_its_parts() {
+        let text = "1 1 8:1 /a /a rw - ext4 d rw\n2 1 8:1 / /all rw - ext4 d rw\n";
+        assert_eq!(parsed(text).0, [(1, "/all".to_owned())]);
+    }
+
+    #[test]
+    fn escapes_are_undone() {
+        let cases =
+            [(&br"a\040b\134c"[..], &b"a b\\c"[..]), (br"\04", br"\04"), (br"\999", br"\999")];
+        for (word, plain) in cases {
+            assert_eq!(unescaped(word), plain);
+        }
+    }
+}

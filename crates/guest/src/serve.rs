@@ -1,0 +1,171 @@
+//! Answers whoever asks, one at a time, for ever.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use cachemap::{Ask, Budget, Device, End, Greeting, Reply, Run, VERSION, Wanted};
+
+use crate::port::{Broken, Port};
+use crate::survey::{Sink, Stop, SurveyError, survey};
+
+/// This program's version.
+pub const PROGRAM: &str = env!("CARGO_PKG_VERSION");
+
+/// What is gathered before it is sent.
+const SEND_BYTES: usize = 64 << 10;
+/// What sending the last of an answer may take beyond the budget's time.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Answers asks until the port can't be used any more, which is an error, or its
+/// other end will never come back.
+///
+/// # Errors
+/// The port's.
+pub fn serve(port: &mut Port) -> io::Result<()> {
+    let mut next = None;
+    loop {
+        let ask = match next.take() {
+            Some(ask) => ask,
+            None => match port.wait()? {
+                Some(ask) => ask,
+                None => return Ok(()),
+            },
+        };
+        match answer(port, &ask) {
+            Ok(()) | Err(Broken::Gone | Broken::Late) => {}
+            Err(Broken::Asked(newer)) => next = Some(newer),
+            Err(Broken::Failed(error)) => return Err(error),
+        }
+    }
+}
+
+fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
+    let budget = ask.budget.bounded();
+    let until = Instant::now() + Duration::from_millis(budget.time_ms.into()) + GRACE;
+    if ask.wanted == Wanted::Greeting || ask.version != VERSION {
+        let program = PROGRAM.to_owned();
+        let greeting = Greeting { version: VERSION, nonce: ask.nonce, program };
+        return port.send(&greeting.to_bytes(), until);
+    }
+    let mut answer = Answer::new(port, ask, until);
+    // Before the work: who asked knows at once that there is somebody.
+    answer.send()?;
+    match (survey(budget, &mut answer), answer.broken.take()) {
+        (_, Some(broken)) => Err(broken),
+        (Ok(summary), None) => {
+            let Answer { reply, mut bytes, .. } = answer;
+            reply.finish(summary, &mut bytes);
+            port.send(&bytes, until)
+        }
+        (Err(SurveyError::Abandoned), None) => Err(Broken::Gone),
+        (Err(error), None) => {
+            let Answer { reply, mut bytes, .. } = answer;
+            reply.refuse(&error.to_string(), &mut bytes);
+            port.send(&bytes, until)
+        }
+    }
+}
+
+/// One answer, on its way.
+struct Answer<'a> {
+    port: &'a mut Port,
+    reply: Reply,
+    bytes: Vec<u8>,
+    runs_max: u64,
+    until: Instant,
+    broken: Option<Broken>,
+}
+
+impl<'a> Answer<'a> {
+    fn new(port: &'a mut Port, ask: &Ask, until: Instant) -> Self {
+        let mut bytes = Vec::with_capacity(2 * SEND_BYTES);
+        let reply = Reply::new(ask, PROGRAM, &mut bytes);
+        Self { port, reply, bytes, runs_max: ask.runs_max.into(), until, broken: None }
+    }
+
+    fn send(&mut self) -> Result<(), Broken> {
+        let sent = self.port.send(&self.bytes, self.until);
+        self.bytes.clear();
+        sent
+    }
+
+    fn stop(&mut self, broken: Broken) -> Stop {
+        self.broken = Some(broken);
+        Stop::Abandoned
+    }
+}
+
+impl Sink for Answer<'_> {
+    fn device(&mut self, device: &Device) -> Result<(), Stop> {
+        self.reply.device(device, &mut self.bytes);
+        Ok(())
+    }
+
+    fn run(&mut self, run: Run) -> Result<(), Stop> {
+        // What follows the last run would be a part of it, but it may not be known
+        // any more whether it does.
+        if self.reply.runs() >= self.runs_max {
+            return Err(Stop::Enough(End::Runs));
+        }
+        self.reply.run(run, &mut self.bytes);
+        if self.bytes.len() >= SEND_BYTES {
+            self.send().map_err(|broken| self.stop(broken))?;
+        }
+        Ok(())
+    }
+
+    fn rest(&mut self, time: Duration) -> Result<(), Stop> {
+        // What is ready may go while there is nothing to do.
+        self.send().and_then(|()| self.port.rest(time)).map_err(|broken| self.stop(broken))
+    }
+}
+
+/// Counts what would be answered, for people.
+#[derive(Debug)]
+pub struct Counted {
+    reply: Reply,
+    packed: Vec<u8>,
+    /// The disks.
+    pub devices: Vec<Device>,
+    /// Bytes that an answer would have.
+    pub bytes: u64,
+}
+
+impl Default for Counted {
+    fn default() -> Self {
+        let mut packed = Vec::new();
+        let budget = Budget::default();
+        let ask =
+            Ask { version: VERSION, nonce: 0, wanted: Wanted::Map, budget, runs_max: u32::MAX };
+        let reply = Reply::new(&ask, PROGRAM, &mut packed);
+        Self { reply, packed, devices: Vec::new(), bytes: 0 }
+    }
+}
+
+impl Counted {
+    /// Runs and pages so far.
+    #[must_use]
+    pub fn runs_and_pages(&self) -> (u64, u64) {
+        (self.reply.runs(), self.reply.pages())
+    }
+}
+
+impl Sink for Counted {
+    fn device(&mut self, device: &Device) -> Result<(), Stop> {
+        self.reply.device(device, &mut self.packed);
+        self.devices.push(device.clone());
+        Ok(())
+    }
+
+    fn run(&mut self, run: Run) -> Result<(), Stop> {
+        self.reply.run(run, &mut self.packed);
+        self.bytes += self.packed.len() as u64;
+        self.packed.clear();
+        Ok(())
+    }
+
+    fn rest(&mut self, time: Duration) -> Result<(), Stop> {
+        std::thread::sleep(time);
+        Ok(())
+    }
+}

@@ -1,0 +1,358 @@
+//! The whole look at a guest's page cache: every file system, every file.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use cachemap::{Budget, Device, End, LeftOut, PAGE_BYTES, Reason, Run, Summary};
+
+use crate::batch::{Batch, WINDOW_PAGES, may_know_pages};
+use crate::budget::Meter;
+use crate::deleted;
+use crate::disks::Extent;
+use crate::file::{self, Effort};
+use crate::found::Entry;
+use crate::mounts::{Mount, Mounts, Number};
+use crate::told::Told;
+use crate::walk::{KERNEL_BYTES, Tree, Walk, efforts};
+
+/// Directories that are listed before it is asked whether to rest.
+const STEPS_AT_ONCE: usize = 64;
+/// Files above this are asked how much of them is in the cache before they are
+/// mapped, where the kernel can say so.
+const ASKED_PAGES: u64 = 256;
+
+/// Why a look ends early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// What was told until then is good: the budget is used up, or there are as many
+    /// runs as are wanted.
+    Enough(End),
+    /// Nobody listens any more.
+    Abandoned,
+}
+
+/// Who is told.
+pub trait Sink {
+    /// A disk; the first one has the number 0.
+    ///
+    /// # Errors
+    /// If there is no use in going on.
+    fn device(&mut self, device: &Device) -> Result<(), Stop>;
+
+    /// Pages on a disk that was told.
+    ///
+    /// # Errors
+    /// If there is no use in going on.
+    fn run(&mut self, run: Run) -> Result<(), Stop>;
+
+    /// Time to do nothing.
+    ///
+    /// # Errors
+    /// If there is no use in going on.
+    fn rest(&mut self, time: Duration) -> Result<(), Stop>;
+}
+
+/// This guest can't be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum SurveyError {
+    /// Page numbers are a secret.
+    #[error("the kernel doesn't say which pages are where: this needs root (CAP_SYS_ADMIN)")]
+    Rights,
+    /// Something is missing that every suitable kernel has.
+    #[error("this kernel doesn't let its page cache be looked at: {action}: {source}")]
+    Kernel {
+        /// What was tried.
+        action: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Nobody listens any more.
+    #[error("nobody listens any more")]
+    Abandoned,
+}
+
+fn kernel(action: &'static str) -> impl FnOnce(io::Error) -> SurveyError {
+    move |source| SurveyError::Kernel { action, source }
+}
+
+/// Looks at everything within `budget`, and tells `sink` what is on disk too.
+///
+/// # Errors
+/// If nothing can be said of this guest at all.
+pub fn survey(budget: Budget, sink: &mut dyn Sink) -> Result<Summary, SurveyError> {
+    let meter = Meter::start(budget);
+    if !may_know_pages().map_err(kernel("look at pages of our own"))? {
+        return Err(SurveyError::Rights);
+    }
+    let efforts = efforts().map_err(kernel("openat2"))?;
+    let batch = Batch::new().map_err(kernel("open /proc/kpageflags"))?;
+    let mut survey = Survey {
+        told: Told::new(meter.memory_bytes() / 4),
+        meter,
+        sink,
+        batch,
+        devices: Vec::new(),
+        files: 0,
+        summary: Summary::default(),
+        left_out: BTreeMap::new(),
+    };
+    match survey.run(efforts) {
+        Ok(()) => {}
+        Err(Stop::Enough(end)) => survey.summary.end = end,
+        Err(Stop::Abandoned) => return Err(SurveyError::Abandoned),
+    }
+    Ok(survey.summed_up())
+}
+
+/// A file system on a virtio disk.
+struct Storage {
+    mount: Mount,
+    device: u16,
+    first_sector: u64,
+}
+
+struct Survey<'a> {
+    meter: Meter,
+    sink: &'a mut dyn Sink,
+    batch: Batch,
+    devices: Vec<Device>,
+    told: Told,
+    /// Files that were looked at, to tell them apart.
+    files: u64,
+    summary: Summary,
+    left_out: BTreeMap<Reason, u64>,
+}
+
+impl Survey<'_> {
+    fn run(&mut self, efforts: &[Effort]) -> Result<(), Stop> {
+        let storages = self.storages()?;
+        for effort in efforts {
+            self.summary.full_walk = *effort == Effort::Full;
+            (self.summary.files, self.summary.cached_pages) = (0, 0);
+            self.left_out.retain(|reason, _| *reason == Reason::FileSystem);
+            for storage in &storages {
+                self.walk(storage, *effort)?;
+            }
+            self.look_at_deleted(&storages)?;
+            // A kernel that has forgotten files' names still has their pages.
+            if cached_in_files().is_none_or(|pages| self.summary.cached_pages >= pages / 2) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The file systems to look at, each on a disk that was told.
+    fn storages(&mut self) -> Result<Vec<Storage>, Stop> {
+        let mountinfo = fs::read("/proc/self/mountinfo").unwrap_or_default();
+        let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        let mounts = Mounts::parse(&mountinfo, &filesystems);
+        let mut unsuitable = mounts.unsuitable.len() as u64;
+        let mut without_disk: HashSet<Number> = HashSet::new();
+        let mut storages = Vec::new();
+        for mount in mounts.suitable {
+            match Extent::below(Path::new("/sys"), mount.number) {
+                Some(extent) => match self.tell_device(&extent.disk)? {
+                    Some(device) => {
+                        let first_sector = extent.first_sector;
+                        storages.push(Storage { mount, device, first_sector });
+                    }
+                    None => unsuitable += 1,
+                },
+                None => {
+                    without_disk.insert(mount.number);
+                }
+            }
+        }
+        self.leave(Reason::FileSystem, unsuitable + without_disk.len() as u64);
+        Ok(storages)
+    }
+
+    fn tell_device(&mut self, disk: &Device) -> Result<Option<u16>, Stop> {
+        let number = |nth: usize| u16::try_from(nth).ok();
+        if let Some(nth) = self.devices.iter().position(|known| known == disk) {
+            return Ok(number(nth));
+        }
+        if self.devices.len() == cachemap::DEVICES_MAX {
+            return Ok(None);
+        }
+        self.sink.device(disk)?;
+        self.devices.push(disk.clone());
+        Ok(number(self.devices.len() - 1))
+    }
+
+    /// Goes through a file system. Where there are more files than may be kept in
+    /// mind, those that were found so far are looked at first.
+    fn walk(&mut self, storage: &Storage, effort: Effort) -> Result<(), Stop> {
+        let number = storage.mount.number;
+        let device = rustix::fs::makedev(number.major, number.minor);
+        let tree = Tree::open(&storage.mount.at).ok().filter(|tree| tree.device() == device);
+        let Some(tree) = tree else {
+            // Something else is mounted over it.
+            self.leave(Reason::FileSystem, 1);
+            return Ok(());
+        };
+        let mut walk = Walk::new(effort);
+        let memory_max = self.meter.memory_bytes() / 2;
+        while !walk.is_over() {
+            for _ in 0..STEPS_AT_ONCE {
+                walk.step(&tree);
+            }
+            let remembered = walk.looked_up * KERNEL_BYTES;
+            if effort == Effort::Full && remembered > self.meter.memory_bytes() {
+                let files = walk.take_files();
+                self.look_at(storage, &tree, &mut walk, &files)?;
+                return Err(Stop::Enough(End::Memory));
+            }
+            if walk.bytes() > memory_max || walk.is_over() {
+                let files = walk.take_files();
+                self.look_at(storage, &tree, &mut walk, &files)?;
+            }
+            self.breathe()?;
+        }
+        self.leave(Reason::Unreadable, walk.unreadable);
+        Ok(())
+    }
+
+    fn look_at(
+        &mut self,
+        storage: &Storage,
+        tree: &Tree,
+        walk: &mut Walk,
+        files: &[Entry],
+    ) -> Result<(), Stop> {
+        for (nth, entry) in files.iter().enumerate() {
+            let looked = match walk.open(tree, entry) {
+                Ok(file) => self.add(storage, file),
+                Err(_) => {
+                    self.leave(Reason::Unreadable, 1);
+                    Ok(())
+                }
+            };
+            if let Err(stop) = looked {
+                self.leave(Reason::Budget, (files.len() - nth) as u64);
+                return Err(stop);
+            }
+        }
+        self.look(storage)
+    }
+
+    fn look_at_deleted(&mut self, storages: &[Storage]) -> Result<(), Stop> {
+        let mut seen = HashSet::new();
+        for path in deleted::open_somewhere() {
+            let Ok(Some((file, device, inode))) = deleted::open(&path) else { continue };
+            let storage = storages.iter().find(|storage| {
+                let Number { major, minor } = storage.mount.number;
+                rustix::fs::makedev(major, minor) == device
+            });
+            let Some(storage) = storage else { continue };
+            if seen.insert((device, inode)) {
+                self.add(storage, file)?;
+                self.look(storage)?;
+            }
+            self.breathe()?;
+        }
+        Ok(())
+    }
+
+    /// Adds a file to the batch, and looks at that whenever it is full.
+    fn add(&mut self, storage: &Storage, file: OwnedFd) -> Result<(), Stop> {
+        let size = match (file::regular(&file), file::is_plain(&file)) {
+            (Ok(Some(stat)), Ok(true)) => u64::try_from(stat.st_size).unwrap_or(0),
+            (Ok(_), Ok(false)) => {
+                self.leave(Reason::FileKind, 1);
+                return Ok(());
+            }
+            (Ok(None), _) => return Ok(()),
+            _ => {
+                self.leave(Reason::Unreadable, 1);
+                return Ok(());
+            }
+        };
+        let pages = size.div_ceil(PAGE_BYTES);
+        if pages > ASKED_PAGES && file::cached_pages(&file) == Some(0) {
+            return Ok(());
+        }
+        let file = Rc::new(file);
+        self.files += 1;
+        let mut first = 0;
+        while first < pages {
+            let window = (pages - first).min(WINDOW_PAGES);
+            if !self.batch.has_room(window) {
+                self.look(storage)?;
+            }
+            if self.batch.add(&file, self.files, first * PAGE_BYTES, window).is_err() {
+                self.leave(Reason::Unreadable, 1);
+                break;
+            }
+            first += window;
+        }
+        Ok(())
+    }
+
+    /// Looks at the batch.
+    fn look(&mut self, storage: &Storage) -> Result<(), Stop> {
+        if self.batch.is_empty() {
+            return self.breathe();
+        }
+        let Self { batch, sink, told, left_out, .. } = self;
+        let mut told_by_now = Ok(());
+        let tell = |page, sector| {
+            if told_by_now.is_ok() && told.insert(page) {
+                let sector = storage.first_sector + sector;
+                told_by_now = sink.run(Run { page, sector, pages: 1, device: storage.device });
+            }
+        };
+        let leave = |reason| *left_out.entry(reason).or_default() += 1;
+        match batch.look(tell, leave) {
+            Ok(seen) => {
+                self.summary.files += seen.files;
+                self.summary.cached_pages += seen.cached;
+                self.leave(Reason::Unreadable, seen.unreadable);
+            }
+            Err(_) => self.leave(Reason::Unreadable, 1),
+        }
+        told_by_now?;
+        self.breathe()
+    }
+
+    /// Keeps to the share of the CPU, and ends when the time is up.
+    fn breathe(&mut self) -> Result<(), Stop> {
+        if let Some(rest) = self.meter.rest() {
+            self.sink.rest(rest.min(self.meter.left()))?;
+        }
+        if self.meter.left().is_zero() { Err(Stop::Enough(End::Time)) } else { Ok(()) }
+    }
+
+    fn leave(&mut self, reason: Reason, count: u64) {
+        if count > 0 {
+            *self.left_out.entry(reason).or_default() += count;
+        }
+    }
+
+    fn summed_up(self) -> Summary {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let left_out = self.left_out.into_iter();
+        Summary {
+            elapsed_ms: ms(self.meter.elapsed()),
+            cpu_ms: ms(self.meter.used()),
+            left_out: left_out.map(|(reason, count)| LeftOut { reason, count }).collect(),
+            ..self.summary
+        }
+    }
+}
+
+/// Pages of files that the kernel says it has in its cache.
+fn cached_in_files() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    };
+    Some(kib("Cached:")?.saturating_sub(kib("Shmem:")?) * 1024 / PAGE_BYTES)
+}

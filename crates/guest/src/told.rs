@@ -1,0 +1,46 @@
+//! Which pages were told already, a bit for each.
+
+/// Pages that were told.
+#[derive(Debug)]
+pub(crate) struct Told {
+    words: Vec<u64>,
+    words_max: usize,
+}
+
+impl Told {
+    /// With at most so much memory; pages beyond that are always new.
+    pub(crate) fn new(bytes_max: u64) -> Self {
+        let words_max = usize::try_from(bytes_max / 8).unwrap_or(usize::MAX);
+        Self { words: Vec::new(), words_max }
+    }
+
+    /// Notes a page; whether it is new.
+    pub(crate) fn insert(&mut self, page: u64) -> bool {
+        let Ok(place) = usize::try_from(page / 64) else { return true };
+        if place >= self.words_max {
+            return true;
+        }
+        if place >= self.words.len() {
+            self.words.resize(place + 1, 0);
+        }
+        let Some(word) = self.words.get_mut(place) else { return true };
+        let bit = 1 << (page % 64);
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_new_once() {
+        let mut told = Told::new(16);
+        for page in [0, 63, 64, 127] {
+            assert!(told.insert(page) && !told.insert(page), "{page}");
+        }
+        assert!(told.insert(128) && told.insert(128) && told.insert(u64::MAX));
+    }
+}

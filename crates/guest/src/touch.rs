@@ -1,0 +1,116 @@
+//! Has the kernel put pages that it has in its cache behind our addresses.
+//!
+//! Reading them would do, but a file may be cut short meanwhile, and reading
+//! behind its end is a signal that kills. So the kernel is made to read a byte of
+//! each, into a pipe: what isn't there is an error code to it. (`MADV_POPULATE_READ`
+//! would say so too, but it marks the pages as used.)
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::with_exposed_provenance_mut;
+
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+/// Bytes that go through the pipe at once; the kernel takes no more pieces.
+const AT_ONCE: usize = 1024;
+
+/// A pipe.
+#[derive(Debug)]
+pub(crate) struct Toucher {
+    from: OwnedFd,
+    to: OwnedFd,
+    pieces: Vec<libc::iovec>,
+    drained: Vec<u8>,
+}
+
+impl Toucher {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (from, to) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
+        let drained = vec![0; 4096];
+        Ok(Self { from, to, pieces: Vec::with_capacity(AT_ONCE), drained })
+    }
+
+    /// Touches what is at these addresses, which are of pages that are mapped, or
+    /// were. What can't be touched stays as it is.
+    pub(crate) fn touch(&mut self, addresses: impl Iterator<Item = usize>) -> io::Result<()> {
+        for address in addresses {
+            let iov_base = with_exposed_provenance_mut(address);
+            self.pieces.push(libc::iovec { iov_base, iov_len: 1 });
+            if self.pieces.len() == AT_ONCE {
+                self.flush()?;
+            }
+        }
+        self.flush()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let pieces = std::mem::take(&mut self.pieces);
+        self.write(&pieces)?;
+        self.pieces = pieces;
+        self.pieces.clear();
+        Ok(())
+    }
+
+    /// In halves where one of them can't be read: the kernel doesn't say which.
+    fn write(&mut self, pieces: &[libc::iovec]) -> io::Result<()> {
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        let count = libc::c_int::try_from(pieces.len()).unwrap_or(libc::c_int::MAX);
+        // SAFETY: the kernel reads a byte at each address, and says so if it can't.
+        // The addresses are of the arena's mappings of files, to which no reference
+        // exists.
+        let written = unsafe { libc::writev(self.to.as_raw_fd(), pieces.as_ptr(), count) };
+        let error = io::Error::last_os_error();
+        self.drain()?;
+        match usize::try_from(written) {
+            Ok(written) if written >= pieces.len() => Ok(()),
+            Ok(written) if written > 0 => self.write(pieces.get(written..).unwrap_or_default()),
+            Err(_) if error.raw_os_error() != Some(libc::EFAULT) => Err(error),
+            _ if pieces.len() == 1 => Ok(()),
+            _ => {
+                let (first, second) = pieces.split_at(pieces.len() / 2);
+                self.write(first)?;
+                self.write(second)
+            }
+        }
+    }
+
+    fn drain(&mut self) -> io::Result<()> {
+        loop {
+            match rustix::io::read(&self.from, &mut self.drained[..]) {
+                Ok(0) | Err(Errno::AGAIN) => return Ok(()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::arena::Arena;
+    use crate::pagemap::Pagemap;
+
+    #[test]
+    fn pages_are_put_behind_their_addresses_unless_they_are_gone() {
+        const PAGES: usize = 3000;
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![1; PAGES * 4096]).unwrap();
+        let mut arena = Arena::new().unwrap();
+        arena.map(file.as_fd(), 0, PAGES).unwrap();
+        // Cut short while it is mapped.
+        file.set_len(2000 * 4096).unwrap();
+        let base = arena.address();
+        Toucher::new().unwrap().touch((0..PAGES).map(|page| base + page * 4096)).unwrap();
+        let mut pages = vec![None; PAGES];
+        Pagemap::open().unwrap().read(base, &mut pages).unwrap();
+        assert!(pages[..2000].iter().all(Option::is_some));
+        assert!(pages[2000..].iter().all(Option::is_none));
+    }
+}

@@ -1,0 +1,221 @@
+//! Goes through the directories of a file system.
+
+use std::collections::HashSet;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use cachemap::PAGE_BYTES;
+use rustix::fs::{CWD, FileType, Mode, OFlags, RawDir, openat};
+use rustix::mount::{OpenTreeFlags, open_tree};
+
+use crate::file::{self, Effort};
+use crate::found::{DirId, Entry, Found};
+
+/// Room for one directory's entries.
+const ENTRIES_BYTES: usize = 32 << 10;
+/// What the kernel keeps of a file that it didn't know: an inode and a name.
+pub(crate) const KERNEL_BYTES: u64 = 1536;
+/// Inodes with several names take that much in the set of those that were seen.
+const SEEN_BYTES: u64 = 16;
+
+/// A file system, from the directory that is mounted.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    root: OwnedFd,
+    device: u64,
+}
+
+impl Tree {
+    /// Without what is mounted below it, so that what is hidden there is seen: a
+    /// mount of its own, which nobody else sees and which ends with this.
+    pub(crate) fn open(at: &Path) -> io::Result<Self> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let root = open_tree(CWD, at, flags).or_else(|_| {
+            // Some mounts may not be cloned. What is hidden below others stays so.
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            openat(CWD, at, flags, Mode::empty())
+        })?;
+        let device = rustix::fs::fstat(&root)?.st_dev;
+        Ok(Self { root, device })
+    }
+
+    /// Its device's number.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
+    pub(crate) fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+}
+
+/// How far a walk has come.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    effort: Effort,
+    todo: Vec<DirId>,
+    found: Found,
+    /// Inodes with more than one name.
+    seen: HashSet<u64>,
+    /// What could not be looked at.
+    pub(crate) unreadable: u64,
+    /// Names that were looked up.
+    pub(crate) looked_up: u64,
+    entries: Box<[MaybeUninit<u8>]>,
+    path: Vec<u8>,
+}
+
+impl Walk {
+    pub(crate) fn new(effort: Effort) -> Self {
+        Self {
+            effort,
+            todo: vec![Found::ROOT],
+            found: Found::default(),
+            seen: HashSet::new(),
+            unreadable: 0,
+            looked_up: 0,
+            entries: vec![MaybeUninit::uninit(); ENTRIES_BYTES].into_boxed_slice(),
+            path: Vec::new(),
+        }
+    }
+
+    /// Whether every directory was listed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.todo.is_empty()
+    }
+
+    /// What it takes up.
+    pub(crate) fn bytes(&self) -> u64 {
+        let todo = self.todo.capacity() * size_of::<DirId>();
+        self.found.bytes() + todo as u64 + self.seen.capacity() as u64 * SEEN_BYTES
+    }
+
+    /// Lists one directory.
+    pub(crate) fn step(&mut self, tree: &Tree) {
+        let Some(dir) = self.todo.pop() else { return };
+        self.found.dir_path(dir, &mut self.path);
+        match file::directory(tree.root(), &self.path, self.effort) {
+            Ok(opened) => self.list(dir, &opened),
+            Err(error) => self.miss(&error),
+        }
+    }
+
+    /// Files that were found since this was last asked, the biggest first.
+    pub(crate) fn take_files(&mut self) -> Vec<Entry> {
+        self.found.take_files()
+    }
+
+    /// Opens a file that was found.
+    pub(crate) fn open(&mut self, tree: &Tree, entry: &Entry) -> io::Result<OwnedFd> {
+        self.found.file_path(entry, &mut self.path);
+        file::file(tree.root(), &self.path, self.effort)
+    }
+
+    fn list(&mut self, dir: DirId, opened: &OwnedFd) {
+        let mut room = std::mem::take(&mut self.entries);
+        let mut entries = RawDir::new(opened, &mut room);
+        while let Some(entry) = entries.next() {
+            let Ok(entry) = entry else {
+                self.unreadable += 1;
+                break;
+            };
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            match entry.file_type() {
+                FileType::Directory => match self.found.add_dir(dir, name) {
+                    Some(id) => self.todo.push(id),
+                    None => self.unreadable += 1,
+                },
+                FileType::RegularFile => self.add(dir, opened, name),
+                // A file system that doesn't say, as some very old XFS.
+                FileType::Unknown => self.unreadable += 1,
+                _ => {}
+            }
+        }
+        self.entries = room;
+    }
+
+    fn add(&mut self, dir: DirId, opened: &OwnedFd, name: &[u8]) {
+        self.looked_up += 1;
+        let stat = file::glimpse(opened.as_fd(), name, self.effort).and_then(|f| file::regular(&f));
+        match stat {
+            Ok(Some(stat)) => {
+                let is_new = stat.st_nlink < 2 || self.seen.insert(stat.st_ino);
+                let size = u64::try_from(stat.st_size).unwrap_or(0);
+                if is_new && !self.found.add_file(dir, name, size.div_ceil(PAGE_BYTES)) {
+                    self.unreadable += 1;
+                }
+            }
+            Ok(None) => {}
+            Err(error) => self.miss(&error),
+        }
+    }
+
+    /// What isn't remembered has no pages in the cache, and what is gone neither.
+    fn miss(&mut self, error: &io::Error) {
+        let is_fine = match error.raw_os_error() {
+            Some(libc::EAGAIN) => self.effort == Effort::Remembered,
+            // Another mount is on top, and looked at by itself.
+            Some(libc::ENOENT | libc::EXDEV) => true,
+            _ => false,
+        };
+        if !is_fine {
+            self.unreadable += 1;
+        }
+    }
+}
+
+/// Whether the kernel knows `RESOLVE_CACHED`, Linux 5.12 and newer, or `openat2`
+/// at all, 5.6 and newer.
+pub(crate) fn efforts() -> io::Result<&'static [Effort]> {
+    let try_it = |effort| {
+        let root = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        file::glimpse(root.as_fd(), b".", effort).map(drop)
+    };
+    if try_it(Effort::Remembered).is_ok() {
+        return Ok(&[Effort::Remembered, Effort::Full]);
+    }
+    try_it(Effort::Full)?;
+    Ok(&[Effort::Full])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn all_files_are_found_once_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir_all(at("a/b/c")).unwrap();
+        fs::write(at("a/b/c/big"), [1; 50_000]).unwrap();
+        fs::write(at("a/small"), [1]).unwrap();
+        fs::write(at("empty"), []).unwrap();
+        fs::hard_link(at("a/small"), at("a/b/again")).unwrap();
+        std::os::unix::fs::symlink("a", at("link")).unwrap();
+        for nth in 0..2000 {
+            fs::write(at(&format!("a/b/many-{nth}-{}", "x".repeat(100))), [1; 5000]).unwrap();
+        }
+        let _socket = std::os::unix::net::UnixListener::bind(at("a/socket")).unwrap();
+        let tree = Tree::open(dir.path()).unwrap();
+        for effort in efforts().unwrap() {
+            let mut walk = Walk::new(*effort);
+            while !walk.is_over() {
+                walk.step(&tree);
+            }
+            let files = walk.take_files();
+            let pages: Vec<u32> = files.iter().map(|file| file.pages).collect();
+            assert_eq!((pages[0], pages[1], *pages.last().unwrap()), (13, 2, 1));
+            assert_eq!((pages.len(), walk.unreadable), (2002, 0), "{effort:?}");
+            for file in &files {
+                walk.open(&tree, file).unwrap();
+            }
+        }
+    }
+}
