@@ -9,6 +9,7 @@ pub mod command_line;
 pub mod dirty_rate;
 pub mod disks;
 pub mod export;
+pub mod guest_port;
 pub mod incoming;
 pub mod launch;
 pub mod machine;

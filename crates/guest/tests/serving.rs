@@ -1,0 +1,122 @@
+//! The helper behind a socket instead of a port: whoever asks is answered, whatever
+//! was said before, and for as long as there is somebody.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use cachemap::{Ask, Budget, CacheMap, Fault, Limits, Listener, State, VERSION, Wanted};
+use guest::port::Port;
+use guest::serve::{PROGRAM, serve};
+
+const LIMITS: Limits = Limits { ram_pages: 1 << 40, end_page: 1 << 40 };
+
+fn helper() -> (UnixStream, JoinHandle<()>) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let serving = thread::spawn(move || {
+        let mut port = Port::of(theirs.into()).unwrap();
+        serve(&mut port).unwrap();
+    });
+    (ours, serving)
+}
+
+fn ask(nonce: u64, wanted: Wanted) -> Ask {
+    let budget = Budget { cpu_percent: 50, time_ms: 300, memory_bytes: 8 << 20 };
+    Ask { version: VERSION, nonce, wanted, budget, runs_max: 100_000 }
+}
+
+fn hear(stream: &mut UnixStream, ask: &Ask) -> Result<(Listener, State), Fault> {
+    let mut listener = Listener::new(ask, LIMITS);
+    let mut room = vec![0; 64 << 10];
+    loop {
+        let length = stream.read(&mut room).unwrap();
+        assert!(length > 0, "the helper has gone");
+        let state = listener.take(&room[..length])?;
+        if state == State::Done {
+            return Ok((listener, state));
+        }
+    }
+}
+
+fn map(stream: &mut UnixStream, nonce: u64) -> Option<CacheMap> {
+    let ask = ask(nonce, Wanted::Map);
+    stream.write_all(&ask.to_bytes()).unwrap();
+    match hear(stream, &ask) {
+        Ok((listener, _)) => listener.into_map(),
+        // Whoever is not root may not know where pages are.
+        Err(Fault::Refused { text }) if text.contains("root") => None,
+        Err(fault) => panic!("{fault}"),
+    }
+}
+
+fn ends(stream: UnixStream, serving: JoinHandle<()>) {
+    drop(stream);
+    serving.join().unwrap();
+}
+
+#[test]
+fn one_who_only_wants_to_know_whether_it_is_there_gets_a_greeting() {
+    let (mut stream, serving) = helper();
+    for nonce in 0..3 {
+        let ask = ask(nonce, Wanted::Greeting);
+        stream.write_all(&ask.to_bytes()).unwrap();
+        let (listener, _) = hear(&mut stream, &ask).unwrap();
+        assert_eq!(listener.greeting().map(|greeting| greeting.program.as_str()), Some(PROGRAM));
+    }
+    ends(stream, serving);
+}
+
+#[test]
+fn one_who_speaks_another_version_gets_a_greeting() {
+    let (mut stream, serving) = helper();
+    let other = Ask { version: VERSION + 1, ..ask(5, Wanted::Map) };
+    stream.write_all(&other.to_bytes()).unwrap();
+    let (listener, _) = hear(&mut stream, &ask(5, Wanted::Greeting)).unwrap();
+    assert_eq!(listener.greeting().map(|greeting| greeting.version), Some(VERSION));
+    ends(stream, serving);
+}
+
+#[test]
+fn maps_are_told_again_and_again_within_the_budget() {
+    let (mut stream, serving) = helper();
+    for nonce in 10..13 {
+        let Some(map) = map(&mut stream, nonce) else { continue };
+        assert!(map.runs().len() <= 100_000);
+        let summary = map.summary();
+        // Which pages they are is for a guest's own test. They are told once each.
+        assert_eq!((map.overlapping(), map.pages()), (0, summary.pages));
+        assert!(summary.pages <= summary.cached_pages);
+    }
+    ends(stream, serving);
+}
+
+#[test]
+fn garbage_and_half_an_ask_before_an_ask_do_no_harm() {
+    let (mut stream, serving) = helper();
+    let half = ask(1, Wanted::Map).to_bytes();
+    stream.write_all(&half[..30]).unwrap();
+    stream.write_all(&[0x44; 10_000]).unwrap();
+    drop(map(&mut stream, 2));
+    ends(stream, serving);
+}
+
+#[test]
+fn who_asks_anew_gets_the_newer_answer() {
+    let (mut stream, serving) = helper();
+    // Nothing is read in between: what was said to the first stays in the way.
+    stream.write_all(&ask(1, Wanted::Map).to_bytes()).unwrap();
+    thread::yield_now();
+    drop(map(&mut stream, 2));
+    ends(stream, serving);
+}
+
+#[test]
+fn who_goes_away_in_the_middle_ends_the_answer() {
+    let (mut stream, serving) = helper();
+    stream.write_all(&ask(1, Wanted::Map).to_bytes()).unwrap();
+    stream.read_exact(&mut [0; 8]).unwrap();
+    ends(stream, serving);
+}

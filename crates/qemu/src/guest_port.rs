@@ -1,0 +1,227 @@
+//! Asks the helper in a guest which of its memory is a copy of what is on a disk.
+//!
+//! The helper is in the guest: it may be missing, silent, old, broken, or somebody
+//! who lies. Each is an error here, within the time that was given, and the VM and
+//! its migration are none the worse for it.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cachemap::{Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, VERSION, Wanted};
+use serde_json::json;
+
+use crate::qmp::{Qmp, QmpError};
+
+pub use cachemap::PORT_NAME;
+
+/// What is read at once.
+const READ_BYTES: usize = 64 << 10;
+const PAGE_BYTES: u64 = cachemap::PAGE_BYTES;
+/// Below this, memory has no gap on any machine type that QEMU has: q35's begins
+/// at 2 GiB at the lowest. Above it, the gap goes up to 4 GiB.
+const GAP_BEGINS_MIN: u64 = 2 << 30;
+const GAP_ENDS: u64 = 4 << 30;
+/// A VM with about a TiB or more may have all that is above the gap there: below a
+/// TiB some hosts have a gap of their own.
+const FAR_RAM_MIN: u64 = 900 << 30;
+const FAR_GAP_ENDS: u64 = 1 << 40;
+/// More runs than that are not worth their memory: 24 bytes each.
+const RUNS_MAX: u32 = 4 << 20;
+
+/// There is no map. The VM is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// The port's socket doesn't let us in.
+    #[error("the guest's port can't be reached: {source}")]
+    Socket {
+        /// The system's error.
+        source: io::Error,
+    },
+    /// QEMU closed the port, or somebody else has it.
+    #[error("the guest's port was closed while its helper was asked")]
+    Closed,
+    /// Nobody greets.
+    #[error("nobody answered at the guest's port within {waited:?}: its helper doesn't run")]
+    Absent {
+        /// How long that was.
+        waited: Duration,
+    },
+    /// It greeted, and did not come to an end.
+    #[error("the guest's helper did not end within {waited:?}")]
+    Late {
+        /// How long that was.
+        waited: Duration,
+    },
+    /// What it said is not as it should be.
+    #[error(transparent)]
+    Said(#[from] Fault),
+}
+
+/// What a VM's memory is, as far as a helper can name pages of it.
+#[must_use]
+pub fn limits(ram_bytes: u64) -> Limits {
+    let ram_pages = ram_bytes.div_ceil(PAGE_BYTES);
+    let beyond = ram_bytes.saturating_sub(GAP_BEGINS_MIN);
+    let gap_ends = if ram_bytes < FAR_RAM_MIN { GAP_ENDS } else { FAR_GAP_ENDS };
+    let end = if beyond == 0 { ram_bytes } else { gap_ends.saturating_add(beyond) };
+    Limits { ram_pages, end_page: end.div_ceil(PAGE_BYTES) }
+}
+
+/// The same of a QEMU's VM as it is now, with what was plugged in.
+///
+/// # Errors
+/// If QEMU doesn't say.
+pub fn limits_of(qmp: &Qmp) -> Result<Limits, QmpError> {
+    let summary = qmp.execute("query-memory-size-summary", json!({}))?;
+    let bytes = |name: &str| summary[name].as_u64().unwrap_or(0);
+    let (base, plugged) = (bytes("base-memory"), bytes("plugged-memory"));
+    let mut limits = limits(base);
+    if plugged == 0 {
+        return Ok(limits);
+    }
+    limits.ram_pages = base.saturating_add(plugged).div_ceil(PAGE_BYTES);
+    let devices = qmp.execute("query-memory-devices", json!({}))?;
+    for device in devices.as_array().into_iter().flatten() {
+        let data = &device["data"];
+        let address = data["addr"].as_u64().or(data["memaddr"].as_u64()).unwrap_or(0);
+        let end = address.saturating_add(data["size"].as_u64().unwrap_or(0));
+        limits.end_page = limits.end_page.max(end.div_ceil(PAGE_BYTES));
+    }
+    Ok(limits)
+}
+
+/// How long is waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// For the greeting: the helper answers at once, unless the guest has no CPU
+    /// for it.
+    pub greeting: Duration,
+    /// For all of it. More than the budget's time, or its end is missed.
+    pub all: Duration,
+}
+
+impl Patience {
+    /// What suits a budget.
+    #[must_use]
+    pub fn of(budget: Budget) -> Self {
+        let time = Duration::from_millis(budget.bounded().time_ms.into());
+        Self { greeting: Duration::from_secs(3), all: time + Duration::from_secs(3) }
+    }
+}
+
+/// Connects to the socket of a port.
+///
+/// # Errors
+/// If that can't be done.
+pub fn connect(socket: &Path) -> Result<UnixStream, GuestError> {
+    UnixStream::connect(socket).map_err(|source| GuestError::Socket { source })
+}
+
+/// Asks for the map of a VM with memory within `limits`. Another thread may shut
+/// `stream` down meanwhile, which ends this.
+///
+/// # Errors
+/// As [`GuestError`] says; always within `patience`.
+pub fn ask(
+    stream: &UnixStream,
+    limits: Limits,
+    budget: Budget,
+    patience: Patience,
+) -> Result<CacheMap, GuestError> {
+    let ask = Ask {
+        version: VERSION,
+        nonce: nonce(),
+        wanted: Wanted::Map,
+        budget: budget.bounded(),
+        runs_max: u32::try_from(limits.ram_pages).unwrap_or(RUNS_MAX).min(RUNS_MAX),
+    };
+    let listener = converse(stream, &ask, limits, patience)?;
+    listener.into_map().ok_or(GuestError::Closed)
+}
+
+/// Asks only whether there is a helper.
+///
+/// # Errors
+/// As [`GuestError`] says; always within `greeting`.
+pub fn greet(stream: &UnixStream, greeting: Duration) -> Result<Greeting, GuestError> {
+    let ask = Ask {
+        version: VERSION,
+        nonce: nonce(),
+        wanted: Wanted::Greeting,
+        budget: Budget::default(),
+        runs_max: 0,
+    };
+    let limits = Limits { ram_pages: 0, end_page: 0 };
+    let listener = converse(stream, &ask, limits, Patience { greeting, all: greeting })?;
+    listener.greeting().cloned().ok_or(GuestError::Closed)
+}
+
+fn converse(
+    stream: &UnixStream,
+    ask: &Ask,
+    limits: Limits,
+    patience: Patience,
+) -> Result<Listener, GuestError> {
+    let began = Instant::now();
+    let socket = |source| GuestError::Socket { source };
+    let mut listener = Listener::new(ask, limits);
+    stream.set_nonblocking(false).map_err(socket)?;
+    let too_late = |listener: &Listener| match listener.greeting() {
+        None => GuestError::Absent { waited: began.elapsed() },
+        Some(_) => GuestError::Late { waited: began.elapsed() },
+    };
+    let left = |listener: &Listener| {
+        let waits = if listener.greeting().is_none() { patience.greeting } else { patience.all };
+        // No time at all would mean none but for ever.
+        let left = waits.min(patience.all).checked_sub(began.elapsed());
+        left.filter(|left| !left.is_zero()).ok_or_else(|| too_late(listener))
+    };
+    stream.set_write_timeout(Some(left(&listener)?)).map_err(socket)?;
+    let mut stream = stream;
+    if let Err(error) = stream.write_all(&ask.to_bytes()) {
+        return Err(if is_timeout(&error) { too_late(&listener) } else { ended(error) });
+    }
+    let mut room = vec![0; READ_BYTES];
+    loop {
+        stream.set_read_timeout(Some(left(&listener)?)).map_err(socket)?;
+        let length = match stream.read(&mut room) {
+            Ok(0) => return Err(GuestError::Closed),
+            Ok(length) => length,
+            Err(error) if is_timeout(&error) => return Err(too_late(&listener)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(ended(error)),
+        };
+        if listener.take(room.get(..length).unwrap_or_default())? == State::Done {
+            return Ok(listener);
+        }
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+fn ended(error: io::Error) -> GuestError {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => GuestError::Closed,
+        _ => GuestError::Socket { source: error },
+    }
+}
+
+/// A number that no earlier ask had: what is left of an answer to that one may
+/// still come out of the port.
+fn nonce() -> u64 {
+    let mut bytes = [0; 8];
+    // Without chance there is still the time.
+    if rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::NONBLOCK).is_err() {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let nanos = now.map_or(0, |time| time.as_nanos());
+        bytes.copy_from_slice(nanos.to_le_bytes().first_chunk::<8>().unwrap_or(&[0; 8]));
+    }
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+use std::net::Shutdown;
+use std::thread;
+
+use cachemap::{AskFinder, Device, Reply, Run, Summary, refusal};
+
+use super::*;
+
+const RAM: Limits = Limits { ram_pages: 1000, end_page: 1000 };
+
+fn patience(greeting_ms: u64, all_ms: u64) -> Patience {
+    let ms = Duration::from_millis;
+    Patience { greeting: ms(greeting_ms), all: ms(all_ms) }
+}
+
+/// What an ask gets from somebody who does this with the port's other end.
+fn asked(
+    patience: Patience,
+    helper: impl FnOnce(UnixStream, Ask) + Send,
+) -> Result<CacheMap, GuestError> {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut bytes = [0; Ask::BYTES];
+            theirs.read_exact(&mut bytes).unwrap();
+            let ask = AskFinder::default().take(&bytes).unwrap();
+            helper(theirs, ask);
+        });
+        let answer = ask(&ours, RAM, Budget::default(), patience);
+        // Whoever still speaks is not listened to any more.
+        ours.shutdown(Shutdown::Both).unwrap();
+        answer
+    })
+}
+
+fn with_runs(ask: &Ask, runs: &[Run]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut reply = Reply::new(ask, "1", &mut bytes);
+    reply.device(&Device { sectors: 8000, ..Device::default() }, &mut bytes);
+    for run in runs {
+        reply.run(*run, &mut bytes);
+    }
+    reply.finish(Summary::default(), &mut bytes);
+    bytes
+}
+
+#[test]
+fn a_map_is_heard_whatever_was_left_in_the_port() {
+    let run = Run { page: 5, sector: 16, pages: 7, device: 0 };
+    let map = asked(patience(9000, 9000), |mut port, ask| {
+        let others = Ask { nonce: ask.nonce ^ 1, ..ask };
+        let left = with_runs(&others, &[run]);
+        port.write_all(&left[3..]).unwrap();
+        for byte in with_runs(&ask, &[run]) {
+            port.write_all(&[byte]).unwrap();
+        }
+    });
+    assert_eq!(map.unwrap().runs(), [run]);
+}
+
+#[test]
+fn silence_ends() {
+    let silent = |port: UnixStream, _: Ask| {
+        // Until the other end gives up.
+        let _ = (&port).read(&mut [0]);
+    };
+    let error = asked(patience(50, 9000), silent).unwrap_err();
+    assert!(matches!(error, GuestError::Absent { .. }), "{error}");
+    let greets = |mut port: UnixStream, ask: Ask| {
+        let mut bytes = Vec::new();
+        drop(Reply::new(&ask, "1", &mut bytes));
+        port.write_all(&bytes).unwrap();
+        let _ = port.read(&mut [0]);
+    };
+    let error = asked(patience(9000, 100), greets).unwrap_err();
+    assert!(matches!(error, GuestError::Late { .. }), "{error}");
+    let closes = |port: UnixStream, _: Ask| drop(port);
+    let error = asked(patience(9000, 9000), closes).unwrap_err();
+    assert!(matches!(error, GuestError::Closed), "{error}");
+}
+
+#[test]
+fn one_byte_at_a_time_does_not_last_for_ever() {
+    let slow = |mut port: UnixStream, _: Ask| {
+        while port.write_all(&[0x44]).is_ok() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let error = asked(patience(100, 9000), slow).unwrap_err();
+    assert!(matches!(error, GuestError::Absent { .. }), "{error}");
+}
+
+#[test]
+fn lies_are_errors() {
+    let outside = Run { page: 999, sector: 0, pages: 2, device: 0 };
+    let lies = [
+        (vec![outside], "memory"),
+        (vec![Run { page: 0, sector: 7999, pages: 1, device: 0 }], "disk"),
+        (vec![Run { page: 0, sector: 0, pages: 1, device: 7 }], "disk 7"),
+        (vec![Run { page: 0, sector: 0, pages: 900, device: 0 }; 3], "more than 2000 pages"),
+    ];
+    for (runs, word) in lies {
+        let answer = asked(patience(9000, 9000), move |mut port, ask| {
+            // It may not be listened to up to the end.
+            let _ = port.write_all(&with_runs(&ask, &runs));
+        });
+        let error = answer.unwrap_err();
+        assert!(matches!(&error, GuestError::Said(_)), "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    let refuses = |mut port: UnixStream, ask: Ask| {
+        let mut bytes = Vec::new();
+        refusal(&ask, "1", "not today", &mut bytes);
+        port.write_all(&bytes).unwrap();
+    };
+    let error = asked(patience(9000, 9000), refuses).unwrap_err();
+    assert!(error.to_string().contains("not today"), "{error}");
+}
+
+#[test]
+fn garbage_without_end_is_not_heard_for_ever() {
+    let babbles = |mut port: UnixStream, _: Ask| while port.write_all(&[0x44; 4096]).is_ok() {};
+    let error = asked(patience(60_000, 60_000), babbles).unwrap_err();
+    assert!(matches!(error, GuestError::Said(Fault::NoGreeting { .. })), "{error}");
+}
+
+#[test]
+fn a_helper_is_greeted() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut bytes = [0; Ask::BYTES];
+            theirs.read_exact(&mut bytes).unwrap();
+            let ask = AskFinder::default().take(&bytes).unwrap();
+            assert_eq!(ask.wanted, Wanted::Greeting);
+            let greeting = Greeting { version: 9, nonce: ask.nonce, program: "9.1".to_owned() };
+            theirs.write_all(&greeting.to_bytes()).unwrap();
+        });
+        let greeting = greet(&ours, Duration::from_secs(9)).unwrap();
+        assert_eq!((greeting.version, greeting.program.as_str()), (9, "9.1"));
+    });
+}
+
+#[test]
+fn pages_above_the_gap_are_within_the_limits() {
+    let cases = [
+        (512 << 20, 512 << 20),
+        (2 << 30, 2 << 30),
+        // q35 has 2 GiB below the gap, and the rest from 4 GiB on.
+        (3 << 30, 5 << 30),
+        (64 << 30, 66 << 30),
+        (1 << 40, (1 << 40) + (1022 << 30)),
+    ];
+    for (bytes, end) in cases {
+        let limits = limits(bytes);
+        assert_eq!((limits.ram_pages, limits.end_page), (bytes / 4096, end / 4096), "{bytes}");
+    }
+}
