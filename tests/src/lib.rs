@@ -4,6 +4,7 @@
 
 pub mod disk;
 pub mod faults;
+pub mod files;
 mod goal;
 pub mod hostile;
 pub mod liar;

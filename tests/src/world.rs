@@ -421,6 +421,8 @@ impl World {
             matches!(name, "agent.log" | "api.sock" | "disk.img" | "state" | "tls")
                 || name.ends_with(".toml")
                 || name.ends_with(".console")
+                // Disks that both hosts have.
+                || name.starts_with("files-")
         };
         until("no socket is left", || self.files(side, "").iter().all(|name| known(name)));
     }

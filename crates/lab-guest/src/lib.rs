@@ -5,6 +5,7 @@
 pub mod burn;
 pub mod content;
 pub mod disk;
+pub mod files;
 pub mod memory;
 pub mod net;
 pub mod orders;

@@ -23,6 +23,7 @@ use lab_guest::PAGE_BYTES;
 use lab_guest::burn::{self, Burner};
 use lab_guest::content::Kind;
 use lab_guest::disk::{Disk, Habits};
+use lab_guest::files::Files;
 use lab_guest::memory::{Area, Checked};
 use lab_guest::net;
 use lab_guest::orders::Orders;
@@ -44,6 +45,7 @@ const FILE: &str = "/file";
 const COMMON_FIRST_PAGE: u64 = 1 << 31;
 const SERVER: &str = "/server/memcached";
 const LIBRARIES: &str = "/server";
+const HELPER: &str = "/droveway-guest";
 
 /// All that the threads share.
 struct Guest {
@@ -62,6 +64,8 @@ struct Guest {
     computed: AtomicU64,
     disk: Storing,
     file: Storing,
+    /// On file systems, and so in the page cache.
+    files: Mutex<Option<Files>>,
     written: AtomicU64,
     answers: AtomicU64,
     wrong_answers: AtomicU64,
@@ -188,6 +192,7 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
     let mut pacer = Pacer::default();
     pacer.set_rate(orders.rate);
     let (disk, file) = stores(&orders)?;
+    let files = (orders.files_bytes > 0).then(|| make_files(&orders)).transpose()?;
     Ok(Guest {
         boot_id,
         orders,
@@ -201,6 +206,7 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         computed: AtomicU64::new(0),
         disk,
         file,
+        files: Mutex::new(files),
         written: AtomicU64::new(0),
         answers: AtomicU64::new(0),
         wrong_answers: AtomicU64::new(0),
@@ -222,6 +228,19 @@ fn stores(orders: &Orders) -> std::io::Result<(Storing, Storing)> {
     });
     let disk = Storing::new(disk.transpose()?, orders.disk_rate);
     Ok((disk, Storing::new(file.transpose()?, orders.file_rate)))
+}
+
+/// Mounts the disks, fills them, and reads what is there, so that all of it is in
+/// the page cache and nothing of it newer there. Then the helper may be asked.
+fn make_files(orders: &Orders) -> std::io::Result<Files> {
+    system::mount("sysfs", "/sys")?;
+    let files = Files::make(system::mount_disks()?, orders.files_bytes, orders.seed)?;
+    rustix::fs::sync();
+    system::drop_caches(system::Caches::All)?;
+    files.read()?;
+    // It ends with the guest.
+    Command::new(HELPER).spawn()?;
+    Ok(files)
 }
 
 /// Beats, before anything else that wants the CPU.
@@ -342,6 +361,17 @@ impl Guest {
             "hello" => Ok(self.greeting()),
             "check" => self.check(),
             "check-disk" => self.check_disk(),
+            "files" => self.on_files(|files| files.read()),
+            "files-change" => {
+                let pages = rest.parse().map_err(|_| format!("{rest:?} is no number"))?;
+                self.on_files(|files| files.change(pages))
+            }
+            "files-sync" => {
+                rustix::fs::sync();
+                Ok(String::new())
+            }
+            "files-drop" => dropped(system::Caches::All),
+            "files-forget-names" => dropped(system::Caches::Names),
             "status" => Ok(self.status()),
             "forget" => {
                 self.worst_tick_us.store(0, Ordering::Relaxed);
@@ -391,6 +421,15 @@ impl Guest {
         Ok(format!("written={} {}", self.disk.written(), shown(checked)))
     }
 
+    fn on_files(
+        &self,
+        work: impl FnOnce(&mut Files) -> std::io::Result<u64>,
+    ) -> Result<String, String> {
+        let mut files = lock(&self.files);
+        let files = files.as_mut().ok_or("there are no files")?;
+        work(files).map(|pages| format!("pages={pages}")).map_err(|error| error.to_string())
+    }
+
     fn status(&self) -> String {
         format!(
             "ticks={} written={} rate={} worst_tick_us={} computed={} fastest={} wrong_answers={}",
@@ -403,6 +442,10 @@ impl Guest {
             self.wrong_answers.load(Ordering::Relaxed),
         )
     }
+}
+
+fn dropped(caches: system::Caches) -> Result<String, String> {
+    system::drop_caches(caches).map(|()| String::new()).map_err(|error| error.to_string())
 }
 
 fn shown(checked: Checked) -> String {

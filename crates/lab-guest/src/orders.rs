@@ -68,6 +68,9 @@ pub struct Orders {
     pub file_bytes: u64,
     /// Bytes rewritten there per second.
     pub file_rate: u64,
+    /// Bytes of files that are made on the file system of each disk; 0 if none has
+    /// one. With it the helper is started, which tells where they are.
+    pub files_bytes: u64,
     /// Bytes of the first disk that are filled, and rewritten in any order.
     pub disk_bytes: u64,
     /// Bytes rewritten there per second.
@@ -118,6 +121,7 @@ impl fmt::Display for Orders {
             ("serve", self.serve_bytes),
             ("file", self.file_bytes),
             ("file_rate", self.file_rate),
+            ("files", self.files_bytes),
             ("disk", self.disk_bytes),
             ("disk_rate", self.disk_rate),
             ("disk_run", self.disk_run),
@@ -164,6 +168,7 @@ impl FromStr for Orders {
                 "serve" => orders.serve_bytes = number,
                 "file" => orders.file_bytes = number,
                 "file_rate" => orders.file_rate = number,
+                "files" => orders.files_bytes = number,
                 "disk" => orders.disk_bytes = number,
                 "disk_rate" => orders.disk_rate = number,
                 "disk_run" => orders.disk_run = number,
@@ -205,6 +210,7 @@ mod tests {
             serve_bytes: 14,
             file_bytes: 18,
             file_rate: 19,
+            files_bytes: 23,
             disk_bytes: 7,
             disk_rate: 8,
             disk_run: 9,

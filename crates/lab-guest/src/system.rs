@@ -1,6 +1,7 @@
 //! What an init asks of its kernel.
 
 use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
 
 /// Where the lab listens.
 pub(crate) const PORT: &str = "/dev/ttyS1";
@@ -28,6 +29,44 @@ pub(crate) fn load_modules() -> std::io::Result<()> {
         eprintln!("guest: the kernel does not take {}", path.display());
     }
     Ok(())
+}
+
+/// Mounts the file system of each disk, or of its first partition if it has one.
+pub(crate) fn mount_disks() -> std::io::Result<Vec<PathBuf>> {
+    let mut places = Vec::new();
+    for letter in 'a'..='z' {
+        let disk = format!("/dev/vd{letter}");
+        let source = [format!("{disk}1"), disk].into_iter().find(|path| Path::new(path).exists());
+        let Some(source) = source else { break };
+        let at = format!("/disks/{letter}");
+        fs::create_dir_all(&at)?;
+        let flags = rustix::mount::MountFlags::empty();
+        let kinds = ["ext4", "xfs"];
+        let mount = |kind| rustix::mount::mount(&source, &at, kind, flags, None);
+        if !kinds.into_iter().any(|kind| mount(kind).is_ok()) {
+            let text = format!("{source} has neither of {kinds:?}");
+            return Err(std::io::Error::other(text));
+        }
+        places.push(PathBuf::from(at));
+    }
+    Ok(places)
+}
+
+/// What the kernel is to forget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caches {
+    /// Which files there are, but not what is in them.
+    Names,
+    /// All that it can have again from disks.
+    All,
+}
+
+pub(crate) fn drop_caches(caches: Caches) -> std::io::Result<()> {
+    let number = match caches {
+        Caches::Names => "2",
+        Caches::All => "3",
+    };
+    fs::write("/proc/sys/vm/drop_caches", number)
 }
 
 pub(crate) fn open_port() -> std::io::Result<File> {

@@ -101,6 +101,16 @@ pub fn server_initrd(kit: &Kit) -> Result<PathBuf> {
     initramfs::with_server(&store, &kit.initrd, &server, &modules)
 }
 
+/// The initramfs of guests with a helper, and what it needs to be reached.
+///
+/// # Errors
+/// With what is missing and can't be had.
+pub fn helper_initrd(kit: &Kit) -> Result<PathBuf> {
+    let store = store();
+    let modules = download::helper_modules(&store)?;
+    initramfs::with_helper(&store, &kit.initrd, &modules)
+}
+
 fn system_qemu() -> Result<PathBuf> {
     program::find("qemu-system-x86_64")
         .ok_or_else(|| LabError::Missing { what: "qemu-system-x86_64".to_owned() })

@@ -39,11 +39,15 @@ const MODULES: [&str; 7] = [
 /// The same for a NIC, which few guests have.
 const NIC_MODULES: [&str; 3] = ["failover", "net_failover", "virtio_net"];
 
+/// For a helper's port, and a file system that kernels don't have built in.
+const HELPER_MODULES: [&str; 3] = ["libcrc32c", "xfs", "virtio_console"];
+
 /// The server that a guest may have, and the package that brings it.
 const SERVER_PACKAGE: &str = "memcached";
 /// Where packages have libraries, in a distribution that has merged `/usr` or not.
 const LIBRARY_PLACES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 const NIC_MODULES_DIR: &str = "nic-modules";
+const HELPER_MODULES_DIR: &str = "helper-modules";
 /// What loads a program's libraries.
 pub(super) const LINKER: &str = "ld-linux-x86-64.so.2";
 
@@ -51,7 +55,8 @@ pub(super) const LINKER: &str = "ld-linux-x86-64.so.2";
 pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
     let home = store.join("kernel");
     let kernel = (home.join("vmlinuz"), home.join("modules"));
-    if kernel.0.is_file() {
+    let is_whole = [NIC_MODULES_DIR, HELPER_MODULES_DIR].iter().all(|dir| home.join(dir).is_dir());
+    if kernel.0.is_file() && is_whole {
         return Ok(kernel);
     }
     let apt = Apt::new(store, "system", None)?;
@@ -76,20 +81,25 @@ pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
     fs::rename(&image, new.0.join("vmlinuz")).at("take", &image)?;
     keep_modules(&MODULES, &scratch.0.join("lib"), &new.0.join("modules"))?;
     keep_modules(&NIC_MODULES, &scratch.0.join("lib"), &new.0.join(NIC_MODULES_DIR))?;
+    keep_modules(&HELPER_MODULES, &scratch.0.join("lib"), &new.0.join(HELPER_MODULES_DIR))?;
+    // A store of an earlier time has fewer modules.
+    if home.is_dir() {
+        fs::remove_dir_all(&home).at("remove", &home)?;
+    }
     fs::rename(&new.0, &home).at("create", &home)?;
     Ok(kernel)
 }
 
-/// The directory of the modules for a NIC. A store of an earlier time has none:
-/// then the kernel is unpacked again.
+/// The directory of the modules for a NIC.
 pub(super) fn nic_modules(store: &Path) -> Result<PathBuf> {
-    let home = store.join("kernel");
-    let modules = home.join(NIC_MODULES_DIR);
-    if home.is_dir() && !modules.is_dir() {
-        fs::remove_dir_all(&home).at("remove", &home)?;
-    }
     kernel(store)?;
-    Ok(modules)
+    Ok(store.join("kernel").join(NIC_MODULES_DIR))
+}
+
+/// The directory of the modules for a helper.
+pub(super) fn helper_modules(store: &Path) -> Result<PathBuf> {
+    kernel(store)?;
+    Ok(store.join("kernel").join(HELPER_MODULES_DIR))
 }
 
 /// The directory of the server that a guest may have, with its libraries.

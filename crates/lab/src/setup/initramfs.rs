@@ -15,27 +15,40 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Builds it, if its program changed.
 pub(super) fn build(store: &Path, modules: &Path) -> Result<PathBuf> {
     let initrd = store.join("initrd");
-    let target = store.join("guest");
-    let binary = target.join(TARGET).join("release/lab-guest");
     if !initrd.is_file() {
         say("building the guests' initramfs");
     }
+    let archive = pack(&linked_statically(store, "lab-guest")?, modules)?;
+    if fs::read(&initrd).is_ok_and(|old| old == archive) {
+        return Ok(initrd);
+    }
+    replace(store, &initrd, &archive)?;
+    Ok(initrd)
+}
+
+/// One of our own programs, as it runs in a guest without libraries.
+fn linked_statically(store: &Path, name: &str) -> Result<Vec<u8>> {
+    let target = store.join("guest");
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
-    build.args(["build", "--quiet", "--release", "--package", "lab-guest", "--bin", "lab-guest"]);
+    build.args(["build", "--quiet", "--release", "--package", name, "--bin", name]);
     // A directory of its own: other flags than the rest of the workspace.
     build.args(["--target", TARGET, "--target-dir"]).arg(&target).current_dir(repository());
     build
         .env("RUSTFLAGS", "-C target-feature=+crt-static -C strip=symbols")
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     program::output(&mut build)?;
-    let program = fs::read(&binary).at("read", &binary)?;
-    let archive = pack(&program, modules)?;
-    if fs::read(&initrd).is_ok_and(|old| old == archive) {
-        return Ok(initrd);
-    }
-    replace(store, &initrd, &archive)?;
-    Ok(initrd)
+    let binary = target.join(TARGET).join("release").join(name);
+    fs::read(&binary).at("read", &binary)
+}
+
+/// The same with the helper that tells what is in the page cache.
+pub(super) fn with_helper(store: &Path, initrd: &Path, modules: &Path) -> Result<PathBuf> {
+    let mut archive = Archive::default();
+    archive.directory("modules");
+    add_files(&mut archive, "modules", modules)?;
+    archive.program("droveway-guest", &linked_statically(store, "droveway-guest")?);
+    after(store, initrd, "initrd-helper", archive)
 }
 
 /// The same with a server and what it needs in a second archive, which the
@@ -55,13 +68,18 @@ pub(super) fn with_server(
     add_files(&mut archive, "modules", modules)?;
     let linker = server.join(LINKER);
     archive.program(&format!("lib64/{LINKER}"), &fs::read(&linker).at("read", &linker)?);
+    after(store, initrd, "initrd-server", archive)
+}
+
+/// Both in one file.
+fn after(store: &Path, initrd: &Path, name: &str, archive: Archive) -> Result<PathBuf> {
     let both = [fs::read(initrd).at("read", initrd)?, archive.finish()].concat();
-    let with_server = store.join("initrd-server");
-    if fs::read(&with_server).is_ok_and(|old| old == both) {
-        return Ok(with_server);
+    let path = store.join(name);
+    if fs::read(&path).is_ok_and(|old| old == both) {
+        return Ok(path);
     }
-    replace(store, &with_server, &both)?;
-    Ok(with_server)
+    replace(store, &path, &both)?;
+    Ok(path)
 }
 
 /// In two steps: a guest that boots meanwhile never sees half of it.

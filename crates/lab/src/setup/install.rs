@@ -5,12 +5,14 @@ use crate::program;
 use crate::setup::say;
 
 /// Programs, each with the Debian package that brings it.
-const PROGRAMS: [(&str, &str); 7] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("qemu-img", "qemu-utils"),
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("dpkg-deb", "dpkg"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("mkfs.xfs", "xfsprogs"),
     ("strace", "strace"),
     ("redis-server", "redis-server"),
 ];

@@ -1,0 +1,158 @@
+//! File systems on disks, filled with files of all sizes, whose content is then in
+//! the kernel's page cache.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::content::{self, Identity, Kind, PageWords};
+use crate::{PAGE_BYTES, PAGE_WORDS};
+
+/// Half of the bytes are in one file.
+const MIDDLE_BYTES: u64 = 300_000;
+/// Small ones differ in size, so that most end in the middle of a page.
+const SMALL_BYTES_MIN: u64 = 500;
+const SMALL_BYTES_STEP: u64 = 777;
+const SMALL_BYTES_MAX: u64 = 12_000;
+/// In one directory.
+const SMALL_TOGETHER: u64 = 100;
+/// Written at once.
+const CHUNK_PAGES: usize = 64;
+
+/// The files on some file systems.
+#[derive(Debug)]
+pub struct Files {
+    places: Vec<PathBuf>,
+    seed: u64,
+    next_page: u64,
+}
+
+impl Files {
+    /// Makes files of `bytes` together in each of these directories.
+    ///
+    /// # Errors
+    /// If there is no room for them.
+    pub fn make(places: Vec<PathBuf>, bytes: u64, seed: u64) -> io::Result<Self> {
+        let mut files = Self { places, seed, next_page: 0 };
+        for place in files.places.clone() {
+            files.fill(&place, bytes)?;
+        }
+        Ok(files)
+    }
+
+    fn fill(&mut self, place: &Path, bytes: u64) -> io::Result<()> {
+        self.write(&place.join("big"), bytes / 2)?;
+        fs::create_dir(place.join("middle"))?;
+        for nth in 0..bytes / 4 / MIDDLE_BYTES {
+            self.write(&place.join("middle").join(nth.to_string()), MIDDLE_BYTES)?;
+        }
+        let (mut left, mut size) = (bytes / 4, SMALL_BYTES_MIN);
+        for nth in 0.. {
+            if left < SMALL_BYTES_MAX {
+                break;
+            }
+            let dir = place.join(format!("small/{}", nth / SMALL_TOGETHER));
+            fs::create_dir_all(&dir)?;
+            self.write(&dir.join(nth.to_string()), size)?;
+            left -= size;
+            size = (size + SMALL_BYTES_STEP) % SMALL_BYTES_MAX + 1;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, path: &Path, bytes: u64) -> io::Result<()> {
+        let mut file = File::create(path)?;
+        let mut chunk = vec![0; CHUNK_PAGES * PAGE_BYTES];
+        let mut left = usize::try_from(bytes).unwrap_or(usize::MAX);
+        while left > 0 {
+            let now = left.min(chunk.len());
+            for page in chunk[..now.next_multiple_of(PAGE_BYTES)].chunks_mut(PAGE_BYTES) {
+                self.next_page += 1;
+                put(self.seed, self.next_page, page);
+            }
+            file.write_all(&chunk[..now])?;
+            left -= now;
+        }
+        Ok(())
+    }
+
+    /// Reads all of them; the pages that they have.
+    ///
+    /// # Errors
+    /// If one can't be read.
+    pub fn read(&self) -> io::Result<u64> {
+        let mut room = vec![0; CHUNK_PAGES * PAGE_BYTES];
+        self.places.iter().try_fold(0, |pages, place| Ok(pages + read_below(place, &mut room)?))
+    }
+
+    /// Writes to the first pages of each big file, and leaves that in memory; how
+    /// many pages those are.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub fn change(&mut self, pages: u64) -> io::Result<u64> {
+        for place in &self.places {
+            let file = OpenOptions::new().write(true).open(place.join("big"))?;
+            for page in 0..pages {
+                let mut bytes = [0; PAGE_BYTES];
+                self.next_page += 1;
+                put(self.seed, self.next_page, &mut bytes);
+                file.write_all_at(&bytes, page * PAGE_BYTES as u64)?;
+            }
+        }
+        Ok(pages * self.places.len() as u64)
+    }
+}
+
+fn put(seed: u64, page: u64, bytes: &mut [u8]) {
+    let mut words: PageWords = [0; PAGE_WORDS];
+    content::write(Kind::Random, Identity { seed, page, version: 0 }, &mut words);
+    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+}
+
+fn read_below(path: &Path, room: &mut [u8]) -> io::Result<u64> {
+    let mut pages = 0;
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            pages += read_below(&entry.path(), room)?;
+            continue;
+        }
+        let mut file = File::open(entry.path())?;
+        let mut bytes = 0;
+        loop {
+            match file.read(room)? {
+                0 => break,
+                read => bytes += read,
+            }
+        }
+        pages += bytes.div_ceil(PAGE_BYTES) as u64;
+    }
+    Ok(pages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_have_the_pages_that_they_should_and_can_be_changed() {
+        let at = std::env::temp_dir().join(format!("lab-guest-files-{}", std::process::id()));
+        fs::create_dir(&at).unwrap();
+        let mut files = Files::make(vec![at.clone()], 2 << 20, 7).unwrap();
+        let pages = files.read().unwrap();
+        let (big, one) = (256, 300_000_u64.div_ceil(4096));
+        assert!((big + one..big + 3 * one + 200).contains(&pages), "{pages}");
+        let before = fs::read(at.join("big")).unwrap();
+        assert_eq!(files.change(3).unwrap(), 3);
+        let after = fs::read(at.join("big")).unwrap();
+        assert_eq!(before.len(), after.len());
+        assert!(before[..3 * PAGE_BYTES] != after[..3 * PAGE_BYTES]);
+        assert!(before[3 * PAGE_BYTES..] == after[3 * PAGE_BYTES..]);
+        assert_eq!(files.read().unwrap(), pages);
+        fs::remove_dir_all(&at).unwrap();
+    }
+}

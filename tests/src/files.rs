@@ -1,0 +1,213 @@
+//! A guest with file systems full of files, and a helper that tells which of its
+//! memory is a copy of them; seen from outside: the guest's RAM in QEMU, and the
+//! disks' images.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use cachemap::{Budget, CacheMap, PAGE_BYTES, PORT_NAME, Run};
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::RUN_DIR;
+use lab::setup;
+use qemu::guest_port::{self, GuestError, Patience};
+use ram::Mapping;
+use serde_json::json;
+
+use crate::{MIB, Side, World, guest, own_qmp_argument};
+
+/// The guest's memory.
+pub const RAM_BYTES: u64 = 512 * MIB;
+/// What files each disk has.
+const FILES_BYTES: u64 = 64 * MIB;
+const EXT4_BYTES: u64 = 160 * MIB;
+/// The least that XFS wants to be made on.
+const XFS_BYTES: u64 = 304 * MIB;
+/// Where disks of long ago have their first partition: not at a whole page.
+const PARTITION_SECTOR: u64 = 63;
+const SECTOR: usize = 512;
+const SECTOR_BYTES: u64 = SECTOR as u64;
+/// Copied at once.
+const PIECE: usize = 1 << 20;
+const PAGE: usize = 4096;
+
+/// What the disks are called in the guest.
+pub const SERIALS: [&str; 2] = ["files-ext4", "files-xfs"];
+
+/// The image of a disk, by its serial number, as seen from outside. It lies at
+/// host A, and has this name for both hosts.
+#[must_use]
+pub fn image(world: &World, serial: &str) -> PathBuf {
+    world.host(Side::A).run_dir.join(format!("{serial}.img"))
+}
+
+fn run(program: &str, args: &[&str]) {
+    let program = lab::program::find(program).unwrap_or_else(|| program.into());
+    let output = Command::new(&program).args(args).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{} {args:?}: {said}", program.display());
+}
+
+/// ext4 on the whole of a disk, with the blocks that larger disks have.
+fn make_ext4(path: &Path) {
+    File::create(path).unwrap().set_len(EXT4_BYTES).unwrap();
+    run("mkfs.ext4", &["-q", "-F", "-b", "4096", &path.display().to_string()]);
+}
+
+/// XFS in a partition, the only one of its disk.
+fn make_xfs(path: &Path) {
+    let whole = path.with_extension("xfs");
+    File::create(&whole).unwrap().set_len(XFS_BYTES).unwrap();
+    run("mkfs.xfs", &["-q", "-f", &whole.display().to_string()]);
+    let mut disk = File::create(path).unwrap();
+    disk.set_len(PARTITION_SECTOR * SECTOR_BYTES + XFS_BYTES).unwrap();
+    let mut first = [0; SECTOR];
+    // The first entry of four: Linux, its first sector, its length.
+    first[446 + 4] = 0x83;
+    let numbers = [PARTITION_SECTOR, XFS_BYTES / SECTOR_BYTES].map(|n| u32::try_from(n).unwrap());
+    first[446 + 8..446 + 12].copy_from_slice(&numbers[0].to_le_bytes());
+    first[446 + 12..446 + 16].copy_from_slice(&numbers[1].to_le_bytes());
+    first[510..].copy_from_slice(&[0x55, 0xaa]);
+    disk.write_all(&first).unwrap();
+    let mut from = File::open(&whole).unwrap();
+    let mut piece = vec![0; PIECE];
+    for offset in (0..XFS_BYTES).step_by(PIECE) {
+        from.seek(SeekFrom::Start(offset)).unwrap();
+        from.read_exact(&mut piece).unwrap();
+        // What is empty stays a hole.
+        if piece.iter().any(|byte| *byte != 0) {
+            disk.write_all_at(&piece, PARTITION_SECTOR * SECTOR_BYTES + offset).unwrap();
+        }
+    }
+    std::fs::remove_file(&whole).unwrap();
+}
+
+/// A quiet guest with a port for its helper, and none to speak there.
+///
+/// # Panics
+/// If what it needs can't be had.
+#[must_use]
+pub fn with_port(world: &World) -> GuestSpec {
+    let mut spec = guest(&format!("{}M", RAM_BYTES / MIB), 0);
+    spec.initrd = Some(setup::helper_initrd(&world.kit).unwrap());
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let path = format!("{RUN_DIR}/{}.own-port", spec.name);
+    let socket = format!("socket,id=helper,path={path},server=on,wait=off");
+    let port = format!("virtserialport,chardev=helper,name={PORT_NAME}");
+    let arguments = ["-chardev", &socket, "-device", "virtio-serial-pci", "-device", &port];
+    spec.extra.extend(arguments.map(str::to_owned));
+    spec
+}
+
+/// The same with two disks full of files, all of them in the page cache, and a
+/// helper.
+///
+/// # Panics
+/// If the disks can't be made.
+#[must_use]
+pub fn with_files(world: &World) -> GuestSpec {
+    let mut spec = with_port(world);
+    spec.orders.files_bytes = FILES_BYTES;
+    make_ext4(&image(world, SERIALS[0]));
+    make_xfs(&image(world, SERIALS[1]));
+    for serial in SERIALS {
+        let path = image(world, serial);
+        let drive = format!("file={},format=raw,if=none,id={serial}", path.display());
+        let device = format!("virtio-blk-pci,drive={serial},serial={serial}");
+        spec.extra.extend(["-drive", &drive, "-device", &device].map(str::to_owned));
+    }
+    spec
+}
+
+/// How many pages of files are in the guest's cache, after it has read all of them.
+///
+/// # Panics
+/// If it doesn't say.
+#[must_use]
+pub fn cached_pages(guest: &Guest) -> u64 {
+    let answer = guest.ask("files").unwrap();
+    answer.strip_prefix("pages=").unwrap().parse().unwrap()
+}
+
+/// The port's socket, where the VM is.
+#[must_use]
+pub fn socket(world: &World, side: Side, name: &str) -> PathBuf {
+    world.host(side).run_dir.join(format!("{name}.own-port"))
+}
+
+/// A budget that is enough, on a busy machine too.
+#[must_use]
+pub fn ample() -> Budget {
+    Budget { cpu_percent: 100, time_ms: 60_000, ..Budget::default() }
+}
+
+/// Asks the helper of a VM.
+///
+/// # Errors
+/// What [`guest_port`] says.
+///
+/// # Panics
+/// If the VM's QEMU doesn't say how much memory it has.
+pub fn asked(
+    world: &World,
+    side: Side,
+    name: &str,
+    budget: Budget,
+) -> Result<CacheMap, GuestError> {
+    let limits = guest_port::limits_of(&world.own_qmp(side, name)).unwrap();
+    assert_eq!(limits, guest_port::limits(RAM_BYTES));
+    let stream = guest_port::connect(&socket(world, side, name))?;
+    let usual = Patience::of(budget);
+    let patience = Patience { greeting: Duration::from_secs(30), ..usual };
+    guest_port::ask(&stream, limits, budget, patience)
+}
+
+/// Compares each page of a map with its disk, from outside: the pages that are
+/// equal, and the first that isn't.
+///
+/// # Panics
+/// If one of them can't be looked at.
+#[must_use]
+pub fn compare(world: &World, side: Side, name: &str, map: &CacheMap) -> (u64, Option<Run>) {
+    let ram = guest_ram(world, side, name);
+    let disks: Vec<File> = map
+        .devices()
+        .iter()
+        .map(|device| {
+            let image = File::open(image(world, &device.serial)).unwrap();
+            assert_eq!(image.metadata().unwrap().len(), device.sectors * SECTOR_BYTES);
+            image
+        })
+        .collect();
+    let (mut equal, mut first_wrong) = (0, None);
+    let mut page = [0; PAGE];
+    let mut block = page;
+    for run in map.runs() {
+        let disk = &disks[usize::from(run.device)];
+        for nth in 0..u64::from(run.pages) {
+            ram.read((run.page + nth) * PAGE_BYTES, &mut page).unwrap();
+            disk.read_exact_at(&mut block, run.sector * SECTOR_BYTES + nth * PAGE_BYTES).unwrap();
+            if page == block {
+                equal += 1;
+            } else {
+                first_wrong.get_or_insert(Run { page: run.page + nth, pages: 1, ..*run });
+            }
+        }
+    }
+    (equal, first_wrong)
+}
+
+/// All of a guest's memory, which is one piece below its gap.
+fn guest_ram(world: &World, side: Side, name: &str) -> Mapping {
+    let command = json!({ "command-line": "gpa2hva 0" });
+    let qmp = world.own_qmp(side, name);
+    let answer = qmp.execute("human-monitor-command", command).unwrap();
+    let text = answer.as_str().unwrap().trim().to_owned();
+    let address = text.rsplit_once("0x").expect("an address").1;
+    let address = u64::from_str_radix(address, 16).unwrap();
+    let pid = world.vm(side, name).unwrap().pid;
+    Mapping::of_process(pid, address, RAM_BYTES).unwrap()
+}

@@ -1,0 +1,221 @@
+//! What the helper in a guest says of its page cache, held against the truth: the
+//! guest's memory and its disks, both looked at from outside. Nothing that moves a
+//! VM uses it yet.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::thread;
+use std::time::Duration;
+
+use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
+use end_to_end::files::{
+    SERIALS, ample, asked, cached_pages, compare, image, socket, with_files, with_port,
+};
+use end_to_end::{Side, World};
+use lab::guest::Guest;
+use lab::hosts::Link;
+use qemu::guest_port::{self, GuestError, Patience};
+
+const NAME: &str = "web1";
+
+/// Each page that is told is on its disk.
+fn assert_true(world: &World, side: Side, map: &CacheMap) {
+    let (equal, first_wrong) = compare(world, side, NAME, map);
+    assert_eq!((equal, first_wrong), (map.pages(), None), "{}", map.summary());
+}
+
+/// And nearly all of `cached` pages are told.
+fn assert_told(world: &World, side: Side, map: &CacheMap, cached: u64) {
+    assert_true(world, side, map);
+    let summary = map.summary();
+    assert!(map.pages() * 100 >= cached * 95, "{} of {cached}: {summary}", map.pages());
+    assert_eq!((summary.end, map.overlapping()), (End::Complete, 0), "{summary}");
+    let devices: BTreeSet<u16> = map.runs().iter().map(|run| run.device).collect();
+    assert_eq!(devices.len(), SERIALS.len(), "files of both disks");
+}
+
+fn number(map: &CacheMap, reason: Reason) -> u64 {
+    map.summary().left_out.iter().find(|left| left.reason == reason).map_or(0, |left| left.count)
+}
+
+fn complete(world: &World, side: Side) -> CacheMap {
+    asked(world, side, NAME, ample()).unwrap()
+}
+
+#[test]
+fn of_a_quiet_guest_is_told_and_true() {
+    let world = World::new(Link::one(1000));
+    let guest = world.boot(&with_files(&world));
+    let cached = cached_pages(&guest);
+    assert!(cached > 20_000, "{cached} pages");
+    let map = complete(&world, Side::A);
+    println!("{cached} pages; {}", map.summary());
+    assert_told(&world, Side::A, &map, cached);
+    assert!(!map.summary().full_walk, "{}", map.summary());
+    for device in map.devices() {
+        assert!(SERIALS.contains(&device.serial.as_str()), "{device:?}");
+        let pci: Vec<&str> = device.address.split([':', '.']).collect();
+        assert!(matches!(pci[..], ["0000", "00", _, "0"]), "{device:?}");
+    }
+    greets_who_comes_and_goes(&world);
+    changes_are_left_out(&world, &guest, cached);
+    forgotten_names_are_looked_up(&world, &guest, cached);
+    budgets_are_kept(&world);
+    world.assert_intact(&guest);
+}
+
+/// An agent may go away in the middle of an answer, or of a question.
+fn greets_who_comes_and_goes(world: &World) {
+    let path = socket(world, Side::A, NAME);
+    let ask = |nonce| Ask {
+        version: cachemap::VERSION,
+        nonce,
+        wanted: cachemap::Wanted::Map,
+        budget: ample(),
+        runs_max: 1 << 20,
+    };
+    for nonce in 0..3 {
+        let mut stream = guest_port::connect(&path).unwrap();
+        stream.write_all(&ask(nonce).to_bytes()).unwrap();
+        stream.read_exact(&mut [0; 100]).unwrap();
+    }
+    let mut stream = guest_port::connect(&path).unwrap();
+    stream.write_all(&ask(9).to_bytes()[..20]).unwrap();
+    drop(stream);
+    let stream = guest_port::connect(&path).unwrap();
+    let greeting = guest_port::greet(&stream, Duration::from_secs(30)).unwrap();
+    assert_eq!(greeting.program, env!("CARGO_PKG_VERSION"));
+}
+
+/// What is newer in memory is not told until it is on disk.
+fn changes_are_left_out(world: &World, guest: &Guest, cached: u64) {
+    let changed = 50;
+    assert_eq!(guest.ask(&format!("files-change {changed}")).unwrap(), "pages=100");
+    let map = complete(world, Side::A);
+    assert_true(world, Side::A, &map);
+    // More than those where several pages count as one to the kernel.
+    assert!(number(&map, Reason::Dirty) >= changed, "{}", map.summary());
+    guest.ask("files-sync").unwrap();
+    assert_told(world, Side::A, &complete(world, Side::A), cached);
+}
+
+/// The kernel may know what is in files whose names it has forgotten.
+fn forgotten_names_are_looked_up(world: &World, guest: &Guest, cached: u64) {
+    guest.ask("files-forget-names").unwrap();
+    let map = complete(world, Side::A);
+    println!("names forgotten: {}", map.summary());
+    assert!(map.summary().full_walk, "{}", map.summary());
+    assert_told(world, Side::A, &map, cached);
+    guest.ask("files-drop").unwrap();
+    let map = complete(world, Side::A);
+    assert_true(world, Side::A, &map);
+    assert!(map.pages() * 10 < cached, "what was dropped is told: {}", map.summary());
+    assert_eq!(cached_pages(guest), cached);
+}
+
+fn budgets_are_kept(world: &World) {
+    let short = Budget { time_ms: 1, ..ample() };
+    let map = asked(world, Side::A, NAME, short).unwrap();
+    assert_eq!(map.summary().end, End::Time, "{}", map.summary());
+    assert_true(world, Side::A, &map);
+    let idle = Budget { cpu_percent: 5, ..ample() };
+    let map = asked(world, Side::A, NAME, idle).unwrap();
+    let summary = map.summary();
+    assert!(summary.cpu_ms * 10 <= summary.elapsed_ms, "{summary}");
+    assert_true(world, Side::A, &map);
+}
+
+/// The helper goes where its guest goes, and answers there.
+#[test]
+fn is_told_after_a_move() {
+    let world = World::new(Link::one(1000));
+    let guest = world.boot(&with_files(&world));
+    let cached = cached_pages(&guest);
+    assert_told(&world, Side::A, &complete(&world, Side::A), cached);
+    let moved = world.migrate(&guest, Side::A, &["--shared-disks"]);
+    assert!(moved.notes.iter().all(|note| !note.contains("helper")), "{:?}", moved.notes);
+    assert_told(&world, Side::B, &complete(&world, Side::B), cached);
+    for serial in SERIALS {
+        assert!(image(&world, serial).is_file());
+    }
+}
+
+/// A port where nobody listens is an error after a while, and that is all.
+#[test]
+fn of_a_guest_without_a_helper_is_not_told() {
+    let world = World::new(Link::one(1000));
+    let guest = world.boot(&with_port(&world));
+    let stream = guest_port::connect(&socket(&world, Side::A, NAME)).unwrap();
+    let patience = Patience { greeting: Duration::from_secs(1), all: Duration::from_secs(30) };
+    let limits = guest_port::limits(end_to_end::files::RAM_BYTES);
+    let error = guest_port::ask(&stream, limits, ample(), patience).unwrap_err();
+    assert!(matches!(error, GuestError::Absent { .. }), "{error}");
+    world.assert_intact(&guest);
+}
+
+/// What only a guest that was broken into would say.
+#[test]
+fn of_a_liar_is_refused() {
+    let device = Device { sectors: 1 << 20, ..Device::default() };
+    let run = |page, sector, pages, device| Run { page, sector, pages, device };
+    let sound = |ask: &Ask, runs: &[Run]| {
+        let mut bytes = Vec::new();
+        let mut reply = Reply::new(ask, "0.0.0", &mut bytes);
+        reply.device(&device, &mut bytes);
+        for run in runs {
+            reply.run(*run, &mut bytes);
+        }
+        reply.finish(Summary::default(), &mut bytes);
+        bytes
+    };
+    let ram_pages = end_to_end::files::RAM_BYTES / 4096;
+    let endless: Vec<Run> = (0..ram_pages * 3).map(|nth| run(nth % ram_pages, 0, 1, 0)).collect();
+    let lies: Vec<(&str, Box<dyn Fn(&Ask) -> Vec<u8> + Send + Sync>)> = vec![
+        ("memory", Box::new(move |ask| sound(ask, &[run(ram_pages - 1, 0, 2, 0)]))),
+        ("disk", Box::new(move |ask| sound(ask, &[run(0, 1 << 20, 1, 0)]))),
+        ("introduce", Box::new(move |ask| sound(ask, &[run(0, 0, 1, 1)]))),
+        ("more than", Box::new(move |ask| sound(ask, &endless))),
+        ("no greeting", Box::new(|_| vec![0xd7; 5 << 20])),
+        (
+            "damaged",
+            Box::new(move |ask| {
+                let mut bytes = sound(ask, &[run(0, 0, 1, 0)]);
+                *bytes.last_mut().unwrap() ^= 1;
+                bytes
+            }),
+        ),
+        (
+            "closed",
+            Box::new(move |ask| {
+                let mut bytes = sound(ask, &[run(0, 0, 1, 0)]);
+                bytes.truncate(bytes.len() - 1);
+                bytes
+            }),
+        ),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("port");
+    let listener = UnixListener::bind(&path).unwrap();
+    let limits = guest_port::limits(end_to_end::files::RAM_BYTES);
+    thread::scope(|scope| {
+        let lies = &lies;
+        scope.spawn(move || {
+            for (_, lie) in lies {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut bytes = [0; Ask::BYTES];
+                stream.read_exact(&mut bytes).unwrap();
+                let ask = AskFinder::default().take(&bytes).unwrap();
+                // Whoever notices the lie hears no more.
+                let _ = stream.write_all(&lie(&ask));
+            }
+        });
+        for (word, _) in lies {
+            let stream = guest_port::connect(&path).unwrap();
+            let long = Duration::from_secs(60);
+            let patience = Patience { greeting: long, all: long };
+            let error = guest_port::ask(&stream, limits, ample(), patience).unwrap_err();
+            assert!(error.to_string().contains(word), "{word}: {error}");
+        }
+    });
+}
