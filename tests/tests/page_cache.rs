@@ -59,6 +59,7 @@ fn of_a_quiet_guest_is_told_and_true() {
         assert!(matches!(pci[..], ["0000", "00", _, "0"]), "{device:?}");
     }
     greets_who_comes_and_goes(&world);
+    waits_asleep(&world, &guest);
     changes_are_left_out(&world, &guest, cached);
     forgotten_names_are_looked_up(&world, &guest, cached);
     budgets_are_kept(&world);
@@ -86,6 +87,27 @@ fn greets_who_comes_and_goes(world: &World) {
     let stream = guest_port::connect(&path).unwrap();
     let greeting = guest_port::greet(&stream, Duration::from_secs(30)).unwrap();
     assert_eq!(greeting.program, env!("CARGO_PKG_VERSION"));
+}
+
+/// Whether somebody has the port open or nobody: the helper is not woken until it is
+/// asked.
+fn waits_asleep(world: &World, guest: &Guest) {
+    let woken = || {
+        let answer = guest.ask("helper").unwrap();
+        let (_, times) = answer.split_once(':').unwrap();
+        times.trim().parse::<u64>().unwrap()
+    };
+    let stream = guest_port::connect(&socket(world, Side::A, NAME)).unwrap();
+    guest_port::greet(&stream, Duration::from_secs(30)).unwrap();
+    for (what, stream) in [("with somebody at the port", Some(stream)), ("with nobody", None)] {
+        let before = woken();
+        // One who looks now and then would be woken ten times and more.
+        thread::sleep(Duration::from_secs(2));
+        let times = woken() - before;
+        // It goes back to sleep, in its own time, from what was said last.
+        assert!(times <= 3, "{what}: woken {times} times");
+        drop(stream);
+    }
 }
 
 /// What is newer in memory is not told until it is on disk.
@@ -154,24 +176,31 @@ fn of_a_guest_without_a_helper_is_not_told() {
     world.assert_intact(&guest);
 }
 
+/// What somebody answers to an ask.
+type Lie = Box<dyn Fn(&Ask) -> Vec<u8> + Send + Sync>;
+
+fn run(page: u64, sector: u64, pages: u32, device: u16) -> Run {
+    Run { page, sector, pages, device }
+}
+
+/// An answer by the rules, whatever the runs are.
+fn sound(ask: &Ask, runs: &[Run]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut reply = Reply::new(ask, "0.0.0", &mut bytes);
+    reply.device(&Device { sectors: 1 << 20, ..Device::default() }, &mut bytes);
+    for run in runs {
+        reply.run(*run, &mut bytes);
+    }
+    reply.finish(Summary::default(), &mut bytes);
+    bytes
+}
+
 /// What only a guest that was broken into would say.
 #[test]
 fn of_a_liar_is_refused() {
-    let device = Device { sectors: 1 << 20, ..Device::default() };
-    let run = |page, sector, pages, device| Run { page, sector, pages, device };
-    let sound = |ask: &Ask, runs: &[Run]| {
-        let mut bytes = Vec::new();
-        let mut reply = Reply::new(ask, "0.0.0", &mut bytes);
-        reply.device(&device, &mut bytes);
-        for run in runs {
-            reply.run(*run, &mut bytes);
-        }
-        reply.finish(Summary::default(), &mut bytes);
-        bytes
-    };
     let ram_pages = end_to_end::files::RAM_BYTES / 4096;
     let endless: Vec<Run> = (0..ram_pages * 3).map(|nth| run(nth % ram_pages, 0, 1, 0)).collect();
-    let lies: Vec<(&str, Box<dyn Fn(&Ask) -> Vec<u8> + Send + Sync>)> = vec![
+    let lies: Vec<(&str, Lie)> = vec![
         ("memory", Box::new(move |ask| sound(ask, &[run(ram_pages - 1, 0, 2, 0)]))),
         ("disk", Box::new(move |ask| sound(ask, &[run(0, 1 << 20, 1, 0)]))),
         ("introduce", Box::new(move |ask| sound(ask, &[run(0, 0, 1, 1)]))),

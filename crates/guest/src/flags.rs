@@ -52,7 +52,7 @@ const REFUSED: u64 = LOCKED
 /// Pages whose flags lie within one large page, at most.
 const BLOCK_PAGES: u64 = 512;
 /// Gaps up to this are read over: that is cheaper than another call.
-const GAP_PAGES: u64 = 64;
+const GAP_PAGES: u64 = 16;
 /// The most that is read at once.
 const READ_PAGES: u64 = 4096;
 

@@ -227,13 +227,7 @@ impl Survey<'_> {
         files: &[Entry],
     ) -> Result<(), Stop> {
         for (nth, entry) in files.iter().enumerate() {
-            let looked = match walk.open(tree, entry) {
-                Ok(file) => self.add(storage, file),
-                Err(_) => {
-                    self.leave(Reason::Unreadable, 1);
-                    Ok(())
-                }
-            };
+            let looked = walk.open(tree, entry).map_or(Ok(()), |file| self.add(storage, file));
             if let Err(stop) = looked {
                 self.leave(Reason::Budget, (files.len() - nth) as u64);
                 return Err(stop);

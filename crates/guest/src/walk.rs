@@ -107,10 +107,10 @@ impl Walk {
         self.found.take_files()
     }
 
-    /// Opens a file that was found.
-    pub(crate) fn open(&mut self, tree: &Tree, entry: &Entry) -> io::Result<OwnedFd> {
+    /// Opens a file that was found, unless it has gone or was forgotten meanwhile.
+    pub(crate) fn open(&mut self, tree: &Tree, entry: &Entry) -> Option<OwnedFd> {
         self.found.file_path(entry, &mut self.path);
-        file::file(tree.root(), &self.path, self.effort)
+        file::file(tree.root(), &self.path, self.effort).map_err(|error| self.miss(&error)).ok()
     }
 
     fn list(&mut self, dir: DirId, opened: &OwnedFd) {

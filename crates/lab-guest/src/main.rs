@@ -13,7 +13,7 @@ mod system;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -66,6 +66,7 @@ struct Guest {
     file: Storing,
     /// On file systems, and so in the page cache.
     files: Mutex<Option<Files>>,
+    helper: Option<Child>,
     written: AtomicU64,
     answers: AtomicU64,
     wrong_answers: AtomicU64,
@@ -193,6 +194,8 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
     pacer.set_rate(orders.rate);
     let (disk, file) = stores(&orders)?;
     let files = (orders.files_bytes > 0).then(|| make_files(&orders)).transpose()?;
+    // It ends with the guest.
+    let helper = files.as_ref().map(|_| Command::new(HELPER).spawn()).transpose()?;
     Ok(Guest {
         boot_id,
         orders,
@@ -207,6 +210,7 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         disk,
         file,
         files: Mutex::new(files),
+        helper,
         written: AtomicU64::new(0),
         answers: AtomicU64::new(0),
         wrong_answers: AtomicU64::new(0),
@@ -231,15 +235,13 @@ fn stores(orders: &Orders) -> std::io::Result<(Storing, Storing)> {
 }
 
 /// Mounts the disks, fills them, and reads what is there, so that all of it is in
-/// the page cache and nothing of it newer there. Then the helper may be asked.
+/// the page cache and nothing of it newer there.
 fn make_files(orders: &Orders) -> std::io::Result<Files> {
     system::mount("sysfs", "/sys")?;
     let files = Files::make(system::mount_disks()?, orders.files_bytes, orders.seed)?;
     rustix::fs::sync();
     system::drop_caches(system::Caches::All)?;
     files.read()?;
-    // It ends with the guest.
-    Command::new(HELPER).spawn()?;
     Ok(files)
 }
 
@@ -372,6 +374,7 @@ impl Guest {
             }
             "files-drop" => dropped(system::Caches::All),
             "files-forget-names" => dropped(system::Caches::Names),
+            "helper" => self.woken().map_err(|error| error.to_string()),
             "status" => Ok(self.status()),
             "forget" => {
                 self.worst_tick_us.store(0, Ordering::Relaxed);
@@ -428,6 +431,14 @@ impl Guest {
         let mut files = lock(&self.files);
         let files = files.as_mut().ok_or("there are no files")?;
         work(files).map(|pages| format!("pages={pages}")).map_err(|error| error.to_string())
+    }
+
+    /// How often the helper was woken, in the system's own words.
+    fn woken(&self) -> std::io::Result<String> {
+        let helper = self.helper.as_ref().ok_or(std::io::ErrorKind::NotFound)?;
+        let status = fs::read_to_string(format!("/proc/{}/status", helper.id()))?;
+        let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"));
+        Ok(line.unwrap_or_default().to_owned())
     }
 
     fn status(&self) -> String {
