@@ -132,6 +132,45 @@ pub fn cached_pages(guest: &Guest) -> u64 {
     answer.strip_prefix("pages=").unwrap().parse().unwrap()
 }
 
+/// What the guest's kernel keeps in memory, in KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The page cache.
+    pub cached: u64,
+    /// What of it counts as used more than once.
+    pub active: u64,
+    /// Its own tables: inodes, names.
+    pub slab: u64,
+}
+
+impl Kept {
+    /// What it keeps now.
+    ///
+    /// # Panics
+    /// If the guest doesn't say.
+    #[must_use]
+    pub fn by(guest: &Guest) -> Self {
+        let answer = guest.ask("memory").unwrap();
+        let number = |name: &str| {
+            let word = answer.split(' ').find_map(|word| word.strip_prefix(name)).unwrap();
+            word.parse().unwrap()
+        };
+        Self { cached: number("cached="), active: number("active="), slab: number("slab=") }
+    }
+
+    /// That it is the same but for what a guest does by itself, 2 MiB.
+    ///
+    /// # Panics
+    /// If it isn't.
+    pub fn assert_same(&self, later: &Self) {
+        let near = |before: u64, after: u64| after <= before + 2048;
+        let all = near(self.cached, later.cached)
+            && near(self.active, later.active)
+            && near(self.slab, later.slab);
+        assert!(all, "{self:?}, and later {later:?}");
+    }
+}
+
 /// The port's socket, where the VM is.
 #[must_use]
 pub fn socket(world: &World, side: Side, name: &str) -> PathBuf {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
 use end_to_end::files::{
-    SERIALS, ample, asked, cached_pages, compare, image, socket, with_files, with_port,
+    Kept, SERIALS, ample, asked, cached_pages, compare, image, socket, with_files, with_port,
 };
 use end_to_end::{Side, World};
 use lab::guest::Guest;
@@ -49,7 +49,10 @@ fn of_a_quiet_guest_is_told_and_true() {
     let guest = world.boot(&with_files(&world));
     let cached = cached_pages(&guest);
     assert!(cached > 20_000, "{cached} pages");
+    let before = Kept::by(&guest);
     let map = complete(&world, Side::A);
+    // Nothing came into the guest's caches by it, and nothing there counts as used.
+    before.assert_same(&Kept::by(&guest));
     println!("{cached} pages; {}", map.summary());
     assert_told(&world, Side::A, &map, cached);
     assert!(!map.summary().full_walk, "{}", map.summary());
@@ -130,7 +133,12 @@ fn forgotten_names_are_looked_up(world: &World, guest: &Guest, cached: u64) {
     assert!(map.summary().full_walk, "{}", map.summary());
     assert_told(world, Side::A, &map, cached);
     guest.ask("files-drop").unwrap();
+    let before = Kept::by(guest);
     let map = complete(world, Side::A);
+    // All files were opened, which the kernel remembers; none was read.
+    let after = Kept::by(guest);
+    before.assert_same(&Kept { slab: before.slab, ..after });
+    assert!(after.slab < before.slab + (32 << 10), "{before:?}, and later {after:?}");
     assert_true(world, Side::A, &map);
     assert!(map.pages() * 10 < cached, "what was dropped is told: {}", map.summary());
     assert_eq!(cached_pages(guest), cached);

@@ -375,6 +375,7 @@ impl Guest {
             "files-drop" => dropped(system::Caches::All),
             "files-forget-names" => dropped(system::Caches::Names),
             "helper" => self.woken().map_err(|error| error.to_string()),
+            "memory" => system::memory().map_err(|error| error.to_string()),
             "status" => Ok(self.status()),
             "forget" => {
                 self.worst_tick_us.store(0, Ordering::Relaxed);

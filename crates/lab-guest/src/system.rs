@@ -69,6 +69,17 @@ pub(crate) fn drop_caches(caches: Caches) -> std::io::Result<()> {
     fs::write("/proc/sys/vm/drop_caches", number)
 }
 
+/// What the kernel keeps in memory, in KiB: `cached=N active=N slab=N`.
+pub(crate) fn memory() -> std::io::Result<String> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let number = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.and_then(|rest| rest.split_whitespace().next()).unwrap_or("0")
+    };
+    let [cached, active, slab] = ["Cached", "Active(file)", "Slab"].map(number);
+    Ok(format!("cached={cached} active={active} slab={slab}"))
+}
+
 pub(crate) fn open_port() -> std::io::Result<File> {
     let port = OpenOptions::new().read(true).write(true).open(PORT)?;
     let mut settings = rustix::termios::tcgetattr(&port)?;
