@@ -1,6 +1,6 @@
 //! A rack that VMs leave and one that they come to, with an agent on each host.
 
-use api::{Outcome, Report, VmSummary};
+use api::{Outcome, Report};
 use lab::contender::Agent;
 use lab::contender::gang::agents_with;
 use lab::guest::{Guest, GuestSpec};
@@ -75,12 +75,6 @@ impl RackWorld {
         self.agents.iter_mut().find(|agent| agent.host_name() == name).unwrap().kill();
     }
 
-    /// What a host's agent has written to its log.
-    #[must_use]
-    pub fn log(&self, host: &RackHost) -> String {
-        self.agent(host).log_text()
-    }
-
     /// Boots a guest.
     ///
     /// # Panics
@@ -129,16 +123,6 @@ impl RackWorld {
         assert_eq!(ended.report.outcome, Outcome::Done, "{}\n{}", ended.said, self.logs());
         assert_intact(guest);
         ended.report
-    }
-
-    /// The VMs of a host.
-    ///
-    /// # Panics
-    /// If its agent does not answer.
-    #[must_use]
-    pub fn vms(&self, host: &RackHost) -> Vec<VmSummary> {
-        let output = self.agent(host).command(&host.host, &["list", "--json"]).output().unwrap();
-        serde_json::from_slice(&output.stdout).unwrap()
     }
 
     fn logs(&self) -> String {

@@ -78,6 +78,18 @@ pub fn guest(memory: &str, rate: u64) -> GuestSpec {
     GuestSpec::new("web1", memory, orders)
 }
 
+/// One of those with `memory` that hold the same `common_bytes`, which do not
+/// shrink, beside 8 MiB of their own that they rewrite at `rate`.
+#[must_use]
+pub fn twin(name: &str, memory: &str, common_bytes: u64, rate: u64) -> GuestSpec {
+    let mut spec = guest(memory, rate);
+    spec.name = name.to_owned();
+    spec.orders.random_bytes = common_bytes;
+    spec.orders.text_bytes = 0;
+    spec.orders.working_set_bytes = 8 << 20;
+    spec
+}
+
 /// What a VM's owner adds to its command line to talk with its QEMU besides
 /// the agent; see [`World::own_qmp`].
 #[must_use]

@@ -4,7 +4,7 @@
 use std::fs;
 
 use api::{GangPlan, GangReport, Outcome, Report, SharedParts};
-use end_to_end::{MIB, Side, World, guest};
+use end_to_end::{MIB, Side, World};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 
@@ -13,12 +13,7 @@ const COMMON: u64 = 48 * MIB;
 const SHARE: [&str; 2] = ["--share", "host"];
 
 fn twin(name: &str) -> GuestSpec {
-    let mut spec = guest("160M", 0);
-    spec.name = name.to_owned();
-    spec.orders.random_bytes = COMMON;
-    spec.orders.text_bytes = 0;
-    spec.orders.working_set_bytes = 8 * MIB;
-    spec
+    end_to_end::twin(name, "160M", COMMON, 0)
 }
 
 /// Agents that look often enough for a test.

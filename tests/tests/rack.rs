@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use api::{Phase, Report};
 use end_to_end::liar::Liar;
-use end_to_end::{MIB, RackWorld, guest};
+use end_to_end::{MIB, RackWorld};
 use lab::guest::{Guest, GuestSpec};
 
 /// The same content in each, written with the same seed.
@@ -14,12 +14,7 @@ const COMMON: u64 = 32 * MIB;
 const SHARE: [&str; 4] = ["--share", "rack", "--compress", "off"];
 
 fn twin(name: &str, rate: u64) -> GuestSpec {
-    let mut spec = guest("128M", rate);
-    spec.name = name.to_owned();
-    spec.orders.random_bytes = COMMON;
-    spec.orders.text_bytes = 0;
-    spec.orders.working_set_bytes = 8 * MIB;
-    spec
+    end_to_end::twin(name, "128M", COMMON, rate)
 }
 
 /// Boots two that have the same, on one host each.

@@ -2,7 +2,7 @@
 //! whoever has it; and only within a domain.
 
 use api::{Outcome, Report};
-use end_to_end::{MIB, Moving, Side, World, guest};
+use end_to_end::{MIB, Moving, Side, World};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 
@@ -11,12 +11,7 @@ const COMMON: u64 = 48 * MIB;
 const SHARE: [&str; 2] = ["--share", "host"];
 
 fn twin(name: &str, rate: u64) -> GuestSpec {
-    let mut spec = guest("160M", rate);
-    spec.name = name.to_owned();
-    spec.orders.random_bytes = COMMON;
-    spec.orders.text_bytes = 0;
-    spec.orders.working_set_bytes = 8 * MIB;
-    spec
+    end_to_end::twin(name, "160M", COMMON, rate)
 }
 
 fn boot(world: &World, names: &[&str], rate: u64) -> Vec<Guest> {

@@ -14,12 +14,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-pub use content::Share;
 pub use gang::{Outcome, Pace, run};
 pub use ground::Ground;
 pub use record::record;
 pub use trace::{Mix, Trace, TracedVm};
 
+use crate::contender::gang::Share;
 use crate::error::{LabError, Result};
 
 const MIB: u64 = 1 << 20;

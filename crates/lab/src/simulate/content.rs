@@ -2,40 +2,16 @@
 //! the same decisions as an agent's, and a real directory in each target rack.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use content::{NAME_BYTES, Name};
 use directory::{Answer, Directory, Embedded, HostName, Limits};
-use serde::Serialize;
 
 use super::ground::Ground;
+use crate::contender::gang::Share;
 use crate::error::{LabError, Result};
-
-/// How far content is shared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Share {
-    /// Each page is sent.
-    Off,
-    /// Within the host that VMs go to.
-    Host,
-    /// Within its rack.
-    Rack,
-}
-
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Off => "off",
-            Self::Host => "host",
-            Self::Rack => "rack",
-        })
-    }
-}
 
 /// How one grain goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, VecDeque};
 use policy::gang::{Move, Stage, admit, is_landing};
 use serde::Serialize;
 
-use super::content::{Contents, Delivery, Fetch, Share};
+use super::content::{Contents, Delivery, Fetch};
 use super::ground::Ground;
 use super::links::{Way, fair};
 use super::trace::{Trace, TracedVm};
+use crate::contender::gang::Share;
 use crate::error::Result;
 
 /// Grains that are named together.

@@ -7,6 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use api::{Outcome, Report};
+use clap::ValueEnum;
+use serde::Serialize;
 
 use super::{GangContender, GangGround, GangMoved, Member};
 use crate::contender::droveway::{moved, peer_entry, report, within};
@@ -16,7 +18,8 @@ use crate::hosts::{RackHost, Racks};
 use crate::program;
 
 /// With whom a VM's content is shared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub enum Share {
     /// With nobody.
     Off,
