@@ -30,24 +30,28 @@ pub(crate) struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     dirs: Vec<Dir>,
-    names: Vec<u8>,
+    dir_names: Vec<u8>,
     files: Vec<Entry>,
+    file_names: Vec<u8>,
 }
 
 impl Found {
     /// The tree's root, which has no name.
     pub(crate) const ROOT: DirId = DirId(u32::MAX);
 
-    /// What it takes up.
-    pub(crate) fn bytes(&self) -> u64 {
-        let dirs = self.dirs.capacity() * size_of::<Dir>();
-        let files = self.files.capacity() * size_of::<Entry>();
-        (dirs + files + self.names.capacity()) as u64
+    /// What the directories take up, which are never forgotten.
+    pub(crate) fn dirs_bytes(&self) -> u64 {
+        (self.dirs.capacity() * size_of::<Dir>() + self.dir_names.capacity()) as u64
+    }
+
+    /// What the files take up.
+    pub(crate) fn files_bytes(&self) -> u64 {
+        (self.files.len() * size_of::<Entry>() + self.file_names.len()) as u64
     }
 
     /// Adds a directory, if numbers last.
     pub(crate) fn add_dir(&mut self, parent: DirId, name: &[u8]) -> Option<DirId> {
-        let name = self.add_name(name)?;
+        let name = add_name(&mut self.dir_names, name)?;
         let id = DirId(u32::try_from(self.dirs.len()).ok()?);
         self.dirs.push(Dir { parent, name });
         (id != Self::ROOT).then_some(id)
@@ -55,24 +59,24 @@ impl Found {
 
     /// Adds a file; whether that could be done.
     pub(crate) fn add_file(&mut self, dir: DirId, name: &[u8], pages: u64) -> bool {
-        let Some(name) = self.add_name(name) else { return false };
+        let Some(name) = add_name(&mut self.file_names, name) else { return false };
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
         self.files.push(Entry { dir, name, pages });
         true
     }
 
-    fn add_name(&mut self, name: &[u8]) -> Option<Name> {
-        let start = u32::try_from(self.names.len()).ok()?;
-        let bytes = u16::try_from(name.len()).ok()?;
-        self.names.extend_from_slice(name);
-        Some(Name { start, bytes })
-    }
-
-    /// The files, the biggest first, which are no longer in the list.
+    /// The files, the biggest first. Their names are kept until they are given back.
     pub(crate) fn take_files(&mut self) -> Vec<Entry> {
         let mut files = std::mem::take(&mut self.files);
         files.sort_unstable_by_key(|file| std::cmp::Reverse(file.pages));
         files
+    }
+
+    /// Forgets files that were taken.
+    pub(crate) fn give_back(&mut self, mut files: Vec<Entry>) {
+        files.clear();
+        self.files = files;
+        self.file_names.clear();
     }
 
     /// A directory's path from the tree's root.
@@ -88,7 +92,7 @@ impl Found {
     pub(crate) fn file_path(&self, file: &Entry, path: &mut Vec<u8>) {
         path.clear();
         self.put_dir(file.dir, path);
-        self.put_name(file.name, path);
+        put_name(&self.file_names, file.name, path);
     }
 
     /// From the innermost to the outermost, then turned round: a path can be deep.
@@ -100,18 +104,25 @@ impl Found {
             next = dir.parent;
         }
         for name in names.into_iter().rev() {
-            self.put_name(name, path);
+            put_name(&self.dir_names, name, path);
         }
     }
+}
 
-    fn put_name(&self, name: Name, path: &mut Vec<u8>) {
-        if !path.is_empty() {
-            path.push(b'/');
-        }
-        let start = usize::try_from(name.start).unwrap_or(usize::MAX);
-        let end = start.saturating_add(name.bytes.into());
-        path.extend_from_slice(self.names.get(start..end).unwrap_or_default());
+fn add_name(names: &mut Vec<u8>, name: &[u8]) -> Option<Name> {
+    let start = u32::try_from(names.len()).ok()?;
+    let bytes = u16::try_from(name.len()).ok()?;
+    names.extend_from_slice(name);
+    Some(Name { start, bytes })
+}
+
+fn put_name(names: &[u8], name: Name, path: &mut Vec<u8>) {
+    if !path.is_empty() {
+        path.push(b'/');
     }
+    let start = usize::try_from(name.start).unwrap_or(usize::MAX);
+    let end = start.saturating_add(name.bytes.into());
+    path.extend_from_slice(names.get(start..end).unwrap_or_default());
 }
 
 #[cfg(test)]
@@ -127,8 +138,8 @@ mod tests {
         assert!(found.add_file(bin, b"ls", 30));
         assert!(found.add_file(usr, b"huge", 1 << 40));
         let mut path = Vec::new();
-        let paths: Vec<String> = found
-            .take_files()
+        let files = found.take_files();
+        let paths: Vec<String> = files
             .iter()
             .map(|file| {
                 found.file_path(file, &mut path);
@@ -140,6 +151,11 @@ mod tests {
         assert_eq!(path, b"usr/bin");
         found.dir_path(Found::ROOT, &mut path);
         assert_eq!(path, b".");
-        assert!(found.take_files().is_empty() && found.bytes() > 0);
+        assert!(found.dirs_bytes() > 0 && found.files_bytes() > 0);
+        found.give_back(files);
+        assert!(found.add_file(bin, b"cat", 7));
+        let files = found.take_files();
+        found.file_path(&files[0], &mut path);
+        assert_eq!((files.len(), &path[..]), (1, &b"usr/bin/cat"[..]));
     }
 }

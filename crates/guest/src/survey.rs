@@ -198,20 +198,22 @@ impl Survey<'_> {
             return Ok(());
         };
         let mut walk = Walk::new(effort);
-        let memory_max = self.meter.memory_bytes() / 2;
+        let memory_max = self.meter.memory_bytes() / 4;
         while !walk.is_over() {
             for _ in 0..STEPS_AT_ONCE {
                 walk.step(&tree);
             }
             let remembered = walk.looked_up * KERNEL_BYTES;
-            if effort == Effort::Full && remembered > self.meter.memory_bytes() {
+            let is_known = effort == Effort::Remembered;
+            let is_too_much = walk.other_bytes() > memory_max
+                || !is_known && remembered > self.meter.memory_bytes();
+            if walk.files_bytes() > memory_max || walk.is_over() || is_too_much {
                 let files = walk.take_files();
                 self.look_at(storage, &tree, &mut walk, &files)?;
-                return Err(Stop::Enough(End::Memory));
+                walk.give_back(files);
             }
-            if walk.bytes() > memory_max || walk.is_over() {
-                let files = walk.take_files();
-                self.look_at(storage, &tree, &mut walk, &files)?;
+            if is_too_much && !walk.is_over() {
+                return Err(Stop::Enough(End::Memory));
             }
             self.breathe()?;
         }

@@ -86,10 +86,15 @@ impl Walk {
         self.todo.is_empty()
     }
 
-    /// What it takes up.
-    pub(crate) fn bytes(&self) -> u64 {
+    /// What the files take up that were found since they were last taken.
+    pub(crate) fn files_bytes(&self) -> u64 {
+        self.found.files_bytes()
+    }
+
+    /// What else it takes up, which only gets more.
+    pub(crate) fn other_bytes(&self) -> u64 {
         let todo = self.todo.capacity() * size_of::<DirId>();
-        self.found.bytes() + todo as u64 + self.seen.capacity() as u64 * SEEN_BYTES
+        self.found.dirs_bytes() + todo as u64 + self.seen.capacity() as u64 * SEEN_BYTES
     }
 
     /// Lists one directory.
@@ -102,9 +107,15 @@ impl Walk {
         }
     }
 
-    /// Files that were found since this was last asked, the biggest first.
+    /// Files that were found since this was last asked, the biggest first; to be
+    /// given back.
     pub(crate) fn take_files(&mut self) -> Vec<Entry> {
         self.found.take_files()
+    }
+
+    /// Forgets files that were taken.
+    pub(crate) fn give_back(&mut self, files: Vec<Entry>) {
+        self.found.give_back(files);
     }
 
     /// Opens a file that was found, unless it has gone or was forgotten meanwhile.
@@ -126,10 +137,13 @@ impl Walk {
                 continue;
             }
             match entry.file_type() {
-                FileType::Directory => match self.found.add_dir(dir, name) {
-                    Some(id) => self.todo.push(id),
-                    None => self.unreadable += 1,
-                },
+                FileType::Directory => {
+                    self.looked_up += 1;
+                    match self.found.add_dir(dir, name) {
+                        Some(id) => self.todo.push(id),
+                        None => self.unreadable += 1,
+                    }
+                }
                 FileType::RegularFile => self.add(dir, opened, name),
                 // A file system that doesn't say, as some very old XFS.
                 FileType::Unknown => self.unreadable += 1,
