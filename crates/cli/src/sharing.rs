@@ -6,7 +6,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SharingArgs {
     /// Where pages may come from that need not be sent, because a VM of the same
-    /// sharing domain has the same content (experimental)
+    /// sharing domain has the same content
     #[arg(long, value_enum, default_value_t = ShareArg::Off)]
     pub(crate) share: ShareArg,
     /// The VM's sharing domain from now on: only VMs of the same one have content in

@@ -121,7 +121,7 @@ pub(crate) struct HowArgs {
     #[arg(long, value_name = "LIST")]
     pub(super) cpus: Option<Cpus>,
     /// Where pages may come from that need not be sent, because a VM of the same
-    /// sharing domain has the same content (experimental) [default: off]
+    /// sharing domain has the same content [default: off]
     #[arg(long, value_enum)]
     pub(super) share: Option<ShareArg>,
     /// The VMs' sharing domain from now on: only VMs of the same one have content in
