@@ -35,6 +35,11 @@ pub fn usual() -> PathBuf {
     ours.next().map_or(named, |entry| Path::new("/dev").join(entry.file_name()))
 }
 
+/// What somebody says can come out of the port before the kernel has heard that he
+/// is there. That comes within this.
+const THERE_MAX: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(20);
+
 /// Why an answer is not sent on.
 #[derive(Debug)]
 pub enum Broken {
@@ -121,6 +126,40 @@ impl Port {
                     Heard::Ask(ask) => Ok(Some(ask)),
                     Heard::Nothing | Heard::End => Ok(None),
                 };
+            }
+        }
+    }
+
+    /// Waits, after an ask, until the kernel has heard that somebody is at the other
+    /// end. One who has gone again is not waited for longer than a moment.
+    ///
+    /// # Errors
+    /// If somebody asks anew, or the port can't be used any more.
+    pub fn meet(&mut self) -> Result<(), Broken> {
+        let until = Instant::now() + THERE_MAX;
+        loop {
+            let mut polled = [PollFd::new(&self.port, PollFlags::IN | PollFlags::OUT)];
+            poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+            let [polled] = polled;
+            if !polled.revents().contains(PollFlags::HUP) {
+                return Ok(());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Broken::Gone);
+            }
+            // That somebody is there wakes nobody: it is looked again.
+            let timeout = Timespec::try_from(left.min(LOOK)).ok();
+            let mut event = [epoll::Event {
+                flags: epoll::EventFlags::empty(),
+                data: epoll::EventData::new_u64(0),
+            }];
+            match epoll::wait(&self.epoll, &mut event, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            if let Heard::Ask(ask) = self.hear().map_err(Broken::Failed)? {
+                return Err(Broken::Asked(ask));
             }
         }
     }

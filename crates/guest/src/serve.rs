@@ -40,6 +40,7 @@ pub fn serve(port: &mut Port) -> io::Result<()> {
 }
 
 fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
+    port.meet()?;
     let budget = ask.budget.bounded();
     let until = Instant::now() + Duration::from_millis(budget.time_ms.into()) + GRACE;
     if ask.wanted == Wanted::Greeting || ask.version != VERSION {
