@@ -130,8 +130,8 @@ impl Port {
         }
     }
 
-    /// Waits, after an ask, until the kernel has heard that somebody is at the other
-    /// end. One who has gone again is not waited for longer than a moment.
+    /// Waits until the kernel has heard that somebody is at the other end. One who
+    /// has gone is not waited for longer than a moment.
     ///
     /// # Errors
     /// If somebody asks anew, or the port can't be used any more.
@@ -141,7 +141,7 @@ impl Port {
             let mut polled = [PollFd::new(&self.port, PollFlags::IN | PollFlags::OUT)];
             poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
             let [polled] = polled;
-            if !polled.revents().contains(PollFlags::HUP) {
+            if !polled.revents().intersects(PollFlags::HUP | PollFlags::ERR) {
                 return Ok(());
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -221,7 +221,8 @@ impl Port {
             };
         }
         if told.intersects(PollFlags::HUP | PollFlags::ERR) {
-            return Err(Broken::Gone);
+            // Perhaps only the one before has, of whom the kernel hears late.
+            return self.meet();
         }
         Ok(())
     }
