@@ -273,15 +273,18 @@ mod tests {
         drop(network.join(Way::Out, 1, loopback, || 0).unwrap());
         let (from, to) = (UdpSocket::bind((loopback, 0)), UdpSocket::bind((loopback, 0)));
         let (from, to) = (from.unwrap(), to.unwrap().local_addr().unwrap());
-        for _ in 0..1000 {
-            from.send_to(&[0; 32 << 10], to).unwrap();
-        }
-        let flow = network.join(Way::Out, 2, loopback, || 0).unwrap();
-        // Counters are not read again before.
-        std::thread::sleep(OLD);
-        let used = network.uses(Way::Out).unwrap()[flow.place];
-        // Other tests may use it, too, but not like that.
-        assert!(used.all_bytes_per_s < 16 << 20, "{used:?}");
+        let seen = || {
+            for _ in 0..1000 {
+                from.send_to(&[0; 32 << 10], to).unwrap();
+            }
+            let flow = network.join(Way::Out, 2, loopback, || 0).unwrap();
+            // Counters are not read again before.
+            std::thread::sleep(OLD);
+            network.uses(Way::Out).unwrap()[flow.place].all_bytes_per_s
+        };
+        // Other tests use it, too, now and then. What is not forgotten is seen always.
+        let least = (0..40).map(|_| seen()).find(|bytes_per_s| *bytes_per_s < 16 << 20);
+        assert!(least.is_some());
     }
 
     #[test]
