@@ -1,5 +1,6 @@
 //! One `droveway migrate` that is under way.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -8,6 +9,8 @@ use std::time::Duration;
 
 use api::{Phase, Report};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::until;
 
 /// What any migration here takes at most, on a busy machine too. One that takes
 /// longer is cancelled, which ends its test.
@@ -147,12 +150,25 @@ pub fn kill(pid: u32) {
 pub struct Frozen(u32);
 
 impl Frozen {
-    /// Has it stand still.
+    /// Has it stand still, and comes back when it does: it is one of its threads
+    /// that has to run once more to stop the others, and on a busy machine they
+    /// may answer somebody before.
     #[must_use]
     pub fn new(pid: u32) -> Self {
         signal(pid, Signal::STOP);
+        until("it stands still", || stands_still(pid));
         Self(pid)
     }
+}
+
+/// Whether none of a process's threads runs: they are stopped, or gone.
+fn stands_still(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.filter_map(Result::ok).all(|thread| {
+        let Ok(stat) = fs::read_to_string(thread.path().join("stat")) else { return true };
+        // What follows the name, which may have anything in it.
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 'Z', 'X']))
+    })
 }
 
 impl Drop for Frozen {

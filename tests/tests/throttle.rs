@@ -58,7 +58,7 @@ fn a_guest_that_is_faster_than_the_link_comes_within_the_goal() {
 #[test]
 fn a_guest_that_can_be_followed_is_left_alone() {
     let world = World::new(Link::one(LINK));
-    let guest = world.boot(&writer("web1", 4_000_000));
+    let guest = world.boot(&writer("web1", 2_000_000));
     let report = world.migrate(&guest, Side::A, &[]);
     assert_eq!(report.slowed, None);
     assert!(report.samples.iter().all(|sample| sample.share == 1.0));
