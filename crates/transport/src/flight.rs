@@ -98,8 +98,11 @@ fn release(state: &mut State, queue: &Queue) -> Option<u64> {
             (Load::Named(named), Some(Answer { wanted, later, .. })) => {
                 queue.answered(named, wanted, later).ok()?;
             }
+            (Load::Asked(asked), Some(Answer { wanted, later, .. })) => {
+                queue.answered_of(asked, wanted, later).ok()?;
+            }
             // An answer to what was no question, or a question without one.
-            (Load::Named(_), None) | (_, Some(_)) => return None,
+            (Load::Named(_) | Load::Asked(_), None) | (_, Some(_)) => return None,
             (load, None) => queue.placed(load),
         }
     }

@@ -37,6 +37,6 @@ pub use error::{LaneError, LanesError};
 pub use lanes::{Lanes, LanesPlan};
 pub use load::Load;
 pub use meter::{Delivered, LaneMeter, LaneTimes, thread_cpu};
-pub use namer::{Asking, Namer};
+pub use namer::{Asking, Labels, Namer};
 pub use receiver::{Ends, LaneEnd, Resolver, receive};
 pub use sieve::Sieve;

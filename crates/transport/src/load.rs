@@ -14,6 +14,8 @@ pub enum Load {
     /// Pages that are on their way by name: the destination says which of them it
     /// wants.
     Named(Named),
+    /// The same of pages whose bodies are not kept meanwhile.
+    Asked(Asked),
     /// Pages that the destination wants, having seen their names.
     Wanted(Batch),
     /// Pages that it wants after all.
@@ -25,6 +27,14 @@ pub enum Load {
 pub struct Named {
     pub(crate) batch: Batch,
     /// What the destination calls it by.
+    pub(crate) ticket: u32,
+}
+
+/// Pages of a batch that go by name, whose bodies can be had again.
+#[derive(Debug)]
+pub struct Asked {
+    pub(crate) unkept: Unkept,
+    /// What the destination calls them by.
     pub(crate) ticket: u32,
 }
 
@@ -54,7 +64,9 @@ impl Load {
                 let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
                 Amount::Pages { body_bytes, fill_bytes: batch.guest_bytes() - body_bytes }
             }
-            Self::Again(unkept) => Amount::Pages { body_bytes: unkept.bytes(), fill_bytes: 0 },
+            Self::Again(unkept) | Self::Asked(Asked { unkept, .. }) => {
+                Amount::Pages { body_bytes: unkept.bytes(), fill_bytes: 0 }
+            }
             Self::Blocks(batch) => {
                 let data_bytes = batch.data().len() as u64;
                 Amount::Blocks { data_bytes, zero_bytes: batch.bytes() - data_bytes }
@@ -65,7 +77,8 @@ impl Load {
     /// The destination has it: its buffer goes back to the pool.
     pub(crate) fn acknowledged(self) {
         match self {
-            Self::Pages(_) | Self::Wanted(_) | Self::Named(_) | Self::Again(_) => {}
+            Self::Pages(_) | Self::Wanted(_) | Self::Named(_) | Self::Asked(_) | Self::Again(_) => {
+            }
             Self::Blocks(batch) => batch.acknowledged(),
         }
     }

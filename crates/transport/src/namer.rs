@@ -3,16 +3,33 @@
 
 use content::Name;
 use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
+use wire::DiskPlace;
 
 /// Knows the names of pages, and can have their bodies again.
 pub trait Namer: std::fmt::Debug + Send + Sync {
-    /// Names the bodies of a batch, in their order, into `names`, if they are to go
-    /// by name at all.
-    fn name(&self, batch: &Batch, names: &mut Vec<Name>) -> Asking;
+    /// Names the bodies of a batch that are to go by name, in their order, into
+    /// empty `labels`.
+    fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking;
 
     /// Reads what pages of a block contain by now, one after the other. False if
     /// that can't be had any more.
     fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool;
+}
+
+/// Names of bodies.
+#[derive(Debug, Default)]
+pub struct Labels {
+    /// One for each.
+    pub names: Vec<Name>,
+    /// Where disks have their content: one for each, or none at all.
+    pub places: Vec<Option<DiskPlace>>,
+}
+
+impl Labels {
+    pub(crate) fn clear(&mut self) {
+        self.names.clear();
+        self.places.clear();
+    }
 }
 
 /// Whether the destination is asked for a batch.
@@ -25,6 +42,9 @@ pub enum Asking {
     /// It is, and may wait for content that is on its way from elsewhere: the
     /// bodies can be had again.
     MayWait,
+    /// It is, for bodies with these bits, which can be had again: their buffers
+    /// are not kept for it. The others go at once.
+    Only(u128),
 }
 
 /// Pages whose bodies are not kept: what they contain when they are sent is at
@@ -41,6 +61,11 @@ impl Unkept {
     pub(crate) fn of(batch: &Batch, bits: u128) -> Self {
         let pages = chosen(batch.bodies(), bits).map(|body| body.page).collect();
         Self { block: batch.block, epoch: batch.epoch, pages }
+    }
+
+    /// Those with these bits of a batch that had no others.
+    pub(crate) fn chosen(&self, bits: u128) -> Self {
+        Self { pages: chosen(&self.pages, bits).copied().collect(), ..*self }
     }
 
     /// Those of its pages that stand at these places of the batch they are of,

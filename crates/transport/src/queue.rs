@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::LanesError;
-use crate::load::{Amount, Load, Named};
+use crate::load::{Amount, Asked, Load, Named};
 use crate::meter::Delivered;
 use crate::namer::{Unkept, bits_of, is_set};
 use crate::pending::{Nonsense, Pending, Resolved};
@@ -288,6 +288,41 @@ impl Queue {
         Ok(())
     }
 
+    /// The same of pages whose bodies are not kept.
+    pub(crate) fn answered_of(
+        &self,
+        asked: Asked,
+        wanted: u128,
+        later: u128,
+    ) -> Result<(), Nonsense> {
+        let Asked { unkept, ticket } = asked;
+        let all = bits_of(unkept.pages.len());
+        if (wanted | later) & !all != 0 || wanted & later != 0 {
+            return Err(Nonsense);
+        }
+        let placed = unkept.chosen(all & !(wanted | later));
+        let mut state = self.state.lock();
+        state.has_named(placed.bytes());
+        state.leaves();
+        if wanted != 0 {
+            state.comes_again(Load::Again(unkept.chosen(wanted)));
+        }
+        if later != 0 {
+            state.enters();
+            if let Some(resolved) = state.pending.wait(ticket, unkept.chosen(later), later)? {
+                state.resolve(resolved);
+            }
+        }
+        self.work.notify_all();
+        self.has_less(state);
+        Ok(())
+    }
+
+    /// A batch that a lane has taken goes in two parts.
+    pub(crate) fn divided(&self) {
+        self.state.lock().enters();
+    }
+
     /// The destination says what has become of pages that it waited for.
     pub(crate) fn late(&self, ticket: u32, wanted: Vec<u8>) -> Result<(), Nonsense> {
         let mut state = self.state.lock();
@@ -320,9 +355,14 @@ impl Queue {
             return;
         }
         for load in loads.rev() {
-            if matches!(load, Load::Named(_)) {
+            if matches!(load, Load::Named(_) | Load::Asked(_)) {
                 state.pending.void();
             }
+            let load = match load {
+                // What they are named for is not known any more.
+                Load::Asked(Asked { unkept, .. }) => Load::Again(unkept),
+                load => load,
+            };
             state.again.push_front(load);
         }
         drop(state);

@@ -5,7 +5,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use content::Name;
 use identity::{Connection, Reader, Writer};
 use page::{BlockId, Decoder, Encoding, Epoch, Fill, PageIndex};
 use placer::{PlaceError, Placer, RawSource};
@@ -90,12 +89,8 @@ pub trait Resolver: Send + Sync {
     ///
     /// # Errors
     /// If the source sent what can't be placed, or RAM can't be written.
-    fn resolve(
-        &self,
-        header: NamedHeader,
-        pages: &[PageIndex],
-        names: &[Name],
-    ) -> Result<(u128, u128), PlaceError>;
+    fn resolve(&self, header: NamedHeader, named: &NamedTables)
+    -> Result<(u128, u128), PlaceError>;
 
     /// The source has sent these pages as bytes, and they are placed.
     fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]);
@@ -241,12 +236,12 @@ impl Work {
         self.table_bytes.resize(header.tables_bytes(), 0);
         RawSource::read_exact(lane, &mut self.table_bytes)?;
         self.named.parse(header, &self.table_bytes)?;
-        let NamedTables { pages, names, fills } = &self.named;
+        let fills = &self.named.fills;
         if !fills.is_empty() {
             placer.place_fills(header.block, header.epoch, fills)?;
             resolver.filled(header.block, header.epoch, fills);
         }
-        lane.answer(resolver.resolve(header, pages, names)?)
+        lane.answer(resolver.resolve(header, &self.named)?)
     }
 
     fn place(

@@ -5,21 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use content::Name;
 use crew::Crew;
 use identity::{Connection, Reader, Writer};
-use page::{
-    BATCH_PAGES, Batch, BlockBatch, Encoded, Encoder, Encoding, PAGE_BYTES, Pool, SLOT_BYTES,
-};
-use wire::{Ack, Answer, BatchHeader, BlockHeader, Kind, NamedHeader, Reply};
+use page::{Batch, BlockBatch, Encoded, Encoder, Encoding, PAGE_BYTES, Pool, SLOT_BYTES};
+use wire::{Ack, Answer, BatchHeader, BlockHeader, Kind, Names, Reply};
 
 use crate::connect::connect;
 use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
 use crate::lanes::{LanesPlan, Shared};
-use crate::load::{Load, Named};
+use crate::load::{Asked, Load, Named};
 use crate::meter::{Doing, thread_cpu};
-use crate::namer::Asking;
+use crate::namer::{Asking, Labels, Unkept, is_set};
 use crate::outage::Outage;
 use crate::pacer::Paced;
 use crate::queue::Work;
@@ -126,24 +123,29 @@ fn send(
     let mut sifting = Sifting::default();
     let mut naming = Naming::new();
     let mut head = Vec::new();
+    let mut rest = None;
     let pacer = &shared.pacers[number];
     let mut socket = Paced { inner: writer, pacer, written: &meter.wire_bytes };
     meter.begin();
     loop {
-        let work = shared.queue.take(|| flight.is_broken());
-        let mut load = match work {
-            Work::Send(load) => load,
-            Work::Broken => return Ok(Sent::UntilBroken),
-            Work::End => return Ok(Sent::All),
-        };
-        meter.turn_to(Doing::Encoding);
-        if let (Some(sieve), Load::Pages(batch) | Load::Wanted(batch)) =
-            (&shared.plan.sieve, &mut load)
-        {
-            shared.queue.dropped(sifting.sift(&**sieve, batch));
-        }
         head.clear();
-        let (load, asked) = naming.ask(shared, load, &mut head);
+        let (load, asked) = if let Some(batch) = rest.take() {
+            meter.turn_to(Doing::Encoding);
+            (Load::Pages(batch), false)
+        } else {
+            let mut load = match shared.queue.take(|| flight.is_broken()) {
+                Work::Send(load) => load,
+                Work::Broken => return Ok(Sent::UntilBroken),
+                Work::End => return Ok(Sent::All),
+            };
+            meter.turn_to(Doing::Encoding);
+            if let (Some(sieve), Load::Pages(batch) | Load::Wanted(batch)) =
+                (&shared.plan.sieve, &mut load)
+            {
+                shared.queue.dropped(sifting.sift(&**sieve, batch));
+            }
+            naming.ask(shared, load, &mut head, &mut rest)
+        };
         let read = match naming.read_again(shared, &load) {
             Ok(read) => read,
             Err(error) => {
@@ -160,7 +162,9 @@ fn send(
                 (_, Some(batch)) | (Load::Pages(batch) | Load::Wanted(batch), None) => {
                     Content::Pages(batch)
                 }
-                (Load::Named(_) | Load::Again(_), None) => unreachable!("asked, or read again"),
+                (Load::Named(_) | Load::Asked(_) | Load::Again(_), None) => {
+                    unreachable!("asked, or read again")
+                }
             };
             let encoded = encode(shared, &mut packing, content);
             meter.turn_to(Doing::Writing);
@@ -173,7 +177,8 @@ fn send(
                 None => return Err(nonsense(shared)),
             },
             Err(error) => {
-                shared.queue.hand_back(std::iter::once(load));
+                let rest = rest.map(Load::Pages);
+                shared.queue.hand_back(std::iter::once(load).chain(rest));
                 return Err(error);
             }
         }
@@ -182,7 +187,7 @@ fn send(
 
 /// What a lane's sender needs to ask by name, and to send what was asked for.
 struct Naming {
-    names: Vec<Name>,
+    labels: Labels,
     /// Room for pages that are read once more. Apart from the migration's pool:
     /// whoever drains that must not wait for it.
     spare: Arc<Pool>,
@@ -190,26 +195,57 @@ struct Naming {
 
 impl Naming {
     fn new() -> Self {
-        Self { names: Vec::with_capacity(BATCH_PAGES), spare: Pool::new(SLOT_BYTES) }
+        Self { labels: Labels::default(), spare: Pool::new(SLOT_BYTES) }
     }
 
     /// Turns a batch that should go by name into one that does, and puts what is
-    /// sent of it into `head`; says whether it did.
-    fn ask(&mut self, shared: &Shared, load: Load, head: &mut Vec<u8>) -> (Load, bool) {
-        let batch = match load {
+    /// sent of it into `head`; says whether it did. What goes as bytes all the same
+    /// is left in `rest`.
+    fn ask(
+        &mut self,
+        shared: &Shared,
+        load: Load,
+        head: &mut Vec<u8>,
+        rest: &mut Option<Batch>,
+    ) -> (Load, bool) {
+        let mut batch = match load {
             Load::Pages(batch) | Load::Named(Named { batch, .. }) => batch,
             other => return (other, false),
         };
         let asking = match &shared.plan.namer {
-            Some(namer) if !batch.bodies().is_empty() => namer.name(&batch, &mut self.names),
+            Some(namer) if !batch.bodies().is_empty() => {
+                self.labels.clear();
+                namer.name(&batch, &mut self.labels)
+            }
             _ => Asking::No,
         };
-        if asking == Asking::No {
-            return (Load::Pages(batch), false);
-        }
+        let bits = match asking {
+            Asking::No | Asking::Only(0) => return (Load::Pages(batch), false),
+            Asking::Now | Asking::MayWait => u128::MAX,
+            Asking::Only(bits) => bits,
+        };
         let ticket = shared.queue.ticket();
-        let may_wait = asking == Asking::MayWait;
-        NamedHeader::write_for(&batch, &self.names, ticket, may_wait, head);
+        let mut names = Names {
+            block: batch.block,
+            epoch: batch.epoch,
+            ticket,
+            may_wait: asking != Asking::Now,
+            names: &self.labels.names,
+            places: &self.labels.places,
+            fills: &[],
+        };
+        if matches!(asking, Asking::Only(_)) {
+            let unkept = Unkept::of(&batch, bits);
+            names.write(unkept.pages.iter().copied(), head);
+            batch.retain_bodies(|nth, _| !is_set(bits, nth));
+            if !batch.is_empty() {
+                shared.queue.divided();
+                *rest = Some(batch);
+            }
+            return (Load::Asked(Asked { unkept, ticket }), true);
+        }
+        names.fills = batch.fills();
+        names.write(batch.bodies().iter().map(|body| body.page), head);
         (Load::Named(Named { batch, ticket }), true)
     }
 

@@ -111,7 +111,7 @@ impl BatchHeader {
             payload_bytes: u32::try_from(payload_bytes).expect("at most BATCH_PAGES pages"),
         };
         header.write(out);
-        Tables::write(batch, out);
+        Tables::write(batch.bodies().iter().map(|body| body.page), batch.fills(), out);
     }
 }
 
@@ -144,11 +144,11 @@ impl Tables {
         usize::from(pages) * PAGE_ENTRY_BYTES + usize::from(fills) * FILL_ENTRY_BYTES
     }
 
-    pub(crate) fn write(batch: &Batch, out: &mut Vec<u8>) {
-        for body in batch.bodies() {
-            out.extend_from_slice(&body.page.0.to_le_bytes());
+    pub(crate) fn write(pages: impl Iterator<Item = PageIndex>, fills: &[Fill], out: &mut Vec<u8>) {
+        for page in pages {
+            out.extend_from_slice(&page.0.to_le_bytes());
         }
-        for fill in batch.fills() {
+        for fill in fills {
             out.extend_from_slice(&fill.first.0.to_le_bytes());
             out.extend_from_slice(&fill.count.to_le_bytes());
             out.push(fill.byte);

@@ -2,11 +2,14 @@
 //! crate's tests: whatever a peer sends is read or refused, within the caps.
 
 use content::{Domain, NAME_BYTES, Name};
-use page::{BATCH_PAGES, BLOCK_BYTES_MAX, DiskId, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use page::{
+    BATCH_PAGES, BLOCK_BYTES_MAX, BlockId, DiskId, Epoch, Fill, PAGE_BYTES, PageIndex, Pool,
+    SLOT_BYTES,
+};
 
 use crate::{
-    Ack, Answer, BatchHeader, BlockHeader, FILLS_MAX, Frame, HasHeader, Inquiry, Kind, LaneHeader,
-    NamedHeader, NamedTables, Order, Preamble, Reply, Tables, ToDestination, ToSource, Token,
+    Ack, Answer, BatchHeader, BlockHeader, DiskPlace, FILLS_MAX, Frame, HasHeader, Inquiry, Kind,
+    LaneHeader, NamedTables, Names, Order, Preamble, Reply, Tables, ToDestination, ToSource, Token,
     Wants, read_frame, read_message,
 };
 
@@ -145,13 +148,22 @@ fn seed_pages(encoding: u8, bodies: u32, fills: u32, out: &mut Vec<u8>) {
 }
 
 fn seed_names(out: &mut Vec<u8>) {
-    let mut batch = Pool::new(SLOT_BYTES).take().expect("an open pool");
     let names: Vec<Name> = (0..3).map(|nth| Name([nth; NAME_BYTES])).collect();
-    for (page, nth) in (0..).zip(0..names.len()) {
-        batch.push_body(PageIndex(page), nth * PAGE_BYTES);
+    let fills = [Fill { first: PageIndex(9), count: 1, byte: 0 }];
+    let places = [Some(DiskPlace { disk: 1, sector: 63 }), None, None];
+    for places in [&places[..], &[]] {
+        let (block, epoch) = (BlockId(0), Epoch(1));
+        let named = Names {
+            block,
+            epoch,
+            ticket: 77,
+            may_wait: true,
+            names: &names,
+            places,
+            fills: &fills,
+        };
+        named.write([0, 1, 2].map(PageIndex).into_iter(), out);
     }
-    batch.push_fill(PageIndex(9), 0);
-    NamedHeader::write_for(&batch, &names, 77, true, out);
 }
 
 fn seed_contents() -> [Vec<u8>; 2] {

@@ -40,6 +40,6 @@ pub use control::{
 pub use error::WireError;
 pub use fetch::{HasHeader, Wants};
 pub use inquiry::{Inquiry, Word};
-pub use named::{Answer, NamedHeader, NamedTables};
+pub use named::{Answer, DiskPlace, NamedHeader, NamedTables, Names};
 pub use order::Order;
 pub use preamble::{Kind, Preamble, Reply, Token, VERSION};

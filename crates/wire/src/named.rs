@@ -4,17 +4,19 @@
 //! header   0 magic u16   2 flags u8   3 zero u8   4 block u16   6 pages u16
 //!          8 fills u16  10 zero u16  12 epoch u32  16 ticket u32
 //! tables   pages x page u32, then fills x { first u32, count u32, byte u8 },
-//!          then pages x name [20]
+//!          then pages x name [20], then, if flag 2 is set, pages x place u64
 //!
 //! answer   0 magic u32   4 placed u64  12 wanted u128  28 later u128
 //! ```
 //! All little-endian. `wanted` and `later` have a bit for each page, in the
 //! table's order: wanted ones come as bytes next, in a batch of their own; of
 //! those that are there later the destination says so on the control connection,
-//! or that it wants them after all. All others are placed.
+//! or that it wants them after all. All others are placed. A place is where a disk
+//! of the VM should have the same content: the disk's number in the upper 16 bits,
+//! the sector of 512 bytes in the others; all ones: nowhere.
 
 use content::{NAME_BYTES, Name};
-use page::{BATCH_PAGES, Batch, BlockId, Epoch, Fill, PageIndex};
+use page::{BATCH_PAGES, BlockId, Epoch, Fill, PageIndex};
 
 use crate::batch::{FILLS_MAX, Tables};
 use crate::error::WireError;
@@ -23,6 +25,83 @@ use crate::read::{le16, le32, le64};
 pub(crate) const MAGIC: u16 = 0xd7b3;
 const ANSWER_MAGIC: u32 = 0xd7ac_0002;
 const MAY_WAIT: u8 = 1;
+const HAS_PLACES: u8 = 2;
+const PLACE_BYTES: usize = 8;
+const SECTOR_BITS: u32 = 48;
+
+/// Where a disk of the VM should have what a page contains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DiskPlace {
+    /// The disk, by its number among those that are read.
+    pub disk: u16,
+    /// Its first sector, of 512 bytes; below 2^48.
+    pub sector: u64,
+}
+
+impl DiskPlace {
+    const SECTORS: u64 = 1 << SECTOR_BITS;
+
+    fn code(place: Option<Self>) -> u64 {
+        let place = place.filter(|place| place.sector < Self::SECTORS);
+        place.map_or(u64::MAX, |place| u64::from(place.disk) << SECTOR_BITS | place.sector)
+    }
+
+    fn of(code: u64) -> Option<Self> {
+        let disk = u16::try_from(code >> SECTOR_BITS).unwrap_or(u16::MAX);
+        (code != u64::MAX).then_some(Self { disk, sector: code % Self::SECTORS })
+    }
+}
+
+/// What goes as a batch of names.
+#[derive(Clone, Copy, Debug)]
+pub struct Names<'n> {
+    /// The block its pages belong to.
+    pub block: BlockId,
+    /// Their epoch.
+    pub epoch: Epoch,
+    /// What the destination calls it by later.
+    pub ticket: u32,
+    /// Whether the pages' bodies can be had again.
+    pub may_wait: bool,
+    /// A name for each page.
+    pub names: &'n [Name],
+    /// A place for each page, or none at all.
+    pub places: &'n [Option<DiskPlace>],
+    /// Fill runs.
+    pub fills: &'n [Fill],
+}
+
+impl Names<'_> {
+    /// Writes header and tables for these pages after what `out` holds.
+    ///
+    /// # Panics
+    /// If there are not as many names as pages, or places, or more than a batch
+    /// may have: our own error.
+    pub fn write(&self, pages: impl ExactSizeIterator<Item = PageIndex>, out: &mut Vec<u8>) {
+        let Self { names, places, fills, .. } = self;
+        assert_eq!(pages.len(), names.len(), "each page has a name");
+        assert!(places.is_empty() || places.len() == names.len(), "each has a place, or none");
+        assert!(fills.len() <= FILLS_MAX, "the tap hands on before {FILLS_MAX} runs");
+        let has_places = if places.is_empty() { 0 } else { HAS_PLACES };
+        let may_wait = if self.may_wait { MAY_WAIT } else { 0 };
+        out.extend_from_slice(&MAGIC.to_le_bytes());
+        out.extend_from_slice(&[may_wait | has_places, 0]);
+        out.extend_from_slice(&self.block.0.to_le_bytes());
+        let count = |length: usize| u16::try_from(length).expect("capped").to_le_bytes();
+        out.extend_from_slice(&count(names.len()));
+        out.extend_from_slice(&count(fills.len()));
+        out.extend_from_slice(&[0, 0]);
+        out.extend_from_slice(&self.epoch.0.to_le_bytes());
+        out.extend_from_slice(&self.ticket.to_le_bytes());
+        Tables::write(pages, fills, out);
+        for name in *names {
+            out.extend_from_slice(&name.0);
+        }
+        for place in *places {
+            out.extend_from_slice(&DiskPlace::code(*place).to_le_bytes());
+        }
+    }
+}
 
 /// What stands before the tables of a batch of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +119,8 @@ pub struct NamedHeader {
     /// The source can have the pages' bodies again: the destination may wait for
     /// content that is on its way from elsewhere.
     pub may_wait: bool,
+    /// Places follow the names.
+    pub has_places: bool,
 }
 
 impl NamedHeader {
@@ -53,6 +134,7 @@ impl NamedHeader {
     pub(crate) fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, WireError> {
         let header = Self {
             may_wait: bytes[2] & MAY_WAIT != 0,
+            has_places: bytes[2] & HAS_PLACES != 0,
             block: BlockId(le16(bytes, 4)),
             pages: le16(bytes, 6),
             fills: le16(bytes, 8),
@@ -71,41 +153,12 @@ impl NamedHeader {
     /// Bytes of the tables that follow.
     #[must_use]
     pub fn tables_bytes(self) -> usize {
-        self.places_bytes() + usize::from(self.pages) * NAME_BYTES
+        let place_bytes = if self.has_places { PLACE_BYTES } else { 0 };
+        self.page_bytes() + usize::from(self.pages) * (NAME_BYTES + place_bytes)
     }
 
-    fn places_bytes(self) -> usize {
+    fn page_bytes(self) -> usize {
         Tables::bytes(self.pages, self.fills)
-    }
-
-    /// Writes the header and the tables of `batch`, whose bodies have these
-    /// `names`, after what `out` holds.
-    ///
-    /// # Panics
-    /// If there are not as many names as bodies, or more fill runs than
-    /// [`FILLS_MAX`]: our own error.
-    pub fn write_for(
-        batch: &Batch,
-        names: &[Name],
-        ticket: u32,
-        may_wait: bool,
-        out: &mut Vec<u8>,
-    ) {
-        assert_eq!(batch.bodies().len(), names.len(), "each body has a name");
-        assert!(batch.fills().len() <= FILLS_MAX, "the tap hands on before {FILLS_MAX} runs");
-        out.extend_from_slice(&MAGIC.to_le_bytes());
-        out.extend_from_slice(&[if may_wait { MAY_WAIT } else { 0 }, 0]);
-        out.extend_from_slice(&batch.block.0.to_le_bytes());
-        let count = |length: usize| u16::try_from(length).expect("capped").to_le_bytes();
-        out.extend_from_slice(&count(names.len()));
-        out.extend_from_slice(&count(batch.fills().len()));
-        out.extend_from_slice(&[0, 0]);
-        out.extend_from_slice(&batch.epoch.0.to_le_bytes());
-        out.extend_from_slice(&ticket.to_le_bytes());
-        Tables::write(batch, out);
-        for name in names {
-            out.extend_from_slice(&name.0);
-        }
     }
 }
 
@@ -117,6 +170,8 @@ pub struct NamedTables {
     pub pages: Vec<PageIndex>,
     /// Their names.
     pub names: Vec<Name>,
+    /// Where disks should have their content: as many, or none at all.
+    pub places: Vec<Option<DiskPlace>>,
     /// The fill runs.
     pub fills: Vec<Fill>,
 }
@@ -132,10 +187,14 @@ impl NamedTables {
         if bytes.len() != header.tables_bytes() {
             return Err(WireError::Contradiction("tables of another length than announced"));
         }
-        let (places, names) = bytes.split_at(header.places_bytes());
-        Tables::read(header.pages, places, &mut self.pages, &mut self.fills);
+        let (pages, rest) = bytes.split_at(header.page_bytes());
+        let (names, places) = rest.split_at(usize::from(header.pages) * NAME_BYTES);
+        Tables::read(header.pages, pages, &mut self.pages, &mut self.fills);
         self.names.clear();
         self.names.extend(names.as_chunks().0.iter().map(|name| Name(*name)));
+        let places = places.as_chunks::<PLACE_BYTES>().0.iter();
+        self.places.clear();
+        self.places.extend(places.map(|place| DiskPlace::of(u64::from_le_bytes(*place))));
         Ok(())
     }
 }
@@ -203,6 +262,7 @@ mod tests {
         fn a_batch_of_names_comes_back_as_it_went(
             block: u16, epoch: u32, ticket: u32, may_wait: bool,
             pages in prop::collection::vec((any::<u32>(), any::<[u8; NAME_BYTES]>()), 0..=BATCH_PAGES),
+            disk: u16, sectors: bool,
             fills in prop::collection::vec((any::<u32>(), any::<u8>()), 0..300),
         ) {
             let mut batch = Pool::new(SLOT_BYTES).take().unwrap();
@@ -215,7 +275,22 @@ mod tests {
             }
             let names: Vec<Name> = pages.iter().map(|(_, name)| Name(*name)).collect();
             let mut bytes = Vec::new();
-            NamedHeader::write_for(&batch, &names, ticket, may_wait, &mut bytes);
+            let place = |page: u32| {
+                let place = DiskPlace { disk, sector: u64::from(page) << 15 };
+                (!page.is_multiple_of(3) && disk != u16::MAX).then_some(place)
+            };
+            let places: Vec<_> =
+                pages.iter().filter(|_| sectors).map(|(page, _)| place(*page)).collect();
+            let named = Names {
+                block: batch.block,
+                epoch: batch.epoch,
+                ticket,
+                may_wait,
+                names: &names,
+                places: &places,
+                fills: batch.fills(),
+            };
+            named.write(batch.bodies().iter().map(|body| body.page), &mut bytes);
             let (head, rest) = bytes.split_first_chunk().unwrap();
             let LaneHeader::Named(header) = LaneHeader::parse(head).unwrap() else { panic!() };
             prop_assert_eq!((header.block, header.epoch), (batch.block, batch.epoch));
@@ -223,6 +298,7 @@ mod tests {
             let mut tables = NamedTables::default();
             tables.parse(header, rest).unwrap();
             prop_assert_eq!(&tables.names, &names);
+            prop_assert_eq!(&tables.places, &places);
             let indices: Vec<_> = pages.iter().map(|(page, _)| PageIndex(*page)).collect();
             prop_assert_eq!(&tables.pages, &indices);
             prop_assert_eq!(tables.fills.as_slice(), batch.fills());

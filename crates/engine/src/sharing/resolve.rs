@@ -11,7 +11,7 @@ use directory::{DirectoryError, HostName};
 use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
 use placer::{PlaceError, Placer};
-use wire::{Late, NamedHeader, ToSource};
+use wire::{Late, NamedHeader, NamedTables, ToSource};
 
 use super::coming::{Bringer, Claim};
 use super::copies::Copies;
@@ -228,8 +228,7 @@ impl transport::Resolver for Resolving {
     fn resolve(
         &self,
         header: NamedHeader,
-        pages: &[PageIndex],
-        names: &[Name],
+        NamedTables { pages, names, .. }: &NamedTables,
     ) -> Result<(u128, u128), PlaceError> {
         self.taker.placer.check(header.block, pages)?;
         let here = self.place_held(header, pages, names)?;

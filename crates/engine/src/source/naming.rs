@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use content::{Key, Name};
+use content::Key;
 use page::{Batch, BlockId, PageIndex};
-use transport::{Asking, Namer};
+use transport::{Asking, Labels, Namer};
 
 use super::live::Live;
 use super::sieve::Sieve;
@@ -27,12 +27,11 @@ impl std::fmt::Debug for Naming {
 }
 
 impl Namer for Naming {
-    fn name(&self, batch: &Batch, names: &mut Vec<Name>) -> Asking {
+    fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
         if self.live.first_pass_over.load(Relaxed) {
             return Asking::No;
         }
-        names.clear();
-        names.extend(batch.bodies().iter().map(|body| self.key.name(batch.bytes_of(*body))));
+        labels.names.extend(batch.bodies().iter().map(|body| self.key.name(batch.bytes_of(*body))));
         if self.held && self.sieve.reaches(batch.block) { Asking::MayWait } else { Asking::Now }
     }
 
