@@ -166,8 +166,8 @@ fn stands_still(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.filter_map(Result::ok).all(|thread| {
         let Ok(stat) = fs::read_to_string(thread.path().join("stat")) else { return true };
-        // What follows the name, which may have anything in it.
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 'Z', 'X']))
+        // What follows the name, which may have anything in it; `t` if it is traced.
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't', 'Z', 'X']))
     })
 }
 
