@@ -122,7 +122,7 @@ mod tests {
         let send = || {
             let load = Load::from(pool.take().unwrap());
             queue.submit(load).unwrap();
-            let crate::queue::Work::Send(load) = queue.take(|| false) else { panic!() };
+            let crate::queue::Work::Send(load) = queue.take(|| false, None) else { panic!() };
             flight.sent(load, &queue)
         };
         assert_eq!((send(), send()), (Some(0), Some(0)));
@@ -149,7 +149,7 @@ mod tests {
         let flying = |load: Load| {
             let (queue, flight) = (Queue::new(), Flight::default());
             queue.submit(load).unwrap();
-            let crate::queue::Work::Send(load) = queue.take(|| false) else { panic!() };
+            let crate::queue::Work::Send(load) = queue.take(|| false, None) else { panic!() };
             flight.sent(load, &queue).unwrap();
             (queue, flight)
         };
@@ -167,11 +167,15 @@ mod tests {
         assert_eq!(flight.answered(answer(0, 0), &queue), None, "it was answered");
         let delivered = queue.delivered();
         assert_eq!((delivered.named_bytes, delivered.pending_bytes), (4096, 4096));
-        let crate::queue::Work::Send(Load::Wanted(batch)) = queue.take(|| false) else { panic!() };
+        let crate::queue::Work::Send(Load::Wanted(batch)) = queue.take(|| false, None) else {
+            panic!()
+        };
         assert_eq!(batch.bodies().iter().map(|body| body.page.0).collect::<Vec<_>>(), [0]);
         queue.placed(Load::Wanted(batch));
-        queue.late(1, vec![2]).unwrap();
-        let crate::queue::Work::Send(Load::Again(unkept)) = queue.take(|| false) else { panic!() };
+        queue.late(1, vec![2], false).unwrap();
+        let crate::queue::Work::Send(Load::Again(unkept)) = queue.take(|| false, None) else {
+            panic!()
+        };
         assert_eq!(unkept.pages, [page::PageIndex(2)]);
         queue.placed(Load::Again(unkept));
         queue.close();

@@ -124,9 +124,10 @@ impl Lanes {
     }
 
     /// What has become of pages of a batch of names for which the destination
-    /// waited: these, by their places in it, are wanted, and all others placed.
-    pub fn late(&self, ticket: u32, wanted: Vec<u8>) {
-        if self.shared.queue.late(ticket, wanted).is_err() {
+    /// waited: these, by their places in it, are wanted, and all others placed, or are
+    /// still waited for if there are `more`.
+    pub fn late(&self, ticket: u32, wanted: Vec<u8>, more: bool) {
+        if self.shared.queue.late(ticket, wanted, more).is_err() {
             self.shared.queue.fail(LanesError::Nonsense);
         }
     }

@@ -30,6 +30,7 @@ mod receiver;
 mod reluctance;
 mod sender;
 mod sieve;
+mod spare;
 
 pub use blocks::{BlockSink, TakeError};
 pub use connect::{Endpoint, connect, tune};

@@ -14,6 +14,15 @@ pub trait Namer: std::fmt::Debug + Send + Sync {
     /// Reads what pages of a block contain by now, one after the other. False if
     /// that can't be had any more.
     fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool;
+
+    /// How many of the pages that the destination waits for lanes should have to
+    /// send, once they have little else.
+    fn spare_pages(&self) -> u64 {
+        0
+    }
+
+    /// Lanes could send so many of them, all that they ever could counted.
+    fn has_spare(&self, _pages: u64) {}
 }
 
 /// Names of bodies.
@@ -68,19 +77,23 @@ impl Unkept {
         Self { pages: chosen(&self.pages, bits).copied().collect(), ..*self }
     }
 
-    /// Those of its pages that stand at these places of the batch they are of,
-    /// where `bits` had been chosen. None if there is no such one.
-    pub(crate) fn keep(&mut self, bits: u128, places: &[u8]) -> Option<()> {
-        let mut kept = Vec::with_capacity(places.len());
+    /// Takes out those of its pages that stand at these places of the batch they
+    /// are of, where `bits` are chosen; of these the others are left. None if there
+    /// is no such one.
+    pub(crate) fn take(&mut self, bits: &mut u128, places: &[u8]) -> Option<Self> {
+        let (mut taken, mut gone) = (Vec::with_capacity(places.len()), 0_u128);
         for place in places {
             let bit = 1_u128.checked_shl(u32::from(*place))?;
-            if bits & bit == 0 {
+            if *bits & !gone & bit == 0 {
                 return None;
             }
-            kept.push(*self.pages.get((bits & (bit - 1)).count_ones() as usize)?);
+            gone |= bit;
+            taken.push(*self.pages.get((*bits & (bit - 1)).count_ones() as usize)?);
         }
-        self.pages = kept;
-        Some(())
+        let mut places = (0..128).filter(|place| *bits >> place & 1 == 1);
+        self.pages.retain(|_| places.next().is_some_and(|place| gone >> place & 1 == 0));
+        *bits &= !gone;
+        Some(Self { pages: taken, ..*self })
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -124,25 +137,30 @@ mod tests {
 
     #[test]
     fn what_is_wanted_late_is_found_by_its_place_in_the_batch() {
-        let unkept = || Unkept {
-            block: BlockId(1),
-            epoch: Epoch(2),
-            pages: [10, 13, 15].map(PageIndex).to_vec(),
-        };
         // Pages 10 to 15, of which the first, the fourth and the sixth come later.
         let bits = 0b10_1001;
         for (places, expected) in [
-            (&[0_u8, 5][..], Some(vec![10, 15])),
-            (&[3], Some(vec![13])),
-            (&[], Some(vec![])),
+            (&[0_u8, 5][..], Some((vec![10, 15], vec![13]))),
+            (&[5, 0], Some((vec![15, 10], vec![13]))),
+            (&[3], Some((vec![13], vec![10, 15]))),
+            (&[], Some((vec![], vec![10, 13, 15]))),
             (&[1], None),
+            (&[3, 3], None),
             (&[127], None),
             (&[200], None),
         ] {
-            let mut pages = unkept();
-            let kept = pages.keep(bits, places);
-            let found = kept.map(|()| pages.pages.iter().map(|page| page.0).collect::<Vec<_>>());
-            assert_eq!(found, expected, "{places:?}");
+            let pages = [10, 13, 15].map(PageIndex).to_vec();
+            let mut left = Unkept { block: BlockId(1), epoch: Epoch(2), pages };
+            let mut left_bits = bits;
+            let taken = left.take(&mut left_bits, places);
+            let numbers =
+                |pages: &Unkept| pages.pages.iter().map(|page| page.0).collect::<Vec<_>>();
+            assert_eq!(left_bits.count_ones() as usize, left.pages.len(), "{places:?}");
+            assert_eq!(
+                taken.map(|taken| (numbers(&taken), numbers(&left))),
+                expected,
+                "{places:?}"
+            );
         }
     }
 

@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use page::BATCH_PAGES;
+
 use crate::namer::Unkept;
 
 /// Batches that were answered late before they were answered at all: on another
@@ -14,7 +16,7 @@ const EARLY_MAX: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     waiting: HashMap<u32, Waiting>,
-    early: HashMap<u32, Vec<u8>>,
+    early: HashMap<u32, Early>,
     /// Batches that are asked for once more, by another ticket: what is said of
     /// the first one means nothing any more.
     void: usize,
@@ -27,6 +29,14 @@ struct Waiting {
     bits: u128,
 }
 
+/// What was said of a batch too early.
+#[derive(Debug, Default)]
+struct Early {
+    wanted: Vec<u8>,
+    /// Whether that is all.
+    is_over: bool,
+}
+
 /// What became of pages that were waited for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resolved {
@@ -34,6 +44,8 @@ pub(crate) struct Resolved {
     pub(crate) placed_bytes: u64,
     /// Those that are wanted after all.
     pub(crate) wanted: Option<Unkept>,
+    /// Whether none of its batch is waited for any more.
+    pub(crate) is_over: bool,
 }
 
 /// The peer says what can't be.
@@ -54,15 +66,18 @@ impl Pending {
         unkept: Unkept,
         bits: u128,
     ) -> Result<Option<Resolved>, Nonsense> {
-        let waiting = Waiting { unkept, bits };
-        if let Some(wanted) = self.early.remove(&ticket) {
-            return resolve(waiting, &wanted).map(Some);
-        }
+        let mut waiting = Waiting { unkept, bits };
+        let early = self.early.remove(&ticket);
+        let resolved = match early {
+            Some(Early { wanted, is_over: true }) => return waiting.end(&wanted).map(Some),
+            Some(Early { wanted, .. }) => Some(waiting.give(&wanted)?),
+            None => None,
+        };
         match self.waiting.entry(ticket) {
             Entry::Vacant(place) => {
                 self.bytes += waiting.unkept.bytes();
                 place.insert(waiting);
-                Ok(None)
+                Ok(resolved)
             }
             Entry::Occupied(_) => Err(Nonsense),
         }
@@ -73,31 +88,58 @@ impl Pending {
         self.void += 1;
     }
 
-    /// It waits no more: these, by their places in the batch, are wanted.
+    /// These, by their places in the batch, are wanted. It waits for no others of
+    /// it, unless there are `more`.
     pub(crate) fn late(
         &mut self,
         ticket: u32,
-        wanted: Vec<u8>,
+        mut wanted: Vec<u8>,
+        more: bool,
     ) -> Result<Option<Resolved>, Nonsense> {
+        if more && let Some(waiting) = self.waiting.get_mut(&ticket) {
+            let resolved = waiting.give(&wanted)?;
+            self.bytes -= resolved.wanted.as_ref().map_or(0, Unkept::bytes);
+            return Ok(Some(resolved));
+        }
         if let Some(waiting) = self.waiting.remove(&ticket) {
             self.bytes -= waiting.unkept.bytes();
-            return resolve(waiting, &wanted).map(Some);
+            return waiting.end(&wanted).map(Some);
         }
-        if self.early.len() >= EARLY_MAX + self.void || self.early.insert(ticket, wanted).is_some()
-        {
-            return Err(Nonsense);
+        let room = EARLY_MAX + self.void;
+        let known = self.early.len();
+        match self.early.entry(ticket) {
+            Entry::Occupied(mut early) if !early.get().is_over => {
+                let early = early.get_mut();
+                early.wanted.append(&mut wanted);
+                early.is_over = !more;
+                if early.wanted.len() > BATCH_PAGES { Err(Nonsense) } else { Ok(None) }
+            }
+            Entry::Vacant(place) if known < room && wanted.len() <= BATCH_PAGES => {
+                place.insert(Early { wanted, is_over: !more });
+                Ok(None)
+            }
+            _ => Err(Nonsense),
         }
-        Ok(None)
     }
 }
 
-fn resolve(waiting: Waiting, wanted: &[u8]) -> Result<Resolved, Nonsense> {
-    let Waiting { mut unkept, bits } = waiting;
-    let all_bytes = unkept.bytes();
-    unkept.keep(bits, wanted).ok_or(Nonsense)?;
-    let placed_bytes = all_bytes.checked_sub(unkept.bytes()).ok_or(Nonsense)?;
-    let wanted = Some(unkept).filter(|unkept| unkept.bytes() > 0);
-    Ok(Resolved { placed_bytes, wanted })
+impl Waiting {
+    /// These are wanted; the others are still waited for.
+    fn give(&mut self, wanted: &[u8]) -> Result<Resolved, Nonsense> {
+        let given = self.unkept.take(&mut self.bits, wanted).ok_or(Nonsense)?;
+        Ok(Resolved { placed_bytes: 0, wanted: filled(given), is_over: false })
+    }
+
+    /// These are wanted; the others are placed.
+    fn end(mut self, wanted: &[u8]) -> Result<Resolved, Nonsense> {
+        let given = self.unkept.take(&mut self.bits, wanted).ok_or(Nonsense)?;
+        let placed_bytes = self.unkept.bytes();
+        Ok(Resolved { placed_bytes, wanted: filled(given), is_over: true })
+    }
+}
+
+fn filled(unkept: Unkept) -> Option<Unkept> {
+    Some(unkept).filter(|unkept| unkept.bytes() > 0)
 }
 
 #[cfg(test)]
@@ -113,15 +155,47 @@ mod tests {
 
     #[test]
     fn whichever_answer_comes_first() {
-        let expected = Resolved { placed_bytes: 4096, wanted: Some(unkept(&[7])) };
+        let expected = Resolved { placed_bytes: 4096, wanted: Some(unkept(&[7])), is_over: true };
         let mut pending = Pending::default();
         assert_eq!(pending.wait(1, unkept(&[5, 7]), 0b1010), Ok(None));
         assert_eq!(pending.bytes(), 8192);
-        assert_eq!(pending.late(1, vec![3]), Ok(Some(expected)));
+        assert_eq!(pending.late(1, vec![3], false), Ok(Some(expected)));
         assert_eq!(pending.bytes(), 0);
-        let expected = Resolved { placed_bytes: 8192, wanted: None };
-        assert_eq!(pending.late(2, vec![]), Ok(None));
+        let expected = Resolved { placed_bytes: 8192, wanted: None, is_over: true };
+        assert_eq!(pending.late(2, vec![], false), Ok(None));
         assert_eq!(pending.wait(2, unkept(&[5, 7]), 0b1010), Ok(Some(expected)));
+    }
+
+    #[test]
+    fn some_are_wanted_while_others_still_wait() {
+        let some = |pages: &[u32]| Resolved {
+            placed_bytes: 0,
+            wanted: Some(unkept(pages)),
+            is_over: false,
+        };
+        let last = |pages: &[u32], placed_bytes| Resolved {
+            placed_bytes,
+            wanted: filled(unkept(pages)),
+            is_over: true,
+        };
+        // In the first batch after it is known that they wait, in the second before,
+        // in the third in between.
+        let pages = || unkept(&[3, 4, 5, 6]);
+        let mut pending = Pending::default();
+        assert_eq!(pending.wait(1, pages(), 0b1111_0000), Ok(None));
+        assert_eq!(pending.late(1, vec![6, 5], true), Ok(Some(some(&[5, 4]))));
+        assert_eq!(pending.bytes(), 8192);
+        assert_eq!(pending.late(1, vec![5], true), Err(Nonsense), "it was given");
+        assert_eq!(pending.late(1, vec![4], false), Ok(Some(last(&[3], 4096))));
+        assert_eq!(pending.late(2, vec![7], true), Ok(None));
+        assert_eq!(pending.late(2, vec![4], true), Ok(None));
+        assert_eq!(pending.late(2, vec![5], false), Ok(None));
+        assert_eq!(pending.wait(2, pages(), 0b1111_0000), Ok(Some(last(&[6, 3, 4], 4096))));
+        assert_eq!(pending.late(3, vec![7], true), Ok(None));
+        assert_eq!(pending.wait(3, pages(), 0b1111_0000), Ok(Some(some(&[6]))));
+        assert_eq!(pending.bytes(), 3 * 4096);
+        assert_eq!(pending.late(3, vec![], false), Ok(Some(last(&[], 3 * 4096))));
+        assert_eq!(pending.bytes(), 0);
     }
 
     #[test]
@@ -129,14 +203,14 @@ mod tests {
         let mut pending = Pending::default();
         pending.wait(1, unkept(&[5]), 0b10).unwrap();
         assert_eq!(pending.wait(1, unkept(&[5]), 0b10), Err(Nonsense));
-        assert_eq!(pending.late(1, vec![0]), Err(Nonsense), "it was placed before");
-        assert_eq!(pending.late(2, vec![]), Ok(None));
-        assert_eq!(pending.late(2, vec![]), Err(Nonsense));
+        assert_eq!(pending.late(1, vec![0], false), Err(Nonsense), "it was placed before");
+        assert_eq!(pending.late(2, vec![], false), Ok(None));
+        assert_eq!(pending.late(2, vec![], false), Err(Nonsense));
         // One page twice.
         pending.wait(3, unkept(&[5]), 0b10).unwrap();
-        assert_eq!(pending.late(3, vec![1, 1]), Err(Nonsense));
+        assert_eq!(pending.late(3, vec![1, 1], false), Err(Nonsense));
         let refused =
-            (10..).take(2 * EARLY_MAX).find(|ticket| pending.late(*ticket, vec![]).is_err());
+            (10..).take(2 * EARLY_MAX).find(|ticket| pending.late(*ticket, vec![], false).is_err());
         assert!(refused.is_some());
     }
 }

@@ -8,8 +8,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::error::LanesError;
 use crate::load::{Amount, Asked, Load, Named};
 use crate::meter::Delivered;
-use crate::namer::{Unkept, bits_of, is_set};
+use crate::namer::{Namer, Unkept, bits_of, is_set};
 use crate::pending::{Nonsense, Pending, Resolved};
+use crate::spare::Spare;
+
+/// So many batches that wait for lanes are little.
+const LITTLE: usize = 4;
 
 /// How long there may be no lane at all before the migration fails: two
 /// rounds of noticing a dead path.
@@ -40,6 +44,7 @@ struct State {
     delivered: Delivered,
     busy_since: Option<Instant>,
     pending: Pending,
+    spare: Spare,
     /// The next batch of names is called by.
     ticket: u32,
 }
@@ -67,10 +72,13 @@ impl State {
         self.delivered.backlog_bytes -= bytes;
     }
 
-    fn resolve(&mut self, Resolved { placed_bytes, wanted }: Resolved) {
+    fn resolve(&mut self, Resolved { placed_bytes, wanted, is_over }: Resolved) {
         self.has_named(placed_bytes);
-        self.leaves();
+        if is_over {
+            self.leaves();
+        }
         if let Some(unkept) = wanted {
+            self.spare.came(unkept.pages.len() as u64);
             self.comes_again(Load::Again(unkept));
         }
     }
@@ -81,6 +89,20 @@ impl State {
 
     fn is_over(&self) -> bool {
         self.closed && self.is_drained()
+    }
+
+    /// How many pages that are waited for lanes could send, all that they ever could
+    /// counted, if that is news.
+    fn spare(&mut self, namer: &dyn Namer) -> Option<u64> {
+        if self.pending.bytes() == 0 || self.waiting.len() > LITTLE {
+            return None;
+        }
+        let again = self.again.iter().map(|load| match load {
+            Load::Again(unkept) => unkept.pages.len() as u64,
+            _ => page::BATCH_PAGES as u64,
+        });
+        let queued = again.sum::<u64>() + (self.waiting.len() * page::BATCH_PAGES) as u64;
+        self.spare.more(queued, namer.spare_pages())
     }
 
     /// The next batch that may go. Blocks without room are passed by: pages
@@ -148,6 +170,7 @@ impl Queue {
                 delivered: Delivered::default(),
                 busy_since: None,
                 pending: Pending::default(),
+                spare: Spare::default(),
                 ticket: 0,
             }),
             work: Condvar::new(),
@@ -181,10 +204,17 @@ impl Queue {
         Ok(())
     }
 
-    /// The next batch for a lane, or why there is none. Blocks.
-    pub(crate) fn take(&self, broken: impl Fn() -> bool) -> Work {
+    /// The next batch for a lane, or why there is none. Blocks. If the lanes have
+    /// little left, `spare` says how many of the pages that the destination waits
+    /// for they should have to send, and is told how many they could.
+    pub(crate) fn take(&self, broken: impl Fn() -> bool, namer: Option<&dyn Namer>) -> Work {
         let mut state = self.state.lock();
         loop {
+            if let Some(namer) = namer
+                && let Some(pages) = state.spare(namer)
+            {
+                MutexGuard::unlocked(&mut state, || namer.has_spare(pages));
+            }
             if state.failed.is_some() || state.is_over() {
                 return Work::End;
             }
@@ -324,9 +354,9 @@ impl Queue {
     }
 
     /// The destination says what has become of pages that it waited for.
-    pub(crate) fn late(&self, ticket: u32, wanted: Vec<u8>) -> Result<(), Nonsense> {
+    pub(crate) fn late(&self, ticket: u32, wanted: Vec<u8>, more: bool) -> Result<(), Nonsense> {
         let mut state = self.state.lock();
-        if let Some(resolved) = state.pending.late(ticket, wanted)? {
+        if let Some(resolved) = state.pending.late(ticket, wanted, more)? {
             state.resolve(resolved);
         }
         self.work.notify_all();
@@ -488,7 +518,7 @@ mod tests {
             thread::sleep(Duration::from_millis(50));
             let carrier = scope.spawn(|| {
                 let mut carried = 0;
-                while let Work::Send(load) = queue.take(|| false) {
+                while let Work::Send(load) = queue.take(|| false, None) {
                     carried += 1;
                     queue.placed(load);
                 }
@@ -518,7 +548,7 @@ mod tests {
         let counted = queue.delivered();
         assert_eq!((counted.backlog_bytes, counted.block_backlog_bytes), (4096, 1024));
         for _ in 0..2 {
-            let Work::Send(load) = queue.take(|| false) else { panic!("two are there") };
+            let Work::Send(load) = queue.take(|| false, None) else { panic!("two are there") };
             queue.placed(load);
         }
         let counted = queue.delivered();
@@ -578,9 +608,9 @@ mod tests {
         }
         queue.close();
         queue.set_block_room(4);
-        let Work::Send(last) = queue.take(|| false) else { panic!("there is room for it") };
+        let Work::Send(last) = queue.take(|| false, None) else { panic!("there is room for it") };
         queue.placed(last);
-        assert!(matches!(queue.take(|| false), Work::End));
+        assert!(matches!(queue.take(|| false, None), Work::End));
     }
 
     #[test]
@@ -589,7 +619,7 @@ mod tests {
         let queue = Queue::new();
         queue.set_block_room(0);
         thread::scope(|scope| {
-            let lane = scope.spawn(|| match queue.take(|| false) {
+            let lane = scope.spawn(|| match queue.take(|| false, None) {
                 Work::Send(load) => queue.placed(load),
                 _ => panic!("there is a batch"),
             });
@@ -695,7 +725,7 @@ mod tests {
         let pool = page::Pool::new(4 * page::SLOT_BYTES);
         let queue = Queue::new();
         queue.submit(pool.take().unwrap().into()).unwrap();
-        let Work::Send(load) = queue.take(|| false) else { panic!("one is there") };
+        let Work::Send(load) = queue.take(|| false, None) else { panic!("one is there") };
         queue.fail(LanesError::Stopped);
         queue.hand_back(std::iter::once(load));
         assert_eq!(pool.out_bytes(), 0);

@@ -133,11 +133,12 @@ fn send(
             meter.turn_to(Doing::Encoding);
             (Load::Pages(batch), false)
         } else {
-            let mut load = match shared.queue.take(|| flight.is_broken()) {
-                Work::Send(load) => load,
-                Work::Broken => return Ok(Sent::UntilBroken),
-                Work::End => return Ok(Sent::All),
-            };
+            let mut load =
+                match shared.queue.take(|| flight.is_broken(), shared.plan.namer.as_deref()) {
+                    Work::Send(load) => load,
+                    Work::Broken => return Ok(Sent::UntilBroken),
+                    Work::End => return Ok(Sent::All),
+                };
             meter.turn_to(Doing::Encoding);
             if let (Some(sieve), Load::Pages(batch) | Load::Wanted(batch)) =
                 (&shared.plan.sieve, &mut load)

@@ -103,7 +103,11 @@ impl Fickle {
             }
         }
         let lanes = self.lanes.lock().clone().expect("there are lanes");
-        lanes.late(header.ticket, wanted);
+        if self.roll(2) == 0 {
+            let first = wanted.drain(..wanted.len() / 2).collect();
+            lanes.late(header.ticket, first, true);
+        }
+        lanes.late(header.ticket, wanted, false);
     }
 }
 

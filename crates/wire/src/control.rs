@@ -96,6 +96,9 @@ pub struct Late {
     /// Those that are wanted from the source after all, by their place in it. All
     /// others that were to come later are placed.
     pub wanted: Vec<u8>,
+    /// They are not: all others still wait.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
 }
 
 /// The destination's answer, when it is ready.
@@ -147,6 +150,12 @@ pub enum ToDestination {
         ticket: u64,
         /// Its number.
         disk: u16,
+    },
+    /// The source could send so many of the pages that the destination waits for
+    /// itself, all that it ever could counted.
+    Spare {
+        /// Never less than before.
+        pages: u64,
     },
     /// Other terms for the destination's data threads from now on.
     Terms(Terms),

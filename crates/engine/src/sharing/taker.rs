@@ -340,7 +340,7 @@ impl Taker {
             drop(tickets);
             if let Some(tell) = &*self.tell.lock() {
                 // A source that is gone need not know.
-                let _ = tell.send(Late { ticket, wanted });
+                let _ = tell.send(Late { ticket, wanted, more: false });
             }
         }
     }

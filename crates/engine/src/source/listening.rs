@@ -70,8 +70,8 @@ impl Source<'_> {
                 }
                 Some(Happening::Peer(ToSource::Late { batches })) => {
                     if let Some(stream) = &self.stream {
-                        for Late { ticket, wanted } in batches {
-                            stream.lanes.late(ticket, wanted);
+                        for Late { ticket, wanted, more } in batches {
+                            stream.lanes.late(ticket, wanted, more);
                         }
                     }
                 }
