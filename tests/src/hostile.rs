@@ -109,6 +109,7 @@ impl<'w> Caller<'w> {
             terms: Default::default(),
             sharing: None,
             share_domain: Default::default(),
+            guest_port: false,
         }
     }
 

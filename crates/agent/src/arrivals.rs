@@ -10,7 +10,7 @@ use std::sync::Arc;
 use engine::{Arriving, Host, Refusal, Unsettled};
 use qemu::command_line::overridden;
 use qemu::disks::{self as images, Challenge, PreparedImage};
-use qemu::machine::{self, Machine, Start};
+use qemu::machine::{self, GuestPort, Machine, Start};
 use qemu::qmp::RunState;
 use qemu::shape::Shape;
 use switchover::MigrationId;
@@ -126,6 +126,7 @@ impl Arrivals {
             incoming: true,
             machine: Some(machine),
             user: self.registry.qemu_user(),
+            guest_port: if order.guest_port { GuestPort::Needed } else { GuestPort::None },
         };
         let explain = |error| wanted.explain(error, machine, self.examiner.probes());
         machine::start(&start).map_err(explain)

@@ -20,7 +20,7 @@ use std::time::Duration;
 use api::{AttachRequest, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
 use qemu::launch::User;
-use qemu::machine::{self, Start};
+use qemu::machine::{self, GuestPort, Start};
 
 use crate::denied::Denied;
 use crate::holdings::Holdings;
@@ -120,6 +120,7 @@ impl Registry {
             incoming: false,
             machine: None,
             user: self.qemu_user(),
+            guest_port: if request.guest_port { GuestPort::Wanted } else { GuestPort::None },
         })?;
         let vm = claim.fill(machine, &request.share_domain)?;
         claim.keep()?;

@@ -14,6 +14,14 @@ pub struct RunRequest {
     /// Its sharing domain: see [`Sharing`](crate::Sharing).
     #[serde(default)]
     pub share_domain: String,
+    /// Whether it gets a port for the helper in the guest, if its machine can have
+    /// one.
+    #[serde(default = "by_default")]
+    pub guest_port: bool,
+}
+
+fn by_default() -> bool {
+    true
 }
 
 /// Adopt a VM that somebody else started.

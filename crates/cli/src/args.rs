@@ -152,6 +152,9 @@ pub(crate) struct RunArgs {
     /// [default: the cluster's]
     #[arg(long, value_name = "LABEL", default_value = "", hide_default_value = true)]
     pub(crate) share_domain: String,
+    /// Don't add the port at which a helper in the guest can be asked
+    #[arg(long)]
+    pub(crate) no_guest_port: bool,
     /// QEMU and its arguments
     #[arg(last = true, required = true, value_name = "QEMU ARGS")]
     pub(crate) argv: Vec<OsString>,

@@ -23,7 +23,8 @@ pub(crate) async fn run(client: &Client, args: RunArgs) -> Result<ExitCode, Prob
         .into_string()
         .map_err(|_| Problem::Typed("the name of this directory is not UTF-8".to_owned()))?;
     let share_domain = args.share_domain;
-    let request = api::RunRequest { name: args.name, argv, cwd, share_domain };
+    let guest_port = !args.no_guest_port;
+    let request = api::RunRequest { name: args.name, argv, cwd, share_domain, guest_port };
     let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms", Some(&request)).await?;
     println!("{} runs (QEMU {}, {} of RAM).", vm.name, vm.qemu, amount::size(vm.ram_bytes));
     print_problem(&vm);

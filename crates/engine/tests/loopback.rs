@@ -14,7 +14,7 @@ use engine::{
 };
 use identity::{Authority, Identity, Security, Subject, Wanted};
 use parking_lot::Mutex;
-use qemu::machine::{Machine, Start, start};
+use qemu::machine::{GuestPort, Machine, Start, start};
 use switchover::MigrationId;
 use switchover::journal::Shelf;
 use test_dir::TestDir;
@@ -30,8 +30,16 @@ fn argv() -> Vec<String> {
 
 fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
     let argv = argv();
-    let started =
-        Start { name: "vm", argv: &argv, cwd: dir, dir, incoming, machine: None, user: None };
+    let started = Start {
+        name: "vm",
+        argv: &argv,
+        cwd: dir,
+        dir,
+        incoming,
+        machine: None,
+        user: None,
+        guest_port: GuestPort::None,
+    };
     Arc::new(start(&started).unwrap())
 }
 

@@ -3,12 +3,14 @@
 //! Only what the agent has to know or change is understood: everything else
 //! stays where it is, letter by letter. QEMU itself judges it.
 
+mod guest_port;
 mod machine;
 mod options;
 mod overrides;
 
 use std::os::fd::RawFd;
 
+pub(crate) use guest_port::GUEST_ID;
 pub use machine::Backend;
 pub use overrides::{apply_overrides, overridden, parse_override};
 

@@ -4,17 +4,22 @@
 //! who lies. Each is an error here, within the time that was given, and the VM and
 //! its migration are none the worse for it.
 
+mod find;
+
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cachemap::{Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, VERSION, Wanted};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde_json::json;
 
 use crate::qmp::{Qmp, QmpError};
 
 pub use cachemap::PORT_NAME;
+pub use find::{NoPort, Port, find};
 
 /// What is read at once.
 const READ_BYTES: usize = 64 << 10;
@@ -42,6 +47,15 @@ pub enum GuestError {
     /// QEMU closed the port, or somebody else has it.
     #[error("the guest's port was closed while its helper was asked")]
     Closed,
+    /// The VM has no port, or none that can be used.
+    #[error(transparent)]
+    NoPort(#[from] NoPort),
+    /// No program in the guest has opened the port.
+    #[error("no program in the guest has the port open: its helper doesn't run")]
+    NobodyThere,
+    /// Somebody else speaks there: QEMU serves one client at a time.
+    #[error("somebody else is connected to the guest's port, and QEMU serves one at a time")]
+    Taken,
     /// Nobody greets.
     #[error("nobody answered at the guest's port within {waited:?}: its helper doesn't run")]
     Absent {
@@ -111,12 +125,23 @@ impl Patience {
     }
 }
 
-/// Connects to the socket of a port.
+/// Connects to the socket of a port. That QEMU lets us in doesn't mean that it
+/// serves us: it serves one client at a time, and lets some more wait.
 ///
 /// # Errors
-/// If that can't be done.
+/// If that can't be done now.
 pub fn connect(socket: &Path) -> Result<UnixStream, GuestError> {
-    UnixStream::connect(socket).map_err(|source| GuestError::Socket { source })
+    // Waiting where too many wait already would have no end.
+    let connect = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&stream, &SocketAddrUnix::new(socket)?)?;
+        Ok(UnixStream::from(stream))
+    };
+    connect().map_err(|errno| match errno {
+        Errno::AGAIN => GuestError::Taken,
+        errno => GuestError::Socket { source: errno.into() },
+    })
 }
 
 /// Asks for the map of a VM with memory within `limits`. Another thread may shut

@@ -2,12 +2,14 @@
 
 mod error;
 mod found;
+mod guest;
 mod started;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -16,7 +18,8 @@ use crate::qmp::{Qmp, QmpError};
 
 pub use error::StartError;
 pub use found::{attach, reopen};
-pub use started::{Start, start};
+pub use guest::OpenPort;
+pub use started::{GuestPort, Start, start};
 
 /// How long QEMU may take to end by itself before it is made to.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
@@ -42,6 +45,11 @@ pub struct Machine {
     pub dir: PathBuf,
     /// What an operator should know of it when it moves.
     pub notes: Vec<String>,
+    /// Whether it was started with a port for the helper in the guest, which its
+    /// command line doesn't show.
+    pub guest_port: bool,
+    /// Held while somebody speaks at the guest's port.
+    port_turn: Mutex<()>,
     socket: PathBuf,
     log: Option<PathBuf>,
 }
@@ -56,6 +64,8 @@ pub struct Record {
     cwd: PathBuf,
     #[serde(default)]
     notes: Vec<String>,
+    #[serde(default)]
+    guest_port: bool,
 }
 
 impl Record {
@@ -89,6 +99,7 @@ impl Machine {
             argv: self.argv.clone(),
             cwd: self.cwd.clone(),
             notes: self.notes.clone(),
+            guest_port: self.guest_port,
         }
     }
 
@@ -122,8 +133,9 @@ impl Machine {
             self.process.wait_gone(QUIT_WAIT)?;
         }
         if !self.is_attached() {
-            // QEMU may have removed it.
+            // QEMU may have removed them.
             let _ = std::fs::remove_file(&self.socket);
+            let _ = std::fs::remove_file(started::guest_socket(&self.dir));
         }
         Ok(())
     }

@@ -74,6 +74,9 @@ pub struct Prepare {
     /// The sharing domain that the VM belongs to from now on.
     #[serde(default)]
     pub share_domain: Domain,
+    /// The VM has a port for the helper in the guest besides what `argv` says.
+    #[serde(default)]
+    pub guest_port: bool,
 }
 
 /// With whom content may be shared, and how it is named.

@@ -26,7 +26,8 @@ impl Site {
         let rest = "-machine q35,accel=tcg -m 32 -nodefaults -display none -S";
         let argv = std::iter::once(qemu).chain(rest.split(' ').map(str::to_owned)).collect();
         let (cwd, share_domain) = ("/".to_owned(), String::new());
-        let request = RunRequest { name: "web1".to_owned(), argv, cwd, share_domain };
+        let (name, guest_port) = ("web1".to_owned(), false);
+        let request = RunRequest { name, argv, cwd, share_domain, guest_port };
         registry.run(&request).unwrap();
         Self { registry, _dir: dir }
     }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{StopEnd, StopHow};
-use qemu::machine::Start;
+use qemu::machine::{GuestPort, Start};
 use qemu::process::Process;
 use test_dir::TestDir;
 
@@ -19,6 +19,7 @@ fn request(name: &str) -> RunRequest {
         argv: std::iter::once(qemu).chain(rest.split(' ').map(str::to_owned)).collect(),
         cwd: "/".to_owned(),
         share_domain: "tenant-7".to_owned(),
+        guest_port: false,
     }
 }
 
@@ -47,6 +48,7 @@ fn leave_behind(dir: &Path, standing: Option<Standing>, incoming: bool) -> u32 {
         incoming,
         machine: None,
         user: None,
+        guest_port: GuestPort::None,
     };
     let machine = machine::start(&start).unwrap();
     let pid = machine.process.pid();

@@ -97,6 +97,7 @@ impl Source<'_> {
             terms: terms(&self.story.watch().bounds()),
             sharing: self.sharing(),
             share_domain: self.domain(),
+            guest_port: self.vm.machine.guest_port,
         };
         self.send(&ToDestination::Prepare(Box::new(order)))?;
         // While the destination makes its QEMU.

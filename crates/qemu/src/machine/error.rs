@@ -22,9 +22,9 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
-    /// The socket for QMP.
+    /// A socket for QMP or for the guest's port.
     #[error(
-        "no QMP socket can be made at {}: {source} (its path may have 107 bytes at most)",
+        "no socket for QEMU can be made at {}: {source} (its path may have 107 bytes at most)",
         path.display()
     )]
     Socket {

@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::{Machine, Record, StartError};
 use crate::command_line::CommandLine;
 use crate::process::{
@@ -29,6 +31,8 @@ pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
         argv: record.argv.clone(),
         cwd: record.cwd.clone(),
         notes: record.notes.clone(),
+        guest_port: record.guest_port,
+        port_turn: Mutex::default(),
         dir: dir.to_owned(),
         socket: record.socket.clone(),
         log: record.log.clone(),
@@ -53,6 +57,9 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
         argv: CommandLine::of_running(&command_line_of(pid)?),
         cwd,
         notes,
+        // If it has one, its command line shows it.
+        guest_port: false,
+        port_turn: Mutex::default(),
         dir: dir.to_owned(),
         process,
         version: qmp.version_text(),

@@ -4,12 +4,14 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::{Machine, StartError};
-use crate::command_line::CommandLine;
+use crate::command_line::{CommandLine, GUEST_ID};
 use crate::launch::{Launch, User, launch, log_tail};
 use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
@@ -37,6 +39,20 @@ pub struct Start<'a> {
     /// Who QEMU runs as, unless its command line says so itself; none is the
     /// agent's own user.
     pub user: Option<&'a User>,
+    /// Whether it gets a port for the helper in the guest.
+    pub guest_port: GuestPort,
+}
+
+/// Whether a VM gets a port for the helper in the guest, besides what its command
+/// line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestPort {
+    /// It does not.
+    None,
+    /// It does if its machine can have one, and its command line has none.
+    Wanted,
+    /// It does: the VM that is to come has one.
+    Needed,
 }
 
 /// Starts a VM's QEMU and waits until it answers.
@@ -47,26 +63,63 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
     let line = CommandLine::parse(start.argv)?;
     let directory = |source| StartError::Directory { path: start.dir.to_owned(), source };
     fs::create_dir_all(start.dir).map_err(directory)?;
-    let socket = start.dir.join("qmp");
-    let listener = listen(&socket)?;
-    let mut line = line.with_qmp(listener.as_raw_fd());
+    let wanted = match start.guest_port {
+        GuestPort::None => false,
+        GuestPort::Wanted => !line.has_guest_port(),
+        GuestPort::Needed => true,
+    };
+    match start_line(start, &line, wanted) {
+        // QEMU names the option that it can't do: its machine has no PCI bus, or
+        // no place on it.
+        Err(StartError::Ended { words })
+            if start.guest_port == GuestPort::Wanted && words.contains(GUEST_ID) =>
+        {
+            let mut machine = start_line(start, &line, false)?;
+            machine.notes.push(format!("it has no port for a helper in the guest: {words}"));
+            Ok(machine)
+        }
+        started => started,
+    }
+}
+
+fn start_line(
+    start: &Start<'_>,
+    line: &CommandLine,
+    guest_port: bool,
+) -> Result<Machine, StartError> {
+    let sockets = Sockets::new(start.dir, guest_port)?;
+    let mut line = line.with_qmp(sockets.qmp.as_raw_fd());
+    if let Some(port) = &sockets.guest {
+        line = line.with_guest_port(port.as_raw_fd());
+    }
     if start.incoming {
         line = line.waiting(start.machine);
     }
     let user = start.user.filter(|_| !line.names_user());
-    let inherit = [listener.as_fd()];
+    let inherit: Vec<_> = [Some(&sockets.qmp), sockets.guest.as_ref()]
+        .into_iter()
+        .flatten()
+        .map(AsFd::as_fd)
+        .collect();
     let log = start.dir.join("qemu.log");
     let logged = fs::metadata(&log).map_or(0, |file| file.len());
     let launched =
         launch(&Launch { argv: &line.argv(), cwd: start.cwd, log: &log, inherit: &inherit, user });
-    // Only QEMU has the socket now: if it ends, whoever connected hears so.
-    drop(listener);
-    let process = launched.inspect_err(|_| remove(&socket))?;
+    // Only QEMU has the sockets now: if it ends, whoever connected hears so.
+    drop(sockets);
+    let socket = qmp_socket(start.dir);
+    let remove_both = || {
+        remove(&socket);
+        remove(&guest_socket(start.dir));
+    };
+    let process = launched.inspect_err(|_| remove_both())?;
     let qmp = connect(&process, &socket, &log, logged).inspect_err(|_| {
         give_up(&process);
-        remove(&socket);
+        remove_both();
     })?;
     Ok(Machine {
+        guest_port,
+        port_turn: Mutex::default(),
         process,
         version: qmp.version_text(),
         qmp,
@@ -77,6 +130,30 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
         socket,
         log: Some(log),
     })
+}
+
+/// Where QEMU is spoken to, and the helper in the guest.
+struct Sockets {
+    qmp: UnixListener,
+    guest: Option<UnixListener>,
+}
+
+impl Sockets {
+    fn new(dir: &Path, guest_port: bool) -> Result<Self, StartError> {
+        let qmp = listen(&qmp_socket(dir))?;
+        let guest = guest_port.then(|| listen(&guest_socket(dir))).transpose();
+        let guest = guest.inspect_err(|_| remove(&qmp_socket(dir)))?;
+        Ok(Self { qmp, guest })
+    }
+}
+
+fn qmp_socket(dir: &Path) -> PathBuf {
+    dir.join("qmp")
+}
+
+/// No longer than the other one: a socket's path is short.
+pub(super) fn guest_socket(dir: &Path) -> PathBuf {
+    dir.join("gst")
 }
 
 fn listen(socket: &Path) -> Result<UnixListener, StartError> {

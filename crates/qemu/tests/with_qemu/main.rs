@@ -5,12 +5,14 @@
 //! - `start`: a VM started, found again, attached, ended; and refused
 //! - `memory`: RAM that the agent made is QEMU's RAM
 //! - `shape`: what QEMU says of itself
+//! - `guest_port`: the port for the helper in a guest
 //! - `disks`: challenges for the images of a live VM
 //! - `migrate`: both ends of QEMU's migration, its settings before and after
 //! - `mirror`: disks that move with their VM, and all that can go wrong with it;
 //!   a file for each kind of that
 
 mod disks;
+mod guest_port;
 mod memory;
 mod migrate;
 mod mirror;
@@ -19,7 +21,7 @@ mod start;
 
 use std::path::Path;
 
-use qemu::machine::{Machine, Start, StartError};
+use qemu::machine::{GuestPort, Machine, Start, StartError};
 
 /// A VM that ends with the test.
 struct Vm {
@@ -86,6 +88,7 @@ fn try_start_by(program: &str, arguments: &str, dir: &Path) -> Result<Machine, S
         incoming: false,
         machine: None,
         user: None,
+        guest_port: GuestPort::None,
     };
     qemu::machine::start(&start)
 }
@@ -120,6 +123,7 @@ fn wait_for(arguments: &str, machine: &str) -> Vm {
         incoming: true,
         machine: Some(machine),
         user: None,
+        guest_port: GuestPort::None,
     };
     let machine = qemu::machine::start(&start).unwrap();
     Vm { machine: Some(machine), dir }
