@@ -9,6 +9,8 @@ pub mod command_line;
 pub mod dirty_rate;
 pub mod disks;
 pub mod export;
+pub mod fuzzing;
+pub mod guest_memory;
 pub mod guest_port;
 pub mod incoming;
 pub mod launch;

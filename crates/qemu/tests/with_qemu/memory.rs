@@ -1,3 +1,4 @@
+use qemu::guest_memory::GuestMemory;
 use qemu::ram_blocks::{RamBlocks, Reached};
 use serde_json::json;
 
@@ -71,4 +72,46 @@ fn numa_nodes_are_reached_each_or_left_to_qemus_stream() {
 fn firmware_stays_with_qemu() {
     let vm = start("-machine q35 -m 16 -S");
     assert!(RamBlocks::of(&vm).reached.is_empty());
+}
+
+#[test]
+fn a_page_of_the_guest_is_found_in_its_block() {
+    let gib4 = 4_u64 << 30;
+    for (arguments, addresses) in [
+        ("-machine pc -m 64 -S", &[0x1000, 60 << 20][..]),
+        (
+            "-machine q35 -m 4352 -S -vga std",
+            &[1 << 20, (2 << 30) - 4096, gib4, gib4 + (200 << 20)],
+        ),
+        ("-machine pc,max-ram-below-4g=1G -m 1536 -S", &[(1 << 30) - 4096, gib4 + 4096]),
+        (
+            "-machine q35,memory-backend=r -m 64,slots=2,maxmem=1G -S \
+             -object memory-backend-memfd,id=r,size=64M,share=on \
+             -object memory-backend-ram,id=m,size=128M -device pc-dimm,memdev=m,id=d",
+            &[32 << 20, gib4 + (1 << 20)],
+        ),
+        (
+            "-machine pc-i440fx-3.1 -m 64 -S -smp 2 \
+             -object memory-backend-memfd,id=a,size=32M -object memory-backend-ram,id=b,size=32M \
+             -numa node,nodeid=0,memdev=a,cpus=0 -numa node,nodeid=1,memdev=b,cpus=1",
+            &[1 << 20, 40 << 20],
+        ),
+    ] {
+        let vm = start(arguments);
+        let reached = RamBlocks::of(&vm).reached;
+        let blocks = reached.iter().map(|block| (block.name.as_str(), block.bytes));
+        let memory = GuestMemory::of(&vm.qmp, blocks).unwrap();
+        let all = vm.qmp.version() >= (8, 0, 0);
+        for (nth, address) in addresses.iter().enumerate() {
+            // Before 8.0 QEMU says only where the first block is.
+            let Some(place) = memory.lookup(address / 4096) else {
+                assert!(!all, "{address:#x} of {arguments}: {memory:?} {reached:?}");
+                continue;
+            };
+            let mark = 0x70 + u8::try_from(nth).unwrap();
+            reached[place.block].mapping.write(place.offset, &[mark]).unwrap();
+            assert_eq!(guest_byte(&vm, *address), mark, "{address:#x} of {arguments}");
+        }
+        assert_eq!(memory.lookup(0xfec0_0000 / 4096), None, "no RAM: {arguments}");
+    }
 }

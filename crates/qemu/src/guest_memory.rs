@@ -1,0 +1,172 @@
+//! Where in QEMU's RAM blocks a page of the guest's memory is.
+//!
+//! A guest counts its memory by physical address; QEMU's stream, and whoever reaches
+//! into QEMU, by block and offset. Between the two are the gap below 4 GiB, NUMA
+//! nodes and plugged memory. QEMU says it only in words for people (`info mtree`):
+//! a line that can't be read is left out, and so are the pages in it.
+
+use serde_json::json;
+
+use crate::qmp::{Qmp, QmpError};
+
+const PAGE_BYTES: u64 = cachemap::PAGE_BYTES;
+/// VMs have some ten; one whose memory is plugged in small pieces, some hundred.
+const PIECES_MAX: usize = 1 << 16;
+/// What the guest's CPUs see is below this name.
+const MEMORY: &str = "AS \"memory\",";
+
+/// Where a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The block, by its number among those that were given.
+    pub block: usize,
+    /// The page's first byte in it.
+    pub offset: u64,
+}
+
+/// Where the pages of a guest's memory are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuestMemory {
+    /// By page; none overlaps another.
+    ranges: Vec<Range>,
+}
+
+/// Pages that follow each other in the guest and in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    first_page: u64,
+    end_page: u64,
+    place: Place,
+}
+
+/// A line that tells of RAM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Piece {
+    name: String,
+    /// Its first byte in the guest.
+    address: u64,
+    bytes: u64,
+    /// Its first byte in the block.
+    offset: u64,
+}
+
+impl GuestMemory {
+    /// Asks QEMU. `blocks` are the names and lengths of RAM blocks, as QEMU calls
+    /// them in its stream: memory outside of them has no place.
+    ///
+    /// # Errors
+    /// If QEMU doesn't say.
+    pub fn of<'a>(
+        qmp: &Qmp,
+        blocks: impl IntoIterator<Item = (&'a str, u64)>,
+    ) -> Result<Self, QmpError> {
+        let command = json!({ "command-line": "info mtree -f" });
+        let answer = qmp.execute("human-monitor-command", command)?;
+        Ok(Self::read(answer.as_str().unwrap_or_default(), blocks))
+    }
+
+    /// Reads what QEMU's `info mtree -f` says.
+    #[must_use]
+    pub fn read<'a>(text: &str, blocks: impl IntoIterator<Item = (&'a str, u64)>) -> Self {
+        let blocks: Vec<(&str, u64)> = blocks.into_iter().collect();
+        let mut ranges: Vec<Range> =
+            pieces(text).iter().filter_map(|piece| Range::of(piece, &blocks)).collect();
+        ranges.sort_by_key(|range| range.first_page);
+        // A flat view has none that overlap: who says so means something else.
+        let mut end = 0;
+        let overlaps = ranges.iter().any(|range| {
+            let overlaps = range.first_page < end;
+            end = range.end_page.max(end);
+            overlaps
+        });
+        if overlaps {
+            ranges.clear();
+        }
+        Self { ranges }
+    }
+
+    /// Where a page is; none if it is in no block.
+    #[must_use]
+    pub fn lookup(&self, page: u64) -> Option<Place> {
+        Some(self.lookup_run(page, 1)?.0)
+    }
+
+    /// Where a page is, and how many of `pages` from it on follow it there.
+    #[must_use]
+    pub fn lookup_run(&self, page: u64, pages: u64) -> Option<(Place, u64)> {
+        let after = self.ranges.partition_point(|range| range.first_page <= page);
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        let left = range.end_page.checked_sub(page).filter(|left| *left > 0)?;
+        let into = (page - range.first_page) * PAGE_BYTES;
+        let place = Place { offset: range.place.offset + into, ..range.place };
+        Some((place, left.min(pages)))
+    }
+
+    /// How many pages have a place.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.ranges.iter().map(|range| range.end_page - range.first_page).sum()
+    }
+}
+
+impl Range {
+    /// The whole pages of a piece, if it lies within a block.
+    fn of(piece: &Piece, blocks: &[(&str, u64)]) -> Option<Self> {
+        let named = |(name, _): &&(&str, u64)| *name == piece.name;
+        let mut found = blocks.iter().enumerate().filter(|(_, block)| named(block));
+        let (block, (_, bytes)) = found.next()?;
+        let is_within = piece.offset.checked_add(piece.bytes)? <= *bytes;
+        if found.next().is_some() || !is_within {
+            return None;
+        }
+        let first_page = piece.address.div_ceil(PAGE_BYTES);
+        let end_page = piece.address.checked_add(piece.bytes)? / PAGE_BYTES;
+        let offset = piece.offset + (first_page * PAGE_BYTES - piece.address);
+        let is_whole = first_page < end_page && offset.is_multiple_of(PAGE_BYTES);
+        is_whole.then_some(Self { first_page, end_page, place: Place { block, offset } })
+    }
+}
+
+/// The RAM that the guest's CPUs see. Views are divided by empty lines; the one
+/// that is meant says so before its ranges.
+fn pieces(text: &str) -> Vec<Piece> {
+    let mut is_meant = false;
+    let mut pieces = Vec::new();
+    for line in text.lines() {
+        let line = line.trim();
+        if line.starts_with("FlatView #") {
+            is_meant = false;
+        } else if line.starts_with(MEMORY) {
+            is_meant = true;
+        } else if is_meant && pieces.len() < PIECES_MAX {
+            pieces.extend(piece(line));
+        }
+    }
+    pieces
+}
+
+/// `FIRST-LAST (prio N, KIND): NAME`, and ` @OFFSET` where that isn't 0. What is
+/// `rom` now may be RAM that the firmware has closed: not worth a page.
+fn piece(line: &str) -> Option<Piece> {
+    let (addresses, rest) = line.split_once(" (prio ")?;
+    let (kind, name) = rest.split_once("): ")?;
+    let (_, kind) = kind.split_once(", ")?;
+    if !matches!(kind, "ram" | "nv-ram") {
+        return None;
+    }
+    let (first, last) = addresses.split_once('-')?;
+    let (address, last) = (hex(first)?, hex(last)?);
+    let at_offset = name.rsplit_once(" @").and_then(|(name, offset)| Some((name, hex(offset)?)));
+    let (name, offset) = at_offset.unwrap_or((name, 0));
+    let bytes = last.checked_sub(address)?.checked_add(1)?;
+    Some(Piece { name: name.to_owned(), address, bytes, offset })
+}
+
+/// As QEMU writes addresses: all 16 digits.
+fn hex(text: &str) -> Option<u64> {
+    let is_one = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_one.then(|| u64::from_str_radix(text, 16).ok())?
+}
+
+#[cfg(test)]
+mod tests;
