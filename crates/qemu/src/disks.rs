@@ -22,6 +22,7 @@ mod other;
 mod qemu_img;
 mod verify;
 
+pub(crate) use challenge::NETWORK;
 pub use challenge::challenges;
 pub use choose::{Choice, ChoiceError, WhichDisks, choose, without_moving};
 pub use cleanup::Cleanup;

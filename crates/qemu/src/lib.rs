@@ -10,6 +10,7 @@ pub mod dirty_rate;
 pub mod disks;
 pub mod export;
 pub mod fuzzing;
+pub mod guest_disks;
 pub mod guest_memory;
 pub mod guest_port;
 pub mod incoming;

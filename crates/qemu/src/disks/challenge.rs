@@ -13,7 +13,7 @@ use crate::shape::{Image, Shape};
 pub(super) const PREFIX: &str = ".droveway-";
 
 /// Protocols whose names mean the same service at every host.
-pub(super) const NETWORK: [&str; 11] =
+pub(crate) const NETWORK: [&str; 11] =
     ["nbd", "rbd", "iscsi", "nfs", "ssh", "http", "https", "ftp", "ftps", "gluster", "glusterfs"];
 /// Protocols without content.
 pub(super) const EMPTY: [&str; 2] = ["null-co", "null-aio"];

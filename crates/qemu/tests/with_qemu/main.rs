@@ -6,12 +6,14 @@
 //! - `memory`: RAM that the agent made is QEMU's RAM
 //! - `shape`: what QEMU says of itself
 //! - `guest_port`: the port for the helper in a guest
+//! - `guest_disks`: the disks that a guest sees, and where their content is
 //! - `disks`: challenges for the images of a live VM
 //! - `migrate`: both ends of QEMU's migration, its settings before and after
 //! - `mirror`: disks that move with their VM, and all that can go wrong with it;
 //!   a file for each kind of that
 
 mod disks;
+mod guest_disks;
 mod guest_port;
 mod memory;
 mod migrate;

@@ -1,0 +1,91 @@
+//! Which of QEMU's disks is the one that a guest speaks of.
+
+use cachemap::Device;
+
+use super::GuestDisk;
+
+/// What of a serial number virtio hands to the guest.
+const SERIAL_BYTES: usize = 20;
+
+/// Why a guest's disk is none of QEMU's for sure.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unmatched {
+    /// Nothing of QEMU's fits.
+    #[error("QEMU has no virtio disk with {what}")]
+    Unknown {
+        /// What was looked for.
+        what: String,
+    },
+    /// More than one fits.
+    #[error("several disks have {what}")]
+    Ambiguous {
+        /// What they have in common.
+        what: String,
+    },
+    /// What fits by its name differs otherwise.
+    #[error("QEMU's disk with {what} is {theirs}, and the guest's is {told}")]
+    Differs {
+        /// By what it was found.
+        what: String,
+        /// QEMU's.
+        theirs: String,
+        /// The guest's.
+        told: String,
+    },
+}
+
+/// For each device that a guest told, the number of its disk, if that is sure: the
+/// serial number fits, or the place on the bus where there is none, and so does
+/// all else that is known of both.
+#[must_use]
+pub fn matched(devices: &[Device], disks: &[GuestDisk]) -> Vec<Result<usize, Unmatched>> {
+    let found: Vec<Result<usize, Unmatched>> =
+        devices.iter().map(|device| one(device, disks)).collect();
+    let is_shared =
+        |disk: &usize| found.iter().filter(|other| other.as_ref() == Ok(disk)).count() > 1;
+    let once = |(device, disk): (&Device, &Result<usize, Unmatched>)| match disk {
+        Ok(disk) if is_shared(disk) => Err(Unmatched::Ambiguous { what: sought(device) }),
+        disk => disk.clone(),
+    };
+    devices.iter().zip(&found).map(once).collect()
+}
+
+fn one(device: &Device, disks: &[GuestDisk]) -> Result<usize, Unmatched> {
+    let serial = device.serial.trim();
+    let fits = |disk: &GuestDisk| {
+        let same_serial = seen(&disk.serial) == serial;
+        let same_place = disk.address.as_ref() == Some(&device.address);
+        same_serial && (!serial.is_empty() || same_place)
+    };
+    let what = sought(device);
+    let mut fitting = disks.iter().enumerate().filter(|(_, disk)| fits(disk));
+    let Some((nth, disk)) = fitting.next() else { return Err(Unmatched::Unknown { what }) };
+    if fitting.next().is_some() {
+        return Err(Unmatched::Ambiguous { what });
+    }
+    let differs = |theirs, told| Err(Unmatched::Differs { what: what.clone(), theirs, told });
+    if let Some(address) = disk.address.as_ref().filter(|address| **address != device.address) {
+        return differs(format!("at {address}"), format!("at {}", device.address));
+    }
+    let sectors = disk.bytes / cachemap::SECTOR_BYTES;
+    if sectors != device.sectors {
+        let shown = |sectors| format!("{sectors} sectors long");
+        return differs(shown(sectors), shown(device.sectors));
+    }
+    Ok(nth)
+}
+
+fn sought(device: &Device) -> String {
+    match device.serial.trim() {
+        "" => format!("the address {} and no serial number", device.address),
+        serial => format!("the serial number {serial}"),
+    }
+}
+
+/// A serial number as the guest's kernel shows it, and its helper.
+fn seen(serial: &str) -> String {
+    let cut = serial.as_bytes().get(..SERIAL_BYTES).unwrap_or(serial.as_bytes());
+    let text: String =
+        String::from_utf8_lossy(cut).chars().filter(|letter| matches!(letter, ' '..='~')).collect();
+    text.trim().to_owned()
+}

@@ -1,0 +1,341 @@
+//! How the content of a tree of block nodes can be read without its QEMU.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::graph::{Graph, Node};
+use crate::disks::NETWORK;
+
+/// A tree of more nodes is a loop.
+const NODES_MAX: usize = 200;
+
+/// Nodes that hand on what is below them as it is.
+const FILTERS: [&str; 4] = ["throttle", "copy-on-read", "compress", "preallocate"];
+
+/// Where files are whose names only QEMU's process can use.
+const HANDED_OVER: [&str; 3] = ["/proc/", "/dev/fd/", "/dev/fdset/"];
+
+/// Options of a protocol that name what only its QEMU has: keys and certificates.
+const SECRETS: [&str; 6] = [
+    "key-secret",
+    "password-secret",
+    "cookie-secret",
+    "proxy-password-secret",
+    "tls-creds",
+    "secret",
+];
+
+/// How a disk's content can be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reading {
+    /// A file or a block device has it as it is, from a byte on.
+    Direct {
+        /// Which, by its whole path.
+        path: PathBuf,
+        /// The disk's first byte in it.
+        offset: u64,
+    },
+    /// An NBD export has it as it is, from a byte on.
+    Nbd {
+        /// Who serves it.
+        server: NbdServer,
+        /// The export's name.
+        export: String,
+        /// The disk's first byte in it.
+        offset: u64,
+    },
+    /// It is in a format, or behind a protocol, that QEMU's own tools can read.
+    ByQemuNbd {
+        /// What `qemu-nbd` takes as an image after `json:`; it opens nothing for
+        /// writing, and takes no locks.
+        image: Value,
+    },
+    /// Nobody else reads the same.
+    No {
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// An NBD server, as QEMU reaches it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NbdServer {
+    /// At a socket of QEMU's host.
+    Unix(PathBuf),
+    /// At `HOST:PORT`.
+    Tcp(String),
+}
+
+/// What is below a disk.
+#[derive(Debug)]
+pub(super) struct Image {
+    pub(super) format: String,
+    pub(super) protocol: String,
+    pub(super) file: String,
+    pub(super) backing: Vec<String>,
+    pub(super) reading: Reading,
+}
+
+/// What is below the topmost node.
+pub(super) fn image(graph: &Graph<'_>, root: &Node<'_>, cwd: &Path) -> Image {
+    let top = below_filters(graph, root);
+    let bottom = bottom(graph, top);
+    let reading =
+        Walk { graph, cwd, seen: Cell::new(0) }.describe(root).and_then(Described::reading);
+    Image {
+        format: if top.children.is_empty() { "raw" } else { top.driver }.to_owned(),
+        protocol: bottom.driver.to_owned(),
+        file: filename(bottom).unwrap_or_else(|| bottom.file.to_owned()),
+        backing: backing(graph, top),
+        reading: reading.unwrap_or_else(|reason| Reading::No { reason }),
+    }
+}
+
+fn below_filters<'g, 'a>(graph: &'g Graph<'a>, root: &'g Node<'a>) -> &'g Node<'a> {
+    let mut node = root;
+    for _ in 0..NODES_MAX {
+        let below = Some(node).filter(|node| FILTERS.contains(&node.driver));
+        let Some(child) = below.and_then(|node| graph.child(node, "file")) else { break };
+        node = child;
+    }
+    node
+}
+
+fn bottom<'g, 'a>(graph: &'g Graph<'a>, top: &'g Node<'a>) -> &'g Node<'a> {
+    let mut node = top;
+    for _ in 0..NODES_MAX {
+        let Some(child) = graph.child(node, "file") else { break };
+        node = child;
+    }
+    node
+}
+
+fn backing(graph: &Graph<'_>, top: &Node<'_>) -> Vec<String> {
+    let mut files = Vec::new();
+    let mut node = top;
+    while files.len() < NODES_MAX
+        && let Some(behind) = graph.child(node, "backing")
+    {
+        node = below_filters(graph, behind);
+        files.push(node.file.to_owned());
+    }
+    files
+}
+
+/// A node as its QEMU has it, for another one.
+enum Described {
+    /// Bytes as they are, from an offset on, in what the protocol's options name.
+    Plain { protocol: Map<String, Value>, offset: u64, cut: Option<u64> },
+    /// Anything else.
+    Other(Map<String, Value>),
+}
+
+impl Described {
+    /// As QEMU takes it.
+    fn options(self) -> Value {
+        match self {
+            Self::Plain { protocol, offset: 0, cut: None } => Value::Object(protocol),
+            Self::Plain { protocol, offset, cut } => {
+                let mut raw = json!({ "driver": "raw", "offset": offset, "file": protocol });
+                if let Some(bytes) = cut {
+                    raw["size"] = bytes.into();
+                }
+                raw
+            }
+            Self::Other(options) => Value::Object(options),
+        }
+    }
+
+    fn reading(self) -> Result<Reading, String> {
+        if let Self::Plain { protocol, offset, .. } = &self {
+            let text = |name: &str| protocol.get(name).and_then(Value::as_str);
+            match text("driver") {
+                Some("file" | "host_device") => {
+                    let path = text("filename").unwrap_or_default().into();
+                    return Ok(Reading::Direct { path, offset: *offset });
+                }
+                Some("nbd") => {
+                    let server = protocol.get("server").and_then(server).ok_or("no NBD server")?;
+                    let export = text("export").unwrap_or_default().to_owned();
+                    return Ok(Reading::Nbd { server, export, offset: *offset });
+                }
+                _ => {}
+            }
+        }
+        let mut image = self.options();
+        image["read-only"] = true.into();
+        image["force-share"] = true.into();
+        Ok(Reading::ByQemuNbd { image })
+    }
+}
+
+struct Walk<'g, 'a> {
+    graph: &'g Graph<'a>,
+    cwd: &'g Path,
+    /// How many nodes it has come by.
+    seen: Cell<usize>,
+}
+
+impl<'g, 'a> Walk<'g, 'a> {
+    fn below(&self, node: &Node<'a>, role: &str) -> Result<Described, String> {
+        let below = self.graph.child(node, role);
+        let below = below.ok_or_else(|| format!("QEMU doesn't say what is below {}", node.name))?;
+        self.describe(below)
+    }
+
+    fn describe(&self, node: &'g Node<'a>) -> Result<Described, String> {
+        self.seen.set(self.seen.get() + 1);
+        if self.seen.get() > NODES_MAX {
+            return Err("its images have no end".to_owned());
+        }
+        if let Some(job) = node.jobs.first() {
+            return Err(format!("the job `{job}` works on it"));
+        }
+        if node.encrypted || node.driver == "luks" {
+            return Err("its image is encrypted, and the key is QEMU's alone".to_owned());
+        }
+        match node.driver {
+            filter if FILTERS.contains(&filter) => self.below(node, "file"),
+            "raw" => self.raw(node),
+            "qcow2" => self.qcow2(node),
+            "file" | "host_device" | "nbd" => self.plain(node),
+            other if NETWORK.contains(&other) => self.plain(node),
+            other => Err(format!("what is in `{other}` can be read by its QEMU alone")),
+        }
+    }
+
+    /// A part of what is below, or all of it.
+    fn raw(&self, node: &Node<'a>) -> Result<Described, String> {
+        let own = described(node);
+        let number = |name: &str| own.get(name).map_or(Ok(None), |value| number(value).map(Some));
+        let more = number("offset")?.unwrap_or(0);
+        let cut = number("size")?;
+        match self.below(node, "file")? {
+            Described::Plain { protocol, offset, cut: below } => {
+                let offset = offset.checked_add(more).ok_or("its image begins nowhere")?;
+                let rest = below.map(|bytes| bytes.saturating_sub(more));
+                Ok(Described::Plain { protocol, offset, cut: cut.or(rest) })
+            }
+            other if more == 0 && cut.is_none() => Ok(other),
+            Described::Other(below) => {
+                let mut options = Map::new();
+                options.insert("driver".to_owned(), "raw".into());
+                options.insert("offset".to_owned(), more.into());
+                options.extend(cut.map(|bytes| ("size".to_owned(), bytes.into())));
+                options.insert("file".to_owned(), Value::Object(below));
+                Ok(Described::Other(options))
+            }
+        }
+    }
+
+    fn qcow2(&self, node: &Node<'a>) -> Result<Described, String> {
+        let mut options = Map::new();
+        options.insert("driver".to_owned(), "qcow2".into());
+        options.insert("file".to_owned(), self.below(node, "file")?.options());
+        // Whatever the image's own header says.
+        options.insert("backing".to_owned(), Value::Null);
+        for role in ["backing", "data-file"] {
+            if node.children.contains_key(role) {
+                options.insert(role.to_owned(), self.below(node, role)?.options());
+            }
+        }
+        Ok(Described::Other(options))
+    }
+
+    /// A protocol with what names the image, and none of what only tunes it.
+    fn plain(&self, node: &Node<'a>) -> Result<Described, String> {
+        let mut protocol = described(node);
+        if let Some(secret) = SECRETS.iter().find(|secret| protocol.contains_key(**secret)) {
+            return Err(format!("its image is reached with a `{secret}` that is QEMU's alone"));
+        }
+        match node.driver {
+            "file" | "host_device" => {
+                let named = filename(node).ok_or("QEMU doesn't name its image")?;
+                if HANDED_OVER.iter().any(|place| named.starts_with(place)) {
+                    return Err(format!("QEMU was handed its image as an open file ({named})"));
+                }
+                let path = self.cwd.join(named).into_os_string().into_string();
+                let path = path.map_err(|_| "its image's name is not UTF-8".to_owned())?;
+                protocol = Map::from_iter([("filename".to_owned(), path.into())]);
+            }
+            "nbd" => {
+                let found = nbd(node, &protocol).ok_or_else(|| {
+                    format!("its NBD server is not to be read from `{}`", node.file)
+                })?;
+                protocol = found;
+            }
+            _ if protocol.is_empty() => {
+                protocol.insert("filename".to_owned(), node.file.into());
+            }
+            _ => {}
+        }
+        protocol.insert("driver".to_owned(), node.driver.into());
+        Ok(Described::Plain { protocol, offset: 0, cut: None })
+    }
+}
+
+/// What QEMU describes in JSON, having no plain name for it.
+fn described(node: &Node<'_>) -> Map<String, Value> {
+    let json = node.file.strip_prefix("json:").and_then(|text| serde_json::from_str(text).ok());
+    json.unwrap_or_default()
+}
+
+/// The file of a protocol's node.
+fn filename(node: &Node<'_>) -> Option<String> {
+    if !node.file.starts_with("json:") {
+        return Some(node.file.to_owned()).filter(|name| !name.is_empty());
+    }
+    Some(described(node).get("filename")?.as_str()?.to_owned())
+}
+
+/// A number, which may be written as a text.
+fn number(value: &Value) -> Result<u64, String> {
+    let text = || value.as_str()?.parse().ok();
+    value.as_u64().or_else(text).ok_or_else(|| format!("it begins or ends at `{value}`"))
+}
+
+/// An NBD node's server and export: of a description, else of
+/// `nbd://HOST:PORT/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`, in which QEMU
+/// escapes nothing.
+fn nbd(node: &Node<'_>, options: &Map<String, Value>) -> Option<Map<String, Value>> {
+    let (server, export) = if node.file.starts_with("json:") {
+        let dotted = |name: &str| options.get(&format!("server.{name}"));
+        let one = |name: &str| options.get("server").and_then(|server| server.get(name));
+        let text = |name: &str| dotted(name).or_else(|| one(name))?.as_str();
+        let server = match text("type")? {
+            "inet" => inet(text("host")?, text("port")?),
+            "unix" => json!({ "type": "unix", "path": text("path")? }),
+            _ => return None,
+        };
+        (server, options.get("export").and_then(Value::as_str).unwrap_or_default())
+    } else if let Some(rest) = node.file.strip_prefix("nbd+unix://") {
+        let (export, path) = rest.rsplit_once("?socket=")?;
+        (json!({ "type": "unix", "path": path }), export.strip_prefix('/').unwrap_or(export))
+    } else {
+        let rest = node.file.strip_prefix("nbd://")?;
+        let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
+        let (host, port) = address.rsplit_once(':')?;
+        (inet(host, port), export)
+    };
+    Some(Map::from_iter([("server".to_owned(), server), ("export".to_owned(), export.into())]))
+}
+
+fn inet(host: &str, port: &str) -> Value {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    json!({ "type": "inet", "host": bare, "port": port })
+}
+
+fn server(options: &Value) -> Option<NbdServer> {
+    let text = |name: &str| options[name].as_str().filter(|text| !text.is_empty());
+    if let Some(path) = text("path") {
+        return Some(NbdServer::Unix(path.into()));
+    }
+    let (host, port) = (text("host")?, text("port")?);
+    let is_v6 = host.contains(':');
+    Some(NbdServer::Tcp(if is_v6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") }))
+}
