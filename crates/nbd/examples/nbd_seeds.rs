@@ -4,11 +4,12 @@
 use std::fs;
 use std::path::Path;
 
-use nbd::fuzzing::{seed_client, seed_server};
+use nbd::fuzzing::{seed_client, seed_reader, seed_server};
 
 fn main() -> std::io::Result<()> {
     let corpus = Path::new("fuzz/corpus");
-    for (target, seed) in [("nbd_server", seed_server()), ("nbd_client", seed_client())] {
+    let reader = ("nbd_reader", seed_reader());
+    for (target, seed) in [("nbd_server", seed_server()), ("nbd_client", seed_client()), reader] {
         let folder = corpus.join(target);
         fs::create_dir_all(&folder)?;
         fs::write(folder.join("seed"), seed)?;

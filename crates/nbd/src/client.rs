@@ -44,10 +44,10 @@ use crate::transmission::Command;
 use crate::{Errno, ExportFlags, ProtocolError};
 
 pub(crate) use flight::{Flight, Part};
-pub(crate) use negotiate::negotiate;
+pub(crate) use negotiate::{choose, negotiate};
 
 /// How long the server may take for each word of the negotiation.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a client behaves.
 #[derive(Clone, Debug)]

@@ -5,17 +5,19 @@
 use std::collections::HashSet;
 use std::io;
 
-use crate::client::{Flight, Part, negotiate};
+use crate::client::{Flight, Part, choose as choose_export, negotiate};
 use crate::handshake::{
     Answer, BlockSizes, Go, Greeting, Info, OptionCode, OptionHeader, OptionReplyHeader,
     PAYLOAD_BYTES_MAX,
 };
+use crate::reader::{Answered, Places};
 use crate::server::{Export, RequestKind, RequestReader, Step, choose};
 use crate::transmission::{Command, RequestHeader, SimpleReply};
 use crate::{Errno, ExportFlags};
 
 const EXPORT_BYTES: u64 = 1 << 20;
 const PLACES: usize = 3;
+const READ_BYTES: usize = 64;
 
 /// Any bytes as a client: its negotiation, then its requests. Returns how many
 /// requests were served.
@@ -75,6 +77,36 @@ pub fn client(bytes: &[u8]) -> usize {
     ended.len()
 }
 
+/// Any bytes as a server that is read from: its negotiation, then its answers
+/// and what follows them. Returns how many reads ended.
+pub fn reader(bytes: &[u8]) -> usize {
+    let mut from = bytes;
+    let Ok(info) = choose_export(&mut from, io::sink(), "vda") else { return 0 };
+    assert!(info.sizes.minimum.is_power_of_two() && info.sizes.minimum <= info.sizes.maximum);
+    let mut places = Places::new(PLACES);
+    let (mut asked, mut ended) = (0, HashSet::new());
+    while let Some((reply, rest)) = from.split_first_chunk() {
+        from = rest;
+        while places.has_room() {
+            places.enter(0..READ_BYTES, asked);
+            asked += 1;
+        }
+        let answered = SimpleReply::parse(reply).and_then(|reply| places.answered(reply));
+        let Ok(Answered { place, payload }) = answered else { break };
+        if let Some((range, buffer)) = payload {
+            let rest = from.split_at_checked(range.len());
+            places.filled(place, range, buffer, rest.is_some());
+            let Some((_, rest)) = rest else { break };
+            from = rest;
+        }
+        let (tag, _) = places.take(place).expect("its answer is there");
+        assert!(tag < asked && ended.insert(tag), "it ends once");
+    }
+    let left = (0..PLACES).filter(|place| places.give_up(*place).is_some());
+    assert_eq!(left.count(), asked - ended.len());
+    ended.len()
+}
+
 /// A sound client in small, to mutate.
 #[must_use]
 pub fn seed_server() -> Vec<u8> {
@@ -108,6 +140,26 @@ pub fn seed_server() -> Vec<u8> {
 /// A sound server in small, to mutate.
 #[must_use]
 pub fn seed_client() -> Vec<u8> {
+    let mut out = seed_negotiation();
+    // As the client numbers them: 1 x 3 + 0, 2 x 3 + 1, 3 x 3 + 2; then again.
+    for (cookie, outcome) in [(3, Ok(())), (7, Err(Errno::NO_SPACE)), (12, Ok(())), (11, Ok(()))] {
+        out.extend_from_slice(&SimpleReply { cookie, outcome }.to_bytes());
+    }
+    out
+}
+
+/// One that is read from.
+#[must_use]
+pub fn seed_reader() -> Vec<u8> {
+    let mut out = seed_negotiation();
+    for (cookie, outcome) in [(7, Ok(())), (3, Err(Errno::IO)), (11, Ok(())), (13, Ok(()))] {
+        out.extend_from_slice(&SimpleReply { cookie, outcome }.to_bytes());
+        out.resize(out.len() + if outcome.is_ok() { READ_BYTES } else { 0 }, 7);
+    }
+    out
+}
+
+fn seed_negotiation() -> Vec<u8> {
     let mut out = Greeting { flags: 3 }.to_bytes().to_vec();
     let mut reply = |answer, content: &[u8]| {
         let bytes = u32::try_from(content.len()).unwrap_or(0);
@@ -123,10 +175,6 @@ pub fn seed_client() -> Vec<u8> {
         reply(Answer::INFO, &content);
     }
     reply(Answer::ACK, &[]);
-    // As the client numbers them: 1 x 3 + 0, 2 x 3 + 1, 3 x 3 + 2; then again.
-    for (cookie, outcome) in [(3, Ok(())), (7, Err(Errno::NO_SPACE)), (12, Ok(())), (11, Ok(()))] {
-        out.extend_from_slice(&SimpleReply { cookie, outcome }.to_bytes());
-    }
     out
 }
 
@@ -138,6 +186,7 @@ mod tests {
     fn the_seeds_are_sound() {
         assert_eq!(server(&seed_server()), 4);
         assert_eq!(client(&seed_client()), 4);
+        assert_eq!(reader(&seed_reader()), 4);
     }
 
     #[test]
@@ -148,7 +197,11 @@ mod tests {
             usize::try_from(state >> 33).unwrap() % below.max(1)
         };
         for round in 0..20_000 {
-            let mut bytes = if round % 2 == 0 { seed_server() } else { seed_client() };
+            let mut bytes = match round % 3 {
+                0 => seed_server(),
+                1 => seed_client(),
+                _ => seed_reader(),
+            };
             for _ in 0..1 + next(4) {
                 let at = next(bytes.len());
                 match next(3) {
@@ -159,6 +212,7 @@ mod tests {
             }
             server(&bytes);
             client(&bytes);
+            reader(&bytes);
         }
     }
 }

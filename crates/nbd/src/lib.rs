@@ -1,4 +1,4 @@
-//! The NBD protocol, over a unix socket, both ends.
+//! The NBD protocol, both ends.
 //!
 //! ```text
 //! server -> client   greeting: NBDMAGIC IHAVEOPT flags
@@ -9,9 +9,11 @@
 //! ```
 //!
 //! The [`server`] is what the source's QEMU mirrors a disk to. The [`client`]
-//! writes into the export of the destination's QEMU. Both agree on fixed
-//! newstyle negotiation and simple replies, and on nothing newer: only reads
-//! and block status gain from structured replies, and neither is served.
+//! writes into the export of the destination's QEMU. The [`reader`] reads an
+//! export of shared storage, with many requests in flight. All agree on fixed
+//! newstyle negotiation and simple replies, and on nothing newer: structured
+//! replies tell of holes and of errors in the middle of a read, and who reads
+//! here has no use for either.
 //!
 //! [`handshake`] and [`transmission`] are the bytes, without I/O. What comes
 //! from the other end is checked before anyone allocates or loops by it.
@@ -26,6 +28,7 @@ mod flags;
 pub mod fuzzing;
 pub mod handshake;
 mod read;
+pub mod reader;
 pub mod server;
 pub mod transmission;
 

@@ -12,8 +12,17 @@ use crate::{ExportFlags, ProtocolError};
 /// Servers know of less than ten kinds.
 const INFO_MAX: usize = 64;
 
-/// Chooses the export.
+/// Chooses an export to write to.
 pub(crate) fn negotiate(
+    from: impl Read,
+    to: impl Write,
+    name: &str,
+) -> Result<ExportInfo, ClientError> {
+    fit(choose(from, to, name)?, name)
+}
+
+/// Chooses an export, whatever it is good for.
+pub(crate) fn choose(
     mut from: impl Read,
     mut to: impl Write,
     name: &str,
@@ -32,8 +41,7 @@ pub(crate) fn negotiate(
     out.extend_from_slice(&OptionHeader { option: OptionCode::GO, bytes }.to_bytes());
     out.extend_from_slice(&content);
     to.write_all(&out).map_err(ClientError::Handshake)?;
-    let info = hear_answer(&mut from, name)?;
-    fit(info, name)
+    hear_answer(&mut from, name)
 }
 
 fn hear_answer(from: &mut impl Read, name: &str) -> Result<ExportInfo, ClientError> {

@@ -1,0 +1,191 @@
+//! Reads that are in flight: who asked for what, and into which buffer it
+//! goes. No I/O.
+
+use std::ops::Range;
+
+use crate::transmission::SimpleReply;
+use crate::{Errno, ProtocolError};
+
+#[derive(Debug)]
+enum Place<B> {
+    Free,
+    Asked {
+        cookie: u64,
+        into: Range<usize>,
+        buffer: B,
+    },
+    /// Its buffer is being filled.
+    Filling {
+        cookie: u64,
+    },
+    Done {
+        buffer: B,
+        outcome: Result<(), Errno>,
+    },
+}
+
+/// Cookies are `serial x places + place`, so that finding one is a division
+/// and an answer that comes twice is noticed.
+#[derive(Debug)]
+pub(crate) struct Places<B> {
+    places: Vec<Place<B>>,
+    free: Vec<usize>,
+    serial: u64,
+}
+
+/// An answer's header was read.
+#[derive(Debug)]
+pub(crate) struct Answered<B> {
+    pub(crate) place: usize,
+    /// What follows goes there; then it is [`Places::filled`].
+    pub(crate) payload: Option<(Range<usize>, B)>,
+}
+
+impl<B> Places<B> {
+    pub(crate) fn new(places: usize) -> Self {
+        Self {
+            places: std::iter::repeat_with(|| Place::Free).take(places).collect(),
+            free: (0..places).rev().collect(),
+            serial: 0,
+        }
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Takes a place, of which there is one; returns it with its cookie.
+    pub(crate) fn enter(&mut self, into: Range<usize>, buffer: B) -> (usize, u64) {
+        let place = self.free.pop().expect("there is room");
+        self.serial = self.serial.wrapping_add(1) & u64::from(u32::MAX);
+        let cookie = self.serial * self.places.len() as u64 + place as u64;
+        self.places[place] = Place::Asked { cookie, into, buffer };
+        (place, cookie)
+    }
+
+    pub(crate) fn answered(&mut self, reply: SimpleReply) -> Result<Answered<B>, ProtocolError> {
+        let number = usize::try_from(reply.cookie % self.places.len() as u64).unwrap_or(usize::MAX);
+        let asked = self.places.get_mut(number).filter(
+            |place| matches!(place, Place::Asked { cookie, .. } if *cookie == reply.cookie),
+        );
+        let filling = Place::Filling { cookie: reply.cookie };
+        let asked = asked.map(|place| (std::mem::replace(place, filling), place));
+        let Some((Place::Asked { into, buffer, .. }, place)) = asked else {
+            let text = format!("an answer to nothing: {:#x}", reply.cookie);
+            return Err(ProtocolError::Unexpected(text));
+        };
+        let payload = match reply.outcome {
+            Ok(()) => Some((into, buffer)),
+            outcome @ Err(_) => {
+                *place = Place::Done { buffer, outcome };
+                None
+            }
+        };
+        Ok(Answered { place: number, payload })
+    }
+
+    /// The payload is there, or won't come.
+    pub(crate) fn filled(&mut self, place: usize, into: Range<usize>, buffer: B, whole: bool) {
+        let Some(filling) = self.places.get_mut(place) else { return };
+        *filling = match *filling {
+            Place::Filling { cookie } if !whole => Place::Asked { cookie, into, buffer },
+            _ => Place::Done { buffer, outcome: Ok(()) },
+        };
+    }
+
+    /// Leaves the place with its answer, if it has one.
+    pub(crate) fn take(&mut self, place: usize) -> Option<(B, Result<(), Errno>)> {
+        let done = self.places.get_mut(place).filter(|it| matches!(it, Place::Done { .. }))?;
+        match std::mem::replace(done, Place::Free) {
+            Place::Done { buffer, outcome } => {
+                self.free.push(place);
+                Some((buffer, outcome))
+            }
+            _ => None,
+        }
+    }
+
+    /// Leaves the place without an answer, if nobody has its buffer just now.
+    pub(crate) fn give_up(&mut self, place: usize) -> Option<B> {
+        let asked = self.places.get_mut(place).filter(|it| matches!(it, Place::Asked { .. }))?;
+        match std::mem::replace(asked, Place::Free) {
+            Place::Asked { buffer, .. } => {
+                self.free.push(place);
+                Some(buffer)
+            }
+            _ => None,
+        }
+    }
+
+    /// Some place that waits for its answer, after this one.
+    pub(crate) fn waiting(&self, place: usize) -> Option<usize> {
+        let all = self.places.len();
+        let after = (1..all).map(|step| (place + step) % all);
+        after.into_iter().find(|other| matches!(self.places[*other], Place::Asked { .. }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn reply(cookie: u64, errno: u32) -> SimpleReply {
+        SimpleReply { cookie, outcome: if errno == 0 { Ok(()) } else { Err(Errno(errno)) } }
+    }
+
+    proptest! {
+        /// Answers in any order reach those who asked, with their buffers.
+        #[test]
+        fn each_buffer_comes_back_to_its_place(
+            count in 1..8_usize,
+            errnos in prop::collection::vec(0..3_u32, 1..60),
+            order: Vec<prop::sample::Index>,
+        ) {
+            let mut order = order.into_iter();
+            let mut places = Places::new(count);
+            let mut flying = Vec::new();
+            let mut answer = |places: &mut Places<usize>, flying: &mut Vec<(usize, u64, usize, u32)>| {
+                let at = order.next().map_or(0, |index| index.index(flying.len()));
+                let (place, cookie, tag, errno) = flying.swap_remove(at);
+                let answered = places.answered(reply(cookie, errno)).unwrap();
+                assert_eq!(answered.place, place);
+                assert!(places.answered(reply(cookie, 0)).is_err(), "twice");
+                if let Some((range, buffer)) = answered.payload {
+                    assert_eq!((range.clone(), buffer), (tag..tag + 1, tag));
+                    assert!(places.take(place).is_none() && places.give_up(place).is_none());
+                    places.filled(place, range, buffer, true);
+                }
+                let (buffer, outcome) = places.take(place).unwrap();
+                assert_eq!((buffer, outcome.is_err()), (tag, errno != 0));
+            };
+            for (tag, errno) in errnos.into_iter().enumerate() {
+                while !places.has_room() {
+                    answer(&mut places, &mut flying);
+                }
+                let (place, cookie) = places.enter(tag..tag + 1, tag);
+                prop_assert!(flying.iter().all(|other| other.0 != place && other.1 != cookie));
+                flying.push((place, cookie, tag, errno));
+                prop_assert_eq!(places.waiting(place).is_some(), flying.len() > 1);
+            }
+            while !flying.is_empty() {
+                answer(&mut places, &mut flying);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_short_is_given_up() {
+        let mut places = Places::new(2);
+        let (place, cookie) = places.enter(0..4, 'a');
+        let (range, buffer) = places.answered(reply(cookie, 0)).unwrap().payload.unwrap();
+        assert_eq!(places.give_up(place), None);
+        places.filled(place, range, buffer, false);
+        assert_eq!(places.take(place), None);
+        assert_eq!(places.give_up(place), Some('a'));
+        assert!(places.answered(reply(cookie, 0)).is_err());
+        assert!(places.answered(reply(u64::MAX, 0)).is_err());
+        assert_ne!(places.enter(0..1, 'b').1, cookie);
+    }
+}

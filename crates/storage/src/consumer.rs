@@ -1,0 +1,67 @@
+//! Who gets what was read.
+
+use page::PAGE_BYTES;
+
+use crate::{Failure, Item};
+
+/// What is done with pages. Each item that was added ends once: refused by
+/// [`Consumer::wants`], in [`Consumer::read`], in [`Consumer::failed`], or
+/// taken from the end.
+///
+/// Called on the reader's threads, on several at once, and never with one of
+/// its locks held; it may add and take. What it does in `read` holds up that
+/// thread's next request.
+pub trait Consumer: Send + Sync + 'static {
+    /// Whether the page is still wanted, asked right before its request
+    /// begins. "No" is the end of the item: so nobody need be told of an item
+    /// that a newer page has replaced.
+    fn wants(&self, _item: &Item) -> bool {
+        true
+    }
+
+    /// Pages of one request, which can be hashed and placed together. They may
+    /// be anything: compare their names.
+    fn read(&self, pages: Pages<'_>);
+
+    /// Nothing comes for these.
+    fn failed(&self, items: &[Item], why: &Failure);
+
+    /// Nothing is wanted any more and nothing is under way, until something is
+    /// added. Also called by whoever takes the last ones from the end.
+    fn idle(&self) {}
+
+    /// The reader reads no more, and all of its items have ended: because of a
+    /// failure, or because its owner stopped it.
+    fn ended(&self, _why: &Failure) {}
+}
+
+/// Pages of one request, in the image's order, borrowed until `read` returns.
+#[derive(Clone, Copy, Debug)]
+pub struct Pages<'a> {
+    items: &'a [Item],
+    /// The image from `start` on.
+    bytes: &'a [u8],
+    start: u64,
+}
+
+impl<'a> Pages<'a> {
+    /// All of the items lie in `bytes`.
+    pub(crate) fn new(items: &'a [Item], bytes: &'a [u8], start: u64) -> Self {
+        Self { items, bytes, start }
+    }
+
+    /// Their items; one page may be wanted by several.
+    #[must_use]
+    pub fn items(&self) -> &'a [Item] {
+        self.items
+    }
+
+    /// Each token with its page.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &'a [u8; PAGE_BYTES])> + use<'a> {
+        let Self { items, bytes, start } = *self;
+        items.iter().filter_map(move |item| {
+            let from = usize::try_from(item.offset.checked_sub(start)?).ok()?;
+            Some((item.token, bytes.get(from..)?.first_chunk()?))
+        })
+    }
+}

@@ -1,0 +1,195 @@
+//! A `qemu-nbd` that serves an image of any format to us alone.
+//!
+//! It gets a listening socket that we are connected to before it runs: so
+//! nobody waits for it to be ready, the socket's file is gone by then, and it
+//! sees our end however we end, since it ends itself when its only client has
+//! left. (A signal at its parent's death would come when the *thread* that
+//! started it ends.)
+//!
+//! It opens the image beside the VM that has it locked, reads past the host's
+//! page cache, and never writes. What it has in memory of the format's tables
+//! may be old; see the crate's first words.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::OpenError;
+use crate::reader::{abandon, came_back};
+
+/// A shell knows its own process, which is the program's then: that is where
+/// the program looks for a socket that was opened for it.
+const START: &str = "exec 3<&0 0</dev/null; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\"";
+/// What a shell says if there is no such program.
+const NOT_FOUND: i32 = 127;
+/// How long it may take to end. It may hang with its storage.
+const PARTING: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+/// Most that is shown of what it wrote.
+const WORDS_BYTES: usize = 1000;
+
+/// A server of one image. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Exporter {
+    child: Option<Child>,
+    words: File,
+}
+
+impl Exporter {
+    /// Starts `program` (`qemu-nbd`) for an image of this format. For a moment
+    /// there is a socket in `dir`. Returns the connection to it, with the
+    /// export's name being empty.
+    ///
+    /// # Errors
+    /// If there is no shell, or no file to be had in `dir`. Whether the
+    /// program and the image are any good is heard over the connection.
+    pub fn start(
+        program: &Path,
+        image: &Path,
+        format: &str,
+        dir: &Path,
+        direct: bool,
+    ) -> Result<(Self, UnixStream), OpenError> {
+        let options = options(image, format, direct)?;
+        let (listener, socket) = connected(dir).map_err(OpenError::Local)?;
+        let words = tempfile::tempfile_in(dir).map_err(OpenError::Local)?;
+        let own_words = words.try_clone().map_err(OpenError::Local)?;
+        let mut command = Command::new("sh");
+        command.args(["-c", START, "sh"]).arg(program);
+        command.args(["--read-only", "--shared=1", "--aio=threads"]);
+        command.arg(if direct { "--cache=none" } else { "--cache=writeback" });
+        command.args(["--image-opts", &options]);
+        command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(words);
+        // Signals from a terminal are not meant for it.
+        command.process_group(0);
+        let child = command.spawn().map_err(OpenError::Program)?;
+        Ok((Self { child: Some(child), words: own_words }, socket))
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Ends it; says why it is no good, or `otherwise`.
+    pub(crate) fn failed(mut self, image: &Path, otherwise: &str) -> OpenError {
+        let status = self.end();
+        if status.is_some_and(|status| status.code() == Some(NOT_FOUND)) {
+            return OpenError::Program(io::ErrorKind::NotFound.into());
+        }
+        let words = self.last_words().unwrap_or_default();
+        let words = words.trim();
+        OpenError::Image {
+            what: image.display().to_string(),
+            reason: if words.is_empty() { otherwise.to_owned() } else { words.to_owned() },
+        }
+    }
+
+    fn last_words(&mut self) -> io::Result<String> {
+        let bytes = self.words.seek(SeekFrom::End(0))?;
+        self.words.seek(SeekFrom::Start(bytes.saturating_sub(WORDS_BYTES as u64)))?;
+        let mut words = Vec::new();
+        (&self.words).take(WORDS_BYTES as u64).read_to_end(&mut words)?;
+        Ok(String::from_utf8_lossy(&words).into_owned())
+    }
+
+    /// Ends it if it hasn't ended. There is nothing it could lose.
+    fn end(&mut self) -> Option<ExitStatus> {
+        let mut child = self.child.take()?;
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        // If it has ended meanwhile, the wait says so. One that fails by itself
+        // is let to say why: it has no client any more.
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let gone = |wait: &Timespec| {
+            let Some(pidfd) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+                return false;
+            };
+            poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(wait)).is_ok_and(|ready| ready > 0)
+        };
+        if !gone(&Timespec { tv_sec: 0, tv_nsec: 200_000_000 }) {
+            let _ = child.kill();
+            if !gone(&PARTING) {
+                leave_behind(child);
+                return None;
+            }
+        }
+        child.wait().ok()
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// It hangs in the kernel with its storage, and ends when that answers.
+fn leave_behind(mut child: Child) {
+    abandon();
+    let reap = thread::Builder::new().name("storage-reap".to_owned()).spawn(move || {
+        let _ = child.wait();
+        came_back();
+    });
+    if reap.is_err() {
+        tracing::warn!("a qemu-nbd that hangs is left behind, and nobody waits for it");
+    }
+}
+
+/// A listening socket without a file, and a connection to it.
+fn connected(dir: &Path) -> io::Result<(UnixListener, UnixStream)> {
+    let private = tempfile::Builder::new().prefix("nbd-").tempdir_in(dir)?;
+    let path = private.path().join("s");
+    let listener = UnixListener::bind(&path)?;
+    let socket = UnixStream::connect(&path)?;
+    Ok((listener, socket))
+}
+
+/// The image in QEMU's words.
+fn options(image: &Path, format: &str, direct: bool) -> Result<String, OpenError> {
+    let unfit = |reason: String| OpenError::Image { what: image.display().to_string(), reason };
+    let known = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if format.is_empty() || !format.chars().all(known) {
+        return Err(unfit(format!("'{format}' is no format")));
+    }
+    // Names of files that the image is based on are relative to its own.
+    let path = std::path::absolute(image).map_err(|error| unfit(error.to_string()))?;
+    let name = path.to_str().ok_or_else(|| unfit("its name is not UTF-8".to_owned()))?;
+    let kind = fs::metadata(&path).map_err(|error| unfit(error.to_string()))?.file_type();
+    let protocol = if kind.is_block_device() { "host_device" } else { "file" };
+    let cache = if direct { "on" } else { "off" };
+    let name = name.replace(',', ",,");
+    Ok(format!(
+        "driver={format},read-only=on,force-share=on,cache.direct={cache},\
+         file.driver={protocol},file.filename={name}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_can_not_add_options() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a,driver=null-co");
+        fs::write(&image, [0; 512]).unwrap();
+        let said = options(&image, "qcow2", true).unwrap();
+        assert!(said.ends_with("/a,,driver=null-co"), "{said}");
+        assert!(said.starts_with("driver=qcow2,read-only=on,force-share=on,cache.direct=on,"));
+        for format in ["", "raw,x=y", "a.b", "ä"] {
+            assert!(options(&image, format, true).is_err(), "{format}");
+        }
+        assert!(options(&dir.path().join("nosuch"), "raw", true).is_err());
+    }
+}

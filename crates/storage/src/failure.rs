@@ -1,0 +1,107 @@
+//! What can go wrong with storage. It costs the saving and nothing else.
+
+use std::time::Duration;
+
+/// Why pages were not read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The storage said so. Other requests may do better.
+    #[error("the storage did not read {bytes} bytes at {offset}: {reason}")]
+    Refused {
+        /// Where in the image.
+        offset: u64,
+        /// How much.
+        bytes: usize,
+        /// Its words.
+        reason: String,
+    },
+    /// It ends before what should be there. Other requests may do better.
+    #[error("the storage read only {read} of {bytes} bytes at {offset}")]
+    Short {
+        /// Where in the image.
+        offset: u64,
+        /// How much was asked for.
+        bytes: usize,
+        /// How much came.
+        read: usize,
+    },
+    /// Whoever wants it is wrong: the guest, most likely.
+    #[error("that is not in the image of {image_bytes} bytes")]
+    Outside {
+        /// The image's size.
+        image_bytes: u64,
+    },
+    /// The way to the storage is gone.
+    #[error("the way to the storage broke: {0}")]
+    Broken(String),
+    /// A request had no answer.
+    #[error("the storage did not answer for {} s", .0.as_secs_f32())]
+    Stalled(Duration),
+    /// Too many requests failed.
+    #[error("{count} requests to the storage failed; the last one: {last}")]
+    Unreliable {
+        /// How many, in a row or altogether.
+        count: u32,
+        /// Why.
+        last: String,
+    },
+    /// Its owner stopped the reader.
+    #[error("reading from storage was stopped")]
+    Stopped,
+    /// The consumer of pages panicked.
+    #[error("a thread that reads from storage panicked")]
+    Panicked,
+}
+
+impl Failure {
+    /// Whether the reader need not ask again.
+    pub(crate) fn is_final(&self) -> bool {
+        !matches!(self, Self::Refused { .. } | Self::Short { .. } | Self::Outside { .. })
+    }
+}
+
+/// A source of pages can't be had.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The image, or the server, can't be reached or used.
+    #[error("the image {what} can't be read here: {reason}")]
+    Image {
+        /// Which.
+        what: String,
+        /// Why.
+        reason: String,
+    },
+    /// The storage did not answer.
+    #[error("the storage of {what} did not answer for {} s", patience.as_secs_f32())]
+    Stalled {
+        /// Which image.
+        what: String,
+        /// For how long.
+        patience: Duration,
+    },
+    /// What serves other formats than raw isn't there.
+    #[error("qemu-nbd can't be started: {0}; is it installed (qemu-utils)?")]
+    Program(std::io::Error),
+    /// Threads of before still wait for their storage.
+    #[error("{threads} threads still wait for storage that does not answer")]
+    Abandoned {
+        /// How many.
+        threads: usize,
+    },
+    /// The system has no thread or no file to give.
+    #[error("cannot start reading from storage: {0}")]
+    Local(std::io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_helps() {
+        let stalled = Failure::Stalled(Duration::from_millis(2500));
+        assert_eq!(stalled.to_string(), "the storage did not answer for 2.5 s");
+        assert!(stalled.is_final());
+        assert!(!Failure::Outside { image_bytes: 1 }.is_final());
+    }
+}

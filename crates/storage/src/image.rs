@@ -1,0 +1,172 @@
+//! Which image, and how it is reached.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nbd::reader::Endpoint;
+use parking_lot::{Condvar, Mutex};
+
+use crate::reader::{abandon, came_back, check_abandoned};
+use crate::{Exporter, FileSource, NbdSource, OpenError, Source};
+
+/// The image that a VM uses, as this host can reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// A file or a block device that holds the disk's bytes.
+    Raw {
+        /// Where.
+        path: PathBuf,
+        /// Where in it the disk begins.
+        base: u64,
+        /// The disk's size; none: up to its end.
+        bytes: Option<u64>,
+    },
+    /// Another format, which `qemu-nbd` reads for us.
+    Format {
+        /// Where.
+        path: PathBuf,
+        /// QEMU's name of the format. Never guessed: a guest may write what
+        /// it likes into a raw image.
+        format: String,
+    },
+    /// What a server of the storage exports.
+    Nbd {
+        /// Where it listens.
+        endpoint: Endpoint,
+        /// The export's name.
+        export: String,
+    },
+}
+
+impl Image {
+    fn name(&self) -> String {
+        match self {
+            Self::Raw { path, .. } | Self::Format { path, .. } => path.display().to_string(),
+            Self::Nbd { endpoint, export } => format!("'{export}' at {endpoint}"),
+        }
+    }
+}
+
+/// An image that can be read.
+pub struct Opened {
+    /// For a [`crate::Reader`].
+    pub source: Box<dyn Source>,
+    /// It is read through this host's page cache, since its file system
+    /// doesn't do otherwise.
+    pub cached: bool,
+}
+
+impl std::fmt::Debug for Opened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opened").field("cached", &self.cached).finish_non_exhaustive()
+    }
+}
+
+/// How images are opened.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// The program that reads formats.
+    pub qemu_nbd: PathBuf,
+    /// A directory for short-lived files, which only we can enter.
+    pub dir: PathBuf,
+    /// The reader's.
+    pub in_flight: usize,
+    /// How long it may take.
+    pub patience: Duration,
+}
+
+impl Opening {
+    /// As usual, with short-lived files in `dir`.
+    #[must_use]
+    pub fn new(dir: &Path) -> Self {
+        Self {
+            qemu_nbd: PathBuf::from("qemu-nbd"),
+            dir: dir.to_owned(),
+            in_flight: crate::Settings::default().in_flight,
+            patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Opens an image, on a thread that is left behind if the storage doesn't
+/// answer.
+///
+/// # Errors
+/// If it isn't there, can't be read, or does not answer.
+pub fn open(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
+    check_abandoned()?;
+    let stalled = || OpenError::Stalled { what: image.name(), patience: how.patience };
+    let (patience, opened) = (how.patience, Arc::new(Slot::default()));
+    let opener = {
+        let (image, how, slot) = (image.clone(), how.clone(), Arc::clone(&opened));
+        move || slot.put(reach(&image, &how))
+    };
+    let spawned = thread::Builder::new().name("storage-open".to_owned()).spawn(opener);
+    spawned.map_err(OpenError::Local)?;
+    opened.take(patience).unwrap_or_else(|| Err(stalled()))
+}
+
+fn reach(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
+    match image {
+        Image::Raw { path, base, bytes } => {
+            let source = FileSource::open(path, *base, *bytes)?;
+            let cached = !source.is_direct();
+            Ok(Opened { source: Box::new(source), cached })
+        }
+        Image::Format { path, format } => {
+            let direct = FileSource::open(path, 0, None)?.is_direct();
+            let (exporter, socket) =
+                Exporter::start(&how.qemu_nbd, path, format, &how.dir, direct)?;
+            let connected = NbdSource::of(exporter, socket, how.in_flight, how.patience);
+            let source =
+                connected.map_err(|(exporter, error)| exporter.failed(path, &error.to_string()))?;
+            Ok(Opened { source: Box::new(source), cached: !direct })
+        }
+        Image::Nbd { endpoint, export } => {
+            let source = NbdSource::connect(endpoint, export, how.in_flight)?;
+            Ok(Opened { source: Box::new(source), cached: false })
+        }
+    }
+}
+
+/// Where the result goes, if anybody still waits for it.
+#[derive(Default)]
+struct Slot {
+    state: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    result: Option<Result<Opened, OpenError>>,
+    left: bool,
+}
+
+impl Slot {
+    fn put(&self, result: Result<Opened, OpenError>) {
+        let mut state = self.state.lock();
+        if state.left {
+            came_back();
+            return;
+        }
+        state.result = Some(result);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    fn take(&self, patience: Duration) -> Option<Result<Opened, OpenError>> {
+        let due = Instant::now() + patience;
+        let mut state = self.state.lock();
+        while state.result.is_none() && Instant::now() < due {
+            let _ = self.changed.wait_until(&mut state, due);
+        }
+        let result = state.result.take();
+        if result.is_none() {
+            state.left = true;
+            abandon();
+        }
+        result
+    }
+}

@@ -1,0 +1,61 @@
+//! Pages of a VM's image, read at a migration's destination from the storage
+//! that both hosts share.
+//!
+//! ```text
+//! add(items) -> stretches of the image, swept upwards -> requests of up to 1 MiB
+//!                     |                                     |  N threads, blocking reads
+//!                     v                                     v
+//!      take_from_the_end: over the network        Consumer::read(pages of a request)
+//! ```
+//!
+//! A [`Reader`] reads what is wanted in the image's order, many requests at a
+//! time, while another end takes what has the highest offsets; both stop where
+//! they meet. [`FileSource`] reads a raw image, [`NbdSource`] an NBD export, and
+//! [`Exporter`] makes one of an image in any format that QEMU knows. [`open`]
+//! chooses.
+//!
+//! **What is read may be anything.** The guest may have written the block since
+//! somebody said what is in it, or writes it while it is read; the storage may
+//! be another one than meant; a format's tables may have changed since they
+//! were read. So whoever consumes pages names them by hash and compares; what
+//! is not what it should be comes over the network. For the same reason nothing
+//! here is durable, locked or retried.
+//!
+//! **Storage costs nothing but the saving.** Requests are as large as the
+//! storage answers in a tenth of a second. A failed request fails its own
+//! items; many failures, or one request without an answer, end the reader and
+//! give back everything that is not read. A thread that hangs in the kernel is
+//! left behind and counted; too many of them, and no new reader is started.
+//!
+//! **Threads, not io_uring.** A request is up to 1 MiB, so a gigabyte a second
+//! is a few thousand system calls, which is nothing beside hashing the pages;
+//! and pages are hashed where they were read, on several CPUs. A ring whose
+//! storage has died can't be closed, and needs `unsafe` for each request.
+
+#![forbid(unsafe_code)]
+
+mod buffer;
+mod consumer;
+mod exporter;
+mod failure;
+mod file;
+mod image;
+mod pace;
+mod reader;
+mod remote;
+mod size;
+mod source;
+mod wanted;
+
+pub use buffer::{ALIGNMENT_MAX, Buffer};
+pub use consumer::{Consumer, Pages};
+pub use exporter::Exporter;
+pub use failure::{Failure, OpenError};
+pub use file::FileSource;
+pub use image::{Image, Opened, Opening, open};
+pub use nbd::reader::Endpoint;
+pub use pace::Pace;
+pub use reader::{Progress, Reader, Settings, abandoned_threads};
+pub use remote::NbdSource;
+pub use source::Source;
+pub use wanted::Item;

@@ -1,0 +1,98 @@
+//! The thread that notices what doesn't answer, and clears up at the end.
+
+use std::time::{Duration, Instant};
+
+use super::{Shared, State, abandon};
+use crate::Failure;
+
+/// How long requests may take at the end, when nobody needs them any more.
+const PARTING: Duration = Duration::from_secs(1);
+
+/// However it ends, nobody waits for it.
+struct Ending<'a>(&'a Shared);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        self.0.end(&mut state, Failure::Panicked);
+        state.ended = true;
+        drop(state);
+        self.0.quiet.notify_all();
+    }
+}
+
+/// The life of that thread.
+pub(super) fn watch(shared: &Shared) {
+    let _ending = Ending(shared);
+    let why = wait_over(shared);
+    shared.source.interrupt();
+    give_back_wanted(shared, &why);
+    clear_desks(shared, &why);
+    shared.consumer.ended(&why);
+}
+
+/// When the first request that is not answered is due.
+fn first_due(state: &State) -> Option<Instant> {
+    state.desks.iter().filter_map(|desk| Some(desk.request.as_ref()?.due)).min()
+}
+
+fn wait_over(shared: &Shared) -> Failure {
+    let mut state = shared.state.lock();
+    loop {
+        if let Some(why) = &state.over {
+            return why.clone();
+        }
+        match first_due(&state) {
+            None => {
+                state.watch_rests = true;
+                shared.watched.wait(&mut state);
+                state.watch_rests = false;
+            }
+            Some(due) if due <= Instant::now() => {
+                shared.end(&mut state, Failure::Stalled(shared.settings.patience));
+            }
+            // Those that begin meanwhile are due later.
+            Some(due) => drop(shared.watched.wait_until(&mut state, due)),
+        }
+    }
+}
+
+fn give_back_wanted(shared: &Shared, why: &Failure) {
+    loop {
+        // By itself, so that the lock is gone before the consumer is called.
+        let items = shared.state.lock().wanted.take_any();
+        let Some(items) = items else { return };
+        shared.give_back(&items, why);
+    }
+}
+
+/// Waits until each thread has ended, or hangs: that one's items are given
+/// back, and it hears of it when it comes back.
+fn clear_desks(shared: &Shared, why: &Failure) {
+    let parting = Instant::now() + PARTING;
+    let mut state = shared.state.lock();
+    while state.live > 0 {
+        let Some(due) = first_due(&state).map(|due| due.min(parting)) else {
+            // They are about to end by themselves.
+            shared.watched.wait(&mut state);
+            continue;
+        };
+        if Instant::now() < due {
+            let _ = shared.watched.wait_until(&mut state, due);
+            continue;
+        }
+        let late = |request: &&mut super::Request| request.due.min(parting) <= due;
+        let hanging = state.desks.iter_mut().find_map(|desk| {
+            desk.request.as_mut().filter(late)?;
+            desk.abandoned = true;
+            desk.request.take()
+        });
+        let Some(request) = hanging else { continue };
+        abandon();
+        state.live -= 1;
+        state.progress.abandoned_threads += 1;
+        drop(state);
+        shared.give_back(&request.items, why);
+        state = shared.state.lock();
+    }
+}
