@@ -108,6 +108,7 @@ impl<'w> Caller<'w> {
             overcommit: false,
             terms: Default::default(),
             sharing: None,
+            storage: None,
             share_domain: Default::default(),
             guest_port: false,
         }
@@ -338,6 +339,7 @@ pub fn prepared() -> ToSource {
         qemu: "10.0.0".to_owned(),
         notes: Vec::new(),
         sharing: false,
+        storage: Vec::new(),
     })
 }
 

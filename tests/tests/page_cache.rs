@@ -171,6 +171,22 @@ fn is_told_after_a_move() {
     }
 }
 
+/// What its disks have need not cross the network, and arrives as it was.
+#[test]
+fn comes_from_its_disks() {
+    let world = World::new(Link::one(200));
+    let guest = world.boot(&with_files(&world));
+    let cached = cached_pages(&guest);
+    let options = ["--shared-disks", "--storage", "auto"];
+    for from in [Side::A, Side::B] {
+        let moved = world.migrate(&guest, from, &options);
+        let pages = moved.stored_bytes / 4096;
+        assert!(pages * 2 > cached, "{pages} of {cached}; {:?}", moved.notes);
+        assert!(moved.stored_bytes <= moved.named_bytes.min(moved.storage_read_bytes));
+        assert_told(&world, from.other(), &complete(&world, from.other()), cached);
+    }
+}
+
 /// A port where nobody listens is an error after a while, and that is all.
 #[test]
 fn of_a_guest_without_a_helper_is_not_told() {

@@ -10,6 +10,7 @@ use crate::migration::{
 };
 use crate::sharing::Sharing;
 use crate::slowing::Slowing;
+use crate::storage::FromStorage;
 pub use report::{Figures, GangReport, MoveReport};
 
 /// Most VMs that leave one host, or arrive at one, at a time.
@@ -69,6 +70,8 @@ pub struct GangOptions {
     pub overcommit_memory: bool,
     /// See [`MigrateRequest::sharing`].
     pub sharing: Sharing,
+    /// See [`MigrateRequest::storage`].
+    pub storage: FromStorage,
 }
 
 impl Default for GangOptions {
@@ -86,6 +89,7 @@ impl Default for GangOptions {
             bounds: Bounds::default(),
             overcommit_memory: false,
             sharing: Sharing::default(),
+            storage: FromStorage::default(),
         }
     }
 }
@@ -112,6 +116,7 @@ impl GangOptions {
             incoming_qmp: None,
             overcommit_memory: self.overcommit_memory,
             sharing: self.sharing.clone(),
+            storage: self.storage.clone(),
         }
     }
 }

@@ -10,6 +10,7 @@ mod prediction;
 mod report;
 mod sharing;
 mod slowing;
+mod storage;
 mod vm;
 
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
@@ -28,6 +29,7 @@ pub use prediction::{Outlook, PredictRequest, Prediction};
 pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
 pub use sharing::{DomainError, Share, Sharing, check_domain};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
+pub use storage::{FromStorage, ReadDisks};
 pub use vm::{
     AttachRequest, KnownContent, ResolveRequest, ResolveSide, RunRequest, StopEnd, StopHow,
     Stopped, VmStatus, VmSummary,

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::bounds::Bounds;
 use crate::sharing::Sharing;
 use crate::slowing::Slowing;
+use crate::storage::FromStorage;
 
 /// How page bodies are encoded on the lanes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +56,9 @@ pub struct MigrateRequest {
     /// What content it has in common with others.
     #[serde(default)]
     pub sharing: Sharing,
+    /// What of its memory its disks have.
+    #[serde(default)]
+    pub storage: FromStorage,
     /// How bodies are encoded.
     #[serde(default)]
     pub compress: Compress,

@@ -138,6 +138,12 @@ pub struct Report {
     /// Of these, those that came from other hosts of the destination's rack.
     #[serde(default)]
     pub peer_bytes: u64,
+    /// Of them, those that were read from the VM's disks at the destination.
+    #[serde(default)]
+    pub stored_bytes: u64,
+    /// What was read from storage for that.
+    #[serde(default)]
+    pub storage_read_bytes: u64,
     /// Of the bodies, those that arrived after the VM had stopped: the part of the
     /// blackout that memory is to blame for.
     #[serde(default)]

@@ -14,6 +14,7 @@ use crate::predict::PredictArgs;
 use crate::resolve::ResolveArgs;
 use crate::sharing::SharingArgs;
 use crate::slowing::SlowingArgs;
+use crate::storage::StorageArgs;
 
 /// Moves running virtual machines between hosts.
 #[derive(Debug, Parser)]
@@ -219,6 +220,8 @@ pub(crate) struct MigrateArgs {
     pub(crate) slowing: SlowingArgs,
     #[command(flatten)]
     pub(crate) sharing: SharingArgs,
+    #[command(flatten)]
+    pub(crate) storage: StorageArgs,
     /// How memory is compressed
     #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
     pub(crate) compress: CompressArg,
@@ -271,6 +274,7 @@ impl MigrateArgs {
             downtime_ms: self.downtime_ms,
             slowing: self.slowing.into(),
             sharing: self.sharing.into(),
+            storage: self.storage.into(),
             compress: self.compress.into(),
             tap: self.tap.into(),
             shared_disks: self.shared_disks,

@@ -18,6 +18,7 @@ mod resolve;
 mod road;
 mod sharing;
 mod slowing;
+mod storage;
 mod summary;
 mod vms;
 

@@ -204,6 +204,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact("Changed before they were sent", amount::size(report.dropped_bytes)),
         fact("Of them, not sent: there already", amount::size(report.named_bytes)),
         fact("Of these, from hosts of its rack", amount::size(report.peer_bytes)),
+        fact("Of these, from its disks", from_disks(report)),
         fact("Of them, after the VM had stopped", amount::size(report.stopped_bytes)),
         fact("Residue", amount::size(report.residue_bytes)),
         fact("On the wire", amount::size(report.wire_bytes)),
@@ -282,6 +283,15 @@ fn lanes(report: &Report) -> Vec<[String; 4]> {
             ]
         })
         .collect()
+}
+
+/// With what was read for it.
+fn from_disks(report: &Report) -> String {
+    let placed = amount::size(report.stored_bytes);
+    match report.storage_read_bytes {
+        0 => placed,
+        read => format!("{placed}, {} read", amount::size(read)),
+    }
 }
 
 #[cfg(test)]

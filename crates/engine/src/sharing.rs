@@ -9,12 +9,14 @@
 //! source. A name that nobody has, a copy that has changed, a VM that never comes, a
 //! host that is gone cost time, not content.
 
+mod brought;
 mod coming;
 mod copies;
 mod kept;
 mod rack;
 mod resolve;
 mod settle;
+mod storage;
 mod taker;
 
 use std::collections::HashSet;
@@ -34,6 +36,7 @@ use rack::Far;
 pub(crate) use rack::serve;
 pub use rack::{DirectoryAt, Rack};
 pub(crate) use resolve::Resolving;
+pub(crate) use storage::{Disks, Stored};
 pub(crate) use taker::Blocks;
 use taker::{Place, Taker};
 

@@ -5,12 +5,14 @@
 //! gone. Whose the VM is decides `switchover::source` alone, which keeps a
 //! journal; its hands are in `hands`.
 
+mod cached;
 mod collector;
 mod commit;
 mod disk_room;
 mod disk_tap;
 mod disks;
 mod flushes;
+mod from_disks;
 mod hands;
 mod limit;
 mod listening;
@@ -49,6 +51,7 @@ use crate::waits::Pulse;
 use crate::watch::Watch;
 use disk_room::DiskRoom;
 use disks::{Chosen, Disks};
+use from_disks::FromDisks;
 use live::Live;
 use pacing::Pacing;
 use sampler::Sampler;
@@ -140,6 +143,7 @@ pub(crate) struct Source<'m> {
     crew: Arc<Crew>,
     control: Option<Control>,
     sieve: Option<Arc<Sieve>>,
+    storage: Option<FromDisks>,
     chosen: Option<Chosen>,
     disk_room: Arc<DiskRoom>,
     disks: Option<Disks>,
@@ -210,6 +214,7 @@ impl<'m> Source<'m> {
             crew,
             control: None,
             sieve: None,
+            storage: None,
             chosen: None,
             disk_room: Arc::default(),
             disks: None,

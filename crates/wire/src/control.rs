@@ -71,6 +71,9 @@ pub struct Prepare {
     /// Pages may come by name.
     #[serde(default)]
     pub sharing: Option<SharingOrder>,
+    /// Pages may be read from the VM's own disks.
+    #[serde(default)]
+    pub storage: Option<StorageOrder>,
     /// The sharing domain that the VM belongs to from now on.
     #[serde(default)]
     pub share_domain: Domain,
@@ -89,6 +92,28 @@ pub struct SharingOrder {
     /// Content may come from other hosts of the destination's rack.
     #[serde(default)]
     pub rack: bool,
+}
+
+/// Which disks pages may be read from, and how these are named.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageOrder {
+    /// QEMU's paths of the devices; places number them in this order.
+    pub devices: Vec<String>,
+    /// A secret that names are made with unless content is shared, in hex.
+    pub secret: String,
+    /// The most bytes per second that are read; none: no bound.
+    #[serde(default)]
+    pub bytes_per_s: Option<u64>,
+}
+
+impl std::fmt::Debug for StorageOrder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { devices, bytes_per_s, .. } = self;
+        f.debug_struct("StorageOrder")
+            .field("devices", devices)
+            .field("bytes_per_s", bytes_per_s)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What has become of pages of a batch that were to come later.
@@ -116,6 +141,9 @@ pub struct Prepared {
     /// Pages may come by name, as was ordered.
     #[serde(default)]
     pub sharing: bool,
+    /// Whether pages are read from each of the disks of the order.
+    #[serde(default)]
+    pub storage: Vec<bool>,
 }
 
 /// A RAM block as QEMU announced it.
@@ -241,6 +269,12 @@ pub enum ToSource {
         /// Pages that came from other hosts of its rack.
         #[serde(default)]
         peer_bytes: u64,
+        /// Pages that were read from the VM's disks.
+        #[serde(default)]
+        stored_bytes: u64,
+        /// What was read from storage for that.
+        #[serde(default)]
+        storage_read_bytes: u64,
         /// How long the VM had run by the time `running` was said.
         ran_ms: f64,
     },

@@ -34,8 +34,8 @@ mod read;
 pub use batch::{Ack, BatchHeader, FILLS_MAX, Tables};
 pub use block::{BlockHeader, LaneHeader, SEQUENCES_AHEAD_MAX};
 pub use control::{
-    Announced, Frame, FrameHeader, Late, Prepare, Prepared, SharingOrder, ToDestination, ToSource,
-    read_frame, read_message,
+    Announced, Frame, FrameHeader, Late, Prepare, Prepared, SharingOrder, StorageOrder,
+    ToDestination, ToSource, read_frame, read_message,
 };
 pub use error::WireError;
 pub use fetch::{HasHeader, Wants};

@@ -102,6 +102,8 @@ pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
         dropped_bytes: 0,
         named_bytes: 0,
         peer_bytes: 0,
+        stored_bytes: 0,
+        storage_read_bytes: 0,
         stopped_bytes: 0,
         residue_bytes: 0,
         wire_bytes: 0,

@@ -9,6 +9,7 @@ use crate::args::{CompressArg, TapArg};
 use crate::bounds::PriorityArg;
 use crate::sharing::ShareArg;
 use crate::slowing::OnStallArg;
+use crate::storage::StorageArg;
 
 /// The API's own.
 pub(super) const PARALLEL_DEFAULT: u16 = 2;
@@ -128,6 +129,13 @@ pub(crate) struct HowArgs {
     /// common [default: each VM's own]
     #[arg(long, value_name = "LABEL")]
     pub(super) share_domain: Option<String>,
+    /// Whether the destinations read pages from the VMs' disks that have the same
+    /// content, by what helpers in the guests say [default: off]
+    #[arg(long, value_enum)]
+    pub(super) storage: Option<StorageArg>,
+    /// The most that is read from storage for each VM, in bits per second
+    #[arg(long, value_name = "RATE")]
+    pub(super) storage_limit: Option<BitRate>,
     /// Move VMs to hosts that have less memory free than their RAM
     #[arg(long)]
     pub(super) overcommit_memory: bool,

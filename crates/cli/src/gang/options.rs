@@ -4,8 +4,8 @@
 use std::str::FromStr;
 
 use api::{
-    BitRate, Bounds, Compress, Cpus, GangOptions, OnStall, Priority, Share, Sharing, Slowing,
-    TapChoice, Throttle,
+    BitRate, Bounds, Compress, Cpus, FromStorage, GangOptions, OnStall, Priority, ReadDisks, Share,
+    Sharing, Slowing, TapChoice, Throttle,
 };
 use serde::{Deserialize, Deserializer};
 
@@ -36,6 +36,9 @@ pub(super) struct Options {
     pub(super) cpus: Option<Cpus>,
     pub(super) share: Option<Share>,
     pub(super) share_domain: Option<String>,
+    pub(super) storage: Option<ReadDisks>,
+    #[serde(deserialize_with = "text")]
+    pub(super) storage_limit: Option<BitRate>,
     pub(super) overcommit_memory: bool,
 }
 
@@ -68,6 +71,8 @@ impl From<HowArgs> for Options {
             cpus: args.cpus,
             share: args.share.map(Share::from),
             share_domain: args.share_domain,
+            storage: args.storage.map(ReadDisks::from),
+            storage_limit: args.storage_limit,
             overcommit_memory: args.overcommit_memory,
         }
     }
@@ -95,6 +100,8 @@ impl Options {
             cpus: self.cpus.or(other.cpus),
             share: self.share.or(other.share),
             share_domain: self.share_domain.or(other.share_domain),
+            storage: self.storage.or(other.storage),
+            storage_limit: self.storage_limit.or(other.storage_limit),
             overcommit_memory: self.overcommit_memory || other.overcommit_memory,
         }
     }
@@ -131,6 +138,10 @@ impl From<Options> for GangOptions {
             sharing: Sharing {
                 share: options.share.unwrap_or_default(),
                 domain: options.share_domain,
+            },
+            storage: FromStorage {
+                read: options.storage.unwrap_or_default(),
+                limit: options.storage_limit,
             },
         }
     }

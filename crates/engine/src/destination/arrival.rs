@@ -7,6 +7,7 @@
 
 mod load;
 mod order;
+mod storage;
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +25,9 @@ use qemu::ram_blocks::{RamBlocks, Reached};
 use switchover::Wait;
 use switchover::destination::{Driver, Event as Step};
 use switchover::journal::Opened;
-use wire::{Announced, Prepare, Prepared, SharingOrder, ToDestination, ToSource, Token};
+use wire::{
+    Announced, Prepare, Prepared, SharingOrder, StorageOrder, ToDestination, ToSource, Token,
+};
 
 use super::Shared;
 use super::connections::Place;
@@ -35,7 +38,7 @@ use super::nic_use::Telling;
 use crate::host::Unsettled;
 use crate::link::{Heard, Link};
 use crate::resources::Pools;
-use crate::sharing::{Blocks, Resolving, Sharing};
+use crate::sharing::{Blocks, Disks, Resolving, Sharing};
 use crate::waits::Pulse;
 
 /// Most residue after RAM: what the devices of a large VM without VFIO make is
@@ -72,10 +75,26 @@ struct Shares {
     domain: Domain,
     /// Whether other hosts of the rack are asked.
     rack: bool,
+    /// Whether others find content of this VM.
+    keeps: bool,
+    /// The VM's disks that are read.
+    disks: Option<Disks>,
+}
+
+impl Shares {
+    /// Of a VM whose content is not shared.
+    fn alone(order: &StorageOrder) -> std::io::Result<Self> {
+        let sharing = Sharing::start(order.secret.clone().into_bytes(), None)?;
+        let domain = Domain::default();
+        Ok(Self { sharing, domain, rack: false, keeps: false, disks: None })
+    }
 }
 
 /// That, or why none may; and what is not used of it.
 type Agreed = Result<(Shares, Option<&'static str>), &'static str>;
+
+/// How content is to be shared, and which disks are to be read.
+type Wanted = (Option<Agreed>, Option<StorageOrder>);
 
 struct Arrival<'s> {
     shared: &'s Shared,
@@ -147,7 +166,8 @@ impl Arrival<'_> {
         let arriving = self.shared.host.receive(&order).map_err(End::failed)?;
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
         let mut driver = self.open_journal(&order, &keeper)?;
-        let sharing = order.sharing.as_ref().map(|wanted| self.agree(wanted));
+        let sharing =
+            (order.sharing.as_ref().map(|wanted| self.agree(wanted)), order.storage.clone());
         let through =
             AssertUnwindSafe(|| self.go_through(&pools, sharing, &mut driver, &mut keeper));
         if catch_unwind(through).is_err() {
@@ -168,13 +188,7 @@ impl Arrival<'_> {
     }
 
     /// All that follows from the journal on.
-    fn go_through(
-        &self,
-        pools: &Pools,
-        sharing: Option<Agreed>,
-        driver: &mut Driver,
-        keeper: &mut Keeper,
-    ) {
+    fn go_through(&self, pools: &Pools, sharing: Wanted, driver: &mut Driver, keeper: &mut Keeper) {
         let machine = keeper.shared_machine();
         let disks = self.open_disks(&machine, keeper.images(), pools);
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
@@ -246,7 +260,7 @@ impl Arrival<'_> {
         machine: &Machine,
         disks: Option<&ArrivingDisks>,
         pools: &Pools,
-        sharing: Option<Agreed>,
+        (sharing, from_disks): Wanted,
     ) -> Result<(), End> {
         let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
         keeper.incoming = Some(Arc::clone(&incoming));
@@ -254,7 +268,7 @@ impl Arrival<'_> {
         let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
         let ram = RamBlocks::of(machine);
         let mut notes = ram.notes.clone();
-        let sharing = match sharing {
+        let mut sharing = match sharing {
             None => None,
             Some(Ok((shares, alone))) => {
                 let text = |why| format!("content is shared with this host's VMs only: {why}");
@@ -266,23 +280,41 @@ impl Arrival<'_> {
                 None
             }
         };
+        let shares = sharing.is_some();
+        let mut storage = Vec::new();
+        if let Some(wanted) = &from_disks {
+            let (disks, why) =
+                storage::open(machine, wanted, &self.shared.local.scratch, self.lanes.crew());
+            notes.extend(why);
+            storage = disks.opened.iter().map(Option::is_some).collect();
+            let shares = match sharing {
+                Some(shares) => shares,
+                None => Shares::alone(wanted).map_err(End::failed)?,
+            };
+            sharing = Some(Shares { disks: Some(disks), ..shares });
+        }
         let prepared = Prepared {
             token: hex(self.token),
             qemu: machine.version.clone(),
             notes,
-            sharing: sharing.is_some(),
+            sharing: shares,
+            storage,
         };
         self.say(&ToSource::Prepared(prepared))?;
 
         let network = Arc::clone(&self.shared.local.resources.network);
         let telling = Telling::start(Arc::clone(&self.lanes), network, Arc::clone(&self.link));
         let telling = telling.map_err(End::failed)?;
-        let sharing = sharing.as_ref();
         let mut resolving = None;
+        let kept = sharing.as_ref().filter(|shares| shares.keeps);
+        let kept = kept.map(|shares| Arc::clone(&shares.sharing));
         let tail = self.take_stream(&ram.reached, &feeder, disks, sharing, &mut resolving)?;
-        if let (Some(shares), Some(resolving)) = (sharing, &resolving) {
-            shares.sharing.keep(resolving);
+        if let Some(resolving) = &resolving {
+            if let Some(sharing) = kept {
+                sharing.keep(resolving);
+            }
             keeper.fetched_bytes = resolving.fetched_bytes();
+            keeper.stored = resolving.stored();
         }
         drop(resolving);
         drop(telling);
@@ -299,7 +331,7 @@ impl Arrival<'_> {
         ram: &[Reached],
         feeder: &Feeder,
         disks: Option<&ArrivingDisks>,
-        sharing: Option<&Shares>,
+        mut sharing: Option<Shares>,
         resolving: &mut Option<Arc<Resolving>>,
     ) -> Result<Vec<u8>, End> {
         let mut tail = Vec::new();
@@ -315,7 +347,7 @@ impl Arrival<'_> {
                         .take()
                         .ok_or_else(|| End::failed("a head came without its block list"))?;
                     feeder.head(&head, ram_section, footers).map_err(End::failed)?;
-                    *resolving = self.open_lanes(ram, feeder, blocks, sharing)?;
+                    *resolving = self.open_lanes(ram, feeder, blocks, sharing.take())?;
                 }
                 Heard::Tail(piece) => {
                     if tail.len() + piece.len() > TAIL_BYTES_MAX {
@@ -329,6 +361,11 @@ impl Arrival<'_> {
                 Heard::Whole(piece) => {
                     whole_bytes += piece.len() as u64;
                     feeder.whole(&piece).map_err(End::failed)?;
+                }
+                Heard::Message(ToDestination::Spare { pages }) => {
+                    if let Some(resolving) = resolving {
+                        resolving.spare(pages);
+                    }
                 }
                 Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match disks {
                     Some(disks) => disks.flush(ticket, disk).map_err(End::failed)?,
@@ -376,7 +413,7 @@ impl Arrival<'_> {
         ram: &[Reached],
         feeder: &Feeder,
         blocks: Vec<Announced>,
-        sharing: Option<&Shares>,
+        sharing: Option<Shares>,
     ) -> Result<Option<Arc<Resolving>>, End> {
         let mut plans = Vec::with_capacity(blocks.len());
         for Announced { name, bytes } in blocks {
@@ -410,9 +447,10 @@ impl Arrival<'_> {
         let placer = Arc::new(Placer::new(plans, feeder.handle()).map_err(End::failed)?);
         let resolving = match sharing {
             None => None,
-            Some(Shares { sharing, domain, rack }) => {
+            Some(Shares { sharing, domain, rack, disks, .. }) => {
                 let link = Arc::clone(&self.link);
-                let resolving = sharing.take_in((domain, *rack), Arc::clone(&placer), held, link);
+                let placer = Arc::clone(&placer);
+                let resolving = sharing.take_in((&domain, rack), placer, held, disks, link);
                 Some(Arc::new(resolving.map_err(End::failed)?))
             }
         };
@@ -433,7 +471,7 @@ impl Arrival<'_> {
             .then_some("the agent at the destination knows of no rack, or of no directory");
         let rack = wanted.rack && alone.is_none();
         let (sharing, domain) = (Arc::clone(sharing), wanted.domain.clone());
-        Ok((Shares { sharing, domain, rack }, alone))
+        Ok((Shares { sharing, domain, rack, keeps: true, disks: None }, alone))
     }
 
     fn next(&self) -> Result<Heard<ToDestination>, End> {
@@ -442,7 +480,7 @@ impl Arrival<'_> {
         loop {
             let heard = select! {
                 recv(after(LOOK)) -> _ => {
-                    if pulse.beat(self.lanes.received_bytes(), LOOK) < silent_max {
+                    if pulse.beat(self.lanes.came_bytes(), LOOK) < silent_max {
                         continue;
                     }
                     let seconds = silent_max.as_secs();

@@ -16,6 +16,7 @@ use wire::ToSource;
 use super::lanes::ArrivingLanes;
 use crate::host::Arriving;
 use crate::link::Link;
+use crate::sharing::Stored;
 
 /// Holds the VM until it is clear whose it is. Dropped before that, the VM is
 /// discarded.
@@ -30,6 +31,7 @@ pub(super) struct Keeper {
     pub(super) pool_high_water_bytes: u64,
     /// What other hosts of the rack have sent.
     pub(super) fetched_bytes: u64,
+    pub(super) stored: Stored,
 }
 
 impl Keeper {
@@ -48,6 +50,7 @@ impl Keeper {
             incoming: None,
             pool_high_water_bytes: 0,
             fetched_bytes: 0,
+            stored: Stored::default(),
         }
     }
 
@@ -84,6 +87,8 @@ impl Keeper {
             cpu_s: self.lanes.cpu().as_secs_f64(),
             pool_high_water_bytes: self.pool_high_water_bytes,
             peer_bytes: self.fetched_bytes,
+            stored_bytes: self.stored.placed_bytes,
+            storage_read_bytes: self.stored.read_bytes,
             ran_ms: self.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3),
         });
         if let Err(error) = said {

@@ -170,6 +170,13 @@ impl ArrivingLanes {
         counted.iter().flatten().map(|lane| lane.received_bytes.load(Relaxed)).sum()
     }
 
+    /// What has come until now, by lanes and from disks.
+    pub(crate) fn came_bytes(&self) -> u64 {
+        let resolving = self.state.lock().resolving.clone();
+        let stored = resolving.map_or(0, |resolving| resolving.stored().read_bytes);
+        self.received_bytes() + stored
+    }
+
     /// Where to tell what ends the migration.
     pub(crate) fn broken(&self) -> Sender<String> {
         self.broken.clone()

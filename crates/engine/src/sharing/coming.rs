@@ -9,7 +9,8 @@ use content::Name;
 /// gets it from his own source: what is in a source's buffers is sent in less,
 /// even over a slow link.
 pub(super) const CLAIM_MAX: Duration = Duration::from_secs(15);
-/// Nobody waits for longer, whoever claims.
+/// Nobody waits for longer for somebody else, whoever claims. Disks are worked on
+/// from both ends.
 const WAIT_MAX: Duration = Duration::from_secs(40);
 
 /// Who brings it, by a number.
@@ -19,6 +20,8 @@ pub(super) enum Bringer {
     Vm(u64),
     /// A connection to another host of the rack.
     Peer(u64),
+    /// The disks of a VM that arrives: they are read here.
+    Disk(u64),
 }
 
 /// What becomes of somebody who waits for what may not come.
@@ -69,7 +72,8 @@ impl<W> Entry<W> {
         let mut heir = None;
         let mut kept = Vec::new();
         for waiting in self.waiting.drain(..) {
-            let is_tired = now.duration_since(waiting.since) > WAIT_MAX;
+            let is_tired = !matches!(self.by, Bringer::Disk(_))
+                && now.duration_since(waiting.since) > WAIT_MAX;
             match standing(&waiting.who) {
                 Standing::Over => {}
                 Standing::Brings(bringer) if is_lost && heir.is_none() => {

@@ -11,11 +11,12 @@ use directory::{DirectoryError, HostName};
 use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
 use placer::{PlaceError, Placer};
-use wire::{Late, NamedHeader, NamedTables, ToSource};
+use wire::{DiskPlace, Late, NamedHeader, NamedTables, ToSource};
 
 use super::coming::{Bringer, Claim};
 use super::copies::Copies;
 use super::rack::Rack;
+use super::storage::{Disks, Shelf, Stored};
 use super::taker::{Blocks, Place, Taker};
 use super::{Page, Sharing, Waiter};
 use crate::link::Link;
@@ -29,6 +30,8 @@ pub(crate) struct Resolving {
     taker: Arc<Taker>,
     domain: Domain,
     link: Arc<Link<ToSource>>,
+    /// Its disks, as far as they are read here.
+    shelf: Option<Shelf>,
     /// Whether it was said that other hosts' content is not used.
     noted: AtomicBool,
     /// Buffers of lanes, used again for each batch.
@@ -46,6 +49,7 @@ impl Sharing {
         (domain, asks_rack): (&Domain, bool),
         placer: Arc<Placer>,
         blocks: Blocks,
+        disks: Option<Disks>,
         link: Arc<Link<ToSource>>,
     ) -> std::io::Result<Resolving> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
@@ -63,9 +67,10 @@ impl Sharing {
         })?;
         self.arriving.lock().insert(number);
         let sharing = Arc::clone(self);
+        let shelf = disks.map(|disks| Shelf::new(number, self, disks));
         let (domain, noted) = (domain.clone(), AtomicBool::new(false));
         let (spare, telling) = (Mutex::default(), Some(telling));
-        Ok(Resolving { sharing, taker, domain, link, noted, spare, telling })
+        Ok(Resolving { sharing, taker, domain, link, shelf, noted, spare, telling })
     }
 }
 
@@ -73,7 +78,18 @@ impl Sharing {
 fn say_late(told: &Receiver<Late>, link: &Link<ToSource>) {
     while let Ok(first) = told.recv() {
         let mut batches = vec![first];
-        batches.extend(told.try_iter().take(TOLD_AT_ONCE - 1));
+        for late in told.try_iter() {
+            match batches.last_mut().filter(|last| last.ticket == late.ticket && last.more) {
+                Some(last) => {
+                    last.wanted.extend(late.wanted);
+                    last.more = late.more;
+                }
+                None => batches.push(late),
+            }
+            if batches.len() == TOLD_AT_ONCE {
+                break;
+            }
+        }
         if link.say(&ToSource::Late { batches }).is_err() {
             return;
         }
@@ -105,8 +121,7 @@ impl Resolving {
     fn claim(
         &self,
         header: NamedHeader,
-        pages: &[PageIndex],
-        names: &[Name],
+        NamedTables { pages, names, places, .. }: &NamedTables,
         here: u128,
     ) -> (u128, u128) {
         let NamedHeader { block, epoch, ticket, .. } = header;
@@ -139,11 +154,17 @@ impl Resolving {
         }
         drop(coming);
         let rack = self.sharing.rack.as_ref().filter(|_| taker.asks_rack && ours != 0);
-        if later != 0 || rack.is_some() {
+        let shelf = self.shelf.as_ref().filter(|_| may_wait && ours != 0 && !places.is_empty());
+        if later != 0 || rack.is_some() || shelf.is_some() {
             Taker::open_ticket(&mut tickets, ticket);
             taker.wait(&mut tickets, ticket, later.count_ones() as usize);
         }
         drop(tickets);
+        if let Some(shelf) = shelf {
+            let batch = Claimed { ticket, names, ours, waiting: &waiting };
+            let stored = self.have_read(shelf, &batch, places);
+            (later, ours) = (later | stored, ours & !stored);
+        }
         if let Some(rack) = rack {
             let batch = Claimed { ticket, names, ours, waiting: &waiting };
             let far = self.claim_in(rack, &batch, may_wait);
@@ -152,6 +173,43 @@ impl Resolving {
         taker.close_ticket(ticket, later != 0);
         wanted |= ours;
         (wanted, later)
+    }
+
+    /// Has read from disks what nobody here has or gets, and a disk should have. Says
+    /// what that is.
+    fn have_read(&self, shelf: &Shelf, batch: &Claimed<'_>, places: &[Option<DiskPlace>]) -> u128 {
+        let by = (Bringer::Vm(self.taker.number), Bringer::Disk(self.taker.number));
+        let now = Instant::now();
+        let (mut stored, mut wanted) = (0, Vec::with_capacity(places.len()));
+        // In this order, as below.
+        let mut tickets = self.taker.tickets.lock();
+        let mut coming = self.sharing.coming.lock();
+        for (nth, (name, place)) in batch.names.iter().zip(places).enumerate() {
+            let place = place.filter(|place| batch.ours >> nth & 1 == 1 && shelf.has(*place));
+            let Some((place, page)) = place.zip((batch.waiting)(nth)) else { continue };
+            if coming.hand_over(name, by, now, Waiter::Page(page)) {
+                wanted.push((place, *name));
+                stored |= 1 << nth;
+            }
+        }
+        drop(coming);
+        self.taker.wait(&mut tickets, batch.ticket, wanted.len());
+        drop(tickets);
+        shelf.want(&mut wanted);
+        stored
+    }
+
+    /// The source could send so many of the pages that disks are read for.
+    pub(crate) fn spare(&self, pages: u64) {
+        if let Some(shelf) = &self.shelf {
+            shelf.spare(pages);
+        }
+    }
+
+    /// What came from disks, and what that took.
+    pub(crate) fn stored(&self) -> Stored {
+        let read = self.shelf.as_ref().map(Shelf::read).unwrap_or_default();
+        Stored { placed_bytes: self.taker.stored_bytes(), ..read }
     }
 
     /// Claims, in the whole rack, what nobody here has or gets. Says what comes from
@@ -228,11 +286,12 @@ impl transport::Resolver for Resolving {
     fn resolve(
         &self,
         header: NamedHeader,
-        NamedTables { pages, names, .. }: &NamedTables,
+        named: &NamedTables,
     ) -> Result<(u128, u128), PlaceError> {
+        let NamedTables { pages, names, .. } = named;
         self.taker.placer.check(header.block, pages)?;
         let here = self.place_held(header, pages, names)?;
-        let (wanted, later) = self.claim(header, pages, names, here);
+        let (wanted, later) = self.claim(header, named, here);
         let NamedHeader { block, epoch, .. } = header;
         let asked = pages.iter().zip(names).enumerate().filter(|(nth, _)| wanted >> nth & 1 == 1);
         let asked = asked.map(|(_, (page, name))| (block, epoch, *page, *name));
@@ -257,6 +316,8 @@ impl transport::Resolver for Resolving {
 impl Drop for Resolving {
     fn drop(&mut self) {
         self.taker.end();
+        // Joins threads that may hold the sharing for a moment.
+        drop(self.shelf.take());
         self.sharing.arriving.lock().remove(&self.taker.number);
         if let Some(telling) = self.telling.take() {
             let _ = telling.join();

@@ -77,6 +77,7 @@ impl Sharing {
             Bringer::Vm(number) => {
                 now.duration_since(since) > CLAIM_MAX || !self.arriving.lock().contains(&number)
             }
+            Bringer::Disk(number) => !self.arriving.lock().contains(&number),
             Bringer::Peer(line) => {
                 self.rack.as_ref().is_none_or(|rack| rack.is_lost(line, since, now))
             }

@@ -14,6 +14,8 @@ use placer::Placer;
 use ram::Mapping;
 use wire::Late;
 
+use super::coming::Bringer;
+
 /// Pages that one VM waits for at most: what they cost here and at the source is
 /// some 150 bytes each. More are sent at once.
 const WAITING_MAX: usize = 1 << 20;
@@ -134,13 +136,6 @@ pub(super) struct Place {
     pub(super) nth: u8,
 }
 
-/// Pages of a batch that the VM waits for.
-#[derive(Debug, Default)]
-pub(super) struct Ticket {
-    pub(super) left: usize,
-    pub(super) wanted: Vec<u8>,
-}
-
 pub(super) struct Taker {
     pub(super) number: u64,
     pub(super) key: Key,
@@ -149,11 +144,13 @@ pub(super) struct Taker {
     pub(super) blocks: Arc<Blocks>,
     /// What its source was asked for, having sent the name in that epoch.
     asked: Mutex<HashMap<(BlockId, PageIndex), (Epoch, Name)>>,
-    pub(super) tickets: Mutex<HashMap<u32, Ticket>>,
+    /// Batches of which it waits for pages, and for how many.
+    pub(super) tickets: Mutex<HashMap<u32, usize>>,
     waiting: AtomicUsize,
-    /// Pages whose names have come, and pages that other hosts have sent.
+    /// Pages whose names have come; pages that other hosts have sent, and disks.
     named: AtomicU64,
     fetched: AtomicU64,
+    stored: AtomicU64,
     /// Whether other hosts of the rack are asked.
     pub(super) asks_rack: bool,
     /// Where its source is told of tickets that are complete; none: it is over.
@@ -181,6 +178,7 @@ impl Taker {
             waiting: AtomicUsize::new(0),
             named: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
+            stored: AtomicU64::new(0),
             asks_rack,
             tell: Mutex::new(Some(tell)),
             over: AtomicBool::new(false),
@@ -201,15 +199,15 @@ impl Taker {
 
     /// Its source is told of the batch only after [`Taker::close_ticket`]: until
     /// then more of its pages may wait.
-    pub(super) fn open_ticket(tickets: &mut HashMap<u32, Ticket>, ticket: u32) {
-        tickets.insert(ticket, Ticket { left: 1, wanted: Vec::new() });
+    pub(super) fn open_ticket(tickets: &mut HashMap<u32, usize>, ticket: u32) {
+        tickets.insert(ticket, 1);
     }
 
     /// More pages of the batch wait.
-    pub(super) fn wait(&self, tickets: &mut HashMap<u32, Ticket>, ticket: u32, pages: usize) {
-        if let Some(ticket) = tickets.get_mut(&ticket) {
+    pub(super) fn wait(&self, tickets: &mut HashMap<u32, usize>, ticket: u32, pages: usize) {
+        if let Some(left) = tickets.get_mut(&ticket) {
             self.waiting.fetch_add(pages, Relaxed);
-            ticket.left += pages;
+            *left += pages;
         }
     }
 
@@ -223,13 +221,23 @@ impl Taker {
         }
     }
 
-    /// Other hosts have sent so many pages.
-    pub(super) fn fetched(&self, pages: usize) {
-        self.fetched.fetch_add(pages as u64, Relaxed);
+    /// So many pages have come from elsewhere.
+    pub(super) fn brought(&self, by: Bringer, pages: usize) {
+        let count = match by {
+            Bringer::Disk(_) => &self.stored,
+            Bringer::Peer(_) | Bringer::Vm(_) => &self.fetched,
+        };
+        count.fetch_add(pages as u64, Relaxed);
     }
 
+    /// What other hosts have sent.
     pub(super) fn fetched_bytes(&self) -> u64 {
         self.fetched.load(Relaxed) * PAGE_BYTES as u64
+    }
+
+    /// What disks have given.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.stored.load(Relaxed) * PAGE_BYTES as u64
     }
 
     /// These pages have that content now: the index knows.
@@ -331,17 +339,17 @@ impl Taker {
 
     fn less(&self, ticket: u32, wanted: Option<u8>) {
         let mut tickets = self.tickets.lock();
-        let Some(waited) = tickets.get_mut(&ticket) else { return };
-        waited.left -= 1;
-        waited.wanted.extend(wanted);
-        if waited.left == 0
-            && let Some(Ticket { wanted, .. }) = tickets.remove(&ticket)
-        {
-            drop(tickets);
-            if let Some(tell) = &*self.tell.lock() {
-                // A source that is gone need not know.
-                let _ = tell.send(Late { ticket, wanted, more: false });
-            }
+        let Some(left) = tickets.get_mut(&ticket) else { return };
+        *left -= 1;
+        let more = *left > 0;
+        if !more {
+            tickets.remove(&ticket);
+        }
+        // What is wanted does not wait for the rest. Told in the lock: the last word on
+        // a batch must be the last.
+        if let Some(tell) = self.tell.lock().as_ref().filter(|_| !more || wanted.is_some()) {
+            // A source that is gone need not know.
+            let _ = tell.send(Late { ticket, wanted: wanted.into_iter().collect(), more });
         }
     }
 }

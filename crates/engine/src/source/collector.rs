@@ -12,6 +12,7 @@ use transport::Lanes;
 use wire::{Announced, ToDestination};
 
 use super::Notice;
+use super::cached::Cached;
 use super::live::Live;
 use super::sieve::Sieve;
 use super::throttle::OurStops;
@@ -20,6 +21,7 @@ use crate::link::Link;
 pub(super) struct Collector {
     pub(crate) live: Arc<Live>,
     pub(crate) sieve: Arc<Sieve>,
+    pub(super) cached: Option<Arc<Cached>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) link: Arc<Link<ToDestination>>,
     pub(crate) notices: Sender<Notice>,
@@ -46,6 +48,9 @@ impl Output for Collector {
     fn head(&self, head: Head) -> Result<(), Stopped> {
         self.live.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
         self.sieve.announce(&head.blocks);
+        if let Some(cached) = &self.cached {
+            cached.announce(&head.blocks);
+        }
         let blocks = head
             .blocks
             .iter()

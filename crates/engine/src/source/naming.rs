@@ -4,16 +4,30 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use content::Key;
-use page::{Batch, BlockId, PageIndex};
+use page::{Batch, BlockId, PAGE_BYTES, PageIndex};
 use transport::{Asking, Labels, Namer};
+use wire::{DiskPlace, ToDestination};
 
+use super::cached::Cached;
 use super::live::Live;
 use super::sieve::Sieve;
+use crate::link::Link;
+
+/// Lanes should have this much to send of what disks are read for: what they
+/// deliver in so many seconds, and as pages at least and at most.
+const SPARE_S: f64 = 0.1;
+const SPARE_MIN: u64 = 256;
+const SPARE_MAX: u64 = 1 << 14;
 
 /// Names what QEMU hands over in its first pass. What comes later has been written
 /// since: it is like nothing else, or soon not any more.
 pub(super) struct Naming {
     pub(super) key: Key,
+    /// Content is shared: all pages have names.
+    pub(super) shares: bool,
+    /// What disks have that the destination reads, by their numbers.
+    pub(super) cached: Option<(Arc<Cached>, Vec<bool>)>,
+    pub(super) link: Arc<Link<ToDestination>>,
     pub(super) live: Arc<Live>,
     pub(super) sieve: Arc<Sieve>,
     /// QEMU is held until all is there: the destination may wait for content.
@@ -26,13 +40,57 @@ impl std::fmt::Debug for Naming {
     }
 }
 
+impl Naming {
+    /// Where disks have the bodies of a batch: a place for each, or none at all.
+    /// Returns which have one, by bits.
+    fn find(&self, batch: &Batch, may_wait: bool, places: &mut Vec<Option<DiskPlace>>) -> u128 {
+        let Some((cached, readable)) = self.cached.as_ref().filter(|_| may_wait) else { return 0 };
+        let Some(mut known) = cached.of(batch.block) else { return 0 };
+        let is_read = |place: &DiskPlace| readable.get(usize::from(place.disk)) == Some(&true);
+        let mut found = 0;
+        places.extend(batch.bodies().iter().enumerate().map(|(nth, body)| {
+            let place = known.find(body.page).filter(is_read);
+            found |= u128::from(place.is_some()) << nth;
+            place
+        }));
+        if found == 0 {
+            places.clear();
+        }
+        found
+    }
+}
+
 impl Namer for Naming {
     fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
         if self.live.first_pass_over.load(Relaxed) {
             return Asking::No;
         }
-        labels.names.extend(batch.bodies().iter().map(|body| self.key.name(batch.bytes_of(*body))));
-        if self.held && self.sieve.reaches(batch.block) { Asking::MayWait } else { Asking::Now }
+        let may_wait = self.held && self.sieve.reaches(batch.block);
+        let on_disk = self.find(batch, may_wait, &mut labels.places);
+        if !self.shares {
+            labels.places.retain(Option::is_some);
+        }
+        let bodies = batch.bodies().iter().enumerate();
+        let named = bodies.filter(|(nth, _)| self.shares || on_disk >> nth & 1 == 1);
+        labels.names.extend(named.map(|(_, body)| self.key.name(batch.bytes_of(*body))));
+        match (self.shares, may_wait) {
+            (true, true) => Asking::MayWait,
+            (true, false) => Asking::Now,
+            (false, _) => Asking::Only(on_disk),
+        }
+    }
+
+    fn spare_pages(&self) -> u64 {
+        let pages_per_s = self.live.bodies_per_s().unwrap_or(0.0) / PAGE_BYTES as f64;
+        // A rate is never below 0.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let pages = (pages_per_s * SPARE_S) as u64;
+        pages.clamp(SPARE_MIN, SPARE_MAX)
+    }
+
+    fn has_spare(&self, pages: u64) {
+        // Who leads the migration sees by other ways that it is over.
+        let _ = self.link.say(&ToDestination::Spare { pages });
     }
 
     fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {

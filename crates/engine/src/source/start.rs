@@ -96,12 +96,17 @@ impl Source<'_> {
             overcommit: self.request.overcommit_memory,
             terms: terms(&self.story.watch().bounds()),
             sharing: self.sharing(),
+            storage: None,
             share_domain: self.domain(),
             guest_port: self.vm.machine.guest_port,
         };
-        self.send(&ToDestination::Prepare(Box::new(order)))?;
+        let ram = RamBlocks::of(&self.vm.machine);
+        let moving = chosen.as_ref().map_or(&[][..], |chosen| &chosen.disks);
+        self.storage = self.ask_guest(&ram, moving);
+        let storage = self.storage.as_ref().map(|storage| storage.order.clone());
+        self.send(&ToDestination::Prepare(Box::new(Prepare { storage, ..order })))?;
         // While the destination makes its QEMU.
-        self.sieve = Some(Arc::new(Sieve::new(RamBlocks::of(&self.vm.machine))));
+        self.sieve = Some(Arc::new(Sieve::new(ram)));
         let prepared = self.wait_prepared()?;
         self.chosen = chosen.filter(|chosen| !chosen.disks.is_empty()).map(Chosen::answered);
         for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
@@ -141,11 +146,29 @@ impl Source<'_> {
 
     /// What names pages, if the destination takes names.
     fn naming(&self, live: &Arc<Live>, sieve: &Arc<Sieve>, held: bool) -> Option<Arc<Naming>> {
-        let prepared = self.control.as_ref()?.prepared.as_ref()?;
-        let sharing = self.local.sharing.as_ref().filter(|_| prepared.sharing)?;
-        let key = sharing.key(&self.domain());
-        let (live, sieve) = (Arc::clone(live), Arc::clone(sieve));
-        Some(Arc::new(Naming { key, live, sieve, held }))
+        let control = self.control.as_ref()?;
+        let prepared = control.prepared.as_ref()?;
+        let shared = self.local.sharing.as_ref().filter(|_| prepared.sharing);
+        let is_read = prepared.storage.contains(&true);
+        let storage = self.storage.as_ref().filter(|_| is_read);
+        let key = match (shared, storage) {
+            (Some(sharing), _) => sharing.key(&self.domain()),
+            (None, Some(storage)) => storage.key(),
+            (None, None) => return None,
+        };
+        if storage.is_some() && !held {
+            self.story.note("no page is read from storage: this QEMU can't be held for it");
+        }
+        let cached = storage.map(|storage| (Arc::clone(&storage.cached), prepared.storage.clone()));
+        Some(Arc::new(Naming {
+            key,
+            shares: shared.is_some(),
+            cached,
+            link: Arc::clone(&control.link),
+            live: Arc::clone(live),
+            sieve: Arc::clone(sieve),
+            held,
+        }))
     }
 
     fn wait_prepared(&mut self) -> Result<wire::Prepared, MigrationError> {
@@ -189,6 +212,7 @@ impl Source<'_> {
         let collector = Arc::new(Collector {
             live: Arc::clone(&live),
             sieve,
+            cached: self.storage.as_ref().map(|storage| Arc::clone(&storage.cached)),
             lanes: Arc::clone(&lanes),
             link: Arc::clone(&control.link),
             notices: self.notices.0.clone(),

@@ -1,6 +1,5 @@
 //! Content that comes from another host of the rack.
 
-use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -11,13 +10,13 @@ use content::{Domain, Name};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use directory::HostName;
 use identity::{Connection, Reader, Security, Writer};
-use page::{BATCH_PAGES, Decoder, Encoding, PAGE_BYTES};
+use page::{Decoder, Encoding, PAGE_BYTES};
 use parking_lot::Mutex;
 use transport::{Endpoint, connect};
 use wire::{HasHeader, Kind, Wants, WireError};
 
+use super::super::Sharing;
 use super::super::coming::{Bringer, CLAIM_MAX};
-use super::super::{Page, Sharing, Waiter};
 use super::Rack;
 use crate::host::Peer;
 
@@ -207,91 +206,13 @@ impl Taking {
             if let Some(line) = self.line.upgrade() {
                 *line.heard.lock() = Instant::now();
             }
-            sharing.fetched(self.number, &here, bodies);
-            sharing.not_fetched(self.number, &not_here);
-        }
-    }
-}
-
-impl Sharing {
-    /// Content has come by this line, one page for each name.
-    fn fetched(&self, line: u64, names: &[Name], bodies: &[u8]) {
-        let mut waiters = Vec::new();
-        let mut coming = self.coming.lock();
-        for (nth, name) in names.iter().enumerate() {
-            let waiting = coming.brought(name, Bringer::Peer(line));
-            waiters.extend(waiting.into_iter().map(|waiter| (nth, waiter)));
-        }
-        drop(coming);
-        let mut pages = Vec::new();
-        for (nth, waiter) in waiters {
-            match waiter {
-                Waiter::Page(page) => pages.push((nth, page)),
-                // Those who ask from afar wait only for what sources bring.
-                Waiter::Far(far) => far.not_here(names[nth]),
+            let by = Bringer::Peer(self.number);
+            let wrong =
+                sharing.brought(by, &here, &|nth| &bodies[nth * PAGE_BYTES..][..PAGE_BYTES]);
+            if wrong > 0 {
+                tracing::warn!(pages = wrong, "another host sent what it was not asked for");
             }
+            sharing.not_brought(by, &not_here);
         }
-        pages.sort_unstable_by_key(|(_, page)| (page.taker.number, page.place));
-        let together = |(_, a): &(usize, Page), (_, b): &(usize, Page)| a.goes_with(b);
-        let mut bytes = Vec::new();
-        let mut held = HashMap::new();
-        for group in pages.chunk_by(together).flat_map(|group| group.chunks(BATCH_PAGES)) {
-            bytes.clear();
-            let right = |(nth, page): &&(usize, Page)| {
-                let body = &bodies[nth * PAGE_BYTES..][..PAGE_BYTES];
-                page.taker.key.name(body) == names[*nth]
-            };
-            let (right, wrong): (Vec<_>, Vec<_>) = group.iter().partition(right);
-            for (nth, _) in &right {
-                bytes.extend_from_slice(&bodies[nth * PAGE_BYTES..][..PAGE_BYTES]);
-            }
-            if !wrong.is_empty() {
-                tracing::warn!(pages = wrong.len(), "another host sent what it was not asked for");
-            }
-            let each = right.iter().map(|(nth, page)| (names[*nth], page));
-            if self.place_fetched(&each.collect::<Vec<_>>(), &bytes) {
-                held.extend(right.iter().map(|(nth, _)| (names[*nth], ())));
-            }
-            wrong.iter().for_each(|(nth, page)| self.have_sent(names[*nth], page));
-        }
-        if let Some(rack) = &self.rack {
-            rack.holds(held.into_keys().collect());
-        }
-    }
-
-    /// Places content of one VM, one block and one epoch. Whether it could.
-    fn place_fetched(&self, pages: &[(Name, &Page)], bytes: &[u8]) -> bool {
-        let Some((_, Page { taker, place: first })) = pages.first() else { return false };
-        let each: Vec<_> = pages.iter().map(|(_, page)| page.place.page).collect();
-        let placed = taker.placer.place_bodies(first.block, first.epoch, &each, bytes).is_ok();
-        if placed {
-            let named = pages.iter().map(|(name, page)| (page.place.page, *name));
-            taker.note(first.block, named);
-            taker.fetched(pages.len());
-        }
-        for (name, page) in pages {
-            if placed {
-                taker.settled(page.place, false);
-            } else {
-                self.have_sent(*name, page);
-            }
-        }
-        placed
-    }
-
-    /// That host does not have these, whatever was said of it.
-    fn not_fetched(&self, line: u64, names: &[Name]) {
-        if names.is_empty() {
-            return;
-        }
-        let mut coming = self.coming.lock();
-        let (now, by) = (Instant::now(), Bringer::Peer(line));
-        let fail = |name: &Name| {
-            let waiters = coming.fails(name, by, now, Waiter::standing);
-            waiters.into_iter().map(|waiter| (*name, waiter)).collect::<Vec<_>>()
-        };
-        let passed: Vec<_> = names.iter().flat_map(fail).collect();
-        drop(coming);
-        self.look_elsewhere(passed);
     }
 }

@@ -1,0 +1,27 @@
+//! Pages that a VM's own disks have.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bounds::BitRate;
+
+/// Whether pages are read from the VM's disks at the destination.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReadDisks {
+    /// They are not.
+    #[default]
+    Off,
+    /// What the guest's helper says that disks have, where these can be read.
+    Auto,
+}
+
+/// How storage is used that both hosts see.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FromStorage {
+    /// Whether it is.
+    pub read: ReadDisks,
+    /// The most that is read of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<BitRate>,
+}

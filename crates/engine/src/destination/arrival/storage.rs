@@ -1,0 +1,72 @@
+//! The disks of a VM that arrives, as far as its pages are read from them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crew::Crew;
+use qemu::guest_disks::{self, GuestDisk, NbdServer, Reading};
+use qemu::machine::Machine;
+use storage::{Endpoint, Image, Opened, Opening, Pace, Settings};
+use wire::StorageOrder;
+
+use crate::sharing::Disks;
+
+/// More disks are not read: a VM with more of them is another one's.
+const DISKS_MAX: usize = 64;
+
+/// Opens the disks of an order, as the QEMU that waits has them. Says of each
+/// that is not read why not.
+pub(super) fn open(
+    machine: &Machine,
+    order: &StorageOrder,
+    scratch: &Path,
+    crew: &Arc<Crew>,
+) -> (Disks, Vec<String>) {
+    let mut notes = Vec::new();
+    let here = guest_disks::disks(&machine.qmp, &machine.cwd).unwrap_or_else(|error| {
+        notes.push(format!("no page is read from storage: {error}"));
+        Vec::new()
+    });
+    let mut open = |device: &String| {
+        let disk = here.iter().find(|disk| disk.device == *device)?;
+        open_one(disk, scratch)
+            .map_err(|why| notes.push(format!("{} is not read: {why}", disk.file)))
+            .ok()
+    };
+    let opened: Vec<Option<Opened>> = order.devices.iter().take(DISKS_MAX).map(&mut open).collect();
+    let pace = Arc::new(Pace::default());
+    pace.set(order.bytes_per_s);
+    let settings = Settings { pace, crew: Some(Arc::clone(crew)), ..Settings::default() };
+    (Disks { opened, settings }, notes)
+}
+
+fn open_one(disk: &GuestDisk, scratch: &Path) -> Result<Opened, String> {
+    let image = match &disk.reading {
+        Reading::Direct { path, offset } => {
+            Image::Raw { path: path.clone(), base: *offset, bytes: Some(disk.bytes) }
+        }
+        Reading::Nbd { server, export, offset: 0 } => {
+            let endpoint = match server {
+                NbdServer::Unix(path) => Endpoint::Unix(path.clone()),
+                NbdServer::Tcp(address) => Endpoint::Tcp(address.clone()),
+            };
+            Image::Nbd { endpoint, export: export.clone() }
+        }
+        Reading::Nbd { .. } => return Err("it is only a part of an NBD export".to_owned()),
+        Reading::ByQemuNbd { image } => of_a_format(image)?,
+        Reading::No { reason } => return Err(reason.clone()),
+    };
+    storage::open(&image, &Opening::new(scratch)).map_err(|error| error.to_string())
+}
+
+/// An image in a file.
+fn of_a_format(image: &serde_json::Value) -> Result<Image, String> {
+    let (format, file) = (image["driver"].as_str(), &image["file"]);
+    let path = file["filename"].as_str().filter(|_| file["driver"] == "file");
+    match (format, path) {
+        (Some(format), Some(path)) => {
+            Ok(Image::Format { path: path.into(), format: format.to_owned() })
+        }
+        _ => Err("it is in a format, and not in a file".to_owned()),
+    }
+}

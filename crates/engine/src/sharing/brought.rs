@@ -1,0 +1,97 @@
+//! Content that was brought by somebody else than a VM's source, and what becomes of
+//! those who wait for it.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use content::Name;
+use page::BATCH_PAGES;
+
+use super::coming::Bringer;
+use super::{Page, Sharing, Waiter};
+
+impl Sharing {
+    /// Content has come: one page for each name. Says how many were not what those
+    /// who wait for them want.
+    pub(super) fn brought<'b>(
+        &self,
+        by: Bringer,
+        names: &[Name],
+        body: &dyn Fn(usize) -> &'b [u8],
+    ) -> usize {
+        let mut waiters = Vec::new();
+        let mut coming = self.coming.lock();
+        for (nth, name) in names.iter().enumerate() {
+            let waiting = coming.brought(name, by);
+            waiters.extend(waiting.into_iter().map(|waiter| (nth, waiter)));
+        }
+        drop(coming);
+        let mut pages = Vec::new();
+        for (nth, waiter) in waiters {
+            match waiter {
+                Waiter::Page(page) => pages.push((nth, page)),
+                // Those who ask from afar wait only for what sources bring.
+                Waiter::Far(far) => far.not_here(names[nth]),
+            }
+        }
+        pages.sort_unstable_by_key(|(_, page)| (page.taker.number, page.place));
+        let together = |(_, a): &(usize, Page), (_, b): &(usize, Page)| a.goes_with(b);
+        let mut bytes = Vec::new();
+        let (mut held, mut all_wrong) = (HashSet::new(), 0);
+        for group in pages.chunk_by(together).flat_map(|group| group.chunks(BATCH_PAGES)) {
+            bytes.clear();
+            let right =
+                |(nth, page): &&(usize, Page)| page.taker.key.name(body(*nth)) == names[*nth];
+            let (right, wrong): (Vec<_>, Vec<_>) = group.iter().partition(right);
+            for (nth, _) in &right {
+                bytes.extend_from_slice(body(*nth));
+            }
+            all_wrong += wrong.len();
+            let each = right.iter().map(|(nth, page)| (names[*nth], page));
+            if self.place_brought(by, &each.collect::<Vec<_>>(), &bytes) {
+                held.extend(right.iter().map(|(nth, _)| names[*nth]));
+            }
+            wrong.iter().for_each(|(nth, page)| self.have_sent(names[*nth], page));
+        }
+        if let Some(rack) = &self.rack {
+            rack.holds(held.into_iter().collect());
+        }
+        all_wrong
+    }
+
+    /// Places content of one VM, one block and one epoch. Whether it could.
+    fn place_brought(&self, by: Bringer, pages: &[(Name, &Page)], bytes: &[u8]) -> bool {
+        let Some((_, Page { taker, place: first })) = pages.first() else { return false };
+        let each: Vec<_> = pages.iter().map(|(_, page)| page.place.page).collect();
+        let placed = taker.placer.place_bodies(first.block, first.epoch, &each, bytes).is_ok();
+        if placed {
+            let named = pages.iter().map(|(name, page)| (page.place.page, *name));
+            taker.note(first.block, named);
+            taker.brought(by, pages.len());
+        }
+        for (name, page) in pages {
+            if placed {
+                taker.settled(page.place, false);
+            } else {
+                self.have_sent(*name, page);
+            }
+        }
+        placed
+    }
+
+    /// This one does not bring these, whatever was thought.
+    pub(super) fn not_brought(&self, by: Bringer, names: &[Name]) {
+        if names.is_empty() {
+            return;
+        }
+        let mut coming = self.coming.lock();
+        let now = Instant::now();
+        let fail = |name: &Name| {
+            let waiters = coming.fails(name, by, now, Waiter::standing);
+            waiters.into_iter().map(|waiter| (*name, waiter)).collect::<Vec<_>>()
+        };
+        let passed: Vec<_> = names.iter().flat_map(fail).collect();
+        drop(coming);
+        self.look_elsewhere(passed);
+    }
+}

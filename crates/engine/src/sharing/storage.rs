@@ -1,0 +1,223 @@
+//! Pages that the VM's own disks have: its page cache, mostly. They are read from
+//! the storage that both hosts share, while the network carries the others.
+//!
+//! The source names a page and says where a disk should have it. What nobody here
+//! has or brings is read there, upwards; what the network has room for is asked of
+//! the source, from the other end. Where the two meet all is there. What was read
+//! counts only if it has the name: a disk may have changed, or be another one.
+
+use std::sync::Arc;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use content::Name;
+use page::PAGE_BYTES;
+use parking_lot::Mutex;
+use storage::{Consumer, Failure, Item, Opened, Pages, Progress, Reader, Settings};
+use wire::DiskPlace;
+
+use super::Sharing;
+use super::coming::Bringer;
+
+const SECTOR_BYTES: u64 = 512;
+
+/// The disks of one VM that arrives, as far as they are read. Dropping it ends
+/// their readers.
+pub(crate) struct Shelf {
+    number: u64,
+    sharing: Weak<Sharing>,
+    /// By the numbers that the source knows them by.
+    disks: Vec<Option<Disk>>,
+    spare: Mutex<Spare>,
+}
+
+struct Disk {
+    reader: Reader,
+    taking: Arc<Taking>,
+}
+
+/// What the source could send of what is read here.
+#[derive(Default)]
+struct Spare {
+    /// All that it ever could, in pages.
+    said: u64,
+    /// What it was asked for.
+    used: u64,
+}
+
+/// Gets what one disk's reader reads.
+struct Taking {
+    number: u64,
+    sharing: Weak<Sharing>,
+    /// What is read, by the reader's tokens.
+    names: Mutex<Vec<Name>>,
+    /// Whoever reads it is over.
+    over: AtomicBool,
+    stale_pages: AtomicU64,
+}
+
+impl Taking {
+    fn names(&self, tokens: impl Iterator<Item = u64>) -> Vec<Name> {
+        let names = self.names.lock();
+        let name = |token| usize::try_from(token).ok().and_then(|at| names.get(at)).copied();
+        tokens.filter_map(name).collect()
+    }
+}
+
+impl Consumer for Taking {
+    fn wants(&self, _: &Item) -> bool {
+        !self.over.load(Relaxed)
+    }
+
+    fn read(&self, pages: Pages<'_>) {
+        let Some(sharing) = self.sharing.upgrade() else { return };
+        let (tokens, bodies): (Vec<u64>, Vec<&[u8; PAGE_BYTES]>) = pages.iter().unzip();
+        let names = self.names(tokens.into_iter());
+        let by = Bringer::Disk(self.number);
+        let wrong = sharing.brought(by, &names, &|nth| &bodies[nth][..]);
+        self.stale_pages.fetch_add(wrong as u64, Relaxed);
+    }
+
+    fn failed(&self, items: &[Item], why: &Failure) {
+        tracing::debug!(pages = items.len(), %why, "not read from storage");
+        let Some(sharing) = self.sharing.upgrade() else { return };
+        let names = self.names(items.iter().map(|item| item.token));
+        sharing.not_brought(Bringer::Disk(self.number), &names);
+    }
+
+    fn ended(&self, why: &Failure) {
+        if !self.over.load(Relaxed) {
+            tracing::warn!(%why, "a disk is read no more");
+        }
+    }
+}
+
+/// Disks that can be read, and how.
+pub(crate) struct Disks {
+    /// By the numbers that the source knows them by.
+    pub(crate) opened: Vec<Option<Opened>>,
+    pub(crate) settings: Settings,
+}
+
+/// What came from disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stored {
+    /// Pages that are placed.
+    pub(crate) placed_bytes: u64,
+    /// What was read, with what lies between wanted pages.
+    pub(crate) read_bytes: u64,
+    /// Pages that were something else by then.
+    pub(crate) stale_pages: u64,
+    /// Pages that storage failed to give.
+    pub(crate) failed_pages: u64,
+}
+
+impl Shelf {
+    /// Reads these disks for the VM with that number. What can't be read is told,
+    /// and passed by.
+    pub(super) fn new(number: u64, sharing: &Arc<Sharing>, disks: Disks) -> Self {
+        let Disks { opened, settings } = disks;
+        let sharing = Arc::downgrade(sharing);
+        let start = |opened: Opened| {
+            let taking = Arc::new(Taking {
+                number,
+                sharing: Weak::clone(&sharing),
+                names: Mutex::default(),
+                over: AtomicBool::new(false),
+                stale_pages: AtomicU64::new(0),
+            });
+            match Reader::start_boxed(opened.source, Arc::clone(&taking) as _, settings.clone()) {
+                Ok(reader) => Some(Disk { reader, taking }),
+                Err(error) => {
+                    tracing::warn!(%error, "a disk is not read");
+                    None
+                }
+            }
+        };
+        let disks = opened.into_iter().map(|opened| opened.and_then(start)).collect();
+        Self { number, sharing: Weak::clone(&sharing), disks, spare: Mutex::default() }
+    }
+
+    /// Whether a place is one that is read.
+    pub(super) fn has(&self, place: DiskPlace) -> bool {
+        self.disk(place.disk).is_some()
+    }
+
+    fn disk(&self, number: u16) -> Option<&Disk> {
+        self.disks.get(usize::from(number))?.as_ref()
+    }
+
+    /// These are wanted from there.
+    pub(super) fn want(&self, wanted: &mut [(DiskPlace, Name)]) {
+        wanted.sort_unstable_by_key(|(place, _)| (place.disk, place.sector));
+        for run in wanted.chunk_by(|(one, _), (next, _)| one.disk == next.disk) {
+            let Some(disk) = run.first().and_then(|(place, _)| self.disk(place.disk)) else {
+                continue;
+            };
+            let mut names = disk.taking.names.lock();
+            let first = names.len() as u64;
+            names.extend(run.iter().map(|(_, name)| *name));
+            drop(names);
+            let item = |(token, (place, _)): (u64, &(DiskPlace, Name))| Item {
+                token,
+                offset: place.sector.saturating_mul(SECTOR_BYTES),
+            };
+            let items: Vec<Item> = (first..).zip(run).map(item).collect();
+            if disk.reader.add(&items).is_err()
+                && let Some(sharing) = self.sharing.upgrade()
+            {
+                let names: Vec<Name> = run.iter().map(|(_, name)| *name).collect();
+                sharing.not_brought(Bringer::Disk(self.number), &names);
+            }
+        }
+        self.give_back();
+    }
+
+    /// The source could send so many pages that are read here, all that it ever
+    /// could counted.
+    pub(super) fn spare(&self, pages: u64) {
+        let mut spare = self.spare.lock();
+        spare.said = spare.said.max(pages);
+        drop(spare);
+        self.give_back();
+    }
+
+    /// Has the source send what it can of what is furthest from being read.
+    fn give_back(&self) {
+        let mut spare = self.spare.lock();
+        let Some(sharing) = self.sharing.upgrade() else { return };
+        let mut taken = Vec::new();
+        while spare.used < spare.said {
+            let most = |disk: &&Disk| disk.reader.progress().wanted_pages;
+            let Some(disk) = self.disks.iter().flatten().max_by_key(most) else { return };
+            let pages = usize::try_from(spare.said - spare.used).unwrap_or(usize::MAX);
+            taken.clear();
+            if disk.reader.take_from_the_end(pages, &mut taken) == 0 {
+                return;
+            }
+            spare.used += taken.len() as u64;
+            let names = disk.taking.names(taken.iter().copied());
+            sharing.not_brought(Bringer::Disk(self.number), &names);
+        }
+    }
+
+    /// What was read by now.
+    pub(super) fn read(&self) -> Stored {
+        let mut read = Stored::default();
+        for Disk { reader, taking } in self.disks.iter().flatten() {
+            let Progress { read_bytes, failed_pages, .. } = reader.progress();
+            read.read_bytes += read_bytes;
+            read.failed_pages += failed_pages;
+            read.stale_pages += taking.stale_pages.load(Relaxed);
+        }
+        read
+    }
+}
+
+impl Drop for Shelf {
+    fn drop(&mut self) {
+        for disk in self.disks.iter().flatten() {
+            disk.taking.over.store(true, Relaxed);
+        }
+    }
+}

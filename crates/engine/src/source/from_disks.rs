@@ -1,0 +1,88 @@
+//! Whether pages may be read from the VM's disks at the destination.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use api::{BitRate, ReadDisks};
+use content::{Domain, Key};
+use qemu::disks::Disk;
+use qemu::guest_disks::{self, GuestDisk, Reading};
+use qemu::ram_blocks::RamBlocks;
+use wire::StorageOrder;
+
+use super::Source;
+use super::cached::{Asking, Cached};
+
+/// Pages that the destination may read from the VM's disks.
+pub(super) struct FromDisks {
+    pub(super) cached: Arc<Cached>,
+    _asking: Asking,
+    pub(super) order: StorageOrder,
+}
+
+impl FromDisks {
+    /// What names are made with if content is not shared.
+    pub(super) fn key(&self) -> Key {
+        Key::new(self.order.secret.as_bytes(), &Domain::default())
+    }
+}
+
+impl Source<'_> {
+    /// Has the helper in the guest asked, if pages are to be read from disks. None,
+    /// and a note, if that can't be.
+    pub(super) fn ask_guest(&self, ram: &RamBlocks, moving: &[Disk]) -> Option<FromDisks> {
+        if self.request.storage.read == ReadDisks::Off {
+            return None;
+        }
+        let begun = self.try_to_ask(ram, moving);
+        begun.map_err(|why| self.story.note(format!("no page is read from storage: {why}"))).ok()
+    }
+
+    fn try_to_ask(&self, ram: &RamBlocks, moving: &[Disk]) -> Result<FromDisks, String> {
+        let machine = &self.vm.machine;
+        let all = guest_disks::disks(&machine.qmp, Path::new(&self.vm.cwd));
+        let mut disks = all.map_err(|error| error.to_string())?;
+        let mut whys = Vec::new();
+        disks.retain(|disk| match unusable(disk, moving) {
+            None => true,
+            Some(why) => {
+                whys.push(format!("{}: {why}", disk.file));
+                false
+            }
+        });
+        if disks.is_empty() {
+            let why =
+                if whys.is_empty() { "it has no virtio disk".to_owned() } else { whys.join("; ") };
+            return Err(why);
+        }
+        let order = StorageOrder {
+            devices: disks.iter().map(|disk| disk.device.clone()).collect(),
+            secret: secret().map_err(|error| error.to_string())?,
+            bytes_per_s: self.request.storage.limit.map(BitRate::bytes_per_s),
+        };
+        let (asking, cached) =
+            Asking::start(machine, disks, ram, &self.story).map_err(|error| error.to_string())?;
+        Ok(FromDisks { cached, _asking: asking, order })
+    }
+}
+
+/// Why the destination can't have read from a disk what the guest has of it.
+fn unusable(disk: &GuestDisk, moving: &[Disk]) -> Option<String> {
+    if moving.iter().any(|moving| moving.node == disk.node) {
+        return Some("it moves with the VM".to_owned());
+    }
+    match &disk.reading {
+        Reading::No { reason } => Some(reason.clone()),
+        _ => None,
+    }
+}
+
+/// For one migration.
+fn secret() -> std::io::Result<String> {
+    let mut bytes = [0_u8; 32];
+    let filled = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    if filled < bytes.len() {
+        return Err(std::io::Error::other("the system has no random bytes"));
+    }
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
