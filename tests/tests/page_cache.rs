@@ -1,13 +1,15 @@
 //! What the helper in a guest says of its page cache, held against the truth: the
-//! guest's memory and its disks, both looked at from outside. Nothing that moves a
-//! VM uses it yet.
+//! guest's memory and its disks, both looked at from outside; and VMs that move with
+//! it.
 
 use std::collections::BTreeSet;
+use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::Duration;
 
+use api::Phase;
 use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
 use end_to_end::files::{
     Kept, SERIALS, ample, asked, cached_pages, compare, image, socket, with_files, with_port,
@@ -171,15 +173,18 @@ fn is_told_after_a_move() {
     }
 }
 
+const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "auto"];
+
 /// What its disks have need not cross the network, and arrives as it was.
 #[test]
 fn comes_from_its_disks() {
     let world = World::new(Link::one(200));
     let guest = world.boot(&with_files(&world));
     let cached = cached_pages(&guest);
-    let options = ["--shared-disks", "--storage", "auto"];
-    for from in [Side::A, Side::B] {
-        let moved = world.migrate(&guest, from, &options);
+    let report = world.migrate(&guest, Side::A, &["--shared-disks"]);
+    assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "nobody said so");
+    for from in [Side::B, Side::A] {
+        let moved = world.migrate(&guest, from, &FROM_DISKS);
         let pages = moved.stored_bytes / 4096;
         assert!(pages * 2 > cached, "{pages} of {cached}; {:?}", moved.notes);
         assert!(moved.stored_bytes <= moved.named_bytes.min(moved.storage_read_bytes));
@@ -187,11 +192,51 @@ fn comes_from_its_disks() {
     }
 }
 
+/// The guest writes its files while it moves, and some of what it has in memory is
+/// something else on disk, or is not to be had there: all arrives as it was.
+#[test]
+fn comes_from_disks_that_change_and_fail() {
+    let world = World::new(Link::one(200));
+    let guest = world.boot(&with_files(&world));
+    let cached = cached_pages(&guest);
+    let moving = world.begin(&guest, Side::A, &FROM_DISKS);
+    for _ in 0..4 {
+        guest.ask("files-change 100").unwrap();
+        guest.ask("files-sync").unwrap();
+    }
+    let report = world.arrive(&guest, Side::A, moving);
+    assert!(report.stored_bytes > 0, "{:?}", report.notes);
+    guest.ask("files-sync").unwrap();
+    assert_told(&world, Side::B, &complete(&world, Side::B), cached);
+
+    // What is on one disk is lost, and the other one soon ends before its files do.
+    let whole = SERIALS.map(|serial| std::fs::read(image(&world, serial)).unwrap());
+    let [zeroed, cut] =
+        SERIALS.map(|serial| OpenOptions::new().write(true).open(image(&world, serial)).unwrap());
+    let bytes = zeroed.metadata().unwrap().len();
+    zeroed.set_len(0).unwrap();
+    zeroed.set_len(bytes).unwrap();
+    let mut moving = world.begin(&guest, Side::B, &FROM_DISKS);
+    moving.wait_for(Phase::FirstPass);
+    cut.set_len(cut.metadata().unwrap().len() / 8).unwrap();
+    let report = world.arrive(&guest, Side::B, moving);
+    assert!(report.stored_bytes / 4096 * 10 < cached * 6, "{} bytes", report.stored_bytes);
+    for (serial, bytes) in SERIALS.into_iter().zip(whole) {
+        std::fs::write(image(&world, serial), bytes).unwrap();
+    }
+    assert_told(&world, Side::A, &complete(&world, Side::A), cached);
+}
+
 /// A port where nobody listens is an error after a while, and that is all.
 #[test]
 fn of_a_guest_without_a_helper_is_not_told() {
     let world = World::new(Link::one(1000));
     let guest = world.boot(&with_port(&world));
+    let report = world.migrate(&guest, Side::A, &["--storage", "auto"]);
+    assert_eq!(report.stored_bytes, 0);
+    let is_said = |note: &String| note.starts_with("no page is read from storage: ");
+    assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
+    drop(world.migrate(&guest, Side::B, &[]));
     let stream = guest_port::connect(&socket(&world, Side::A, NAME)).unwrap();
     let patience = Patience { greeting: Duration::from_secs(1), all: Duration::from_secs(30) };
     let limits = guest_port::limits(end_to_end::files::RAM_BYTES);
