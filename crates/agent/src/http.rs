@@ -116,7 +116,7 @@ async fn attach(State(api): State<Api>, body: Body<AttachRequest>) -> Answer<VmS
 
 async fn show(State(api): State<Api>, name: Name) -> Answer<VmSummary> {
     match name.map_err(named_wrong) {
-        Ok(Path(name)) => blocking(move || api.registry.show(&name)).await.into(),
+        Ok(Path(name)) => blocking(move || api.registry.examine(&name)).await.into(),
         Err(denied) => Answer::denied(denied),
     }
 }

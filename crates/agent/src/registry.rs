@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{AttachRequest, RunRequest, VmStatus, VmSummary};
+use api::{AttachRequest, GuestHelper, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
 use qemu::launch::User;
 use qemu::machine::{self, GuestPort, Start};
@@ -170,6 +170,20 @@ impl Registry {
         };
         let mut shown = summary(&vm, busy);
         shown.content = self.holdings.as_ref().and_then(|holdings| holdings.known(shown.pid));
+        Ok(shown)
+    }
+
+    /// One VM, with what its guest says. Takes a second or two if that says nothing.
+    pub(crate) fn examine(&self, name: &str) -> Result<VmSummary, Denied> {
+        let mut shown = self.show(name)?;
+        let not_asked = |why: &str| Some(GuestHelper::NotAsked { why: why.to_owned() });
+        shown.helper = match (&shown.migration, shown.status) {
+            (_, VmStatus::Dead) => None,
+            // The migration may be asking.
+            (Some(_), _) => not_asked("the VM is being moved"),
+            (None, VmStatus::Running) => self.vm(name).and_then(|vm| vm.helper()),
+            (None, _) => not_asked("the VM doesn't run"),
+        };
         Ok(shown)
     }
 

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{VmStatus, VmSummary};
+use api::{GuestHelper, VmStatus, VmSummary};
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
+use qemu::guest_port::GuestError;
 use qemu::launch::log_tail;
 use qemu::machine::{self, Machine, StartError};
 use qemu::outgoing;
@@ -21,6 +22,10 @@ use crate::state;
 /// A QEMU that moves its VM may hold its main lock for a while; a list of VMs
 /// does not wait for it.
 const STATUS_WAIT: Duration = Duration::from_millis(500);
+/// Until QEMU has said where the helper's port is, and nobody else speaks there.
+const PORT_WAIT: Duration = Duration::from_millis(500);
+/// A helper answers at once, unless its guest has no CPU for it.
+const HELPER_WAIT: Duration = Duration::from_secs(1);
 
 /// Whether a VM of a record is this host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -260,6 +265,23 @@ impl Vm {
         known.status
     }
 
+    /// Asks the helper in its guest for its name; takes as long as the guest lets
+    /// it, with a bound.
+    pub(crate) fn helper(&self) -> Option<GuestHelper> {
+        let machine = self.machine()?;
+        let port = machine.open_guest_port(PORT_WAIT);
+        Some(match port.and_then(|port| port.greet(HELPER_WAIT)) {
+            Ok(greeting) => GuestHelper::Answers { version: greeting.program },
+            Err(GuestError::NoPort(why)) => {
+                // Why it could not have one was learnt when it started.
+                let mut notes = machine.notes.iter();
+                let noted = notes.find(|note| note.starts_with(machine::NO_GUEST_PORT));
+                GuestHelper::NoPort { why: noted.cloned().unwrap_or_else(|| why.to_string()) }
+            }
+            Err(why) => GuestHelper::Silent { why: why.to_string() },
+        })
+    }
+
     /// QEMU is gone, or only our connection to it.
     fn look_again(&self, machine: &Arc<Machine>, ends: &Receiver<Event>, busy: bool) -> VmStatus {
         if machine.process.is_alive() {
@@ -324,6 +346,7 @@ impl Vm {
                     .find_map(Clone::clone),
                 share_domain: self.share_domain.clone(),
                 content: None,
+                helper: None,
                 argv: machine.argv.clone(),
             },
             Qemu::Dead { pid, version, argv, attached, why } => VmSummary {
@@ -337,6 +360,7 @@ impl Vm {
                 problem: Some(known.doubt.clone().unwrap_or_else(|| why.clone())),
                 share_domain: self.share_domain.clone(),
                 content: None,
+                helper: None,
                 argv: argv.clone(),
             },
         };

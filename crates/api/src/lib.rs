@@ -31,8 +31,8 @@ pub use sharing::{DomainError, Share, Sharing, check_domain};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};
 pub use storage::{FromStorage, ReadDisks};
 pub use vm::{
-    AttachRequest, KnownContent, ResolveRequest, ResolveSide, RunRequest, StopEnd, StopHow,
-    Stopped, VmStatus, VmSummary,
+    AttachRequest, GuestHelper, KnownContent, ResolveRequest, ResolveSide, RunRequest, StopEnd,
+    StopHow, Stopped, VmStatus, VmSummary,
 };
 
 use serde::{Deserialize, Serialize};

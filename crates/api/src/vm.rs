@@ -119,6 +119,32 @@ pub struct KnownContent {
     pub named_bytes: u64,
 }
 
+/// Whether a VM has the helper in its guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub enum GuestHelper {
+    /// It answers.
+    Answers {
+        /// Its version, such as `0.1.0`: the guest's word.
+        version: String,
+    },
+    /// The VM has no port at which it could be asked.
+    NoPort {
+        /// Why not.
+        why: String,
+    },
+    /// There is a port, and nobody answers there.
+    Silent {
+        /// Why not.
+        why: String,
+    },
+    /// It was not asked.
+    NotAsked {
+        /// Why not.
+        why: String,
+    },
+}
+
 /// One VM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VmSummary {
@@ -146,6 +172,9 @@ pub struct VmSummary {
     /// looks at it.
     #[serde(default)]
     pub content: Option<KnownContent>,
+    /// The helper in its guest, where one VM is asked for.
+    #[serde(default)]
+    pub helper: Option<GuestHelper>,
     /// The user's command line.
     pub argv: Vec<String>,
 }

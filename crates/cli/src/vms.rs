@@ -175,6 +175,9 @@ fn details(vm: &api::VmSummary) -> String {
         let named = amount::size(content.named_bytes);
         rows.push(["Content".to_owned(), format!("{named} known by name, {known}")]);
     }
+    if let Some(helper) = &vm.helper {
+        rows.push(["Guest helper".to_owned(), helper_text(helper)]);
+    }
     if !vm.argv.is_empty() {
         let words: Vec<String> = vm.argv.iter().map(|word| quoted(word)).collect();
         rows.push(["Command".to_owned(), words.join(" ")]);
@@ -186,6 +189,15 @@ fn details(vm: &api::VmSummary) -> String {
         out.push('\n');
     }
     out
+}
+
+fn helper_text(helper: &api::GuestHelper) -> String {
+    match helper {
+        api::GuestHelper::Answers { version } => format!("answers, version {version}"),
+        api::GuestHelper::NoPort { why } => format!("no port: {why}"),
+        api::GuestHelper::Silent { why } => format!("none: {why}"),
+        api::GuestHelper::NotAsked { why } => format!("not asked: {why}"),
+    }
 }
 
 /// A word as a shell takes it back.
@@ -214,6 +226,7 @@ mod tests {
             problem: None,
             share_domain: String::new(),
             content: None,
+            helper: None,
             argv: vec!["qemu-system-x86_64".to_owned(), "-name".to_owned(), "it's".to_owned()],
         }
     }
@@ -244,6 +257,17 @@ mod tests {
             details(&api::VmSummary { share_domain: "tenant-7".to_owned(), content, ..vm("web1") });
         assert!(shown.contains("Sharing domain  tenant-7\n"), "{shown}");
         assert!(shown.contains("48.0 MiB known by name, all looked at 2 times\n"), "{shown}");
+    }
+
+    #[test]
+    fn the_helper_is_shown_or_why_there_is_none() {
+        assert!(!details(&vm("web1")).contains("helper"));
+        let shown = |helper| details(&api::VmSummary { helper: Some(helper), ..vm("web1") });
+        let version = "0.1.0".to_owned();
+        let answers = shown(api::GuestHelper::Answers { version });
+        assert!(answers.contains("Guest helper  answers, version 0.1.0\n"), "{answers}");
+        let none = shown(api::GuestHelper::NoPort { why: "isapc".to_owned() });
+        assert!(none.contains("Guest helper  no port: isapc\n"), "{none}");
     }
 
     #[test]

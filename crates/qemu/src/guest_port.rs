@@ -136,6 +136,7 @@ pub fn connect(socket: &Path) -> Result<UnixStream, GuestError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::connect(&stream, &SocketAddrUnix::new(socket)?)?;
+        rustix::io::ioctl_fionbio(&stream, false)?;
         Ok(UnixStream::from(stream))
     };
     connect().map_err(|errno| match errno {

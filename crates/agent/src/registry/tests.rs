@@ -89,6 +89,34 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
 }
 
 #[test]
+fn the_helper_is_asked_where_there_is_a_port_and_the_vm_runs() {
+    let dir = TestDir::new();
+    let mut registry = open(dir.path());
+    registry.run(&RunRequest { guest_port: true, ..request("web1") }).unwrap();
+    registry.run(&request("web2")).unwrap();
+    let helper = |registry: &Registry, name: &str| registry.examine(name).unwrap().helper;
+    let found = helper(&registry, "web1");
+    assert!(matches!(found, Some(GuestHelper::NotAsked { .. })), "{found:?}");
+    for name in ["web1", "web2"] {
+        registry.vm(name).unwrap().machine().unwrap().qmp.cont().unwrap();
+    }
+    for _ in 0..2 {
+        let found = helper(&registry, "web1");
+        assert!(matches!(found, Some(GuestHelper::Silent { .. })), "{found:?}");
+        let found = helper(&registry, "web2");
+        assert!(matches!(found, Some(GuestHelper::NoPort { .. })), "{found:?}");
+        assert_eq!(registry.show("web1").unwrap().helper, None);
+        // A restart of the agent forgets nothing of it.
+        drop(registry);
+        registry = open(dir.path());
+        assert!(registry.vm("web1").unwrap().machine().unwrap().guest_port);
+    }
+    for name in ["web1", "web2"] {
+        registry.stop(name, FORCE).unwrap();
+    }
+}
+
+#[test]
 fn a_dead_vm_stays_until_it_is_stopped() {
     let dir = TestDir::new();
     let registry = open(dir.path());

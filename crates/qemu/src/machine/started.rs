@@ -19,6 +19,9 @@ use crate::qmp::{Qmp, QmpError};
 /// QEMU answers when the machine is built; with `prealloc=on` it touches all
 /// RAM before, at some GB/s.
 const UP_MAX: Duration = Duration::from_secs(300);
+/// What the note begins with of a VM that was to have a port for the helper in its
+/// guest, and can't have one.
+pub const NO_GUEST_PORT: &str = "the VM has no port for a helper in the guest";
 const GONE_WAIT: Duration = Duration::from_secs(10);
 
 /// What to start.
@@ -75,7 +78,7 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
             if start.guest_port == GuestPort::Wanted && words.contains(GUEST_ID) =>
         {
             let mut machine = start_line(start, &line, false)?;
-            machine.notes.push(format!("it has no port for a helper in the guest: {words}"));
+            machine.notes.push(format!("{NO_GUEST_PORT}: {words}"));
             Ok(machine)
         }
         started => started,
