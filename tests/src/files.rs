@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use cachemap::{Budget, CacheMap, PAGE_BYTES, PORT_NAME, Run};
+use cachemap::{Budget, CacheMap, PAGE_BYTES, Run};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::RUN_DIR;
 use lab::setup;
@@ -30,6 +30,8 @@ const XFS_BYTES: u64 = 304 * MIB;
 const PARTITION_SECTOR: u64 = 63;
 const SECTOR: usize = 512;
 const SECTOR_BYTES: u64 = SECTOR as u64;
+/// QEMU says at once where a port is, unless the machine is busy.
+const FIND_MAX: Duration = Duration::from_secs(20);
 /// Copied at once.
 const PIECE: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -85,7 +87,8 @@ fn make_xfs(path: &Path) {
     std::fs::remove_file(&whole).unwrap();
 }
 
-/// A quiet guest with a port for its helper, and none to speak there.
+/// A quiet guest that could have a helper at the port that `droveway run` makes,
+/// and has none.
 ///
 /// # Panics
 /// If what it needs can't be had.
@@ -94,11 +97,6 @@ pub fn with_port(world: &World) -> GuestSpec {
     let mut spec = guest(&format!("{}M", RAM_BYTES / MIB), 0);
     spec.initrd = Some(setup::helper_initrd(&world.kit).unwrap());
     spec.extra.extend(own_qmp_argument(&spec.name));
-    let path = format!("{RUN_DIR}/{}.own-port", spec.name);
-    let socket = format!("socket,id=helper,path={path},server=on,wait=off");
-    let port = format!("virtserialport,chardev=helper,name={PORT_NAME}");
-    let arguments = ["-chardev", &socket, "-device", "virtio-serial-pci", "-device", &port];
-    spec.extra.extend(arguments.map(str::to_owned));
     spec
 }
 
@@ -172,9 +170,14 @@ impl Kept {
 }
 
 /// The port's socket, where the VM is.
+///
+/// # Panics
+/// If it has no port.
 #[must_use]
 pub fn socket(world: &World, side: Side, name: &str) -> PathBuf {
-    world.host(side).run_dir.join(format!("{name}.own-port"))
+    let port = guest_port::find(&world.own_qmp(side, name), FIND_MAX).unwrap();
+    let within = port.socket.strip_prefix(RUN_DIR).unwrap();
+    world.host(side).run_dir.join(within)
 }
 
 /// A budget that is enough, on a busy machine too.

@@ -331,9 +331,16 @@ impl World {
     /// # Panics
     /// If it doesn't look.
     pub fn wait_looked_at(&self, side: Side, name: &str) {
-        wait_looked_at(name, || {
-            serde_json::from_str(&self.tells(side, &["show", name, "--json"])).unwrap()
-        });
+        wait_looked_at(name, || self.shown(side, name));
+    }
+
+    /// A VM with all that a host's agent knows of it.
+    ///
+    /// # Panics
+    /// If it isn't there.
+    #[must_use]
+    pub fn shown(&self, side: Side, name: &str) -> VmSummary {
+        serde_json::from_str(&self.tells(side, &["show", name, "--json"])).unwrap()
     }
 
     /// Begins to move a guest to the other host.

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::Duration;
 
-use api::Phase;
+use api::{GuestHelper, Phase};
 use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
 use end_to_end::files::{
     Kept, SERIALS, ample, asked, cached_pages, compare, image, socket, with_files, with_port,
@@ -158,15 +158,24 @@ fn budgets_are_kept(world: &World) {
     assert_true(world, Side::A, &map);
 }
 
-/// The helper goes where its guest goes, and answers there.
+fn helper(world: &World, side: Side) -> GuestHelper {
+    world.shown(side, NAME).helper.unwrap()
+}
+
+/// The helper goes where its guest goes, and answers there, at a port that the
+/// guest's command line doesn't have.
 #[test]
 fn is_told_after_a_move() {
     let world = World::new(Link::one(1000));
     let guest = world.boot(&with_files(&world));
     let cached = cached_pages(&guest);
     assert_told(&world, Side::A, &complete(&world, Side::A), cached);
+    let answers = GuestHelper::Answers { version: env!("CARGO_PKG_VERSION").to_owned() };
+    assert_eq!(helper(&world, Side::A), answers);
+    refuses_a_second_one(&world);
     let moved = world.migrate(&guest, Side::A, &["--shared-disks"]);
     assert!(moved.notes.iter().all(|note| !note.contains("helper")), "{:?}", moved.notes);
+    assert_eq!(helper(&world, Side::B), answers);
     assert_told(&world, Side::B, &complete(&world, Side::B), cached);
     for serial in SERIALS {
         assert!(image(&world, serial).is_file());
@@ -227,6 +236,16 @@ fn comes_from_disks_that_change_and_fail() {
     assert_told(&world, Side::A, &complete(&world, Side::A), cached);
 }
 
+/// QEMU serves one at a time, and who is not served hears why.
+fn refuses_a_second_one(world: &World) {
+    let first = guest_port::connect(&socket(world, Side::A, NAME)).unwrap();
+    guest_port::greet(&first, Duration::from_secs(30)).unwrap();
+    match helper(world, Side::A) {
+        GuestHelper::Silent { why } => assert!(why.contains("one at a time"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// A port where nobody listens is an error after a while, and that is all.
 #[test]
 fn of_a_guest_without_a_helper_is_not_told() {
@@ -242,6 +261,11 @@ fn of_a_guest_without_a_helper_is_not_told() {
     let limits = guest_port::limits(end_to_end::files::RAM_BYTES);
     let error = guest_port::ask(&stream, limits, ample(), patience).unwrap_err();
     assert!(matches!(error, GuestError::Absent { .. }), "{error}");
+    drop(stream);
+    match helper(&world, Side::A) {
+        GuestHelper::Silent { why } => assert!(why.contains("no program"), "{why}"),
+        other => panic!("{other:?}"),
+    }
     world.assert_intact(&guest);
 }
 
