@@ -15,7 +15,7 @@ DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug
 # Rust may just have been installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-content bench-directory bench-locks clean
+.PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-content bench-directory bench-locks bench-storage clean
 
 help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
@@ -85,6 +85,9 @@ bench-directory: toolchain
 
 bench-locks: toolchain
 	@$(CARGO) bench --quiet --package rangelock --bench locks
+
+bench-storage: toolchain
+	@$(CARGO) bench --quiet --package storage --bench read
 
 bench-%: setup build
 	@$(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS))

@@ -156,7 +156,10 @@ struct State {
 /// What a thread is waiting for.
 #[derive(Debug, Default)]
 struct Desk {
+    /// None also if the watch has given its items back.
     request: Option<Request>,
+    /// It is asking the storage.
+    asks: bool,
     abandoned: bool,
 }
 

@@ -66,33 +66,41 @@ fn give_back_wanted(shared: &Shared, why: &Failure) {
     }
 }
 
-/// Waits until each thread has ended, or hangs: that one's items are given
-/// back, and it hears of it when it comes back.
+/// Gives back the items of requests that are due, and waits until the threads
+/// have ended; those that still ask when it is time to part are left behind.
 fn clear_desks(shared: &Shared, why: &Failure) {
     let parting = Instant::now() + PARTING;
     let mut state = shared.state.lock();
     while state.live > 0 {
-        let Some(due) = first_due(&state).map(|due| due.min(parting)) else {
+        let now = Instant::now();
+        let late = state
+            .desks
+            .iter_mut()
+            .find_map(|desk| desk.request.take_if(|request| request.due.min(parting) <= now));
+        if let Some(request) = late {
+            drop(state);
+            shared.give_back(&request.items, why);
+            state = shared.state.lock();
+        } else if state.desks.iter().any(|desk| desk.asks && !desk.abandoned) {
+            if now >= parting {
+                leave_behind(&mut state);
+                continue;
+            }
+            let due = first_due(&state).map_or(parting, |due| due.min(parting));
+            let _ = shared.watched.wait_until(&mut state, due);
+        } else {
             // They are about to end by themselves.
             shared.watched.wait(&mut state);
-            continue;
-        };
-        if Instant::now() < due {
-            let _ = shared.watched.wait_until(&mut state, due);
-            continue;
         }
-        let late = |request: &&mut super::Request| request.due.min(parting) <= due;
-        let hanging = state.desks.iter_mut().find_map(|desk| {
-            desk.request.as_mut().filter(late)?;
-            desk.abandoned = true;
-            desk.request.take()
-        });
-        let Some(request) = hanging else { continue };
-        abandon();
+    }
+}
+
+/// Whoever still asks hears of it when it comes back.
+fn leave_behind(state: &mut State) {
+    for desk in state.desks.iter_mut().filter(|desk| desk.asks && !desk.abandoned) {
+        desk.abandoned = true;
         state.live -= 1;
         state.progress.abandoned_threads += 1;
-        drop(state);
-        shared.give_back(&request.items, why);
-        state = shared.state.lock();
+        abandon();
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crew::Crew;
 use page::PAGE_BYTES;
 
-use super::{FAILURES_IN_A_ROW_MAX, FAILURES_MAX, Request, Shared, State, came_back};
+use super::{Desk, FAILURES_IN_A_ROW_MAX, FAILURES_MAX, Request, Shared, State, came_back};
 use crate::wanted::{Limits, STRETCH_BYTES};
 use crate::{ALIGNMENT_MAX, Buffer, Failure, Item, Pages};
 
@@ -35,6 +35,7 @@ impl Drop for Leaving<'_> {
         }
         // Only after a panic there is one.
         let left = desk.request.take();
+        desk.asks = false;
         state.live -= 1;
         if thread::panicking() {
             self.shared.end(&mut state, Failure::Panicked);
@@ -96,7 +97,7 @@ impl Shared {
         }
     }
 
-    /// Reads and hands on. False: this thread was left behind.
+    /// Reads and hands on. False: that took too long.
     fn serve(
         &self,
         desk: usize,
@@ -158,7 +159,8 @@ impl Shared {
             return Err(over.clone());
         }
         let items = std::mem::take(items);
-        state.desks[desk].request = Some(Request { items, began, due });
+        let request = Some(Request { items, began, due });
+        state.desks[desk] = Desk { request, asks: true, abandoned: false };
         if state.watch_rests {
             drop(state);
             self.watched.notify_all();
@@ -166,8 +168,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes the items back. False if the watch has them: then what was read
-    /// is of no use.
+    /// Takes the items back. False if the watch has given them back: then what
+    /// was read is of no use, and this thread is not needed any more.
     fn answered(
         &self,
         desk: usize,
@@ -177,6 +179,7 @@ impl Shared {
     ) -> bool {
         let now = Instant::now();
         let mut state = self.state.lock();
+        state.desks[desk].asks = false;
         let Some(request) = state.desks[desk].request.take() else { return false };
         *items = request.items;
         match failure {

@@ -1,0 +1,177 @@
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use storage::{Failure, Image, OpenError, Opening, Reader, Settings, open};
+use test_dir::TestDir;
+
+use crate::{Got, noise, wanted};
+
+const MIB: usize = 1 << 20;
+
+fn say(dir: &Path, program: &str, arguments: &str) {
+    let output =
+        Command::new(program).args(arguments.split(' ')).current_dir(dir).output().unwrap();
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments}: {words}");
+}
+
+fn image(path: &Path, format: &str) -> Image {
+    Image::Format { path: path.to_owned(), format: format.to_owned() }
+}
+
+/// The processes whose command line names something in this directory.
+fn serving(dir: &Path) -> Vec<Pid> {
+    let name = dir.to_str().unwrap();
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let entry = entry.ok()?;
+        let pid = Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)?;
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        (line.starts_with("qemu-nbd") && line.contains(name)).then_some(pid)
+    });
+    processes.collect()
+}
+
+/// Nothing is left of a reader: no process, no file but those that were there.
+fn nothing_left(dir: &Path, files: usize) {
+    assert_eq!(serving(dir), []);
+    assert_eq!(fs::read_dir(dir).unwrap().count(), files);
+}
+
+#[test]
+fn any_format_is_read_and_nothing_is_left_behind() {
+    let dir = TestDir::new();
+    let at = dir.path();
+    let mut content = noise(1, 24 * MIB + 512);
+    content[3 * MIB..9 * MIB].fill(0);
+    fs::write(at.join("plain,raw"), &content).unwrap();
+    say(at, "qemu-img", "convert -f raw -O qcow2 plain,raw base.qcow2");
+    say(at, "qemu-img", "create -q -f qcow2 -b base.qcow2 -F qcow2 top.qcow2");
+    // Above what it is based on, where that is a hole.
+    let write = Command::new("qemu-io")
+        .args(["-f", "qcow2", "-c", "write -P 7 5M 1M", "top.qcow2"])
+        .current_dir(at)
+        .output();
+    assert!(write.unwrap().status.success());
+    for (name, format) in [("plain,raw", "raw"), ("base.qcow2", "qcow2"), ("top.qcow2", "qcow2")] {
+        if name == "top.qcow2" {
+            content[5 * MIB..6 * MIB].fill(7);
+        }
+        let opened = open(&image(&at.join(name), format), &Opening::new(at)).unwrap();
+        assert_eq!(opened.source.bytes(), content.len() as u64);
+        let got = Got::new();
+        let reader = Reader::start_boxed(opened.source, got.clone(), Settings::default()).unwrap();
+        let items = wanted(content.len());
+        for batch in items.chunks(100) {
+            reader.add(batch).unwrap();
+        }
+        reader.wait_idle().unwrap();
+        got.check(&items, &content);
+        assert_eq!(serving(at).len(), 1, "it serves for as long as we read");
+        let progress = reader.finish();
+        assert_eq!(progress.read_pages, items.len() as u64);
+        nothing_left(at, 3);
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_is_said_clearly() {
+    let dir = TestDir::new();
+    let path = dir.path().join("image");
+    fs::write(&path, [0; 4096]).unwrap();
+    let how = Opening { qemu_nbd: "/nosuch/qemu-nbd".into(), ..Opening::new(dir.path()) };
+    let refused = open(&image(&path, "raw"), &how).unwrap_err();
+    assert!(matches!(refused, OpenError::Program(_)), "{refused:?}");
+    assert!(refused.to_string().contains("is it installed"), "{refused}");
+    nothing_left(dir.path(), 1);
+}
+
+#[test]
+fn an_image_that_is_not_what_it_should_be_is_refused_in_the_programs_words() {
+    let dir = TestDir::new();
+    let path = dir.path().join("image");
+    fs::write(&path, noise(2, 1 << 16)).unwrap();
+    let refused = |path: &Path, format| {
+        open(&image(path, format), &Opening::new(dir.path())).unwrap_err().to_string()
+    };
+    let text = refused(&path, "qcow2");
+    assert!(text.contains("not in qcow2 format"), "{text}");
+    let text = refused(&path, "nosuch");
+    assert!(text.contains("nosuch"), "{text}");
+    let text = refused(&dir.path().join("nosuch"), "qcow2");
+    assert!(text.contains("No such file"), "{text}");
+    nothing_left(dir.path(), 1);
+}
+
+#[test]
+fn an_image_that_a_vm_has_locked_is_read() {
+    let dir = TestDir::new();
+    let at = dir.path();
+    let content = noise(3, 4 * MIB);
+    fs::write(at.join("plain"), &content).unwrap();
+    say(at, "qemu-img", "convert -f raw -O qcow2 plain image");
+    // It writes, so it has the image to itself.
+    let log = fs::File::create(at.join("log")).unwrap();
+    let mut holder = Command::new("qemu-nbd")
+        .args(["-t", "-f", "qcow2", "-k"])
+        .args([at.join("socket"), at.join("image")])
+        .arg("--pid-file")
+        .arg(at.join("pid"))
+        .arg("--fork")
+        .stdin(Stdio::null())
+        .stdout(log)
+        .spawn()
+        .unwrap();
+    assert!(holder.wait().unwrap().success());
+    let pid = fs::read_to_string(at.join("pid")).unwrap();
+    let source = open(&image(&at.join("image"), "qcow2"), &Opening::new(at)).unwrap().source;
+    let got = Got::new();
+    let reader = Reader::start_boxed(source, got.clone(), Settings::default()).unwrap();
+    let items = wanted(4 * MIB);
+    reader.add(&items).unwrap();
+    reader.wait_idle().unwrap();
+    got.check(&items, &content);
+    drop(reader);
+    let holder = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+    assert_eq!(serving(at), [holder], "only the one that holds it");
+    kill_process(holder, Signal::KILL).unwrap();
+}
+
+/// A reader whose `qemu-nbd` gets a signal in the middle.
+fn signalled(signal: Signal) -> (Failure, usize) {
+    let dir = TestDir::new();
+    let path = dir.path().join("image");
+    fs::write(&path, noise(4, 4 * MIB)).unwrap();
+    let source = open(&image(&path, "raw"), &Opening::new(dir.path())).unwrap().source;
+    let got = Got::new();
+    let settings =
+        Settings { patience: std::time::Duration::from_millis(300), ..Settings::default() };
+    let reader = Reader::start_boxed(source, got.clone(), settings).unwrap();
+    let items = wanted(4 * MIB);
+    reader.add(&items[..100]).unwrap();
+    reader.wait_idle().unwrap();
+    let [server] = serving(dir.path())[..] else { panic!("one server") };
+    kill_process(server, signal).unwrap();
+    let _ = reader.add(&items[100..]);
+    let why = reader.wait_idle().unwrap_err();
+    assert!(got.pages.lock().unwrap().len() >= 100);
+    let progress = reader.finish();
+    nothing_left(dir.path(), 1);
+    (why, progress.abandoned_threads)
+}
+
+#[test]
+fn a_server_that_is_killed_is_the_end() {
+    let (why, abandoned) = signalled(Signal::KILL);
+    assert!(matches!(why, Failure::Broken(_)), "{why}");
+    assert_eq!(abandoned, 0);
+}
+
+#[test]
+fn a_server_that_stands_still_is_left_and_no_thread_with_it() {
+    let (why, abandoned) = signalled(Signal::STOP);
+    assert!(matches!(why, Failure::Stalled(_)), "{why}");
+    assert_eq!(abandoned, 0);
+}

@@ -1,0 +1,83 @@
+//! Images that somebody else serves: `qemu-nbd` (with `qemu-img`, from the
+//! path; without them these tests fail), and servers that fail, stall or lie.
+//!
+//! - `formats`: what `qemu-nbd` serves to us alone
+//! - `servers`: NBD servers of the storage, sound and otherwise
+//! - `odd`: such a server, written out
+
+mod formats;
+mod odd;
+mod servers;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use storage::{Consumer, Failure, Item, Pages};
+
+/// Bytes that don't repeat.
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut out: Vec<u8> =
+        std::iter::repeat_with(&mut next).take(bytes / 8 + 1).flatten().collect();
+    out.truncate(bytes);
+    out
+}
+
+/// Pages as they came, and how many did not.
+#[derive(Default)]
+struct Got {
+    pages: Mutex<HashMap<u64, Vec<u8>>>,
+    failed: Mutex<Vec<(u64, Failure)>>,
+}
+
+impl Got {
+    fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// All of these were read, and are what the image has there.
+    fn check(&self, items: &[Item], content: &[u8]) {
+        assert_eq!(*self.failed.lock().unwrap(), []);
+        let pages = self.pages.lock().unwrap();
+        for item in items {
+            let from = usize::try_from(item.offset).unwrap();
+            let mut expected = content[from..content.len().min(from + 4096)].to_vec();
+            expected.resize(4096, 0);
+            assert!(pages[&item.token] == expected, "{item:?}");
+        }
+        assert_eq!(pages.len(), items.len());
+    }
+
+    fn failed(&self) -> usize {
+        self.failed.lock().unwrap().len()
+    }
+}
+
+impl Consumer for Got {
+    fn read(&self, read: Pages<'_>) {
+        let mut pages = self.pages.lock().unwrap();
+        for (token, page) in read.iter() {
+            assert!(pages.insert(token, page.to_vec()).is_none(), "once");
+        }
+    }
+
+    fn failed(&self, items: &[Item], why: &Failure) {
+        let failed = items.iter().map(|item| (item.token, why.clone()));
+        self.failed.lock().unwrap().extend(failed);
+    }
+}
+
+/// Two thirds of the pages of an image, shifted by a sector, in no order.
+fn wanted(image_bytes: usize) -> Vec<Item> {
+    let pages = image_bytes as u64 / 4096;
+    (0..pages)
+        .filter(|page| page % 3 != 1)
+        .map(|page| Item { offset: page * 7919 % pages * 4096 + 512, token: page })
+        .collect()
+}
