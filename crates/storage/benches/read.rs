@@ -90,7 +90,7 @@ fn main() {
     println!("{:10} {:>9} {:>7} {:>9} {:>9} {:>8}", "", "", "", "MB/s", "MB/s", "ms/GB");
     for (name, image) in [("file", &raw), ("qemu-nbd", &nbd)] {
         for in_flight in [1, 4, 16, 32, 64] {
-            for gap_bytes_max in [0, 8 << 10, 64 << 10] {
+            for gap_bytes_max in [Some(0), Some(8 << 10), Some(64 << 10), None] {
                 measure(name, image, dir.path(), &items, in_flight, gap_bytes_max);
             }
         }
@@ -103,7 +103,7 @@ fn measure(
     dir: &Path,
     items: &[Item],
     in_flight: usize,
-    gap_bytes_max: u64,
+    gap_bytes_max: Option<u64>,
 ) {
     let how = Opening { in_flight, ..Opening::new(dir) };
     let source = open(image, &how).expect("the image").source;
@@ -119,7 +119,7 @@ fn measure(
     let wanted_mb = progress.read_pages as f64 * PAGE as f64 / 1e6;
     println!(
         "{name:10} {in_flight:>9} {:>7} {:>9.0} {:>9.0} {:>8.0}",
-        gap_bytes_max >> 10,
+        gap_bytes_max.map_or("auto".to_owned(), |bytes| (bytes >> 10).to_string()),
         wanted_mb / took,
         progress.read_bytes as f64 / 1e6 / took,
         cpu * 1e6 / wanted_mb,

@@ -61,8 +61,9 @@ pub struct Settings {
     /// Requests at a time, each with a thread and a buffer of about 1 MiB,
     /// 1 to 64.
     pub in_flight: usize,
-    /// What lies between two wanted pages and is read rather than left out.
-    pub gap_bytes_max: u64,
+    /// What lies between two wanted pages and is read rather than left out;
+    /// none: as the storage's speed suggests.
+    pub gap_bytes_max: Option<u64>,
     /// How long a request may be without an answer.
     pub patience: Duration,
     /// The bound on what is read, shared by all readers of one storage.
@@ -75,7 +76,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             in_flight: 16,
-            gap_bytes_max: 8192,
+            gap_bytes_max: None,
             patience: Duration::from_secs(5),
             pace: Arc::default(),
             crew: None,

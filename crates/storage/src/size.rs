@@ -5,6 +5,11 @@
 //! waits for at the end, when the other end has taken the rest: sixteen of a
 //! MiB take 3 s at 50 Mbit/s. And a request must be answered long before it
 //! counts as stalled, however slow the storage has become.
+//!
+//! And how much that nobody wants is read with them. A request costs CPU time
+//! at both ends; a gap costs the storage's time, or its network's. On storage
+//! of a gigabit a second no gap is worth a request that it saves; at ten times
+//! that, requests for a page or three keep all CPUs busy.
 
 use std::time::{Duration, Instant};
 
@@ -15,25 +20,64 @@ const FIRST: u64 = 256 << 10;
 /// Below it, requests themselves are what takes time.
 const MIN: u64 = 64 << 10;
 
+/// A gap is read if that takes less: somewhat more than a request costs, so
+/// that storage which requests slow down is found to be faster than it seems.
+const REQUEST_COST: Duration = Duration::from_micros(30);
+/// Over how long the storage's rate is measured.
+const WINDOW: Duration = Duration::from_millis(50);
+
 #[derive(Debug)]
 pub(crate) struct Size {
     bytes: u64,
     max: u64,
     /// What began before says nothing of the last change.
     changed: Instant,
+    rate: Rate,
+}
+
+/// How fast the storage answers while it is asked.
+#[derive(Debug)]
+struct Rate {
+    bytes_per_s: f64,
+    bytes: u64,
+    /// Since when those bytes came; later if nothing was asked for a while.
+    since: Instant,
+    heard: Instant,
+}
+
+impl Rate {
+    fn heard(&mut self, bytes: u64, began: Instant, now: Instant) {
+        self.since += began.saturating_duration_since(self.heard);
+        self.heard = now;
+        self.bytes += bytes;
+        let passed = now.saturating_duration_since(self.since);
+        if passed >= WINDOW {
+            self.bytes_per_s = self.bytes as f64 / passed.as_secs_f64();
+            self.bytes = 0;
+            self.since = now;
+        }
+    }
 }
 
 impl Size {
     pub(crate) fn new(max: u64, now: Instant) -> Self {
-        Self { bytes: FIRST.min(max), max, changed: now }
+        let rate = Rate { bytes_per_s: 0.0, bytes: 0, since: now, heard: now };
+        Self { bytes: FIRST.min(max), max, changed: now, rate }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
+    /// The largest gap that is worth being read.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub(crate) fn gap_bytes_max(&self) -> u64 {
+        (self.rate.bytes_per_s * REQUEST_COST.as_secs_f64()) as u64
+    }
+
     /// A request was answered.
     pub(crate) fn heard(&mut self, bytes: u64, began: Instant, now: Instant) {
+        self.rate.heard(bytes, began, now);
         if began < self.changed {
             return;
         }
@@ -85,6 +129,22 @@ mod tests {
         assert_eq!(simulate(62_500_000, 16, &mut size, &mut now), 512 << 10);
         assert_eq!(simulate(6_250_000, 16, &mut size, &mut now), 64 << 10);
         assert_eq!(simulate(1 << 30, 16, &mut size, &mut now), 1 << 20);
+    }
+
+    #[test]
+    fn gaps_are_read_where_bytes_are_cheap() {
+        for (bytes_per_s, gap_bytes) in [(62_500_000, 1875), (1_000_000_000, 30_000)] {
+            let mut now = Instant::now();
+            let mut size = Size::new(1 << 20, now);
+            assert_eq!(size.gap_bytes_max(), 0, "nothing is known yet");
+            for _ in 0..2 {
+                simulate(bytes_per_s, 16, &mut size, &mut now);
+                let off = size.gap_bytes_max().abs_diff(gap_bytes);
+                assert!(off < gap_bytes / 10, "{}", size.gap_bytes_max());
+                // While nothing is wanted the storage isn't slow.
+                now += Duration::from_secs(3600);
+            }
+        }
     }
 
     #[test]

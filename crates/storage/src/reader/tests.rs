@@ -354,7 +354,7 @@ proptest! {
         batches in prop::collection::vec(prop::collection::vec(0..5000_u64, 1..200), 1..20),
         takes in prop::collection::vec(1..50_usize, 0..30),
         in_flight in 1..6_usize,
-        gap_bytes_max in prop_oneof![Just(0_u64), Just(8192), Just(1 << 20)],
+        gap_bytes_max in prop_oneof![Just(None), Just(Some(0)), Just(Some(1 << 20))],
         bad in 1..20_u64,
         stop: bool,
     ) {

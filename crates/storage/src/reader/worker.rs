@@ -90,7 +90,8 @@ impl Shared {
                 // All was taken from the end meanwhile.
                 continue;
             }
-            let gap_bytes_max = self.settings.gap_bytes_max;
+            let told = self.settings.gap_bytes_max;
+            let gap_bytes_max = told.unwrap_or_else(|| state.size.gap_bytes_max());
             state.wanted.take_next(Limits { bytes_max: begun_bytes, gap_bytes_max }, items);
             state.busy += 1;
             return Some(begun_bytes);

@@ -12,6 +12,7 @@ use nbd::{Errno, ExportFlags};
 use storage::{Endpoint, Image};
 
 /// What it does with a read.
+#[derive(Clone)]
 pub(crate) enum Do {
     /// These bytes are what is there.
     Give(Vec<u8>),
@@ -43,7 +44,7 @@ pub(crate) fn serve(
             if asked.command != Command::READ {
                 break;
             }
-            assert!((asked.offset | u64::from(asked.bytes)) % u64::from(minimum) == 0);
+            assert!((asked.offset | u64::from(asked.bytes)).is_multiple_of(minimum.into()));
             assert!(asked.bytes <= maximum && asked.offset + u64::from(asked.bytes) <= bytes);
             let reply = |outcome| SimpleReply { cookie: asked.cookie, outcome }.to_bytes().to_vec();
             let said = match answer(asked.offset, asked.bytes as usize) {

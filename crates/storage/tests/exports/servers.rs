@@ -22,11 +22,13 @@ fn read(image: &Image) -> (std::sync::Arc<Got>, Result<(), Failure>, Progress) {
     let settings =
         Settings { patience: Duration::from_millis(300), in_flight: 4, ..Settings::default() };
     let reader = Reader::start_boxed(source, got.clone(), settings).unwrap();
-    let _ = reader.add(&wanted(BYTES));
-    let idle = reader.wait_idle();
+    // One request by itself, before whatever happens then.
+    let items = wanted(BYTES);
+    let (first, rest) = items.split_at(1);
+    let idle = [first, rest]
+        .iter()
+        .try_for_each(|items| reader.add(items).and_then(|()| reader.wait_idle()));
     let progress = reader.finish();
-    let ended = progress.read_pages + progress.failed_pages;
-    assert!(ended == wanted(BYTES).len() as u64 || ended == 0, "{progress:?}");
     (got, idle, progress)
 }
 
@@ -74,17 +76,17 @@ fn a_server_with_another_disk_is_read_and_found_out_by_who_compares() {
 
 #[test]
 fn a_server_that_leaves_lies_or_waits_is_the_end_and_keeps_no_thread() {
-    let ends: [(fn() -> Do, &str); 3] = [
-        (|| Do::Leave, "the connection to the NBD server broke"),
-        (|| Do::Lie, "no NBD peer"),
-        (|| Do::Wait, "did not answer for 0.3 s"),
-    ];
-    for (end, words) in ends {
+    for end in [Do::Leave, Do::Lie, Do::Wait] {
+        let words = match end {
+            Do::Lie => "no NBD peer",
+            Do::Wait => "did not answer for 0.3 s",
+            _ => "the connection to the NBD server broke",
+        };
         let content = noise(3, BYTES);
         let mut nth = 0;
         let (image, server) = serve(BYTES as u64, 1, 32 << 20, move |offset, bytes| {
             nth += 1;
-            if nth < 3 { Do::Give(part(&content, offset, bytes)) } else { end() }
+            if nth < 2 { Do::Give(part(&content, offset, bytes)) } else { end.clone() }
         });
         let (got, idle, progress) = read(&image);
         let why = idle.unwrap_err().to_string();
