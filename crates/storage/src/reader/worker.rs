@@ -76,6 +76,9 @@ impl Shared {
                 while state.wanted.is_empty() && state.over.is_none() {
                     self.wanted.wait(&mut state);
                 }
+                if state.over.is_some() {
+                    return None;
+                }
                 state.size.bytes()
             };
             let begun_bytes = self.settings.pace.begin(size);

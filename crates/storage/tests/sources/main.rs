@@ -1,10 +1,13 @@
-//! Images that somebody else serves: `qemu-nbd` (with `qemu-img`, from the
-//! path; without them these tests fail), and servers that fail, stall or lie.
+//! Real images: files of this host, and what somebody else serves: `qemu-nbd`
+//! (with `qemu-img` and `qemu-io`, from the path; without them these tests
+//! fail), and servers that fail, stall or lie.
 //!
+//! - `files`: raw files of this host
 //! - `formats`: what `qemu-nbd` serves to us alone
 //! - `servers`: NBD servers of the storage, sound and otherwise
 //! - `odd`: such a server, written out
 
+mod files;
 mod formats;
 mod odd;
 mod servers;

@@ -1,8 +1,11 @@
+use std::env;
 use std::fs;
-use std::path::Path;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use storage::{Failure, Image, OpenError, Opening, Reader, Settings, open};
 use test_dir::TestDir;
 
@@ -174,4 +177,42 @@ fn a_server_that_stands_still_is_left_and_no_thread_with_it() {
     let (why, abandoned) = signalled(Signal::STOP);
     assert!(matches!(why, Failure::Stalled(_)), "{why}");
     assert_eq!(abandoned, 0);
+}
+
+/// What names the image to hold, in another process of these tests.
+const HOLD: &str = "DROVEWAY_TEST_HOLD";
+const READY: &str = "it is open";
+
+/// No test by itself: what the next one starts, and kills.
+#[test]
+fn held() {
+    let Some(path) = env::var_os(HOLD).map(PathBuf::from) else { return };
+    let how = Opening::new(path.parent().unwrap());
+    let opened = open(&image(&path, "raw"), &how).unwrap();
+    println!("{READY}");
+    let _ = io::stdin().lock().read_line(&mut String::new());
+    drop(opened);
+}
+
+#[test]
+fn a_server_ends_with_whoever_started_it() {
+    let dir = TestDir::new();
+    let path = dir.path().join("image");
+    fs::write(&path, [7; 4096]).unwrap();
+    let mut holder = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "formats::held", "--nocapture"])
+        .env(HOLD, &path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut words = BufReader::new(holder.stdout.take().unwrap()).lines();
+    assert!(words.any(|line| line.unwrap().contains(READY)));
+    let [server] = serving(dir.path())[..] else { panic!("one server") };
+    let server = pidfd_open(server, PidfdFlags::empty()).unwrap();
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    let patience = Timespec { tv_sec: 30, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(&server, PollFlags::IN)], Some(&patience)), Ok(1));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "and leaves no file");
 }
