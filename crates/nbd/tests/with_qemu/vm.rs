@@ -46,6 +46,7 @@ impl Vm {
             incoming,
             machine: None,
             user: None,
+            guest_port: qemu::machine::GuestPort::None,
         };
         let machine = qemu::machine::start(&start).unwrap();
         let events = machine.qmp.events();
