@@ -117,7 +117,8 @@ pub struct Reader {
 
 struct Shared {
     source: Box<dyn Source>,
-    consumer: Arc<dyn Consumer>,
+    /// None once all has ended: a thread that hangs must not keep it.
+    consumer: Mutex<Option<Arc<dyn Consumer>>>,
     settings: Settings,
     image_bytes: u64,
     /// Held by the thread that is about to take the next request's items.
@@ -214,7 +215,7 @@ impl Reader {
         };
         let shared = Arc::new(Shared {
             source,
-            consumer,
+            consumer: Mutex::new(Some(consumer)),
             settings,
             image_bytes,
             turn: Mutex::new(()),
@@ -359,15 +360,23 @@ impl Shared {
         state.idle = true;
         drop(state);
         self.quiet.notify_all();
-        self.consumer.idle();
+        if let Some(consumer) = self.consumer() {
+            consumer.idle();
+        }
     }
 
     /// These items end so. Not to be called with the state locked.
     fn give_back(&self, items: &[Item], why: &Failure) {
         if !items.is_empty() {
             self.state.lock().progress.failed_pages += items.len() as u64;
-            self.consumer.failed(items, why);
+            if let Some(consumer) = self.consumer() {
+                consumer.failed(items, why);
+            }
         }
+    }
+
+    fn consumer(&self) -> Option<Arc<dyn Consumer>> {
+        self.consumer.lock().clone()
     }
 }
 

@@ -17,6 +17,7 @@ impl Drop for Ending<'_> {
         self.0.end(&mut state, Failure::Panicked);
         state.ended = true;
         drop(state);
+        drop(self.0.consumer.lock().take());
         self.0.quiet.notify_all();
     }
 }
@@ -28,7 +29,9 @@ pub(super) fn watch(shared: &Shared) {
     shared.source.interrupt();
     give_back_wanted(shared, &why);
     clear_desks(shared, &why);
-    shared.consumer.ended(&why);
+    if let Some(consumer) = shared.consumer() {
+        consumer.ended(&why);
+    }
 }
 
 /// When the first request that is not answered is due.

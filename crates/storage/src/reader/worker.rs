@@ -146,7 +146,8 @@ impl Shared {
             return None;
         }
         let before = items.len();
-        items.retain(|item| self.consumer.wants(item));
+        let consumer = self.consumer()?;
+        items.retain(|item| consumer.wants(item));
         if items.len() < before {
             self.state.lock().progress.refused_pages += (before - items.len()) as u64;
         }
@@ -221,9 +222,11 @@ impl Shared {
         let bytes = buffer.get(range.start..end).unwrap_or_default();
         let whole = items.partition_point(|item| item.offset - start + PAGE <= bytes.len() as u64);
         let (read, missing) = items.split_at(whole);
-        if !read.is_empty() {
+        if !read.is_empty()
+            && let Some(consumer) = self.consumer()
+        {
             self.state.lock().progress.read_pages += read.len() as u64;
-            self.consumer.read(Pages::new(read, bytes, start));
+            consumer.read(Pages::new(read, bytes, start));
         }
         if let Some(failure) = failure {
             self.give_back(missing, failure);
