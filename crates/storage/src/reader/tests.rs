@@ -249,7 +249,7 @@ fn stalled(first: u64) -> (Fake, Sender<()>, Receiver<()>) {
 fn storage_without_an_answer_is_left_behind() {
     let (source, release, gone) = stalled(10 << 20);
     let log = Log::of(100 << 20);
-    let patience = Duration::from_millis(50);
+    let patience = Duration::from_secs(1);
     let reader = Reader::start(source, log.clone(), Settings { patience, ..settings(3) }).unwrap();
     reader.add(&items((0..100).map(|nth| nth << 20))).unwrap();
     assert_eq!(reader.wait_idle(), Err(Failure::Stalled(patience)));

@@ -149,8 +149,7 @@ fn signalled(signal: Signal) -> (Failure, usize) {
     fs::write(&path, noise(4, 4 * MIB)).unwrap();
     let source = open(&image(&path, "raw"), &Opening::new(dir.path())).unwrap().source;
     let got = Got::new();
-    let settings =
-        Settings { patience: std::time::Duration::from_millis(300), ..Settings::default() };
+    let settings = Settings { patience: std::time::Duration::from_secs(2), ..Settings::default() };
     let reader = Reader::start_boxed(source, got.clone(), settings).unwrap();
     let items = wanted(4 * MIB);
     reader.add(&items[..100]).unwrap();
