@@ -110,7 +110,7 @@ impl<'w> Caller<'w> {
             sharing: None,
             storage: None,
             share_domain: Default::default(),
-            guest_port: false,
+            guest_port: true,
         }
     }
 

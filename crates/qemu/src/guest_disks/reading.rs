@@ -211,7 +211,7 @@ impl<'g, 'a> Walk<'g, 'a> {
 
     /// A part of what is below, or all of it.
     fn raw(&self, node: &Node<'a>) -> Result<Described, String> {
-        let own = described(node);
+        let own = described(node)?;
         let number = |name: &str| own.get(name).map_or(Ok(None), |value| number(value).map(Some));
         let more = number("offset")?.unwrap_or(0);
         let cut = number("size")?;
@@ -249,7 +249,7 @@ impl<'g, 'a> Walk<'g, 'a> {
 
     /// A protocol with what names the image, and none of what only tunes it.
     fn plain(&self, node: &Node<'a>) -> Result<Described, String> {
-        let mut protocol = described(node);
+        let mut protocol = described(node)?;
         if let Some(secret) = SECRETS.iter().find(|secret| protocol.contains_key(**secret)) {
             return Err(format!("its image is reached with a `{secret}` that is QEMU's alone"));
         }
@@ -279,10 +279,11 @@ impl<'g, 'a> Walk<'g, 'a> {
     }
 }
 
-/// What QEMU describes in JSON, having no plain name for it.
-fn described(node: &Node<'_>) -> Map<String, Value> {
-    let json = node.file.strip_prefix("json:").and_then(|text| serde_json::from_str(text).ok());
-    json.unwrap_or_default()
+/// What QEMU describes in JSON, having no plain name for it; nothing otherwise. It
+/// cuts a description that is longer than a path.
+fn described(node: &Node<'_>) -> Result<Map<String, Value>, String> {
+    let Some(json) = node.file.strip_prefix("json:") else { return Ok(Map::new()) };
+    serde_json::from_str(json).map_err(|_| format!("QEMU describes {} by halves", node.name))
 }
 
 /// The file of a protocol's node.
@@ -290,7 +291,7 @@ fn filename(node: &Node<'_>) -> Option<String> {
     if !node.file.starts_with("json:") {
         return Some(node.file.to_owned()).filter(|name| !name.is_empty());
     }
-    Some(described(node).get("filename")?.as_str()?.to_owned())
+    Some(described(node).ok()?.get("filename")?.as_str()?.to_owned())
 }
 
 /// A number, which may be written as a text.

@@ -186,8 +186,10 @@ fn a_part_of_a_part_begins_where_both_do() {
         "force-share": true, "file": {"driver": "ssh", "filename": "d"} });
     assert_eq!(reading(&by("ssh"), &graph), Reading::ByQemuNbd { image });
     let mut odd = by("file");
-    odd[1]["file"] = "json:{\"offset\": -1}".into();
-    assert!(matches!(reading(&odd, &graph), Reading::No { .. }));
+    for cut in ["json:{\"offset\": -1}", "json:{\"offset\": 4096, \"driver"] {
+        odd[1]["file"] = cut.into();
+        assert!(matches!(reading(&odd, &graph), Reading::No { .. }), "{cut}");
+    }
     let mut ring = graph.clone();
     ring["edges"][1]["child"] = 1.into();
     let Reading::No { reason } = reading(&by("file"), &ring) else { panic!("a ring") };
