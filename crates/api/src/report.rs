@@ -138,6 +138,10 @@ pub struct Report {
     /// Of these, those that came from other hosts of the destination's rack.
     #[serde(default)]
     pub peer_bytes: u64,
+    /// Of the bodies, those that were sent though somebody else brought the same: it
+    /// was waited for in vain.
+    #[serde(default)]
+    pub again_bytes: u64,
     /// Of them, those that were read from the VM's disks at the destination.
     #[serde(default)]
     pub stored_bytes: u64,

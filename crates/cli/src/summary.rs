@@ -205,6 +205,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact("Of them, not sent: there already", amount::size(report.named_bytes)),
         fact("Of these, from hosts of its rack", amount::size(report.peer_bytes)),
         fact("Of these, from its disks", from_disks(report)),
+        fact("Sent, and waited for elsewhere in vain", amount::size(report.again_bytes)),
         fact("Of them, after the VM had stopped", amount::size(report.stopped_bytes)),
         fact("Residue", amount::size(report.residue_bytes)),
         fact("On the wire", amount::size(report.wire_bytes)),

@@ -132,7 +132,14 @@ impl Sharing {
         self.rack.as_ref()
     }
 
-    /// The source of its VM sends the page after all.
+    /// The source of its VM sends the page after all, which it was waited for in
+    /// vain.
+    fn have_sent_again(&self, name: Name, page: &Page) {
+        page.taker.waited_in_vain(1);
+        self.have_sent(name, page);
+    }
+
+    /// The source of its VM sends the page.
     fn have_sent(&self, name: Name, Page { taker, place }: &Page) {
         let Place { block, epoch, page, .. } = *place;
         self.over(&taker.asks(std::iter::once((block, epoch, page, name))));
@@ -143,7 +150,7 @@ impl Sharing {
     fn look_elsewhere(&self, waiters: Vec<(Name, Waiter)>) {
         for (name, waiter) in waiters {
             match waiter {
-                Waiter::Page(page) => self.have_sent(name, &page),
+                Waiter::Page(page) => self.have_sent_again(name, &page),
                 Waiter::Far(far) => far.not_here(name),
             }
         }

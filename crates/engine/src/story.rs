@@ -61,6 +61,7 @@ impl Story {
             dropped_bytes: 0,
             named_bytes: 0,
             peer_bytes: 0,
+            again_bytes: 0,
             stored_bytes: 0,
             storage_read_bytes: 0,
             stopped_bytes: 0,

@@ -269,6 +269,9 @@ pub enum ToSource {
         /// Pages that came from other hosts of its rack.
         #[serde(default)]
         peer_bytes: u64,
+        /// Pages that the source sent though somebody else brought the same.
+        #[serde(default)]
+        again_bytes: u64,
         /// Pages that were read from the VM's disks.
         #[serde(default)]
         stored_bytes: u64,

@@ -314,6 +314,7 @@ impl Arrival<'_> {
                 sharing.keep(resolving);
             }
             keeper.fetched_bytes = resolving.fetched_bytes();
+            keeper.again_bytes = resolving.again_bytes();
             keeper.stored = resolving.stored();
         }
         drop(resolving);

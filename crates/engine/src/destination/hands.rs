@@ -31,6 +31,9 @@ pub(super) struct Keeper {
     pub(super) pool_high_water_bytes: u64,
     /// What other hosts of the rack have sent.
     pub(super) fetched_bytes: u64,
+    /// What came from the source though somebody else brought it.
+    pub(super) again_bytes: u64,
+    /// What came from its disks.
     pub(super) stored: Stored,
 }
 
@@ -50,6 +53,7 @@ impl Keeper {
             incoming: None,
             pool_high_water_bytes: 0,
             fetched_bytes: 0,
+            again_bytes: 0,
             stored: Stored::default(),
         }
     }
@@ -87,6 +91,7 @@ impl Keeper {
             cpu_s: self.lanes.cpu().as_secs_f64(),
             pool_high_water_bytes: self.pool_high_water_bytes,
             peer_bytes: self.fetched_bytes,
+            again_bytes: self.again_bytes,
             stored_bytes: self.stored.placed_bytes,
             storage_read_bytes: self.stored.read_bytes,
             ran_ms: self.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3),

@@ -51,7 +51,7 @@ impl Sharing {
             if self.place_brought(by, &each.collect::<Vec<_>>(), &bytes) {
                 held.extend(right.iter().map(|(nth, _)| names[*nth]));
             }
-            wrong.iter().for_each(|(nth, page)| self.have_sent(names[*nth], page));
+            wrong.iter().for_each(|(nth, page)| self.have_sent_again(names[*nth], page));
         }
         if let Some(rack) = &self.rack {
             rack.holds(held.into_iter().collect());
@@ -79,7 +79,8 @@ impl Sharing {
         placed
     }
 
-    /// This one does not bring these, whatever was thought.
+    /// This one does not bring these, whatever was thought. From a disk that is no
+    /// loss: nobody else brings them.
     pub(super) fn not_brought(&self, by: Bringer, names: &[Name]) {
         if names.is_empty() {
             return;
@@ -92,6 +93,15 @@ impl Sharing {
         };
         let passed: Vec<_> = names.iter().flat_map(fail).collect();
         drop(coming);
-        self.look_elsewhere(passed);
+        if let Bringer::Disk(_) = by {
+            for (name, waiter) in &passed {
+                match waiter {
+                    Waiter::Page(page) => self.have_sent(*name, page),
+                    Waiter::Far(far) => far.not_here(*name),
+                }
+            }
+        } else {
+            self.look_elsewhere(passed);
+        }
     }
 }

@@ -149,7 +149,10 @@ impl Resolving {
             match coming.claim(*name, Bringer::Vm(taker.number), now, waits) {
                 Claim::Waits => later |= 1 << nth,
                 Claim::Yours => ours |= 1 << nth,
-                Claim::OnItsWay => wanted |= 1 << nth,
+                Claim::OnItsWay => {
+                    wanted |= 1 << nth;
+                    taker.waited_in_vain(1);
+                }
             }
         }
         drop(coming);
@@ -270,6 +273,11 @@ impl Resolving {
     /// What came from other hosts of the rack.
     pub(crate) fn fetched_bytes(&self) -> u64 {
         self.taker.fetched_bytes()
+    }
+
+    /// What its source sent though somebody else brought the same.
+    pub(crate) fn again_bytes(&self) -> u64 {
+        self.taker.again_bytes()
     }
 }
 

@@ -69,6 +69,7 @@ impl Sharing {
         for (nth, (_, waiter)) in waiters.iter().enumerate() {
             taker.settled(waiter.place, !is_placed(nth));
         }
+        taker.waited_in_vain((0..waiters.len()).filter(|nth| !is_placed(*nth)).count());
     }
 
     /// Has those who wait in vain get it from their own sources.

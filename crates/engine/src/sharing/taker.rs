@@ -151,6 +151,8 @@ pub(super) struct Taker {
     named: AtomicU64,
     fetched: AtomicU64,
     stored: AtomicU64,
+    /// Pages that its source sends though somebody else brings the same.
+    again: AtomicU64,
     /// Whether other hosts of the rack are asked.
     pub(super) asks_rack: bool,
     /// Where its source is told of tickets that are complete; none: it is over.
@@ -179,6 +181,7 @@ impl Taker {
             named: AtomicU64::new(0),
             fetched: AtomicU64::new(0),
             stored: AtomicU64::new(0),
+            again: AtomicU64::new(0),
             asks_rack,
             tell: Mutex::new(Some(tell)),
             over: AtomicBool::new(false),
@@ -233,6 +236,16 @@ impl Taker {
     /// What other hosts have sent.
     pub(super) fn fetched_bytes(&self) -> u64 {
         self.fetched.load(Relaxed) * PAGE_BYTES as u64
+    }
+
+    /// Its source sends so many pages that were brought, or are, by somebody else.
+    pub(super) fn waited_in_vain(&self, pages: usize) {
+        self.again.fetch_add(pages as u64, Relaxed);
+    }
+
+    /// What came again.
+    pub(super) fn again_bytes(&self) -> u64 {
+        self.again.load(Relaxed) * PAGE_BYTES as u64
     }
 
     /// What disks have given.

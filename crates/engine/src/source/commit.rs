@@ -129,12 +129,14 @@ impl Source<'_> {
                     cpu_s,
                     pool_high_water_bytes,
                     peer_bytes,
+                    again_bytes,
                     stored_bytes,
                     storage_read_bytes,
                     ran_ms,
                 }) => {
                     self.story.tell(|report| {
                         report.peer_bytes = peer_bytes;
+                        report.again_bytes = again_bytes;
                         report.stored_bytes = stored_bytes;
                         report.storage_read_bytes = storage_read_bytes;
                         report.cpu_destination_s = cpu_s;

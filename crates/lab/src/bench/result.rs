@@ -89,7 +89,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [Figure; 35] = [
+pub const FIGURES: [Figure; 36] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -119,6 +119,7 @@ pub const FIGURES: [Figure; 35] = [
     ("edge_bytes", |run| Some(run.gang.as_ref()?.edge_bytes as f64)),
     ("target_edge_bytes", |run| Some(run.gang.as_ref()?.target_edge_bytes as f64)),
     ("named_bytes", |run| Some(run.gang.as_ref()?.named_bytes? as f64)),
+    ("again_share", |run| run.gang.as_ref()?.again_share),
     ("load_lost_before", |run| Some(run.gang.as_ref()?.load.as_ref()?.lost_before)),
     ("load_lost", |run| Some(run.gang.as_ref()?.load.as_ref()?.lost)),
     ("answers_before_per_s", |run| Some(run.gang.as_ref()?.pair.as_ref()?.before_per_s)),

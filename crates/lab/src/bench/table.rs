@@ -20,7 +20,7 @@ const ALWAYS: [&str; 9] = [
 
 /// Columns that a table has where any run has the figure, what it is
 /// multiplied with, and its digits.
-const SOMETIMES: [(&str, &str, f64, usize); 25] = [
+const SOMETIMES: [(&str, &str, f64, usize); 26] = [
     ("disk_work", "disk's work", 1.0, 2),
     ("neighbour_kept", "neighbour kept", 1.0, 2),
     ("neighbour_lost_s", "neighbour lost s", 1.0, 2),
@@ -41,6 +41,7 @@ const SOMETIMES: [(&str, &str, f64, usize); 25] = [
     ("edge_bytes", "edges MB", 1e-6, 1),
     ("target_edge_bytes", "to target hosts MB", 1e-6, 1),
     ("named_bytes", "named MB", 1e-6, 1),
+    ("again_share", "sent again %", 100.0, 2),
     ("load_lost_before", "load lost before %", 100.0, 2),
     ("load_lost", "meanwhile %", 100.0, 2),
     ("answers_before_per_s", "answers/s before", 1.0, 0),

@@ -72,6 +72,10 @@ pub struct GangFigures {
     /// Content that was not sent, because a host had it, as the mover reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub named_bytes: Option<u64>,
+    /// Content that was sent though a host had it or got it from elsewhere, of all
+    /// that QEMU handed over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again_share: Option<f64>,
     /// Each VM that moved.
     pub vms: Vec<VmFigures>,
     /// A load on the core, if there was one.

@@ -64,8 +64,11 @@ pub(super) fn run(
     std::thread::sleep((to + AFTER).saturating_duration_since(Instant::now()));
     let reports = contender.reports();
     let named = reports.iter().map(|report| report.named_bytes).sum();
+    let sum = |of: fn(&api::Report) -> u64| reports.iter().map(of).sum::<u64>() as f64;
+    let (again, bodies) = (sum(|report| report.again_bytes), sum(|report| report.body_bytes));
     let figures = GangFigures {
         named_bytes: (!reports.is_empty()).then_some(named),
+        again_share: (bodies > 0.0).then(|| again / bodies),
         load: load.map(|load| load.judge(moved.began, to)),
         pair: asking.map(|asking| asking.judge(moved.began, to)).transpose()?,
         ..GangFigures::counted(core, edges)
