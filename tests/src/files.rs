@@ -2,13 +2,14 @@
 //! memory is a copy of them; seen from outside: the guest's RAM in QEMU, and the
 //! disks' images.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Duration;
 
+use api::GuestHelper;
 use cachemap::{Budget, CacheMap, PAGE_BYTES, Run};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::RUN_DIR;
@@ -17,10 +18,13 @@ use qemu::guest_port::{self, GuestError, Patience};
 use ram::Mapping;
 use serde_json::json;
 
-use crate::{MIB, Side, World, guest, own_qmp_argument};
+use crate::{MIB, Side, World, guest, own_qmp_argument, until};
 
 /// The guest's memory.
 pub const RAM_BYTES: u64 = 512 * MIB;
+/// That of one with fewer files.
+const SMALL_RAM_BYTES: u64 = 256 * MIB;
+const SMALL_FILES_BYTES: u64 = 16 * MIB;
 /// What files each disk has.
 const FILES_BYTES: u64 = 64 * MIB;
 const EXT4_BYTES: u64 = 160 * MIB;
@@ -84,7 +88,7 @@ fn make_xfs(path: &Path) {
             disk.write_all_at(&piece, PARTITION_SECTOR * SECTOR_BYTES + offset).unwrap();
         }
     }
-    std::fs::remove_file(&whole).unwrap();
+    fs::remove_file(&whole).unwrap();
 }
 
 /// A quiet guest that could have a helper at the port that `droveway run` makes,
@@ -107,17 +111,121 @@ pub fn with_port(world: &World) -> GuestSpec {
 /// If the disks can't be made.
 #[must_use]
 pub fn with_files(world: &World) -> GuestSpec {
+    with_files_by(world, Reached::Raw)
+}
+
+/// How a guest's disks are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// As they are in files.
+    Raw,
+    /// In files of a format.
+    Qcow2,
+    /// By a server; see [`export`].
+    Nbd,
+}
+
+/// The same with disks that are reached so.
+///
+/// # Panics
+/// If the disks can't be made.
+#[must_use]
+pub fn with_files_by(world: &World, reached: Reached) -> GuestSpec {
     let mut spec = with_port(world);
     spec.orders.files_bytes = FILES_BYTES;
     make_ext4(&image(world, SERIALS[0]));
     make_xfs(&image(world, SERIALS[1]));
     for serial in SERIALS {
         let path = image(world, serial);
-        let drive = format!("file={},format=raw,if=none,id={serial}", path.display());
+        if reached == Reached::Qcow2 {
+            let [raw, qcow2] = [path.with_extension("raw"), path.clone()];
+            fs::rename(&path, &raw).unwrap();
+            let [from, to] = [&raw, &qcow2].map(|path| path.display().to_string());
+            run("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", &from, &to]);
+            fs::remove_file(&raw).unwrap();
+        }
+        let path = path.display();
+        let drive = match reached {
+            Reached::Raw => format!("file={path},format=raw,if=none,id={serial}"),
+            Reached::Qcow2 => format!("file={path},format=qcow2,if=none,id={serial}"),
+            Reached::Nbd => {
+                let socket = nbd_socket(world, serial);
+                let server = format!("file.server.type=unix,file.server.path={}", socket.display());
+                format!("if=none,id={serial},format=raw,file.driver=nbd,{server}")
+            }
+        };
         let device = format!("virtio-blk-pci,drive={serial},serial={serial}");
         spec.extra.extend(["-drive", &drive, "-device", &device].map(str::to_owned));
     }
     spec
+}
+
+/// A guest with less memory and fewer files.
+#[must_use]
+pub fn small(spec: GuestSpec) -> GuestSpec {
+    let mut small = spec;
+    small.memory = format!("{}M", SMALL_RAM_BYTES / MIB);
+    small.orders.files_bytes = SMALL_FILES_BYTES;
+    small
+}
+
+fn nbd_socket(world: &World, serial: &str) -> PathBuf {
+    image(world, serial).with_extension("nbd")
+}
+
+/// A server of all disks, for both hosts, until it is dropped.
+pub struct Export(Vec<(Child, PathBuf)>);
+
+/// Serves the disks of a guest that reaches them so.
+///
+/// # Panics
+/// If the servers can't be started.
+#[must_use]
+pub fn export(world: &World) -> Export {
+    let serve = |serial| {
+        let socket = nbd_socket(world, serial);
+        let mut server = Command::new("qemu-nbd");
+        server.args(["--persistent", "--shared=0", "--format=raw", "--cache=writeback"]);
+        server.arg("--socket").arg(&socket).arg(image(world, serial));
+        let server = server.spawn().unwrap();
+        until("the disk is served", || socket.exists());
+        (server, socket)
+    };
+    Export(SERIALS.map(serve).into())
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        for (server, socket) in &mut self.0 {
+            let _ = server.kill();
+            let _ = server.wait();
+            let _ = fs::remove_file(socket);
+        }
+    }
+}
+
+/// All files are as the guest has written them: as it has them in memory, and as
+/// they are on disk.
+///
+/// # Panics
+/// If one isn't.
+pub fn assert_files(guest: &Guest) {
+    assert_cached_files(guest);
+    guest.ask("files-sync").unwrap();
+    guest.ask("files-drop").unwrap();
+    assert_cached_files(guest);
+}
+
+/// The same of what is in memory, and of what isn't there as it is on disk.
+///
+/// # Panics
+/// If one isn't.
+pub fn assert_cached_files(guest: &Guest) {
+    let checked = guest.check_files().unwrap();
+    assert_eq!(checked.wrong, 0, "{checked:?}");
+    let orders = &guest.spec.orders;
+    // Churned files get shorter, small ones take up more.
+    assert!(checked.pages >= 2 * orders.files_bytes / PAGE_BYTES, "{checked:?}");
 }
 
 /// How many pages of files are in the guest's cache, after it has read all of them.
@@ -128,6 +236,18 @@ pub fn with_files(world: &World) -> GuestSpec {
 pub fn cached_pages(guest: &Guest) -> u64 {
     let answer = guest.ask("files").unwrap();
     answer.strip_prefix("pages=").unwrap().parse().unwrap()
+}
+
+/// A guest begins with its files, and with its helper when it has the time.
+///
+/// # Panics
+/// If the helper doesn't answer.
+pub fn wait_helper(world: &World, side: Side, name: &str) {
+    let answers = || {
+        let helper = world.shown(side, name).helper;
+        matches!(helper, Some(GuestHelper::Answers { .. }))
+    };
+    until("the guest's helper answers", answers);
 }
 
 /// What the guest's kernel keeps in memory, in KiB.
@@ -200,7 +320,7 @@ pub fn asked(
     budget: Budget,
 ) -> Result<CacheMap, GuestError> {
     let limits = guest_port::limits_of(&world.own_qmp(side, name)).unwrap();
-    assert_eq!(limits, guest_port::limits(RAM_BYTES));
+    assert!([RAM_BYTES, SMALL_RAM_BYTES].map(guest_port::limits).contains(&limits), "{limits:?}");
     let stream = guest_port::connect(&socket(world, side, name))?;
     let usual = Patience::of(budget);
     let patience = Patience { greeting: Duration::from_secs(30), ..usual };

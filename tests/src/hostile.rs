@@ -279,8 +279,21 @@ impl Pages<'_> {
 /// If it is gone.
 #[must_use]
 pub fn rss_bytes(world: &World, side: Side) -> u64 {
+    memory_bytes(world, side, "VmRSS:")
+}
+
+/// The same without the memory of VMs, which others have too.
+///
+/// # Panics
+/// If the kernel does not say.
+#[must_use]
+pub fn own_bytes(world: &World, side: Side) -> u64 {
+    memory_bytes(world, side, "RssAnon:")
+}
+
+fn memory_bytes(world: &World, side: Side, kind: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", world.agent(side).pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(kind)).unwrap();
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
     kib << 10
 }

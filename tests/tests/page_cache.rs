@@ -12,9 +12,10 @@ use std::time::Duration;
 use api::{GuestHelper, Phase};
 use cachemap::{Ask, AskFinder, Budget, CacheMap, Device, End, Reason, Reply, Run, Summary};
 use end_to_end::files::{
-    Kept, SERIALS, ample, asked, cached_pages, compare, image, socket, with_files, with_port,
+    Kept, SERIALS, ample, asked, cached_pages, compare, image, socket, wait_helper, with_files,
+    with_port,
 };
-use end_to_end::{Side, World, until};
+use end_to_end::{Side, World};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use qemu::guest_port::{self, GuestError, Patience};
@@ -162,12 +163,6 @@ fn helper(world: &World, side: Side) -> GuestHelper {
     world.shown(side, NAME).helper.unwrap()
 }
 
-/// A guest begins with its files, and with its helper when it has the time.
-fn wait_helper(world: &World) {
-    let answers = || matches!(helper(world, Side::A), GuestHelper::Answers { .. });
-    until("the guest's helper answers", answers);
-}
-
 /// The helper goes where its guest goes, and answers there, at a port that the
 /// guest's command line doesn't have.
 #[test]
@@ -175,7 +170,7 @@ fn is_told_after_a_move() {
     let world = World::new(Link::one(1000));
     let guest = world.boot(&with_files(&world));
     let cached = cached_pages(&guest);
-    wait_helper(&world);
+    wait_helper(&world, Side::A, NAME);
     assert_told(&world, Side::A, &complete(&world, Side::A), cached);
     let answers = GuestHelper::Answers { version: env!("CARGO_PKG_VERSION").to_owned() };
     assert_eq!(helper(&world, Side::A), answers);
@@ -197,12 +192,13 @@ fn comes_from_its_disks() {
     let world = World::new(Link::one(200));
     let guest = world.boot(&with_files(&world));
     let cached = cached_pages(&guest);
-    wait_helper(&world);
+    wait_helper(&world, Side::A, NAME);
     let report = world.migrate(&guest, Side::A, &["--shared-disks"]);
     assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "nobody said so");
     for from in [Side::B, Side::A] {
         let moved = world.migrate(&guest, from, &FROM_DISKS);
         let pages = moved.stored_bytes / 4096;
+        println!("{pages} of {cached} pages from disks; {} bytes on the wire", moved.wire_bytes);
         assert!(pages * 2 > cached, "{pages} of {cached}; {:?}", moved.notes);
         assert!(moved.stored_bytes <= moved.named_bytes.min(moved.storage_read_bytes));
         assert_told(&world, from.other(), &complete(&world, from.other()), cached);
@@ -216,7 +212,7 @@ fn comes_from_disks_that_change_and_fail() {
     let world = World::new(Link::one(200));
     let guest = world.boot(&with_files(&world));
     let cached = cached_pages(&guest);
-    wait_helper(&world);
+    wait_helper(&world, Side::A, NAME);
     let moving = world.begin(&guest, Side::A, &FROM_DISKS);
     for _ in 0..4 {
         guest.ask("files-change 100").unwrap();

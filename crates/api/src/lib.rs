@@ -4,6 +4,7 @@
 mod bounds;
 mod finding;
 mod gang;
+mod helper_budget;
 mod host;
 mod migration;
 mod prediction;
@@ -21,6 +22,7 @@ pub use gang::{
     GangStarted, GangTotals, HostRoom, MoveProgress, MoveReport, MoveState, PARALLEL_MAX,
     PlannedMove, SharedParts, WantedMove,
 };
+pub use helper_budget::{HelperBudget, HelperBudgetError};
 pub use host::{HostInfo, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::BitRate;
+use crate::helper_budget::HelperBudget;
 
 /// Whether pages are read from the VM's disks at the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,4 +25,14 @@ pub struct FromStorage {
     /// The most that is read of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<BitRate>,
+    /// So many percent of what disks have are read from them, and the rest comes over
+    /// the network. Without it, both bring what they can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<u8>,
+    /// Pages are named before QEMU hands them over. Not to be used: of pages that the
+    /// guest writes meanwhile, some have arrived wrong.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ahead: bool,
+    /// What the helper in the guest may use up for its answer.
+    pub helper: HelperBudget,
 }

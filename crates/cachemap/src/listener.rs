@@ -115,6 +115,25 @@ impl Listener {
         Some(CacheMap::new(self.devices, self.runs, self.summary?))
     }
 
+    /// How many runs were heard so far, and their pages.
+    #[must_use]
+    pub fn heard(&self) -> (usize, u64) {
+        (self.runs.len(), self.pages)
+    }
+
+    /// What was heard after so many runs, as a map of its own.
+    #[must_use]
+    pub fn after(&self, runs: usize) -> CacheMap {
+        let runs = self.runs.get(runs..).unwrap_or_default();
+        CacheMap::new(self.devices.clone(), runs.to_vec(), Summary::default())
+    }
+
+    /// What the helper says of all of it, once all is heard.
+    #[must_use]
+    pub fn summary(&self) -> Option<&Summary> {
+        self.summary.as_ref()
+    }
+
     fn state(&self) -> State {
         let greeting_only = self.ask.wanted == Wanted::Greeting;
         match (&self.greeting, &self.summary) {

@@ -97,6 +97,12 @@ impl Reply {
         self.frame(Kind::Refusal, &content, out);
     }
 
+    /// Hands on what is told, so that it need not wait for more.
+    pub fn hand_on(&mut self, out: &mut Vec<u8>) {
+        self.close();
+        self.flush(out);
+    }
+
     fn close(&mut self) {
         if let Some(run) = self.open.take() {
             self.last.write(&run, &mut self.content);

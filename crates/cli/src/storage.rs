@@ -1,6 +1,6 @@
 //! Pages that a VM's disks have: as it is typed.
 
-use api::{BitRate, FromStorage, ReadDisks};
+use api::{BitRate, FromStorage, HelperBudget, ReadDisks};
 use clap::{Args as ClapArgs, ValueEnum};
 
 #[derive(Debug, ClapArgs)]
@@ -12,11 +12,28 @@ pub(crate) struct StorageArgs {
     /// The most that is read from storage, in bits per second: 500M, 2G
     #[arg(long, value_name = "RATE")]
     pub(crate) storage_limit: Option<BitRate>,
+    /// So many percent of what the VM's disks have are read from them, whatever is
+    /// faster: for benchmarks
+    #[arg(long, value_name = "PERCENT", hide = true, value_parser = clap::value_parser!(u8).range(..=100))]
+    pub(crate) storage_share: Option<u8>,
+    /// Names pages before QEMU hands them over: for whoever looks for the fault in it
+    #[arg(long, hide = true)]
+    pub(crate) storage_ahead: bool,
+    /// What the helper may use up in the guest: a share of one CPU, time, memory;
+    /// what is left out is as usual [default: cpu=50%,time=10s,memory=32M]
+    #[arg(long, value_name = "cpu=N%,time=Ns,memory=NM")]
+    pub(crate) helper_budget: Option<HelperBudget>,
 }
 
 impl From<StorageArgs> for FromStorage {
     fn from(args: StorageArgs) -> Self {
-        Self { read: args.storage.into(), limit: args.storage_limit }
+        Self {
+            read: args.storage.into(),
+            limit: args.storage_limit,
+            share: args.storage_share,
+            ahead: args.storage_ahead,
+            helper: args.helper_budget.unwrap_or_default(),
+        }
     }
 }
 

@@ -16,4 +16,4 @@ mod scan;
 pub use estimate::{Estimate, Sample, Tally};
 pub use index::{Holder, Index, Member, Scanned};
 pub use name::{Domain, Key, NAME_BYTES, Name};
-pub use scan::Scanner;
+pub use scan::{GivingWay, Scanner};

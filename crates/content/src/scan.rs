@@ -13,6 +13,7 @@ mod pace;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -37,6 +38,10 @@ const ROUND_MIN: Duration = Duration::from_secs(5);
 /// All that a member has is told of again after that, also what has not changed: a
 /// directory of a rack forgets what it has not heard for an hour.
 const TELL_ALL: Duration = Duration::from_secs(1800);
+/// What is left of the share while VMs come or go. To run only when a CPU is idle
+/// does not suffice: schedulers deal CPUs out to groups of processes first (cgroups,
+/// sessions), and an agent's share of them is better used for what moves.
+const GIVING_WAY: f64 = 0.1;
 /// How long a member that has joined may wait for its first turn.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -44,6 +49,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// this is dropped.
 #[derive(Debug)]
 pub struct Scanner {
+    moving: Arc<AtomicUsize>,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     refused: Arc<Mutex<Option<String>>>,
@@ -73,8 +79,10 @@ impl Scanner {
     ) -> io::Result<Self> {
         let (stop, told) = channel();
         let refused = Arc::new(Mutex::new(None));
+        let moving = Arc::<AtomicUsize>::default();
         let thread = thread::Builder::new().name("scan".to_owned()).spawn({
             let (index, refused) = (Arc::clone(index), Arc::clone(&refused));
+            let moving = Arc::clone(&moving);
             move || {
                 *refused.lock() = idle::only_when_idle().err().map(|error| {
                     format!(
@@ -82,10 +90,17 @@ impl Scanner {
                          it has a nice value of 19, or the agent's"
                     )
                 });
-                Work::new(&index, share, &told, &tell).run();
+                Work::new(&index, (share, &moving), &told, &tell).run();
             }
         })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread), refused })
+        Ok(Self { moving, stop: Some(stop), thread: Some(thread), refused })
+    }
+
+    /// A VM comes or goes: until that is over, the thread takes a tenth of its share.
+    #[must_use]
+    pub fn give_way(&self) -> GivingWay {
+        self.moving.fetch_add(1, Relaxed);
+        GivingWay(Arc::clone(&self.moving))
     }
 
     /// What the system refused since this was last asked, for the operator.
@@ -104,12 +119,24 @@ impl Drop for Scanner {
     }
 }
 
+/// As long as this is there, a [`Scanner`] gives way.
+#[derive(Debug)]
+pub struct GivingWay(Arc<AtomicUsize>);
+
+impl Drop for GivingWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
 /// Told to stop.
 struct Stop;
 
 /// What the thread has at hand.
 struct Work<'i> {
     index: &'i Index,
+    share: f64,
+    moving: &'i AtomicUsize,
     pace: Pace,
     told: &'i Receiver<()>,
     tell: &'i dyn Fn(&[Name]),
@@ -122,13 +149,15 @@ struct Work<'i> {
 impl<'i> Work<'i> {
     fn new(
         index: &'i Index,
-        share: f64,
+        (share, moving): (f64, &'i AtomicUsize),
         told: &'i Receiver<()>,
         tell: &'i dyn Fn(&[Name]),
     ) -> Self {
         Self {
             index,
-            pace: Pace::new(share),
+            share,
+            moving,
+            pace: Pace::default(),
             told,
             tell,
             news: Vec::with_capacity(READ_PAGES),
@@ -233,7 +262,9 @@ impl<'i> Work<'i> {
 
     /// Keeps to the budget.
     fn rest(&mut self) -> Result<(), Stop> {
-        match self.pace.rest(cpu_time(), Instant::now()) {
+        let gives_way = self.moving.load(Relaxed) > 0;
+        let share = if gives_way { self.share * GIVING_WAY } else { self.share };
+        match self.pace.rest(share, cpu_time(), Instant::now()) {
             Some(rest) => self.wait(rest),
             None => match self.told.try_recv() {
                 Err(TryRecvError::Empty) => Ok(()),
@@ -273,6 +304,7 @@ mod tests {
     }
 
     const HOLE: u64 = 255;
+    static NOBODY: AtomicUsize = AtomicUsize::new(0);
 
     impl Holder for Ram {
         fn read(&self, page: u64, into: &mut [u8]) -> bool {
@@ -322,7 +354,7 @@ mod tests {
         let member = index.join(Arc::clone(&ram) as _, key(), 600).unwrap();
         let seat = index.seats().next().unwrap();
         let (_stop, told) = channel();
-        let mut work = Work::new(&index, 1.0, &told, &|_| {});
+        let mut work = Work::new(&index, (1.0, &NOBODY), &told, &|_| {});
         round(&mut work, &seat);
         assert_eq!(member.scanned(), Scanned { rounds: 1, pages: 0, named: 300 });
         assert!(index.has(&name(7)) && index.has(&name(1 + 3)));
@@ -351,7 +383,7 @@ mod tests {
         let (_stop, stopped) = channel();
         let heard = RefCell::new(Vec::new());
         let tell = |names: &[Name]| heard.borrow_mut().extend_from_slice(names);
-        let mut work = Work::new(&index, 1.0, &stopped, &tell);
+        let mut work = Work::new(&index, (1.0, &NOBODY), &stopped, &tell);
         let began = Instant::now();
         let mut round = |nth: u32| {
             assert!(work.turn(&seat, began + ROUND_MIN * nth), "a round is due");
@@ -392,10 +424,21 @@ mod tests {
         read.recv().unwrap();
         drop(scanner);
         let (stop, told) = channel();
-        let mut work = Work::new(&index, 0.05, &told, &|_| {});
+        let mut work = Work::new(&index, (0.05, &NOBODY), &told, &|_| {});
         assert!(work.rest().is_ok());
         drop(stop);
         assert!(work.rest().is_err() && work.wait(Duration::from_secs(3600)).is_err());
+    }
+
+    #[test]
+    fn it_gives_way_as_long_as_anything_moves() {
+        let scanner = Scanner::start(&Index::new(1), 1.0).unwrap();
+        let moving = |scanner: &Scanner| scanner.moving.load(Relaxed);
+        let (one, other) = (scanner.give_way(), scanner.give_way());
+        drop(one);
+        assert_eq!(moving(&scanner), 1);
+        drop(other);
+        assert_eq!(moving(&scanner), 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! gone. Whose the VM is decides `switchover::source` alone, which keeps a
 //! journal; its hands are in `hands`.
 
+mod ahead;
 mod cached;
 mod collector;
 mod commit;
@@ -49,6 +50,7 @@ use crate::resources::Pools;
 use crate::story::Story;
 use crate::waits::Pulse;
 use crate::watch::Watch;
+use ahead::Ahead;
 use disk_room::DiskRoom;
 use disks::{Chosen, Disks};
 use from_disks::FromDisks;
@@ -85,6 +87,7 @@ pub fn migrate(
     request: &MigrateRequest,
     watch: &Arc<Watch>,
 ) -> Migrated {
+    let _until_it_is_over = local.sharing.as_ref().and_then(|sharing| sharing.give_way());
     let story = Arc::new(Story::new(Arc::clone(watch), request.downtime_ms));
     let mut source = Source::new(local, peer, vm, request, Arc::clone(&story));
     let outcome = match source.run() {
@@ -187,6 +190,8 @@ struct Stream {
     tap: tap::Stopper,
     sampler: Option<Sampler>,
     pacing: Option<Pacing>,
+    /// Ends before the lanes do.
+    ahead: Option<Ahead>,
     /// Where QEMU connects to the tap.
     _socket: Rendezvous,
 }

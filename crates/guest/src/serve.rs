@@ -13,6 +13,8 @@ pub const PROGRAM: &str = env!("CARGO_PKG_VERSION");
 
 /// What is gathered before it is sent.
 const SEND_BYTES: usize = 64 << 10;
+/// Whoever asks can begin with what there is after this.
+const SEND_EVERY: Duration = Duration::from_millis(50);
 /// What sending the last of an answer may take beyond the budget's time.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -74,6 +76,8 @@ struct Answer<'a> {
     bytes: Vec<u8>,
     runs_max: u64,
     until: Instant,
+    /// When the last was sent.
+    sent: Instant,
     broken: Option<Broken>,
 }
 
@@ -81,13 +85,24 @@ impl<'a> Answer<'a> {
     fn new(port: &'a mut Port, ask: &Ask, until: Instant) -> Self {
         let mut bytes = Vec::with_capacity(2 * SEND_BYTES);
         let reply = Reply::new(ask, PROGRAM, &mut bytes);
-        Self { port, reply, bytes, runs_max: ask.runs_max.into(), until, broken: None }
+        let runs_max = ask.runs_max.into();
+        Self { port, reply, bytes, runs_max, until, sent: Instant::now(), broken: None }
     }
 
     fn send(&mut self) -> Result<(), Broken> {
         let sent = self.port.send(&self.bytes, self.until);
         self.bytes.clear();
+        self.sent = Instant::now();
         sent
+    }
+
+    /// What is known goes, if nothing went for a while.
+    fn send_soon(&mut self) -> Result<(), Broken> {
+        if self.sent.elapsed() < SEND_EVERY {
+            return Ok(());
+        }
+        self.reply.hand_on(&mut self.bytes);
+        self.send()
     }
 
     fn stop(&mut self, broken: Broken) -> Stop {
@@ -109,15 +124,14 @@ impl Sink for Answer<'_> {
             return Err(Stop::Enough(End::Runs));
         }
         self.reply.run(run, &mut self.bytes);
-        if self.bytes.len() >= SEND_BYTES {
-            self.send().map_err(|broken| self.stop(broken))?;
-        }
-        Ok(())
+        let sent = if self.bytes.len() >= SEND_BYTES { self.send() } else { self.send_soon() };
+        sent.map_err(|broken| self.stop(broken))
     }
 
     fn rest(&mut self, time: Duration) -> Result<(), Stop> {
         // What is ready may go while there is nothing to do.
-        self.send().and_then(|()| self.port.rest(time)).map_err(|broken| self.stop(broken))
+        let sent = self.send_soon().and_then(|()| self.port.rest(time));
+        sent.map_err(|broken| self.stop(broken))
     }
 }
 

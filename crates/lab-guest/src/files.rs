@@ -3,11 +3,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::content::{self, Identity, Kind, PageWords};
-use crate::{PAGE_BYTES, PAGE_WORDS};
+use rustix::fs::OFlags;
+
+use crate::PAGE_BYTES;
+use crate::memory::Checked;
+use crate::record::{self, Record};
 
 /// Half of the bytes are in one file.
 const MIDDLE_BYTES: u64 = 300_000;
@@ -19,6 +22,21 @@ const SMALL_BYTES_MAX: u64 = 12_000;
 const SMALL_TOGETHER: u64 = 100;
 /// Written at once.
 const CHUNK_PAGES: usize = 64;
+/// The largest of each place.
+const BIG: &str = "big";
+
+/// A page where direct access can reach it.
+#[repr(align(4096))]
+struct Aligned([u8; PAGE_BYTES]);
+
+/// How a file is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Into the cache, where it is left.
+    Cache,
+    /// Past it, to the disk.
+    Direct,
+}
 
 /// The files on some file systems.
 #[derive(Debug)]
@@ -26,6 +44,7 @@ pub struct Files {
     places: Vec<PathBuf>,
     seed: u64,
     next_page: u64,
+    records: Vec<Record>,
 }
 
 impl Files {
@@ -34,7 +53,7 @@ impl Files {
     /// # Errors
     /// If there is no room for them.
     pub fn make(places: Vec<PathBuf>, bytes: u64, seed: u64) -> io::Result<Self> {
-        let mut files = Self { places, seed, next_page: 0 };
+        let mut files = Self { places, seed, next_page: 0, records: Vec::new() };
         for place in files.places.clone() {
             files.fill(&place, bytes)?;
         }
@@ -42,7 +61,7 @@ impl Files {
     }
 
     fn fill(&mut self, place: &Path, bytes: u64) -> io::Result<()> {
-        self.write(&place.join("big"), bytes / 2)?;
+        self.write(&place.join(BIG), bytes / 2)?;
         fs::create_dir(place.join("middle"))?;
         for nth in 0..bytes / 4 / MIDDLE_BYTES {
             self.write(&place.join("middle").join(nth.to_string()), MIDDLE_BYTES)?;
@@ -63,17 +82,21 @@ impl Files {
 
     fn write(&mut self, path: &Path, bytes: u64) -> io::Result<()> {
         let mut file = File::create(path)?;
+        let mut record = Record::new(path.to_owned(), self.seed);
         let mut chunk = vec![0; CHUNK_PAGES * PAGE_BYTES];
         let mut left = usize::try_from(bytes).unwrap_or(usize::MAX);
         while left > 0 {
             let now = left.min(chunk.len());
             for page in chunk[..now.next_multiple_of(PAGE_BYTES)].chunks_mut(PAGE_BYTES) {
                 self.next_page += 1;
-                put(self.seed, self.next_page, page);
+                record::put(self.seed, self.next_page, page);
+                record.write(record.bytes() / PAGE_BYTES, self.next_page);
             }
             file.write_all(&chunk[..now])?;
             left -= now;
         }
+        record.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+        self.records.push(record);
         Ok(())
     }
 
@@ -86,30 +109,34 @@ impl Files {
         self.places.iter().try_fold(0, |pages, place| Ok(pages + read_below(place, &mut room)?))
     }
 
-    /// Writes to the first pages of each big file, and leaves that in memory; how
-    /// many pages those are.
+    /// Writes to pages of each big file from `first` on; how many pages those are.
     ///
     /// # Errors
     /// If that fails.
-    pub fn change(&mut self, pages: u64) -> io::Result<u64> {
-        for place in &self.places {
-            let file = OpenOptions::new().write(true).open(place.join("big"))?;
-            for page in 0..pages {
-                let mut bytes = [0; PAGE_BYTES];
+    pub fn change(&mut self, first: u64, pages: u64, way: Way) -> io::Result<u64> {
+        let mut page = Box::new(Aligned([0; PAGE_BYTES]));
+        for record in self.records.iter_mut().filter(|record| record.path().ends_with(BIG)) {
+            let mut options = OpenOptions::new();
+            if way == Way::Direct {
+                options.custom_flags(OFlags::DIRECT.bits().cast_signed());
+            }
+            let file = options.write(true).open(record.path())?;
+            for at in first..first + pages {
                 self.next_page += 1;
-                put(self.seed, self.next_page, &mut bytes);
-                file.write_all_at(&bytes, page * PAGE_BYTES as u64)?;
+                record::put(self.seed, self.next_page, &mut page.0);
+                file.write_all_at(&page.0, at * PAGE_BYTES as u64)?;
+                record.write(usize::try_from(at).unwrap_or(usize::MAX), self.next_page);
             }
         }
         Ok(pages * self.places.len() as u64)
     }
-}
 
-fn put(seed: u64, page: u64, bytes: &mut [u8]) {
-    let mut words: PageWords = [0; PAGE_WORDS];
-    content::write(Kind::Random, Identity { seed, page, version: 0 }, &mut words);
-    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-        *bytes = word.to_le_bytes();
+    /// Reads all of them, and compares.
+    ///
+    /// # Errors
+    /// If one can't be read.
+    pub fn check(&self) -> io::Result<Checked> {
+        record::check(&self.records)
     }
 }
 
@@ -147,12 +174,15 @@ mod tests {
         let (big, one) = (256, 300_000_u64.div_ceil(4096));
         assert!((big + one..big + 3 * one + 200).contains(&pages), "{pages}");
         let before = fs::read(at.join("big")).unwrap();
-        assert_eq!(files.change(3).unwrap(), 3);
+        assert_eq!(files.change(0, 3, Way::Cache).unwrap(), 3);
         let after = fs::read(at.join("big")).unwrap();
         assert_eq!(before.len(), after.len());
         assert!(before[..3 * PAGE_BYTES] != after[..3 * PAGE_BYTES]);
         assert!(before[3 * PAGE_BYTES..] == after[3 * PAGE_BYTES..]);
         assert_eq!(files.read().unwrap(), pages);
+        assert_eq!(files.check().unwrap(), Checked { pages, wrong: 0, first_wrong: None });
+        fs::write(at.join("big"), before).unwrap();
+        assert_eq!(files.check().unwrap().wrong, 3);
         fs::remove_dir_all(&at).unwrap();
     }
 }

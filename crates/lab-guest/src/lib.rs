@@ -3,6 +3,8 @@
 //! that puts them together inside the guest.
 
 pub mod burn;
+pub mod cache;
+pub mod churn;
 pub mod content;
 pub mod disk;
 pub mod files;
@@ -11,6 +13,7 @@ pub mod net;
 pub mod orders;
 pub mod pair;
 pub mod random;
+pub mod record;
 pub mod storing;
 pub mod swing;
 pub mod writer;

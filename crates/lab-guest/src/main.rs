@@ -2,18 +2,21 @@
 //! and answers questions on the second serial port.
 //!
 //! Lines from the guest: `.HEX` every 5 ms or as ordered, a heartbeat with its number;
-//! `=HEX WRITTEN DISK ANSWERS` every tenth time, with the pages written so far in
-//! memory, and on the disk or in the file, and the answers that it got; `boot ID ORDERS` at the start and when asked;
+//! `=HEX WRITTEN DISK ANSWERS TOUCHED` every tenth time, with the pages written so far in
+//! memory, and on the disk or in the file, the answers that it got, and the pages of
+//! cached files that were read and written; `boot ID ORDERS` at the start and when asked;
 //! `ID ok ...` or `ID error ...` for each line `ID COMMAND` that it was sent.
 //! Heartbeats are judged by when they arrive: the guest's own clocks stand still
 //! while QEMU has stopped it, so no clock in here sees a blackout.
 
+mod helper;
+mod liar;
 mod system;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -21,9 +24,11 @@ use std::time::{Duration, Instant};
 
 use lab_guest::PAGE_BYTES;
 use lab_guest::burn::{self, Burner};
+use lab_guest::cache::{Layout, Load, Use};
+use lab_guest::churn::{Churn, Churning};
 use lab_guest::content::Kind;
 use lab_guest::disk::{Disk, Habits};
-use lab_guest::files::Files;
+use lab_guest::files::{Files, Way};
 use lab_guest::memory::{Area, Checked};
 use lab_guest::net;
 use lab_guest::orders::Orders;
@@ -32,6 +37,8 @@ use lab_guest::random::Random;
 use lab_guest::storing::Storing;
 use lab_guest::swing::Swing;
 use lab_guest::writer::{Pacer, Writer};
+
+use helper::Helper;
 
 const COUNT_EVERY_TICKS: u64 = 10;
 /// How long a writer that is not to write waits before it looks again.
@@ -45,7 +52,6 @@ const FILE: &str = "/file";
 const COMMON_FIRST_PAGE: u64 = 1 << 31;
 const SERVER: &str = "/server/memcached";
 const LIBRARIES: &str = "/server";
-const HELPER: &str = "/droveway-guest";
 
 /// All that the threads share.
 struct Guest {
@@ -66,7 +72,10 @@ struct Guest {
     file: Storing,
     /// On file systems, and so in the page cache.
     files: Mutex<Option<Files>>,
-    helper: Option<Child>,
+    churning: Churning,
+    /// The same for files that the lab has made.
+    load: Option<Load>,
+    helper: Helper,
     written: AtomicU64,
     answers: AtomicU64,
     wrong_answers: AtomicU64,
@@ -79,6 +88,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let ([lie, which], false) = (&words[..], std::process::id() == 1)
+        && lie == "lie"
+    {
+        if let Err(error) = liar::run(which) {
+            eprintln!("guest: the liar: {error}");
+        }
+        return;
+    }
     if let Err(error) = run() {
         // On the console: the lab shows its end when a guest stays silent.
         eprintln!("guest: {error}");
@@ -112,6 +130,10 @@ fn run() -> std::io::Result<()> {
         };
         thread::Builder::new().name(path.to_owned()).spawn(run)?;
     }
+    let churning = Arc::clone(&guest);
+    thread::Builder::new().name("churn".to_owned()).spawn(move || churning.churning.run())?;
+    let loading = Arc::clone(&guest);
+    thread::Builder::new().name("load".to_owned()).spawn(move || use_cache(&loading))?;
     if guest.orders.serve_bytes > 0 {
         serve(guest.orders.serve_bytes)?;
     }
@@ -178,9 +200,15 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         first_page += bytes / PAGE_BYTES as u64;
         area
     };
-    let common = (orders.common_seed, COMMON_FIRST_PAGE, orders.common_bytes);
+    let mut next_common = COMMON_FIRST_PAGE;
+    let mut common = |name, kind, bytes| {
+        let area = Area::fill(name, kind, orders.common_seed, next_common, bytes, false);
+        next_common += bytes / PAGE_BYTES as u64;
+        area
+    };
     let fixed = vec![
-        Area::fill("common", Kind::Random, common.0, common.1, common.2, false),
+        common("common", Kind::Random, orders.common_bytes),
+        common("common_text", Kind::Text, orders.common_text_bytes),
         area("random", Kind::Random, orders.random_bytes, false),
         area("text", Kind::Text, orders.text_bytes, false),
         area("zero", Kind::Zero, orders.zero_bytes, false),
@@ -194,8 +222,12 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
     pacer.set_rate(orders.rate);
     let (disk, file) = stores(&orders)?;
     let files = (orders.files_bytes > 0).then(|| make_files(&orders)).transpose()?;
-    // It ends with the guest.
-    let helper = files.as_ref().map(|_| Command::new(HELPER).spawn()).transpose()?;
+    let load = (orders.cache != Use::None).then(|| fill_cache(&orders)).transpose()?;
+    let (files, churn) = files.unzip();
+    let helper = Helper::default();
+    if files.is_some() || load.is_some() {
+        helper.start()?;
+    }
     Ok(Guest {
         boot_id,
         orders,
@@ -210,6 +242,8 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         disk,
         file,
         files: Mutex::new(files),
+        churning: Churning::new(churn),
+        load,
         helper,
         written: AtomicU64::new(0),
         answers: AtomicU64::new(0),
@@ -236,13 +270,34 @@ fn stores(orders: &Orders) -> std::io::Result<(Storing, Storing)> {
 
 /// Mounts the disks, fills them, and reads what is there, so that all of it is in
 /// the page cache and nothing of it newer there.
-fn make_files(orders: &Orders) -> std::io::Result<Files> {
+fn make_files(orders: &Orders) -> std::io::Result<(Files, Churn)> {
     system::mount("sysfs", "/sys")?;
-    let files = Files::make(system::mount_disks()?, orders.files_bytes, orders.seed)?;
+    let places = system::mount_disks()?;
+    // Of the same seed, the content of both would be the same.
+    let churn = Churn::make(&places, orders.churn_bytes, !orders.seed)?;
+    let files = Files::make(places, orders.files_bytes, orders.seed)?;
     rustix::fs::sync();
     system::drop_caches(system::Caches::All)?;
     files.read()?;
-    Ok(files)
+    churn.check()?;
+    Ok((files, churn))
+}
+
+/// Mounts the disk that the lab has made files on, and reads what is in use of them.
+fn fill_cache(orders: &Orders) -> std::io::Result<Load> {
+    system::mount("sysfs", "/sys")?;
+    let missing = || std::io::Error::other("there is no disk with files");
+    let at = system::mount_disks()?.into_iter().next().ok_or_else(missing)?;
+    let layout = Layout { kind: orders.cache, cached_bytes: orders.cache_bytes, seed: orders.seed };
+    Load::new(layout, at, orders.cache_rate)
+}
+
+fn use_cache(guest: &Guest) {
+    if let Some(load) = guest.load.as_ref().filter(|_| guest.orders.cache_rate > 0)
+        && let Err(error) = load.run()
+    {
+        eprintln!("guest: cached files: {error}");
+    }
 }
 
 /// Beats, before anything else that wants the CPU.
@@ -264,7 +319,8 @@ fn tick(guest: &Guest) {
             let written = guest.written.load(Ordering::Relaxed);
             let disk_written = guest.disk.written() + guest.file.written();
             let answers = guest.answers.load(Ordering::Relaxed);
-            guest.say(&format!("={ticks:x} {written} {disk_written} {answers}"));
+            let touched = guest.load.as_ref().map_or(0, Load::touched);
+            guest.say(&format!("={ticks:x} {written} {disk_written} {answers} {touched}"));
         } else {
             guest.say(&format!(".{ticks:x}"));
         }
@@ -364,17 +420,34 @@ impl Guest {
             "check" => self.check(),
             "check-disk" => self.check_disk(),
             "files" => self.on_files(|files| files.read()),
-            "files-change" => {
-                let pages = rest.parse().map_err(|_| format!("{rest:?} is no number"))?;
-                self.on_files(|files| files.change(pages))
+            "files-change" => self.change_files(rest, Way::Cache),
+            "files-direct" => self.change_files(rest, Way::Direct),
+            "files-check" => self.check_files(),
+            "churn" => {
+                self.churning.set(rest == "on");
+                self.churning.done()
             }
             "files-sync" => {
                 rustix::fs::sync();
                 Ok(String::new())
             }
             "files-drop" => dropped(system::Caches::All),
+            "cache-check" => {
+                let one_of = rest.parse().map_err(|_| format!("{rest:?} is no number"))?;
+                self.check_cache(one_of)
+            }
+            "cache-drop" => dropped(system::Caches::Contents),
             "files-forget-names" => dropped(system::Caches::Names),
-            "helper" => self.woken().map_err(|error| error.to_string()),
+            "helper" => self.helper.woken().map_err(|error| error.to_string()),
+            "helper-works" => {
+                self.helper.works().map(|it| it.to_string()).map_err(|error| error.to_string())
+            }
+            "helper-kill" => done(self.helper.end()),
+            "helper-start" => done(self.helper.start()),
+            "helper-lie" => done(self.helper.lie(rest)),
+            "helper-asked" => done(self.helper.hear("asked")),
+            "helper-told" => done(self.helper.hear("told")),
+            "helper-go" => done(self.helper.go()),
             "memory" => system::memory().map_err(|error| error.to_string()),
             "status" => Ok(self.status()),
             "forget" => {
@@ -425,6 +498,11 @@ impl Guest {
         Ok(format!("written={} {}", self.disk.written(), shown(checked)))
     }
 
+    fn check_cache(&self, one_of: usize) -> Result<String, String> {
+        let load = self.load.as_ref().ok_or("there are no cached files")?;
+        load.check(one_of).map(shown).map_err(|error| error.to_string())
+    }
+
     fn on_files(
         &self,
         work: impl FnOnce(&mut Files) -> std::io::Result<u64>,
@@ -434,12 +512,21 @@ impl Guest {
         work(files).map(|pages| format!("pages={pages}")).map_err(|error| error.to_string())
     }
 
-    /// How often the helper was woken, in the system's own words.
-    fn woken(&self) -> std::io::Result<String> {
-        let helper = self.helper.as_ref().ok_or(std::io::ErrorKind::NotFound)?;
-        let status = fs::read_to_string(format!("/proc/{}/status", helper.id()))?;
-        let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"));
-        Ok(line.unwrap_or_default().to_owned())
+    /// `PAGES`, or `FIRST PAGES`.
+    fn change_files(&self, rest: &str, way: Way) -> Result<String, String> {
+        let (first, pages) = rest.split_once(' ').unwrap_or(("0", rest));
+        let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is no number"));
+        let (first, pages) = (number(first)?, number(pages)?);
+        self.on_files(|files| files.change(first, pages, way))
+    }
+
+    /// Of all files on disks, those that change too, as they are read.
+    fn check_files(&self) -> Result<String, String> {
+        let files = lock(&self.files);
+        let files = files.as_ref().ok_or("there are no files")?;
+        let mut checked = files.check().map_err(|error| error.to_string())?;
+        checked.add(self.churning.check()?);
+        Ok(shown(checked))
     }
 
     fn status(&self) -> String {
@@ -457,7 +544,11 @@ impl Guest {
 }
 
 fn dropped(caches: system::Caches) -> Result<String, String> {
-    system::drop_caches(caches).map(|()| String::new()).map_err(|error| error.to_string())
+    done(system::drop_caches(caches))
+}
+
+fn done(result: std::io::Result<()>) -> Result<String, String> {
+    result.map(|()| String::new()).map_err(|error| error.to_string())
 }
 
 fn shown(checked: Checked) -> String {

@@ -5,6 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::cache::Use;
+
 /// How often guests beat that are not told.
 pub const TICK_MS: u64 = 5;
 
@@ -26,7 +28,10 @@ pub struct Orders {
     /// Bytes filled once with content that doesn't shrink, the same in every guest
     /// that is given the same `common_seed`.
     pub common_bytes: u64,
-    /// Says which content that is.
+    /// Bytes filled once with content that shrinks as text does, the same in the same
+    /// guests.
+    pub common_text_bytes: u64,
+    /// Says which content both are.
     pub common_seed: u64,
     /// Bytes filled once with content that doesn't shrink.
     pub random_bytes: u64,
@@ -71,6 +76,15 @@ pub struct Orders {
     /// Bytes of files that are made on the file system of each disk; 0 if none has
     /// one. With it the helper is started, which tells where they are.
     pub files_bytes: u64,
+    /// Bytes of files beside those that change in every way when they are told to.
+    pub churn_bytes: u64,
+    /// What files are for that the lab has made on the first disk's file system, and
+    /// that the guest has in its page cache. With them the helper is started, too.
+    pub cache: Use,
+    /// Bytes of them there.
+    pub cache_bytes: u64,
+    /// Bytes of them that are read and written per second.
+    pub cache_rate: u64,
     /// Bytes of the first disk that are filled, and rewritten in any order.
     pub disk_bytes: u64,
     /// Bytes rewritten there per second.
@@ -102,6 +116,7 @@ impl fmt::Display for Orders {
         let numbers = [
             ("seed", self.seed),
             ("common", self.common_bytes),
+            ("common_text", self.common_text_bytes),
             ("common_seed", self.common_seed),
             ("random", self.random_bytes),
             ("text", self.text_bytes),
@@ -122,6 +137,10 @@ impl fmt::Display for Orders {
             ("file", self.file_bytes),
             ("file_rate", self.file_rate),
             ("files", self.files_bytes),
+            ("churn", self.churn_bytes),
+            ("cache", self.cache.number()),
+            ("cache_bytes", self.cache_bytes),
+            ("cache_rate", self.cache_rate),
             ("disk", self.disk_bytes),
             ("disk_rate", self.disk_rate),
             ("disk_run", self.disk_run),
@@ -150,6 +169,7 @@ impl FromStr for Orders {
             match name {
                 "seed" => orders.seed = number,
                 "common" => orders.common_bytes = number,
+                "common_text" => orders.common_text_bytes = number,
                 "common_seed" => orders.common_seed = number,
                 "random" => orders.random_bytes = number,
                 "text" => orders.text_bytes = number,
@@ -169,6 +189,10 @@ impl FromStr for Orders {
                 "file" => orders.file_bytes = number,
                 "file_rate" => orders.file_rate = number,
                 "files" => orders.files_bytes = number,
+                "churn" => orders.churn_bytes = number,
+                "cache" => orders.cache = Use::of(number).ok_or_else(bad)?,
+                "cache_bytes" => orders.cache_bytes = number,
+                "cache_rate" => orders.cache_rate = number,
                 "disk" => orders.disk_bytes = number,
                 "disk_rate" => orders.disk_rate = number,
                 "disk_run" => orders.disk_run = number,
@@ -191,6 +215,7 @@ mod tests {
         let orders = Orders {
             seed: 1,
             common_bytes: 15,
+            common_text_bytes: 24,
             common_seed: 16,
             random_bytes: 2,
             text_bytes: 3,
@@ -211,6 +236,10 @@ mod tests {
             file_bytes: 18,
             file_rate: 19,
             files_bytes: 23,
+            churn_bytes: 24,
+            cache: Use::Database,
+            cache_bytes: 25,
+            cache_rate: 26,
             disk_bytes: 7,
             disk_rate: 8,
             disk_run: 9,
@@ -222,7 +251,9 @@ mod tests {
 
     #[test]
     fn wrong_orders_are_named() {
-        for wrong in ["lab.seed", "lab.seed=x", "lab.rate=-1", "lab.colour=1", "lab.asks=256"] {
+        for wrong in
+            ["lab.seed", "lab.seed=x", "lab.rate=-1", "lab.colour=1", "lab.asks=256", "lab.cache=7"]
+        {
             assert_eq!(wrong.parse::<Orders>(), Err(BadOrder(wrong.to_owned())));
         }
     }

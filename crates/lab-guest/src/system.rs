@@ -57,27 +57,31 @@ pub(crate) fn mount_disks() -> std::io::Result<Vec<PathBuf>> {
 pub(crate) enum Caches {
     /// Which files there are, but not what is in them.
     Names,
+    /// What is in files, but not which there are.
+    Contents,
     /// All that it can have again from disks.
     All,
 }
 
 pub(crate) fn drop_caches(caches: Caches) -> std::io::Result<()> {
     let number = match caches {
+        Caches::Contents => "1",
         Caches::Names => "2",
         Caches::All => "3",
     };
     fs::write("/proc/sys/vm/drop_caches", number)
 }
 
-/// What the kernel keeps in memory, in KiB: `cached=N active=N slab=N`.
+/// What the kernel keeps in memory, in KiB: `cached=N active=N inactive=N dirty=N slab=N`.
 pub(crate) fn memory() -> std::io::Result<String> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let number = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.and_then(|rest| rest.split_whitespace().next()).unwrap_or("0")
     };
-    let [cached, active, slab] = ["Cached", "Active(file)", "Slab"].map(number);
-    Ok(format!("cached={cached} active={active} slab={slab}"))
+    let names = ["Cached", "Active(file)", "Inactive(file)", "Dirty", "Slab"];
+    let [cached, active, inactive, dirty, slab] = names.map(number);
+    Ok(format!("cached={cached} active={active} inactive={inactive} dirty={dirty} slab={slab}"))
 }
 
 pub(crate) fn open_port() -> std::io::Result<File> {

@@ -1,6 +1,7 @@
 //! Benchmarks: contenders move the same guest over the same links, in turn.
 
 mod beside;
+pub mod cache;
 pub mod contest;
 mod cpu;
 pub mod gang;

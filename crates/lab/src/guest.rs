@@ -45,6 +45,8 @@ pub struct GuestSpec {
     pub orders: Orders,
     /// Whether QEMU ends when it reboots, as it does after a panic.
     pub no_reboot: bool,
+    /// More words for its kernel.
+    pub kernel_words: &'static str,
     /// Its initramfs, if it is not the usual one.
     pub initrd: Option<PathBuf>,
     /// More arguments of QEMU.
@@ -62,6 +64,7 @@ impl GuestSpec {
             vcpus: 1,
             orders,
             no_reboot: true,
+            kernel_words: "",
             initrd: None,
             extra: Vec::new(),
         }
@@ -73,7 +76,11 @@ impl GuestSpec {
         // `max` under TCG has features that 7.2 can't migrate.
         let cpu = if kit.accelerator == Accelerator::Kvm { "host" } else { "qemu64" };
         // Huge pages in the guest would move memory that it left alone.
-        let quiet = "console=ttyS0 quiet panic=1 transparent_hugepage=never";
+        let mut quiet = "console=ttyS0 quiet panic=1 transparent_hugepage=never".to_owned();
+        for word in self.kernel_words.split_whitespace() {
+            quiet += " ";
+            quiet += word;
+        }
         let mut argv: Vec<String> = [
             &qemu.display().to_string(),
             // With named threads, vCPUs are told from the rest.
@@ -213,6 +220,22 @@ impl Guest {
         self.checked("check-disk")
     }
 
+    /// Has it read and check all files on its disks' file systems.
+    ///
+    /// # Errors
+    /// If it doesn't answer, or has no files.
+    pub fn check_files(&self) -> Result<Checked> {
+        self.checked("files-check")
+    }
+
+    /// Has it read and check one of `one_of` files that it has in its page cache.
+    ///
+    /// # Errors
+    /// If it doesn't answer, or has none.
+    pub fn check_cache(&self, one_of: usize) -> Result<Checked> {
+        self.checked(&format!("cache-check {one_of}"))
+    }
+
     fn checked(&self, command: &str) -> Result<Checked> {
         let answer = self.ask(command)?;
         let field = |name: &str| {
@@ -277,6 +300,13 @@ impl Guest {
     #[must_use]
     pub fn pages(&self, from: Instant, to: Instant) -> Vec<(Instant, u64)> {
         self.heard.pages(from, to)
+    }
+
+    /// How many pages of files in its page cache it had read and written, at instants
+    /// between two; since [`Guest::forget_gap`].
+    #[must_use]
+    pub fn touched(&self, from: Instant, to: Instant) -> Vec<(Instant, u64)> {
+        self.heard.touched(from, to)
     }
 
     /// How it fares.

@@ -11,6 +11,7 @@ mod link;
 mod outside;
 mod racks;
 mod stale;
+mod storage;
 
 pub use counters::Traffic;
 pub use host::{Host, RUN_DIR};
@@ -18,6 +19,7 @@ pub use link::Link;
 pub use outside::Outside;
 pub use racks::{Crossed, Edges, Layout, RackHost, Racks};
 pub use stale::{abandon, clean};
+pub use storage::Storage;
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,7 +27,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::error::{FileContext, LabError, Result};
+use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::program;
 
 /// Every namespace of the lab begins with this and the maker's process id.
@@ -80,6 +82,12 @@ fn begin() -> Result<(File, String)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let nth = NEXT.fetch_add(1, Relaxed);
     Ok((turn, format!("{PREFIX}{}-{nth}", std::process::id())))
+}
+
+/// A directory that is removed with this, or by the next lab if this one is killed.
+pub(crate) fn scratch(name: &str) -> Result<tempfile::TempDir> {
+    let prefix = format!("{PREFIX}{}-{name}-", std::process::id());
+    tempfile::Builder::new().prefix(&prefix).tempdir().doing("make a directory")
 }
 
 /// Waits until no other lab on this machine makes hosts, or removes what others

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use lab::bench::cache::scenarios::Links;
+use lab::bench::gang::conditions::Conditions;
 use lab::bench::result::{Outcome, Run};
-use lab::bench::{contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
+use lab::bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
 use lab::error::LabError;
 use lab::{demo, hosts, program, setup, simulate, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
@@ -44,9 +46,10 @@ enum Action {
         /// Only these points of a sweep, such as 500x2; may be repeated.
         #[arg(long)]
         at: Vec<String>,
-        /// How many VMs a gang has [default: 8]
-        #[arg(long, value_parser = clap::value_parser!(u8).range(1..=16))]
-        vms: Option<u8>,
+        #[command(flatten)]
+        conditions: Conditions,
+        #[command(flatten)]
+        links: Links,
     },
     /// Predict what a gang of many VMs on many hosts would take, in simulated time.
     Simulate(Box<simulate::Options>),
@@ -54,9 +57,8 @@ enum Action {
     Trace {
         /// The file.
         file: PathBuf,
-        /// How many guests.
-        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=100))]
-        vms: u8,
+        #[command(flatten)]
+        conditions: Conditions,
     },
     /// Run a program where hosts can be made: as root, else in a user namespace.
     AsRoot {
@@ -175,7 +177,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
         Action::AsRoot { argv } => return unprivileged::run(argv),
         Action::Demo => return demo::run(),
         Action::DemoGang => return demo::gang::run(),
-        Action::Trace { file, vms } => simulate::record(file, usize::from(*vms))?,
+        Action::Trace { file, conditions } => simulate::record(file, conditions)?,
         Action::Bench { name: None, .. } => {
             let scenarios = scenario::all();
             let contests = scenarios.iter().map(|one| (one.name, one.about));
@@ -183,12 +185,15 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let sweeps = sweeps.iter().map(|one| (one.name, one.about));
             let gangs = gang::scenarios::all();
             let gangs = gangs.iter().map(|one| (one.name, one.about));
-            for (name, about) in contests.chain(sweeps).chain(gangs) {
+            let caches = cache::scenarios::all();
+            let caches = caches.iter().map(|one| (one.name, one.about));
+            let caches = caches.chain([(cache::helper::NAME, cache::helper::ABOUT)]);
+            for (name, about) in contests.chain(sweeps).chain(gangs).chain(caches) {
                 println!("{name:15} {about}");
             }
         }
-        Action::Bench { name: Some(name), runs, only, at, vms } => {
-            return bench(name, *runs, only, at, vms.map(usize::from));
+        Action::Bench { name: Some(name), runs, only, at, conditions, links } => {
+            return bench(name, *runs, only, at, conditions, *links);
         }
         Action::TcpSink { port } => plain_tcp::sink(*port).map_err(system)?,
         Action::TcpSource { address, bytes } => {
@@ -213,8 +218,13 @@ fn bench(
     runs: u32,
     only: &[String],
     at: &[String],
-    vms: Option<usize>,
+    conditions: &Conditions,
+    links: Links,
 ) -> Result<ExitCode, LabError> {
+    if name == cache::helper::NAME {
+        cache::helper::run(&setup::ensure()?, runs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let is_right = |run: &Run| !run.ok || (run.intact && run.disk_intact.unwrap_or(true));
     let all_right = |outcome: &Outcome| {
         outcome.contenders.values().flat_map(|contender| &contender.runs).all(is_right)
@@ -222,16 +232,18 @@ fn bench(
     let contest = scenario::all().into_iter().find(|one| one.name == name);
     let sweep = writers::sweeps().into_iter().find(|one| one.name == name);
     let gang = gang::scenarios::all().into_iter().find(|one| one.name == name);
-    let right = match (contest, sweep, gang) {
+    let cache = cache::scenarios::all().into_iter().find(|one| one.name == name);
+    let right = match (contest, sweep, gang, cache) {
         (Some(contest), ..) => all_right(&contest::run(&setup::ensure()?, &contest, runs, only)?),
-        (None, None, Some(gang)) => {
-            all_right(&gang::run(&setup::ensure()?, &gang, vms, runs, only)?)
+        (.., Some(cache)) => all_right(&cache::run(&setup::ensure()?, &cache, links, runs, only)?),
+        (_, None, Some(gang), _) => {
+            all_right(&gang::run(&setup::ensure()?, gang, conditions, runs, only)?)
         }
-        (None, Some(sweep), _) => {
+        (_, Some(sweep), ..) => {
             let outcome = sweep::run(&setup::ensure()?, &sweep, runs, only, at)?;
             outcome.points.iter().all(|point| all_right(&point.outcome))
         }
-        (None, None, None) => {
+        (None, None, None, None) => {
             let text = format!("there is no benchmark {name}; `lab bench` lists them");
             return Err(LabError::Unsupported(text));
         }

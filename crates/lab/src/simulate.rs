@@ -1,32 +1,39 @@
 //! Gangs of many VMs on many hosts in simulated time: what sharing content would
 //! save where no lab reaches. Who may begin says the agents' policy, where content
 //! is the agents' directory; VMs are traces of what they contain, and links share
-//! what they carry as TCP does. There is no QEMU, and no CPU that is busy.
+//! what they carry as TCP does. There is no QEMU; what it takes of cores, and what all
+//! else takes, is known by the byte.
 
+mod against;
 mod content;
+mod cores;
 mod gang;
 mod ground;
 mod links;
 mod record;
 mod trace;
+mod vm;
 
 use std::path::PathBuf;
 
 use clap::Args;
 
+pub use cores::{Costs, Machines};
 pub use gang::{Outcome, Pace, run};
 pub use ground::Ground;
 pub use record::record;
 pub use trace::{Mix, Trace, TracedVm};
 
 use crate::contender::gang::Share;
-use crate::error::{LabError, Result};
+use crate::error::{FileContext, LabError, Result};
 
 const MIB: u64 = 1 << 20;
 const HOSTS_MAX: usize = 1000;
 const VMS_MAX: usize = 10_000;
 /// A step in which nothing can happen that matters.
 const STEP_S: f64 = 0.02;
+/// Cores of the lab's machine, less what the lab itself takes to look at all.
+const LAB_CORES: f64 = 1.9;
 /// The system of the lab's guests, as much as two have in common; what each has
 /// besides; and what is the same page.
 const LAB_SYSTEM: u64 = 34 * MIB;
@@ -37,7 +44,8 @@ const LAB_OWN: u64 = 4 * MIB;
 pub struct Options {
     /// As the lab's gang benchmarks: two source racks and one target rack of two
     /// hosts each, edges of 250 Mbit/s, a core of 1 Gbit/s, 8 VMs of which each has
-    /// the system, 32 MiB that all have and 16 MiB of its own, all at once
+    /// the system, 32 MiB that all have and 16 MiB of its own, all at once, and all
+    /// hosts on one machine
     #[arg(long)]
     like_lab: bool,
     /// How far content is shared [default: off, host and rack, one after the other]
@@ -95,6 +103,19 @@ pub struct Options {
     /// from the first one on where more move
     #[arg(long, value_name = "FILE", conflicts_with_all = ["system", "common", "own"])]
     trace: Option<PathBuf>,
+    /// Cores of each host, or of the machine that the lab is [default: nothing waits for
+    /// one; of the lab 2, less what it takes itself]
+    #[arg(long, value_name = "NUMBER")]
+    cores: Option<f64>,
+    /// What work takes of them, as far as it is given here: a file {hand_over_ns,
+    /// tap_ns, name_ns, encode_ns, place_ns, find_ns, wire_ns, start_s, vm_cores,
+    /// vcpu_cores, moving_cores}
+    #[arg(long, value_name = "FILE")]
+    costs: Option<PathBuf>,
+    /// Say instead how far off it is from what the lab measured: results of gang-idle;
+    /// may be repeated
+    #[arg(long, value_name = "FILE", requires_all = ["like_lab", "trace"])]
+    against: Vec<PathBuf>,
     /// Pages are sent as they are, also where the trace says how they shrink
     #[arg(long)]
     uncompressed: bool,
@@ -125,7 +146,7 @@ impl Options {
     /// If it can't be.
     pub fn run(&self) -> Result<()> {
         let (ground, mix) = (self.ground(), self.mix());
-        let pace = self.pace();
+        let pace = self.pace(self.costs()?);
         self.check(&ground, &pace)?;
         let all = mix.vms;
         let mut trace = match &self.trace {
@@ -134,6 +155,13 @@ impl Options {
         };
         if self.uncompressed {
             trace.encoded_bytes.clear();
+        }
+        for path in &self.against {
+            let name = path.file_stem().unwrap_or_default().display();
+            println!("`{name}`:\n\n{}", against::compare(path, &pace, &trace)?);
+        }
+        if !self.against.is_empty() {
+            return Ok(());
         }
         let every = [Share::Off, Share::Host, Share::Rack];
         let shares = if self.share.is_empty() { &every[..] } else { &self.share };
@@ -195,7 +223,23 @@ impl Options {
         }
     }
 
-    fn pace(&self) -> Pace {
+    fn costs(&self) -> Result<Costs> {
+        let Some(path) = &self.costs else { return Ok(Costs::default()) };
+        let text = std::fs::read(path).at("read", path)?;
+        serde_json::from_slice(&text)
+            .map_err(|error| LabError::Unsupported(format!("{}: {error}", path.display())))
+    }
+
+    fn machines(&self) -> Machines {
+        match self.cores {
+            None if self.like_lab => Machines::One(LAB_CORES),
+            None => Machines::Unlimited,
+            Some(cores) if self.like_lab => Machines::One(cores),
+            Some(cores) => Machines::Each(cores),
+        }
+    }
+
+    fn pace(&self, costs: Costs) -> Pace {
         Pace {
             parallel: if self.like_lab { policy::gang::PARALLEL_MAX } else { self.parallel },
             prepare_s: self.prepare,
@@ -205,6 +249,8 @@ impl Options {
             naming_bytes_per_s: self.naming * 1e6,
             vm_bytes_per_s: self.vm_rate * 1e6,
             step_s: if self.like_lab { STEP_S / 4.0 } else { STEP_S },
+            machines: self.machines(),
+            costs,
         }
     }
 
@@ -225,18 +271,32 @@ impl Options {
             pace.naming_bytes_per_s,
             pace.vm_bytes_per_s,
             pace.pool_bytes,
+            self.cores.unwrap_or(1.0),
         ];
         let times = [pace.prepare_s, pace.switchover_s];
         let right = rates.iter().all(|rate| rate.is_finite() && *rate > 0.0)
-            && times.iter().all(|time| (0.0..=3600.0).contains(time));
-        if right { Ok(()) } else { wrong("rates have to be above 0, times up to an hour") }
+            && times.iter().all(|time| (0.0..=3600.0).contains(time))
+            && pace.costs.are_right();
+        if right {
+            return Ok(());
+        }
+        wrong("rates and cores have to be above 0, times up to an hour, costs not below 0")
     }
 }
 
 /// As Markdown.
 fn table(outcomes: &[Outcome]) -> String {
-    let heads =
-        ["share", "total s", "core MB", "bodies MB", "named MB", "peers MB", "again MB", "asked"];
+    let heads = [
+        "share",
+        "total s",
+        "CPU s",
+        "core MB",
+        "bodies MB",
+        "named MB",
+        "peers MB",
+        "again MB",
+        "asked",
+    ];
     let rule = heads.map(|_| "---");
     let mut out = format!("| {} |\n| {} |\n", heads.join(" | "), rule.join(" | "));
     let mb = |bytes: f64| format!("{:.1}", bytes / 1e6);
@@ -246,6 +306,7 @@ fn table(outcomes: &[Outcome]) -> String {
         let row = [
             one.share.to_string(),
             one.total_s.map_or_else(|| "more than a day".to_owned(), |s| format!("{s:.2}")),
+            format!("{:.1}", one.cpu_s),
             mb(one.core_bytes),
             mb(one.body_bytes),
             mb(one.named_bytes),
@@ -279,7 +340,7 @@ mod tests {
     fn what_cannot_be_simulated_is_refused() {
         let checked = |line: &str| {
             let options = typed(line);
-            options.check(&options.ground(), &options.pace())
+            options.check(&options.ground(), &options.pace(Costs::default()))
         };
         assert!(checked("").is_ok() && checked("--like-lab").is_ok());
         for line in [
@@ -292,6 +353,7 @@ mod tests {
             "--core NaN",
             "--prepare=-1",
             "--pool 0",
+            "--cores 0",
         ] {
             assert!(checked(line).is_err(), "{line}");
         }
@@ -302,6 +364,9 @@ mod tests {
         let outcome = Outcome {
             share: Share::Rack,
             total_s: Some(4.5),
+            prepared_s: 0.6,
+            cpu_s: 9.0,
+            guests_cpu_s: 1.0,
             core_bytes: 2e6,
             body_bytes: 1e6,
             named_bytes: 7e6,
@@ -310,6 +375,9 @@ mod tests {
             lookups: 12,
         };
         let text = table(&[outcome]);
-        assert!(text.contains("| rack | 4.50 | 2.0 | 1.0 | 7.0 | 0.5 | 0.0, 0.1 | 12 |"), "{text}");
+        assert!(
+            text.contains("| rack | 4.50 | 9.0 | 2.0 | 1.0 | 7.0 | 0.5 | 0.0, 0.1 | 12 |"),
+            "{text}"
+        );
     }
 }

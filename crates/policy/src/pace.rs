@@ -151,12 +151,15 @@ impl Pace {
         let ends = sample.lanes.iter().enumerate().map(|(lane, used)| (used.nic, there_of(lane)));
         let (here_of, there_of): (Vec<_>, Vec<_>) = ends.unzip();
         let far_nics = sample.destination.map_or(&[][..], |end| &end.nics);
+        let here = End { nics: bounded_list(sample.nics), of: &here_of };
+        let there = End { nics: bounded_list(far_nics), of: &there_of };
 
-        let there = Self::end(&mut self.there, far_nics, &there_of, sample, &wants, &self.lanes);
+        let may_there = Self::end(&mut self.there, there, here, sample.lanes, &wants, &self.lanes);
         // What the far end does not let through, others may use here.
-        let wants: Vec<f64> = wants.iter().zip(&there).map(|(want, far)| want.min(*far)).collect();
-        let here = Self::end(&mut self.here, sample.nics, &here_of, sample, &wants, &self.lanes);
-        self.spare = here.iter().zip(&there).map(|(here, far)| here.min(*far)).collect();
+        let wants: Vec<f64> =
+            wants.iter().zip(&may_there).map(|(want, far)| want.min(*far)).collect();
+        let may_here = Self::end(&mut self.here, here, there, sample.lanes, &wants, &self.lanes);
+        self.spare = may_here.iter().zip(&may_there).map(|(here, far)| here.min(*far)).collect();
         self.wants = wants;
         self.rebound(bounds)
     }
@@ -175,27 +178,26 @@ impl Pace {
     /// What each lane may write for one of its ends.
     fn end(
         nics: &mut Vec<Nic>,
-        uses: &[NicUse],
-        nic_of: &[Option<usize>],
-        sample: &PaceSample<'_>,
+        end: End<'_>,
+        other: End<'_>,
+        used: &[LaneUse],
         wants: &[f64],
         paces: &[Option<u64>],
     ) -> Vec<f64> {
-        let uses = &uses[..uses.len().min(NICS_MAX)];
-        nics.resize_with(uses.len(), Nic::default);
-        let mut may = vec![f64::INFINITY; nic_of.len()];
-        for (place, (nic, used)) in nics.iter_mut().zip(uses).enumerate() {
-            let lanes: Vec<usize> =
-                (0..nic_of.len()).filter(|lane| nic_of[*lane] == Some(place)).collect();
+        nics.resize_with(end.nics.len(), Nic::default);
+        let mut may = vec![f64::INFINITY; end.of.len()];
+        for (place, (nic, nic_use)) in nics.iter_mut().zip(end.nics).enumerate() {
+            let lanes = end.lanes(place);
             if lanes.is_empty() {
                 continue;
             }
-            let mine: f64 = lanes.iter().map(|lane| sample.lanes[*lane].bytes_per_s as f64).sum();
             let unpaced = |lane: &usize| paces.get(*lane).copied().flatten().is_none();
+            let writing: f64 = lanes.iter().map(|lane| used[*lane].writing).sum();
             let filling = lanes.iter().all(unpaced)
-                && lanes.iter().map(|lane| sample.lanes[*lane].writing).sum::<f64>()
-                    >= nic::FILLING * lanes.len() as f64;
-            let Some(spare) = nic.next(*used, mine, filling) else { continue };
+                && writing >= nic::FILLING * lanes.len() as f64
+                && !other.may_be_full(&lanes, nic_use, used);
+            let mine = written(&lanes, used);
+            let Some(spare) = nic.next(*nic_use, mine, filling) else { continue };
             let parts: Vec<Part> =
                 lanes.iter().map(|lane| Part { want: wants[*lane], most: f64::INFINITY }).collect();
             for (lane, part) in lanes.iter().zip(share(spare, &parts)) {
@@ -204,6 +206,40 @@ impl Pace {
         }
         may
     }
+}
+
+/// One end of a migration.
+#[derive(Clone, Copy)]
+struct End<'s> {
+    nics: &'s [NicUse],
+    /// The place of each lane's NIC.
+    of: &'s [Option<usize>],
+}
+
+impl End<'_> {
+    fn lanes(self, place: usize) -> Vec<usize> {
+        (0..self.of.len()).filter(|lane| self.of[*lane] == Some(place)).collect()
+    }
+
+    /// Whether it is this end that may be in the way of lanes which have all that
+    /// their path lets through: one of its NICs carries more than the one at the
+    /// far end, and most of it is not of this migration.
+    fn may_be_full(self, lanes: &[usize], far: &NicUse, used: &[LaneUse]) -> bool {
+        lanes.iter().filter_map(|lane| self.of[*lane]).any(|place| {
+            let Some(here) = self.nics.get(place) else { return false };
+            let mine = written(&self.lanes(place), used);
+            here.all_bytes_per_s as f64 > far.all_bytes_per_s as f64 * nic::CARRIES_MORE
+                && mine < here.content_bytes_per_s as f64 * nic::MOSTLY
+        })
+    }
+}
+
+fn written(lanes: &[usize], used: &[LaneUse]) -> f64 {
+    lanes.iter().map(|lane| used[*lane].bytes_per_s as f64).sum()
+}
+
+fn bounded_list(nics: &[NicUse]) -> &[NicUse] {
+    &nics[..nics.len().min(NICS_MAX)]
 }
 
 /// The spare within the operator's bounds.

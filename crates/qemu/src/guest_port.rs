@@ -11,7 +11,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cachemap::{Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, VERSION, Wanted};
+use cachemap::{
+    Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, Summary, VERSION, Wanted,
+};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde_json::json;
@@ -23,6 +25,10 @@ pub use find::{NoPort, Port, find};
 
 /// What is read at once.
 const READ_BYTES: usize = 64 << 10;
+/// A part that is handed on has so many pages at least, and that share of all before
+/// it: there are few of them, however large the map is.
+const PART_PAGES_LEAST: u64 = 1024;
+const PART_SHARE: u64 = 2;
 const PAGE_BYTES: u64 = cachemap::PAGE_BYTES;
 /// Below this, memory has no gap on any machine type that QEMU has: q35's begins
 /// at 2 GiB at the lowest. Above it, the gap goes up to 4 GiB.
@@ -156,15 +162,47 @@ pub fn ask(
     budget: Budget,
     patience: Patience,
 ) -> Result<CacheMap, GuestError> {
-    let ask = Ask {
+    let ask = map_ask(limits, budget);
+    let listener = converse(stream, &ask, limits, patience, &mut |_| ())?;
+    listener.into_map().ok_or(GuestError::Closed)
+}
+
+/// The same; what is heard is handed on in parts, while the helper still looks. A
+/// part has no page twice, but may have one that another has.
+///
+/// # Errors
+/// As [`ask`].
+pub fn ask_in_parts(
+    stream: &UnixStream,
+    limits: Limits,
+    budget: Budget,
+    patience: Patience,
+    part: &mut dyn FnMut(CacheMap),
+) -> Result<Summary, GuestError> {
+    let ask = map_ask(limits, budget);
+    let (mut runs, mut pages) = (0, 0);
+    let mut hand_on = |listener: &Listener, is_all: bool| {
+        let (heard, heard_pages) = listener.heard();
+        let worth = (pages / PART_SHARE).max(PART_PAGES_LEAST);
+        if heard > runs && (is_all || heard_pages - pages >= worth) {
+            part(listener.after(runs));
+            (runs, pages) = (heard, heard_pages);
+        }
+    };
+    let listener =
+        converse(stream, &ask, limits, patience, &mut |listener| hand_on(listener, false))?;
+    hand_on(&listener, true);
+    listener.summary().cloned().ok_or(GuestError::Closed)
+}
+
+fn map_ask(limits: Limits, budget: Budget) -> Ask {
+    Ask {
         version: VERSION,
         nonce: nonce(),
         wanted: Wanted::Map,
         budget: budget.bounded(),
         runs_max: u32::try_from(limits.ram_pages).unwrap_or(RUNS_MAX).min(RUNS_MAX),
-    };
-    let listener = converse(stream, &ask, limits, patience)?;
-    listener.into_map().ok_or(GuestError::Closed)
+    }
 }
 
 /// Asks only whether there is a helper.
@@ -180,7 +218,8 @@ pub fn greet(stream: &UnixStream, greeting: Duration) -> Result<Greeting, GuestE
         runs_max: 0,
     };
     let limits = Limits { ram_pages: 0, end_page: 0 };
-    let listener = converse(stream, &ask, limits, Patience { greeting, all: greeting })?;
+    let listener =
+        converse(stream, &ask, limits, Patience { greeting, all: greeting }, &mut |_| ())?;
     listener.greeting().cloned().ok_or(GuestError::Closed)
 }
 
@@ -189,6 +228,7 @@ fn converse(
     ask: &Ask,
     limits: Limits,
     patience: Patience,
+    hears: &mut dyn FnMut(&Listener),
 ) -> Result<Listener, GuestError> {
     let began = Instant::now();
     let socket = |source| GuestError::Socket { source };
@@ -222,6 +262,7 @@ fn converse(
         if listener.take(room.get(..length).unwrap_or_default())? == State::Done {
             return Ok(listener);
         }
+        hears(&listener);
     }
 }
 

@@ -93,6 +93,10 @@ impl Lanes {
         Ok(lanes)
     }
 
+    pub(crate) fn queue(&self) -> &Queue {
+        &self.shared.queue
+    }
+
     /// Hands a batch over. Never blocks: the pool bounds how many there are.
     ///
     /// # Errors

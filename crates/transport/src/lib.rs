@@ -31,6 +31,7 @@ mod reluctance;
 mod sender;
 mod sieve;
 mod spare;
+mod told;
 
 pub use blocks::{BlockSink, TakeError};
 pub use connect::{Endpoint, connect, tune};
@@ -41,3 +42,4 @@ pub use meter::{Delivered, LaneMeter, LaneTimes, thread_cpu};
 pub use namer::{Asking, Labels, Namer};
 pub use receiver::{Ends, LaneEnd, Resolver, receive};
 pub use sieve::Sieve;
+pub use told::Reserved;

@@ -2,7 +2,7 @@
 
 use page::{Batch, BlockBatch, PAGE_BYTES};
 
-use crate::namer::Unkept;
+use crate::namer::{Labels, Unkept};
 
 /// A batch of any kind. They share queue, lanes and acknowledgements.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub enum Load {
     Named(Named),
     /// The same of pages whose bodies are not kept meanwhile.
     Asked(Asked),
+    /// Pages that the destination is told of before they are handed over.
+    Told(Told),
     /// Pages that the destination wants, having seen their names.
     Wanted(Batch),
     /// Pages that it wants after all.
@@ -36,6 +38,13 @@ pub struct Asked {
     pub(crate) unkept: Unkept,
     /// What the destination calls them by.
     pub(crate) ticket: u32,
+}
+
+/// Pages named ahead: what they contain now, and the destination may get elsewhere.
+#[derive(Debug)]
+pub struct Told {
+    pub(crate) unkept: Unkept,
+    pub(crate) labels: Labels,
 }
 
 impl From<Batch> for Load {
@@ -64,7 +73,9 @@ impl Load {
                 let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
                 Amount::Pages { body_bytes, fill_bytes: batch.guest_bytes() - body_bytes }
             }
-            Self::Again(unkept) | Self::Asked(Asked { unkept, .. }) => {
+            Self::Again(unkept)
+            | Self::Asked(Asked { unkept, .. })
+            | Self::Told(Told { unkept, .. }) => {
                 Amount::Pages { body_bytes: unkept.bytes(), fill_bytes: 0 }
             }
             Self::Blocks(batch) => {
@@ -77,8 +88,12 @@ impl Load {
     /// The destination has it: its buffer goes back to the pool.
     pub(crate) fn acknowledged(self) {
         match self {
-            Self::Pages(_) | Self::Wanted(_) | Self::Named(_) | Self::Asked(_) | Self::Again(_) => {
-            }
+            Self::Pages(_)
+            | Self::Wanted(_)
+            | Self::Named(_)
+            | Self::Asked(_)
+            | Self::Told(_)
+            | Self::Again(_) => {}
             Self::Blocks(batch) => batch.acknowledged(),
         }
     }

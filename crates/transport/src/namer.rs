@@ -11,6 +11,14 @@ pub trait Namer: std::fmt::Debug + Send + Sync {
     /// empty `labels`.
     fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking;
 
+    /// Takes out bodies that the destination was told of ahead, by [`Reserved::tell`],
+    /// and that have not changed since. Says how many.
+    ///
+    /// [`Reserved::tell`]: crate::Reserved::tell
+    fn take_out_told(&self, _batch: &mut Batch) -> usize {
+        0
+    }
+
     /// Reads what pages of a block contain by now, one after the other. False if
     /// that can't be had any more.
     fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool;
@@ -66,6 +74,10 @@ pub struct Unkept {
 }
 
 impl Unkept {
+    pub(crate) fn new(block: BlockId, epoch: Epoch, pages: Vec<PageIndex>) -> Self {
+        Self { block, epoch, pages }
+    }
+
     /// Those of a batch's bodies whose bit is set.
     pub(crate) fn of(batch: &Batch, bits: u128) -> Self {
         let pages = chosen(batch.bodies(), bits).map(|body| body.page).collect();

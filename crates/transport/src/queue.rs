@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::LanesError;
-use crate::load::{Amount, Asked, Load, Named};
+use crate::load::{Amount, Asked, Load, Named, Told};
 use crate::meter::Delivered;
 use crate::namer::{Namer, Unkept, bits_of, is_set};
 use crate::pending::{Nonsense, Pending, Resolved};
@@ -14,6 +14,11 @@ use crate::spare::Spare;
 
 /// So many batches that wait for lanes are little.
 const LITTLE: usize = 4;
+
+const BATCH_BYTES: usize = page::BATCH_PAGES * page::PAGE_BYTES;
+/// The destination waits for so much at most before it is told of more: a fourth of
+/// what it would wait for at all.
+const TOLD_MAX_BYTES: u64 = 1 << 30;
 
 /// How long there may be no lane at all before the migration fails: two
 /// rounds of noticing a dead path.
@@ -26,6 +31,8 @@ struct State {
     again: VecDeque<Load>,
     /// Blocks that the destination has no room for yet; older than what waits.
     held: VecDeque<Load>,
+    /// What the destination is told of ahead: a few bytes for each page.
+    told: VecDeque<Load>,
     waiting: VecDeque<Load>,
     /// How many batches of blocks the destination has room for, of all that are
     /// ever sent; none if it has not said.
@@ -108,8 +115,9 @@ impl State {
     /// The next batch that may go. Blocks without room are passed by: pages
     /// that come behind them don't wait for the destination's disks.
     fn next(&mut self) -> Option<Load> {
-        if let Some(load) = self.again.pop_front() {
-            return Some(load);
+        let first = self.again.pop_front().or_else(|| self.told.pop_front());
+        if first.is_some() {
+            return first;
         }
         let has_room = self.block_room.is_none_or(|room| self.blocks_taken < room);
         if has_room && let Some(load) = self.held.pop_front() {
@@ -141,6 +149,8 @@ pub(crate) struct Queue {
     over: Condvar,
     /// For the barrier: everything placed, or failed.
     drained: Condvar,
+    /// For who tells ahead: less is waited for.
+    has_room: Condvar,
 }
 
 /// What a lane that asked for work gets.
@@ -158,6 +168,7 @@ impl Queue {
             state: Mutex::new(State {
                 again: VecDeque::new(),
                 held: VecDeque::new(),
+                told: VecDeque::new(),
                 waiting: VecDeque::new(),
                 block_room: None,
                 blocks_taken: 0,
@@ -176,6 +187,7 @@ impl Queue {
             work: Condvar::new(),
             over: Condvar::new(),
             drained: Condvar::new(),
+            has_room: Condvar::new(),
         }
     }
 
@@ -202,6 +214,55 @@ impl Queue {
         drop(state);
         self.work.notify_one();
         Ok(())
+    }
+
+    /// A batch that is told ahead is as good as submitted: nothing is drained before it
+    /// is delivered. Blocks while the destination waits for too much. None if there
+    /// will be no more batches, or once it is `over`.
+    pub(crate) fn reserve(&self, over: impl Fn() -> bool) -> Option<()> {
+        let mut state = self.state.lock();
+        loop {
+            if over() || state.failed.is_some() || state.closed {
+                return None;
+            }
+            if state.pending.bytes() + (state.told.len() * BATCH_BYTES) as u64 <= TOLD_MAX_BYTES {
+                state.enters();
+                state.busy_since.get_or_insert_with(Instant::now);
+                return Some(());
+            }
+            self.has_room.wait(&mut state);
+        }
+    }
+
+    /// Who waits to reserve looks again.
+    pub(crate) fn wake_reserving(&self) {
+        let _state = self.state.lock();
+        self.has_room.notify_all();
+    }
+
+    /// What was reserved is told, or is nothing.
+    pub(crate) fn tell(&self, told: Option<Told>) {
+        let mut state = self.state.lock();
+        match told {
+            Some(told) if state.failed.is_none() => {
+                state.delivered.backlog_bytes += told.unkept.bytes();
+                state.told.push_back(Load::Told(told));
+                drop(state);
+                self.work.notify_one();
+            }
+            _ => {
+                state.leaves();
+                self.has_less(state);
+            }
+        }
+    }
+
+    /// Pages of a batch that a lane has taken were told of ahead.
+    pub(crate) fn came_after_told(&self, pages: usize) {
+        if pages > 0 {
+            let mut state = self.state.lock();
+            state.delivered.backlog_bytes -= (pages * page::PAGE_BYTES) as u64;
+        }
     }
 
     /// The next batch for a lane, or why there is none. Blocks. If the lanes have
@@ -264,6 +325,7 @@ impl Queue {
 
     /// Something that was out is not any more.
     fn has_less(&self, mut state: MutexGuard<'_, State>) {
+        self.has_room.notify_one();
         if state.pages_out == 0
             && let Some(since) = state.busy_since.take()
         {
@@ -390,7 +452,9 @@ impl Queue {
             }
             let load = match load {
                 // What they are named for is not known any more.
-                Load::Asked(Asked { unkept, .. }) => Load::Again(unkept),
+                Load::Asked(Asked { unkept, .. }) | Load::Told(Told { unkept, .. }) => {
+                    Load::Again(unkept)
+                }
                 load => load,
             };
             state.again.push_front(load);
@@ -462,8 +526,8 @@ impl Queue {
     pub(crate) fn fail(&self, error: LanesError) {
         let mut state = self.state.lock();
         state.failed.get_or_insert(error);
-        let State { again, held, waiting, .. } = &mut *state;
-        let lost = [again, held, waiting].map(std::mem::take);
+        let State { again, held, told, waiting, .. } = &mut *state;
+        let lost = [again, held, told, waiting].map(std::mem::take);
         drop(state);
         self.wake_for_end();
         self.drained.notify_all();
@@ -473,6 +537,7 @@ impl Queue {
 
     fn wake_for_end(&self) {
         self.work.notify_all();
+        self.has_room.notify_all();
         self.over.notify_all();
     }
 

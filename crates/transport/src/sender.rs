@@ -14,7 +14,7 @@ use crate::connect::connect;
 use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
 use crate::lanes::{LanesPlan, Shared};
-use crate::load::{Asked, Load, Named};
+use crate::load::{Asked, Load, Named, Told};
 use crate::meter::{Doing, thread_cpu};
 use crate::namer::{Asking, Labels, Unkept, is_set};
 use crate::outage::Outage;
@@ -145,6 +145,9 @@ fn send(
             {
                 shared.queue.dropped(sifting.sift(&**sieve, batch));
             }
+            if let (Some(namer), Load::Pages(batch)) = (&shared.plan.namer, &mut load) {
+                shared.queue.came_after_told(namer.take_out_told(batch));
+            }
             naming.ask(shared, load, &mut head, &mut rest)
         };
         let read = match naming.read_again(shared, &load) {
@@ -163,7 +166,7 @@ fn send(
                 (_, Some(batch)) | (Load::Pages(batch) | Load::Wanted(batch), None) => {
                     Content::Pages(batch)
                 }
-                (Load::Named(_) | Load::Asked(_) | Load::Again(_), None) => {
+                (Load::Named(_) | Load::Asked(_) | Load::Told(_) | Load::Again(_), None) => {
                     unreachable!("asked, or read again")
                 }
             };
@@ -211,6 +214,7 @@ impl Naming {
     ) -> (Load, bool) {
         let mut batch = match load {
             Load::Pages(batch) | Load::Named(Named { batch, .. }) => batch,
+            Load::Told(told) => return (Load::Asked(tell(shared, told, head)), true),
             other => return (other, false),
         };
         let asking = match &shared.plan.namer {
@@ -261,6 +265,23 @@ impl Naming {
         }
         Ok(Some(batch))
     }
+}
+
+/// Puts what is said of pages ahead into `head`.
+fn tell(shared: &Shared, told: Told, head: &mut Vec<u8>) -> Asked {
+    let Told { unkept, labels } = told;
+    let ticket = shared.queue.ticket();
+    let names = Names {
+        block: unkept.block,
+        epoch: unkept.epoch,
+        ticket,
+        may_wait: true,
+        names: &labels.names,
+        places: &labels.places,
+        fills: &[],
+    };
+    names.write(unkept.pages.iter().copied(), head);
+    Asked { unkept, ticket }
 }
 
 /// What is sent as bytes.

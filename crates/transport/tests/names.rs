@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 
 use content::{Domain, Key, Name};
@@ -26,6 +26,15 @@ fn content(page: u32) -> Vec<u8> {
     (0..).take(PAGE_BYTES).map(byte).collect()
 }
 
+/// What a page contained when the destination was told of it ahead, if it was.
+fn content_ahead(page: u32) -> Vec<u8> {
+    content(if has_changed(page) { page + 1 } else { page })
+}
+
+fn has_changed(page: u32) -> bool {
+    page % 11 == 1
+}
+
 fn key() -> Key {
     Key::new(b"test", &Domain::default())
 }
@@ -41,13 +50,44 @@ fn place_of(page: u32) -> Option<DiskPlace> {
 struct Source {
     /// Whether only those that disks have go by name.
     of_disks: bool,
+    /// What the destination was told ahead; none for what was handed over first.
+    told: Vec<OnceLock<Option<Name>>>,
+}
+
+impl Source {
+    /// Tells of all pages that disks have, downwards.
+    fn tell(&self, lanes: &Lanes) {
+        let pages: Vec<u32> = (0..PAGES).rev().filter(|page| place_of(*page).is_some()).collect();
+        for some in pages.chunks(100) {
+            let mut reserved = lanes.reserve((BlockId(0), Epoch(0)), || false).unwrap();
+            for page in some {
+                let name = key().name(&content_ahead(*page));
+                if self.told[*page as usize].set(Some(name)).is_ok() {
+                    reserved.add(PageIndex(*page), name, place_of(*page).unwrap());
+                }
+            }
+            reserved.tell();
+        }
+    }
+
+    fn was_told(&self, page: u32) -> Option<Name> {
+        *self.told[page as usize].get()?
+    }
 }
 
 impl Namer for Source {
+    fn take_out_told(&self, batch: &mut Batch) -> usize {
+        let pages: Vec<u32> = batch.bodies().iter().map(|body| body.page.0).collect();
+        batch.retain_bodies(|nth, bytes| {
+            let told = self.told[pages[nth] as usize].get_or_init(|| None);
+            told.is_none_or(|name| name != key().name(bytes))
+        })
+    }
+
     fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
         let mut bits = 0;
         for (nth, body) in batch.bodies().iter().enumerate() {
-            let place = place_of(body.page.0);
+            let place = place_of(body.page.0).filter(|_| self.was_told(body.page.0).is_none());
             if place.is_some() || !self.of_disks {
                 labels.names.push(key().name(batch.bytes_of(*body)));
                 labels.places.push(place);
@@ -88,7 +128,7 @@ impl Fickle {
     }
 
     fn place(&self, epoch: Epoch, page: PageIndex, name: &Name) {
-        let bytes = content(page.0);
+        let bytes = if epoch == Epoch(0) { content_ahead(page.0) } else { content(page.0) };
         assert_eq!(key().name(&bytes), *name, "the name that was sent is the page's");
         self.placer.place_bodies(BlockId(0), epoch, &[page], &bytes).unwrap();
     }
@@ -217,8 +257,7 @@ fn cut_after(outer: TcpStream, bytes: usize) -> TcpStream {
     far
 }
 
-fn lanes(count: usize, remote: SocketAddr, encoding: Encoding) -> Arc<Lanes> {
-    let namer = Source { of_disks: encoding == Encoding::Lz4 };
+fn lanes(count: usize, remote: SocketAddr, encoding: Encoding, namer: &Arc<Source>) -> Arc<Lanes> {
     let plan = LanesPlan {
         endpoints: vec![Endpoint { local: None, remote }; count],
         peer: "destination".to_owned(),
@@ -226,7 +265,7 @@ fn lanes(count: usize, remote: SocketAddr, encoding: Encoding) -> Arc<Lanes> {
         token: Token([1; 16]),
         encoding,
         sieve: None,
-        namer: Some(Arc::new(namer)),
+        namer: Some(Arc::clone(namer) as _),
     };
     Arc::new(Lanes::start(plan).unwrap())
 }
@@ -253,9 +292,15 @@ fn deliver(seed: u64, cuts: &[usize], encoding: Encoding) {
             ready.wait();
             serve(&listener, &fickle, &over, cuts);
         });
-        let carrier = lanes(1 + (seed % 4 / 2) as usize, address, encoding);
+        let told = std::iter::repeat_with(OnceLock::new).take(PAGES as usize).collect();
+        let source = Arc::new(Source { of_disks: encoding == Encoding::Lz4, told });
+        let carrier = lanes(1 + (seed % 4 / 2) as usize, address, encoding, &source);
         *fickle.lanes.lock() = Some(Arc::clone(&carrier));
         ready.wait();
+        let telling = source.of_disks.then(|| {
+            let (source, carrier) = (Arc::clone(&source), Arc::clone(&carrier));
+            scope.spawn(move || source.tell(&carrier))
+        });
         let pool = Pool::new(8 * SLOT_BYTES);
         let mut batch = pool.take().unwrap();
         for page in 0..PAGES {
@@ -270,11 +315,17 @@ fn deliver(seed: u64, cuts: &[usize], encoding: Encoding) {
         }
         batch.epoch = Epoch(3);
         carrier.submit(batch).unwrap();
+        if let Some(telling) = telling {
+            telling.join().unwrap();
+        }
         carrier.wait_drained().unwrap();
         assert_eq!(pool.out_bytes(), 0, "every buffer is back");
         let delivered = carrier.delivered();
         assert_eq!((delivered.backlog_bytes, delivered.pending_bytes), (0, 0));
-        assert_eq!(delivered.named_bytes + delivered.body_bytes, bytes);
+        let twice =
+            (0..PAGES).filter(|page| source.was_told(*page).is_some() && has_changed(*page));
+        let twice = (twice.count() * PAGE_BYTES) as u64;
+        assert_eq!(delivered.named_bytes + delivered.body_bytes, bytes + twice);
         for page in 0..PAGES {
             let mut found = vec![0; PAGE_BYTES];
             mapping.read(PageIndex(page).offset(), &mut found).unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use api::{BitRate, Cpus, Throttle, WantedMove};
+use api::{BitRate, Cpus, HelperBudget, Throttle, WantedMove};
 use clap::{ArgGroup, Args as ClapArgs};
 
 use crate::args::{CompressArg, TapArg};
@@ -136,6 +136,10 @@ pub(crate) struct HowArgs {
     /// The most that is read from storage for each VM, in bits per second
     #[arg(long, value_name = "RATE")]
     pub(super) storage_limit: Option<BitRate>,
+    /// What the helper may use up in each guest: a share of one CPU, time, memory
+    /// [default: cpu=50%,time=10s,memory=32M]
+    #[arg(long, value_name = "cpu=N%,time=Ns,memory=NM")]
+    pub(super) helper_budget: Option<HelperBudget>,
     /// Move VMs to hosts that have less memory free than their RAM
     #[arg(long)]
     pub(super) overcommit_memory: bool,

@@ -4,8 +4,8 @@
 use std::str::FromStr;
 
 use api::{
-    BitRate, Bounds, Compress, Cpus, FromStorage, GangOptions, OnStall, Priority, ReadDisks, Share,
-    Sharing, Slowing, TapChoice, Throttle,
+    BitRate, Bounds, Compress, Cpus, FromStorage, GangOptions, HelperBudget, OnStall, Priority,
+    ReadDisks, Share, Sharing, Slowing, TapChoice, Throttle,
 };
 use serde::{Deserialize, Deserializer};
 
@@ -39,6 +39,8 @@ pub(super) struct Options {
     pub(super) storage: Option<ReadDisks>,
     #[serde(deserialize_with = "text")]
     pub(super) storage_limit: Option<BitRate>,
+    #[serde(deserialize_with = "text")]
+    pub(super) helper_budget: Option<HelperBudget>,
     pub(super) overcommit_memory: bool,
 }
 
@@ -73,6 +75,7 @@ impl From<HowArgs> for Options {
             share_domain: args.share_domain,
             storage: args.storage.map(ReadDisks::from),
             storage_limit: args.storage_limit,
+            helper_budget: args.helper_budget,
             overcommit_memory: args.overcommit_memory,
         }
     }
@@ -102,6 +105,7 @@ impl Options {
             share_domain: self.share_domain.or(other.share_domain),
             storage: self.storage.or(other.storage),
             storage_limit: self.storage_limit.or(other.storage_limit),
+            helper_budget: self.helper_budget.or(other.helper_budget),
             overcommit_memory: self.overcommit_memory || other.overcommit_memory,
         }
     }
@@ -142,6 +146,9 @@ impl From<Options> for GangOptions {
             storage: FromStorage {
                 read: options.storage.unwrap_or_default(),
                 limit: options.storage_limit,
+                share: None,
+                ahead: false,
+                helper: options.helper_budget.unwrap_or_default(),
             },
         }
     }

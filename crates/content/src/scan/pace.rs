@@ -8,28 +8,23 @@ const WORK: Duration = Duration::from_millis(10);
 const REST_MAX: Duration = Duration::from_secs(10);
 
 /// Decides, from the CPU time that was used, when to rest and for how long.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
-    share: f64,
     /// CPU time and time when the work after the last rest began, as far as known.
     began: Option<(Duration, Instant)>,
 }
 
 impl Pace {
-    /// At most this share of one CPU: 0.05 is 5 %, 1 is all of it.
-    pub(super) fn new(share: f64) -> Self {
-        Self { share, began: None }
-    }
-
-    /// The rest that is due at `now`, after `cpu` was used in all. What was not
-    /// used, because others had the CPU, is not made up for later.
-    pub(super) fn rest(&mut self, cpu: Duration, now: Instant) -> Option<Duration> {
+    /// The rest that is due at `now`, after `cpu` was used in all, to keep to this
+    /// share of one CPU: 0.05 is 5 %, 1 is all of it. What was not used, because
+    /// others had the CPU, is not made up for later.
+    pub(super) fn rest(&mut self, share: f64, cpu: Duration, now: Instant) -> Option<Duration> {
         let Some((cpu_before, began)) = self.began else {
             self.began = Some((cpu, now));
             return None;
         };
         let used = cpu.saturating_sub(cpu_before);
-        let rest = rest_after(self.share, used, now.saturating_duration_since(began))?;
+        let rest = rest_after(share, used, now.saturating_duration_since(began))?;
         self.began = Some((cpu, now + rest));
         (!rest.is_zero()).then_some(rest)
     }
@@ -83,13 +78,13 @@ mod tests {
     fn over_time_the_share_is_kept() {
         let start = Instant::now();
         let (mut now, mut cpu) = (start, Duration::from_secs(3));
-        let mut pace = Pace::new(0.05);
+        let mut pace = Pace::default();
         // The second half of the time others take most of the CPU.
         for turn in 0..20_000_u64 {
             let work = Duration::from_micros(300 + turn % 7 * 100);
             cpu += work;
             now += if turn < 10_000 { work } else { work * 30 };
-            now += pace.rest(cpu, now).unwrap_or_default();
+            now += pace.rest(0.05, cpu, now).unwrap_or_default();
             if turn == 10_000 {
                 let share = (cpu.as_secs_f64() - 3.0) / (now - start).as_secs_f64();
                 assert!((0.049..0.051).contains(&share), "{share}");

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use content::{Domain, Key, Member, Name, Sample, Scanned, Scanner};
+use content::{Domain, GivingWay, Key, Member, Name, Sample, Scanned, Scanner};
 use page::PAGE_BYTES;
 use qemu::machine::Machine;
 use qemu::process::{Process, ProcessError};
@@ -69,6 +69,12 @@ impl Sharing {
         };
         *self.scanner.lock() = Some(Scanner::start_telling(&self.index, share, tell)?);
         Ok(())
+    }
+
+    /// A VM comes or goes: until that is over, the thread of [`Sharing::scan`] gives
+    /// way. None if there is none.
+    pub(crate) fn give_way(&self) -> Option<GivingWay> {
+        self.scanner.lock().as_ref().map(Scanner::give_way)
     }
 
     /// What the system refused to the thread of [`Sharing::scan`].

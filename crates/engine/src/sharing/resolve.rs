@@ -215,6 +215,11 @@ impl Resolving {
         Stored { placed_bytes: self.taker.stored_bytes(), ..read }
     }
 
+    /// What of that was not as it should be.
+    pub(crate) fn storage_notes(&self) -> Vec<String> {
+        self.shelf.as_ref().map(Shelf::notes).unwrap_or_default()
+    }
+
     /// Claims, in the whole rack, what nobody here has or gets. Says what comes from
     /// other hosts.
     fn claim_in(&self, rack: &Rack, batch: &Claimed<'_>, may_wait: bool) -> u128 {

@@ -54,6 +54,8 @@ struct Taking {
     /// Whoever reads it is over.
     over: AtomicBool,
     stale_pages: AtomicU64,
+    /// Why pages were not read: of the first, or of all.
+    why: Mutex<Option<Failure>>,
 }
 
 impl Taking {
@@ -80,6 +82,9 @@ impl Consumer for Taking {
 
     fn failed(&self, items: &[Item], why: &Failure) {
         tracing::debug!(pages = items.len(), %why, "not read from storage");
+        if !self.over.load(Relaxed) {
+            self.why.lock().get_or_insert_with(|| why.clone());
+        }
         let Some(sharing) = self.sharing.upgrade() else { return };
         let names = self.names(items.iter().map(|item| item.token));
         sharing.not_brought(Bringer::Disk(self.number), &names);
@@ -88,6 +93,7 @@ impl Consumer for Taking {
     fn ended(&self, why: &Failure) {
         if !self.over.load(Relaxed) {
             tracing::warn!(%why, "a disk is read no more");
+            *self.why.lock() = Some(why.clone());
         }
     }
 }
@@ -125,6 +131,7 @@ impl Shelf {
                 names: Mutex::default(),
                 over: AtomicBool::new(false),
                 stale_pages: AtomicU64::new(0),
+                why: Mutex::default(),
             });
             match Reader::start_boxed(opened.source, Arc::clone(&taking) as _, settings.clone()) {
                 Ok(reader) => Some(Disk { reader, taking }),
@@ -211,6 +218,27 @@ impl Shelf {
             read.stale_pages += taking.stale_pages.load(Relaxed);
         }
         read
+    }
+
+    /// What was not as the guest's helper said, for whoever reads the report.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let stale_pages = self.read().stale_pages;
+        if stale_pages > 0 {
+            notes.push(format!(
+                "{stale_pages} pages that were read from storage were something else there than \
+                 the guest had in memory, and were sent instead"
+            ));
+        }
+        for Disk { reader, taking } in self.disks.iter().flatten() {
+            if let Some(why) = &*taking.why.lock() {
+                let pages = reader.progress().failed_pages;
+                notes.push(format!(
+                    "{pages} pages could not be read from storage, and were sent instead: {why}"
+                ));
+            }
+        }
+        notes
     }
 }
 

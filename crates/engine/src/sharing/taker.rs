@@ -20,7 +20,7 @@ use super::coming::Bringer;
 /// some 150 bytes each. More are sent at once.
 const WAITING_MAX: usize = 1 << 20;
 /// Names that count, for each page of the VM.
-const NAMED_PER_PAGE: u64 = 3;
+const NAMED_PER_PAGE: u64 = 4;
 
 /// The RAM of a VM, as the index of content reads it: its pages numbered over all
 /// blocks.

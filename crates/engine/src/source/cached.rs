@@ -4,83 +4,134 @@
 //! before it has answered went over the network. What it says is a hint: the
 //! destination looks whether the disk has what the page's name says.
 
+mod bits;
+mod map;
+
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use cachemap::{Budget, CacheMap, PAGE_SECTORS, Run};
+use cachemap::{Budget, CacheMap, End};
 use page::{BlockId, PageIndex};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use qemu::guest_disks::{self, GuestDisk};
 use qemu::guest_memory::GuestMemory;
 use qemu::guest_port::{self, Patience};
 use qemu::machine::Machine;
 use qemu::ram_blocks::RamBlocks;
-use wire::DiskPlace;
 
 use crate::story::Story;
+use bits::Bits;
+use map::{Map, Parts, on_disks, stretches};
+pub(super) use map::{OnDisk, Places};
 
 /// Another one who speaks at the port is waited for so long.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
-/// Pages of a RAM block that follow each other, and are on a disk in a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stretch {
-    first: u32,
-    pages: u32,
-    place: DiskPlace,
-}
-
-impl Stretch {
-    fn place_of(&self, page: PageIndex) -> Option<DiskPlace> {
-        let nth = page.0.checked_sub(self.first).filter(|nth| *nth < self.pages)?;
-        let sector = self.place.sector + u64::from(nth) * PAGE_SECTORS;
-        Some(DiskPlace { sector, ..self.place })
-    }
-}
-
-/// Where pages are, of blocks by name. Stretches are in their pages' order.
-type Stretches = Vec<(String, Vec<Stretch>)>;
-
 /// What is known of it.
 #[derive(Debug, Default)]
 pub(super) struct Cached {
-    /// Blocks in the order of their numbers, as QEMU announces them.
-    announced: OnceLock<Vec<String>>,
-    told: OnceLock<Stretches>,
+    announced: OnceLock<Announced>,
+    known: Mutex<Known>,
+    /// More is known, or nothing more will be.
+    changed: Condvar,
+    over: AtomicBool,
+}
+
+/// What the guest has said so far.
+#[derive(Debug, Default)]
+struct Known {
+    parts: Parts,
+    /// There will be no more.
+    is_all: bool,
+}
+
+/// QEMU's blocks, in the order of their numbers.
+#[derive(Debug)]
+struct Announced {
+    names: Vec<String>,
+    bits: Vec<Bits>,
 }
 
 impl Cached {
     /// The block list is known.
     pub(super) fn announce(&self, blocks: &[tap::Block]) {
-        let _ = self.announced.set(blocks.iter().map(|block| block.name.clone()).collect());
+        let names = blocks.iter().map(|block| block.name.clone()).collect();
+        let bits = blocks.iter().map(|block| Bits::new(block.bytes / cachemap::PAGE_BYTES));
+        let _ = self.announced.set(Announced { names, bits: bits.collect() });
+        self.wake();
+    }
+
+    /// The guest has said more.
+    fn learn(&self, part: Map) {
+        let mut known = self.known.lock();
+        // Whoever looks has the parts that there were.
+        let parts = known.parts.iter().cloned().chain([Arc::new(part)]);
+        known.parts = parts.collect();
+        drop(known);
+        self.changed.notify_all();
+    }
+
+    /// It says no more.
+    fn knows_all(&self) {
+        self.known.lock().is_all = true;
+        self.changed.notify_all();
+    }
+
+    /// Nobody needs it any more.
+    pub(super) fn end(&self) {
+        self.over.store(true, Relaxed);
+        self.wake();
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Relaxed)
+    }
+
+    fn wake(&self) {
+        let _known = self.known.lock();
+        self.changed.notify_all();
+    }
+
+    /// Waits until the guest has said a part with that number and QEMU has announced
+    /// its memory. The part then, as disks have it, and in the order of each; none if
+    /// there is no such part, or once it is over.
+    pub(super) fn wait(&self, part: usize) -> Option<Vec<OnDisk>> {
+        let mut known = self.known.lock();
+        loop {
+            if self.is_over() {
+                return None;
+            }
+            if let Some(announced) = self.announced.get() {
+                if let Some(part) = known.parts.get(part).cloned() {
+                    drop(known);
+                    return Some(on_disks(&announced.names, &part));
+                }
+                if known.is_all {
+                    return None;
+                }
+            }
+            self.changed.wait(&mut known);
+        }
     }
 
     /// Where pages of a block are; none if nothing is known of it.
     pub(super) fn of(&self, block: BlockId) -> Option<Places<'_>> {
-        let name = self.announced.get()?.get(usize::from(block.0))?;
-        let (_, stretches) = self.told.get()?.iter().find(|(known, _)| known == name)?;
-        Some(Places { stretches, at: 0 })
+        let announced = self.announced.get()?;
+        let (number, parts) = (usize::from(block.0), self.known.lock().parts.clone());
+        let (name, bits) = (announced.names.get(number)?, announced.bits.get(number)?);
+        Places::of(name, parts, bits)
     }
-}
 
-/// Finds pages' places, fast where they come in order.
-pub(super) struct Places<'c> {
-    stretches: &'c [Stretch],
-    at: usize,
-}
-
-impl Places<'_> {
-    pub(super) fn find(&mut self, page: PageIndex) -> Option<DiskPlace> {
-        let here = self.stretches.get(self.at).and_then(|stretch| stretch.place_of(page));
-        if here.is_some() {
-            return here;
+    /// QEMU hands these over: they are not told ahead any more.
+    pub(super) fn hand_over(&self, block: BlockId, pages: impl Iterator<Item = PageIndex>) {
+        let bits = self.announced.get().and_then(|all| all.bits.get(usize::from(block.0)));
+        if let Some(bits) = bits {
+            pages.for_each(|page| bits.hand_over(page));
         }
-        let after = self.stretches.partition_point(|stretch| stretch.first <= page.0);
-        self.at = after.checked_sub(1)?;
-        self.stretches.get(self.at)?.place_of(page)
     }
 }
 
@@ -92,11 +143,14 @@ pub(super) struct Asking {
 
 impl Asking {
     /// Asks the helper of this VM where its memory is on `disks`, numbered in this
-    /// order; `ram` is what can be read of it.
+    /// order; `ram` is what can be read of it. The answer may cost the guest
+    /// `budget`, and of what it says so many percent count.
     pub(super) fn start(
         machine: &Arc<Machine>,
         disks: Vec<GuestDisk>,
         ram: &RamBlocks,
+        budget: Budget,
+        percent: Option<u8>,
         story: &Arc<Story>,
     ) -> std::io::Result<(Self, Arc<Cached>)> {
         let (cached, stream) = (Arc::<Cached>::default(), Arc::<Mutex<_>>::default());
@@ -104,12 +158,15 @@ impl Asking {
         let thread = thread::Builder::new().name("guest-asked".to_owned()).spawn({
             let (machine, story) = (Arc::clone(machine), Arc::clone(story));
             let (cached, stream) = (Arc::clone(&cached), Arc::clone(&stream));
-            move || match ask(&machine, &disks, blocks, &stream) {
-                Ok((stretches, notes)) => {
-                    notes.into_iter().for_each(|note| story.note(note));
-                    let _ = cached.told.set(stretches);
+            move || {
+                let asking = Ask { machine: &machine, disks: &disks, blocks, budget, percent };
+                let noted = |note: String| story.note(note);
+                if let Err(why) = asking.ask(&stream, &cached, &noted) {
+                    noted(format!("no page is read from storage: {why}"));
                 }
-                Err(why) => story.note(format!("no page is read from storage: {why}")),
+                cached.knows_all();
+                // QEMU serves one at a time, and the helper waits for whom it answers.
+                drop(stream.lock().take());
             }
         })?;
         Ok((Self { stream, thread: Some(thread) }, cached))
@@ -128,112 +185,152 @@ impl Drop for Asking {
     }
 }
 
-fn ask(
-    machine: &Machine,
-    disks: &[GuestDisk],
+/// What is asked, and of whom.
+struct Ask<'a> {
+    machine: &'a Machine,
+    disks: &'a [GuestDisk],
     blocks: Vec<(String, u64)>,
-    shared: &Mutex<Option<UnixStream>>,
-) -> Result<(Stretches, Vec<String>), String> {
-    let said = |error: &dyn std::fmt::Display| error.to_string();
-    let port = machine.open_guest_port(TURN_MAX).map_err(|error| said(&error))?;
-    *shared.lock() = Some(port.stream.try_clone().map_err(|error| said(&error))?);
-    let limits = guest_port::limits_of(&machine.qmp).map_err(|error| said(&error))?;
-    let budget = Budget::default();
-    let map = port.ask(limits, budget, Patience::of(budget)).map_err(|error| said(&error))?;
-    let known = blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes));
-    let memory = GuestMemory::of(&machine.qmp, known).map_err(|error| said(&error))?;
-    let matched = guest_disks::matched(map.devices(), disks);
-    let notes = matched.iter().zip(map.devices()).filter_map(|(disk, device)| {
-        let why = disk.as_ref().err()?;
-        Some(format!("the guest's disk {} is not read: {why}", device.name))
-    });
-    let notes = notes.collect();
-    let numbers: Vec<Option<u16>> =
-        matched.iter().map(|disk| u16::try_from(*disk.as_ref().ok()?).ok()).collect();
-    Ok((stretches(&map, &numbers, &memory, blocks), notes))
+    budget: Budget,
+    percent: Option<u8>,
 }
 
-/// The map in terms of blocks, and of disks by their numbers.
-fn stretches(
-    map: &CacheMap,
-    numbers: &[Option<u16>],
-    memory: &GuestMemory,
-    blocks: Vec<(String, u64)>,
-) -> Stretches {
-    let mut stretches: Stretches = blocks.into_iter().map(|(name, _)| (name, Vec::new())).collect();
-    for run in map.runs() {
-        let Some(disk) = numbers.get(usize::from(run.device)).copied().flatten() else { continue };
-        add(run, disk, memory, &mut stretches);
-    }
-    for (_, each) in &mut stretches {
-        each.sort_unstable_by_key(|stretch| stretch.first);
-    }
-    stretches
-}
-
-/// A run may go over the end of a piece of memory.
-fn add(run: &Run, disk: u16, memory: &GuestMemory, stretches: &mut Stretches) {
-    let mut done = 0_u64;
-    while done < u64::from(run.pages) {
-        let left = u64::from(run.pages) - done;
-        let found = memory.lookup_run(run.page + done, left);
-        let Some((place, pages)) = found.filter(|(_, pages)| *pages > 0) else {
-            done += 1;
-            continue;
+impl Ask<'_> {
+    fn ask(
+        &self,
+        shared: &Mutex<Option<UnixStream>>,
+        cached: &Cached,
+        note: &dyn Fn(String),
+    ) -> Result<(), String> {
+        let Self { machine, blocks, budget, .. } = self;
+        let said = |error: &dyn std::fmt::Display| error.to_string();
+        let port = machine.open_guest_port(TURN_MAX).map_err(|error| said(&error))?;
+        *shared.lock() = Some(port.stream.try_clone().map_err(|error| said(&error))?);
+        let limits = guest_port::limits_of(&machine.qmp).map_err(|error| said(&error))?;
+        let known = blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes));
+        let memory = GuestMemory::of(&machine.qmp, known).map_err(|error| said(&error))?;
+        let patience = Patience::of(*budget);
+        let mut looked_at = 0;
+        let mut part = |part: CacheMap| {
+            let (map, notes) = self.understood(&part, &memory, looked_at);
+            looked_at = part.devices().len();
+            notes.into_iter().for_each(note);
+            map
         };
-        let first = u32::try_from(place.offset / cachemap::PAGE_BYTES);
-        if let (Ok(first), Ok(pages), Some((_, each))) =
-            (first, u32::try_from(pages), stretches.get_mut(place.block))
-        {
-            let sector = run.sector + done * PAGE_SECTORS;
-            each.push(Stretch { first, pages, place: DiskPlace { disk, sector } });
-        }
-        done += pages;
+        let summary = if let Some(percent) = self.percent {
+            // Which are the lowest is known only at the end.
+            let whole = port.ask(limits, *budget, patience).map_err(|error| said(&error))?;
+            let summary = whole.summary().clone();
+            let mut map = part(whole);
+            map.cut(percent.into());
+            cached.learn(map);
+            summary
+        } else {
+            let mut learn = |map| cached.learn(part(map));
+            let heard = port.ask_in_parts(limits, *budget, patience, &mut learn);
+            heard.map_err(|error| said(&error))?
+        };
+        unfinished(summary.end).into_iter().for_each(note);
+        Ok(())
     }
+
+    /// A part in terms of blocks, and of disks by their numbers; and why disks are not
+    /// read that were not looked at before.
+    fn understood(
+        &self,
+        part: &CacheMap,
+        memory: &GuestMemory,
+        looked_at: usize,
+    ) -> (Map, Vec<String>) {
+        let matched = guest_disks::matched(part.devices(), self.disks);
+        let each = matched.iter().zip(part.devices()).skip(looked_at);
+        let notes = each.filter_map(|(disk, device)| {
+            let why = disk.as_ref().err()?;
+            Some(format!("the guest's disk {} is not read: {why}", device.name))
+        });
+        let numbers: Vec<Option<u16>> =
+            matched.iter().map(|disk| u16::try_from(*disk.as_ref().ok()?).ok()).collect();
+        (stretches(part, &numbers, memory, self.blocks.clone()), notes.collect())
+    }
+}
+
+/// What the operator can do about a map that is not whole.
+fn unfinished(end: End) -> Option<String> {
+    let what = match end {
+        End::Complete => return None,
+        End::Time => "its time was up",
+        End::Memory => "it may use no more memory",
+        End::Runs => "it names as many runs of pages as are taken",
+    };
+    Some(format!("the guest's helper told only a part (see --helper-budget): {what}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use content::Name;
+    use page::PageIndex;
+
+    use super::map::tests::map;
     use super::*;
 
-    fn stretch(first: u32, pages: u32, disk: u16, sector: u64) -> Stretch {
-        Stretch { first, pages, place: DiskPlace { disk, sector } }
+    fn known() -> Cached {
+        let cached = Cached::default();
+        cached.learn(map());
+        cached.knows_all();
+        assert!(cached.of(BlockId(0)).is_none(), "not announced");
+        let block = |name: &str| tap::Block { name: name.to_owned(), bytes: 1 << 20 };
+        cached.announce(&["vga", "ram"].map(block));
+        cached
     }
 
     #[test]
-    fn pages_are_found_in_any_order() {
-        let stretches = [stretch(10, 4, 0, 800), stretch(14, 1, 1, 63), stretch(20, 2, 0, 8)];
-        let mut places = Places { stretches: &stretches, at: 0 };
-        for (page, expected) in [
-            (10, Some((0, 800))),
-            (13, Some((0, 824))),
-            (14, Some((1, 63))),
-            (15, None),
-            (21, Some((0, 16))),
-            (11, Some((0, 808))),
-            (9, None),
-            (22, None),
-            (20, Some((0, 8))),
-        ] {
-            let found = places.find(PageIndex(page));
-            let expected = expected.map(|(disk, sector)| DiskPlace { disk, sector });
-            assert_eq!(found, expected, "{page}");
-        }
+    fn parts_come_in_the_order_of_disks_until_all_is_known() {
+        let cached = known();
+        let rows = cached.wait(0).unwrap();
+        let order = rows.iter().map(|row| (row.block.0, row.disk, row.first.0, row.pages));
+        let order: Vec<_> = order.collect();
+        assert_eq!(order, [(1, 0, 14, 1), (1, 1, 20, 2), (1, 1, 10, 4)]);
+        assert!(cached.wait(1).is_none(), "there are no more");
+        cached.learn(map());
+        assert_eq!(cached.wait(1).unwrap(), rows);
+        cached.end();
+        assert!(cached.wait(0).is_none());
     }
 
-    /// A run from below the gap to above it, as q35 has it.
     #[test]
-    fn a_run_is_cut_where_memory_is() {
-        let text = "FlatView #0\n AS \"memory\", root: system\n \
-            0000000000000000-0000000000003fff (prio 0, ram): pc.ram\n \
-            0000000100000000-0000000100001fff (prio 0, ram): pc.ram @0000000000004000\n";
-        let memory = GuestMemory::read(text, [("pc.ram", 0x6000)]);
-        assert_eq!(memory.pages(), 6);
-        let mut stretches = vec![("pc.ram".to_owned(), Vec::new())];
-        let run = |page, pages| Run { page, sector: 1000, pages, device: 0 };
-        add(&run(2, 9), 3, &memory, &mut stretches);
-        add(&run(0xf_ffff, 3), 4, &memory, &mut stretches);
-        let expected = [stretch(2, 2, 3, 1000), stretch(4, 2, 4, 1008)];
-        assert_eq!(stretches[0].1, expected);
+    fn who_comes_first_with_a_page_stays_so() {
+        let cached = known();
+        let mut places = cached.of(BlockId(1)).unwrap();
+        let [one, other, third] = [12, 21, 20].map(|page| places.find(PageIndex(page)).unwrap());
+        let name = Name([7; 20]);
+        assert!(places.tell(PageIndex(12), one, name));
+        assert_eq!((places.handed_over(one), places.handed_over(other)), (Some(name), None));
+        assert!(!places.tell(PageIndex(21), other, name), "QEMU was first");
+        assert_eq!((places.told(one), places.told(other)), (Some(name), None));
+        // QEMU handed it over before the guest said where it is.
+        cached.hand_over(BlockId(1), [20, 1 << 30].into_iter().map(PageIndex));
+        assert!(!places.tell(PageIndex(20), third, name));
+        assert_eq!(places.handed_over(third), None);
+    }
+
+    /// What was read anew is not what was told, until that is seen: QEMU's own counts.
+    #[test]
+    fn what_is_read_anew_is_not_left_out() {
+        let cached = known();
+        let mut places = cached.of(BlockId(1)).unwrap();
+        let page = PageIndex(11);
+        let found = places.find(page).unwrap();
+        let name = Name([3; 20]);
+        assert!(places.begin_to_read(page).is_none(), "nothing was told");
+        assert!(places.tell(page, found, name));
+        assert_eq!(places.has(page), Some(name));
+        let reading = places.begin_to_read(page).unwrap();
+        assert_eq!((reading.name, places.has(page)), (name, None));
+        places.is_as_told(&reading);
+        assert_eq!(places.has(page), Some(name));
+        // It was something else; once more as told says nothing of the first time.
+        places.begin_to_read(page).unwrap();
+        let again = places.begin_to_read(page).unwrap();
+        places.is_as_told(&again);
+        assert_eq!(places.has(page), None);
     }
 }

@@ -12,6 +12,7 @@ use transport::Lanes;
 use wire::{Announced, ToDestination};
 
 use super::Notice;
+use super::ahead;
 use super::cached::Cached;
 use super::live::Live;
 use super::sieve::Sieve;
@@ -63,7 +64,8 @@ impl Output for Collector {
         Ok(())
     }
 
-    fn batch(&self, batch: Batch) -> Result<(), Stopped> {
+    fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
+        batch.epoch = ahead::after(batch.epoch);
         self.live.took(&batch);
         self.lanes.submit(batch).map_err(|_| Stopped)
     }

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use api::{BitRate, ReadDisks};
+use api::{BitRate, HelperBudget, ReadDisks};
+use cachemap::Budget;
 use content::{Domain, Key};
 use qemu::disks::Disk;
 use qemu::guest_disks::{self, GuestDisk, Reading};
@@ -39,6 +40,11 @@ impl Source<'_> {
     }
 
     fn try_to_ask(&self, ram: &RamBlocks, moving: &[Disk]) -> Result<FromDisks, String> {
+        if ram.reached.is_empty() {
+            // What is named is read there.
+            let why = ram.notes.first().map_or("it has none that is large", String::as_str);
+            return Err(format!("the VM's memory can't be read by this agent: {why}"));
+        }
         let machine = &self.vm.machine;
         let all = guest_disks::disks(&machine.qmp, Path::new(&self.vm.cwd));
         let mut disks = all.map_err(|error| error.to_string())?;
@@ -60,10 +66,16 @@ impl Source<'_> {
             secret: secret().map_err(|error| error.to_string())?,
             bytes_per_s: self.request.storage.limit.map(BitRate::bytes_per_s),
         };
-        let (asking, cached) =
-            Asking::start(machine, disks, ram, &self.story).map_err(|error| error.to_string())?;
+        let (budget, share) = (budget(self.request.storage.helper), self.request.storage.share);
+        let (asking, cached) = Asking::start(machine, disks, ram, budget, share, &self.story)
+            .map_err(|error| error.to_string())?;
         Ok(FromDisks { cached, _asking: asking, order })
     }
+}
+
+/// As the helper is told of it.
+fn budget(HelperBudget { cpu_percent, time_ms, memory_bytes }: HelperBudget) -> Budget {
+    Budget { cpu_percent, time_ms, memory_bytes }.bounded()
 }
 
 /// Why the destination can't have read from a disk what the guest has of it.
@@ -85,4 +97,16 @@ fn secret() -> std::io::Result<String> {
         return Err(std::io::Error::other("the system has no random bytes"));
     }
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_budget_is_the_helpers_own() {
+        assert_eq!(budget(HelperBudget::default()), Budget::default());
+        let nothing = HelperBudget { cpu_percent: 0, time_ms: 0, memory_bytes: 0 };
+        assert_eq!(budget(nothing).cpu_percent, 1);
+    }
 }

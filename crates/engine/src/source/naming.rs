@@ -30,6 +30,8 @@ pub(super) struct Naming {
     pub(super) link: Arc<Link<ToDestination>>,
     pub(super) live: Arc<Live>,
     pub(super) sieve: Arc<Sieve>,
+    /// How much disks bring is not to be found out.
+    pub(super) is_fixed: bool,
     /// QEMU is held until all is there: the destination may wait for content.
     pub(super) held: bool,
 }
@@ -41,17 +43,26 @@ impl std::fmt::Debug for Naming {
 }
 
 impl Naming {
+    /// Whether the destination reads this disk, and may wait for it.
+    pub(super) fn reads(&self, disk: u16) -> bool {
+        let cached = self.cached.as_ref().filter(|_| self.held);
+        cached.is_some_and(|(_, readable)| is_read(readable, disk))
+    }
+
     /// Where disks have the bodies of a batch: a place for each, or none at all.
     /// Returns which have one, by bits.
     fn find(&self, batch: &Batch, may_wait: bool, places: &mut Vec<Option<DiskPlace>>) -> u128 {
         let Some((cached, readable)) = self.cached.as_ref().filter(|_| may_wait) else { return 0 };
         let Some(mut known) = cached.of(batch.block) else { return 0 };
-        let is_read = |place: &DiskPlace| readable.get(usize::from(place.disk)) == Some(&true);
         let mut found = 0;
         places.extend(batch.bodies().iter().enumerate().map(|(nth, body)| {
-            let place = known.find(body.page).filter(is_read);
-            found |= u128::from(place.is_some()) << nth;
-            place
+            let page = known.find(body.page).filter(|page| is_read(readable, page.place.disk))?;
+            // What was told ahead, and has changed since, no disk has.
+            if known.told(page).is_some() {
+                return None;
+            }
+            found |= 1 << nth;
+            Some(page.place)
         }));
         if found == 0 {
             places.clear();
@@ -60,7 +71,24 @@ impl Naming {
     }
 }
 
+fn is_read(readable: &[bool], disk: u16) -> bool {
+    readable.get(usize::from(disk)) == Some(&true)
+}
+
 impl Namer for Naming {
+    fn take_out_told(&self, batch: &mut Batch) -> usize {
+        if self.live.first_pass_over.load(Relaxed) {
+            return 0;
+        }
+        let Some((cached, _)) = &self.cached else { return 0 };
+        cached.hand_over(batch.block, batch.bodies().iter().map(|body| body.page));
+        let Some(mut known) = cached.of(batch.block) else { return 0 };
+        let pages: Vec<PageIndex> = batch.bodies().iter().map(|body| body.page).collect();
+        batch.retain_bodies(|nth, bytes| {
+            known.has(pages[nth]).is_none_or(|name| self.key.name(bytes) != name)
+        })
+    }
+
     fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
         if self.live.first_pass_over.load(Relaxed) {
             return Asking::No;
@@ -81,6 +109,9 @@ impl Namer for Naming {
     }
 
     fn spare_pages(&self) -> u64 {
+        if self.is_fixed {
+            return 0;
+        }
         let pages_per_s = self.live.bodies_per_s().unwrap_or(0.0) / PAGE_BYTES as f64;
         // A rate is never below 0.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -94,6 +125,17 @@ impl Namer for Naming {
     }
 
     fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
-        self.sieve.read(block, pages, into)
+        let known = self.cached.as_ref().and_then(|(cached, _)| cached.of(block));
+        let Some(mut known) = known else { return self.sieve.read(block, pages, into) };
+        let reading: Vec<_> = pages.iter().map(|page| known.begin_to_read(*page)).collect();
+        if !self.sieve.read(block, pages, into) {
+            return false;
+        }
+        for (reading, bytes) in reading.into_iter().zip(into.chunks_exact(PAGE_BYTES)) {
+            if let Some(reading) = reading.filter(|one| self.key.name(bytes) == one.name) {
+                known.is_as_told(&reading);
+            }
+        }
+        true
     }
 }

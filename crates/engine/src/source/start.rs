@@ -18,6 +18,7 @@ use tap::{Channels, Tap};
 use transport::{Endpoint, Lanes, LanesPlan, connect};
 use wire::{Kind, Prepare, SharingOrder, ToDestination, ToSource, Token};
 
+use super::ahead::Ahead;
 use super::collector::Collector;
 use super::disks::{self, Around, Chosen, Disks};
 use super::live::{Live, Traits};
@@ -167,6 +168,7 @@ impl Source<'_> {
             link: Arc::clone(&control.link),
             live: Arc::clone(live),
             sieve: Arc::clone(sieve),
+            is_fixed: self.request.storage.share.is_some(),
             held,
         }))
     }
@@ -206,7 +208,8 @@ impl Source<'_> {
         let pools = self.pools.as_ref().expect("had before anything else");
         let live = Arc::new(Live::new(pools, goal, traits));
         let sieve = Arc::clone(self.sieve.get_or_insert_default());
-        let lanes = Arc::new(self.start_lanes(&sieve, self.naming(&live, &sieve, traits.held))?);
+        let naming = self.naming(&live, &sieve, traits.held);
+        let lanes = Arc::new(self.start_lanes(&sieve, naming.clone())?);
         self.disk_room.is_for(&lanes);
         let control = self.control.as_ref().expect("connected");
         let collector = Arc::new(Collector {
@@ -222,6 +225,7 @@ impl Source<'_> {
         let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
         let tap = Tap::start(listener, channels, traits.held, Arc::clone(&live.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
+        let ahead = self.tell_ahead(naming, &lanes)?;
         let stopper = tap.stopper();
         let fixed = self.local.fixed_cost.expected();
         let around = throttle::Around {
@@ -252,6 +256,7 @@ impl Source<'_> {
             tap: stopper,
             sampler,
             pacing,
+            ahead,
             _socket: socket,
         });
         self.wait_in_background(tap, Arc::clone(&lanes))?;
@@ -262,6 +267,19 @@ impl Source<'_> {
             outgoing.start()?;
         }
         Ok(())
+    }
+
+    fn tell_ahead(
+        &self,
+        naming: Option<Arc<Naming>>,
+        lanes: &Arc<Lanes>,
+    ) -> Result<Option<Ahead>, MigrationError> {
+        let Some(naming) = naming else { return Ok(None) };
+        let wanted = self.request.storage.ahead;
+        let cached = naming.cached.clone().filter(|_| wanted);
+        let Some((cached, _)) = cached else { return Ok(None) };
+        let ahead = Ahead::start(naming, &cached, lanes, &self.crew);
+        ahead.map(Some).map_err(|error| local("starting a thread", error))
     }
 
     fn pace(&self, lanes: &Arc<Lanes>) -> Result<Pacing, MigrationError> {

@@ -102,6 +102,7 @@ impl Source<'_> {
         let Some(stream) = &mut self.stream else { return };
         stream.sampler = None;
         stream.pacing = None;
+        stream.ahead = None;
         if in_order {
             stream.tap.cut();
         } else {

@@ -1,5 +1,6 @@
 //! Runs a contest of gangs: contenders in turn, each with new racks and new VMs.
 
+pub mod conditions;
 pub mod figures;
 mod goals;
 pub mod load;
@@ -13,9 +14,10 @@ use super::{paired, table};
 use crate::error::{LabError, Result};
 use crate::hosts::Racks;
 use crate::setup::Kit;
-use scenarios::{GangScenario, VMS};
+use conditions::Conditions;
+use scenarios::GangScenario;
 
-/// Runs a scenario with so many VMs, prints what happens, and writes the results,
+/// Runs a scenario under these conditions, prints what happens, and writes the results,
 /// after each run those that there are. `only` names the contenders that take
 /// part; none named means all.
 ///
@@ -23,16 +25,17 @@ use scenarios::{GangScenario, VMS};
 /// If the lab itself fails; a contender that fails is a result.
 pub fn run(
     kit: &Kit,
-    scenario: &GangScenario,
-    vms: Option<usize>,
+    scenario: GangScenario,
+    conditions: &Conditions,
     runs: u32,
     only: &[String],
 ) -> Result<Outcome> {
-    let vms = vms.unwrap_or(VMS);
-    let label = scenario.label(vms);
-    println!("{label}: {}; {vms} VMs", scenario.about);
+    conditions.check()?;
+    let scenario = &scenario.under(conditions);
+    let label = conditions.label(scenario.name);
+    println!("{label}: {}; {conditions}", scenario.about);
     let part = format!("{label}-part");
-    let mut outcome = empty(kit, scenario, vms)?;
+    let mut outcome = empty(kit, scenario, conditions)?;
     for nth in 1..=runs {
         let mut contenders = scenario.contenders();
         if nth.is_multiple_of(2) {
@@ -42,17 +45,17 @@ pub fn run(
         contenders.retain(|one| only.is_empty() || only.contains(&one.name()));
         for mut contender in contenders {
             let name = contender.name();
-            let run = match one::run(kit, scenario, vms, &label, &mut *contender) {
+            let run = match one::run(kit, scenario, conditions, &label, &mut *contender) {
                 Ok(run) => run,
                 Err(error) => failed(&error),
             };
             println!("  {nth}/{runs} {name:18} {}{}", told(&run), counted(&run));
             add(&mut outcome, name, run);
-            outcome.goals = goals::of(&outcome, vms);
+            outcome.goals = goals::of(&outcome, conditions);
             save(&part, &outcome)?;
         }
     }
-    println!("\n{}", table::markdown(&outcome));
+    println!("\n`{label}`, {conditions}:\n\n{}", table::markdown(&outcome));
     println!("{}", paired::markdown(&outcome));
     for goal in &outcome.goals {
         println!("{goal}");
@@ -64,13 +67,13 @@ pub fn run(
     Ok(outcome)
 }
 
-fn empty(kit: &Kit, scenario: &GangScenario, vms: usize) -> Result<Outcome> {
+fn empty(kit: &Kit, scenario: &GangScenario, conditions: &Conditions) -> Result<Outcome> {
     let racks = Racks::new(scenario.layout)?;
     let control = racks.targets().first().map(|host| host.host.congestion_control.clone());
     Ok(Outcome {
         scenario: scenario.name.to_owned(),
-        guest: scenario.guest_json(vms),
-        links: scenario.links_json(&control.unwrap_or_default()),
+        guest: scenario.guest_json(conditions),
+        links: scenario.links_json(conditions, &control.unwrap_or_default()),
         qemu: kit.qemu_version.to_string(),
         accel: kit.accelerator.to_string(),
         ..Outcome::default()

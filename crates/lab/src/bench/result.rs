@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::cache::figures::CacheFigures;
 use super::gang::figures::GangFigures;
 use super::goals::Goal;
 use super::paired::{self, Interval};
@@ -77,6 +78,9 @@ pub struct Run {
     /// Where many VMs moved at once: what that came to.
     #[serde(flatten)]
     pub gang: Option<GangFigures>,
+    /// Where the disk is on a storage host: what came from there.
+    #[serde(flatten)]
+    pub cache: Option<CacheFigures>,
     /// How long the contender was given, if it did not finish in that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_s: Option<f64>,
@@ -89,7 +93,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [Figure; 36] = [
+pub const FIGURES: [Figure; 45] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -125,6 +129,15 @@ pub const FIGURES: [Figure; 36] = [
     ("answers_before_per_s", |run| Some(run.gang.as_ref()?.pair.as_ref()?.before_per_s)),
     ("answers_per_s", |run| Some(run.gang.as_ref()?.pair.as_ref()?.meanwhile_per_s)),
     ("answers_lost_s", |run| Some(run.gang.as_ref()?.pair.as_ref()?.lost_s)),
+    ("san_bytes", |run| Some(run.cache.as_ref()?.san_bytes as f64)),
+    ("restorable_bytes", |run| Some(run.cache.as_ref()?.restorable_bytes as f64)),
+    ("restored_bytes", |run| Some(run.cache.as_ref()?.restored_bytes? as f64)),
+    ("storage_read_bytes", |run| Some(run.cache.as_ref()?.storage_read_bytes? as f64)),
+    ("cores_busy", |run| Some(run.cache.as_ref()?.cores_busy)),
+    ("touched_before_per_s", |run| Some(run.cache.as_ref()?.touched_before_per_s)),
+    ("touched_per_s", |run| Some(run.cache.as_ref()?.touched_per_s)),
+    ("pages_lost", |run| Some(run.cache.as_ref()?.pages_lost)),
+    ("back_to_full_s", |run| run.cache.as_ref()?.back_to_full_s),
     ("disk_allocated_bytes", |run| run.disk_allocated_bytes.map(|bytes| bytes as f64)),
 ];
 

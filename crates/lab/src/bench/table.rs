@@ -20,7 +20,7 @@ const ALWAYS: [&str; 9] = [
 
 /// Columns that a table has where any run has the figure, what it is
 /// multiplied with, and its digits.
-const SOMETIMES: [(&str, &str, f64, usize); 26] = [
+const SOMETIMES: [(&str, &str, f64, usize); 34] = [
     ("disk_work", "disk's work", 1.0, 2),
     ("neighbour_kept", "neighbour kept", 1.0, 2),
     ("neighbour_lost_s", "neighbour lost s", 1.0, 2),
@@ -47,6 +47,14 @@ const SOMETIMES: [(&str, &str, f64, usize); 26] = [
     ("answers_before_per_s", "answers/s before", 1.0, 0),
     ("answers_per_s", "meanwhile", 1.0, 0),
     ("answers_lost_s", "answers lost s", 1.0, 2),
+    ("san_bytes", "SAN MB", 1e-6, 1),
+    ("restorable_bytes", "restorable MB", 1e-6, 1),
+    ("restored_bytes", "restored MB", 1e-6, 1),
+    ("cores_busy", "cores busy", 1.0, 2),
+    ("touched_before_per_s", "pages/s before", 1.0, 0),
+    ("touched_per_s", "meanwhile", 1.0, 0),
+    ("pages_lost", "pages lost", 1.0, 0),
+    ("back_to_full_s", "back to full s", 1.0, 2),
 ];
 
 /// Those that a table has besides those that all have.

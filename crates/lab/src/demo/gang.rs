@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::bench::gang::conditions::Conditions;
 use crate::bench::gang::scenarios;
 use crate::contender::Agent;
 use crate::contender::gang::{Share, agents, sharing};
@@ -16,7 +17,7 @@ use crate::hosts::{Crossed, Layout, RackHost, Racks};
 use crate::program;
 use crate::setup::{self, Kit};
 
-const VMS: usize = 4;
+const VMS: u8 = 4;
 /// How often progress is shown that nobody else shows.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// A guest that moved is heard again.
@@ -83,7 +84,7 @@ impl<'r> Place<'r> {
         let mut place = Self { racks, agents: agents(racks)?, guests: Vec::new() };
         let all = scenarios::all();
         let idle = all.first().ok_or_else(|| LabError::Missing { what: "VMs".to_owned() })?;
-        let members = idle.members(racks, VMS);
+        let members = idle.members(racks, &Conditions { vms: VMS, ..Conditions::default() });
         for member in &members {
             let (name, host) = (&member.spec.name, &member.from.host);
             println!("{}$ droveway run {name} -- qemu-system-x86_64 -m 256M ...", member.from.name);

@@ -29,6 +29,8 @@ pub struct Written {
     pub disk_pages: u64,
     /// Answers that it got from another guest.
     pub answers: u64,
+    /// Pages of files in its page cache that it read and wrote.
+    pub touched: u64,
 }
 
 /// What a guest felt between two instants.
@@ -90,11 +92,25 @@ pub(super) fn silences(beats: &[Beat], from: Instant, period: Duration) -> Silen
 /// Pages of memory that were written by each beat that said so between two
 /// instants, and by the last before them.
 pub(super) fn pages(beats: &[Beat], from: Instant, to: Instant) -> Vec<(Instant, u64)> {
-    let counts = beats.iter().filter_map(|beat| Some((beat.at, beat.written?.pages)));
-    let mut pages: Vec<_> = counts.take_while(|(at, _)| *at <= to).collect();
-    let first = pages.partition_point(|(at, _)| *at <= from);
-    pages.drain(..first.saturating_sub(1));
-    pages
+    counts(beats, from, to, |written| written.pages)
+}
+
+/// The same of pages of files.
+pub(super) fn touched(beats: &[Beat], from: Instant, to: Instant) -> Vec<(Instant, u64)> {
+    counts(beats, from, to, |written| written.touched)
+}
+
+fn counts(
+    beats: &[Beat],
+    from: Instant,
+    to: Instant,
+    of: impl Fn(Written) -> u64,
+) -> Vec<(Instant, u64)> {
+    let counts = beats.iter().filter_map(|beat| Some((beat.at, of(beat.written?))));
+    let mut counts: Vec<_> = counts.take_while(|(at, _)| *at <= to).collect();
+    let first = counts.partition_point(|(at, _)| *at <= from);
+    counts.drain(..first.saturating_sub(1));
+    counts
 }
 
 #[cfg(test)]
@@ -111,7 +127,8 @@ mod tests {
         for tick in 0..200 {
             // Gone for 300 ms from 500 ms on, and late again after the window.
             let ms = tick * 5 + if tick >= 100 { 300 } else { 0 };
-            let counts = Written { pages: tick * 2, disk_pages: tick, answers: tick * 4 };
+            let counts =
+                Written { pages: tick * 2, disk_pages: tick, answers: tick * 4, touched: 0 };
             let written = (tick % 10 == 0).then_some(counts);
             beats.push(Beat { at: at(ms), socket: 0, written });
         }

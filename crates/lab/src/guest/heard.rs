@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connect;
-use super::felt::{Beat, Felt, Silences, Written, felt, pages, silences};
+use super::felt::{Beat, Felt, Silences, Written, felt, pages, silences, touched};
 use crate::error::{FileContext, LabError, Result, SystemContext};
 
 /// What a guest that is well takes at most to say how much it has written.
@@ -184,6 +184,10 @@ impl Heard {
         pages(&self.lock().beats, from, to)
     }
 
+    pub(super) fn touched(&self, from: Instant, to: Instant) -> Vec<(Instant, u64)> {
+        touched(&self.lock().beats, from, to)
+    }
+
     /// Says something once, to whoever was heard last.
     pub(super) fn tell(&self, command: &str) -> Result<()> {
         let (id, port) = self.lock().next_question();
@@ -244,11 +248,12 @@ impl Heard {
     }
 }
 
-/// `PAGES DISK_PAGES ANSWERS`.
+/// `PAGES DISK_PAGES ANSWERS TOUCHED`.
 fn counts(text: &str) -> Option<Written> {
     let mut numbers = text.split(' ').map(|number| number.parse().ok());
     let mut next = || numbers.next().flatten();
-    Some(Written { pages: next()?, disk_pages: next()?, answers: next()? })
+    let (pages, disk_pages, answers) = (next()?, next()?, next()?);
+    Some(Written { pages, disk_pages, answers, touched: next()? })
 }
 
 #[cfg(test)]
@@ -262,14 +267,14 @@ mod tests {
         let heard = Heard::default();
         let (port, _other) = UnixStream::pair().unwrap();
         for line in
-            [".1", "boot abc lab.seed=1", "=a 77 5 3", "q1 ok pages=3", "boot abc x", "junk"]
+            [".1", "boot abc lab.seed=1", "=a 77 5 3 8", "q1 ok pages=3", "boot abc x", "junk"]
         {
             heard.hear(line, &port, 1);
         }
         let pulse = heard.pulse();
         assert_eq!(
             (pulse.boots, pulse.written),
-            (1, Written { pages: 77, disk_pages: 5, answers: 3 })
+            (1, Written { pages: 77, disk_pages: 5, answers: 3, touched: 8 })
         );
         assert_eq!(pulse.twice, 0);
         heard.hear(".a", &port, 1);

@@ -3,23 +3,21 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use policy::gang::{Move, Stage, admit, is_landing};
+use policy::gang::{Move, Stage, admit};
 use serde::Serialize;
 
 use super::content::{Contents, Delivery, Fetch};
+use super::cores::{Cores, Costs, Machines};
 use super::ground::Ground;
 use super::links::{Way, fair};
-use super::trace::{Trace, TracedVm};
+use super::trace::{BATCH, Trace};
+use super::vm::{Parcel, Phase, Vm, take};
 use crate::contender::gang::Share;
 use crate::error::Result;
 
-/// Grains that are named together.
-const BATCH: usize = 128;
 /// A page's name, its bit of the answer and its part of the heads around them.
 const NAMED_PAGE_BYTES: f64 = 24.0;
 const PAGE_BYTES: u64 = 4096;
-/// A VM that still doesn't fit after so many passes is stopped nevertheless.
-const PASSES_MAX: u32 = 30;
 /// Simulated seconds: longer than a day is nothing to plan with.
 const TIME_MAX_S: f64 = 86_400.0;
 
@@ -42,6 +40,10 @@ pub struct Pace {
     pub vm_bytes_per_s: f64,
     /// How long a step is.
     pub step_s: f64,
+    /// Whose cores there are.
+    pub machines: Machines,
+    /// What work takes of them.
+    pub costs: Costs,
 }
 
 /// What a gang came to.
@@ -52,6 +54,12 @@ pub struct Outcome {
     /// From the first VM's turn to the last one's running; none: it took more than a
     /// day.
     pub total_s: Option<f64>,
+    /// Of it, what passed before the first VM's QEMU was there.
+    pub prepared_s: f64,
+    /// What it took of all cores.
+    pub cpu_s: f64,
+    /// Of it, what guests did.
+    pub guests_cpu_s: f64,
     /// What crossed the core, compressed, with what is around it.
     pub core_bytes: f64,
     /// Pages that sources sent.
@@ -66,50 +74,6 @@ pub struct Outcome {
     pub lookups: u64,
 }
 
-/// How far a VM is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
-    Waiting,
-    Preparing {
-        until_s: f64,
-    },
-    /// It sends its memory, or what it has written since.
-    Passing {
-        began_s: f64,
-        pass: u32,
-    },
-    /// It stands still; the rest is sent.
-    Stopped,
-    Loading {
-        until_s: f64,
-    },
-    Over,
-}
-
-/// What waits for its lane.
-struct Parcel {
-    left_bytes: f64,
-    /// A page that is not only written again.
-    content: Option<u64>,
-}
-
-struct Vm {
-    name: String,
-    from: usize,
-    to: usize,
-    way: Way,
-    phase: Phase,
-    /// The next grain that QEMU hands over.
-    next: usize,
-    queue: VecDeque<Parcel>,
-    queued_bytes: f64,
-    /// Grains that come from elsewhere.
-    pending: u64,
-    sent_bytes: f64,
-    rate: f64,
-    landing: bool,
-}
-
 struct Gang<'t> {
     ground: &'t Ground,
     pace: &'t Pace,
@@ -117,6 +81,7 @@ struct Gang<'t> {
     trace: &'t Trace,
     vms: Vec<Vm>,
     contents: Contents,
+    cores: Cores,
     capacities: Vec<f64>,
     /// What targets are to send each other.
     fetches: BTreeMap<(usize, usize), VecDeque<Parcel>>,
@@ -165,6 +130,9 @@ pub fn run(
     let outcome = Outcome {
         share,
         total_s: None,
+        prepared_s: 0.0,
+        cpu_s: 0.0,
+        guests_cpu_s: 0.0,
         core_bytes: 0.0,
         body_bytes: 0.0,
         named_bytes: 0.0,
@@ -173,8 +141,22 @@ pub fn run(
         lookups: 0,
     };
     let (vms, capacities) = ((0..going).map(vm).collect(), ground.capacities());
+    let cores = Cores::new(pace.machines, ground.hosts());
     let (fetches, now_s) = (BTreeMap::new(), 0.0);
-    Gang { ground, pace, share, trace, vms, contents, capacities, fetches, now_s, outcome }.run()
+    let gang = Gang {
+        ground,
+        pace,
+        share,
+        trace,
+        vms,
+        contents,
+        cores,
+        capacities,
+        fetches,
+        now_s,
+        outcome,
+    };
+    gang.run()
 }
 
 impl Gang<'_> {
@@ -184,8 +166,9 @@ impl Gang<'_> {
             if changed {
                 self.begin_next();
             }
-            self.name_pages()?;
+            self.be_there();
             self.carry()?;
+            self.name_pages()?;
             self.now_s += self.pace.step_s;
             #[allow(
                 clippy::cast_possible_truncation,
@@ -199,6 +182,7 @@ impl Gang<'_> {
                 break;
             }
         }
+        self.outcome.cpu_s = self.cores.spent_s;
         let grain = self.trace.grain_bytes;
         let repeated = self.contents.repeated().into_iter();
         self.outcome.rack_duplicate_bytes = repeated.map(|grains| grains * grain).collect();
@@ -230,7 +214,37 @@ impl Gang<'_> {
             .collect();
         let until_s = self.now_s + self.pace.prepare_s;
         for number in admit(&moves, self.pace.parallel) {
-            self.vms[number].phase = Phase::Preparing { until_s };
+            self.vms[number].phase = Phase::Preparing { until_s, work_s: self.pace.costs.start_s };
+        }
+    }
+
+    /// The number of a target among all hosts.
+    fn host_of(&self, target: usize) -> usize {
+        self.ground.hosts() - self.ground.target_racks * self.ground.target_hosts + target
+    }
+
+    /// What VMs take that are there, those that start, and those that move.
+    fn be_there(&mut self) {
+        let (step_s, costs) = (self.pace.step_s, &self.pace.costs);
+        self.cores.step(step_s);
+        for number in 0..self.vms.len() {
+            let (from, to) = (self.vms[number].from, self.host_of(self.vms[number].to));
+            let vm = &mut self.vms[number];
+            let at = if vm.phase == Phase::Over { to } else { from };
+            self.cores.spend(at, (costs.vm_cores + costs.vcpu_cores) * step_s);
+            self.outcome.guests_cpu_s += costs.vcpu_cores * step_s;
+            match &mut vm.phase {
+                Phase::Waiting | Phase::Over => continue,
+                Phase::Preparing { work_s, .. } if self.cores.has(to) => {
+                    let done_s = work_s.min(step_s);
+                    *work_s -= done_s;
+                    self.cores.spend(to, done_s);
+                }
+                _ => {}
+            }
+            for end in [from, to] {
+                self.cores.spend(end, costs.moving_cores * step_s);
+            }
         }
     }
 
@@ -246,6 +260,7 @@ impl Gang<'_> {
                 let host_may = self.share == Share::Off || room[vm.from] > 0.0;
                 let may = sweeps
                     && host_may
+                    && self.cores.has(vm.from)
                     && vm.next < self.trace.vms[number].contents.len()
                     && vm.queued_bytes < self.pace.pool_bytes
                     && handed_over < step_bytes;
@@ -264,30 +279,42 @@ impl Gang<'_> {
     fn name_batch(&mut self, number: usize) -> Result<f64> {
         let vm = &mut self.vms[number];
         let grain_bytes = self.trace.grain_bytes as f64;
+        let (costs, from) = (&self.pace.costs, vm.from);
         let all = &self.trace.vms[number].contents;
         let batch = &all[vm.next..all.len().min(vm.next + BATCH)];
         vm.next += batch.len();
+        self.cores.work(from, batch.len() as f64 * grain_bytes, costs.hand_over_ns);
         let batch: Vec<u64> = batch.iter().copied().filter(|content| *content != 0).collect();
         let mut fetches = Vec::new();
         let deliveries = self.contents.deliver(number, vm.to, &batch, &mut fetches)?;
         let pages = (batch.len() as u64 * self.trace.grain_bytes / PAGE_BYTES) as f64;
+        let named = batch.len() as f64 * grain_bytes;
+        self.cores.work(from, named, costs.tap_ns);
         if self.share != Share::Off {
             vm.push(pages * NAMED_PAGE_BYTES, None);
+            self.cores.work(from, named, costs.name_ns);
         }
+        let bodies = deliveries.iter().filter(|delivery| **delivery == Delivery::Body).count();
+        let (mut sent, mut found) = (0.0, 0.0);
         for (content, delivery) in batch.iter().zip(deliveries) {
             match delivery {
                 Delivery::Body => {
-                    vm.push(self.trace.body_bytes(*content), Some(*content));
-                    self.outcome.body_bytes += grain_bytes;
+                    vm.push(self.trace.body_bytes(*content, bodies), Some(*content));
+                    sent += grain_bytes;
                     continue;
                 }
                 Delivery::Later => vm.pending += 1,
                 Delivery::Held => {}
             }
-            self.outcome.named_bytes += grain_bytes;
+            found += grain_bytes;
         }
+        self.outcome.body_bytes += sent;
+        self.outcome.named_bytes += found;
+        let to = self.host_of(self.vms[number].to);
+        self.cores.work(from, sent, costs.encode_ns);
+        self.cores.work(to, found, costs.find_ns);
         self.fetch(fetches);
-        Ok(batch.len() as f64 * grain_bytes)
+        Ok(named)
     }
 
     fn fetch(&mut self, fetches: Vec<Fetch>) {
@@ -300,9 +327,12 @@ impl Gang<'_> {
 
     /// What the links carry in one step.
     fn carry(&mut self) -> Result<()> {
-        let sending: Vec<usize> =
-            (0..self.vms.len()).filter(|number| !self.vms[*number].queue.is_empty()).collect();
-        let pairs: Vec<(usize, usize)> = self.fetches.keys().copied().collect();
+        let has = |vm: &Vm| self.cores.has(vm.from) && self.cores.has(self.host_of(vm.to));
+        let sends = |number: &usize| !self.vms[*number].queue.is_empty() && has(&self.vms[*number]);
+        let sending: Vec<usize> = (0..self.vms.len()).filter(sends).collect();
+        let can = |target: &usize| self.cores.has(self.host_of(*target));
+        let pairs = self.fetches.keys().copied().filter(|(from, to)| can(from) && can(to));
+        let pairs: Vec<(usize, usize)> = pairs.collect();
         let mut ways: Vec<Way> = sending.iter().map(|number| self.vms[*number].way).collect();
         ways.extend(pairs.iter().map(|(from, to)| self.ground.way_within(*from, *to)));
         let rates = fair(&self.capacities, &ways);
@@ -314,7 +344,8 @@ impl Gang<'_> {
             vm.sent_bytes += sent;
             vm.rate = *rate;
             self.outcome.core_bytes += Ground::on_wire(sent);
-            let to = vm.to;
+            let (from, to) = (vm.from, vm.to);
+            self.spend_on(sent, contents.len(), from, self.host_of(to));
             for content in contents {
                 self.contents.sent(to, content);
                 self.has_come(to, content)?;
@@ -327,11 +358,22 @@ impl Gang<'_> {
                 self.fetches.remove(&(from, to));
             }
             self.outcome.peer_bytes += sent;
+            let host = self.host_of(from);
+            self.spend_on(sent, contents.len(), host, self.host_of(to));
+            self.cores.work(host, sent, self.pace.costs.find_ns + self.pace.costs.encode_ns);
             for content in contents {
                 self.has_come(to, content)?;
             }
         }
         Ok(())
+    }
+
+    /// What it takes that so many bytes, and grains, went from host to host.
+    fn spend_on(&mut self, bytes: f64, grains: usize, from: usize, to: usize) {
+        let costs = &self.pace.costs;
+        self.cores.work(from, bytes, costs.wire_ns / 2.0);
+        self.cores.work(to, bytes, costs.wire_ns / 2.0);
+        self.cores.work(to, grains as f64 * self.trace.grain_bytes as f64, costs.place_ns);
     }
 
     fn has_come(&mut self, to: usize, content: u64) -> Result<()> {
@@ -346,6 +388,9 @@ impl Gang<'_> {
     /// What follows. Says whether others may begin.
     fn go_on(&mut self) -> bool {
         let mut changed = false;
+        if self.vms.iter().all(|vm| matches!(vm.phase, Phase::Waiting | Phase::Preparing { .. })) {
+            self.outcome.prepared_s = self.now_s;
+        }
         for (vm, traced) in self.vms.iter_mut().zip(&self.trace.vms) {
             changed |= vm.go_on(traced, self.now_s, self.pace, self.trace.grain_bytes as f64);
         }
@@ -353,83 +398,10 @@ impl Gang<'_> {
     }
 }
 
-impl Vm {
-    fn push(&mut self, bytes: f64, content: Option<u64>) {
-        self.queued_bytes += bytes;
-        self.queue.push_back(Parcel { left_bytes: bytes, content });
-    }
-
-    /// Says whether others may begin for it.
-    fn go_on(&mut self, traced: &TracedVm, now_s: f64, pace: &Pace, grain_bytes: f64) -> bool {
-        match self.phase {
-            Phase::Waiting | Phase::Over => false,
-            Phase::Preparing { until_s } => {
-                if until_s <= now_s {
-                    self.phase = Phase::Passing { began_s: now_s, pass: 1 };
-                }
-                false
-            }
-            Phase::Passing { began_s, pass } => {
-                let is_swept = self.next == traced.contents.len() && self.queue.is_empty();
-                if is_swept && self.pending == 0 {
-                    self.next_pass(traced, now_s, began_s, pass, pace);
-                }
-                let left_bytes =
-                    (traced.contents.len() - self.next) as f64 * grain_bytes + self.queued_bytes;
-                let lands = is_landing(false, (self.rate > 0.0).then(|| left_bytes / self.rate));
-                let news = lands && !self.landing;
-                self.landing |= lands;
-                news
-            }
-            Phase::Stopped => {
-                if self.queue.is_empty() {
-                    self.phase = Phase::Loading { until_s: now_s + pace.switchover_s };
-                }
-                false
-            }
-            Phase::Loading { until_s } => {
-                let is_over = until_s <= now_s;
-                if is_over {
-                    self.phase = Phase::Over;
-                }
-                is_over
-            }
-        }
-    }
-
-    /// What it has written meanwhile is sent again, or is the last that is.
-    fn next_pass(&mut self, traced: &TracedVm, now_s: f64, began_s: f64, pass: u32, pace: &Pace) {
-        let passed_s = now_s - began_s;
-        let written = traced.dirty_bytes_per_s as f64 * passed_s;
-        let dirty = written.min(traced.working_set_bytes as f64);
-        let fits = dirty <= self.rate * pace.goal_s || pass >= PASSES_MAX;
-        if dirty > 0.0 {
-            self.push(dirty, None);
-        }
-        self.phase =
-            if fits { Phase::Stopped } else { Phase::Passing { began_s: now_s, pass: pass + 1 } };
-    }
-}
-
-/// Takes so many bytes off a line. Says how many those were, and what is through.
-fn take(line: &mut VecDeque<Parcel>, mut bytes: f64) -> (f64, Vec<u64>) {
-    let (mut taken, mut through) = (0.0, Vec::new());
-    while let Some(first) = line.front_mut() {
-        if bytes < first.left_bytes {
-            first.left_bytes -= bytes;
-            return (taken + bytes, through);
-        }
-        bytes -= first.left_bytes;
-        taken += first.left_bytes;
-        through.extend(first.content);
-        line.pop_front();
-    }
-    (taken, through)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::trace::Mix;
+    use super::super::vm::PASSES_MAX;
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -455,6 +427,8 @@ mod tests {
             naming_bytes_per_s: 1e9,
             vm_bytes_per_s: 600e6,
             step_s: 0.01,
+            machines: Machines::Unlimited,
+            costs: Costs::default(),
         }
     }
 
@@ -526,6 +500,24 @@ mod tests {
         let never = run(Share::Off, &ground(), &pace(), &faster.trace(), 0).unwrap();
         let passes = (never.core_bytes / 1.046 - never.body_bytes) / (64 * MIB) as f64;
         assert!(near(passes, f64::from(PASSES_MAX)), "{passes} passes");
+    }
+
+    #[test]
+    fn where_cores_are_few_they_limit_it() {
+        let trace = mix().trace();
+        let with = |machines| {
+            let pace = Pace { machines, ..pace() };
+            let outcome = run(Share::Rack, &ground(), &pace, &trace, 0).unwrap();
+            (outcome.total_s.unwrap(), outcome)
+        };
+        let (unlimited_s, unlimited) = with(Machines::Unlimited);
+        assert!(near(with(Machines::Each(16.0)).0, unlimited_s));
+        let (total_s, few) = with(Machines::One(1.5));
+        assert!(total_s > unlimited_s * 1.2, "{total_s}, {unlimited_s}");
+        // All of them was used, nearly all of the time, and not more.
+        let used = few.cpu_s / (1.5 * total_s);
+        assert!((0.9..1.01).contains(&used) && few.cpu_s > unlimited.cpu_s, "{used}, {few:?}");
+        assert!(near(few.body_bytes, unlimited.body_bytes), "{few:?}");
     }
 
     #[test]

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::{LabError, Result};
 
 const PAGE_BYTES: u64 = 4096;
+/// Grains that are named, and compressed, together.
+pub(super) const BATCH: usize = 128;
 /// Grains of all VMs together: more take more minutes than they tell.
 const GRAINS_MAX: u64 = 1 << 22;
 /// A file is not larger: 100 million numbers.
@@ -27,6 +29,9 @@ pub struct Trace {
     /// first. Others take all of their grain.
     #[serde(default)]
     pub encoded_bytes: Vec<u32>,
+    /// What they take without neighbours.
+    #[serde(default)]
+    pub alone_bytes: Vec<u32>,
     /// Each VM.
     pub vms: Vec<TracedVm>,
 }
@@ -80,7 +85,7 @@ impl Mix {
         let grain_pages = (all / PAGE_BYTES / GRAINS_MAX + 1).next_power_of_two();
         let grain_bytes = grain_pages * PAGE_BYTES;
         let vms = (0..self.vms as u64).map(|vm| self.vm(vm, grain_bytes)).collect();
-        Trace { grain_bytes, encoded_bytes: Vec::new(), vms }
+        Trace { grain_bytes, encoded_bytes: Vec::new(), alone_bytes: Vec::new(), vms }
     }
 
     fn vm(&self, vm: u64, grain_bytes: u64) -> TracedVm {
@@ -101,12 +106,16 @@ impl Mix {
 }
 
 impl Trace {
-    /// What one content takes on a lane.
+    /// What one content takes on a lane, in a batch of so many.
     #[must_use]
-    pub fn body_bytes(&self, content: u64) -> f64 {
+    pub fn body_bytes(&self, content: u64, among: usize) -> f64 {
         let nth = content.checked_sub(1).and_then(|nth| usize::try_from(nth).ok());
-        let encoded = nth.and_then(|nth| self.encoded_bytes.get(nth));
-        encoded.map_or(self.grain_bytes as f64, |bytes| f64::from(*bytes))
+        let of = |all: &[u32]| nth.and_then(|nth| all.get(nth)).copied().map(f64::from);
+        let Some(together) = of(&self.encoded_bytes) else { return self.grain_bytes as f64 };
+        let alone = of(&self.alone_bytes).unwrap_or(together);
+        // Each time that a batch is twice as long it gains as much.
+        let company = (among.clamp(1, BATCH) as f64).log2() / (BATCH as f64).log2();
+        alone + (together - alone) * company
     }
 
     /// Reads a file.
@@ -190,8 +199,10 @@ mod tests {
     fn a_file_is_read_and_one_that_cannot_be_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
-        let trace = Trace { encoded_bytes: vec![17], ..mix(1).trace() };
-        assert_eq!([1, 2].map(|content| trace.body_bytes(content)), [17.0, 4096.0]);
+        let (encoded_bytes, alone_bytes) = (vec![17], vec![24]);
+        let trace = Trace { encoded_bytes, alone_bytes, ..mix(1).trace() };
+        assert_eq!([1, 2].map(|content| trace.body_bytes(content, BATCH)), [17.0, 4096.0]);
+        assert_eq!([1, 2].map(|among| trace.body_bytes(1, among)), [24.0, 23.0]);
         fs::write(&path, serde_json::to_vec(&trace).unwrap()).unwrap();
         assert_eq!(Trace::read(&path).unwrap(), trace);
         assert_eq!(trace.clone().repeated(3).vms, vec![trace.vms[0].clone(); 3]);

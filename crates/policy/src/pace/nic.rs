@@ -13,6 +13,10 @@ use super::NicUse;
 pub(super) const FILLING: f64 = 0.5;
 /// Of what crosses the NIC, what is theirs at least when it is they that fill it.
 const FILLED_BY: f64 = 0.25;
+/// A NIC that carries more than the one at the other end, by this factor...
+pub(super) const CARRIES_MORE: f64 = 1.25;
+/// ...and of that less than this share for the migration, may be what is full.
+pub(super) const MOSTLY: f64 = 0.5;
 /// What of a NIC's speed shows in its counters at least: preambles and gaps
 /// don't, and software that counts before it splits packets misses headers.
 const SHOWN: f64 = 0.94;
@@ -40,11 +44,14 @@ const MUCH: f64 = 0.1;
 const MUCH_CHANGES: f64 = 4.0;
 /// Whether the NIC carries more than it ever showed is tried by going this much
 /// beyond, for one sample; first after so many samples, then after twice as
-/// many, at most so many, until it shows that much more.
+/// many, at most so many, until it shows that much more. One that shows most of
+/// what was tried is tried again at once, by twice as much.
 const TRY: f64 = 0.1;
+const TRY_MOST: f64 = 1.0;
 const TRY_FIRST: u32 = 4;
 const TRY_LAST: u32 = 512;
 const TRY_GAIN: f64 = 1.005;
+const TRY_SHOWN: f64 = 0.5;
 /// What a migration leaves beside what its fellows use, when it takes what they
 /// don't.
 const FELLOWS: f64 = 1.1;
@@ -75,7 +82,7 @@ impl Default for Nic {
             // Nobody has been here yet.
             quiet: QUIET_SAMPLES,
             full: 0,
-            trial: Trial { rest: TRY_FIRST, pause: TRY_FIRST, from: None },
+            trial: Trial { rest: TRY_FIRST, pause: TRY_FIRST, beyond: TRY, from: None },
         }
     }
 }
@@ -110,7 +117,7 @@ impl Nic {
         let mut allowed = self.allowed(can, others, grown);
         if self.full == 0 && self.trial.is_due(self.highest) {
             let beyond = used.speed_bytes_per_s.map_or(f64::INFINITY, |speed| speed as f64 - can);
-            allowed = (can - others + beyond.min(can * TRY)).max(allowed);
+            allowed = (can - others + beyond.min(can * self.trial.beyond)).max(allowed);
         }
         let fellows = (ours - mine * wire_per_content).max(0.0);
         let even = allowed / f64::from(used.migrations.max(1));
@@ -167,6 +174,8 @@ struct Trial {
     /// Samples until then.
     rest: u32,
     pause: u32,
+    /// What is tried, as a share.
+    beyond: f64,
     /// The highest rate before the one that is on.
     from: Option<f64>,
 }
@@ -174,13 +183,23 @@ struct Trial {
 impl Trial {
     fn is_due(&mut self, highest: f64) -> bool {
         if let Some(from) = self.from.take() {
-            let gained = highest > from * TRY_GAIN;
-            self.pause = if gained { TRY_FIRST } else { (self.pause * 2).min(TRY_LAST) };
-            self.rest = self.pause;
+            self.judge(highest / from.max(1.0));
         }
         self.rest = self.rest.saturating_sub(1);
         let is_due = self.rest == 0;
         self.from = is_due.then_some(highest);
         is_due
+    }
+
+    /// One is over, after which the highest is so many times what it was.
+    fn judge(&mut self, gain: f64) {
+        self.pause = if gain > TRY_GAIN { TRY_FIRST } else { (self.pause * 2).min(TRY_LAST) };
+        self.rest = self.pause;
+        if gain > 1.0 + self.beyond * TRY_SHOWN {
+            self.beyond = (self.beyond * 2.0).min(TRY_MOST);
+            self.rest = 1;
+        } else {
+            self.beyond = TRY;
+        }
     }
 }

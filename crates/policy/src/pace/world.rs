@@ -404,6 +404,49 @@ fn two_migrations_on_a_nic_divide_its_spare() {
     }
 }
 
+/// A fellow migration leaves by the same NIC until a second before it ends, to
+/// another destination; nobody knows what NICs carry.
+#[test]
+fn who_has_had_little_beside_a_fellow_has_all_when_that_ends() {
+    let mut random = Random(7);
+    let mut pace = Pace::new();
+    let mut paced = None;
+    for second in 0..30 {
+        // Beside the fellow, TCP gives it little.
+        let left = if second < 6 { 2e6 } else { CAN / WIRE_PER_CONTENT };
+        let mine = paced.map_or(left, |paced| left.min(paced as f64));
+        let fellow = if second < 6 { CAN - mine * WIRE_PER_CONTENT } else { 0.0 };
+        let nic = |all: f64, ours: f64, migrations| NicUse {
+            speed_bytes_per_s: None,
+            all_bytes_per_s: all as u64,
+            content_bytes_per_s: (all / WIRE_PER_CONTENT) as u64,
+            ours_bytes_per_s: ours as u64,
+            migrations,
+        };
+        let wire = mine * WIRE_PER_CONTENT;
+        let nics = [nic(wire + fellow, mine + fellow / WIRE_PER_CONTENT, 2)];
+        // What its sockets hold is read later.
+        let read = mine * (1.0 - 0.2 * random.next().abs());
+        let destination = DestinationUse { nics: vec![nic(wire, read, 1)], lanes: vec![Some(0)] };
+        let lanes = [LaneUse { nic: Some(0), bytes_per_s: mine as u64, writing: 1.0 }];
+        let sample = PaceSample { nics: &nics, lanes: &lanes, destination: Some(&destination) };
+        paced = pace.next(&sample, PaceBounds::default())[0];
+        assert!(second < 8 || mine >= left * 0.7, "{second}: {mine} of {left}");
+    }
+}
+
+/// What was taken for all that a NIC carries is not: it shows within seconds.
+#[test]
+fn a_nic_that_carries_ten_times_what_it_showed_is_used_soon() {
+    let others = |_| CAN * 0.05;
+    let mut world = World::one(Wire { can: CAN * 0.1, ..Wire::unknown(others) });
+    world.seconds(10);
+    world.here[0].can = CAN;
+    world.seconds(30);
+    let used = used_of_spare(&world.seconds(10));
+    assert!(used >= 0.8, "{used}");
+}
+
 #[test]
 fn what_the_operator_sets_holds_at_once() {
     let capped = |cap| PaceBounds { cap_bytes_per_s: cap, ..PaceBounds::default() };

@@ -57,6 +57,48 @@ fn a_map_is_heard_whatever_was_left_in_the_port() {
     assert_eq!(map.unwrap().runs(), [run]);
 }
 
+/// The helper goes on only after its first part was handed on.
+#[test]
+fn parts_are_handed_on_while_the_helper_looks() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (heard, goes_on) = std::sync::mpsc::channel();
+    let pages = u32::try_from(PART_PAGES_LEAST).unwrap();
+    let run = |page: u32, pages| Run { page: page.into(), sector: 0, pages, device: 0 };
+    let (summary, parts) = thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut bytes = [0; Ask::BYTES];
+            theirs.read_exact(&mut bytes).unwrap();
+            let ask = AskFinder::default().take(&bytes).unwrap();
+            let mut bytes = Vec::new();
+            let mut reply = Reply::new(&ask, "1", &mut bytes);
+            reply.device(&Device { sectors: 1 << 20, ..Device::default() }, &mut bytes);
+            reply.run(run(0, pages), &mut bytes);
+            reply.hand_on(&mut bytes);
+            theirs.write_all(&bytes).unwrap();
+            goes_on.recv().unwrap();
+            bytes.clear();
+            // Too little for a part of its own.
+            reply.run(run(5000, 1), &mut bytes);
+            reply.hand_on(&mut bytes);
+            reply.run(run(0, 2), &mut bytes);
+            reply.finish(Summary::default(), &mut bytes);
+            theirs.write_all(&bytes).unwrap();
+        });
+        let mut parts = Vec::new();
+        let mut hand_on = |part: CacheMap| {
+            assert_eq!(part.devices().len(), 1);
+            parts.push(part.runs().to_vec());
+            let _ = heard.send(());
+        };
+        let limits = Limits { ram_pages: 8000, end_page: 8000 };
+        let patience = patience(9000, 9000);
+        let all = ask_in_parts(&ours, limits, Budget::default(), patience, &mut hand_on);
+        (all.unwrap(), parts)
+    });
+    assert_eq!((summary.runs, summary.pages), (3, u64::from(pages) + 3));
+    assert_eq!(parts, [vec![run(0, pages)], vec![run(0, 2), run(5000, 1)]]);
+}
+
 #[test]
 fn silence_ends() {
     let silent = |port: UnixStream, _: Ask| {

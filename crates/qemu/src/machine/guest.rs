@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use cachemap::{Budget, CacheMap, Greeting, Limits};
+use cachemap::{Budget, CacheMap, Greeting, Limits, Summary};
 use parking_lot::MutexGuard;
 
 use super::Machine;
@@ -60,6 +60,21 @@ impl OpenPort<'_> {
     ) -> Result<CacheMap, GuestError> {
         let map = guest_port::ask(&self.stream, limits, budget, patience);
         map.map_err(|error| self.explained(error))
+    }
+
+    /// Asks for the map, in parts as they are heard.
+    ///
+    /// # Errors
+    /// As [`guest_port::ask_in_parts`].
+    pub fn ask_in_parts(
+        &self,
+        limits: Limits,
+        budget: Budget,
+        patience: Patience,
+        part: &mut dyn FnMut(CacheMap),
+    ) -> Result<Summary, GuestError> {
+        let heard = guest_port::ask_in_parts(&self.stream, limits, budget, patience, part);
+        heard.map_err(|error| self.explained(error))
     }
 
     /// Nobody answers somebody who is not served.

@@ -29,9 +29,19 @@ pub(super) fn open(
     });
     let mut open = |device: &String| {
         let disk = here.iter().find(|disk| disk.device == *device)?;
-        open_one(disk, scratch)
-            .map_err(|why| notes.push(format!("{} is not read: {why}", disk.file)))
-            .ok()
+        match open_one(disk, scratch) {
+            Ok(opened) => {
+                if opened.cached {
+                    let file = &disk.file;
+                    notes.push(format!("{file} is read through the destination's page cache: its file system does not do otherwise"));
+                }
+                Some(opened)
+            }
+            Err(why) => {
+                notes.push(format!("{} is not read: {why}", disk.file));
+                None
+            }
+        }
     };
     let opened: Vec<Option<Opened>> = order.devices.iter().take(DISKS_MAX).map(&mut open).collect();
     let pace = Arc::new(Pace::default());

@@ -1,6 +1,6 @@
 //! What gangs are to reach, and whether they did.
 
-use super::scenarios::VMS;
+use super::conditions::{Conditions, VMS};
 use crate::bench::goals::Goal;
 use crate::bench::paired;
 use crate::bench::result::{Outcome, Run};
@@ -13,7 +13,7 @@ const PRECOPY: &str = "qemu-precopy";
 type Bound = (&'static str, &'static str, &'static str, &'static str, f64);
 
 /// By what was measured; the bounds hold for a whole gang.
-pub(super) fn of(outcome: &Outcome, vms: usize) -> Vec<Goal> {
+pub(super) fn of(outcome: &Outcome, conditions: &Conditions) -> Vec<Goal> {
     let bounds: &[Bound] = match outcome.scenario.as_str() {
         "gang-idle" => &[
             ("core bytes at most 0.2 of precopy's", "core_bytes", RACK, PRECOPY, 0.2),
@@ -26,7 +26,7 @@ pub(super) fn of(outcome: &Outcome, vms: usize) -> Vec<Goal> {
         }
         _ => &[],
     };
-    let whole = bounds.iter().filter(|_| vms == VMS);
+    let whole = bounds.iter().filter(|_| conditions.vms == VMS);
     std::iter::once(intact(outcome)).chain(whole.map(|bound| judge(outcome, *bound))).collect()
 }
 
@@ -74,16 +74,16 @@ mod tests {
     #[test]
     fn each_bound_is_judged_by_pairs() {
         let runs = [(PRECOPY, 10.0, 1000), (OFF, 5.0, 700), (RACK, 3.9, 250)];
-        let goals = of(&outcome("gang-idle", &runs), VMS);
+        let goals = of(&outcome("gang-idle", &runs), &Conditions::default());
         assert_eq!(reached(&goals), [Some(true), Some(false), Some(true), Some(true)]);
         assert!(goals[1].to_string().ends_with("NOT REACHED (0.250)"), "{}", goals[1]);
     }
 
     #[test]
     fn without_a_contender_or_with_fewer_vms_nothing_is_judged() {
-        let runs = [(PRECOPY, 10.0, 1000)];
-        assert_eq!(reached(&of(&outcome("gang-busy", &runs), VMS)), [Some(true), None]);
-        assert_eq!(of(&outcome("gang-idle", &runs), 4).len(), 1);
-        assert_eq!(reached(&of(&outcome("gang-worst", &[]), VMS)), [None, None]);
+        let (runs, usual) = ([(PRECOPY, 10.0, 1000)], Conditions::default());
+        assert_eq!(reached(&of(&outcome("gang-busy", &runs), &usual)), [Some(true), None]);
+        assert_eq!(of(&outcome("gang-idle", &runs), &Conditions { vms: 4, ..usual }).len(), 1);
+        assert_eq!(reached(&of(&outcome("gang-worst", &[]), &usual)), [None, None]);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::conditions::Conditions;
 use super::figures::{GangFigures, VmFigures};
 use super::load::Load;
 use super::pair::Asking;
@@ -32,12 +33,12 @@ const READ_CPU_EVERY: Duration = Duration::from_millis(50);
 pub(super) fn run(
     kit: &Kit,
     scenario: &GangScenario,
-    vms: usize,
+    conditions: &Conditions,
     label: &str,
     contender: &mut dyn GangContender,
 ) -> Result<Run> {
     let racks = Racks::new(scenario.layout)?;
-    let mut members = scenario.members(&racks, vms);
+    let mut members = scenario.members(&racks, conditions);
     scenario.join_pair(kit, &racks, &mut members)?;
     let (downtime_goal, timeout) = (scenario.goal, scenario.timeout);
     let ground = GangGround { kit, racks: &racks, downtime_goal, timeout };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use lab_guest::orders::Orders;
 use serde_json::{Value, json};
 
+use super::conditions::Conditions;
 use crate::contender::Mode;
 use crate::contender::gang::{DrovewayGang, GangContender, Member, QemuGang, Share};
 use crate::error::Result;
@@ -15,8 +16,6 @@ use crate::setup::{self, Kit};
 const MIB: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
 
-/// VMs in a whole gang: what the goals are for.
-pub const VMS: usize = 8;
 /// What each has.
 pub(crate) const MEMORY: &str = "256M";
 /// Which content all VMs have in common.
@@ -111,21 +110,53 @@ impl GangScenario {
         qemu.chain(shares.map(|share| Box::new(DrovewayGang::new(*share)) as Box<_>)).collect()
     }
 
+    /// The same under other conditions than the usual ones. What else crosses the core
+    /// is scaled as its links are, and so is what a contender is given.
+    #[must_use]
+    pub fn under(self, conditions: &Conditions) -> Self {
+        let layout = Layout {
+            edge_mbit_per_s: conditions.mbit_per_s(self.layout.edge_mbit_per_s),
+            core_mbit_per_s: conditions.mbit_per_s(self.layout.core_mbit_per_s),
+            ..self.layout
+        };
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "scales are checked"
+        )]
+        let scaled = |rate: u64| (rate as f64 * conditions.links) as u64;
+        Self {
+            layout,
+            load_bytes_per_s: self.load_bytes_per_s.map(scaled),
+            timeout: self.timeout.div_f64(conditions.links.min(1.0)),
+            ..self
+        }
+    }
+
+    /// What the nth VM is.
+    #[must_use]
+    pub fn guest(&self, conditions: &Conditions, nth: u64) -> GuestSpec {
+        let orders = conditions.orders((self.orders)(nth));
+        let kernel_words = conditions.kernel_words();
+        GuestSpec { kernel_words, ..GuestSpec::new(&format!("vm{}", nth + 1), MEMORY, orders) }
+    }
+
     /// The VMs: from one source host after the other, to one target host after
     /// the other.
     #[must_use]
-    pub fn members<'r>(&self, racks: &'r Racks, vms: usize) -> Vec<Member<'r>> {
+    pub fn members<'r>(&self, racks: &'r Racks, conditions: &Conditions) -> Vec<Member<'r>> {
         let (sources, targets) = (racks.sources(), racks.targets());
-        let spec = |name: &str, orders| GuestSpec::new(name, MEMORY, orders);
-        let gang =
-            (0..vms).zip(sources.into_iter().cycle()).zip(targets.clone().into_iter().cycle());
+        let vms = 0..u64::from(conditions.vms);
+        let gang = vms.zip(sources.into_iter().cycle()).zip(targets.clone().into_iter().cycle());
         let gang = gang.map(|((nth, from), to)| {
-            let orders = (self.orders)(nth as u64);
-            Member { spec: spec(&format!("vm{}", nth + 1), orders), from, to: Some(to) }
+            let spec = self.guest(conditions, nth);
+            Member { spec, from, to: Some(to) }
         });
         let resident = targets.first().copied().filter(|_| self.resident).map(|host| {
-            let orders = Orders { seed: RESIDENT_SEED, ..idle(0) };
-            Member { spec: spec("resident", orders), from: host, to: None }
+            let orders = conditions.orders(Orders { seed: RESIDENT_SEED, ..idle(0) });
+            let kernel_words = conditions.kernel_words();
+            let spec = GuestSpec { kernel_words, ..GuestSpec::new("resident", MEMORY, orders) };
+            Member { spec, from: host, to: None }
         });
         gang.chain(resident).collect()
     }
@@ -149,20 +180,16 @@ impl GangScenario {
         racks.join_vms(&names.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Where results of so many VMs go.
-    #[must_use]
-    pub fn label(&self, vms: usize) -> String {
-        if vms == VMS { self.name.to_owned() } else { format!("{}-{vms}", self.name) }
-    }
-
     /// The guests, for the results.
     #[must_use]
-    pub fn guest_json(&self, vms: usize) -> Value {
-        let one = |nth: usize| {
-            let orders = (self.orders)(nth as u64);
+    pub fn guest_json(&self, conditions: &Conditions) -> Value {
+        let one = |nth: u8| {
+            let orders = conditions.orders((self.orders)(nth.into()));
             json!({
                 "common_bytes": orders.common_bytes,
+                "common_text_bytes": orders.common_text_bytes,
                 "random_bytes": orders.random_bytes,
+                "text_bytes": orders.text_bytes,
                 "working_set_bytes": orders.working_set_bytes,
                 "write_bytes_per_s": orders.rate,
                 "writes_in_all_bytes": (orders.write_max_bytes > 0).then_some(orders.write_max_bytes),
@@ -171,18 +198,20 @@ impl GangScenario {
             })
         };
         json!({
-            "vms": vms,
+            "vms": conditions.vms,
             "memory": MEMORY,
-            "each": (0..vms).map(one).collect::<Vec<_>>(),
+            "kernel_words": conditions.kernel_words(),
+            "each": (0..conditions.vms).map(one).collect::<Vec<_>>(),
             "resident": self.resident,
         })
     }
 
     /// The links, for the results.
     #[must_use]
-    pub fn links_json(&self, congestion_control: &str) -> Value {
+    pub fn links_json(&self, conditions: &Conditions, congestion_control: &str) -> Value {
         let layout = &self.layout;
         json!({
+            "scale": conditions.links,
             "source_racks": layout.source_racks,
             "hosts_in_each": layout.source_hosts,
             "target_hosts": layout.target_hosts,
@@ -283,7 +312,16 @@ mod tests {
         let expected =
             ["qemu-precopy", "qemu-zstd", "droveway-off", "droveway-host", "droveway-rack"];
         assert_eq!(names, expected);
-        assert_eq!(all()[0].label(VMS), "gang-idle");
-        assert_eq!(all()[0].label(4), "gang-idle-4");
+    }
+
+    #[test]
+    fn links_and_what_else_crosses_them_are_scaled_together() {
+        let conditions = Conditions { links: 0.4, ..Conditions::default() };
+        let usual = all().into_iter().find(|one| one.load_bytes_per_s.is_some()).unwrap();
+        let (layout, timeout) = (usual.layout, usual.timeout);
+        let scaled = usual.under(&conditions);
+        let expected = Layout { edge_mbit_per_s: 100, core_mbit_per_s: 400, ..layout };
+        assert_eq!((scaled.layout, scaled.load_bytes_per_s), (expected, Some(20 * MB)));
+        assert!(scaled.timeout > timeout * 2);
     }
 }

@@ -1,0 +1,212 @@
+//! Memory and disks of one VM that arrives, until its QEMU has loaded it.
+
+use std::sync::Arc;
+
+use placer::{BlockPlan, Feeder, Placement, Placer};
+use qemu::disks::PreparedImage;
+use qemu::incoming::Incoming;
+use qemu::machine::Machine;
+use qemu::ram_blocks::{RamBlocks, Reached};
+use wire::{Announced, Prepared, ToDestination, ToSource};
+
+use super::sharing::{Shares, Told, Wanted};
+use super::{Arrival, End, ended, hex};
+use crate::destination::disks::ArrivingDisks;
+use crate::destination::hands::Keeper;
+use crate::destination::nic_use::Telling;
+use crate::link::Heard;
+use crate::resources::Pools;
+use crate::sharing::{Blocks, Resolving};
+
+/// Most residue after RAM: what the devices of a large VM without VFIO make is
+/// some MiB.
+const TAIL_BYTES_MAX: usize = 256 << 20;
+
+impl Arrival<'_> {
+    /// Everything of the VM, until its QEMU has loaded it.
+    pub(super) fn receive(
+        &self,
+        keeper: &mut Keeper,
+        machine: &Machine,
+        disks: Option<&ArrivingDisks>,
+        pools: &Pools,
+        sharing: Wanted,
+    ) -> Result<(), End> {
+        let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
+        keeper.incoming = Some(Arc::clone(&incoming));
+        let stream = incoming.open().map_err(End::failed)?;
+        let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
+        let ram = RamBlocks::of(machine);
+        let mut notes = ram.notes.clone();
+        let told = self.share(machine, sharing, &mut notes)?;
+        let Told { shares, sharing, storage } = told;
+        let prepared = Prepared {
+            token: hex(self.token),
+            qemu: machine.version.clone(),
+            notes,
+            sharing,
+            storage,
+        };
+        self.say(&ToSource::Prepared(prepared))?;
+
+        let network = Arc::clone(&self.shared.local.resources.network);
+        let telling = Telling::start(Arc::clone(&self.lanes), network, Arc::clone(&self.link));
+        let telling = telling.map_err(End::failed)?;
+        let mut resolving = None;
+        let kept = shares.as_ref().filter(|shares| shares.keeps);
+        let kept = kept.map(|shares| Arc::clone(&shares.sharing));
+        let tail = self.take_stream(&ram.reached, &feeder, disks, shares, &mut resolving)?;
+        if let Some(resolving) = &resolving {
+            if let Some(sharing) = kept {
+                sharing.keep(resolving);
+            }
+            keeper.fetched_bytes = resolving.fetched_bytes();
+            keeper.again_bytes = resolving.again_bytes();
+            keeper.stored = resolving.stored();
+            for text in resolving.storage_notes() {
+                self.say(&ToSource::Note { text })?;
+            }
+        }
+        drop(resolving);
+        drop(telling);
+        if let Some(disks) = disks {
+            disks.finish().map_err(End::failed)?;
+        }
+        self.load(machine, &incoming, &feeder, &tail)
+    }
+
+    /// Pages come by the lanes, residue comes here, until the source says that
+    /// it is complete. Returns the tail.
+    fn take_stream(
+        &self,
+        ram: &[Reached],
+        feeder: &Feeder,
+        disks: Option<&ArrivingDisks>,
+        mut sharing: Option<Shares>,
+        resolving: &mut Option<Arc<Resolving>>,
+    ) -> Result<Vec<u8>, End> {
+        let mut tail = Vec::new();
+        let mut whole_bytes = 0;
+        let mut announced = None;
+        loop {
+            match self.next()? {
+                Heard::Message(ToDestination::Blocks { blocks, ram_section, footers }) => {
+                    announced = Some((blocks, ram_section, footers));
+                }
+                Heard::Head(head) => {
+                    let (blocks, ram_section, footers) = announced
+                        .take()
+                        .ok_or_else(|| End::failed("a head came without its block list"))?;
+                    feeder.head(&head, ram_section, footers).map_err(End::failed)?;
+                    *resolving = self.open_lanes(ram, feeder, blocks, sharing.take())?;
+                }
+                Heard::Tail(piece) => {
+                    if tail.len() + piece.len() > TAIL_BYTES_MAX {
+                        return Err(End::failed(format!(
+                            "the VM's device state is larger than {} MiB",
+                            TAIL_BYTES_MAX >> 20
+                        )));
+                    }
+                    tail.extend_from_slice(&piece);
+                }
+                Heard::Whole(piece) => {
+                    whole_bytes += piece.len() as u64;
+                    feeder.whole(&piece).map_err(End::failed)?;
+                }
+                Heard::Message(ToDestination::Spare { pages }) => {
+                    if let Some(resolving) = resolving {
+                        resolving.spare(pages);
+                    }
+                }
+                Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match disks {
+                    Some(disks) => disks.flush(ticket, disk).map_err(End::failed)?,
+                    None => return Err(End::failed("a disk was to be flushed, and none comes")),
+                },
+                Heard::Message(ToDestination::Complete { residue_bytes }) => {
+                    let came = tail.len() as u64 + whole_bytes;
+                    if residue_bytes != came {
+                        return Err(End::failed(format!(
+                            "{came} bytes of residue came, {residue_bytes} were sent"
+                        )));
+                    }
+                    return Ok(tail);
+                }
+                other => return Err(ended(other)),
+            }
+        }
+    }
+
+    /// Has the waiting QEMU take the disks that come with the VM.
+    pub(super) fn open_disks(
+        &self,
+        machine: &Machine,
+        images: &[PreparedImage],
+        pools: &Pools,
+    ) -> Result<Option<ArrivingDisks>, End> {
+        if images.is_empty() {
+            return Ok(None);
+        }
+        let Some(pool) = &pools.blocks else {
+            return Err(End::failed("images were prepared for a VM that brings no disks"));
+        };
+        let local = &self.shared.local;
+        let socket = local.scratch.join(format!("disks-{}.sock", hex(self.token)));
+        let link = Arc::clone(&self.link);
+        let room = (pool, pools.block_room());
+        let disks = ArrivingDisks::open(machine, &socket, images, room, link, &self.lanes)
+            .map_err(End::failed)?;
+        self.lanes.with_disks(disks.sink());
+        Ok(Some(disks))
+    }
+
+    fn open_lanes(
+        &self,
+        ram: &[Reached],
+        feeder: &Feeder,
+        blocks: Vec<Announced>,
+        sharing: Option<Shares>,
+    ) -> Result<Option<Arc<Resolving>>, End> {
+        let mut plans = Vec::with_capacity(blocks.len());
+        for Announced { name, bytes } in blocks {
+            let reached = ram.iter().find(|ram| ram.name == name);
+            let placement = match reached {
+                Some(ram) if ram.bytes == bytes => Placement::Mapped(Arc::clone(&ram.mapping)),
+                Some(ram) => {
+                    return Err(End::failed(format!(
+                        "RAM {name} has {bytes} bytes at the source and {} here; start both with \
+                         the same -m and memory backends",
+                        ram.bytes
+                    )));
+                }
+                None => Placement::Inline,
+            };
+            plans.push(BlockPlan { name, bytes, placement });
+        }
+        let names = |mapped: bool| {
+            let is = |plan: &&BlockPlan| matches!(plan.placement, Placement::Mapped(_)) == mapped;
+            plans.iter().filter(is).map(|plan| plan.name.clone()).collect()
+        };
+        let said = ToSource::Placement { mapped: names(true), inline: names(false) };
+        let mut held = Blocks::default();
+        for plan in &plans {
+            let mapping = match &plan.placement {
+                Placement::Mapped(mapping) => Some(Arc::clone(mapping)),
+                Placement::Inline => None,
+            };
+            held.push(plan.bytes, mapping);
+        }
+        let placer = Arc::new(Placer::new(plans, feeder.handle()).map_err(End::failed)?);
+        let resolving = match sharing {
+            None => None,
+            Some(Shares { sharing, domain, rack, disks, .. }) => {
+                let link = Arc::clone(&self.link);
+                let placer = Arc::clone(&placer);
+                let resolving = sharing.take_in((&domain, rack), placer, held, disks, link);
+                Some(Arc::new(resolving.map_err(End::failed)?))
+            }
+        };
+        self.lanes.open(placer, resolving.clone());
+        self.say(&said)?;
+        Ok(resolving)
+    }
+}

@@ -1,0 +1,193 @@
+//! Tells the destination what it may read from disks before QEMU comes to it.
+//!
+//! QEMU hands pages over in the order of its RAM, and while its buffers are full of
+//! others it hands over none. So pages that a disk should have are named from the
+//! RAM itself, in the disk's order, as soon as the guest has said where they are:
+//! storage is read from the first moment, and in one sweep. They have an epoch of
+//! their own, before QEMU's first. A page that QEMU hands over later as it was is
+//! not sent; one that has changed since is, and is the newer one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::{self, JoinHandle};
+
+use content::Name;
+use crew::Crew;
+use page::{BATCH_PAGES, BlockId, Epoch, PAGE_BYTES, PageIndex, is_zero};
+use transport::Lanes;
+
+use super::cached::{Cached, OnDisk};
+use super::naming::Naming;
+
+/// What is told ahead is older than all that QEMU hands over.
+const EPOCH: Epoch = Epoch(0);
+
+/// QEMU's epochs begin after the one of what is told ahead.
+pub(super) fn after(epoch: Epoch) -> Epoch {
+    Epoch(epoch.0.saturating_add(1))
+}
+
+/// The thread that tells. Dropping it ends it.
+pub(super) struct Ahead {
+    cached: Arc<Cached>,
+    lanes: Arc<Lanes>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Ahead {
+    /// Tells of what disks have that the destination reads.
+    pub(super) fn start(
+        naming: Arc<Naming>,
+        cached: &Arc<Cached>,
+        lanes: &Arc<Lanes>,
+        crew: &Arc<Crew>,
+    ) -> std::io::Result<Self> {
+        let thread = thread::Builder::new().name("ahead".to_owned()).spawn({
+            let (cached, lanes, crew) = (Arc::clone(cached), Arc::clone(lanes), Arc::clone(crew));
+            move || {
+                let _member = crew.join();
+                Telling { naming: &naming, cached: &cached, lanes: &lanes }.run();
+            }
+        })?;
+        let (cached, lanes) = (Arc::clone(cached), Arc::clone(lanes));
+        Ok(Self { cached, lanes, thread: Some(thread) })
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.cached.end();
+        self.lanes.wake_reserving();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Pages of one block that are told together.
+type Chunk = (BlockId, Vec<PageIndex>);
+
+struct Telling<'a> {
+    naming: &'a Naming,
+    cached: &'a Cached,
+    lanes: &'a Lanes,
+}
+
+impl Telling<'_> {
+    fn run(&self) {
+        let mut bytes = vec![0; BATCH_PAGES * PAGE_BYTES];
+        let mut part = 0;
+        while let Some(mut rows) = self.cached.wait(part) {
+            rows.retain(|row| self.naming.reads(row.disk));
+            for (block, pages) in chunks(&rows) {
+                if self.is_over() || self.tell(block, &pages, &mut bytes).is_none() {
+                    return;
+                }
+            }
+            part += 1;
+        }
+    }
+
+    /// After the first pass all of it is on its way.
+    fn is_over(&self) -> bool {
+        self.cached.is_over() || self.naming.live.first_pass_over.load(Relaxed)
+    }
+
+    /// None if there is nothing more to be told.
+    fn tell(&self, block: BlockId, pages: &[PageIndex], bytes: &mut [u8]) -> Option<()> {
+        let bytes = &mut bytes[..pages.len() * PAGE_BYTES];
+        let mut places = self.cached.of(block)?;
+        // A QEMU that is gone shows elsewhere; a block that is not mapped goes by
+        // QEMU alone.
+        if !self.naming.sieve.read(block, pages, bytes) {
+            return Some(());
+        }
+        let names = |(page, bytes): (&PageIndex, &[u8])| -> Option<(PageIndex, Name)> {
+            // QEMU says of pages of zeros that they are.
+            (!is_zero(bytes)).then(|| (*page, self.naming.key.name(bytes)))
+        };
+        let each = pages.iter().zip(bytes.chunks_exact(PAGE_BYTES));
+        let named: Vec<_> = each.filter_map(names).collect();
+        let mut told = self.lanes.reserve((block, EPOCH), || self.is_over())?;
+        for (page, name) in named {
+            if let Some(found) = places.find(page)
+                && places.tell(page, found, name)
+            {
+                told.add(page, name, found.place);
+            }
+        }
+        told.tell();
+        Some(())
+    }
+}
+
+/// A batch from each disk in turn, in the disk's order.
+fn chunks(rows: &[OnDisk]) -> impl Iterator<Item = Chunk> + '_ {
+    let mut disks: Vec<_> =
+        rows.chunk_by(|one, next| one.disk == next.disk).map(of_a_disk).collect();
+    let mut turn = 0;
+    std::iter::from_fn(move || {
+        while !disks.is_empty() {
+            turn %= disks.len();
+            if let Some(chunk) = disks[turn].next() {
+                turn += 1;
+                return Some(chunk);
+            }
+            drop(disks.remove(turn));
+        }
+        None
+    })
+}
+
+fn of_a_disk(rows: &[OnDisk]) -> impl Iterator<Item = Chunk> + '_ {
+    let pages = |row: &OnDisk| {
+        let (block, first) = (row.block, row.first.0);
+        (first..first.saturating_add(row.pages)).map(move |page| (block, PageIndex(page)))
+    };
+    let mut each = rows.iter().flat_map(pages).peekable();
+    std::iter::from_fn(move || {
+        let (block, first) = each.next()?;
+        let mut pages = Vec::with_capacity(BATCH_PAGES);
+        pages.push(first);
+        while pages.len() < BATCH_PAGES
+            && let Some((_, page)) = each.next_if(|(next, _)| *next == block)
+        {
+            pages.push(page);
+        }
+        // A batch's pages are locked from the first to the last.
+        pages.sort_unstable();
+        Some((block, pages))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(disk: u16, block: u16, first: u32, pages: u32) -> OnDisk {
+        OnDisk { block: BlockId(block), first: PageIndex(first), pages, disk }
+    }
+
+    #[test]
+    fn disks_take_turns_and_batches_are_of_one_block() {
+        let rows = [row(0, 1, 500, 200), row(0, 1, 3, 1), row(0, 2, 0, 2), row(4, 1, 900, 130)];
+        let told: Vec<_> = chunks(&rows)
+            .map(|(block, pages)| (block.0, pages[0].0, pages[pages.len() - 1].0, pages.len()))
+            .collect();
+        let expected = [
+            (1, 500, 627, 128),
+            (1, 900, 1027, 128),
+            (1, 3, 699, 73),
+            (1, 1028, 1029, 2),
+            (2, 0, 1, 2),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!(chunks(&[]).count(), 0);
+    }
+
+    #[test]
+    fn what_qemu_hands_over_is_newer_than_what_was_told() {
+        assert!(after(Epoch(0)) > EPOCH);
+        assert_eq!(after(Epoch(u32::MAX)), Epoch(u32::MAX));
+    }
+}

@@ -1,0 +1,335 @@
+//! Where on disks the pages of RAM blocks are, and what was told of them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use cachemap::{CacheMap, PAGE_SECTORS, Run};
+use content::Name;
+use page::{BlockId, PageIndex};
+use qemu::guest_memory::GuestMemory;
+use wire::DiskPlace;
+
+use super::bits::Bits;
+
+/// Pages of a RAM block that follow each other, and are on a disk in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    pub(super) first: u32,
+    pub(super) pages: u32,
+    pub(super) place: DiskPlace,
+    /// Where its pages stand in what was told of them.
+    at: usize,
+}
+
+impl Stretch {
+    /// The page's place, and where it stands in what was told.
+    fn find(&self, page: PageIndex) -> Option<(DiskPlace, usize)> {
+        let nth = page.0.checked_sub(self.first).filter(|nth| *nth < self.pages)?;
+        let sector = self.place.sector + u64::from(nth) * PAGE_SECTORS;
+        Some((DiskPlace { sector, ..self.place }, self.at + nth as usize))
+    }
+}
+
+/// A page that a disk should have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::source) struct Found {
+    pub(in crate::source) place: DiskPlace,
+    /// In which part.
+    part: usize,
+    /// Where it stands in what was told.
+    at: usize,
+}
+
+/// Where pages are, and what the destination was told of them.
+#[derive(Debug, Default)]
+pub(super) struct Map {
+    /// By their block's name; stretches are in their pages' order.
+    pub(super) blocks: Vec<(String, Vec<Stretch>)>,
+    /// The name that the destination was told ahead; none for a page that QEMU has
+    /// handed over before that. Whichever comes first stays.
+    told: Vec<OnceLock<Option<Name>>>,
+}
+
+impl Map {
+    /// Of all stretches the lowest, disk by disk, with `percent` of the pages: by how
+    /// much storage brings, if that is not to be found out.
+    pub(super) fn cut(&mut self, percent: u64) {
+        let all: Vec<Stretch> = self.in_disk_order().map(|(_, stretch)| stretch).collect();
+        let pages: u64 = all.iter().map(|stretch| u64::from(stretch.pages)).sum();
+        let mut left = pages * percent / 100;
+        let mut kept = HashMap::new();
+        for stretch in all {
+            let pages = left.min(stretch.pages.into());
+            left -= pages;
+            kept.insert(stretch.place, pages);
+        }
+        for (_, stretches) in &mut self.blocks {
+            for stretch in stretches.iter_mut() {
+                let pages = kept.get(&stretch.place).copied().unwrap_or(0);
+                stretch.pages = u32::try_from(pages).unwrap_or(0);
+            }
+            stretches.retain(|stretch| stretch.pages > 0);
+        }
+    }
+
+    /// Each stretch with its block's place in the list.
+    fn in_disk_order(&self) -> impl Iterator<Item = (usize, Stretch)> + use<> {
+        let each = self.blocks.iter().enumerate().flat_map(|(block, (_, stretches))| {
+            stretches.iter().map(move |stretch| (block, *stretch))
+        });
+        let mut all: Vec<_> = each.collect();
+        all.sort_unstable_by_key(|(_, stretch)| (stretch.place.disk, stretch.place.sector));
+        all.into_iter()
+    }
+}
+
+/// A row of pages as a disk has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::source) struct OnDisk {
+    pub(in crate::source) block: BlockId,
+    pub(in crate::source) first: PageIndex,
+    pub(in crate::source) pages: u32,
+    pub(in crate::source) disk: u16,
+}
+
+pub(super) fn on_disks(announced: &[String], map: &Map) -> Vec<OnDisk> {
+    let number = |name: &String| announced.iter().position(|known| known == name);
+    let numbers: Vec<Option<u16>> =
+        map.blocks.iter().map(|(name, _)| u16::try_from(number(name)?).ok()).collect();
+    let each = map.in_disk_order().filter_map(|(block, stretch)| {
+        let Stretch { first, pages, place, .. } = stretch;
+        let (block, first) = (BlockId(numbers[block]?), PageIndex(first));
+        Some(OnDisk { block, first, pages, disk: place.disk })
+    });
+    each.collect()
+}
+
+/// All parts that are known. They only become more.
+pub(super) type Parts = Arc<[Arc<Map>]>;
+
+/// Finds pages' places, fast where they come in order.
+pub(in crate::source) struct Places<'c> {
+    parts: Parts,
+    /// In each part.
+    block: usize,
+    bits: &'c Bits,
+    /// Where the last was found.
+    part: usize,
+    at: usize,
+}
+
+impl<'c> Places<'c> {
+    /// None if nothing is known of that block.
+    pub(super) fn of(name: &str, parts: Parts, bits: &'c Bits) -> Option<Self> {
+        // They all have the same.
+        let blocks = &parts.first()?.blocks;
+        let block = blocks.iter().position(|(known, _)| known == name)?;
+        Some(Self { parts, block, bits, part: 0, at: 0 })
+    }
+
+    fn stretches(&self, part: usize) -> &[Stretch] {
+        let block = self.parts.get(part).and_then(|part| part.blocks.get(self.block));
+        block.map_or(&[], |(_, stretches)| stretches)
+    }
+
+    pub(in crate::source) fn find(&mut self, page: PageIndex) -> Option<Found> {
+        // The first part that has it is the one that counts.
+        let here = self.stretches(0).get(self.at).filter(|_| self.part == 0);
+        if let Some((place, at)) = here.and_then(|stretch| stretch.find(page)) {
+            return Some(Found { place, part: self.part, at });
+        }
+        (0..self.parts.len()).find_map(|part| {
+            let stretches = self.stretches(part);
+            let after = stretches.partition_point(|stretch| stretch.first <= page.0);
+            let before = after.checked_sub(1)?;
+            let (place, at) = stretches.get(before)?.find(page)?;
+            (self.part, self.at) = (part, before);
+            Some(Found { place, part, at })
+        })
+    }
+
+    fn slot(&self, found: Found) -> Option<&OnceLock<Option<Name>>> {
+        self.parts.get(found.part)?.told.get(found.at)
+    }
+
+    /// QEMU hands it over. What the destination was told of it before, if anything;
+    /// else it won't be told ahead any more.
+    pub(in crate::source) fn handed_over(&self, found: Found) -> Option<Name> {
+        *self.slot(found)?.get_or_init(|| None)
+    }
+
+    /// What was told of a page that was handed over.
+    pub(in crate::source) fn told(&self, found: Found) -> Option<Name> {
+        *self.slot(found)?.get()?
+    }
+
+    /// The destination is about to be told of that page. False if QEMU was first.
+    pub(in crate::source) fn tell(&self, page: PageIndex, found: Found, name: Name) -> bool {
+        !self.bits.is_handed(page)
+            && self.slot(found).is_some_and(|told| told.set(Some(name)).is_ok())
+    }
+}
+
+/// A page that is read anew, and what was told of it.
+pub(in crate::source) struct Reading {
+    page: PageIndex,
+    pub(in crate::source) name: Name,
+    is_first: bool,
+}
+
+/// Before QEMU has handed a page over nobody hears of writes to it. So what is read
+/// of it then may be gone when QEMU comes, and the page be as it was told once more:
+/// QEMU's copy has to be sent.
+impl Places<'_> {
+    /// The destination gets what this page contains now. None if it was not told ahead.
+    pub(in crate::source) fn begin_to_read(&mut self, page: PageIndex) -> Option<Reading> {
+        let found = self.find(page)?;
+        let name = self.told(found)?;
+        Some(Reading { page, name, is_first: self.bits.read(page) })
+    }
+
+    /// What was read has the name that was told.
+    pub(in crate::source) fn is_as_told(&self, reading: &Reading) {
+        if reading.is_first {
+            self.bits.unread(reading.page);
+        }
+    }
+
+    /// QEMU hands a page over. What the destination has or gets by what was told of it,
+    /// if that is sure.
+    pub(in crate::source) fn has(&mut self, page: PageIndex) -> Option<Name> {
+        let name = self.find(page).and_then(|found| self.handed_over(found))?;
+        (!self.bits.is_read(page)).then_some(name)
+    }
+}
+
+/// The map in terms of blocks, and of disks by their numbers.
+pub(super) fn stretches(
+    map: &CacheMap,
+    numbers: &[Option<u16>],
+    memory: &GuestMemory,
+    blocks: Vec<(String, u64)>,
+) -> Map {
+    let mut found = Map {
+        blocks: blocks.into_iter().map(|(name, _)| (name, Vec::new())).collect(),
+        told: Vec::new(),
+    };
+    for run in map.runs() {
+        let Some(disk) = numbers.get(usize::from(run.device)).copied().flatten() else { continue };
+        add(run, disk, memory, &mut found.blocks);
+    }
+    let mut pages = 0;
+    for stretch in found.blocks.iter_mut().flat_map(|(_, each)| {
+        each.sort_unstable_by_key(|stretch| stretch.first);
+        each.iter_mut()
+    }) {
+        stretch.at = pages;
+        pages += stretch.pages as usize;
+    }
+    found.told.resize_with(pages, OnceLock::new);
+    found
+}
+
+/// A run may go over the end of a piece of memory.
+fn add(run: &Run, disk: u16, memory: &GuestMemory, blocks: &mut [(String, Vec<Stretch>)]) {
+    let mut done = 0_u64;
+    while done < u64::from(run.pages) {
+        let left = u64::from(run.pages) - done;
+        let found = memory.lookup_run(run.page + done, left);
+        let Some((place, pages)) = found.filter(|(_, pages)| *pages > 0) else {
+            done += 1;
+            continue;
+        };
+        let first = u32::try_from(place.offset / cachemap::PAGE_BYTES);
+        if let (Ok(first), Ok(pages), Some((_, each))) =
+            (first, u32::try_from(pages), blocks.get_mut(place.block))
+        {
+            let sector = run.sector + done * PAGE_SECTORS;
+            each.push(Stretch { first, pages, place: DiskPlace { disk, sector }, at: 0 });
+        }
+        done += pages;
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    fn stretch(first: u32, pages: u32, disk: u16, sector: u64) -> Stretch {
+        Stretch { first, pages, place: DiskPlace { disk, sector }, at: 100 * first as usize }
+    }
+
+    #[test]
+    fn pages_are_found_in_any_order() {
+        let part = |stretches: &[Stretch]| {
+            Arc::new(Map { blocks: vec![("ram".into(), stretches.to_vec())], told: Vec::new() })
+        };
+        let first = part(&[stretch(10, 4, 0, 800), stretch(14, 1, 1, 63), stretch(20, 2, 0, 8)]);
+        let second = part(&[stretch(13, 1, 4, 0), stretch(16, 1, 3, 24)]);
+        let bits = Bits::new(0);
+        assert!(Places::of("rom", Arc::new([Arc::clone(&first)]), &bits).is_none());
+        let mut places = Places::of("ram", Arc::new([first, second]), &bits).unwrap();
+        for (page, expected) in [
+            (10, Some((0, 800, 0, 1000))),
+            (13, Some((0, 824, 0, 1003))),
+            (14, Some((1, 63, 0, 1400))),
+            (15, None),
+            (21, Some((0, 16, 0, 2001))),
+            (16, Some((3, 24, 1, 1600))),
+            (11, Some((0, 808, 0, 1001))),
+            (9, None),
+            (22, None),
+            (20, Some((0, 8, 0, 2000))),
+        ] {
+            let found = places.find(PageIndex(page));
+            let expected = expected.map(|(disk, sector, part, at)| Found {
+                place: DiskPlace { disk, sector },
+                part,
+                at,
+            });
+            assert_eq!(found, expected, "{page}");
+        }
+    }
+
+    /// A run from below the gap to above it, as q35 has it.
+    #[test]
+    fn a_run_is_cut_where_memory_is() {
+        let text = "FlatView #0\n AS \"memory\", root: system\n \
+            0000000000000000-0000000000003fff (prio 0, ram): pc.ram\n \
+            0000000100000000-0000000100001fff (prio 0, ram): pc.ram @0000000000004000\n";
+        let memory = GuestMemory::read(text, [("pc.ram", 0x6000)]);
+        assert_eq!(memory.pages(), 6);
+        let mut blocks = vec![("pc.ram".to_owned(), Vec::new())];
+        let run = |page, pages| Run { page, sector: 1000, pages, device: 0 };
+        add(&run(2, 9), 3, &memory, &mut blocks);
+        add(&run(0xf_ffff, 3), 4, &memory, &mut blocks);
+        let expected = [stretch(2, 2, 3, 1000), stretch(4, 2, 4, 1008)];
+        let expected = expected.map(|stretch| Stretch { at: 0, ..stretch });
+        assert_eq!(blocks[0].1, expected);
+    }
+
+    pub(in crate::source::cached) fn map() -> Map {
+        let mut stretches = [stretch(10, 4, 1, 800), stretch(14, 1, 0, 64), stretch(20, 2, 1, 8)];
+        for (nth, stretch) in stretches.iter_mut().enumerate() {
+            stretch.at = [0, 4, 5][nth];
+        }
+        let told = std::iter::repeat_with(OnceLock::new).take(7).collect();
+        Map { blocks: vec![("rom".into(), vec![]), ("ram".into(), stretches.to_vec())], told }
+    }
+
+    #[test]
+    fn the_lowest_on_disks_are_kept() {
+        for (percent, expected) in [
+            (0, vec![]),
+            (15, vec![(14, 1)]),
+            (50, vec![(14, 1), (20, 2)]),
+            (58, vec![(10, 1), (14, 1), (20, 2)]),
+            (100, vec![(10, 4), (14, 1), (20, 2)]),
+        ] {
+            let mut map = map();
+            map.cut(percent);
+            let kept = map.blocks[1].1.iter().map(|stretch| (stretch.first, stretch.pages));
+            assert_eq!(kept.collect::<Vec<_>>(), expected, "{percent} %");
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Somebody in a guest who sits at the port in the helper's place, speaks as it
+//! does, and lies.
+
+use std::collections::VecDeque;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::process;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cachemap::{Ask, Budget, Device, PAGE_SECTORS, Reply, Run, SECTOR_BYTES, Summary, Wanted};
+use guest::port::{Broken, Port, usual};
+use guest::survey::{Sink, Stop, survey};
+use lab_guest::PAGE_BYTES;
+use rustix::fs::OFlags;
+
+/// More time than any who listens takes.
+const SEND_MAX: Duration = Duration::from_secs(60);
+/// How many pages on disk are changed, at most.
+const SPOILED_MAX: usize = 500;
+const GARBAGE_BYTES: usize = 5 << 20;
+
+/// What is wrong with what it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lie {
+    /// Places belong to other pages.
+    Pages,
+    /// Pages are on other sectors.
+    Sectors,
+    /// All of memory is on the first disk.
+    Everything,
+    /// Nothing, but it says so when it is told to: what was true then.
+    Late,
+    /// Nothing but that disks have something else by then.
+    Spoiled,
+    /// Places behind the disk's end.
+    Beyond,
+    /// Disks are larger than they are, and have pages there.
+    Larger,
+    /// Disks that nobody knows.
+    Unknown,
+    /// The same disk twice.
+    Twice,
+    /// It never comes to an end.
+    Endless,
+    /// No words.
+    Garbage,
+    /// It stops in the middle.
+    Cut,
+    /// It says nothing.
+    Silent,
+}
+
+const LIES: [(&str, Lie); 13] = [
+    ("pages", Lie::Pages),
+    ("sectors", Lie::Sectors),
+    ("everything", Lie::Everything),
+    ("late", Lie::Late),
+    ("spoiled", Lie::Spoiled),
+    ("beyond", Lie::Beyond),
+    ("larger", Lie::Larger),
+    ("unknown", Lie::Unknown),
+    ("twice", Lie::Twice),
+    ("endless", Lie::Endless),
+    ("garbage", Lie::Garbage),
+    ("cut", Lie::Cut),
+    ("silent", Lie::Silent),
+];
+
+/// Tells that lie to whoever asks, until its standard input is closed.
+///
+/// # Errors
+/// If it can't.
+pub(crate) fn run(name: &str) -> io::Result<()> {
+    let known = LIES.iter().find(|(known, _)| *known == name);
+    let (_, lie) = known.ok_or_else(|| io::Error::other(format!("no lie is called {name}")))?;
+    let mut port = Port::open(&usual())?;
+    let spoiled = Arc::<Mutex<Spoiled>>::default();
+    let words = hear(&spoiled);
+    say("ready")?;
+    let mut asked = VecDeque::new();
+    loop {
+        let ask = match asked.pop_front() {
+            Some(ask) => ask,
+            None => match port.wait()? {
+                Some(ask) => ask,
+                None => return Ok(()),
+            },
+        };
+        let answered = answer(*lie, &mut port, &ask, &words, &spoiled);
+        if ask.wanted == Wanted::Map {
+            say("told")?;
+        }
+        match answered {
+            Ok(()) | Err(Broken::Gone | Broken::Late) => {}
+            Err(Broken::Asked(newer)) => asked.push_back(newer),
+            Err(Broken::Failed(error)) => return Err(error),
+        }
+    }
+}
+
+fn say(word: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{word}")?;
+    out.flush()
+}
+
+/// Each line gives a word to go on; the end of all is the end.
+fn hear(spoiled: &Arc<Mutex<Spoiled>>) -> Receiver<()> {
+    let (tell, words) = channel();
+    let spoiled = Arc::clone(spoiled);
+    thread::spawn(move || {
+        for _ in io::stdin().lock().lines().map_while(Result::ok) {
+            let _ = tell.send(());
+        }
+        let put_back = spoiled.lock().unwrap_or_else(PoisonError::into_inner).put_back();
+        process::exit(i32::from(put_back.is_err()));
+    });
+    words
+}
+
+fn answer(
+    lie: Lie,
+    port: &mut Port,
+    ask: &Ask,
+    words: &Receiver<()>,
+    spoiled: &Mutex<Spoiled>,
+) -> Result<(), Broken> {
+    port.meet()?;
+    let until = Instant::now() + SEND_MAX;
+    let mut bytes = Vec::new();
+    let mut reply = Reply::new(ask, "0.0.0", &mut bytes);
+    match lie {
+        Lie::Silent => return Ok(()),
+        Lie::Garbage => {
+            port.send(&[0xd7; 4096], until)?;
+            say("told").map_err(Broken::Failed)?;
+            return port.send(&vec![0xd7; GARBAGE_BYTES], until);
+        }
+        _ => port.send(&bytes, until)?,
+    }
+    if ask.wanted == Wanted::Greeting {
+        return Ok(());
+    }
+    bytes.clear();
+    let mut said = Said::truth()?;
+    match lie {
+        Lie::Late => {
+            say("asked").map_err(Broken::Failed)?;
+            let _ = words.recv();
+        }
+        Lie::Spoiled => {
+            let mut spoiled = spoiled.lock().unwrap_or_else(PoisonError::into_inner);
+            spoiled.spoil(&said).map_err(Broken::Failed)?;
+        }
+        _ => said.distort(lie),
+    }
+    for device in &said.devices {
+        reply.device(device, &mut bytes);
+    }
+    for run in &said.runs {
+        reply.run(*run, &mut bytes);
+    }
+    if lie == Lie::Endless {
+        loop {
+            for run in said.runs.iter().rev() {
+                reply.run(*run, &mut bytes);
+            }
+            port.send(&bytes, until)?;
+            bytes.clear();
+            if reply.runs() > u64::from(ask.runs_max) {
+                say("told").map_err(Broken::Failed)?;
+            }
+        }
+    }
+    reply.finish(Summary::default(), &mut bytes);
+    if lie == Lie::Cut {
+        bytes.truncate(bytes.len() / 2);
+    }
+    port.send(&bytes, until)
+}
+
+/// An answer: single pages.
+#[derive(Default)]
+struct Said {
+    devices: Vec<Device>,
+    runs: Vec<Run>,
+}
+
+impl Sink for Said {
+    fn device(&mut self, device: &Device) -> Result<(), Stop> {
+        self.devices.push(device.clone());
+        Ok(())
+    }
+
+    fn run(&mut self, run: Run) -> Result<(), Stop> {
+        self.runs.extend((0..run.pages).map(|nth| Run {
+            page: run.page + u64::from(nth),
+            sector: run.sector + u64::from(nth) * PAGE_SECTORS,
+            pages: 1,
+            device: run.device,
+        }));
+        Ok(())
+    }
+
+    fn rest(&mut self, _: Duration) -> Result<(), Stop> {
+        Ok(())
+    }
+}
+
+impl Said {
+    /// What the helper would say.
+    fn truth() -> Result<Self, Broken> {
+        let mut said = Self::default();
+        let budget = Budget { cpu_percent: 100, ..Budget::default() };
+        survey(budget, &mut said).map_err(|error| Broken::Failed(io::Error::other(error)))?;
+        Ok(said)
+    }
+
+    fn distort(&mut self, lie: Lie) {
+        let sectors: Vec<u64> = self.devices.iter().map(|device| device.sectors).collect();
+        let all = |run: &Run| sectors.get(usize::from(run.device)).copied().unwrap_or(0);
+        match lie {
+            Lie::Pages => {
+                let pages: Vec<u64> = self.runs.iter().rev().map(|run| run.page).collect();
+                self.runs.iter_mut().zip(pages).for_each(|(run, page)| run.page = page);
+            }
+            Lie::Sectors => {
+                for run in &mut self.runs {
+                    run.sector = (run.sector + 3 * PAGE_SECTORS) % (all(run) - PAGE_SECTORS);
+                }
+            }
+            Lie::Everything => {
+                let pages = memory_pages();
+                let places = sectors.first().copied().unwrap_or(0) / PAGE_SECTORS;
+                let place = |page| page % places.max(1) * PAGE_SECTORS;
+                let run = |page| Run { page, sector: place(page), pages: 1, device: 0 };
+                self.runs = (0..pages).map(run).collect();
+            }
+            Lie::Beyond => self.runs.iter_mut().for_each(|run| run.sector += all(run)),
+            Lie::Larger => {
+                self.runs.iter_mut().for_each(|run| run.sector += all(run));
+                self.devices.iter_mut().for_each(|device| device.sectors *= 2);
+            }
+            Lie::Unknown => {
+                self.devices.iter_mut().for_each(|device| device.serial.push_str("-not"));
+            }
+            Lie::Twice => self.devices.extend(self.devices.clone()),
+            _ => {}
+        }
+    }
+}
+
+/// Where memory ends; machines as small as these have it in one piece.
+fn memory_pages() -> u64 {
+    let text = fs::read_to_string("/proc/iomem").unwrap_or_default();
+    let ends = text.lines().filter(|line| line.ends_with("System RAM")).filter_map(|line| {
+        let (_, end) = line.split_once(" : ")?.0.split_once('-')?;
+        u64::from_str_radix(end, 16).ok()
+    });
+    ends.max().map_or(0, |end| (end + 1) / PAGE_BYTES as u64)
+}
+
+/// A page where direct access can reach it.
+#[repr(align(4096))]
+#[derive(Clone)]
+struct Aligned([u8; PAGE_BYTES]);
+
+/// Pages of disks that have something else, below the file system: what is in
+/// memory stays as it was.
+#[derive(Default)]
+struct Spoiled(Vec<(File, u64, Box<Aligned>)>);
+
+impl Spoiled {
+    /// Changes places that were told.
+    fn spoil(&mut self, said: &Said) -> io::Result<()> {
+        if !self.0.is_empty() {
+            return Ok(());
+        }
+        let disks: Vec<File> = said.devices.iter().map(open).collect::<io::Result<_>>()?;
+        let each = (said.runs.len() / SPOILED_MAX).max(1);
+        for run in said.runs.iter().step_by(each) {
+            let Some(disk) = disks.get(usize::from(run.device)) else { continue };
+            let (mut page, at) = (Box::new(Aligned([0; PAGE_BYTES])), run.sector * SECTOR_BYTES);
+            disk.read_exact_at(&mut page.0, at)?;
+            let mut other = page.clone();
+            other.0.iter_mut().for_each(|byte| *byte = !*byte);
+            self.0.push((disk.try_clone()?, at, page));
+            disk.write_all_at(&other.0, at)?;
+        }
+        Ok(())
+    }
+
+    fn put_back(&mut self) -> io::Result<()> {
+        self.0.drain(..).try_for_each(|(disk, at, page)| disk.write_all_at(&page.0, at))
+    }
+}
+
+fn open(device: &Device) -> io::Result<File> {
+    let direct = OFlags::DIRECT.bits().cast_signed();
+    let path = format!("/dev/{}", device.name);
+    OpenOptions::new().read(true).write(true).custom_flags(direct).open(path)
+}

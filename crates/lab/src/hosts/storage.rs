@@ -1,0 +1,128 @@
+//! Where a VM's disk is: a storage host, which both hosts reach by a network of its
+//! own. Each host's link to it is shaped apart from all others, and counted apart.
+//!
+//! The disk is an NBD export of a file in the storage host's memory, so that what is
+//! measured is the network and not a disk of this machine. The file is gone with the
+//! host.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+use super::host::{Host, RUN_DIR};
+use super::link::shape;
+use super::{Hosts, counters};
+use crate::error::{LabError, Result};
+use crate::program;
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 10);
+const PORT: u16 = 10809;
+const BRIDGE: &str = "storage";
+/// What each host calls its link.
+const NIC: &str = "san";
+const TO_A: &str = "to-a";
+const TO_B: &str = "to-b";
+const EXPORT: &str = "data";
+const IMAGE: &str = "data.img";
+/// What QEMU and guests call the disk.
+const NODE: &str = "data";
+/// More than the two QEMUs, and the agent that reads.
+const CLIENTS_MAX: &str = "16";
+
+/// The storage host. Dropping it removes it, and all that it holds.
+#[derive(Debug)]
+pub struct Storage {
+    host: Host,
+    a: String,
+    b: String,
+}
+
+impl Storage {
+    /// Makes it, and joins both hosts to it by links that are as fast as the machine
+    /// goes until they are shaped.
+    ///
+    /// # Errors
+    /// If `ip` fails.
+    pub fn join(hosts: &Hosts) -> Result<Self> {
+        let name = format!("{}s", hosts.a.name.trim_end_matches('a'));
+        let host = Host::new(&name, vec![IpAddr::V4(SERVER)], false)?;
+        host.ip(&["link", "add", BRIDGE, "type", "bridge", "stp_state", "0"])?;
+        host.ip(&["addr", "add", &format!("{SERVER}/24"), "dev", BRIDGE])?;
+        host.ip(&["link", "set", BRIDGE, "up"])?;
+        for (nth, (client, port)) in [(&hosts.a, TO_A), (&hosts.b, TO_B)].into_iter().enumerate() {
+            program::output(program::command("ip").args([
+                "link",
+                "add",
+                NIC,
+                "netns",
+                &client.name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                port,
+                "netns",
+                &name,
+            ]))?;
+            host.ip(&["link", "set", port, "master", BRIDGE, "up"])?;
+            let address = format!("10.79.0.{}/24", nth + 1);
+            client.ip(&["addr", "add", &address, "dev", NIC])?;
+            client.ip(&["link", "set", NIC, "up"])?;
+        }
+        Ok(Self { host, a: hosts.a.name.clone(), b: hosts.b.name.clone() })
+    }
+
+    /// Serves a copy of an image, which whoever connects may read and write.
+    ///
+    /// # Errors
+    /// If there is no room for it, or `qemu-nbd` fails.
+    pub fn serve(&self, image: &Path) -> Result<()> {
+        let run = |program: &str, arguments: &[&str]| {
+            let found = program::find(program)
+                .ok_or_else(|| LabError::Missing { what: program.to_owned() })?;
+            program::output(self.host.command(found).args(arguments))
+        };
+        let copy = format!("{RUN_DIR}/{IMAGE}");
+        run("mount", &["-t", "tmpfs", "-o", "size=75%", "storage", RUN_DIR])?;
+        run("cp", &["--sparse=always", &image.display().to_string(), &copy])?;
+        let (address, port) = (SERVER.to_string(), PORT.to_string());
+        let place = ["--bind", &address, "--port", &port, "--export-name", EXPORT];
+        let how = ["--format", "raw", "--cache", "unsafe", "--discard", "unmap", "--fork"];
+        let whom = ["--shared", CLIENTS_MAX, "--persistent", &copy];
+        run("qemu-nbd", &[&place[..], &how[..], &whom[..]].concat()).map(drop)
+    }
+
+    /// What QEMU is told of the disk, the same on both hosts.
+    #[must_use]
+    pub fn arguments() -> Vec<String> {
+        let server = format!("server.type=inet,server.host={SERVER},server.port={PORT}");
+        let nbd = format!("driver=nbd,node-name={NODE}-nbd,{server},export={EXPORT}");
+        let nbd = format!("{nbd},cache.direct=on,discard=unmap");
+        let raw = format!("driver=raw,node-name={NODE},file={NODE}-nbd,cache.direct=on");
+        let raw = format!("{raw},discard=unmap");
+        let device = format!("virtio-blk-pci,drive={NODE},id={NODE}-disk,serial={NODE}");
+        ["-blockdev", &nbd, "-blockdev", &raw, "-device", &device].map(str::to_owned).to_vec()
+    }
+
+    /// Makes both hosts' links so fast, each way.
+    ///
+    /// # Errors
+    /// If `tc` fails.
+    pub fn shape(&self, mbit: u32) -> Result<()> {
+        for (client, port) in [(&self.a, TO_A), (&self.b, TO_B)] {
+            shape(&self.host.name, port, mbit)?;
+            shape(client, NIC, mbit)?;
+        }
+        Ok(())
+    }
+
+    /// What has crossed host b's link since it was first shaped, both ways.
+    ///
+    /// # Errors
+    /// If `tc` fails.
+    pub fn crossed_at_b(&self) -> Result<u64> {
+        let ends = [(&self.host.name, TO_B), (&self.b, NIC)];
+        ends.into_iter().try_fold(0, |sum, (namespace, nic)| {
+            Ok(sum + counters::shaped(namespace)?.get(nic).copied().unwrap_or(0))
+        })
+    }
+}

@@ -1,0 +1,57 @@
+//! Files that change in every way that files do, while their VM moves and the
+//! destination reads what it can of them from disks.
+
+use std::collections::BTreeMap;
+
+use end_to_end::files::{assert_files, small, with_files};
+use end_to_end::{MIB, Side, World, until};
+use lab::guest::Guest;
+use lab::hosts::Link;
+
+const CHURN_BYTES: u64 = 8 * MIB;
+/// By the names that the guest has for them.
+const DEEDS: [&str; 8] =
+    ["written", "direct", "truncated", "punched", "copied", "evicted", "synced", "read"];
+
+/// How often each thing was done so far; and whether it goes on from now on.
+fn deeds(guest: &Guest, order: &str) -> BTreeMap<String, u64> {
+    let answer = guest.ask(&format!("churn {order}")).unwrap();
+    let each = answer.split(' ').map(|word| {
+        let (name, times) = word.split_once('=').unwrap();
+        (name.to_owned(), times.parse().unwrap())
+    });
+    each.collect()
+}
+
+#[test]
+fn of_files_nothing_is_lost() {
+    let world = World::new(Link::one(200));
+    let mut spec = small(with_files(&world));
+    spec.orders.churn_bytes = CHURN_BYTES;
+    spec.orders.rate = 1_000_000;
+    let guest = world.boot(&spec);
+    for from in [Side::A, Side::B] {
+        let before = deeds(&guest, "on");
+        let grew =
+            |now: &BTreeMap<String, u64>| DEEDS.iter().all(|deed| now[*deed] > before[*deed]);
+        until("each thing was done", || grew(&deeds(&guest, "on")));
+        let before = deeds(&guest, "on");
+        let moving = world.begin(&guest, from, &["--shared-disks", "--storage", "auto"]);
+        let report = world.arrive(&guest, from, moving);
+        let after = deeds(&guest, "off");
+        let total = |deeds: &BTreeMap<String, u64>| deeds.values().sum::<u64>();
+        println!(
+            "{} deeds; {} bytes by storage",
+            total(&after) - total(&before),
+            report.stored_bytes
+        );
+        println!("{:?}", report.notes);
+        for deed in DEEDS {
+            assert!(after[deed] > before[deed], "{deed}: {before:?}, and later {after:?}");
+        }
+        assert!(report.stored_bytes > 0, "{:?}", report.notes);
+        assert_files(&guest);
+        world.assert_intact(&guest);
+    }
+    assert!(deeds(&guest, "off")["cloned"] > 0, "XFS shares blocks");
+}

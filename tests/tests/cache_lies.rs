@@ -1,0 +1,164 @@
+//! Somebody in the guest who sits at the port in its helper's place, or a helper that
+//! dies: each VM arrives as it was, and its report says what is known of it.
+
+use api::{Phase, Report};
+use end_to_end::files::{assert_cached_files, assert_files, small, wait_helper, with_files};
+use end_to_end::hostile::own_bytes;
+use end_to_end::{MIB, Moving, Side, World, until};
+use lab::guest::Guest;
+use lab::hosts::Link;
+
+const NAME: &str = "web1";
+/// What an agent has at most, without the memory of its VM.
+const AGENT_BYTES_MAX: u64 = 250 * MIB;
+const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "auto"];
+
+/// Its agents hold back little, so that most of memory waits for what is said.
+fn world(link: Link) -> World {
+    let mut world = World::new(link);
+    world.tell_agents(["--pool-mib", "16"].map(str::to_owned).to_vec());
+    world
+}
+
+/// Agents are none the worse for what was said to them.
+fn assert_unharmed(world: &World) {
+    for side in [Side::A, Side::B] {
+        let bytes = own_bytes(world, side);
+        assert!(bytes < AGENT_BYTES_MAX, "{}: {bytes} bytes", side.name());
+    }
+}
+
+fn says(report: &Report, text: &str) -> bool {
+    report.notes.iter().any(|note| note.contains(text))
+}
+
+const NOT_THE_SAME: &str = "were something else there";
+
+#[test]
+fn of_places_cost_only_time() {
+    let world = world(Link::one(500));
+    let guest = world.boot(&small(with_files(&world)));
+    let cached = 2 * guest.spec.orders.files_bytes;
+    let mut from = Side::A;
+    for lie in ["pages", "sectors", "everything", "spoiled"] {
+        let report = told(&world, &guest, from, lie);
+        from = from.other();
+        println!("{lie}: {} {} {:?}", report.stored_bytes, report.storage_read_bytes, report.notes);
+        assert!(report.storage_read_bytes > 0, "{lie}: {:?}", report.notes);
+        assert!(says(&report, NOT_THE_SAME), "{lie}: {:?}", report.notes);
+        if lie == "spoiled" {
+            assert!(report.stored_bytes > 0, "{:?}", report.notes);
+        } else {
+            assert!(report.stored_bytes < cached / 10, "{lie}: {} bytes", report.stored_bytes);
+        }
+        // As they are in memory, and on disk once the liar has put it back.
+        assert_cached_files(&guest);
+        guest.ask("helper-kill").unwrap();
+        assert_files(&guest);
+        assert_unharmed(&world);
+    }
+}
+
+/// Begins to move it, and lets nearly nothing of it go.
+fn begin_slowly(world: &World, guest: &Guest, from: Side, more: &[&str]) -> (Moving, String) {
+    let args = [&FROM_DISKS[..], &["--limit", "2M"], more].concat();
+    let mut moving = world.begin(guest, from, &args);
+    moving.wait_for(Phase::FirstPass);
+    let id = world.vm(from, NAME).unwrap().migration.expect("it moves");
+    (moving, id)
+}
+
+/// Moves it, with somebody at the port who tells this lie while most of the VM's
+/// memory waits.
+fn told(world: &World, guest: &Guest, from: Side, lie: &str) -> Report {
+    guest.ask(&format!("helper-lie {lie}")).unwrap();
+    let (moving, id) = begin_slowly(world, guest, from, &[]);
+    guest.ask("helper-told").unwrap();
+    unlimited(world, from, &id);
+    world.arrive(guest, from, moving)
+}
+
+fn unlimited(world: &World, from: Side, id: &str) {
+    world.says(from, &["set", id, "--limit", "none"]);
+}
+
+/// The map is as things were, and the guest writes its files before anything is read:
+/// past its cache, to disk, and into memory alone.
+#[test]
+fn what_is_written_after_the_map_is_not_lost() {
+    let world = world(Link::one(500));
+    let guest = world.boot(&small(with_files(&world)));
+    for from in [Side::A, Side::B] {
+        guest.ask("helper-lie late").unwrap();
+        let (moving, id) = begin_slowly(&world, &guest, from, &["--helper-budget", "time=60s"]);
+        guest.ask("helper-asked").unwrap();
+        guest.ask("files-change 0 300").unwrap();
+        guest.ask("files-sync").unwrap();
+        guest.ask("files-direct 300 300").unwrap();
+        guest.ask("files-change 600 300").unwrap();
+        guest.ask("helper-go").unwrap();
+        guest.ask("helper-told").unwrap();
+        unlimited(&world, from, &id);
+        let report = world.arrive(&guest, from, moving);
+        println!("{} {:?}", report.stored_bytes, report.notes);
+        assert!(report.stored_bytes > 0, "{:?}", report.notes);
+        assert!(says(&report, NOT_THE_SAME), "{:?}", report.notes);
+        assert_files(&guest);
+    }
+    killed(&world, &guest);
+}
+
+/// In the middle of what it says; and one that may take no time.
+fn killed(world: &World, guest: &Guest) {
+    guest.ask("helper-start").unwrap();
+    wait_helper(world, Side::A, NAME);
+    // A hundredth of a CPU, so that it takes long.
+    let budget = ["--helper-budget", "cpu=1%,time=60s"];
+    let (moving, id) = begin_slowly(world, guest, Side::A, &budget);
+    until("it is at work", || guest.ask("helper-works").unwrap() == "true");
+    guest.ask("helper-kill").unwrap();
+    unlimited(world, Side::A, &id);
+    let report = world.arrive(guest, Side::A, moving);
+    println!("{:?}", report.notes);
+    assert_eq!(report.stored_bytes, 0);
+    assert!(says(&report, "no page is read from storage: "), "{:?}", report.notes);
+    guest.ask("helper-start").unwrap();
+    wait_helper(world, Side::B, NAME);
+    let budget = [&FROM_DISKS[..], &["--helper-budget", "time=1ms"]].concat();
+    let report = world.migrate(guest, Side::B, &budget);
+    println!("{:?}", report.notes);
+    assert!(says(&report, "--helper-budget"), "{:?}", report.notes);
+    assert_files(guest);
+}
+
+/// What has no sense, no end, or no beginning.
+#[test]
+fn of_no_sense_are_refused() {
+    let world = world(Link::one(1000));
+    let guest = world.boot(&small(with_files(&world)));
+    let none = "no page is read from storage: ";
+    let mut from = Side::A;
+    for (lie, text) in [
+        ("beyond", "beyond its disk's end"),
+        ("larger", "sectors long, and the guest's is"),
+        ("unknown", "QEMU has no virtio disk with the serial number files-ext4-not"),
+        ("twice", "several disks have"),
+        ("endless", "the guest's helper names more than"),
+        ("garbage", none),
+        ("cut", none),
+        ("silent", none),
+    ] {
+        let report = told(&world, &guest, from, lie);
+        from = from.other();
+        println!("{lie}: {} {:?}", own_bytes(&world, from), report.notes);
+        assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "{lie}");
+        assert!(says(&report, text), "{lie}: {:?}", report.notes);
+        assert_unharmed(&world);
+    }
+    assert_files(&guest);
+    guest.ask("helper-start").unwrap();
+    wait_helper(&world, from, NAME);
+    // It may end before the helper has said much.
+    let report = world.migrate(&guest, from, &FROM_DISKS);
+    println!("{:?}", report.notes);
+}

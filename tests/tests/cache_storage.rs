@@ -1,0 +1,109 @@
+//! Storage that has something else than it should, or stops answering, while pages
+//! of a VM that moves are read from it.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use cachemap::{CacheMap, PAGE_BYTES, SECTOR_BYTES};
+use end_to_end::files::{
+    Reached, SERIALS, ample, asked, assert_files, export, image, small, wait_helper, with_files_by,
+};
+use end_to_end::{Frozen, Side, World, until};
+use lab::hosts::Link;
+
+const NAME: &str = "web1";
+const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "auto"];
+
+/// Changes on disk each page of the second half of a map; done twice, nothing is
+/// changed.
+fn invert(world: &World, map: &CacheMap) {
+    let mut page = [0; 4096];
+    let half = map.runs().len() / 2;
+    for run in &map.runs()[half..] {
+        let serial = &map.devices()[usize::from(run.device)].serial;
+        let disk = OpenOptions::new().read(true).write(true).open(image(world, serial)).unwrap();
+        for nth in 0..u64::from(run.pages) {
+            let at = run.sector * SECTOR_BYTES + nth * PAGE_BYTES;
+            disk.read_exact_at(&mut page, at).unwrap();
+            page.iter_mut().for_each(|byte| *byte = !*byte);
+            disk.write_all_at(&page, at).unwrap();
+        }
+    }
+}
+
+/// A server of disks that has something else in half of all places.
+#[test]
+fn with_other_content_costs_only_time() {
+    let world = World::new(Link::one(200));
+    let spec = small(with_files_by(&world, Reached::Nbd));
+    let _export = export(&world);
+    let guest = world.boot(&spec);
+    let map = asked(&world, Side::A, NAME, ample()).unwrap();
+    let pages = |runs: &[cachemap::Run]| runs.iter().map(|run| u64::from(run.pages)).sum::<u64>();
+    let same = pages(&map.runs()[..map.runs().len() / 2]);
+    assert!(same > 0 && same < map.pages(), "{same} of {}", map.pages());
+    invert(&world, &map);
+    let report = world.migrate(&guest, Side::A, &FROM_DISKS);
+    println!("{same} of {}: {} {:?}", map.pages(), report.stored_bytes, report.notes);
+    assert!(report.stored_bytes > 0, "{:?}", report.notes);
+    assert!(report.stored_bytes <= same * PAGE_BYTES, "{} bytes", report.stored_bytes);
+    let is_said = |note: &String| note.contains("were something else there");
+    assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
+    invert(&world, &map);
+    assert_files(&guest);
+}
+
+/// The programs of a host's agent that read images in formats.
+fn readers(world: &World, side: Side) -> Vec<u32> {
+    let mut pids = world.host(side).processes().unwrap();
+    let is_one = |pid: &u32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+        name.is_ok_and(|name| name.trim() == "qemu-nbd")
+    };
+    pids.retain(is_one);
+    pids
+}
+
+/// What a process has read so far.
+fn read_bytes(pid: u32) -> u64 {
+    let path = format!("/proc/{pid}/io");
+    let text = fs::read_to_string(Path::new(&path)).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("rchar: "));
+    line.map_or(0, |number| number.parse().unwrap())
+}
+
+/// What reads images in a format for the destination stands still from then on.
+#[test]
+fn that_stalls_costs_only_time() {
+    let world = World::new(Link::one(200));
+    let guest = world.boot(&small(with_files_by(&world, Reached::Qcow2)));
+    wait_helper(&world, Side::A, NAME);
+    // So slow that there is much to read all the time.
+    let slow = ["--limit", "60M", "--storage-limit", "8M"];
+    let moving = world.begin(&guest, Side::A, &[&FROM_DISKS[..], &slow].concat());
+    let mut pids = Vec::new();
+    until("each image is being read", || {
+        pids = readers(&world, Side::B);
+        pids.len() == SERIALS.len()
+    });
+    let before: Vec<u64> = pids.iter().map(|pid| read_bytes(*pid)).collect();
+    until("pages are read", || {
+        let read = pids.iter().zip(&before).map(|(pid, before)| read_bytes(*pid) - before);
+        read.sum::<u64>() > 256 << 10
+    });
+    let frozen: Vec<Frozen> = pids.iter().map(|pid| Frozen::new(*pid)).collect();
+    let report = world.arrive(&guest, Side::A, moving);
+    drop(frozen);
+    println!("{} {:?}", report.stored_bytes, report.notes);
+    assert!(report.stored_bytes > 0, "{:?}", report.notes);
+    let is_said = |note: &String| note.contains("the storage did not answer");
+    assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
+    assert_files(&guest);
+    // And once more, with storage that is well.
+    let report = world.migrate(&guest, Side::B, &FROM_DISKS);
+    println!("{} {:?}", report.stored_bytes, report.notes);
+    assert!(report.stored_bytes > 0, "{:?}", report.notes);
+    assert!(!report.notes.iter().any(is_said), "{:?}", report.notes);
+    assert_files(&guest);
+}
