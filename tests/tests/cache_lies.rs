@@ -32,6 +32,8 @@ fn says(report: &Report, text: &str) -> bool {
     report.notes.iter().any(|note| note.contains(text))
 }
 
+/// None, or only what had been told by then.
+const NOT_ALL: &str = "read from storage: ";
 const NOT_THE_SAME: &str = "were something else there";
 
 #[test]
@@ -120,8 +122,7 @@ fn killed(world: &World, guest: &Guest) {
     unlimited(world, Side::A, &id);
     let report = world.arrive(guest, Side::A, moving);
     println!("{:?}", report.notes);
-    assert_eq!(report.stored_bytes, 0);
-    assert!(says(&report, "no page is read from storage: "), "{:?}", report.notes);
+    assert!(says(&report, NOT_ALL), "{:?}", report.notes);
     guest.ask("helper-start").unwrap();
     wait_helper(world, Side::B, NAME);
     let budget = [&FROM_DISKS[..], &["--helper-budget", "time=1ms"]].concat();
@@ -145,13 +146,16 @@ fn of_no_sense_are_refused() {
         ("twice", "several disks have"),
         ("endless", "the guest's helper names more than"),
         ("garbage", none),
-        ("cut", none),
+        ("cut", NOT_ALL),
         ("silent", none),
     ] {
         let report = told(&world, &guest, from, lie);
         from = from.other();
         println!("{lie}: {} {:?}", own_bytes(&world, from), report.notes);
-        assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "{lie}");
+        // What was said before it turned out to be a lie may have been read.
+        if !["endless", "cut"].contains(&lie) {
+            assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "{lie}");
+        }
         assert!(says(&report, text), "{lie}: {:?}", report.notes);
         assert_unharmed(&world);
     }

@@ -29,10 +29,6 @@ pub struct FromStorage {
     /// the network. Without it, both bring what they can.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<u8>,
-    /// Pages are named before QEMU hands them over. Not to be used: of pages that the
-    /// guest writes meanwhile, some have arrived wrong.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub ahead: bool,
     /// What the helper in the guest may use up for its answer.
     pub helper: HelperBudget,
 }

@@ -16,9 +16,6 @@ pub(crate) struct StorageArgs {
     /// faster: for benchmarks
     #[arg(long, value_name = "PERCENT", hide = true, value_parser = clap::value_parser!(u8).range(..=100))]
     pub(crate) storage_share: Option<u8>,
-    /// Names pages before QEMU hands them over: for whoever looks for the fault in it
-    #[arg(long, hide = true)]
-    pub(crate) storage_ahead: bool,
     /// What the helper may use up in the guest: a share of one CPU, time, memory;
     /// what is left out is as usual [default: cpu=50%,time=10s,memory=32M]
     #[arg(long, value_name = "cpu=N%,time=Ns,memory=NM")]
@@ -31,7 +28,6 @@ impl From<StorageArgs> for FromStorage {
             read: args.storage.into(),
             limit: args.storage_limit,
             share: args.storage_share,
-            ahead: args.storage_ahead,
             helper: args.helper_budget.unwrap_or_default(),
         }
     }

@@ -14,6 +14,7 @@ use stream::Blocks;
 use crate::answer::Answer;
 use crate::channel::{self, Announced};
 use crate::counters::Counters;
+use crate::epochs::Epochs;
 use crate::error::TapError;
 use crate::handle::Channels;
 use crate::main_channel;
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) output: Arc<dyn Output>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) channels: Channels,
+    pub(crate) epochs: Epochs,
     /// To wake the accept with. It closes when the tap ends, and with it what
     /// waits there: a QEMU whose connection nobody takes would wait for ever.
     pub(crate) listener: Mutex<Option<UnixListener>>,
@@ -126,14 +128,14 @@ impl Shared {
     }
 
     /// Reads the main channel, of which there is one.
-    fn main(&self, socket: &UnixStream) -> Result<(), TapError> {
+    fn main(&self, socket: &UnixStream, number: usize) -> Result<(), TapError> {
         if std::mem::replace(&mut self.state.lock().main_begun, true) {
             return Err(TapError::Connection("a second main channel"));
         }
         if let Some(answer) = &self.answer {
             answer.open(keep(socket)?);
         }
-        let outcome = main_channel::run(self, socket);
+        let outcome = main_channel::run(self, socket, number);
         let mut state = self.state.lock();
         state.main_over = true;
         if let Ok(rounds) = outcome {
@@ -148,8 +150,8 @@ impl Shared {
     }
 
     /// Reads a multifd channel.
-    fn channel(&self, socket: &UnixStream) -> Result<(), TapError> {
-        if let Some(rounds) = channel::run(self, socket)? {
+    fn channel(&self, socket: &UnixStream, number: usize) -> Result<(), TapError> {
+        if let Some(rounds) = channel::run(self, socket, number)? {
             self.state.lock().rounds.push(rounds);
         }
         Ok(())
@@ -195,10 +197,7 @@ fn keep(socket: &UnixStream) -> Result<UnixStream, TapError> {
 
 /// Takes as many connections as QEMU makes, and waits for all to end.
 pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener) {
-    let expected = match shared.channels {
-        Channels::Classic => 1,
-        Channels::Multifd(count) => 1 + usize::from(count),
-    };
+    let expected = shared.channels.connections();
     let mut threads = Vec::with_capacity(expected);
     for number in 0..expected {
         let served = accept_one(shared, &listener, number);
@@ -244,7 +243,7 @@ fn accept_one(
         .name(format!("tap-{number}"))
         .spawn(move || {
             let _member = shared.output.crew().as_ref().map(Crew::join);
-            if let Err(error) = serve(&shared, &socket) {
+            if let Err(error) = serve(&shared, &socket, number) {
                 shared.end(error);
                 discard(&socket);
             }
@@ -254,7 +253,7 @@ fn accept_one(
 }
 
 /// Finds out which channel it is, and reads it to its end.
-fn serve(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
+fn serve(shared: &Shared, socket: &UnixStream, number: usize) -> Result<(), TapError> {
     if shared.stopping.load(SeqCst) {
         return Err(TapError::Stopped);
     }
@@ -275,7 +274,7 @@ fn serve(shared: &Shared, socket: &UnixStream) -> Result<(), TapError> {
         stream::multifd::MAGIC if shared.channels == Channels::Classic => {
             Err(TapError::Connection("a multifd channel, though multifd is off"))
         }
-        stream::multifd::MAGIC => shared.channel(socket),
-        _ => shared.main(socket),
+        stream::multifd::MAGIC => shared.channel(socket, number),
+        _ => shared.main(socket, number),
     }
 }

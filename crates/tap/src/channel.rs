@@ -13,12 +13,16 @@ use crate::filling::Filling;
 use crate::socket::{Found, read_all, read_some, read_soon};
 
 /// Reads a channel to its end.
-pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<Option<Rounds>, TapError> {
+pub(crate) fn run(
+    shared: &Shared,
+    socket: &UnixStream,
+    reader: usize,
+) -> Result<Option<Rounds>, TapError> {
     let mut init = [0; INIT_BYTES];
     read_all(socket, &mut init, "a channel's first message")?;
     let Init { id, .. } = Init::parse(&init)?;
     let Some(blocks) = shared.wait_blocks()? else { return Ok(None) };
-    let mut filling = Filling::new(&shared.pool, &*shared.output, &shared.counters);
+    let mut filling = Filling::new(shared, reader);
     let mut head = [0; HEAD_BYTES];
     let mut epoch = Epoch(0);
     let mut last_page = epoch;
@@ -31,8 +35,8 @@ pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<Option<Rounds>
         }
         shared.counters.stream_bytes.fetch_add(bytes as u64, Relaxed);
         if packet.sync() {
-            filling.hand_on()?;
             epoch.0 = epoch.0.checked_add(1).ok_or(StreamError::TooManyRounds)?;
+            filling.begin(epoch)?;
         }
     }
     filling.hand_on()?;

@@ -1,13 +1,11 @@
 //! The batch that a thread is filling.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, Pool};
+use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 
-use crate::counters::Counters;
+use crate::accept::Shared;
 use crate::error::TapError;
-use crate::output::Output;
 
 /// Fill runs after which a batch goes on, and guest bytes of fills: zero pages
 /// take no room in a buffer, but they are not to be late either.
@@ -18,16 +16,15 @@ const FILL_PAGES_MAX: u64 = (64 << 20) / PAGE_BYTES as u64;
 /// full, something changes, or the thread is about to wait: a thread that waits
 /// holds no buffer, or the others might wait for it.
 pub(crate) struct Filling<'t> {
-    pool: &'t Arc<Pool>,
-    output: &'t dyn Output,
-    counters: &'t Counters,
+    shared: &'t Shared,
+    reader: usize,
     batch: Option<Batch>,
     fill_pages: u64,
 }
 
 impl<'t> Filling<'t> {
-    pub(crate) fn new(pool: &'t Arc<Pool>, output: &'t dyn Output, counters: &'t Counters) -> Self {
-        Self { pool, output, counters, batch: None, fill_pages: 0 }
+    pub(crate) fn new(shared: &'t Shared, reader: usize) -> Self {
+        Self { shared, reader, batch: None, fill_pages: 0 }
     }
 
     /// A batch for pages of `block` and `epoch` that takes `bodies` more.
@@ -42,7 +39,7 @@ impl<'t> Filling<'t> {
         });
         if !fits {
             self.hand_on()?;
-            let mut batch = self.pool.take()?;
+            let mut batch = self.shared.pool.take()?;
             batch.block = block;
             batch.epoch = epoch;
             self.batch = Some(batch);
@@ -75,11 +72,19 @@ impl<'t> Filling<'t> {
         let fills = std::mem::take(&mut self.fill_pages);
         match self.batch.take() {
             Some(batch) if !batch.is_empty() => {
-                self.counters.body_pages.fetch_add(batch.bodies().len() as u64, Relaxed);
-                self.counters.fill_pages.fetch_add(fills, Relaxed);
-                Ok(self.output.batch(batch)?)
+                let Shared { counters, output, .. } = self.shared;
+                counters.body_pages.fetch_add(batch.bodies().len() as u64, Relaxed);
+                counters.fill_pages.fetch_add(fills, Relaxed);
+                Ok(output.batch(batch)?)
             }
             _ => Ok(()),
         }
+    }
+
+    /// Pages of this epoch follow.
+    pub(crate) fn begin(&mut self, epoch: Epoch) -> Result<(), TapError> {
+        self.hand_on()?;
+        self.shared.epochs.begin(self.reader, epoch, &*self.shared.output);
+        Ok(())
     }
 }

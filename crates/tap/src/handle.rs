@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::accept::{Shared, accept};
 use crate::answer::Answer;
 use crate::counters::Counters;
+use crate::epochs::Epochs;
 use crate::error::TapError;
 use crate::output::Output;
 
@@ -22,6 +23,16 @@ pub enum Channels {
     Classic,
     /// The main channel and this many multifd channels.
     Multifd(u8),
+}
+
+impl Channels {
+    /// How many connections QEMU makes.
+    pub(crate) fn connections(self) -> usize {
+        match self {
+            Self::Classic => 1,
+            Self::Multifd(count) => 1 + usize::from(count),
+        }
+    }
 }
 
 /// How a stream that came to its end went.
@@ -75,6 +86,7 @@ impl Tap {
             output,
             counters: Arc::default(),
             channels,
+            epochs: Epochs::new(channels.connections()),
             listener: Mutex::new(Some(waker)),
             accepting: Mutex::default(),
             stopping: AtomicBool::new(false),

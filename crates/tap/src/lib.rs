@@ -15,6 +15,7 @@ mod accept;
 mod answer;
 mod channel;
 mod counters;
+mod epochs;
 mod error;
 mod filling;
 mod handle;

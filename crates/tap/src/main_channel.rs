@@ -33,8 +33,12 @@ const FILL_RUNS_MAX: usize = 1024;
 
 /// Reads the main channel to its end. Returns how many epochs it counted, if it
 /// was split.
-pub(crate) fn run(shared: &Shared, socket: &UnixStream) -> Result<Option<Epoch>, TapError> {
-    let mut reader = Reader { shared, socket, fill_pages: 0, idling: Idling::default() };
+pub(crate) fn run(
+    shared: &Shared,
+    socket: &UnixStream,
+    number: usize,
+) -> Result<Option<Epoch>, TapError> {
+    let mut reader = Reader { shared, socket, number, fill_pages: 0, idling: Idling::default() };
     match shared.channels {
         Channels::Classic => reader.classic(),
         Channels::Multifd(_) => reader.beside_channels(),
@@ -52,6 +56,8 @@ enum Next {
 struct Reader<'t> {
     shared: &'t Shared,
     socket: &'t UnixStream,
+    /// Among the readers of all channels.
+    number: usize,
     fill_pages: u64,
     idling: Idling,
 }
@@ -159,7 +165,7 @@ impl Reader<'_> {
     fn beside_channels(&mut self) -> Result<Option<Epoch>, TapError> {
         let shared = self.shared;
         let mut splitter = Splitter::new(StreamKind::Multifd);
-        let mut filling = Filling::new(&shared.pool, &*shared.output, &shared.counters);
+        let mut filling = Filling::new(shared, self.number);
         let mut buffer: Vec<u8> = vec![0; RESIDUE_READ_BYTES.max(RECORD_BYTES_MAX)];
         let (mut start, mut filled) = (0, 0);
         loop {
@@ -270,7 +276,9 @@ impl Reader<'_> {
         let counters = &self.shared.counters;
         counters.body_pages.fetch_add(batch.bodies().len() as u64, Relaxed);
         counters.fill_pages.fetch_add(fill_pages, Relaxed);
-        Ok(self.shared.output.batch(batch)?)
+        let Shared { epochs, output, .. } = self.shared;
+        epochs.begin(self.number, batch.epoch, &**output);
+        Ok(output.batch(batch)?)
     }
 }
 
@@ -354,5 +362,8 @@ impl Sink for Beside<'_, '_> {
 
     fn epoch(&mut self, epoch: Epoch) {
         self.epoch = epoch;
+        if let Err(error) = self.filling.begin(epoch) {
+            self.error = Some(error);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crew::Crew;
-use page::Batch;
+use page::{Batch, Epoch};
 
 /// A RAM block, as QEMU announced it.
 pub use stream::Block;
@@ -40,6 +40,10 @@ pub trait Output: Send + Sync + 'static {
     /// # Errors
     /// To end the tap.
     fn batch(&self, batch: Batch) -> Result<(), Stopped>;
+
+    /// All batches of epochs before this one have been handed on, by all threads.
+    /// Those of the first have none before them.
+    fn all_before(&self, _epoch: Epoch) {}
 
     /// A piece of the residue after RAM, in order.
     ///

@@ -147,7 +147,6 @@ impl From<Options> for GangOptions {
                 read: options.storage.unwrap_or_default(),
                 limit: options.storage_limit,
                 share: None,
-                ahead: false,
                 helper: options.helper_budget.unwrap_or_default(),
             },
         }

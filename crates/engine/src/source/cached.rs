@@ -9,13 +9,16 @@ mod map;
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use cachemap::{Budget, CacheMap, End};
-use page::{BlockId, PageIndex};
+use page::{Batch, BlockId, Epoch, PageIndex};
 use parking_lot::{Condvar, Mutex};
 use qemu::guest_disks::{self, GuestDisk};
 use qemu::guest_memory::GuestMemory;
@@ -39,6 +42,8 @@ pub(super) struct Cached {
     /// More is known, or nothing more will be.
     changed: Condvar,
     over: AtomicBool,
+    /// QEMU has handed over all that is older than this epoch.
+    all_before: AtomicU32,
 }
 
 /// What the guest has said so far.
@@ -73,6 +78,16 @@ impl Cached {
         known.parts = parts.collect();
         drop(known);
         self.changed.notify_all();
+    }
+
+    /// What it means that the guest goes wrong now. What it said before is a hint as
+    /// good as any.
+    fn without_the_rest(&self, why: &str) -> String {
+        if self.known.lock().parts.is_empty() {
+            format!("no page is read from storage: {why}")
+        } else {
+            format!("only pages that the guest's helper had told of are read from storage: {why}")
+        }
     }
 
     /// It says no more.
@@ -127,11 +142,23 @@ impl Cached {
     }
 
     /// QEMU hands these over: they are not told ahead any more.
-    pub(super) fn hand_over(&self, block: BlockId, pages: impl Iterator<Item = PageIndex>) {
-        let bits = self.announced.get().and_then(|all| all.bits.get(usize::from(block.0)));
-        if let Some(bits) = bits {
-            pages.for_each(|page| bits.hand_over(page));
+    pub(super) fn hand_over(&self, batch: &Batch) {
+        let bits = self.announced.get().and_then(|all| all.bits.get(usize::from(batch.block.0)));
+        let Some(bits) = bits else { return };
+        batch.bodies().iter().for_each(|body| bits.hand_over(body.page));
+        for fill in batch.fills() {
+            let pages = fill.first.0..fill.first.0.saturating_add(fill.count);
+            pages.for_each(|page| bits.hand_over(PageIndex(page)));
         }
+    }
+
+    /// QEMU has handed over all that is older than this.
+    pub(super) fn all_before(&self, epoch: Epoch) {
+        self.all_before.fetch_max(epoch.0, SeqCst);
+    }
+
+    pub(super) fn has_all_before(&self, epoch: Epoch) -> bool {
+        self.all_before.load(SeqCst) >= epoch.0
     }
 }
 
@@ -162,7 +189,7 @@ impl Asking {
                 let asking = Ask { machine: &machine, disks: &disks, blocks, budget, percent };
                 let noted = |note: String| story.note(note);
                 if let Err(why) = asking.ask(&stream, &cached, &noted) {
-                    noted(format!("no page is read from storage: {why}"));
+                    noted(cached.without_the_rest(&why));
                 }
                 cached.knows_all();
                 // QEMU serves one at a time, and the helper waits for whom it answers.
@@ -267,7 +294,7 @@ fn unfinished(end: End) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use content::Name;
-    use page::PageIndex;
+    use page::Pool;
 
     use super::map::tests::map;
     use super::*;
@@ -307,9 +334,36 @@ mod tests {
         assert!(!places.tell(PageIndex(21), other, name), "QEMU was first");
         assert_eq!((places.told(one), places.told(other)), (Some(name), None));
         // QEMU handed it over before the guest said where it is.
-        cached.hand_over(BlockId(1), [20, 1 << 30].into_iter().map(PageIndex));
+        cached.hand_over(&batch(BlockId(1), &[20, 1 << 30], &[]));
         assert!(!places.tell(PageIndex(20), third, name));
         assert_eq!(places.handed_over(third), None);
+    }
+
+    fn batch(block: BlockId, bodies: &[u32], fills: &[u32]) -> Batch {
+        let mut batch = Pool::new(1).take().unwrap();
+        batch.block = block;
+        bodies.iter().for_each(|page| batch.push_body(PageIndex(*page), 0));
+        fills.iter().for_each(|page| batch.push_fill(PageIndex(*page), 0));
+        batch
+    }
+
+    /// It has been something else meanwhile, and that was sent.
+    #[test]
+    fn what_qemu_hands_over_once_more_is_not_left_out() {
+        let cached = known();
+        let mut places = cached.of(BlockId(1)).unwrap();
+        let pages = [10, 11, 12, 13].map(PageIndex);
+        let name = Name([9; 20]);
+        for page in pages {
+            let found = places.find(page).unwrap();
+            assert!(places.tell(page, found, name));
+        }
+        cached.hand_over(&batch(BlockId(1), &[10, 11], &[12, 13]));
+        cached.hand_over(&batch(BlockId(1), &[11, 12], &[]));
+        assert_eq!(pages.map(|page| places.has(page)), [Some(name), None, None, Some(name)]);
+        cached.all_before(Epoch(3));
+        cached.all_before(Epoch(2));
+        assert!(cached.has_all_before(Epoch(3)) && !cached.has_all_before(Epoch(4)));
     }
 
     /// What was read anew is not what was told, until that is seen: QEMU's own counts.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crew::Crew;
 use crossbeam_channel::Sender;
-use page::Batch;
+use page::{Batch, Epoch};
 use tap::{Head, Output, Stopped};
 use transport::Lanes;
 use wire::{Announced, ToDestination};
@@ -66,8 +66,17 @@ impl Output for Collector {
 
     fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
         batch.epoch = ahead::after(batch.epoch);
+        if let Some(cached) = &self.cached {
+            cached.hand_over(&batch);
+        }
         self.live.took(&batch);
         self.lanes.submit(batch).map_err(|_| Stopped)
+    }
+
+    fn all_before(&self, epoch: Epoch) {
+        if let Some(cached) = &self.cached {
+            cached.all_before(ahead::after(epoch));
+        }
     }
 
     fn tail(&self, bytes: &[u8]) -> Result<(), Stopped> {

@@ -77,11 +77,11 @@ fn is_read(readable: &[bool], disk: u16) -> bool {
 
 impl Namer for Naming {
     fn take_out_told(&self, batch: &mut Batch) -> usize {
-        if self.live.first_pass_over.load(Relaxed) {
+        let Some((cached, _)) = &self.cached else { return 0 };
+        // An older one that comes later would count as the first.
+        if !cached.has_all_before(batch.epoch) {
             return 0;
         }
-        let Some((cached, _)) = &self.cached else { return 0 };
-        cached.hand_over(batch.block, batch.bodies().iter().map(|body| body.page));
         let Some(mut known) = cached.of(batch.block) else { return 0 };
         let pages: Vec<PageIndex> = batch.bodies().iter().map(|body| body.page).collect();
         batch.retain_bodies(|nth, bytes| {

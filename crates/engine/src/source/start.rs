@@ -275,9 +275,7 @@ impl Source<'_> {
         lanes: &Arc<Lanes>,
     ) -> Result<Option<Ahead>, MigrationError> {
         let Some(naming) = naming else { return Ok(None) };
-        let wanted = self.request.storage.ahead;
-        let cached = naming.cached.clone().filter(|_| wanted);
-        let Some((cached, _)) = cached else { return Ok(None) };
+        let Some((cached, _)) = naming.cached.clone() else { return Ok(None) };
         let ahead = Ahead::start(naming, &cached, lanes, &self.crew);
         ahead.map(Some).map_err(|error| local("starting a thread", error))
     }

@@ -10,6 +10,8 @@ use page::PageIndex;
 pub(super) struct Bits {
     /// QEMU has handed it over.
     handed: Box<[AtomicU64]>,
+    /// QEMU has handed it over more than once.
+    again: Box<[AtomicU64]>,
     /// It was read anew for the destination, and may have been something else than
     /// what was told.
     read: Box<[AtomicU64]>,
@@ -20,15 +22,21 @@ pub(super) struct Bits {
 impl Bits {
     pub(super) fn new(pages: u64) -> Self {
         let words = || (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Self { handed: words(), read: words() }
+        Self { handed: words(), again: words(), read: words() }
     }
 
     pub(super) fn hand_over(&self, page: PageIndex) {
-        set(&self.handed, page);
+        if !set(&self.handed, page) {
+            set(&self.again, page);
+        }
     }
 
     pub(super) fn is_handed(&self, page: PageIndex) -> bool {
         is_set(&self.handed, page)
+    }
+
+    pub(super) fn is_handed_again(&self, page: PageIndex) -> bool {
+        is_set(&self.again, page)
     }
 
     /// Says whether it was not yet.

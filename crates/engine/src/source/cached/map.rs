@@ -196,10 +196,10 @@ impl Places<'_> {
     }
 
     /// QEMU hands a page over. What the destination has or gets by what was told of it,
-    /// if that is sure.
+    /// if that is sure: of a page that came before it has had something else since.
     pub(in crate::source) fn has(&mut self, page: PageIndex) -> Option<Name> {
         let name = self.find(page).and_then(|found| self.handed_over(found))?;
-        (!self.bits.is_read(page)).then_some(name)
+        (!self.bits.is_read(page) && !self.bits.is_handed_again(page)).then_some(name)
     }
 }
 
