@@ -6,6 +6,7 @@
 pub mod chase;
 pub mod effort;
 pub mod gang;
+pub mod hold;
 pub mod mirror;
 pub mod pace;
 pub mod precopy;

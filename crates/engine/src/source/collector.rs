@@ -13,8 +13,8 @@ use wire::{Announced, ToDestination};
 
 use super::Notice;
 use super::ahead;
-use super::cached::Cached;
 use super::live::Live;
+use super::naming::Naming;
 use super::sieve::Sieve;
 use super::throttle::OurStops;
 use crate::link::Link;
@@ -22,7 +22,7 @@ use crate::link::Link;
 pub(super) struct Collector {
     pub(crate) live: Arc<Live>,
     pub(crate) sieve: Arc<Sieve>,
-    pub(super) cached: Option<Arc<Cached>>,
+    pub(super) naming: Option<Arc<Naming>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) link: Arc<Link<ToDestination>>,
     pub(crate) notices: Sender<Notice>,
@@ -49,8 +49,8 @@ impl Output for Collector {
     fn head(&self, head: Head) -> Result<(), Stopped> {
         self.live.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
         self.sieve.announce(&head.blocks);
-        if let Some(cached) = &self.cached {
-            cached.announce(&head.blocks);
+        if let Some(naming) = &self.naming {
+            naming.announce(&head.blocks);
         }
         let blocks = head
             .blocks
@@ -66,16 +66,19 @@ impl Output for Collector {
 
     fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
         batch.epoch = ahead::after(batch.epoch);
-        if let Some(cached) = &self.cached {
-            cached.hand_over(&batch);
-        }
         self.live.took(&batch);
+        if let Some(naming) = &self.naming {
+            naming.hand_over(&mut batch);
+            if batch.is_empty() {
+                return Ok(());
+            }
+        }
         self.lanes.submit(batch).map_err(|_| Stopped)
     }
 
     fn all_before(&self, epoch: Epoch) {
-        if let Some(cached) = &self.cached {
-            cached.all_before(ahead::after(epoch));
+        if let Some(naming) = &self.naming {
+            naming.all_before(ahead::after(epoch));
         }
     }
 

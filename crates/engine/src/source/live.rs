@@ -160,6 +160,16 @@ impl Live {
         self.learning.store(learning, Relaxed);
     }
 
+    /// For so long QEMU's next pass does not begin; none lets it.
+    pub(crate) fn hold(&self, time: Option<Duration>) {
+        self.passes.hold(time);
+    }
+
+    /// How long ago QEMU's last pass began.
+    pub(crate) fn pass_age(&self) -> Duration {
+        self.passes.age()
+    }
+
     /// From now on what is on its way must fit the goal.
     pub(crate) fn end_chase(&self) {
         self.chasing.store(false, Relaxed);

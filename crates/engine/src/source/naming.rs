@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use content::Key;
-use page::{Batch, BlockId, PAGE_BYTES, PageIndex};
+use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 use transport::{Asking, Labels, Namer};
 use wire::{DiskPlace, ToDestination};
 
@@ -43,6 +43,29 @@ impl std::fmt::Debug for Naming {
 }
 
 impl Naming {
+    /// The block list is known.
+    pub(super) fn announce(&self, blocks: &[tap::Block]) {
+        if let Some((cached, _)) = &self.cached {
+            cached.announce(blocks);
+        }
+    }
+
+    /// QEMU hands this over. What it says once more goes no further: lanes and their
+    /// pool are for what has to be sent.
+    pub(super) fn hand_over(&self, batch: &mut Batch) {
+        if let Some((cached, _)) = &self.cached {
+            cached.hand_over(batch);
+            self.take_out_told(batch);
+        }
+    }
+
+    /// All that is older has been handed over.
+    pub(super) fn all_before(&self, epoch: Epoch) {
+        if let Some((cached, _)) = &self.cached {
+            cached.all_before(epoch);
+        }
+    }
+
     /// Whether the destination reads this disk, and may wait for it.
     pub(super) fn reads(&self, disk: u16) -> bool {
         let cached = self.cached.as_ref().filter(|_| self.held);

@@ -34,6 +34,8 @@ struct Began {
     at: Instant,
     /// It was held back: QEMU's section may have ended for that alone.
     late: bool,
+    /// The next one does not begin before that.
+    held_until: Option<Instant>,
 }
 
 impl Began {
@@ -50,7 +52,7 @@ impl Passes {
             sectioned,
             epoch: AtomicU32::new(0),
             pages: AtomicU64::new(0),
-            began: Mutex::new(Began { at: Instant::now(), late: false }),
+            began: Mutex::new(Began { at: Instant::now(), late: false, held_until: None }),
             wake: Condvar::new(),
         }
     }
@@ -61,8 +63,23 @@ impl Passes {
         self.wake.notify_all();
     }
 
-    /// Holds the first batches of an epoch while the last one is too young, if
-    /// passes are `paced`.
+    /// For so long no epoch begins from now on, if passes are paced: a pass now would
+    /// bring what has to be sent once more. None lets them go on.
+    pub(super) fn hold(&self, time: Option<Duration>) {
+        let mut began = self.began.lock();
+        began.held_until = time.map(|time| Instant::now() + time);
+        if time.is_none() {
+            self.wake.notify_all();
+        }
+    }
+
+    /// How long ago the last epoch began.
+    pub(super) fn age(&self) -> Duration {
+        self.began.lock().at.elapsed()
+    }
+
+    /// Holds the first batches of an epoch while the last one is too young, or the
+    /// next is held, if passes are `paced`.
     pub(super) fn took(&self, batch: &Batch, paced: impl Fn() -> bool) {
         let epoch = batch.epoch.0;
         let pages = batch.guest_bytes() / PAGE_BYTES as u64;
@@ -73,18 +90,17 @@ impl Passes {
         }
         let mut began = self.began.lock();
         let mut late = false;
-        if let Some(until) = began.next(Instant::now(), self.sectioned, self.pages.load(Relaxed)) {
-            while is_new() && paced() {
-                late = true;
-                if self.wake.wait_until(&mut began, until).timed_out() {
-                    break;
-                }
-            }
+        let soonest = began.next(Instant::now(), self.sectioned, self.pages.load(Relaxed));
+        while is_new() && paced() {
+            let until = soonest.max(began.held_until);
+            let Some(until) = until.filter(|until| *until > Instant::now()) else { break };
+            late = true;
+            self.wake.wait_until(&mut began, until);
         }
         if is_new() {
             self.epoch.store(epoch, Relaxed);
             self.pages.store(pages, Relaxed);
-            *began = Began { at: Instant::now(), late };
+            *began = Began { at: Instant::now(), late, ..*began };
             self.wake.notify_all();
         }
     }
@@ -92,6 +108,10 @@ impl Passes {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use page::{Epoch, Pool};
+
     use super::*;
 
     #[test]
@@ -99,7 +119,7 @@ mod tests {
         let at = Instant::now();
         let next = |late, after_ms, sectioned, pages| {
             let now = at + Duration::from_millis(after_ms);
-            Began { at, late }.next(now, sectioned, pages)
+            Began { at, late, held_until: None }.next(now, sectioned, pages)
         };
         let soon = Some(at + PASS_LEAST);
         for (late, after_ms, sectioned, pages, expected) in [
@@ -113,6 +133,32 @@ mod tests {
         ] {
             let found = next(late, after_ms, sectioned, pages);
             assert_eq!(found, expected, "{late} {after_ms} {sectioned} {pages}");
+        }
+    }
+
+    fn batch(epoch: u32) -> Batch {
+        let mut batch = Pool::new(1).take().unwrap();
+        batch.epoch = Epoch(epoch);
+        batch
+    }
+
+    #[test]
+    fn an_epoch_that_is_held_begins_when_it_is_let_or_nothing_is_paced_any_more() {
+        let ends: [fn(&Passes); 2] = [Passes::wake, |passes| passes.hold(None)];
+        for end in ends {
+            let (passes, let_go) = (Passes::new(false), AtomicBool::new(false));
+            passes.hold(Some(Duration::from_secs(3600)));
+            std::thread::scope(|scope| {
+                let held = scope.spawn(|| {
+                    passes.took(&batch(1), || !let_go.load(Relaxed));
+                    let_go.load(Relaxed)
+                });
+                std::thread::yield_now();
+                let_go.store(true, Relaxed);
+                end(&passes);
+                assert!(held.join().unwrap(), "it did not wait");
+            });
+            assert_eq!(passes.epoch.load(Relaxed), 1);
         }
     }
 }

@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
 use page::Encoding;
 use policy::chase::{Chase, Look, Stage};
 use policy::effort::{Effort, Level};
+use policy::hold::{Hold, Look as HoldLook};
 use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
 use policy::throttle::{Look as Followed, Stall, Step, Why};
 use qemu::outgoing::Outgoing;
@@ -35,6 +36,8 @@ const BUSY_LEAST: Duration = Duration::from_millis(30);
 /// What is left when a VM that can't be followed is stopped may be more than was
 /// seen last.
 const ACCEPT_MORE: f64 = 1.5;
+/// A pass that is held goes on after this if nobody says anything.
+const HOLD: Duration = Duration::from_millis(300);
 /// The sieve drops pages as long as it dropped one within so many samples.
 const DROPPING_SAMPLES: u32 = 4;
 
@@ -83,6 +86,9 @@ struct Sampling {
     last_at: Instant,
     busy: VecDeque<(u64, Duration)>,
     effort: Effort,
+    hold: Hold,
+    /// QEMU's next pass waits.
+    held: bool,
     allowed: Option<Allowance>,
     /// None if QEMU can't be held.
     chase: Option<Chase>,
@@ -108,6 +114,8 @@ impl Sampling {
             last_at: Instant::now(),
             busy: VecDeque::new(),
             effort: Effort::new(Level::Hard),
+            hold: Hold::default(),
+            held: false,
             allowed: None,
             dirty_bytes_per_s: 0.0,
             share: 1.0,
@@ -190,6 +198,7 @@ impl Sampling {
         }
         self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;
         let left_bytes = qemu.remaining_bytes + self.last.delivered.backlog_bytes;
+        self.hold(window.elapsed);
         self.throttle(qemu, left_bytes);
         let stage = self.chase(left_bytes, window.elapsed);
         if stage != Stage::Chasing {
@@ -209,6 +218,23 @@ impl Sampling {
         self.show(qemu, window, left_bytes);
     }
 
+    /// Lets QEMU's next pass wait while the destination gets content from elsewhere.
+    fn hold(&mut self, elapsed: Duration) {
+        let live = &self.watched.live;
+        if !live.first_pass_over.load(Relaxed) {
+            return;
+        }
+        let held = self.hold.next(HoldLook {
+            pending_bytes: self.last.delivered.pending_bytes,
+            elapsed,
+            age: live.pass_age(),
+            dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
+            delivered_bytes_per_s: live.bodies_per_s(),
+        });
+        live.hold(held.then_some(HOLD));
+        self.held = held;
+    }
+
     /// Slows the guest as far as it takes, and ends what can't come to an end.
     fn throttle(&mut self, qemu: &qemu::outgoing::Progress, left_bytes: u64) {
         let Watched { live, throttling, story, notices, .. } = &mut self.watched;
@@ -222,7 +248,8 @@ impl Sampling {
             delivered_bytes_per_s: live.bodies_per_s(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
             pass: qemu.dirty_sync_count,
-            first_pass_over: over,
+            // Nothing is learned from a QEMU that waits.
+            first_pass_over: over && !self.held,
             used_cpus: 0.0,
         });
         self.share = throttling.share(&decision);

@@ -215,7 +215,7 @@ impl Source<'_> {
         let collector = Arc::new(Collector {
             live: Arc::clone(&live),
             sieve,
-            cached: self.storage.as_ref().map(|storage| Arc::clone(&storage.cached)),
+            naming: naming.clone(),
             lanes: Arc::clone(&lanes),
             link: Arc::clone(&control.link),
             notices: self.notices.0.clone(),

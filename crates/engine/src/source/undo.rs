@@ -46,6 +46,7 @@ impl Source<'_> {
         // Whatever slows the VM goes first.
         if let Some(stream) = &mut self.stream {
             stream.sampler = None;
+        stream.live.end_chase();
         }
         if matches!(error, MigrationError::InDoubt(_)) {
             self.stop_stream(false);
@@ -90,7 +91,9 @@ impl Source<'_> {
     /// The VM runs again if it ran before, and QEMU is as it was.
     pub(super) fn back_out(&self, run: bool) -> Result<(), QmpError> {
         let Some(stream) = &self.stream else { return Ok(()) };
-        // The tap reads on until QEMU has ended its migration in order.
+        // The tap reads on until QEMU has ended its migration in order, and waits for
+        // nothing any more.
+        stream.live.end_chase();
         let outcome = stream.outgoing.back_out(run);
         stream.tap.cut();
         outcome.or_else(|_| stream.outgoing.back_out(run))
