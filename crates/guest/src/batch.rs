@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use cachemap::Reason;
 
-use crate::arena::{Arena, PAGE};
+use crate::arena::{self, Arena, PAGE};
 use crate::extents::{Extents, Sector};
 use crate::flags::PageFlags;
 use crate::pagemap::Pagemap;
@@ -18,7 +18,10 @@ use crate::touch::Toucher;
 /// The most pieces of files. Each has a file open.
 pub(crate) const PIECES_MAX: usize = 1000;
 /// The most of one file that is mapped at a time: 64 MiB.
-pub(crate) const WINDOW_PAGES: u64 = 16 << 10;
+const WINDOW_PAGES: usize = 16 << 10;
+/// The first batch has so many pages, and each one after it twice as many, as long as
+/// the arena has them: whoever asked begins with what the first ones tell.
+const FIRST_PAGES: usize = 2 << 10;
 
 /// Part of a file.
 #[derive(Debug)]
@@ -65,6 +68,8 @@ pub(crate) struct Batch {
     pagemap: Pagemap,
     flags: PageFlags,
     last_counted: Option<u64>,
+    /// Pages that this batch should have.
+    aim: usize,
 }
 
 impl Batch {
@@ -83,12 +88,20 @@ impl Batch {
             pagemap: Pagemap::open()?,
             flags: PageFlags::open()?,
             last_counted: None,
+            aim: FIRST_PAGES,
         })
     }
 
-    /// Whether there is room for so many pages more.
+    /// Whether there is room for so many pages more: as many as a
+    /// [`Batch::window`] has are always taken by an empty one.
     pub(crate) fn has_room(&self, pages: u64) -> bool {
-        self.pieces.len() < PIECES_MAX && pages <= self.arena.room() as u64
+        let aim = self.aim.saturating_sub(self.arena.used()).min(self.arena.room());
+        self.pieces.len() < PIECES_MAX && pages <= aim as u64
+    }
+
+    /// The most pages of one file that it takes at a time.
+    pub(crate) fn window(&self) -> u64 {
+        self.aim.min(WINDOW_PAGES) as u64
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -120,6 +133,7 @@ impl Batch {
         let seen = self.look_at_mapped(tell, leave);
         self.pieces.clear();
         self.arena.clear()?;
+        self.aim = (2 * self.aim).min(arena::PAGES);
         seen
     }
 

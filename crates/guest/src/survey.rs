@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cachemap::{Budget, Device, End, LeftOut, PAGE_BYTES, Reason, Run, Summary};
 
-use crate::batch::{Batch, WINDOW_PAGES, may_know_pages};
+use crate::batch::{Batch, may_know_pages};
 use crate::budget::Meter;
 use crate::deleted;
 use crate::disks::Extent;
@@ -278,7 +278,7 @@ impl Survey<'_> {
         self.files += 1;
         let mut first = 0;
         while first < pages {
-            let window = (pages - first).min(WINDOW_PAGES);
+            let window = (pages - first).min(self.batch.window());
             if !self.batch.has_room(window) {
                 self.look(storage)?;
             }
