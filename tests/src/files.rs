@@ -98,7 +98,12 @@ fn make_xfs(path: &Path) {
 /// If what it needs can't be had.
 #[must_use]
 pub fn with_port(world: &World) -> GuestSpec {
+    with_port_called(world, "web1")
+}
+
+fn with_port_called(world: &World, name: &str) -> GuestSpec {
     let mut spec = guest(&format!("{}M", RAM_BYTES / MIB), 0);
+    spec.name = name.to_owned();
     spec.initrd = Some(setup::helper_initrd(&world.kit).unwrap());
     spec.extra.extend(own_qmp_argument(&spec.name));
     spec
@@ -131,11 +136,30 @@ pub enum Reached {
 /// If the disks can't be made.
 #[must_use]
 pub fn with_files_by(world: &World, reached: Reached) -> GuestSpec {
-    let mut spec = with_port(world);
+    with_disks(world, with_port(world), SERIALS, reached)
+}
+
+/// One of those, called so, that have the same files on disks of their own.
+///
+/// # Panics
+/// If the disks can't be made.
+#[must_use]
+pub fn twin_with_files(world: &World, name: &str) -> GuestSpec {
+    let serials = ["ext4", "xfs"].map(|kind| format!("{name}-{kind}"));
+    let serials = serials.each_ref().map(String::as_str);
+    with_disks(world, with_port_called(world, name), serials, Reached::Raw)
+}
+
+fn with_disks(
+    world: &World,
+    mut spec: GuestSpec,
+    serials: [&str; 2],
+    reached: Reached,
+) -> GuestSpec {
     spec.orders.files_bytes = FILES_BYTES;
-    make_ext4(&image(world, SERIALS[0]));
-    make_xfs(&image(world, SERIALS[1]));
-    for serial in SERIALS {
+    make_ext4(&image(world, serials[0]));
+    make_xfs(&image(world, serials[1]));
+    for serial in serials {
         let path = image(world, serial);
         if reached == Reached::Qcow2 {
             let [raw, qcow2] = [path.with_extension("raw"), path.clone()];
@@ -192,6 +216,14 @@ pub fn export(world: &World) -> Export {
         (server, socket)
     };
     Export(SERIALS.map(serve).into())
+}
+
+impl Export {
+    /// The servers, in the order of [`SERIALS`].
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.0.iter().map(|(server, _)| server.id()).collect()
+    }
 }
 
 impl Drop for Export {

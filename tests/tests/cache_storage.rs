@@ -4,15 +4,20 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
+use api::Report;
 use cachemap::{CacheMap, PAGE_BYTES, SECTOR_BYTES};
 use end_to_end::files::{
-    Reached, SERIALS, ample, asked, assert_files, export, image, small, wait_helper, with_files_by,
+    Reached, SERIALS, ample, asked, assert_files, export, image, small, twin_with_files,
+    wait_helper, with_files_by,
 };
 use end_to_end::{Frozen, Side, World, until};
 use lab::hosts::Link;
 
 const NAME: &str = "web1";
+/// Longer than an answer is waited for.
+const STALLED: Duration = Duration::from_secs(8);
 const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "auto"];
 
 /// Changes on disk each page of the second half of a map; done twice, nothing is
@@ -73,6 +78,20 @@ fn read_bytes(pid: u32) -> u64 {
     line.map_or(0, |number| number.parse().unwrap())
 }
 
+/// From when on pages are read, all of them stand still.
+fn freeze_at_work(pids: &[u32]) -> Vec<Frozen> {
+    let before: Vec<u64> = pids.iter().map(|pid| read_bytes(*pid)).collect();
+    until("pages are read", || {
+        let read = pids.iter().zip(&before).map(|(pid, before)| read_bytes(*pid) - before);
+        read.sum::<u64>() > 256 << 10
+    });
+    pids.iter().map(|pid| Frozen::new(*pid)).collect()
+}
+
+fn is_said(note: &String) -> bool {
+    note.contains("the storage did not answer")
+}
+
 /// What reads images in a format for the destination stands still from then on.
 #[test]
 fn that_stalls_costs_only_time() {
@@ -87,17 +106,11 @@ fn that_stalls_costs_only_time() {
         pids = readers(&world, Side::B);
         pids.len() == SERIALS.len()
     });
-    let before: Vec<u64> = pids.iter().map(|pid| read_bytes(*pid)).collect();
-    until("pages are read", || {
-        let read = pids.iter().zip(&before).map(|(pid, before)| read_bytes(*pid) - before);
-        read.sum::<u64>() > 256 << 10
-    });
-    let frozen: Vec<Frozen> = pids.iter().map(|pid| Frozen::new(*pid)).collect();
+    let frozen = freeze_at_work(&pids);
     let report = world.arrive(&guest, Side::A, moving);
     drop(frozen);
     println!("{} {:?}", report.stored_bytes, report.notes);
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
-    let is_said = |note: &String| note.contains("the storage did not answer");
     assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
     assert_files(&guest);
     // And once more, with storage that is well.
@@ -106,4 +119,52 @@ fn that_stalls_costs_only_time() {
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
     assert!(!report.notes.iter().any(is_said), "{:?}", report.notes);
     assert_files(&guest);
+}
+
+/// A server of disks stands still for a while. The VM itself needs it only now and
+/// then; whoever reads pages from it gives it up.
+#[test]
+fn a_server_that_stalls_costs_only_time() {
+    let world = World::new(Link::one(200));
+    let spec = small(with_files_by(&world, Reached::Nbd));
+    let export = export(&world);
+    let guest = world.boot(&spec);
+    wait_helper(&world, Side::A, NAME);
+    let slow = ["--limit", "30M", "--storage-limit", "8M"];
+    let moving = world.begin(&guest, Side::A, &[&FROM_DISKS[..], &slow].concat());
+    let frozen = freeze_at_work(&export.pids());
+    std::thread::sleep(STALLED);
+    drop(frozen);
+    let report = world.arrive(&guest, Side::A, moving);
+    println!("{} {:?}", report.stored_bytes, report.notes);
+    assert!(report.stored_bytes > 0, "{:?}", report.notes);
+    assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
+    assert_files(&guest);
+}
+
+/// VMs that go together, each with the same files on disks of its own: what one of
+/// them has read the others have.
+#[test]
+fn is_read_once_for_all_vms_of_a_host() {
+    let world = World::new(Link::one(200));
+    let names = ["web1", "web2"];
+    let guests = names.map(|name| world.boot(&small(twin_with_files(&world, name))));
+    names.iter().for_each(|name| wait_helper(&world, Side::A, name));
+    let files = 2 * guests[0].spec.orders.files_bytes;
+    // All that disks have comes from them, if it is not there already.
+    let shared = ["--share", "host", "--storage-share", "100"];
+    let arguments = [&FROM_DISKS[..], &shared].concat();
+    let moving = guests.each_ref().map(|guest| world.begin(guest, Side::A, &arguments));
+    let mut reports = Vec::new();
+    for (guest, moving) in guests.iter().zip(moving) {
+        reports.push(world.arrive(guest, Side::A, moving));
+    }
+    let sum = |each: fn(&Report) -> u64| reports.iter().map(each).sum::<u64>();
+    let (read, stored) = (sum(|one| one.storage_read_bytes), sum(|one| one.stored_bytes));
+    let named = sum(|one| one.named_bytes);
+    println!("{files} in files: {read} read, {stored} placed; {named} by name");
+    assert!(stored >= files / 2, "{stored} of {files}");
+    assert!(read <= files * 5 / 4, "{read} of {files}");
+    assert!(named >= 2 * files * 3 / 4, "{named} of twice {files}");
+    guests.iter().for_each(assert_files);
 }

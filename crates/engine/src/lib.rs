@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod destination;
+mod effort;
 mod error;
 mod examine;
 mod host;

@@ -148,6 +148,9 @@ mod tests {
         };
         let flying = |load: Load| {
             let (queue, flight) = (Queue::new(), Flight::default());
+            if let Load::Named(_) = load {
+                queue.asks();
+            }
             queue.submit(load).unwrap();
             let crate::queue::Work::Send(load) = queue.take(|| false, None) else { panic!() };
             flight.sent(load, &queue).unwrap();

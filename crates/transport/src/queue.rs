@@ -14,6 +14,9 @@ use crate::spare::Spare;
 
 /// So many batches that wait for lanes are little.
 const LITTLE: usize = 4;
+/// Batches that have gone by name and have no answer yet: 8 MiB of pages. What a VM
+/// claims long before its source sends it others wait for.
+const ASKED_MAX: usize = 16;
 
 const BATCH_BYTES: usize = page::BATCH_PAGES * page::PAGE_BYTES;
 /// The destination waits for so much at most before it is told of more: a fourth of
@@ -51,6 +54,8 @@ struct State {
     delivered: Delivered,
     busy_since: Option<Instant>,
     pending: Pending,
+    /// Batches whose names are on their way, or the answers are.
+    asked: usize,
     spare: Spare,
     /// The next batch of names is called by.
     ticket: u32,
@@ -124,6 +129,9 @@ impl State {
             self.blocks_taken += 1;
             return Some(load);
         }
+        if self.asked >= ASKED_MAX {
+            return None;
+        }
         while let Some(load) = self.waiting.pop_front() {
             match load {
                 Load::Blocks(_) if has_room => {
@@ -181,6 +189,7 @@ impl Queue {
                 delivered: Delivered::default(),
                 busy_since: None,
                 pending: Pending::default(),
+                asked: 0,
                 spare: Spare::default(),
                 ticket: 0,
             }),
@@ -345,6 +354,11 @@ impl Queue {
         state.ticket
     }
 
+    /// A batch goes by name.
+    pub(crate) fn asks(&self) {
+        self.state.lock().asked += 1;
+    }
+
     /// The destination says what of a batch of names it wants, and what it has
     /// later; it has placed the rest.
     pub(crate) fn answered(&self, named: Named, wanted: u128, later: u128) -> Result<(), Nonsense> {
@@ -363,6 +377,7 @@ impl Queue {
         // Its buffer goes back to the pool before the lock is taken.
         let left = Some(batch).filter(|batch| !batch.is_empty());
         let mut state = self.state.lock();
+        state.asked -= 1;
         state.delivered.fill_bytes += fill_bytes;
         state.has_named(u64::from(placed) * page::PAGE_BYTES as u64);
         state.leaves();
@@ -449,6 +464,9 @@ impl Queue {
         for load in loads.rev() {
             if matches!(load, Load::Named(_) | Load::Asked(_)) {
                 state.pending.void();
+            }
+            if matches!(load, Load::Named(_)) {
+                state.asked -= 1;
             }
             let load = match load {
                 // What they are named for is not known any more.
@@ -676,6 +694,35 @@ mod tests {
         let Work::Send(last) = queue.take(|| false, None) else { panic!("there is room for it") };
         queue.placed(last);
         assert!(matches!(queue.take(|| false, None), Work::End));
+    }
+
+    #[test]
+    fn what_has_no_answer_yet_holds_up_the_next_names() {
+        let pool = Pool::new((ASKED_MAX + 4) * page::SLOT_BYTES);
+        let queue = Queue::new();
+        let mut asked: Vec<Load> = (0..ASKED_MAX)
+            .map(|_| {
+                queue.submit(Load::from(pool.take().unwrap())).unwrap();
+                let Some(Load::Pages(batch)) = queue.state.lock().next() else { panic!() };
+                queue.asks();
+                Load::Named(Named { batch, ticket: queue.ticket() })
+            })
+            .collect();
+        queue.submit(Load::from(pool.take().unwrap())).unwrap();
+        assert!(queue.state.lock().next().is_none());
+        let Some(Load::Named(named)) = asked.pop() else { panic!() };
+        queue.answered(named, 0, 0).unwrap();
+        let next = queue.state.lock().next().unwrap();
+        queue.placed(next);
+        // A lane has died: all of it is asked anew.
+        queue.hand_back(asked.into_iter());
+        queue.submit(Load::from(pool.take().unwrap())).unwrap();
+        let mut left = 0;
+        while let Some(load) = queue.state.lock().next() {
+            assert_eq!(matches!(load, Load::Named(_)), left < ASKED_MAX - 1);
+            left += 1;
+        }
+        assert_eq!(left, ASKED_MAX);
     }
 
     #[test]

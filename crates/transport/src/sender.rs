@@ -140,9 +140,8 @@ fn send(
                     Work::End => return Ok(Sent::All),
                 };
             meter.turn_to(Doing::Encoding);
-            if let (Some(sieve), Load::Pages(batch) | Load::Wanted(batch)) =
-                (&shared.plan.sieve, &mut load)
-            {
+            // What is wanted by its name others may wait for as well, as it was then.
+            if let (Some(sieve), Load::Pages(batch)) = (&shared.plan.sieve, &mut load) {
                 shared.queue.dropped(sifting.sift(&**sieve, batch));
             }
             if let (Some(namer), Load::Pages(batch)) = (&shared.plan.namer, &mut load) {
@@ -249,6 +248,7 @@ impl Naming {
             }
             return (Load::Asked(Asked { unkept, ticket }), true);
         }
+        shared.queue.asks();
         names.fills = batch.fills();
         names.write(batch.bodies().iter().map(|body| body.page), head);
         (Load::Named(Named { batch, ticket }), true)

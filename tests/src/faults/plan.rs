@@ -75,6 +75,8 @@ pub struct Plan {
     pub secured: bool,
     /// Whether pages go by name.
     pub share: bool,
+    /// Whether pages come from the VM's disks.
+    pub storage: bool,
 }
 
 /// Every fault.
@@ -115,8 +117,8 @@ impl Fault {
 }
 
 impl Plan {
-    /// Between agents with certificates, with pages by name, so long after the VM's stop; each step of
-    /// the switchover takes 200 ms.
+    /// Between agents with certificates, with pages by name and from disks, so long
+    /// after the VM's stop; each step of the switchover takes 200 ms.
     #[must_use]
     pub fn at_a_step(fault: Fault, delay_ms: u64, lasts: Duration) -> Self {
         Self {
@@ -127,6 +129,7 @@ impl Plan {
             slow_notes: Duration::from_millis(200),
             secured: true,
             share: true,
+            storage: true,
         }
     }
 
@@ -161,7 +164,8 @@ impl Plan {
         };
         let secured = below(2).is_zero();
         let share = !below(3).is_zero();
-        Self { fault, moment, delay, lasts, slow_notes, secured, share }
+        let storage = !below(3).is_zero();
+        Self { fault, moment, delay, lasts, slow_notes, secured, share, storage }
     }
 }
 

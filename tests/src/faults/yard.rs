@@ -12,9 +12,9 @@ use lab::hosts::Link;
 use super::inject::{Ends, Traced, break_it, mend};
 use super::judge;
 use super::plan::{Fault, Moment, Plan};
-use crate::MIB;
+use crate::files::{assert_cached_files, small, with_files};
 use crate::proxy::Proxies;
-use crate::world::{Side, World, guest, until};
+use crate::world::{Side, World, until};
 
 /// What has become of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,10 +51,25 @@ pub struct Yard {
 /// For what is late, and by how much.
 const SEED: u64 = 7;
 
-fn spec() -> GuestSpec {
-    let mut spec = guest("192M", 4_000_000);
-    spec.orders.random_bytes = 12 * MIB;
+/// With new disks.
+fn spec(world: &World) -> GuestSpec {
+    let mut spec = small(with_files(world));
+    spec.orders.rate = 4_000_000;
     spec
+}
+
+impl Plan {
+    /// What its migration is told.
+    fn arguments(&self) -> Vec<&'static str> {
+        let mut told = vec!["--shared-disks"];
+        if self.share {
+            told.extend(["--share", "host"]);
+        }
+        if self.storage {
+            told.extend(["--storage", "auto"]);
+        }
+        told
+    }
 }
 
 impl Default for Yard {
@@ -107,7 +122,7 @@ impl Yard {
     fn perform(&mut self, plan: &Plan, phase: &mut String) -> Result<Fate, String> {
         let (guest, from) = match self.guest.take() {
             Some(guest) => guest,
-            None => (self.world.boot(&spec()), Side::A),
+            None => (self.world.boot(&spec(&self.world)), Side::A),
         };
         self.lay_out(plan);
         let (world, proxies) = (&mut self.world, &self.proxies);
@@ -119,8 +134,8 @@ impl Yard {
             let held_up = !full && !plan.slow_notes.is_zero();
             held_up.then(|| Traced::slow(pid, plan.slow_notes))
         });
-        let share: &[&str] = if plan.share { &["--share", "host"] } else { &[] };
-        let mut moving = world.begin(&guest, from, share);
+        let arguments = plan.arguments();
+        let mut moving = world.begin(&guest, from, &arguments);
         match plan.moment {
             Moment::Preparing => {}
             Moment::FirstPass => moving.wait_for(Phase::FirstPass),
@@ -156,7 +171,8 @@ impl Yard {
         until("it is heard", || guest.pulse().last_beat.elapsed().as_millis() < 500);
         world.assert_stayed(&guest, side, vm.pid);
         // The next migration of the same VM works.
-        drop(world.migrate(&guest, side, share));
+        drop(world.migrate(&guest, side, &arguments));
+        assert_cached_files(&guest);
         self.guest = Some((guest, side.other()));
         Ok(if side == from { Fate::Stayed } else { Fate::Moved })
     }

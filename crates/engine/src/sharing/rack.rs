@@ -23,10 +23,13 @@ pub(super) use serve::Far;
 pub(crate) use serve::serve;
 use teller::Teller;
 
-/// A batch waits so long for the directory at most...
-const CLAIM_WAIT: Duration = Duration::from_millis(250);
-/// ...and after a failure nobody asks it for so long.
-const REST: Duration = Duration::from_secs(3);
+/// A batch waits so long for the directory at most: its answer may be behind others'
+/// content in a full network card.
+const CLAIM_WAIT: Duration = Duration::from_secs(1);
+/// After a failure nobody asks it for so long, and after each one that follows twice
+/// as long: one that does not answer at all soon costs nearly nothing.
+const REST_LEAST: Duration = Duration::from_millis(500);
+const REST_MOST: Duration = Duration::from_secs(8);
 
 /// Where a rack's directory is.
 #[derive(Debug)]
@@ -47,13 +50,31 @@ pub struct Rack {
     directory: Arc<dyn Directory>,
     /// What others ask, if it is here.
     embedded: Option<Arc<Embedded>>,
-    /// Until when it isn't asked, and why not.
-    rests: Mutex<Option<(Instant, DirectoryError)>>,
+    /// Since its last answer it has failed.
+    rests: Mutex<Option<Rest>>,
     peers: HashMap<HostName, Peer>,
     /// Connections by which content comes, by host.
     lines: Mutex<HashMap<HostName, Arc<Line>>>,
     last_line: AtomicU64,
     teller: Teller,
+}
+
+/// A directory that is not asked for a while.
+#[derive(Clone, Debug)]
+struct Rest {
+    until: Instant,
+    time: Duration,
+    why: DirectoryError,
+}
+
+impl Rest {
+    fn after(before: Option<&Self>, why: DirectoryError, now: Instant) -> Self {
+        let time = before.map_or(REST_LEAST, |rest| {
+            // Those that asked together failed together.
+            if now < rest.until { rest.time } else { (rest.time * 2).min(REST_MOST) }
+        });
+        Self { until: now + time, time, why }
+    }
 }
 
 impl Rack {
@@ -101,19 +122,21 @@ impl Rack {
     /// # Errors
     /// If the directory doesn't answer, or is let rest because it didn't before.
     pub(super) fn claim(&self, names: &[Name]) -> Result<Vec<Option<HostName>>, DirectoryError> {
-        if let Some((until, why)) = &*self.rests.lock()
-            && Instant::now() < *until
+        if let Some(rest) = &*self.rests.lock()
+            && Instant::now() < rest.until
         {
-            return Err(why.clone());
+            return Err(rest.why.clone());
         }
         let mut answers = Vec::with_capacity(names.len());
         let asked =
             self.directory.claim(&self.me, names, &mut answers, Instant::now() + CLAIM_WAIT);
         if let Err(error) = asked {
             tracing::warn!(%error, "content of other hosts is not used for now");
-            *self.rests.lock() = Some((Instant::now() + REST, error.clone()));
+            let mut rests = self.rests.lock();
+            *rests = Some(Rest::after(rests.as_ref(), error.clone(), Instant::now()));
             return Err(error);
         }
+        *self.rests.lock() = None;
         let elsewhere = |answer| match answer {
             Answer::Held(host) | Answer::Coming(host) if host != self.me => Some(host),
             Answer::Held(_) | Answer::Coming(_) | Answer::Yours => None,
@@ -143,4 +166,26 @@ fn ask_at(peer: Peer, security: Security) -> io::Result<Remote> {
         let (reader, writer) = connection.into_halves();
         Ok(Halves::new(reader, writer, move || closer.close()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_fails_rests_longer_and_longer() {
+        let late = || DirectoryError::Late { at: "a".to_owned() };
+        let mut now = Instant::now();
+        let (mut rest, mut times) = (None, Vec::new());
+        for _ in 0..6 {
+            let fails = |before: Option<&Rest>| Some(Rest::after(before, late(), now));
+            rest = fails(rest.as_ref());
+            // Another one who asked at the same time.
+            rest = fails(rest.as_ref());
+            let next: &Rest = rest.as_ref().unwrap();
+            times.push(next.time.as_millis());
+            now = next.until;
+        }
+        assert_eq!(times, [500, 1000, 2000, 4000, 8000, 8000]);
+    }
 }

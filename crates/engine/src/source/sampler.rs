@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use api::{Compress, Phase, Sample};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
-use page::Encoding;
 use policy::chase::{Chase, Look, Stage};
 use policy::effort::{Effort, Level};
 use policy::hold::{Hold, Look as HoldLook};
@@ -26,6 +25,7 @@ use super::limit::Seen;
 use super::live::Live;
 use super::pacing::pace_bounds;
 use super::throttle::Throttling;
+use crate::effort::encoding;
 use crate::story::Story;
 
 const EVERY: Duration = Duration::from_millis(50);
@@ -391,14 +391,6 @@ fn stalled(stall: &Stall, goal: Duration) -> String {
         stall.predicted_blackout.as_millis(),
         goal.as_millis(),
     )
-}
-
-fn encoding(level: Level) -> Encoding {
-    match level {
-        Level::Raw => Encoding::Raw,
-        Level::Light => Encoding::Lz4,
-        Level::Hard => Encoding::Zstd,
-    }
 }
 
 /// Whether telling QEMU again is worth a command: a twentieth off.

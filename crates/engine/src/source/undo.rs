@@ -46,7 +46,7 @@ impl Source<'_> {
         // Whatever slows the VM goes first.
         if let Some(stream) = &mut self.stream {
             stream.sampler = None;
-        stream.live.end_chase();
+            stream.live.end_chase();
         }
         if matches!(error, MigrationError::InDoubt(_)) {
             self.stop_stream(false);

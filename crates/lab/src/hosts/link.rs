@@ -110,7 +110,9 @@ impl Hosts {
 /// headers), with a queue of 20 ms as a switch would have.
 pub(super) fn shape(namespace: &str, nic: &str, mbit: u32) -> Result<()> {
     let rate = format!("{mbit}mbit");
-    let burst = if mbit >= 500 { "256kb" } else { "64kb" };
+    // More than the largest packet: one that was queued while the rate was higher, and
+    // is larger than all of the bucket, would stay at the queue's head for ever.
+    let burst = if mbit >= 500 { "256kb" } else { "80kb" };
     let args = ["qdisc", "replace", "dev", nic, "root", "tbf", "rate", &rate];
     tc(namespace, &[&args[..], &["burst", burst, "latency", "20ms"]].concat()).map(drop)
 }

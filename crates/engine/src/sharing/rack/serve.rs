@@ -14,6 +14,7 @@ use page::{BATCH_PAGES, Encoder, Encoding, PAGE_BYTES};
 use wire::{HasHeader, Wants, WireError};
 
 use super::super::{Sharing, Waiter};
+use crate::effort::Alone;
 
 /// Questions that wait for their answers; then whoever asks waits to ask.
 const ASKED_MAX: usize = 64;
@@ -124,6 +125,7 @@ struct Work {
     not_here: Vec<Name>,
     out: Vec<u8>,
     encoder: Encoder,
+    effort: Alone,
 }
 
 impl Answering {
@@ -238,14 +240,18 @@ impl Answering {
     }
 
     fn send(&mut self, bodies: usize) -> io::Result<()> {
-        let Work { bytes, here, not_here, out, encoder, .. } = &mut self.work;
+        let Work { bytes, here, not_here, out, encoder, effort, .. } = &mut self.work;
         let raw = &bytes[..bodies * PAGE_BYTES];
-        let encoded = encoder.encode_bodies(Encoding::Lz4, raw);
+        let began = Instant::now();
+        let encoded = encoder.encode_bodies(effort.encoding(), raw);
         let payload = if encoded.encoding == Encoding::Raw { raw } else { encoded.bytes };
         out.clear();
         HasHeader::write_for(here, not_here, encoded.encoding.into(), payload.len(), out);
+        let encoding = began.elapsed();
         self.writer.write_all(out)?;
         self.writer.write_all(payload)?;
-        self.writer.flush()
+        self.writer.flush()?;
+        effort.sent(raw.len(), encoding, began.elapsed() - encoding);
+        Ok(())
     }
 }

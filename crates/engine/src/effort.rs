@@ -1,0 +1,87 @@
+//! How hard to compress: levels as encodings, and what one who sends alone has seen.
+
+use std::time::{Duration, Instant};
+
+use page::Encoding;
+use policy::effort::{Effort, Level, Sample};
+
+/// Shorter windows say little.
+const WINDOW: Duration = Duration::from_millis(100);
+
+pub(crate) fn encoding(level: Level) -> Encoding {
+    match level {
+        Level::Raw => Encoding::Raw,
+        Level::Light => Encoding::Lz4,
+        Level::Hard => Encoding::Zstd,
+    }
+}
+
+/// One thread that encodes, writes, and else waits for work.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    effort: Effort,
+    since: Instant,
+    encoding: Duration,
+    writing: Duration,
+    bytes: usize,
+}
+
+impl Default for Alone {
+    fn default() -> Self {
+        Self {
+            effort: Effort::new(Level::Hard),
+            since: Instant::now(),
+            encoding: Duration::ZERO,
+            writing: Duration::ZERO,
+            bytes: 0,
+        }
+    }
+}
+
+impl Alone {
+    /// What to use now.
+    pub(crate) fn encoding(&self) -> Encoding {
+        encoding(self.effort.level())
+    }
+
+    /// So many bytes have gone, which took so long.
+    pub(crate) fn sent(&mut self, bytes: usize, encoding: Duration, writing: Duration) {
+        self.bytes += bytes;
+        self.encoding += encoding;
+        self.writing += writing;
+        let elapsed = self.since.elapsed();
+        if elapsed >= WINDOW {
+            self.effort = self.effort.next(self.sample(elapsed));
+            *self = Self { effort: self.effort, ..Self::default() };
+        }
+    }
+
+    fn sample(&self, elapsed: Duration) -> Sample {
+        let whole_s = elapsed.as_secs_f64();
+        let [encoding, writing] =
+            [self.encoding, self.writing].map(|time| time.as_secs_f64() / whole_s);
+        Sample {
+            writing,
+            encoding,
+            waiting: (1.0 - encoding - writing).max(0.0),
+            delivered_bytes_per_s: self.bytes as f64 / whole_s,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_only_encodes_tries_less() {
+        let mut alone = Alone::default();
+        assert_eq!(alone.encoding(), Encoding::Zstd);
+        alone.since -= WINDOW;
+        alone.sent(1 << 20, Duration::ZERO, WINDOW);
+        assert_eq!(alone.encoding(), Encoding::Zstd, "it is the network");
+        alone.since -= WINDOW;
+        alone.sent(1 << 20, 2 * WINDOW, Duration::ZERO);
+        assert_ne!(alone.encoding(), Encoding::Zstd);
+    }
+}
