@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use api::Report;
+use api::{Outcome, Report};
 use cachemap::{CacheMap, PAGE_BYTES, SECTOR_BYTES};
 use end_to_end::files::{
     Reached, SERIALS, ample, asked, assert_files, export, image, small, twin_with_files,
@@ -155,10 +155,9 @@ fn is_read_once_for_all_vms_of_a_host() {
     let shared = ["--share", "host", "--storage-share", "100"];
     let arguments = [&FROM_DISKS[..], &shared].concat();
     let moving = guests.each_ref().map(|guest| world.begin(guest, Side::A, &arguments));
-    let mut reports = Vec::new();
-    for (guest, moving) in guests.iter().zip(moving) {
-        reports.push(world.arrive(guest, Side::A, moving));
-    }
+    let reports: Vec<Report> = moving.map(|moving| moving.wait().report).into();
+    assert!(reports.iter().all(|report| report.outcome == Outcome::Done), "{reports:?}");
+    guests.iter().for_each(|guest| world.assert_intact(guest));
     let sum = |each: fn(&Report) -> u64| reports.iter().map(each).sum::<u64>();
     let (read, stored) = (sum(|one| one.storage_read_bytes), sum(|one| one.stored_bytes));
     let named = sum(|one| one.named_bytes);
