@@ -54,7 +54,7 @@ fn with_other_content_costs_only_time() {
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
     assert!(report.stored_bytes <= same * PAGE_BYTES, "{} bytes", report.stored_bytes);
     let is_said = |note: &String| note.contains("were something else there");
-    assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
+    assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
     invert(&world, &map);
     assert_files(&guest);
 }
@@ -88,7 +88,7 @@ fn freeze_at_work(pids: &[u32]) -> Vec<Frozen> {
     pids.iter().map(|pid| Frozen::new(*pid)).collect()
 }
 
-fn is_said(note: &String) -> bool {
+fn is_said(note: &str) -> bool {
     note.contains("the storage did not answer")
 }
 
@@ -111,13 +111,13 @@ fn that_stalls_costs_only_time() {
     drop(frozen);
     println!("{} {:?}", report.stored_bytes, report.notes);
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
-    assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
+    assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
     assert_files(&guest);
     // And once more, with storage that is well.
     let report = world.migrate(&guest, Side::B, &FROM_DISKS);
     println!("{} {:?}", report.stored_bytes, report.notes);
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
-    assert!(!report.notes.iter().any(is_said), "{:?}", report.notes);
+    assert!(!report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
     assert_files(&guest);
 }
 
@@ -138,7 +138,7 @@ fn a_server_that_stalls_costs_only_time() {
     let report = world.arrive(&guest, Side::A, moving);
     println!("{} {:?}", report.stored_bytes, report.notes);
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
-    assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
+    assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
     assert_files(&guest);
 }
 
