@@ -54,7 +54,7 @@ fn with_other_content_costs_only_time() {
     assert!(report.stored_bytes > 0, "{:?}", report.notes);
     assert!(report.stored_bytes <= same * PAGE_BYTES, "{} bytes", report.stored_bytes);
     let is_said = |note: &String| note.contains("were something else there");
-    assert!(report.notes.iter().any(|note| is_said(note)), "{:?}", report.notes);
+    assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
     invert(&world, &map);
     assert_files(&guest);
 }
