@@ -3,10 +3,12 @@
 //! A batch is compressed as a whole, all its bodies as one piece: neighbours in
 //! guest RAM resemble each other, and one call for 128 pages costs less than
 //! 128 calls. What does not shrink by [`SHRINK_WORTH`] goes raw, because only
-//! raw bodies can be read from the socket straight into guest RAM.
+//! raw bodies can be read from the socket straight into guest RAM. After content
+//! that did not shrink a few pages of each batch are tried first.
 
 use zstd::bulk::{Compressor, Decompressor};
 
+use crate::doubt::{Doubt, probed};
 use crate::{BATCH_PAGES, BLOCK_BYTES_MAX, Batch, BlockBatch, PAGE_BYTES};
 
 /// Most bytes the bodies of one batch have.
@@ -130,11 +132,14 @@ impl Encoded<'_> {
 }
 
 /// Encodes batches; owns what that needs, so that nothing is allocated for a
-/// batch. One for each lane's sender.
+/// batch. One for each lane's sender. RAM and disk differ in how they shrink, so it
+/// doubts each by itself.
 #[derive(Default)]
 pub struct Encoder {
     gathered: Vec<u8>,
     packer: Packer,
+    pages: Doubt,
+    blocks: Doubt,
 }
 
 impl Encoder {
@@ -147,31 +152,28 @@ impl Encoder {
     /// The bodies of `batch` in the `wanted` encoding, or raw if they don't
     /// shrink.
     pub fn encode(&mut self, wanted: Encoding, batch: &Batch) -> Encoded<'_> {
-        if wanted == Encoding::Raw || batch.bodies().is_empty() {
-            return Encoded::RAW;
-        }
-        match batch.contiguous() {
-            Some(bodies) => self.packer.pack(wanted, bodies),
-            None => self.packer.pack(wanted, gather(batch, &mut self.gathered)),
-        }
+        let Self { gathered, packer, pages, .. } = self;
+        let bodies = batch.bodies();
+        let parts = probed(bodies.len()).map(|nth| batch.bytes_of(bodies[nth]));
+        packer.pack_if_worth(wanted, pages, bodies.len(), parts, || match batch.contiguous() {
+            Some(bodies) => bodies,
+            None => gather(batch, gathered),
+        })
     }
 
     /// Page bodies that lie one after the other, as [`Encoder::encode`]; at most a
     /// batch's.
     pub fn encode_bodies(&mut self, wanted: Encoding, bodies: &[u8]) -> Encoded<'_> {
-        if wanted == Encoding::Raw || bodies.is_empty() || bodies.len() > BODIES_BYTES_MAX {
+        if bodies.len() > BODIES_BYTES_MAX {
             return Encoded::RAW;
         }
-        self.packer.pack(wanted, bodies)
+        self.packer.pack_data(wanted, &mut self.pages, bodies)
     }
 
     /// The data of `batch` in the `wanted` encoding, or raw if it doesn't
     /// shrink.
     pub fn encode_blocks(&mut self, wanted: Encoding, batch: &BlockBatch) -> Encoded<'_> {
-        if wanted == Encoding::Raw || batch.data().is_empty() {
-            return Encoded::RAW;
-        }
-        self.packer.pack(wanted, batch.data())
+        self.packer.pack_data(wanted, &mut self.blocks, batch.data())
     }
 }
 
@@ -180,10 +182,52 @@ impl Encoder {
 struct Packer {
     zstd: Option<Compressor<'static>>,
     packed: Vec<u8>,
+    probe: Vec<u8>,
 }
 
 impl Packer {
+    /// Packs what lies in one piece.
+    fn pack_data(&mut self, wanted: Encoding, doubt: &mut Doubt, data: &[u8]) -> Encoded<'_> {
+        let pages = data.len() / PAGE_BYTES;
+        let parts = probed(pages).map(|nth| &data[nth * PAGE_BYTES..][..PAGE_BYTES]);
+        self.pack_if_worth(wanted, doubt, pages, parts, || data)
+    }
+
+    /// Packs `whole` unless there is doubt, and the `parts` of its pages don't shrink
+    /// either.
+    fn pack_if_worth<'p, 'b>(
+        &'p mut self,
+        wanted: Encoding,
+        doubt: &mut Doubt,
+        pages: usize,
+        parts: impl Iterator<Item = &'b [u8]>,
+        whole: impl FnOnce() -> &'b [u8],
+    ) -> Encoded<'p> {
+        if wanted == Encoding::Raw {
+            return Encoded::RAW;
+        }
+        if doubt.probes(pages) && !self.shrink(wanted, parts) {
+            doubt.learn(false);
+            return Encoded::RAW;
+        }
+        let encoded = self.pack(wanted, whole());
+        doubt.learn(encoded.encoding != Encoding::Raw);
+        encoded
+    }
+
+    fn shrink<'b>(&mut self, wanted: Encoding, parts: impl Iterator<Item = &'b [u8]>) -> bool {
+        let mut probe = std::mem::take(&mut self.probe);
+        probe.clear();
+        parts.for_each(|part| probe.extend_from_slice(part));
+        let shrinks = self.pack(wanted, &probe).encoding != Encoding::Raw;
+        self.probe = probe;
+        shrinks
+    }
+
     fn pack(&mut self, wanted: Encoding, bytes: &[u8]) -> Encoded<'_> {
+        if bytes.is_empty() {
+            return Encoded::RAW;
+        }
         let worth = bytes.len() - bytes.len() / SHRINK_WORTH;
         // lz4_flex wants room for the worst case before it begins.
         let room = lz4_flex::block::get_maximum_output_size(BODIES_BYTES_MAX);
@@ -380,6 +424,44 @@ mod tests {
         }
         let batch = batch_of(&pool, &text(1), 0);
         assert_eq!(encoder.encode(Encoding::Raw, &batch), Encoded::RAW);
+    }
+
+    #[test]
+    fn after_noise_what_shrinks_is_found_at_once() {
+        let pool = Pool::new(2 * SLOT_BYTES);
+        for wanted in PACKED {
+            let mut encoder = Encoder::new();
+            let mut is_packed = |content: &[u8], gap_bytes| {
+                let batch = batch_of(&pool, content, gap_bytes);
+                let in_one = encoder.encode_bodies(wanted, content).encoding;
+                assert_eq!(encoder.encode(wanted, &batch).encoding, in_one);
+                in_one == wanted
+            };
+            for gap_bytes in [0, 9] {
+                for _ in 0..5 {
+                    assert!(!is_packed(&noise(BATCH_PAGES), gap_bytes));
+                }
+                // A quarter of it, in the middle.
+                let mixed = [noise(40), text(32), noise(BATCH_PAGES - 72)].concat();
+                assert!(is_packed(&mixed, gap_bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn noise_that_repeats_is_found_in_the_end() {
+        let pool = Pool::new(SLOT_BYTES);
+        let twins: Vec<u8> = noise(BATCH_PAGES / 2)
+            .chunks_exact(PAGE_BYTES)
+            .flat_map(|page| page.repeat(2))
+            .collect();
+        let batch = batch_of(&pool, &twins, 0);
+        let mut encoder = Encoder::new();
+        for _ in 0..3 {
+            encoder.encode_bodies(Encoding::Zstd, &noise(BATCH_PAGES));
+        }
+        let mut tries = (0..20).map(|_| encoder.encode(Encoding::Zstd, &batch).encoding);
+        assert!(tries.any(|encoding| encoding == Encoding::Zstd));
     }
 
     #[test]

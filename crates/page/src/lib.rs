@@ -14,6 +14,7 @@ mod address;
 mod batch;
 mod block_batch;
 mod budget;
+mod doubt;
 mod encoding;
 mod fill;
 mod pool;

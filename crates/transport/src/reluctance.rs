@@ -1,12 +1,7 @@
-//! When not to try compressing, because the last tries were in vain.
+//! When not to look, because the last looks were in vain.
 
-/// Most batches passed by between two tries. A try in vain costs a hundredth of
-/// a batch's time on a fast link, and content that shrinks comes in stretches of
-/// some MiB: with 64 most of them had passed before they were seen.
-const SKIP_MAX: u32 = 4;
-
-/// Backs off from content that doesn't shrink: after each batch that came out
-/// raw, twice as many are not tried; the first that shrinks resets it.
+/// Backs off from what is not found: after each look in vain, twice as many batches
+/// are not looked at; the first find resets it.
 #[derive(Debug)]
 pub(crate) struct Reluctance {
     skip_max: u32,
@@ -14,19 +9,13 @@ pub(crate) struct Reluctance {
     to_skip: u32,
 }
 
-impl Default for Reluctance {
-    fn default() -> Self {
-        Self::up_to(SKIP_MAX)
-    }
-}
-
 impl Reluctance {
-    /// Passes at most `skip_max` batches by between two tries.
+    /// Passes at most `skip_max` batches by between two looks.
     pub(crate) fn up_to(skip_max: u32) -> Self {
         Self { skip_max, skip_next: 0, to_skip: 0 }
     }
 
-    /// Whether the next batch should be tried.
+    /// Whether the next batch should be looked at.
     pub(crate) fn try_next(&mut self) -> bool {
         if self.to_skip == 0 {
             return true;
@@ -35,9 +24,9 @@ impl Reluctance {
         false
     }
 
-    /// How a try came out.
-    pub(crate) fn tried(&mut self, shrank: bool) {
-        self.skip_next = if shrank { 0 } else { (self.skip_next * 2).clamp(1, self.skip_max) };
+    /// How a look came out.
+    pub(crate) fn tried(&mut self, found: bool) {
+        self.skip_next = if found { 0 } else { (self.skip_next * 2).clamp(1, self.skip_max) };
         self.to_skip = self.skip_next;
     }
 }
@@ -47,8 +36,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn content_that_does_not_shrink_is_tried_more_rarely() {
-        let mut reluctance = Reluctance::default();
+    fn what_is_not_found_is_looked_for_more_rarely() {
+        let mut reluctance = Reluctance::up_to(4);
         let tries = (0..1000).filter(|_| {
             let tried = reluctance.try_next();
             if tried {

@@ -20,7 +20,6 @@ use crate::namer::{Asking, Labels, Unkept, is_set};
 use crate::outage::Outage;
 use crate::pacer::Paced;
 use crate::queue::Work;
-use crate::reluctance::Reluctance;
 use crate::sieve::Sifting;
 
 /// The life of a lane: connect, carry, and again, until all is delivered.
@@ -119,7 +118,7 @@ fn send(
     flight: &Flight,
 ) -> std::io::Result<Sent> {
     let meter = &shared.meters[number];
-    let mut packing = Packing::default();
+    let mut encoder = Encoder::new();
     let mut sifting = Sifting::default();
     let mut naming = Naming::new();
     let mut head = Vec::new();
@@ -169,7 +168,7 @@ fn send(
                     unreachable!("asked, or read again")
                 }
             };
-            let encoded = encode(shared, &mut packing, content);
+            let encoded = encode(shared, &mut encoder, content);
             meter.turn_to(Doing::Writing);
             write_batch(&mut socket, content, encoded, &mut head)
         };
@@ -300,31 +299,12 @@ impl Content<'_> {
     }
 }
 
-/// What a lane's sender needs to encode. RAM and disk differ in how they
-/// shrink, so it gets reluctant towards each by itself.
-#[derive(Default)]
-struct Packing {
-    encoder: Encoder,
-    pages: Reluctance,
-    blocks: Reluctance,
-}
-
-fn encode<'p>(shared: &Shared, packing: &'p mut Packing, content: Content<'_>) -> Encoded<'p> {
+fn encode<'e>(shared: &Shared, encoder: &'e mut Encoder, content: Content<'_>) -> Encoded<'e> {
     let wanted = Encoding::try_from(shared.encoding.load(Relaxed)).unwrap_or(Encoding::Raw);
-    let Packing { encoder, pages, blocks } = packing;
-    let reluctance = match content {
-        Content::Pages(_) => pages,
-        Content::Blocks(_) => blocks,
-    };
-    if wanted == Encoding::Raw || content.bytes() == 0 || !reluctance.try_next() {
-        return Encoded { encoding: Encoding::Raw, bytes: &[] };
-    }
-    let encoded = match content {
+    match content {
         Content::Pages(batch) => encoder.encode(wanted, batch),
         Content::Blocks(batch) => encoder.encode_blocks(wanted, batch),
-    };
-    reluctance.tried(encoded.encoding != Encoding::Raw);
-    encoded
+    }
 }
 
 /// Writes header, tables and payload.

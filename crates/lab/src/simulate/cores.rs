@@ -39,16 +39,16 @@ impl Default for Costs {
     fn default() -> Self {
         Self {
             hand_over_ns: 0.3,
-            tap_ns: 1.0,
+            tap_ns: 0.4,
             name_ns: 0.5,
-            encode_ns: 3.9,
-            place_ns: 2.0,
-            find_ns: 2.7,
-            wire_ns: 2.6,
+            encode_ns: 0.5,
+            place_ns: 1.0,
+            find_ns: 1.5,
+            wire_ns: 2.5,
             start_s: 0.1,
-            vcpu_cores: 0.08,
-            vm_cores: 0.035,
-            moving_cores: 0.011,
+            vcpu_cores: 0.06,
+            vm_cores: 0.027,
+            moving_cores: 0.012,
         }
     }
 }

@@ -1,0 +1,66 @@
+//! Whether content is worth packing, where what came before it did not shrink.
+
+/// Pages of a batch that are tried before all of it: to pack those takes a hundredth
+/// of what a fast link takes for the batch.
+pub(crate) const PROBES: usize = 4;
+/// Of so many batches whose probes don't shrink one is packed all the same: its pages
+/// may be like one another.
+const WHOLE_EVERY: u32 = 16;
+
+/// What is known of the content of late.
+#[derive(Debug, Default)]
+pub(crate) struct Doubt {
+    /// Batches since one shrank.
+    in_vain: u32,
+}
+
+impl Doubt {
+    /// Whether a batch of so many pages is to be probed first.
+    pub(crate) fn probes(&self, pages: usize) -> bool {
+        pages > PROBES && !self.in_vain.is_multiple_of(WHOLE_EVERY)
+    }
+
+    /// How a batch came out.
+    pub(crate) fn learn(&mut self, shrank: bool) {
+        self.in_vain = if shrank { 0 } else { self.in_vain.wrapping_add(1) };
+    }
+}
+
+/// Which pages are probed of so many: strewn evenly, as content changes along a batch.
+pub(crate) fn probed(pages: usize) -> impl Iterator<Item = usize> {
+    let probes = PROBES.min(pages);
+    (0..probes).map(move |nth| (2 * nth + 1) * pages / (2 * probes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_are_strewn_over_a_batch() {
+        for (pages, expected) in [
+            (0, vec![]),
+            (1, vec![0]),
+            (2, vec![0, 1]),
+            (5, vec![0, 1, 3, 4]),
+            (128, vec![16, 48, 80, 112]),
+        ] {
+            assert_eq!(probed(pages).collect::<Vec<_>>(), expected, "{pages}");
+        }
+    }
+
+    #[test]
+    fn only_what_follows_failures_is_probed_and_not_always() {
+        let mut doubt = Doubt::default();
+        assert!(!doubt.probes(128));
+        let whole = (0..33).filter(|_| {
+            let whole = !doubt.probes(128);
+            doubt.learn(false);
+            whole
+        });
+        assert_eq!(whole.count(), 3);
+        assert!(doubt.probes(128) && !doubt.probes(PROBES));
+        doubt.learn(true);
+        assert!(!doubt.probes(128));
+    }
+}
