@@ -9,9 +9,11 @@
 //! Heartbeats are judged by when they arrive: the guest's own clocks stand still
 //! while QEMU has stopped it, so no clock in here sees a blackout.
 
+mod answers;
 mod helper;
 mod liar;
 mod system;
+mod threads;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -23,28 +25,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lab_guest::PAGE_BYTES;
-use lab_guest::burn::{self, Burner};
+use lab_guest::burn::Burner;
 use lab_guest::cache::{Layout, Load, Use};
 use lab_guest::churn::{Churn, Churning};
 use lab_guest::content::Kind;
 use lab_guest::disk::{Disk, Habits};
-use lab_guest::files::{Files, Way};
-use lab_guest::memory::{Area, Checked};
+use lab_guest::files::Files;
+use lab_guest::memory::Area;
 use lab_guest::net;
 use lab_guest::orders::Orders;
 use lab_guest::pair;
-use lab_guest::random::Random;
 use lab_guest::storing::Storing;
 use lab_guest::swing::Swing;
 use lab_guest::writer::{Pacer, Writer};
 
 use helper::Helper;
 
-const COUNT_EVERY_TICKS: u64 = 10;
-/// How long a writer that is not to write waits before it looks again.
-const REST: Duration = Duration::from_millis(1);
-/// Rounds that count as one piece of work.
-const COMPUTE_AT_ONCE: u32 = 10_000;
 const DISK: &str = "/dev/vda";
 /// The root of an initramfs is in memory.
 const FILE: &str = "/file";
@@ -118,9 +114,11 @@ fn run() -> std::io::Result<()> {
     let questions = BufReader::new(port.try_clone()?);
     let guest = Arc::new(fill(orders, boot_id, port)?);
     let writing = Arc::clone(&guest);
-    thread::Builder::new().name("writer".to_owned()).spawn(move || write(&writing))?;
+    thread::Builder::new().name("writer".to_owned()).spawn(move || threads::write(&writing))?;
     let computing = Arc::clone(&guest);
-    thread::Builder::new().name("compute".to_owned()).spawn(move || compute(&computing))?;
+    thread::Builder::new()
+        .name("compute".to_owned())
+        .spawn(move || threads::compute(&computing))?;
     for (path, store) in [(DISK, Guest::disk as fn(&Guest) -> &Storing), (FILE, Guest::file)] {
         let storing = Arc::clone(&guest);
         let run = move || {
@@ -133,7 +131,7 @@ fn run() -> std::io::Result<()> {
     let churning = Arc::clone(&guest);
     thread::Builder::new().name("churn".to_owned()).spawn(move || churning.churning.run())?;
     let loading = Arc::clone(&guest);
-    thread::Builder::new().name("load".to_owned()).spawn(move || use_cache(&loading))?;
+    thread::Builder::new().name("load".to_owned()).spawn(move || threads::use_cache(&loading))?;
     if guest.orders.serve_bytes > 0 {
         serve(guest.orders.serve_bytes)?;
     }
@@ -144,7 +142,7 @@ fn run() -> std::io::Result<()> {
     // After it: beats are numbered from 1 again, and who hears one before the
     // greeting takes it for a beat of a guest that has run twice.
     let ticking = Arc::clone(&guest);
-    thread::Builder::new().name("tick".to_owned()).spawn(move || tick(&ticking))?;
+    thread::Builder::new().name("tick".to_owned()).spawn(move || threads::tick(&ticking))?;
     for line in questions.lines() {
         let line = line?;
         if line.is_empty() {
@@ -292,92 +290,6 @@ fn fill_cache(orders: &Orders) -> std::io::Result<Load> {
     Load::new(layout, at, orders.cache_rate)
 }
 
-fn use_cache(guest: &Guest) {
-    if let Some(load) = guest.load.as_ref().filter(|_| guest.orders.cache_rate > 0)
-        && let Err(error) = load.run()
-    {
-        eprintln!("guest: cached files: {error}");
-    }
-}
-
-/// Beats, before anything else that wants the CPU.
-fn tick(guest: &Guest) {
-    if let Err(error) = rustix::process::setpriority_process(None, -20) {
-        eprintln!("guest: no priority for heartbeats: {error}");
-    }
-    let mut last = Instant::now();
-    let period = guest.orders.tick();
-    loop {
-        thread::sleep(period.saturating_sub(last.elapsed()));
-        let now = Instant::now();
-        let gap = now - last;
-        last = now;
-        let gap_us = u64::try_from(gap.as_micros()).unwrap_or(u64::MAX);
-        guest.worst_tick_us.fetch_max(gap_us, Ordering::Relaxed);
-        let ticks = guest.ticks.fetch_add(1, Ordering::Relaxed) + 1;
-        if ticks.is_multiple_of(COUNT_EVERY_TICKS) {
-            let written = guest.written.load(Ordering::Relaxed);
-            let disk_written = guest.disk.written() + guest.file.written();
-            let answers = guest.answers.load(Ordering::Relaxed);
-            let touched = guest.load.as_ref().map_or(0, Load::touched);
-            guest.say(&format!("={ticks:x} {written} {disk_written} {answers} {touched}"));
-        } else {
-            guest.say(&format!(".{ticks:x}"));
-        }
-    }
-}
-
-fn write(guest: &Guest) {
-    system::keep_to(guest.orders.writer_cpu);
-    match &guest.burner {
-        Some(burner) => write_burning(guest, burner.clone()),
-        None => write_at_leisure(guest),
-    }
-}
-
-/// Writes and computes, and never sleeps unless it rests.
-fn write_burning(guest: &Guest, mut burner: Burner) {
-    let mut random = Random::new(guest.orders.seed, 1);
-    loop {
-        let rate = lock(&guest.pacer).rate();
-        if rate == 0 || guest.rests() || guest.wanted.load(Ordering::Relaxed) {
-            thread::sleep(REST);
-            continue;
-        }
-        let chunk = burner.chunk(rate);
-        guest.write_pages(chunk.pages as usize);
-        burn::compute(&mut random, chunk.rounds);
-    }
-}
-
-/// Keeps a CPU busy, and writes nothing.
-fn compute(guest: &Guest) {
-    if guest.orders.compute_cpu == 0 {
-        return;
-    }
-    system::keep_to(guest.orders.compute_cpu);
-    let mut random = Random::new(guest.orders.seed, 2);
-    loop {
-        burn::compute(&mut random, COMPUTE_AT_ONCE);
-        guest.computed.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Writes what is due, and sleeps.
-fn write_at_leisure(guest: &Guest) {
-    let mut last = Instant::now();
-    loop {
-        let step = lock(&guest.pacer).step();
-        thread::sleep(step);
-        let now = Instant::now();
-        let pages = lock(&guest.pacer).pages_due(now - last);
-        last = now;
-        if pages > 0 && !guest.rests() && !guest.has_written_all() {
-            guest.write_pages(pages);
-        }
-    }
-}
-
 impl Guest {
     fn disk(&self) -> &Storing {
         &self.disk
@@ -412,146 +324,4 @@ impl Guest {
             eprintln!("guest: {}: {error}", system::PORT);
         }
     }
-
-    fn answer(&self, command: &str) -> Result<String, String> {
-        let (verb, rest) = command.split_once(' ').unwrap_or((command, ""));
-        match verb {
-            "hello" => Ok(self.greeting()),
-            "check" => self.check(),
-            "check-disk" => self.check_disk(),
-            "files" => self.on_files(|files| files.read()),
-            "files-change" => self.change_files(rest, Way::Cache),
-            "files-direct" => self.change_files(rest, Way::Direct),
-            "files-check" => self.check_files(),
-            "churn" => {
-                self.churning.set(rest == "on");
-                self.churning.done()
-            }
-            "files-sync" => {
-                rustix::fs::sync();
-                Ok(String::new())
-            }
-            "files-drop" => dropped(system::Caches::All),
-            "cache-check" => {
-                let one_of = rest.parse().map_err(|_| format!("{rest:?} is no number"))?;
-                self.check_cache(one_of)
-            }
-            "cache-drop" => dropped(system::Caches::Contents),
-            "files-forget-names" => dropped(system::Caches::Names),
-            "helper" => self.helper.woken().map_err(|error| error.to_string()),
-            "helper-works" => {
-                self.helper.works().map(|it| it.to_string()).map_err(|error| error.to_string())
-            }
-            "helper-kill" => done(self.helper.end()),
-            "helper-start" => done(self.helper.start()),
-            "helper-lie" => done(self.helper.lie(rest)),
-            "helper-asked" => done(self.helper.hear("asked")),
-            "helper-told" => done(self.helper.hear("told")),
-            "helper-go" => done(self.helper.go()),
-            "memory" => system::memory().map_err(|error| error.to_string()),
-            "status" => Ok(self.status()),
-            "forget" => {
-                self.worst_tick_us.store(0, Ordering::Relaxed);
-                Ok(String::new())
-            }
-            "pause" => self.set_rate(0),
-            "resume" => self.set_rate(self.orders.rate),
-            "rate" => {
-                let rate = rest.parse().map_err(|_| format!("{rest:?} is no rate"))?;
-                self.set_rate(rate)
-            }
-            "burst" => {
-                lock(&self.swing).restart(Instant::now());
-                Ok(String::new())
-            }
-            "reboot" => system::end(rustix::system::RebootCommand::Restart),
-            "poweroff" => system::end(rustix::system::RebootCommand::PowerOff),
-            _ => Err(format!("unknown command {verb:?}")),
-        }
-    }
-
-    fn set_rate(&self, rate: u64) -> Result<String, String> {
-        lock(&self.pacer).set_rate(rate);
-        Ok(format!("rate={rate}"))
-    }
-
-    fn check(&self) -> Result<String, String> {
-        let mut checked = Checked::default();
-        for area in &self.fixed {
-            checked.add(area.check());
-        }
-        self.wanted.store(true, Ordering::Relaxed);
-        let writer = lock(&self.writer);
-        self.wanted.store(false, Ordering::Relaxed);
-        checked.add(writer.area().check());
-        let (wrong, first_wrong) = writer.wrong();
-        let first_wrong = first_wrong.map(str::to_owned);
-        checked.add(Checked { pages: 0, wrong, first_wrong });
-        let file = self.file.check().map_err(|error| format!("{FILE}: {error}"))?;
-        checked.add(file.unwrap_or_default());
-        Ok(shown(checked))
-    }
-
-    fn check_disk(&self) -> Result<String, String> {
-        let checked = self.disk.check().map_err(|error| format!("{DISK}: {error}"))?;
-        let checked = checked.ok_or("there is no disk")?;
-        Ok(format!("written={} {}", self.disk.written(), shown(checked)))
-    }
-
-    fn check_cache(&self, one_of: usize) -> Result<String, String> {
-        let load = self.load.as_ref().ok_or("there are no cached files")?;
-        load.check(one_of).map(shown).map_err(|error| error.to_string())
-    }
-
-    fn on_files(
-        &self,
-        work: impl FnOnce(&mut Files) -> std::io::Result<u64>,
-    ) -> Result<String, String> {
-        let mut files = lock(&self.files);
-        let files = files.as_mut().ok_or("there are no files")?;
-        work(files).map(|pages| format!("pages={pages}")).map_err(|error| error.to_string())
-    }
-
-    /// `PAGES`, or `FIRST PAGES`.
-    fn change_files(&self, rest: &str, way: Way) -> Result<String, String> {
-        let (first, pages) = rest.split_once(' ').unwrap_or(("0", rest));
-        let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is no number"));
-        let (first, pages) = (number(first)?, number(pages)?);
-        self.on_files(|files| files.change(first, pages, way))
-    }
-
-    /// Of all files on disks, those that change too, as they are read.
-    fn check_files(&self) -> Result<String, String> {
-        let files = lock(&self.files);
-        let files = files.as_ref().ok_or("there are no files")?;
-        let mut checked = files.check().map_err(|error| error.to_string())?;
-        checked.add(self.churning.check()?);
-        Ok(shown(checked))
-    }
-
-    fn status(&self) -> String {
-        format!(
-            "ticks={} written={} rate={} worst_tick_us={} computed={} fastest={} wrong_answers={}",
-            self.ticks.load(Ordering::Relaxed),
-            self.written.load(Ordering::Relaxed),
-            lock(&self.pacer).rate(),
-            self.worst_tick_us.load(Ordering::Relaxed),
-            self.computed.load(Ordering::Relaxed),
-            self.burner.as_ref().map_or(0, Burner::fastest),
-            self.wrong_answers.load(Ordering::Relaxed),
-        )
-    }
-}
-
-fn dropped(caches: system::Caches) -> Result<String, String> {
-    done(system::drop_caches(caches))
-}
-
-fn done(result: std::io::Result<()>) -> Result<String, String> {
-    result.map(|()| String::new()).map_err(|error| error.to_string())
-}
-
-fn shown(checked: Checked) -> String {
-    let first = checked.first_wrong.unwrap_or_else(|| "none".to_owned());
-    format!("pages={} wrong={} first={first}", checked.pages, checked.wrong)
 }

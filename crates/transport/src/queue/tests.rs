@@ -1,0 +1,268 @@
+//! Batches that go, come back, and are answered for.
+
+use std::sync::Arc;
+use std::thread;
+
+use page::Pool;
+use proptest::prelude::*;
+
+use super::*;
+use crate::load::Named;
+
+/// Lanes that can't connect wait beside those that carry, and have no use
+/// for a batch: woken for one, they would leave it lying for ever.
+#[test]
+fn a_batch_wakes_a_lane_that_takes_it() {
+    const DEAD: usize = 8;
+    let pool = page::Pool::new(1 << 20);
+    let queue = Queue::new();
+    queue.lane_up();
+    thread::scope(|scope| {
+        for _ in 0..DEAD {
+            scope.spawn(|| while queue.could_not_connect("x", Duration::from_secs(1)) {});
+        }
+        // Most of them wait by now; which ones does not matter.
+        thread::sleep(Duration::from_millis(50));
+        let carrier = scope.spawn(|| {
+            let mut carried = 0;
+            while let Work::Send(load) = queue.take(|| false, None) {
+                carried += 1;
+                queue.placed(load);
+            }
+            carried
+        });
+        for _ in 0..100 {
+            queue.submit(pool.take().unwrap().into()).unwrap();
+            queue.wait_drained().unwrap();
+        }
+        queue.close();
+        assert_eq!(carrier.join().unwrap(), 100);
+    });
+}
+
+#[test]
+fn blocks_count_apart_from_pages_and_only_pages_make_lanes_busy() {
+    let pool = page::Pool::new(4 * page::SLOT_BYTES);
+    let queue = Queue::new();
+    let mut blocks = pool.take_blocks().unwrap();
+    blocks.push_data(1024);
+    blocks.push_zero(4096);
+    queue.submit(blocks.into()).unwrap();
+    assert!(queue.state.lock().busy_since.is_none());
+    let mut pages = pool.take().unwrap();
+    pages.push_body(page::PageIndex(3), 0);
+    queue.submit(pages.into()).unwrap();
+    let counted = queue.delivered();
+    assert_eq!((counted.backlog_bytes, counted.block_backlog_bytes), (4096, 1024));
+    for _ in 0..2 {
+        let Work::Send(load) = queue.take(|| false, None) else { panic!("two are there") };
+        queue.placed(load);
+    }
+    let counted = queue.delivered();
+    assert_eq!((counted.body_bytes, counted.backlog_bytes), (4096, 0));
+    assert_eq!((counted.block_bytes, counted.block_zero_bytes), (1024, 4096));
+    assert_eq!(counted.block_backlog_bytes, 0);
+    queue.wait_drained().unwrap();
+}
+
+fn page(pool: &Arc<Pool>) -> Load {
+    let mut pages = pool.take().unwrap();
+    pages.push_body(page::PageIndex(0), 0);
+    pages.into()
+}
+
+fn blocks(pool: &Arc<Pool>, sequence: u64) -> Load {
+    let mut blocks = pool.take_blocks().unwrap();
+    blocks.sequence = sequence;
+    blocks.push_data(512);
+    blocks.into()
+}
+
+/// What would go next: a batch of blocks by its number, or a page.
+fn number(load: &Load) -> Option<u64> {
+    match load {
+        Load::Blocks(batch) => Some(batch.sequence),
+        _ => None,
+    }
+}
+
+#[test]
+fn pages_pass_blocks_that_have_no_room() {
+    let pool = Pool::new(16 * page::SLOT_BYTES);
+    let queue = Queue::new();
+    queue.set_block_room(2);
+    for sequence in 0..4 {
+        queue.submit(blocks(&pool, sequence)).unwrap();
+        queue.submit(page(&pool)).unwrap();
+    }
+    let take = || queue.state.lock().next();
+    let went: Vec<_> = std::iter::from_fn(take).collect();
+    let numbers: Vec<_> = went.iter().map(number).collect();
+    assert_eq!(numbers, [Some(0), None, Some(1), None, None, None]);
+    assert_eq!(queue.delivered().blocks_held, 2);
+    // It is a count of all, and what was promised stays so.
+    queue.set_block_room(3);
+    queue.set_block_room(1);
+    let third = take().unwrap();
+    assert_eq!(number(&third), Some(2));
+    assert!(take().is_none());
+    // What a dead lane had needs no room: it has some already.
+    queue.hand_back([third].into_iter());
+    let third = take().unwrap();
+    assert_eq!(number(&third), Some(2));
+    for load in went.into_iter().chain([third]) {
+        queue.placed(load);
+    }
+    queue.close();
+    queue.set_block_room(4);
+    let Work::Send(last) = queue.take(|| false, None) else { panic!("there is room for it") };
+    queue.placed(last);
+    assert!(matches!(queue.take(|| false, None), Work::End));
+}
+
+#[test]
+fn what_has_no_answer_yet_holds_up_the_next_names() {
+    let pool = Pool::new((ASKED_MAX + 4) * page::SLOT_BYTES);
+    let queue = Queue::new();
+    let mut asked: Vec<Load> = (0..ASKED_MAX)
+        .map(|_| {
+            queue.submit(Load::from(pool.take().unwrap())).unwrap();
+            let Some(Load::Pages(batch)) = queue.state.lock().next() else { panic!() };
+            queue.asks();
+            Load::Named(Named { batch, ticket: queue.ticket() })
+        })
+        .collect();
+    queue.submit(Load::from(pool.take().unwrap())).unwrap();
+    assert!(queue.state.lock().next().is_none());
+    let Some(Load::Named(named)) = asked.pop() else { panic!() };
+    queue.answered(named, 0, 0).unwrap();
+    let next = queue.state.lock().next().unwrap();
+    queue.placed(next);
+    // A lane has died: all of it is asked anew.
+    queue.hand_back(asked.into_iter());
+    queue.submit(Load::from(pool.take().unwrap())).unwrap();
+    let mut left = 0;
+    while let Some(load) = queue.state.lock().next() {
+        assert_eq!(matches!(load, Load::Named(_)), left < ASKED_MAX - 1);
+        left += 1;
+    }
+    assert_eq!(left, ASKED_MAX);
+}
+
+#[test]
+fn room_wakes_a_lane_and_a_failure_drops_what_has_none() {
+    let pool = Pool::new(4 * page::SLOT_BYTES);
+    let queue = Queue::new();
+    queue.set_block_room(0);
+    thread::scope(|scope| {
+        let lane = scope.spawn(|| match queue.take(|| false, None) {
+            Work::Send(load) => queue.placed(load),
+            _ => panic!("there is a batch"),
+        });
+        queue.submit(blocks(&pool, 0)).unwrap();
+        queue.set_block_room(1);
+        lane.join().unwrap();
+    });
+    queue.wait_drained().unwrap();
+    queue.submit(blocks(&pool, 1)).unwrap();
+    assert!(queue.state.lock().next().is_none());
+    queue.fail(LanesError::Stopped);
+    assert_eq!(pool.out_bytes(), 0);
+}
+
+/// What happens to a queue.
+#[derive(Clone, Debug)]
+enum Step {
+    Submit { is_page: bool },
+    Room(u64),
+    Take,
+    Place,
+    Die,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => any::<bool>().prop_map(|is_page| Step::Submit { is_page }),
+        1 => (0..12_u64).prop_map(Step::Room),
+        4 => Just(Step::Take),
+        2 => Just(Step::Place),
+        1 => Just(Step::Die),
+    ]
+}
+
+proptest! {
+    /// Whatever lanes take, place and lose: never more batches of blocks
+    /// are out than there is room for, each is placed once and in the end
+    /// all are, and no page waits for room.
+    #[test]
+    fn room_bounds_blocks_and_holds_nothing_else_up(
+        steps in prop::collection::vec(step(), 1..120),
+    ) {
+        let pool = Pool::new(256 * page::SLOT_BYTES);
+        let queue = Queue::new();
+        let (mut room, mut submitted, mut pages_waiting) = (0, 0, 0_usize);
+        let mut flying: Vec<Load> = Vec::new();
+        let mut taken = std::collections::BTreeSet::new();
+        let mut placed = Vec::new();
+        queue.set_block_room(0);
+        for step in steps.into_iter().chain([Step::Room(u64::MAX)]) {
+            match step {
+                Step::Submit { is_page: true } => {
+                    queue.submit(page(&pool)).unwrap();
+                    pages_waiting += 1;
+                }
+                Step::Submit { is_page: false } => {
+                    queue.submit(blocks(&pool, submitted)).unwrap();
+                    submitted += 1;
+                }
+                Step::Room(batches) => {
+                    room = room.max(batches);
+                    queue.set_block_room(batches);
+                }
+                Step::Take => match queue.state.lock().next() {
+                    Some(load) => {
+                        match number(&load) {
+                            Some(sequence) => drop(taken.insert(sequence)),
+                            None => pages_waiting -= 1,
+                        }
+                        prop_assert!(taken.len() as u64 <= room);
+                        // Those that were never sent go in their order.
+                        prop_assert!(taken.iter().copied().eq(0..taken.len() as u64));
+                        flying.push(load);
+                    }
+                    None => prop_assert_eq!(pages_waiting, 0),
+                },
+                Step::Place if !flying.is_empty() => {
+                    let load = flying.remove(0);
+                    placed.extend(number(&load));
+                    queue.placed(load);
+                }
+                Step::Place => {}
+                Step::Die => {
+                    pages_waiting += flying.iter().filter(|load| number(load).is_none()).count();
+                    queue.hand_back(std::mem::take(&mut flying).into_iter());
+                }
+            }
+        }
+        flying.extend(std::iter::from_fn(|| queue.state.lock().next()));
+        for load in flying {
+            placed.extend(number(&load));
+            queue.placed(load);
+        }
+        queue.wait_drained().unwrap();
+        placed.sort_unstable();
+        prop_assert!(placed.into_iter().eq(0..submitted));
+        prop_assert_eq!(pool.out_bytes(), 0);
+    }
+}
+
+#[test]
+fn what_is_handed_back_after_a_failure_is_dropped() {
+    let pool = page::Pool::new(4 * page::SLOT_BYTES);
+    let queue = Queue::new();
+    queue.submit(pool.take().unwrap().into()).unwrap();
+    let Work::Send(load) = queue.take(|| false, None) else { panic!("one is there") };
+    queue.fail(LanesError::Stopped);
+    queue.hand_back(std::iter::once(load));
+    assert_eq!(pool.out_bytes(), 0);
+}
