@@ -75,15 +75,17 @@ impl GuestSpec {
     pub fn argv(&self, kit: &Kit, qemu: &Path) -> Vec<String> {
         // `max` under TCG has features that 7.2 can't migrate.
         let cpu = if kit.accelerator == Accelerator::Kvm { "host" } else { "qemu64" };
-        // Huge pages in the guest would move memory that it left alone.
-        let mut quiet = "console=ttyS0 quiet panic=1 transparent_hugepage=never".to_owned();
+        // Huge pages in the guest would move memory that it left alone. And a kernel that
+        // waits for its timer while a busy host lets QEMU wait takes it for a broken one.
+        let mut quiet =
+            "console=ttyS0 quiet panic=1 transparent_hugepage=never no_timer_check".to_owned();
         for word in self.kernel_words.split_whitespace() {
             quiet += " ";
             quiet += word;
         }
         let mut argv: Vec<String> = [
             &qemu.display().to_string(),
-            // With named threads, vCPUs are told from the rest.
+            // With named threads, what a vCPU spends is told from what the migration does.
             "-name",
             &format!("{},debug-threads=on", self.name),
             "-machine",
@@ -100,9 +102,6 @@ impl GuestSpec {
             &kit.kernel.display().to_string(),
             "-initrd",
             &self.initrd.as_ref().unwrap_or(&kit.initrd).display().to_string(),
-            // Threads with names: what a vCPU spends is not the migration's.
-            "-name",
-            &format!("{},debug-threads=on", self.name),
             "-append",
             &format!("{quiet} {}", self.orders),
             "-serial",
