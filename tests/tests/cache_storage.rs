@@ -163,9 +163,8 @@ fn is_read_once_for_all_vms_of_a_host() {
     let named = sum(|one| one.named_bytes);
     println!("{files} in files: {read} read, {stored} placed; {named} by name");
     assert!(stored >= files / 2, "{stored} of {files}");
-    // Each by itself would read all. One that is far ahead of the other leaves some to
-    // be read again; beside other tests half more was.
-    assert!(read <= files * 3 / 2, "{read} of {files}");
+    // Each by itself would read all. Their programs are on the disk too.
+    assert!(read <= files * 5 / 4, "{read} of {files}");
     assert!(named >= 2 * files * 3 / 4, "{named} of twice {files}");
     guests.iter().for_each(assert_files);
 }

@@ -19,13 +19,37 @@ impl Sharing {
         names: &[Name],
         body: &dyn Fn(usize) -> &'b [u8],
     ) -> usize {
+        let mut all_wrong = 0;
+        // Those who came to need it while it was being placed are next.
+        loop {
+            let waiters = self.waiting_for(by, names);
+            if waiters.is_empty() {
+                return all_wrong;
+            }
+            all_wrong += self.place_for(by, names, body, waiters);
+        }
+    }
+
+    /// Who waits for these, each with which of them it is.
+    fn waiting_for(&self, by: Bringer, names: &[Name]) -> Vec<(usize, Waiter)> {
         let mut waiters = Vec::new();
         let mut coming = self.coming.lock();
         for (nth, name) in names.iter().enumerate() {
             let waiting = coming.brought(name, by);
             waiters.extend(waiting.into_iter().map(|waiter| (nth, waiter)));
         }
-        drop(coming);
+        waiters
+    }
+
+    /// Places what was brought for each who waits. Says how many of it was not what
+    /// they want.
+    fn place_for<'b>(
+        &self,
+        by: Bringer,
+        names: &[Name],
+        body: &dyn Fn(usize) -> &'b [u8],
+        waiters: Vec<(usize, Waiter)>,
+    ) -> usize {
         let mut pages = Vec::new();
         for (nth, waiter) in waiters {
             match waiter {

@@ -164,12 +164,17 @@ impl<W> Coming<W> {
         entry.map_or_else(Vec::new, |entry| entry.waiting.into_iter().map(|w| w.who).collect())
     }
 
-    /// This one has brought it. Who waits for it? Nobody, if he was not to.
+    /// This one has brought it. Who waits for it? Nobody, if he was not to. It counts
+    /// as on its way until, asked again, nobody has begun to wait: what is brought and
+    /// not yet placed is not found here, and would be brought once more.
     pub(super) fn brought(&mut self, name: &Name, by: Bringer) -> Vec<W> {
-        if self.entries.get(name).is_none_or(|entry| entry.by != by) {
+        let Some(entry) = self.entries.get_mut(name).filter(|entry| entry.by == by) else {
             return Vec::new();
+        };
+        if entry.waiting.is_empty() {
+            return self.came(name);
         }
-        self.came(name)
+        entry.waiting.drain(..).map(|waiting| waiting.who).collect()
     }
 
     /// This one does not bring it. Says who has to look elsewhere, as
@@ -315,6 +320,12 @@ mod tests {
         }
         assert!(coming.brought(&name(1), A).is_empty(), "somebody else brings it");
         assert_eq!(coming.brought(&name(1), PEER), [9, 1, 2]);
+        // Who needs it while it is being placed does not have it brought again.
+        assert_eq!(coming.claim(name(1), B, now, || Some(2)), Claim::Waits);
+        assert_eq!(coming.brought(&name(1), PEER), [2]);
+        assert!(coming.brought(&name(1), PEER).is_empty());
+        assert_eq!(coming.claim(name(1), B, now, || Some(2)), Claim::Yours);
+        assert!(coming.came(&name(1)).is_empty());
         assert!(coming.fails(&name(2), A, now, standing).is_empty());
         assert_eq!(coming.fails(&name(2), PEER, now, standing), [9, 1]);
         assert_eq!(coming.came(&name(2)), [2], "its source brings it now");

@@ -117,18 +117,44 @@ impl Resolving {
         placed.map(|()| here)
     }
 
+    /// As [`Self::place_held`], for those of `ours` that came here after they were
+    /// looked for and before they were claimed. Nobody need bring these.
+    fn place_new(
+        &self,
+        header: NamedHeader,
+        NamedTables { pages, names, .. }: &NamedTables,
+        ours: u128,
+    ) -> Result<u128, PlaceError> {
+        let is_new = |nth: &usize| ours >> nth & 1 == 1 && self.sharing.index.has(&names[*nth]);
+        let new: Vec<usize> = (0..names.len()).filter(is_new).collect();
+        if new.is_empty() {
+            return Ok(0);
+        }
+        let pages: Vec<PageIndex> = new.iter().map(|nth| pages[*nth]).collect();
+        let names: Vec<Name> = new.iter().map(|nth| names[*nth]).collect();
+        let placed = self.place_held(header, &pages, &names)?;
+        let (mut here, mut over) = (0, Vec::with_capacity(new.len()));
+        for (at, nth) in new.iter().enumerate().filter(|(at, _)| placed >> at & 1 == 1) {
+            here |= 1 << nth;
+            over.push(names[at]);
+        }
+        self.sharing.over(&over);
+        Ok(here)
+    }
+
     /// Claims what is not here. Says what is wanted and what comes later.
     fn claim(
         &self,
         header: NamedHeader,
-        NamedTables { pages, names, places, .. }: &NamedTables,
+        named: &NamedTables,
         here: u128,
-    ) -> (u128, u128) {
+    ) -> Result<(u128, u128), PlaceError> {
+        let NamedTables { pages, names, places, .. } = named;
         let NamedHeader { block, epoch, ticket, .. } = header;
         let taker = &self.taker;
         if !taker.may_claim(pages.len()) {
             let all = u128::MAX >> (128 - pages.len().clamp(1, 128));
-            return (all & !here, 0);
+            return Ok((all & !here, 0));
         }
         let (now, may_wait) = (Instant::now(), header.may_wait && taker.may_wait());
         let mut wanted = taker.has_asked(block, epoch, pages, names) & !here;
@@ -163,6 +189,7 @@ impl Resolving {
             taker.wait(&mut tickets, ticket, later.count_ones() as usize);
         }
         drop(tickets);
+        ours &= !self.place_new(header, named, ours)?;
         if let Some(shelf) = shelf {
             let batch = Claimed { ticket, names, ours, waiting: &waiting };
             let stored = self.have_read(shelf, &batch, places);
@@ -175,7 +202,7 @@ impl Resolving {
         }
         taker.close_ticket(ticket, later != 0);
         wanted |= ours;
-        (wanted, later)
+        Ok((wanted, later))
     }
 
     /// Has read from disks what nobody here has or gets, and a disk should have. Says
@@ -304,7 +331,7 @@ impl transport::Resolver for Resolving {
         let NamedTables { pages, names, .. } = named;
         self.taker.placer.check(header.block, pages)?;
         let here = self.place_held(header, pages, names)?;
-        let (wanted, later) = self.claim(header, named, here);
+        let (wanted, later) = self.claim(header, named, here)?;
         let NamedHeader { block, epoch, .. } = header;
         let asked = pages.iter().zip(names).enumerate().filter(|(nth, _)| wanted >> nth & 1 == 1);
         let asked = asked.map(|(_, (page, name))| (block, epoch, *page, *name));
