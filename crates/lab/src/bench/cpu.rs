@@ -3,6 +3,7 @@
 //! whose work is the guest's.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -17,6 +18,8 @@ use crate::hosts::Host;
 pub(super) const OFTEN: Duration = Duration::from_millis(20);
 /// New processes are looked for once in so many readings.
 const LOOK_ONCE_IN: usize = 4;
+/// A thread has its name by then.
+const NAMED_WITHIN: Duration = Duration::from_secs(1);
 
 type Samples = HashMap<u32, Process>;
 
@@ -27,7 +30,10 @@ struct Process {
     samples: Vec<(Instant, f64)>,
     /// By vCPU thread, which QEMU names `CPU 0/TCG` and so on. One that ends
     /// leaves its time in the process's sum, and must go on being taken off.
-    vcpus: HashMap<String, f64>,
+    vcpus: HashMap<OsString, f64>,
+    /// Other threads, and since when they are known: to read them all each time took
+    /// more of a gang's CPUs than some of what is measured.
+    others: HashMap<OsString, Instant>,
 }
 
 impl Process {
@@ -35,12 +41,22 @@ impl Process {
         // Threads first, so that none ends between the two looks unseen.
         let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
         for thread in threads {
-            let path = thread.path().join("stat").display().to_string();
-            if let Some((_, seconds)) = stat(&path).filter(|(name, _)| name.starts_with("CPU ")) {
-                self.vcpus.insert(path, seconds);
+            let id = thread.file_name();
+            let known = self.others.get(&id);
+            if known.is_some_and(|since| now.duration_since(*since) > NAMED_WITHIN) {
+                continue;
+            }
+            match stat(&thread.path().join("stat")) {
+                Some((name, seconds)) if name.starts_with("CPU ") => {
+                    self.others.remove(&id);
+                    self.vcpus.insert(id, seconds);
+                }
+                _ => {
+                    self.others.entry(id).or_insert(now);
+                }
             }
         }
-        if let Some((_, whole)) = stat(&format!("/proc/{pid}/stat")) {
+        if let Some((_, whole)) = stat(Path::new(&format!("/proc/{pid}/stat"))) {
             self.samples.push((now, whole - self.vcpus.values().sum::<f64>()));
         }
     }
@@ -123,7 +139,7 @@ fn spent(samples: &[(Instant, f64)], from: Instant) -> f64 {
 }
 
 /// Name and CPU seconds from a `stat` file.
-fn stat(path: &str) -> Option<(String, f64)> {
+fn stat(path: &Path) -> Option<(String, f64)> {
     parse_stat(&fs::read_to_string(path).ok()?)
 }
 
