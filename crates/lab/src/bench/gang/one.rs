@@ -10,7 +10,7 @@ use super::scenarios::GangScenario;
 use crate::bench::contest::save;
 use crate::bench::cpu::CpuMeter;
 use crate::bench::result::Run;
-use crate::bench::warm;
+use crate::bench::warm::{self, Reserve};
 use crate::contender::Moved;
 use crate::contender::gang::{GangContender, GangGround, GangMoved, Member};
 use crate::error::{LabError, Result};
@@ -18,8 +18,10 @@ use crate::guest::Guest;
 use crate::hosts::{Crossed, Host, Racks};
 use crate::setup::Kit;
 
-/// All that arrives, and what is buffered on its way.
-const WARM_BYTES: u64 = 3 << 30;
+/// What arrives first, and what is buffered on its way.
+const WARM_BYTES: u64 = 3 << 29;
+/// What arrives later.
+const RESERVE_BYTES: u64 = 3 << 30;
 /// Booted guests settle before they move.
 const SETTLE: Duration = Duration::from_secs(2);
 /// A guest that moved is heard again.
@@ -44,6 +46,7 @@ pub(super) fn run(
     let ground = GangGround { kit, racks: &racks, downtime_goal, timeout };
     let guests = boot(&ground, &members, contender)?;
     let asking = Asking::watch(&guests)?;
+    let reserve = Reserve::keep(RESERVE_BYTES);
     warm::memory(WARM_BYTES);
     let load = scenario.load_bytes_per_s.map(|rate| Load::start(&racks, rate)).transpose()?;
     let hosts: Vec<&Host> = racks.hosts().iter().map(|host| &host.host).collect();
@@ -57,6 +60,7 @@ pub(super) fn run(
     let core = racks.crossed()? - core;
     let edges = racks.edges()? - edges;
     let beside = load_sent(&racks)? - beside;
+    drop(reserve);
     save_reports(label, contender)?;
     let moved = moved?;
     let core = Crossed { from_sources: core.from_sources.saturating_sub(beside), ..core };

@@ -25,7 +25,7 @@ const SEED: u64 = 100;
 const PAIR: [u8; 2] = [21, 22];
 /// Idle guests that beat as often as others do would not be idle: under TCG each
 /// takes a tenth of a core.
-const TICK_MS: u64 = 20;
+const TICK_MS: u64 = 50;
 /// The seed of a VM that runs in the target rack already.
 const RESIDENT_SEED: u64 = 99;
 
