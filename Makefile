@@ -21,7 +21,7 @@ help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
 	@echo 'make demo-gang    two racks, four VMs with content in common; all leave the one, and come back'
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
-	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=text; cache-*: SAN=quarter MBIT=200); make bench lists them'
+	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200); make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
 	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
 	@echo 'make setup        install what is missing; the others do it too'

@@ -5,8 +5,16 @@ use std::time::{Duration, Instant};
 use page::Encoding;
 use policy::effort::{Effort, Level, Sample};
 
-/// Shorter windows say little.
-const WINDOW: Duration = Duration::from_millis(100);
+/// Levels are compared by the time that this much takes: by less, what differs is
+/// the content.
+const ENOUGH_BYTES: u64 = 8 << 20;
+/// Where so much takes longer, this time is enough.
+const ENOUGH: Duration = Duration::from_secs(1);
+
+/// Whether a window says something.
+pub(crate) fn is_enough(bytes: u64, elapsed: Duration) -> bool {
+    bytes >= ENOUGH_BYTES || elapsed >= ENOUGH
+}
 
 pub(crate) fn encoding(level: Level) -> Encoding {
     match level {
@@ -23,7 +31,7 @@ pub(crate) struct Alone {
     since: Instant,
     encoding: Duration,
     writing: Duration,
-    bytes: usize,
+    bytes: u64,
 }
 
 impl Default for Alone {
@@ -45,12 +53,12 @@ impl Alone {
     }
 
     /// So many bytes have gone, which took so long.
-    pub(crate) fn sent(&mut self, bytes: usize, encoding: Duration, writing: Duration) {
+    pub(crate) fn sent(&mut self, bytes: u64, encoding: Duration, writing: Duration) {
         self.bytes += bytes;
         self.encoding += encoding;
         self.writing += writing;
         let elapsed = self.since.elapsed();
-        if elapsed >= WINDOW {
+        if is_enough(self.bytes, elapsed) {
             self.effort = self.effort.next(self.sample(elapsed));
             *self = Self { effort: self.effort, ..Self::default() };
         }
@@ -77,11 +85,13 @@ mod tests {
     fn who_only_encodes_tries_less() {
         let mut alone = Alone::default();
         assert_eq!(alone.encoding(), Encoding::Zstd);
-        alone.since -= WINDOW;
-        alone.sent(1 << 20, Duration::ZERO, WINDOW);
+        alone.since -= ENOUGH;
+        alone.sent(1 << 20, Duration::ZERO, ENOUGH);
         assert_eq!(alone.encoding(), Encoding::Zstd, "it is the network");
-        alone.since -= WINDOW;
-        alone.sent(1 << 20, 2 * WINDOW, Duration::ZERO);
+        alone.since -= ENOUGH / 2;
+        alone.sent(1 << 20, ENOUGH, Duration::ZERO);
+        assert_eq!(alone.encoding(), Encoding::Zstd, "that was little");
+        alone.sent(ENOUGH_BYTES, ENOUGH, Duration::ZERO);
         assert_ne!(alone.encoding(), Encoding::Zstd);
     }
 }

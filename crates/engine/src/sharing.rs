@@ -10,6 +10,7 @@
 //! host that is gone cost time, not content.
 
 mod brought;
+mod claims;
 mod coming;
 mod copies;
 mod kept;

@@ -1,6 +1,7 @@
 //! The writing half of a connection.
 
 use std::io::{self, IoSlice, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::net::{SendFlags, send};
@@ -58,6 +59,12 @@ impl Writer {
             let _ = send(&self.socket.stream, end, flags);
             tls.is_broken = true;
         }
+    }
+
+    /// Its socket, to be asked about and set, not to be written to.
+    #[must_use]
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.stream.as_fd()
     }
 
     /// What ends the connection from anywhere.

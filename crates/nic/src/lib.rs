@@ -1,4 +1,5 @@
-//! What crosses this host's NICs, and what they can carry.
+//! What crosses this host's NICs, what they can carry, and what TCP counts of one
+//! connection.
 //!
 //! Everything is as the calling thread's network namespace has it: counters from
 //! its `/proc/thread-self/net/dev`, speeds from the ethtool ioctl on a socket of
@@ -11,12 +12,14 @@ mod counters;
 mod lower;
 mod mtu;
 mod speed;
+mod tcp;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::counters::{Counters, Table};
+pub use crate::tcp::TcpCounts;
 
 /// Samples closer together than this are the same one: several migrations look
 /// at the same NICs, and rates over moments say little.

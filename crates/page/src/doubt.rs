@@ -3,9 +3,11 @@
 /// Pages of a batch that are tried before all of it: to pack those takes a fortieth of
 /// what a link of 10 Gbit/s takes for the batch.
 pub(crate) const PROBES: usize = 4;
-/// Of so many batches whose probes don't shrink one is packed all the same: its pages
-/// may be like one another.
-const WHOLE_EVERY: u32 = 16;
+/// After so many batches that did not shrink the next ones are doubted: before, what
+/// shrinks may lie between what doesn't, page by page, where four probes miss it. And
+/// of so many that are doubted one is packed all the same: its pages may be like one
+/// another.
+const PATIENCE: u32 = 16;
 
 /// What is known of the content of late.
 #[derive(Debug, Default)]
@@ -17,7 +19,7 @@ pub(crate) struct Doubt {
 impl Doubt {
     /// Whether a batch of so many pages is to be probed first.
     pub(crate) fn probes(&self, pages: usize) -> bool {
-        pages > PROBES && !self.in_vain.is_multiple_of(WHOLE_EVERY)
+        pages > PROBES && self.in_vain > PATIENCE && !self.in_vain.is_multiple_of(PATIENCE)
     }
 
     /// How a batch came out.
@@ -50,16 +52,18 @@ mod tests {
     }
 
     #[test]
-    fn only_what_follows_failures_is_probed_and_not_always() {
+    fn only_what_follows_many_failures_is_probed_and_not_always() {
         let mut doubt = Doubt::default();
-        assert!(!doubt.probes(128));
-        let whole = (0..33).filter(|_| {
-            let whole = !doubt.probes(128);
+        let mut packed = Vec::new();
+        for nth in 0..50 {
+            if !doubt.probes(128) {
+                packed.push(nth);
+            }
+            assert!(!doubt.probes(PROBES));
             doubt.learn(false);
-            whole
-        });
-        assert_eq!(whole.count(), 3);
-        assert!(doubt.probes(128) && !doubt.probes(PROBES));
+        }
+        let at_first: Vec<u32> = (0..=PATIENCE).collect();
+        assert_eq!(packed, [&at_first[..], &[32, 48]].concat());
         doubt.learn(true);
         assert!(!doubt.probes(128));
     }

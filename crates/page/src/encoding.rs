@@ -3,8 +3,8 @@
 //! A batch is compressed as a whole, all its bodies as one piece: neighbours in
 //! guest RAM resemble each other, and one call for 128 pages costs less than
 //! 128 calls. What does not shrink by [`SHRINK_WORTH`] goes raw, because only
-//! raw bodies can be read from the socket straight into guest RAM. After content
-//! that did not shrink a few pages of each batch are tried first.
+//! raw bodies can be read from the socket straight into guest RAM. After much
+//! content that did not shrink a few pages of each batch are tried first.
 
 use zstd::bulk::{Compressor, Decompressor};
 

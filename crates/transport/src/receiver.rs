@@ -1,16 +1,17 @@
 //! One lane at the destination.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use identity::{Connection, Reader, Writer};
+use identity::{Closer, Connection, Reader, Writer};
 use page::{BlockId, Decoder, Encoding, Epoch, Fill, PageIndex};
 use placer::{PlaceError, Placer, RawSource};
-use wire::{Ack, Answer, BatchHeader, LaneHeader, NamedHeader, NamedTables, Tables, WireError};
+use wire::{BatchHeader, LaneHeader, NamedHeader, NamedTables, Tables, WireError};
 
 use crate::blocks::{BlockSink, Blocks, TakeError};
+use crate::replies::{Question, Replies};
 
 /// Batches placed before an acknowledgement is due even while more are coming:
 /// 2 MiB, a fraction of any pool.
@@ -83,14 +84,18 @@ pub trait Ends {
 
 /// Finds what pages contain whose names the source sent. Shared by all lanes.
 pub trait Resolver: Send + Sync {
-    /// Places those of the pages whose content is here, and says what becomes of
-    /// the others: bits for those that are wanted from the source, and for those
-    /// that come later by other ways.
+    /// Places those of the pages whose content is here, and answers the
+    /// `question` what becomes of the others: now or, so that the lane can go on, in a
+    /// while.
     ///
     /// # Errors
     /// If the source sent what can't be placed, or RAM can't be written.
-    fn resolve(&self, header: NamedHeader, named: &NamedTables)
-    -> Result<(u128, u128), PlaceError>;
+    fn resolve(
+        &self,
+        header: NamedHeader,
+        named: &NamedTables,
+        question: Question,
+    ) -> Result<(), PlaceError>;
 
     /// The source has sent these pages as bytes, and they are placed.
     fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]);
@@ -99,18 +104,26 @@ pub trait Resolver: Send + Sync {
     fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]);
 }
 
-/// Reads a lane to its end, and adds what it reads to `received_bytes`, batch by
-/// batch.
+/// Reads a lane to its end, adds what it reads to `received_bytes`, batch by batch,
+/// and closes it: a source in the middle of a write learns that nobody reads any more.
 ///
 /// # Errors
 /// If it ends other than by the source closing it between batches.
 pub fn receive(
-    connection: &mut Connection,
+    connection: Connection,
     ends: &impl Ends,
     received_bytes: &AtomicU64,
 ) -> Result<(), LaneEnd> {
-    let (reader, writer) = connection.halves();
-    let mut lane = Lane { reader, writer, placed: 0, acknowledged: 0 };
+    let closer = connection.closer();
+    let (reader, writer) = connection.into_halves();
+    let replies = Replies::new(writer);
+    let mut lane = Lane { reader, replies, closer, placed: 0, acknowledged: 0 };
+    let outcome = read(&mut lane, ends, received_bytes);
+    lane.replies.close();
+    outcome
+}
+
+fn read(lane: &mut Lane, ends: &impl Ends, received_bytes: &AtomicU64) -> Result<(), LaneEnd> {
     let mut work = Work::default();
     let mut blocks = Blocks::new(|| ends.disks());
     let mut known_placer = None;
@@ -119,7 +132,7 @@ pub fn receive(
         received_bytes.fetch_add(batch_bytes(&header), Relaxed);
         lane.placed += 1;
         if let LaneHeader::Blocks(header) = header {
-            blocks.receive(&mut lane, header, &mut work.decoder)?;
+            blocks.receive(lane, header, &mut work.decoder)?;
         } else {
             let placer = match &known_placer {
                 Some(placer) => placer,
@@ -128,7 +141,7 @@ pub fn receive(
             match header {
                 LaneHeader::Blocks(_) => {}
                 LaneHeader::Pages(header) => {
-                    work.place(&mut lane, placer, header)?;
+                    work.place(lane, placer, header)?;
                     // They may be what was wanted of names that came by any lane.
                     if let Some(resolver) = resolver.get_or_insert_with(|| ends.resolver().ok()) {
                         resolver.came(header.block, header.epoch, &work.tables.pages);
@@ -138,7 +151,7 @@ pub fn receive(
                 LaneHeader::Named(header) => {
                     let known = resolver.get_or_insert_with(|| ends.resolver().ok());
                     let resolver = known.as_ref().ok_or(LaneEnd::NoNames)?;
-                    work.resolve(&mut lane, placer, &**resolver, header)?;
+                    work.resolve(lane, placer, &**resolver, header)?;
                 }
             }
         }
@@ -159,14 +172,16 @@ fn batch_bytes(header: &LaneHeader) -> u64 {
     (LaneHeader::BYTES + tables_bytes) as u64 + u64::from(payload_bytes)
 }
 
-struct Lane<'c> {
-    reader: &'c mut Reader,
-    writer: &'c mut Writer,
+struct Lane {
+    reader: Reader,
+    replies: Arc<Replies<Writer>>,
+    closer: Closer,
     placed: u64,
+    /// What was placed when that was last said to be due.
     acknowledged: u64,
 }
 
-impl Lane<'_> {
+impl Lane {
     /// The next batch's header, or none at the end. Before it waits for one,
     /// it acknowledges what is placed: the source may wait for just that.
     fn next_header(&mut self) -> Result<Option<LaneHeader>, LaneEnd> {
@@ -186,25 +201,16 @@ impl Lane<'_> {
         Ok(Some(LaneHeader::parse(&bytes)?))
     }
 
-    /// Answers a batch of names: all before it are placed.
-    fn answer(&mut self, (wanted, later): (u128, u128)) -> Result<(), LaneEnd> {
-        // One before it may be acknowledged by this one alone.
-        let answer = Answer { placed: self.placed, wanted, later };
-        self.writer.write_all(&answer.to_bytes())?;
-        self.acknowledged = self.placed;
-        Ok(())
-    }
-
     fn acknowledge(&mut self) -> Result<(), LaneEnd> {
         if self.acknowledged < self.placed {
-            self.writer.write_all(&Ack { placed: self.placed }.to_bytes())?;
+            self.replies.acknowledge(self.placed)?;
             self.acknowledged = self.placed;
         }
         Ok(())
     }
 }
 
-impl RawSource for Lane<'_> {
+impl RawSource for Lane {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.reader.fd()
     }
@@ -228,7 +234,7 @@ struct Work {
 impl Work {
     fn resolve(
         &mut self,
-        lane: &mut Lane<'_>,
+        lane: &mut Lane,
         placer: &Placer,
         resolver: &dyn Resolver,
         header: NamedHeader,
@@ -241,12 +247,13 @@ impl Work {
             placer.place_fills(header.block, header.epoch, fills)?;
             resolver.filled(header.block, header.epoch, fills);
         }
-        lane.answer(resolver.resolve(header, &self.named)?)
+        let question = lane.replies.question(&lane.closer, lane.placed);
+        Ok(resolver.resolve(header, &self.named, question)?)
     }
 
     fn place(
         &mut self,
-        lane: &mut Lane<'_>,
+        lane: &mut Lane,
         placer: &Placer,
         header: BatchHeader,
     ) -> Result<(), LaneEnd> {

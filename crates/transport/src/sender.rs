@@ -18,6 +18,7 @@ use crate::load::{Asked, Load, Named, Told};
 use crate::meter::{Doing, thread_cpu};
 use crate::namer::{Asking, Labels, Unkept, is_set};
 use crate::outage::Outage;
+use crate::overflow::Overflow;
 use crate::pacer::Paced;
 use crate::queue::Work;
 use crate::sieve::Sifting;
@@ -121,10 +122,12 @@ fn send(
     let mut encoder = Encoder::new();
     let mut sifting = Sifting::default();
     let mut naming = Naming::new();
+    let mut overflow = Overflow::default();
     let mut head = Vec::new();
     let mut rest = None;
     let pacer = &shared.pacers[number];
     let mut socket = Paced { inner: writer, pacer, written: &meter.wire_bytes };
+    let mut counted = meter.wire_bytes.load(Relaxed);
     meter.begin();
     loop {
         head.clear();
@@ -173,6 +176,9 @@ fn send(
             write_batch(&mut socket, content, encoded, &mut head)
         };
         meter.turn_to(Doing::Waiting);
+        let wire_bytes = meter.wire_bytes.load(Relaxed);
+        overflow.wrote(socket.inner.socket(), wire_bytes - counted);
+        counted = wire_bytes;
         match written {
             Ok(()) => match flight.sent(load, &shared.queue) {
                 Some(released) => drop(meter.batches.fetch_add(released, Relaxed)),

@@ -149,7 +149,7 @@ fn serve(
         return;
     }
     resumed.fetch_add(u64::from(connection.is_resumed()), SeqCst);
-    if let Err(error) = receive(&mut connection, &ToPlacer(Arc::clone(placer)), received) {
+    if let Err(error) = receive(connection, &ToPlacer(Arc::clone(placer)), received) {
         assert!(error.only_this_lane(), "{error}");
     }
 }

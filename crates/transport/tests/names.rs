@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, PlaceError, Placement, Placer};
 use ram::Mapping;
 use transport::{
-    Asking, Endpoint, Ends, Labels, LaneEnd, Lanes, LanesPlan, Namer, Resolver, receive,
+    Asking, Endpoint, Ends, Labels, LaneEnd, Lanes, LanesPlan, Namer, Question, Resolver, receive,
 };
 use wire::{DiskPlace, NamedHeader, NamedTables, Preamble, Reply, Token};
 
@@ -158,7 +158,8 @@ impl Resolver for Finder {
         &self,
         header: NamedHeader,
         NamedTables { pages, names, places, .. }: &NamedTables,
-    ) -> Result<(u128, u128), PlaceError> {
+        question: Question,
+    ) -> Result<(), PlaceError> {
         assert!(header.may_wait);
         for (page, place) in pages.iter().zip(places) {
             assert_eq!(*place, place_of(page.0));
@@ -175,18 +176,31 @@ impl Resolver for Finder {
                 _ => self.0.place(header.epoch, *page, name),
             }
         }
-        if waits.is_empty() {
-            return Ok((wanted, later));
-        }
         let fickle = Arc::clone(&self.0);
-        if self.0.roll(2) == 0 {
-            // Before the answer itself.
-            fickle.answer_late(header, waits);
+        let answer_late = move || {
+            if !waits.is_empty() {
+                fickle.answer_late(header, waits);
+            }
+        };
+        // What comes later before or after the answer, and that at once or while the
+        // lane goes on.
+        let answer: Box<dyn FnOnce() + Send> = if self.0.roll(2) == 0 {
+            Box::new(move || {
+                answer_late();
+                question.answer(wanted, later);
+            })
         } else {
-            let answering = thread::spawn(move || fickle.answer_late(header, waits));
-            self.0.answering.lock().push(answering);
+            Box::new(move || {
+                question.answer(wanted, later);
+                answer_late();
+            })
+        };
+        if self.0.roll(3) == 0 {
+            answer();
+        } else {
+            self.0.answering.lock().push(thread::spawn(answer));
         }
-        Ok((wanted, later))
+        Ok(())
     }
 
     fn came(&self, _: BlockId, _: Epoch, _: &[PageIndex]) {}
@@ -230,10 +244,9 @@ fn serve(listener: &TcpListener, fickle: &Arc<Fickle>, over: &AtomicBool, cuts: 
                 if connection.write_all(&Reply::Welcome.to_bytes()).is_err() {
                     return;
                 }
-                if let Err(error) = receive(&mut connection, &arriving, &AtomicU64::new(0)) {
+                if let Err(error) = receive(connection, &arriving, &AtomicU64::new(0)) {
                     assert!(error.only_this_lane(), "{error}");
                 }
-                connection.close();
             });
         }
     });

@@ -266,10 +266,7 @@ fn serve(
         Some(bytes) => through_a_proxy(stream, bytes),
     };
     let sink = Arc::clone(sink);
-    let closer = inner.try_clone().unwrap();
-    let mut connection = Connection::plain(inner);
-    let outcome = receive(&mut connection, &ToSink(sink), &AtomicU64::new(0));
-    let _ = closer.shutdown(Shutdown::Both);
+    let outcome = receive(Connection::plain(inner), &ToSink(sink), &AtomicU64::new(0));
     if let Err(error) = outcome
         && !error.only_this_lane()
     {

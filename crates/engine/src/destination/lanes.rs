@@ -130,14 +130,12 @@ impl ArrivingLanes {
     }
 
     /// Serves one connection to its end, on its own thread.
-    pub(crate) fn carry(&self, mut connection: Connection, number: u16) {
+    pub(crate) fn carry(&self, connection: Connection, number: u16) {
         let Some(served) = self.begin(&connection) else { return };
         let member = self.crew.join();
         let received_bytes = self.counter(&connection, number);
-        let outcome = receive(&mut connection, self, &received_bytes);
+        let outcome = receive(connection, self, &received_bytes);
         drop(member);
-        // A peer in the middle of a write learns that nobody reads any more.
-        connection.close();
         match outcome {
             Ok(()) => {}
             Err(error) if error.only_this_lane() => {

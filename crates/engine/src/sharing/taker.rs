@@ -153,8 +153,6 @@ pub(super) struct Taker {
     stored: AtomicU64,
     /// Pages that its source sends though somebody else brings the same.
     again: AtomicU64,
-    /// Whether other hosts of the rack are asked.
-    pub(super) asks_rack: bool,
     /// Where its source is told of tickets that are complete; none: it is over.
     tell: Mutex<Option<Sender<Late>>>,
     over: AtomicBool,
@@ -167,7 +165,6 @@ impl Taker {
         placer: Arc<Placer>,
         (member, blocks): (Arc<Member>, Arc<Blocks>),
         tell: Sender<Late>,
-        asks_rack: bool,
     ) -> Self {
         Self {
             number,
@@ -182,7 +179,6 @@ impl Taker {
             fetched: AtomicU64::new(0),
             stored: AtomicU64::new(0),
             again: AtomicU64::new(0),
-            asks_rack,
             tell: Mutex::new(Some(tell)),
             over: AtomicBool::new(false),
         }

@@ -25,7 +25,7 @@ use super::limit::Seen;
 use super::live::Live;
 use super::pacing::pace_bounds;
 use super::throttle::Throttling;
-use crate::effort::encoding;
+use crate::effort::{encoding, is_enough};
 use crate::story::Story;
 
 const EVERY: Duration = Duration::from_millis(50);
@@ -86,6 +86,8 @@ struct Sampling {
     last_at: Instant,
     busy: VecDeque<(u64, Duration)>,
     effort: Effort,
+    /// What was counted when the effort was last judged, and when.
+    judged: (Counts, Instant),
     hold: Hold,
     /// QEMU's next pass waits.
     held: bool,
@@ -114,6 +116,7 @@ impl Sampling {
             last_at: Instant::now(),
             busy: VecDeque::new(),
             effort: Effort::new(Level::Hard),
+            judged: (Counts::default(), Instant::now()),
             hold: Hold::default(),
             held: false,
             allowed: None,
@@ -155,7 +158,7 @@ impl Sampling {
         self.last = counts;
         self.last_at = now;
         self.measure_rate(&window);
-        self.decide_effort(&window);
+        self.decide_effort(now);
         self.since_dropped =
             if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
         self.watched.live.set_dropping(self.since_dropped < DROPPING_SAMPLES);
@@ -182,12 +185,17 @@ impl Sampling {
         }
     }
 
-    fn decide_effort(&mut self, window: &Window) {
+    fn decide_effort(&mut self, now: Instant) {
         if self.watched.compress != Compress::Auto {
             return;
         }
-        self.effort = self.effort.next(window.effort);
-        self.watched.lanes.set_encoding(encoding(self.effort.level()));
+        let (before, since) = &self.judged;
+        let window = Window::between(before, &self.last, now - *since);
+        if is_enough(window.bodies, window.elapsed) {
+            self.judged = (self.last.clone(), now);
+            self.effort = self.effort.next(window.effort);
+            self.watched.lanes.set_encoding(encoding(self.effort.level()));
+        }
     }
 
     fn follow_qemu(&mut self, qemu: &qemu::outgoing::Progress, window: &Window) {

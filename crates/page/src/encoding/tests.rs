@@ -82,13 +82,27 @@ fn after_noise_what_shrinks_is_found_at_once() {
             in_one == wanted
         };
         for gap_bytes in [0, 9] {
-            for _ in 0..5 {
+            for _ in 0..20 {
                 assert!(!is_packed(&noise(BATCH_PAGES), gap_bytes));
             }
             // A quarter of it, in the middle.
             let mixed = [noise(40), text(32), noise(BATCH_PAGES - 72)].concat();
             assert!(is_packed(&mixed, gap_bytes));
         }
+    }
+}
+
+/// Where four probes would not look.
+#[test]
+fn a_little_that_shrinks_among_noise_is_found() {
+    let pool = Pool::new(2 * SLOT_BYTES);
+    let mut encoder = Encoder::new();
+    for _ in 0..10 {
+        let noise_alone = batch_of(&pool, &noise(BATCH_PAGES), 0);
+        assert_eq!(encoder.encode(Encoding::Zstd, &noise_alone), Encoded::RAW);
+        let mixed = [text(10), noise(BATCH_PAGES - 10)].concat();
+        let encoded = encoder.encode(Encoding::Zstd, &batch_of(&pool, &mixed, 0));
+        assert_eq!(encoded.encoding, Encoding::Zstd);
     }
 }
 
@@ -99,7 +113,7 @@ fn noise_that_repeats_is_found_in_the_end() {
         noise(BATCH_PAGES / 2).chunks_exact(PAGE_BYTES).flat_map(|page| page.repeat(2)).collect();
     let batch = batch_of(&pool, &twins, 0);
     let mut encoder = Encoder::new();
-    for _ in 0..3 {
+    for _ in 0..20 {
         encoder.encode_bodies(Encoding::Zstd, &noise(BATCH_PAGES));
     }
     let mut tries = (0..20).map(|_| encoder.encode(Encoding::Zstd, &batch).encoding);

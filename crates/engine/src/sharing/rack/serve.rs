@@ -11,6 +11,7 @@ use content::{Domain, Name};
 use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use identity::{Connection, Writer};
 use page::{BATCH_PAGES, Encoder, Encoding, PAGE_BYTES};
+use transport::Overflow;
 use wire::{HasHeader, Wants, WireError};
 
 use super::super::{Sharing, Waiter};
@@ -126,6 +127,7 @@ struct Work {
     out: Vec<u8>,
     encoder: Encoder,
     effort: Alone,
+    overflow: Overflow,
 }
 
 impl Answering {
@@ -240,7 +242,7 @@ impl Answering {
     }
 
     fn send(&mut self, bodies: usize) -> io::Result<()> {
-        let Work { bytes, here, not_here, out, encoder, effort, .. } = &mut self.work;
+        let Work { bytes, here, not_here, out, encoder, effort, overflow, .. } = &mut self.work;
         let raw = &bytes[..bodies * PAGE_BYTES];
         let began = Instant::now();
         let encoded = encoder.encode_bodies(effort.encoding(), raw);
@@ -251,7 +253,8 @@ impl Answering {
         self.writer.write_all(out)?;
         self.writer.write_all(payload)?;
         self.writer.flush()?;
-        effort.sent(raw.len(), encoding, began.elapsed() - encoding);
+        overflow.wrote(self.writer.socket(), (out.len() + payload.len()) as u64);
+        effort.sent(raw.len() as u64, encoding, began.elapsed() - encoding);
         Ok(())
     }
 }

@@ -30,11 +30,11 @@ pub enum Guests {
 /// What application data is like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Data {
-    /// It doesn't shrink.
+    /// It shrinks to half: what Linux expects of what it swaps to compressed memory.
     #[default]
-    Random,
-    /// It shrinks to half.
     Text,
+    /// It doesn't shrink.
+    Random,
 }
 
 /// The conditions.
@@ -57,7 +57,7 @@ pub struct Conditions {
 
 impl Default for Conditions {
     fn default() -> Self {
-        Self { vms: VMS, links: 1.0, guests: Guests::Usual, data: Data::Random }
+        Self { vms: VMS, links: 1.0, guests: Guests::Usual, data: Data::Text }
     }
 }
 
@@ -89,7 +89,7 @@ impl Conditions {
             label += "-fixed";
         }
         if self.data != usual.data {
-            label += "-text";
+            label += "-random";
         }
         label
     }
@@ -142,8 +142,8 @@ impl fmt::Display for Conditions {
         if self.guests == Guests::Fixed {
             f.write_str(", kernels where they always are")?;
         }
-        if self.data == Data::Text {
-            f.write_str(", data that shrinks to half")?;
+        if self.data == Data::Random {
+            f.write_str(", data that does not shrink")?;
         }
         Ok(())
     }
@@ -159,8 +159,8 @@ mod tests {
         assert_eq!(usual.label("gang-idle"), "gang-idle");
         assert_eq!(usual.to_string(), "8 VMs");
         assert_eq!(Conditions { vms: 4, ..usual }.label("gang-idle"), "gang-idle-4");
-        let other = Conditions { links: 0.4, guests: Guests::Fixed, data: Data::Text, ..usual };
-        assert_eq!(other.label("gang-idle"), "gang-idle-links0.4-fixed-text");
+        let other = Conditions { links: 0.4, guests: Guests::Fixed, data: Data::Random, ..usual };
+        assert_eq!(other.label("gang-idle"), "gang-idle-links0.4-fixed-random");
         assert_eq!((other.mbit_per_s(250), other.mbit_per_s(1)), (100, 1));
         assert_eq!((usual.kernel_words(), other.kernel_words()), ("", "nokaslr"));
         assert!(usual.check().is_ok() && other.check().is_ok());
@@ -172,8 +172,9 @@ mod tests {
     #[test]
     fn data_of_another_kind_is_as_much() {
         let orders = Orders { common_bytes: 32 << 20, random_bytes: 16 << 20, ..Orders::default() };
-        assert_eq!(Conditions::default().orders(orders.clone()), orders);
-        let text = Conditions { data: Data::Text, ..Conditions::default() }.orders(orders);
+        let random = Conditions { data: Data::Random, ..Conditions::default() };
+        assert_eq!(random.orders(orders.clone()), orders);
+        let text = Conditions::default().orders(orders);
         assert_eq!((text.common_bytes, text.common_text_bytes), (12 << 20, 20 << 20));
         assert_eq!((text.random_bytes, text.text_bytes), (6 << 20, 10 << 20));
     }

@@ -1,0 +1,218 @@
+//! Batches of names, from the moment in which this host has claimed their content
+//! until they are answered. What nobody here has or brings is claimed in the whole
+//! rack by a thread of its own: lanes go on meanwhile, and one question serves all
+//! batches that have come since the last.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use content::{Domain, Name};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use directory::{DirectoryError, HostName};
+use page::PageIndex;
+use transport::Question;
+use wire::{DiskPlace, NamedHeader, NamedTables, ToSource};
+
+use super::coming::Bringer;
+use super::rack::Rack;
+use super::taker::{Place, Taker};
+use super::{Page, Sharing, Waiter};
+use crate::link::Link;
+
+/// Batches in one question: what a source lets go by name before it has an answer.
+const AT_ONCE: usize = 16;
+/// Batches that wait to be asked for. Lanes wait when there are more.
+const WAITING_MAX: usize = 64;
+
+/// One batch of names. What becomes of its pages is said by bits; those without any
+/// are placed.
+pub(super) struct Batch {
+    pub(super) header: NamedHeader,
+    pub(super) pages: Vec<PageIndex>,
+    pub(super) names: Vec<Name>,
+    pub(super) places: Vec<Option<DiskPlace>>,
+    /// Whether its pages may wait for content that is on its way from elsewhere.
+    pub(super) may_wait: bool,
+    /// Whether its pages are counted as they come later.
+    pub(super) has_ticket: bool,
+    /// Content that nobody here has, and this VM is to bring.
+    pub(super) ours: u128,
+    /// What its source sends as bytes.
+    pub(super) wanted: u128,
+    pub(super) later: u128,
+}
+
+impl Batch {
+    pub(super) fn new(header: NamedHeader, named: &NamedTables) -> Self {
+        let NamedTables { pages, names, places, .. } = named;
+        let (pages, names, places) = (pages.clone(), names.clone(), places.clone());
+        let (may_wait, has_ticket) = (false, false);
+        Self { header, pages, names, places, may_wait, has_ticket, ours: 0, wanted: 0, later: 0 }
+    }
+
+    /// One of its pages, as somebody who waits.
+    pub(super) fn waiting(&self, taker: &Arc<Taker>, nth: usize) -> Option<Page> {
+        let NamedHeader { block, epoch, ticket, .. } = self.header;
+        let place =
+            Place { block, epoch, page: self.pages[nth], ticket, nth: u8::try_from(nth).ok()? };
+        Some(Page { taker: Arc::clone(taker), place })
+    }
+
+    /// The places in it of those that are this VM's to bring.
+    fn our_places(&self) -> impl Iterator<Item = usize> + use<'_> {
+        (0..self.names.len()).filter(|nth| self.ours >> nth & 1 == 1)
+    }
+
+    /// Says what becomes of it: what is still this VM's comes from its source.
+    pub(super) fn answer(self, sharing: &Sharing, taker: &Taker, question: Question) {
+        let Self { header, pages, names, ours, later, .. } = self;
+        let NamedHeader { block, epoch, ticket, .. } = header;
+        if self.has_ticket {
+            taker.close_ticket(ticket, later != 0);
+        }
+        let wanted = self.wanted | ours;
+        let asked = pages.iter().zip(names).enumerate().filter(|(nth, _)| wanted >> nth & 1 == 1);
+        let asked = asked.map(|(_, (page, name))| (block, epoch, *page, name));
+        // Before the source can send them.
+        sharing.over(&taker.asks(asked));
+        question.answer(wanted, later);
+    }
+}
+
+/// Asks the rack for one VM that arrives. Dropping it ends its thread, after the
+/// question that is open.
+pub(super) struct Claims {
+    rack: Arc<Rack>,
+    ask: Option<Sender<(Batch, Question)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Claims {
+    pub(super) fn start(
+        (sharing, rack): (&Arc<Sharing>, &Arc<Rack>),
+        taker: &Arc<Taker>,
+        domain: &Domain,
+        link: Arc<Link<ToSource>>,
+    ) -> io::Result<Self> {
+        let (ask, asked) = bounded(WAITING_MAX);
+        let asking = Asking {
+            sharing: Arc::clone(sharing),
+            rack: Arc::clone(rack),
+            taker: Arc::clone(taker),
+            domain: domain.clone(),
+            link,
+            noted: false,
+        };
+        let thread =
+            thread::Builder::new().name("claims".to_owned()).spawn(move || asking.run(&asked))?;
+        Ok(Self { rack: Arc::clone(rack), ask: Some(ask), thread: Some(thread) })
+    }
+
+    /// The rack is asked for what is still the VM's own of a batch, and it is answered.
+    pub(super) fn ask(&self, batch: Batch, question: Question) {
+        if let Some(ask) = &self.ask {
+            // Its thread lives as long.
+            let _ = ask.send((batch, question));
+        }
+    }
+
+    /// These contents are here now.
+    pub(super) fn holds(&self, names: Vec<Name>) {
+        self.rack.holds(names);
+    }
+}
+
+impl Drop for Claims {
+    fn drop(&mut self) {
+        self.ask = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread that asks.
+struct Asking {
+    sharing: Arc<Sharing>,
+    rack: Arc<Rack>,
+    taker: Arc<Taker>,
+    domain: Domain,
+    link: Arc<Link<ToSource>>,
+    /// It was said that other hosts' content is not used.
+    noted: bool,
+}
+
+impl Asking {
+    fn run(mut self, asked: &Receiver<(Batch, Question)>) {
+        while let Ok(first) = asked.recv() {
+            let more = asked.try_iter().take(AT_ONCE - 1);
+            let batches: Vec<_> = std::iter::once(first).chain(more).collect();
+            let names: Vec<Name> = batches
+                .iter()
+                .flat_map(|(batch, _)| batch.our_places().map(|nth| batch.names[nth]))
+                .collect();
+            let mut hosts = match self.rack.claim(&names) {
+                Ok(hosts) => hosts.into_iter(),
+                Err(error) => {
+                    self.note(&error);
+                    Vec::new().into_iter()
+                }
+            };
+            for (mut batch, question) in batches {
+                let places: Vec<usize> = batch.our_places().collect();
+                let elsewhere: Vec<(HostName, usize)> = places
+                    .into_iter()
+                    .filter_map(|nth| Some((hosts.next().flatten()?, nth)))
+                    .collect();
+                // Others of the rack have it from here now, in any case.
+                if batch.may_wait {
+                    let far = self.fetch(&batch, elsewhere);
+                    (batch.later, batch.ours) = (batch.later | far, batch.ours & !far);
+                }
+                batch.answer(&self.sharing, &self.taker, question);
+            }
+        }
+    }
+
+    /// Has other hosts send what they have or get. Says what comes from there.
+    fn fetch(&self, batch: &Batch, mut elsewhere: Vec<(HostName, usize)>) -> u128 {
+        let Self { sharing, rack, taker, .. } = self;
+        elsewhere.sort_unstable();
+        let mut far = 0;
+        for group in elsewhere.chunk_by(|(one, _), (other, _)| one == other) {
+            let host = &group[0].0;
+            let Some(line) = rack.line(sharing, host) else { continue };
+            let by = (Bringer::Vm(taker.number), Bringer::Peer(line));
+            let now = Instant::now();
+            let mut handed = Vec::with_capacity(group.len());
+            // In this order, as everywhere.
+            let mut tickets = taker.tickets.lock();
+            let mut coming = sharing.coming.lock();
+            for (_, nth) in group {
+                let Some(page) = batch.waiting(taker, *nth) else { continue };
+                if coming.hand_over(&batch.names[*nth], by, now, Waiter::Page(page)) {
+                    handed.push(batch.names[*nth]);
+                    far |= 1 << nth;
+                }
+            }
+            drop(coming);
+            taker.wait(&mut tickets, batch.header.ticket, handed.len());
+            drop(tickets);
+            rack.want(host, line, &self.domain, handed);
+        }
+        far
+    }
+
+    /// Says once, for whoever reads the report, why content of other hosts is not used.
+    fn note(&mut self, why: &DirectoryError) {
+        if !self.noted {
+            self.noted = true;
+            let text =
+                format!("content of other hosts of the rack is not used for some of it: {why}");
+            // A source that is gone need not know.
+            let _ = self.link.say(&ToSource::Note { text });
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What the kernel's TCP counts of one connection.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Counters of a connection since it was made, and what it carries now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpCounts {
+    /// Bytes that were sent, each time counted.
+    pub sent_bytes: u64,
+    /// Of these, what had been sent before and was lost.
+    pub again_bytes: u64,
+    /// Bytes that are sent, and not acknowledged yet.
+    pub flying_bytes: u64,
+    /// What the way holds without a queue: what is delivered of late in the shortest
+    /// round trip that was ever seen.
+    pub way_bytes: u64,
+}
+
+impl TcpCounts {
+    /// Of a connection's socket.
+    ///
+    /// # Errors
+    /// If it is no TCP socket.
+    pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
+        let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+        let mut length = u32::try_from(size_of::<libc::tcp_info>()).expect("it is small");
+        // SAFETY: the kernel writes at most `length` bytes there, which is what there
+        // is room for.
+        let done = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                info.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        if done != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: it is made of numbers, all zero where the kernel wrote nothing: an
+        // older one knows fewer.
+        let info = unsafe { info.assume_init() };
+        let round_trip_us = if info.tcpi_min_rtt == u32::MAX { 0 } else { info.tcpi_min_rtt };
+        let way_bytes = u128::from(info.tcpi_delivery_rate) * u128::from(round_trip_us) / 1_000_000;
+        Ok(Self {
+            sent_bytes: info.tcpi_bytes_sent,
+            again_bytes: info.tcpi_bytes_retrans,
+            flying_bytes: u64::from(info.tcpi_unacked) * u64::from(info.tcpi_snd_mss),
+            way_bytes: u64::try_from(way_bytes).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn what_was_sent_is_counted() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        assert_eq!(TcpCounts::of(near.as_fd()).unwrap().sent_bytes, 0);
+        near.write_all(&[7; 300_000]).unwrap();
+        far.read_exact(&mut [0; 300_000]).unwrap();
+        far.write_all(b"all").unwrap();
+        // What acknowledges all that was read.
+        near.read_exact(&mut [0; 3]).unwrap();
+        let counts = TcpCounts::of(near.as_fd()).unwrap();
+        assert_eq!(counts.sent_bytes - counts.again_bytes, 300_000);
+        assert_eq!(counts.flying_bytes, 0);
+        assert!(counts.way_bytes > 0);
+        let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(TcpCounts::of(other.as_fd()).is_err());
+    }
+}

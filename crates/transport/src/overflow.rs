@@ -1,0 +1,133 @@
+//! Queues in the network that overflow.
+//!
+//! A switch's queue before a link that is slower than a NIC holds some milliseconds.
+//! Congestion control may fill it over and over (BBR takes no notice of losses at
+//! all), and what doesn't fit is sent again: it has crossed the network up to there
+//! for nothing. So a connection that loses much has less on its way at a time, down to
+//! what its way holds without a queue, and more again when it loses nothing.
+
+use std::os::fd::BorrowedFd;
+
+use nic::TcpCounts;
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
+
+/// Looks are so much apart: below, a single loss would be much.
+const LOOK_EVERY_BYTES: u64 = 1 << 20;
+/// More than a fiftieth of what is sent is sent again: that is much. Less than a
+/// two-hundredth is nothing.
+const MUCH: u64 = 50;
+const NOTHING: u64 = 200;
+/// Less on its way keeps nobody busy.
+const LEAST_BYTES: u64 = 64 << 10;
+
+/// What one connection loses, and may have on its way.
+#[derive(Debug, Default)]
+pub struct Overflow {
+    written: u64,
+    last: TcpCounts,
+    bound: Option<u64>,
+}
+
+impl Overflow {
+    /// So much was written to the connection.
+    pub fn wrote(&mut self, socket: BorrowedFd<'_>, bytes: u64) {
+        self.written += bytes;
+        if self.written < LOOK_EVERY_BYTES {
+            return;
+        }
+        self.written = 0;
+        // Without counters, or a bound, it carries on as it does.
+        let Ok(counts) = TcpCounts::of(socket) else { return };
+        if let Some(bound) = self.next(counts) {
+            // The kernel doubles it: half is for what it needs itself.
+            let bytes = usize::try_from(bound / 2).unwrap_or(usize::MAX);
+            if set_socket_send_buffer_size_force(socket, bytes).is_err() {
+                let _ = set_socket_send_buffer_size(socket, bytes);
+            }
+        }
+    }
+
+    /// A new bound, if there is one.
+    fn next(&mut self, counts: TcpCounts) -> Option<u64> {
+        let sent = counts.sent_bytes.saturating_sub(self.last.sent_bytes);
+        let again = counts.again_bytes.saturating_sub(self.last.again_bytes);
+        self.last = counts;
+        let bound = if again > sent / MUCH {
+            let now = self.bound.unwrap_or(counts.flying_bytes);
+            (now / 4 * 3).max(counts.way_bytes).max(LEAST_BYTES)
+        } else if again < sent / NOTHING {
+            let now = self.bound?;
+            now + now / 8
+        } else {
+            return None;
+        };
+        self.bound = Some(bound);
+        Some(bound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue before a slow link: what is on its way beyond what fits is lost, and
+    /// as long as that is so, sent again.
+    fn lost_over(fits: u64, way_bytes: u64, looks: usize) -> Vec<(u64, u64)> {
+        let (mut overflow, mut counts) = (Overflow::default(), TcpCounts::default());
+        let (mut flying, mut seen) = (4 << 20, Vec::new());
+        for _ in 0..looks {
+            let lost = LOOK_EVERY_BYTES * u64::saturating_sub(flying, fits) / flying;
+            counts.sent_bytes += LOOK_EVERY_BYTES + lost;
+            counts.again_bytes += lost;
+            (counts.flying_bytes, counts.way_bytes) = (flying, way_bytes);
+            flying = overflow.next(counts).unwrap_or(flying);
+            seen.push((flying, lost));
+        }
+        seen
+    }
+
+    #[test]
+    fn a_connection_that_fills_a_queue_keeps_it_nearly_full_and_loses_little() {
+        for fits in [100 << 10, 600 << 10, 3 << 20] {
+            let seen = lost_over(fits, 20 << 10, 60);
+            let settled = &seen[20..];
+            assert!(settled.iter().all(|(flying, _)| *flying > fits * 3 / 5), "{seen:?}");
+            let lost: u64 = settled.iter().map(|(_, lost)| lost).sum();
+            assert!(lost < LOOK_EVERY_BYTES * settled.len() as u64 / 20, "{fits}: {seen:?}");
+        }
+    }
+
+    #[test]
+    fn who_loses_whatever_he_does_keeps_his_way_full() {
+        let mut overflow = Overflow::default();
+        let mut counts =
+            TcpCounts { flying_bytes: 4 << 20, way_bytes: 1 << 20, ..Default::default() };
+        let mut bound = 0;
+        for _ in 0..50 {
+            counts.sent_bytes += 100;
+            counts.again_bytes += 10;
+            bound = overflow.next(counts).unwrap();
+        }
+        assert_eq!(bound, 1 << 20);
+        counts.way_bytes = 0;
+        for _ in 0..50 {
+            counts.sent_bytes += 100;
+            counts.again_bytes += 10;
+            bound = overflow.next(counts).unwrap();
+        }
+        assert_eq!(bound, LEAST_BYTES);
+    }
+
+    #[test]
+    fn who_loses_nothing_is_not_bounded() {
+        let mut overflow = Overflow::default();
+        let mut counts = TcpCounts { flying_bytes: 4 << 20, ..Default::default() };
+        for _ in 0..50 {
+            counts.sent_bytes += 1000;
+            counts.again_bytes += 5;
+            assert_eq!(overflow.next(counts), None);
+            counts.sent_bytes += 1000;
+            assert_eq!(overflow.next(counts), None);
+        }
+    }
+}
