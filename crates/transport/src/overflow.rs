@@ -11,12 +11,15 @@ use std::os::fd::BorrowedFd;
 use nic::TcpCounts;
 use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 
-/// Looks are so much apart: below, a single loss would be much.
-const LOOK_EVERY_BYTES: u64 = 1 << 20;
-/// More than a fiftieth of what is sent is sent again: that is much. Less than a
+/// Looks are so much apart. What is lost is lost in pieces of up to 64 KiB, as the
+/// kernel hands them to NICs.
+const LOOK_EVERY_BYTES: u64 = 256 << 10;
+/// More than a hundredth of what is sent is sent again: that is much. Less than a
 /// two-hundredth is nothing.
-const MUCH: u64 = 50;
+const MUCH: u64 = 100;
 const NOTHING: u64 = 200;
+/// By what part a bound grows from look to look.
+const GROWTH: u64 = 32;
 /// Less on its way keeps nobody busy.
 const LEAST_BYTES: u64 = 64 << 10;
 
@@ -53,11 +56,13 @@ impl Overflow {
         let again = counts.again_bytes.saturating_sub(self.last.again_bytes);
         self.last = counts;
         let bound = if again > sent / MUCH {
-            let now = self.bound.unwrap_or(counts.flying_bytes);
-            (now / 4 * 3).max(counts.way_bytes).max(LEAST_BYTES)
+            // A bound that is far from being reached is none.
+            let now =
+                self.bound.map_or(counts.flying_bytes, |bound| bound.min(2 * counts.flying_bytes));
+            (now / 2).max(counts.way_bytes).max(LEAST_BYTES)
         } else if again < sent / NOTHING {
-            let now = self.bound?;
-            now + now / 8
+            let now = self.bound.filter(|bound| *bound <= 2 * counts.flying_bytes)?;
+            now + now / GROWTH
         } else {
             return None;
         };
@@ -71,15 +76,15 @@ mod tests {
     use super::*;
 
     /// A queue before a slow link: what is on its way beyond what fits is lost, and
-    /// as long as that is so, sent again.
-    fn lost_over(fits: u64, way_bytes: u64, looks: usize) -> Vec<(u64, u64)> {
+    /// sent again. Returns what was on its way, and lost, look by look.
+    fn through_a_queue(fits: u64, looks: usize) -> Vec<(u64, u64)> {
         let (mut overflow, mut counts) = (Overflow::default(), TcpCounts::default());
         let (mut flying, mut seen) = (4 << 20, Vec::new());
         for _ in 0..looks {
             let lost = LOOK_EVERY_BYTES * u64::saturating_sub(flying, fits) / flying;
             counts.sent_bytes += LOOK_EVERY_BYTES + lost;
             counts.again_bytes += lost;
-            (counts.flying_bytes, counts.way_bytes) = (flying, way_bytes);
+            counts.flying_bytes = flying;
             flying = overflow.next(counts).unwrap_or(flying);
             seen.push((flying, lost));
         }
@@ -87,47 +92,58 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_fills_a_queue_keeps_it_nearly_full_and_loses_little() {
+    fn who_fills_a_queue_keeps_half_of_it_full_at_least_and_loses_little() {
         for fits in [100 << 10, 600 << 10, 3 << 20] {
-            let seen = lost_over(fits, 20 << 10, 60);
-            let settled = &seen[20..];
-            assert!(settled.iter().all(|(flying, _)| *flying > fits * 3 / 5), "{seen:?}");
+            let seen = through_a_queue(fits, 200);
+            let settled = &seen[50..];
+            assert!(settled.iter().all(|(flying, _)| *flying >= fits / 2), "{seen:?}");
             let lost: u64 = settled.iter().map(|(_, lost)| lost).sum();
-            assert!(lost < LOOK_EVERY_BYTES * settled.len() as u64 / 20, "{fits}: {seen:?}");
+            assert!(lost < LOOK_EVERY_BYTES * settled.len() as u64 / 100, "{fits}: {seen:?}");
         }
+    }
+
+    /// Loses a tenth of what it sends.
+    fn loses(counts: &mut TcpCounts) -> TcpCounts {
+        counts.sent_bytes += 1000;
+        counts.again_bytes += 100;
+        *counts
     }
 
     #[test]
     fn who_loses_whatever_he_does_keeps_his_way_full() {
-        let mut overflow = Overflow::default();
-        let mut counts =
-            TcpCounts { flying_bytes: 4 << 20, way_bytes: 1 << 20, ..Default::default() };
-        let mut bound = 0;
-        for _ in 0..50 {
-            counts.sent_bytes += 100;
-            counts.again_bytes += 10;
-            bound = overflow.next(counts).unwrap();
+        for (way_bytes, expected) in [(1 << 20, 1 << 20), (0, LEAST_BYTES)] {
+            let mut overflow = Overflow::default();
+            let mut counts = TcpCounts { flying_bytes: 4 << 20, way_bytes, ..TcpCounts::default() };
+            for _ in 0..50 {
+                counts.flying_bytes = overflow.next(loses(&mut counts)).unwrap();
+            }
+            assert_eq!(counts.flying_bytes, expected);
         }
-        assert_eq!(bound, 1 << 20);
-        counts.way_bytes = 0;
-        for _ in 0..50 {
-            counts.sent_bytes += 100;
-            counts.again_bytes += 10;
-            bound = overflow.next(counts).unwrap();
-        }
-        assert_eq!(bound, LEAST_BYTES);
     }
 
     #[test]
     fn who_loses_nothing_is_not_bounded() {
         let mut overflow = Overflow::default();
-        let mut counts = TcpCounts { flying_bytes: 4 << 20, ..Default::default() };
-        for _ in 0..50 {
+        let mut counts = TcpCounts { flying_bytes: 4 << 20, ..TcpCounts::default() };
+        for again_bytes in [0, 4, 0, 10, 0] {
             counts.sent_bytes += 1000;
-            counts.again_bytes += 5;
-            assert_eq!(overflow.next(counts), None);
-            counts.sent_bytes += 1000;
+            counts.again_bytes += again_bytes;
             assert_eq!(overflow.next(counts), None);
         }
+    }
+
+    #[test]
+    fn a_bound_that_is_not_reached_does_not_grow() {
+        let mut overflow = Overflow::default();
+        let mut counts = TcpCounts { flying_bytes: 4 << 20, ..TcpCounts::default() };
+        let bound = overflow.next(loses(&mut counts)).unwrap();
+        assert_eq!(bound, 2 << 20);
+        for (flying_bytes, expected) in [(bound, Some(bound + bound / GROWTH)), (100_000, None)] {
+            counts.sent_bytes += 1000;
+            counts.flying_bytes = flying_bytes;
+            assert_eq!(overflow.next(counts), expected);
+        }
+        // Nor does it stand for what was on its way when that was lost.
+        assert_eq!(overflow.next(loses(&mut counts)), Some(100_000));
     }
 }
