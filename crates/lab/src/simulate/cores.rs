@@ -46,7 +46,7 @@ impl Default for Costs {
             find_ns: 1.5,
             wire_ns: 2.5,
             start_s: 0.1,
-            vcpu_cores: 0.06,
+            vcpu_cores: 0.055,
             vm_cores: 0.027,
             moving_cores: 0.012,
         }

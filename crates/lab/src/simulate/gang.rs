@@ -66,7 +66,7 @@ pub struct Outcome {
     pub body_bytes: f64,
     /// Pages of which they sent the name.
     pub named_bytes: f64,
-    /// Pages that targets sent each other.
+    /// What targets sent each other, compressed.
     pub peer_bytes: f64,
     /// For each target rack, pages that came to it again though it had them.
     pub rack_duplicate_bytes: Vec<u64>,
@@ -256,13 +256,14 @@ impl Gang<'_> {
             let mut handed_over = 0.0;
             loop {
                 let vm = &self.vms[number];
+                let queued_bytes = vm.queued_grains() as f64 * self.trace.grain_bytes as f64;
                 let sweeps = matches!(vm.phase, Phase::Passing { pass: 1, .. });
                 let host_may = self.share == Share::Off || room[vm.from] > 0.0;
                 let may = sweeps
                     && host_may
                     && self.cores.has(vm.from)
                     && vm.next < self.trace.vms[number].contents.len()
-                    && vm.queued_bytes < self.pace.pool_bytes
+                    && queued_bytes < self.pace.pool_bytes
                     && handed_over < step_bytes;
                 if !may {
                     break;
@@ -313,13 +314,14 @@ impl Gang<'_> {
         let to = self.host_of(self.vms[number].to);
         self.cores.work(from, sent, costs.encode_ns);
         self.cores.work(to, found, costs.find_ns);
-        self.fetch(fetches);
+        self.fetch(&fetches);
         Ok(named)
     }
 
-    fn fetch(&mut self, fetches: Vec<Fetch>) {
-        let left_bytes = self.trace.grain_bytes as f64;
-        for Fetch { from, to, content } in fetches {
+    /// Targets are to send each other what these are: compressed, as sources do.
+    fn fetch(&mut self, fetches: &[Fetch]) {
+        for Fetch { from, to, content } in fetches.iter().copied() {
+            let left_bytes = self.trace.body_bytes(content, fetches.len());
             let line = self.fetches.entry((from, to)).or_default();
             line.push_back(Parcel { left_bytes, content: Some(content) });
         }
@@ -360,7 +362,8 @@ impl Gang<'_> {
             self.outcome.peer_bytes += sent;
             let host = self.host_of(from);
             self.spend_on(sent, contents.len(), host, self.host_of(to));
-            self.cores.work(host, sent, self.pace.costs.find_ns + self.pace.costs.encode_ns);
+            let raw = contents.len() as f64 * self.trace.grain_bytes as f64;
+            self.cores.work(host, raw, self.pace.costs.find_ns + self.pace.costs.encode_ns);
             for content in contents {
                 self.has_come(to, content)?;
             }
@@ -381,7 +384,7 @@ impl Gang<'_> {
         for number in self.contents.arrived(to, content, &mut fetches)? {
             self.vms[number].pending -= 1;
         }
-        self.fetch(fetches);
+        self.fetch(&fetches);
         Ok(())
     }
 

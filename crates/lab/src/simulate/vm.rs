@@ -63,6 +63,11 @@ impl Vm {
         self.queue.push_back(Parcel { left_bytes: bytes, content });
     }
 
+    /// Buffers hold whole pages, however few bytes these are on the wire.
+    pub(super) fn queued_grains(&self) -> usize {
+        self.queue.iter().filter(|parcel| parcel.content.is_some()).count()
+    }
+
     /// Says whether others may begin for it.
     pub(super) fn go_on(
         &mut self,
