@@ -38,17 +38,17 @@ impl Default for Costs {
     /// As measured on the machine of docs/BENCHMARKS.md, which says how.
     fn default() -> Self {
         Self {
-            hand_over_ns: 0.3,
-            tap_ns: 0.4,
-            name_ns: 0.5,
-            encode_ns: 0.5,
-            place_ns: 1.0,
-            find_ns: 1.5,
-            wire_ns: 2.5,
-            start_s: 0.1,
-            vcpu_cores: 0.055,
-            vm_cores: 0.027,
-            moving_cores: 0.012,
+            hand_over_ns: 0.33,
+            tap_ns: 0.44,
+            name_ns: 0.55,
+            encode_ns: 0.55,
+            place_ns: 1.1,
+            find_ns: 1.65,
+            wire_ns: 2.75,
+            start_s: 0.11,
+            vcpu_cores: 0.06,
+            vm_cores: 0.03,
+            moving_cores: 0.013,
         }
     }
 }
