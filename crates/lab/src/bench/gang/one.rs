@@ -20,8 +20,8 @@ use crate::setup::Kit;
 
 /// What arrives first, and what is buffered on its way.
 const WARM_BYTES: u64 = 3 << 29;
-/// What arrives later.
-const RESERVE_BYTES: u64 = 3 << 30;
+/// What arrives later. It is let go of by the time, too: this lasts for 50 s.
+const RESERVE_BYTES: u64 = 8 << 30;
 /// Booted guests settle before they move.
 const SETTLE: Duration = Duration::from_secs(2);
 /// A guest that moved is heard again.
