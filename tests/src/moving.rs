@@ -79,12 +79,29 @@ impl Moving {
     /// # Panics
     /// If it ends without.
     pub fn wait_line(&mut self, text: &str) {
+        self.wait_until(text, |line| line.contains(text));
+    }
+
+    /// Waits until a pass is shown that is this one, or a later one.
+    ///
+    /// # Panics
+    /// If it ends without.
+    pub fn wait_pass(&mut self, pass: u32) {
+        let shown = |line: &str| {
+            let (_, rest) = line.split_once("  pass ")?;
+            rest.split(' ').next()?.parse::<u32>().ok()
+        };
+        let what = format!("pass {pass}");
+        self.wait_until(&what, |line| shown(line).is_some_and(|it| it >= pass));
+    }
+
+    fn wait_until(&mut self, what: &str, is_it: impl Fn(&str) -> bool) {
         loop {
             let mut line = String::new();
             let read = self.lines.read_line(&mut line).unwrap();
             self.said.push_str(&line);
-            assert_ne!(read, 0, "it ended before it said {text:?}: {}", self.said);
-            if line.contains(text) {
+            assert_ne!(read, 0, "it ended before it said {what:?}: {}", self.said);
+            if is_it(&line) {
                 return;
             }
         }

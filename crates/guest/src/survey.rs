@@ -191,11 +191,18 @@ impl Survey<'_> {
     fn walk(&mut self, storage: &Storage, effort: Effort) -> Result<(), Stop> {
         let number = storage.mount.number;
         let device = rustix::fs::makedev(number.major, number.minor);
-        let tree = Tree::open(&storage.mount.at).ok().filter(|tree| tree.device() == device);
-        let Some(tree) = tree else {
+        let tree = match Tree::open(&storage.mount.at) {
+            Ok(tree) if tree.device() == device => tree,
             // Something else is mounted over it.
-            self.leave(Reason::FileSystem, 1);
-            return Ok(());
+            Ok(_) => {
+                self.leave(Reason::FileSystem, 1);
+                return Ok(());
+            }
+            // As one that the kernel has given up after an error of its disk.
+            Err(_) => {
+                self.leave(Reason::Unreadable, 1);
+                return Ok(());
+            }
         };
         let mut walk = Walk::new(effort);
         let memory_max = self.meter.memory_bytes() / 4;

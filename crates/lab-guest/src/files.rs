@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use rustix::mount::MountFlags;
 
 use crate::PAGE_BYTES;
 use crate::memory::Checked;
@@ -129,6 +130,18 @@ impl Files {
             }
         }
         Ok(pages * self.places.len() as u64)
+    }
+
+    /// From here on the kernel writes nothing to their file systems, of its own
+    /// accord neither; how many pages they have.
+    ///
+    /// # Errors
+    /// If one can't be had so.
+    pub fn make_read_only(&mut self) -> io::Result<u64> {
+        for place in &self.places {
+            rustix::mount::mount_remount(place, MountFlags::RDONLY, c"")?;
+        }
+        self.read()
     }
 
     /// Reads all of them, and compares.
