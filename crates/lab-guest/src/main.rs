@@ -216,7 +216,7 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
     // While nothing else runs.
     let burner = orders.burn.then(|| Burner::calibrate(|pages| writer.write(pages as usize)));
     let swing = Swing::new(Duration::from_millis(orders.swing_ms), Instant::now());
-    let mut pacer = Pacer::default();
+    let mut pacer = Pacer::with_step(Duration::from_millis(orders.write_step_ms));
     pacer.set_rate(orders.rate);
     let (disk, file) = stores(&orders)?;
     let files = (orders.files_bytes > 0).then(|| make_files(&orders)).transpose()?;

@@ -43,6 +43,9 @@ pub struct Orders {
     pub working_set_bytes: u64,
     /// Bytes rewritten per second.
     pub rate: u64,
+    /// Milliseconds that the writer sleeps at least between pages, so that it writes
+    /// several at once; 0 for a single one, to be as even as it can.
+    pub write_step_ms: u64,
     /// Bytes that the writer rewrites in all, and then rests; 0 for no end.
     pub write_max_bytes: u64,
     /// In which order.
@@ -123,6 +126,7 @@ impl fmt::Display for Orders {
             ("zero", self.zero_bytes),
             ("ws", self.working_set_bytes),
             ("rate", self.rate),
+            ("write_step_ms", self.write_step_ms),
             ("write_max", self.write_max_bytes),
             ("sequential", u64::from(self.order == Order::Sequential)),
             ("burn", u64::from(self.burn)),
@@ -176,6 +180,7 @@ impl FromStr for Orders {
                 "zero" => orders.zero_bytes = number,
                 "ws" => orders.working_set_bytes = number,
                 "rate" => orders.rate = number,
+                "write_step_ms" => orders.write_step_ms = number,
                 "write_max" => orders.write_max_bytes = number,
                 "burn" => orders.burn = number == 1,
                 "swing_ms" => orders.swing_ms = number,
@@ -222,6 +227,7 @@ mod tests {
             zero_bytes: 4,
             working_set_bytes: 5,
             rate: 6,
+            write_step_ms: 26,
             write_max_bytes: 17,
             order: Order::Sequential,
             burn: true,

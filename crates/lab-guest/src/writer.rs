@@ -20,10 +20,17 @@ const STEP_MAX: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub struct Pacer {
     rate: u64,
+    step_min: Duration,
     due_bytes: f64,
 }
 
 impl Pacer {
+    /// One that has its writer sleep no shorter than this.
+    #[must_use]
+    pub fn with_step(step_min: Duration) -> Self {
+        Self { step_min, ..Self::default() }
+    }
+
     /// Sets the rate, in bytes per second.
     pub fn set_rate(&mut self, rate: u64) {
         self.rate = rate;
@@ -42,7 +49,7 @@ impl Pacer {
     pub fn step(&self) -> Duration {
         let page = Duration::from_secs(PAGE_BYTES as u64)
             .checked_div(u32::try_from(self.rate).unwrap_or(u32::MAX));
-        page.unwrap_or(STEP_MAX).clamp(STEP_MIN, STEP_MAX)
+        page.unwrap_or(STEP_MAX).clamp(self.step_min.clamp(STEP_MIN, STEP_MAX), STEP_MAX)
     }
 
     /// Pages to write, `elapsed` after the last call.
@@ -144,6 +151,9 @@ mod tests {
             pacer.set_rate(rate);
             assert_eq!(pacer.step(), Duration::from_millis(step_ms), "{rate}");
         }
+        let mut coarse = Pacer::with_step(Duration::from_millis(7));
+        coarse.set_rate(60_000_000);
+        assert_eq!(coarse.step(), Duration::from_millis(7));
         pacer.set_rate(1_024_000);
         let pages: usize = (0..100).map(|_| pacer.pages_due(pacer.step())).sum();
         assert_eq!(pages, 100);

@@ -26,6 +26,9 @@ const PAIR: [u8; 2] = [21, 22];
 /// Idle guests that beat as often as others do would not be idle: under TCG each
 /// takes a tenth of a core.
 const TICK_MS: u64 = 50;
+/// And eight that wake up a thousand times a second, to write a page each time, take
+/// both cores of a small host before anything moves.
+const WRITE_STEP_MS: u64 = 10;
 /// The seed of a VM that runs in the target rack already.
 const RESIDENT_SEED: u64 = 99;
 
@@ -96,6 +99,7 @@ fn worst(nth: u64) -> Orders {
         working_set_bytes: 128 * MIB,
         rate: 4 * MB,
         write_max_bytes: 512 * MIB,
+        write_step_ms: WRITE_STEP_MS,
         tick_ms: TICK_MS,
         ..Orders::default()
     }
