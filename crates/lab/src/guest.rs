@@ -244,6 +244,11 @@ impl Guest {
         match (number("pages"), number("wrong")) {
             (Some(pages), Some(wrong)) => {
                 let first_wrong = answer.split_once("first=").map_or("", |(_, first)| first);
+                if wrong > 0 {
+                    // Whoever asked may only count them, and the guest is gone soon.
+                    let name = &self.spec.name;
+                    eprintln!("lab: {name}: {wrong} of {pages} pages are wrong: {first_wrong}");
+                }
                 Ok(Checked { pages, wrong, first_wrong: first_wrong.to_owned() })
             }
             _ => Err(LabError::Guest { command: command.to_owned(), answer }),
