@@ -28,7 +28,7 @@ impl Guest {
                 rustix::fs::sync();
                 Ok(String::new())
             }
-            "files-read-only" => self.on_files(|files| files.make_read_only()),
+            "files-read-only" => self.on_files(Files::make_read_only),
             "files-drop" => dropped(system::Caches::All),
             "cache-check" => {
                 let one_of = rest.parse().map_err(|_| format!("{rest:?} is no number"))?;
