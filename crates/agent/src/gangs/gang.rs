@@ -11,10 +11,6 @@ use parking_lot::{Condvar, Mutex};
 
 use super::run::Event;
 
-/// Each of its VMs has something new twenty times a second. Who watches is told of all
-/// together, not so often: else a gang of many would be busy with being watched.
-const TOLD_EVERY: Duration = Duration::from_millis(100);
-
 /// Shared by the thread that leads it and whoever watches.
 pub(super) struct Gang {
     state: Mutex<State>,
@@ -55,17 +51,11 @@ impl Gang {
         self.state.lock().progress()
     }
 
-    /// Blocks until there is something newer than `version`, at most `timeout`; and
-    /// then for what soon follows, unless it has ended.
+    /// Blocks until there is something newer than `version`, at most `timeout`.
     pub(super) fn wait(&self, version: u64, timeout: Duration) -> (u64, GangProgress) {
         let mut state = self.state.lock();
         if state.version <= version {
             self.changed.wait_while_for(&mut state, |state| state.version <= version, timeout);
-        }
-        // Whoever knows nothing yet is told at once.
-        if version > 0 {
-            let goes_on = |state: &mut State| state.report.outcome.is_none();
-            self.changed.wait_while_for(&mut state, goes_on, TOLD_EVERY);
         }
         (state.version, state.progress())
     }
