@@ -3,7 +3,6 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -163,12 +162,6 @@ impl Connection {
     /// If there is none any more.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.reader.socket().stream.local_addr()
-    }
-
-    /// The socket, if nothing stands between it and the peer's bytes.
-    #[must_use]
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.reader.fd()
     }
 
     /// As [`Reader::read_ready`].

@@ -1,7 +1,7 @@
 //! The reading half of a connection.
 
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,15 +57,6 @@ impl Reader {
         match tls {
             None => receive(socket, into, RecvFlags::DONTWAIT),
             Some(tls) => tls.read(socket, into, RecvFlags::DONTWAIT, None),
-        }
-    }
-
-    /// The socket, if nothing stands between it and the peer's bytes.
-    #[must_use]
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match self.tls {
-            None => Some(self.socket.stream.as_fd()),
-            Some(_) => None,
         }
     }
 

@@ -8,7 +8,6 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
-use placer::{BlockPlan, Feeder, Placement, Placer, RawSource};
+use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
 
 const BATCH_BYTES: usize = BATCH_PAGES * PAGE_BYTES;
@@ -25,18 +24,6 @@ const BATCHES: u32 = 512;
 const RAM_PAGES: u32 = BATCHES * 128;
 const RAM_BYTES: u64 = RAM_PAGES as u64 * PAGE_BYTES as u64;
 const BLOCK: BlockId = BlockId(0);
-
-struct Lane(TcpStream);
-
-impl RawSource for Lane {
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.as_fd())
-    }
-
-    fn read_exact(&mut self, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact(buf)
-    }
-}
 
 /// A placer, the feeder it writes to, and a QEMU that reads and forgets.
 fn placer(is_mapped: bool) -> (Placer, Feeder) {
@@ -149,16 +136,15 @@ fn raw(criterion: &mut Criterion) {
     for (name, stride) in [("place", 1), ("place scattered", 2)] {
         group.bench_function(name, |bench| {
             bench.iter_custom(|batches| {
-                let mut lane = Lane(sending(batches));
-                let mut scratch = Vec::new();
+                let mut lane = sending(batches);
+                let mut payload = vec![0; BATCH_BYTES];
                 let began = Instant::now();
                 for batch in 0..u32::try_from(batches).expect("few enough") {
                     let first = batch * stride % BATCHES * 128;
                     let pages: Vec<_> =
                         (0..128).map(|n| PageIndex((first + n * stride) % RAM_PAGES)).collect();
-                    placer
-                        .place_raw(BLOCK, Epoch(0), &pages, &mut lane, &mut scratch)
-                        .expect("placed");
+                    lane.read_exact(&mut payload).expect("it is sent");
+                    placer.place_bodies(BLOCK, Epoch(0), &pages, &payload).expect("placed");
                 }
                 began.elapsed()
             });
@@ -166,7 +152,7 @@ fn raw(criterion: &mut Criterion) {
     }
     group.bench_function("read", |bench| {
         bench.iter_custom(|batches| {
-            let mut lane = Lane(sending(batches));
+            let mut lane = sending(batches);
             let mut buffer = vec![0; BATCH_BYTES];
             let began = Instant::now();
             for _ in 0..batches {

@@ -103,9 +103,6 @@ pub enum PlaceError {
         /// What went wrong.
         source: RamError,
     },
-    /// The lane that the pages came by broke within them.
-    #[error("the lane broke within a page: {0}")]
-    Lane(#[source] io::Error),
     /// The destination's QEMU takes no more of its stream.
     #[error(transparent)]
     Feeder(FeederError),
@@ -119,7 +116,7 @@ impl PlaceError {
     /// migration: the source sends them again by another.
     #[must_use]
     pub fn only_this_lane(&self) -> bool {
-        matches!(self, Self::Lane(_) | Self::Closed)
+        matches!(self, Self::Closed)
     }
 }
 

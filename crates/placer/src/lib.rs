@@ -1,23 +1,21 @@
 //! What writes pages into the destination's RAM.
 //!
-//! Lanes deliver batches in any order, some twice, some cut off in the middle,
-//! and the same page in several epochs at once. The [`Placer`] is shared by all
+//! Lanes deliver batches in any order, some twice, and the same page in several
+//! epochs at once. The [`Placer`] is shared by all
 //! of their receivers and makes one RAM out of that, by three rules:
 //!
 //! 1. **The newest epoch wins.** For each page it keeps the epoch of what it
 //!    last began to write. Older content is dropped. Content of the same epoch
-//!    is the same content again, after a lane died within it, and is written
-//!    again: the earlier attempt may have got half-way.
+//!    is the same content again, after a lane died before it was acknowledged,
+//!    and is written again.
 //! 2. **One writer for a page.** A batch locks the range from its first to its
 //!    last page while it looks at epochs and writes. One lock for the span, not
 //!    one for each run: QEMU sweeps its RAM upwards, so the spans of batches of
 //!    one pass are disjoint however scattered their pages are, and batches of
 //!    different passes are rarely under way together.
-//! 3. **Nobody waits for a peer while holding a lock.** A receiver moves what
-//!    its socket holds already, unlocks, waits, locks, and looks at the epochs
-//!    again before it goes on. So a lane that stalls or dies stops nobody else,
-//!    and a page that it wrote in half is finished by whoever brings it again
-//!    (the source repeats what was not acknowledged).
+//! 3. **Nobody waits for a peer while holding a lock.** A batch is in memory as a
+//!    whole before it is placed. So a lane that stalls or dies stops no other, and
+//!    RAM never holds half a page (the source repeats what was not acknowledged).
 //!
 //! Placement is *mapped*, into RAM that this process can write, or
 //! *inline*: as records of QEMU's own stream, which the [`Feeder`] writes to the
@@ -41,7 +39,7 @@ mod versions;
 pub use block::{BlockPlan, Placement};
 pub use error::{FeederError, PlaceError};
 pub use feeder::{Feeder, FeederHandle};
-pub use placer::{Counts, Placer, RawSource, host_bytes};
+pub use placer::{Counts, Placer, host_bytes};
 
 /// What came of an attempt to place pages.
 type Placed = Result<Counts, PlaceError>;

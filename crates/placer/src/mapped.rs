@@ -1,10 +1,9 @@
 //! Pages into QEMU's RAM.
 
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 
 use page::{BATCH_PAGES, Epoch, Fill, PAGE_BYTES, PageIndex};
-use ram::{Mapping, Piece, RamError, await_bytes};
+use ram::{Mapping, Piece, RamError};
 
 use crate::block::Block;
 use crate::placer::{Counts, Gate};
@@ -29,7 +28,7 @@ impl Mapped<'_> {
         let whole_batches = pages.chunks(BATCH_PAGES).zip(bytes.chunks(BATCH_PAGES * PAGE_BYTES));
         for (pages, bytes) in whole_batches {
             let pieces = &mut pieces[..pages.len()];
-            let stale = self.plan(pages, 0, pieces);
+            let stale = self.plan(pages, pieces);
             self.mapping.write_pieces(bytes, pieces).map_err(|error| self.blame(error))?;
             counts.stale += stale;
             counts.placed += pages.len() as u64 - stale;
@@ -37,44 +36,17 @@ impl Mapped<'_> {
         Ok(counts)
     }
 
-    /// Bodies that are still in a socket: see the crate's third rule.
-    pub(crate) fn receive_bodies(&self, pages: &[PageIndex], socket: BorrowedFd<'_>) -> Placed {
-        let span = self.block.span_of_pages(pages)?;
-        let total_bytes = pages.len() * PAGE_BYTES;
-        let (mut received_bytes, mut stale) = (0, None);
-        while received_bytes < total_bytes {
-            if stale.is_some() {
-                await_bytes(socket).map_err(|error| self.blame(error))?;
-            }
-            let _guard = self.block.lock.lock(span.clone());
-            self.gate.check()?;
-            let mut pieces = [Piece::Drop { bytes: 0 }; BATCH_PAGES];
-            let left = &pages[received_bytes / PAGE_BYTES..];
-            let pieces = &mut pieces[..left.len()];
-            let stale_now = self.plan(left, received_bytes % PAGE_BYTES, pieces);
-            // What becomes stale later was placed all the same, in part.
-            stale.get_or_insert(stale_now);
-            received_bytes +=
-                self.mapping.receive_ready(socket, pieces).map_err(|error| self.blame(error))?;
-        }
-        let stale = stale.unwrap_or(0);
-        Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
-    }
-
-    /// Where the bytes of `pages` go, the first `taken` being here already.
-    /// Returns how many of the pages are out of date.
-    fn plan(&self, pages: &[PageIndex], taken: usize, pieces: &mut [Piece]) -> u64 {
-        let (mut taken, mut stale) = (taken, 0);
+    /// Where the bytes of `pages` go. Returns how many of the pages are out of date.
+    fn plan(&self, pages: &[PageIndex], pieces: &mut [Piece]) -> u64 {
+        let mut stale = 0;
         for (piece, &page) in pieces.iter_mut().zip(pages) {
-            let bytes = PAGE_BYTES - taken;
             *piece = if self.block.versions.claim(page, self.epoch) {
                 self.block.versions.set_nonzero(page);
-                Piece::Ram { offset: page.offset() + taken as u64, bytes }
+                Piece::Ram { offset: page.offset(), bytes: PAGE_BYTES }
             } else {
                 stale += 1;
-                Piece::Drop { bytes }
+                Piece::Drop { bytes: PAGE_BYTES }
             };
-            taken = 0;
         }
         stale
     }
@@ -130,9 +102,6 @@ impl Mapped<'_> {
     }
 
     fn blame(&self, error: RamError) -> PlaceError {
-        match error {
-            RamError::Receive { source } => PlaceError::Lane(source),
-            source => PlaceError::Ram { name: self.block.name.clone(), source },
-        }
+        PlaceError::Ram { name: self.block.name.clone(), source: error }
     }
 }

@@ -1,8 +1,6 @@
 //! The placer: checks what came, and hands it to the block's placement.
 
 use std::collections::HashSet;
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
@@ -20,20 +18,6 @@ const OVERCOMMIT_MAX: u64 = 4;
 /// A VM with hundreds of devices and DIMMs has some hundreds. A name may be there
 /// once: of a block that is mapped the tables cost as much each time.
 const BLOCKS_MAX: usize = 4096;
-
-/// Where uncompressed page bodies come from.
-pub trait RawSource {
-    /// The socket they can be read from directly, if nothing (such as TLS)
-    /// stands in between. It must be in blocking mode; its receive timeout is
-    /// kept to.
-    fn fd(&self) -> Option<BorrowedFd<'_>>;
-
-    /// Reads exactly as many bytes as `buf` has.
-    ///
-    /// # Errors
-    /// If the connection ends, fails, or is silent for too long.
-    fn read_exact(&mut self, buf: &mut [u8]) -> io::Result<()>;
-}
 
 /// What was done with pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -160,38 +144,6 @@ impl Placer {
         };
         self.count(counts?);
         Ok(())
-    }
-
-    /// Reads exactly the bytes of `pages` from `source` and places them: into
-    /// RAM directly if it can be, without a copy of our own. `scratch` is for
-    /// what can't, and grows to at most a batch's bodies.
-    ///
-    /// # Errors
-    /// As [`Placer::place_fills`], and [`PlaceError::Lane`] if the connection
-    /// breaks: some of the pages may then hold half of the new content, until
-    /// they come again.
-    pub fn place_raw(
-        &self,
-        block: BlockId,
-        epoch: Epoch,
-        pages: &[PageIndex],
-        source: &mut dyn RawSource,
-        scratch: &mut Vec<u8>,
-    ) -> Result<(), PlaceError> {
-        let known = self.block(block)?;
-        known.span_of_pages(pages)?;
-        if let Placement::Mapped(mapping) = &known.placement
-            && let Some(socket) = source.fd()
-        {
-            let mapped = self.mapped(known, mapping, epoch);
-            self.count(mapped.receive_bodies(pages, socket)?);
-            return Ok(());
-        }
-        // Read before any lock is taken.
-        let bytes = pages.len() * PAGE_BYTES;
-        scratch.resize(scratch.len().max(bytes), 0);
-        source.read_exact(&mut scratch[..bytes]).map_err(PlaceError::Lane)?;
-        self.place_bodies(block, epoch, pages, &scratch[..bytes])
     }
 
     /// Lets nothing be placed any more. When this returns, nobody writes RAM:

@@ -2,12 +2,9 @@
 
 mod common;
 
-use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread;
 
-use common::{Fed, PageSource, QemuEnd, body};
+use common::{Fed, QemuEnd, body};
 use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use placer::{BlockPlan, Counts, Feeder, PlaceError, Placement, Placer};
 use ram::{DataRanges, Mapping};
@@ -114,59 +111,17 @@ fn more_fills_than_a_chunk_holds_arrive_all_the_same() {
 }
 
 #[test]
-fn a_lane_that_stalls_within_a_page_stops_nobody() {
-    let (mapping, arrival) = mapped(4);
-    let placer = &arrival.placer;
-    let (mut sender, receiver) = UnixStream::pair().unwrap();
-    let pages = indices([0, 1, 2]);
-    let content: Vec<_> = [1, 2, 3].into_iter().flat_map(body).collect();
-    // Page 0 and half of page 1.
-    sender.write_all(&content[..6_000]).unwrap();
-    thread::scope(|scope| {
-        let pages = &pages;
-        let stalled = scope.spawn(move || {
-            let mut source = PageSource::Socket(receiver);
-            placer.place_raw(BLOCK, Epoch(5), pages, &mut source, &mut Vec::new())
-        });
-        while page_of(&mapping, 1)[..100] != body(2)[..100] {
-            thread::yield_now();
-        }
-        // Newer content of the half page, older content of one not begun.
-        placer.place_bodies(BLOCK, Epoch(6), &indices([1]), &body(9)).unwrap();
-        placer.place_bodies(BLOCK, Epoch(4), &indices([2]), &body(8)).unwrap();
-        assert_eq!(page_of(&mapping, 1), body(9));
-        sender.write_all(&content[6_000..]).unwrap();
-        stalled.join().unwrap().unwrap();
-    });
-    for (page, seed) in [(0, 1), (1, 9), (2, 3)] {
-        assert_eq!(page_of(&mapping, page), body(seed), "page {page}");
-    }
-}
-
-#[test]
-fn after_close_nothing_is_written_not_even_by_a_lane_in_the_middle_of_a_page() {
+fn after_close_nothing_is_written() {
     let (mapping, arrival) = mapped(2);
     let placer = &arrival.placer;
-    let (mut sender, receiver) = UnixStream::pair().unwrap();
-    sender.write_all(&body(1)[..1_000]).unwrap();
-    thread::scope(|scope| {
-        let late = scope.spawn(move || {
-            let mut source = PageSource::Socket(receiver);
-            placer.place_raw(BLOCK, Epoch(0), &indices([0]), &mut source, &mut Vec::new())
-        });
-        while page_of(&mapping, 0)[999] == 0 {
-            thread::yield_now();
-        }
-        placer.close();
-        sender.write_all(&body(1)[1_000..]).unwrap();
-        let late = late.join().unwrap().unwrap_err();
-        assert!(matches!(late, PlaceError::Closed) && late.only_this_lane());
-    });
-    assert_eq!(page_of(&mapping, 0)[1_000..], [0; PAGE_BYTES - 1_000]);
+    placer.close();
+    let late = placer.place_bodies(BLOCK, Epoch(0), &indices([0]), &body(1)).unwrap_err();
+    assert!(matches!(late, PlaceError::Closed) && late.only_this_lane());
     let fills = placer.place_fills(BLOCK, Epoch(9), &[fill(0, 2, 1)]);
     assert!(matches!(fills, Err(PlaceError::Closed)));
-    let bodies = placer.place_bodies(BLOCK, Epoch(9), &indices([1]), &body(1));
-    assert!(matches!(bodies, Err(PlaceError::Closed)));
+    for page in [0, 1] {
+        assert_eq!(page_of(&mapping, page), [0; PAGE_BYTES]);
+    }
 }
 
 #[test]
@@ -190,15 +145,8 @@ fn what_can_not_be_is_refused_with_nothing_placed() {
         let Arrival { qemu, feeder, placer } = arrival(8 * PAGE, placement);
         let bodies = |block, pages: &[u32]| {
             let bytes = vec![1; pages.len() * PAGE_BYTES];
-            let decoded =
-                placer.place_bodies(block, Epoch(1), &indices(pages.iter().copied()), &bytes);
-            let mut source = PageSource::Reader(&bytes);
             let pages = indices(pages.iter().copied());
-            let raw = placer.place_raw(block, Epoch(1), &pages, &mut source, &mut Vec::new());
-            assert!(raw.is_err());
-            let PageSource::Reader(left) = source else { unreachable!() };
-            assert_eq!(left.len(), bytes.len(), "nothing is read for nothing");
-            decoded.unwrap_err()
+            placer.place_bodies(block, Epoch(1), &pages, &bytes).unwrap_err()
         };
         assert!(matches!(bodies(BlockId(1), &[0]), PlaceError::UnknownBlock { blocks: 1, .. }));
         assert!(matches!(bodies(BLOCK, &[0, 8]), PlaceError::Outside { .. }));

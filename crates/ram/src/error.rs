@@ -47,12 +47,6 @@ pub enum RamError {
          pages or the limit of QEMU's cgroup"
     )]
     NoMemory,
-    /// The connection that pages come by failed. The peer or the network.
-    #[error("receiving pages: {source}")]
-    Receive {
-        /// What happened to it.
-        source: io::Error,
-    },
     /// Something else that the kernel refused. The local host's fault.
     #[error("{action} the RAM of process {pid}: {source}")]
     Local {

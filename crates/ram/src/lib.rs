@@ -26,9 +26,9 @@
 mod error;
 mod mapping;
 mod pagemap;
-mod receive;
+mod pieces;
 
 pub use error::RamError;
 pub use mapping::Mapping;
 pub use pagemap::DataRanges;
-pub use receive::{Piece, await_bytes};
+pub use pieces::Piece;

@@ -1,9 +1,9 @@
 //! Disk blocks at the destination: from a lane into the sink's buffers.
 
+use std::io::Read;
 use std::sync::Arc;
 
 use page::{BlockBatch, Decoder, Encoding};
-use placer::RawSource;
 use wire::{BlockHeader, WireError};
 
 use crate::receiver::LaneEnd;
@@ -66,7 +66,7 @@ impl<F: Fn() -> Result<Arc<dyn BlockSink>, LaneEnd>> Blocks<F> {
 
     pub(crate) fn receive(
         &mut self,
-        lane: &mut impl RawSource,
+        lane: &mut impl Read,
         header: BlockHeader,
         decoder: &mut Decoder,
     ) -> Result<(), LaneEnd> {

@@ -1,13 +1,12 @@
 //! One lane at the destination.
 
 use std::io::{self, Read};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use identity::{Closer, Connection, Reader, Writer};
 use page::{BlockId, Decoder, Encoding, Epoch, Fill, PageIndex};
-use placer::{PlaceError, Placer, RawSource};
+use placer::{PlaceError, Placer};
 use wire::{BatchHeader, LaneHeader, NamedHeader, NamedTables, Tables, WireError};
 
 use crate::blocks::{BlockSink, Blocks, TakeError};
@@ -210,13 +209,9 @@ impl Lane {
     }
 }
 
-impl RawSource for Lane {
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.reader.fd()
-    }
-
-    fn read_exact(&mut self, buf: &mut [u8]) -> io::Result<()> {
-        self.reader.read_exact(buf)
+impl Read for Lane {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.reader.read(into)
     }
 }
 
@@ -227,7 +222,6 @@ struct Work {
     tables: Tables,
     named: NamedTables,
     payload: Vec<u8>,
-    scratch: Vec<u8>,
     decoder: Decoder,
 }
 
@@ -240,7 +234,7 @@ impl Work {
         header: NamedHeader,
     ) -> Result<(), LaneEnd> {
         self.table_bytes.resize(header.tables_bytes(), 0);
-        RawSource::read_exact(lane, &mut self.table_bytes)?;
+        lane.read_exact(&mut self.table_bytes)?;
         self.named.parse(header, &self.table_bytes)?;
         let fills = &self.named.fills;
         if !fills.is_empty() {
@@ -258,7 +252,7 @@ impl Work {
         header: BatchHeader,
     ) -> Result<(), LaneEnd> {
         self.table_bytes.resize(header.tables_bytes(), 0);
-        RawSource::read_exact(lane, &mut self.table_bytes)?;
+        lane.read_exact(&mut self.table_bytes)?;
         self.tables.parse(header, &self.table_bytes)?;
         if !self.tables.fills.is_empty() {
             placer.place_fills(header.block, header.epoch, &self.tables.fills)?;
@@ -269,21 +263,15 @@ impl Work {
         let encoding = Encoding::try_from(header.encoding)
             .map_err(|_| LaneEnd::Decode(format!("unknown encoding {}", header.encoding)))?;
         let pages = &self.tables.pages;
-        let payload_bytes = header.payload_bytes as usize;
-        if encoding == Encoding::Raw {
-            if payload_bytes != pages.len() * page::PAGE_BYTES {
-                return Err(WireError::Contradiction("raw pages of another length").into());
-            }
-            placer.place_raw(header.block, header.epoch, pages, lane, &mut self.scratch)?;
-        } else {
-            self.payload.resize(payload_bytes, 0);
-            RawSource::read_exact(lane, &mut self.payload)?;
-            let bytes = self
-                .decoder
-                .decode(encoding, &self.payload, pages.len())
-                .map_err(|error| LaneEnd::Decode(error.to_string()))?;
-            placer.place_bodies(header.block, header.epoch, pages, bytes)?;
-        }
+        // A batch is read as a whole before any of it is placed: nobody waits for
+        // the source while holding a range of RAM.
+        self.payload.resize(header.payload_bytes as usize, 0);
+        lane.read_exact(&mut self.payload)?;
+        let bytes = self
+            .decoder
+            .decode(encoding, &self.payload, pages.len())
+            .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+        placer.place_bodies(header.block, header.epoch, pages, bytes)?;
         Ok(())
     }
 }

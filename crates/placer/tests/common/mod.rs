@@ -1,40 +1,16 @@
-//! What the placer's tests stand between: a lane and a QEMU.
+//! What the placer's tests stand before: a QEMU.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
 use page::PAGE_BYTES;
-use placer::RawSource;
 
 /// A page that no fill equals, and that differs from other seeds' everywhere.
 pub(crate) fn body(seed: u8) -> Vec<u8> {
     (0..PAGE_BYTES).map(|at| at.to_le_bytes()[0].wrapping_mul(3).wrapping_add(seed) | 1).collect()
-}
-
-/// A lane, as far as the placer sees it.
-pub(crate) enum PageSource<'b> {
-    Socket(UnixStream),
-    Reader(&'b [u8]),
-}
-
-impl RawSource for PageSource<'_> {
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Self::Socket(socket) => Some(socket.as_fd()),
-            Self::Reader(_) => None,
-        }
-    }
-
-    fn read_exact(&mut self, buf: &mut [u8]) -> io::Result<()> {
-        match self {
-            Self::Socket(socket) => socket.read_exact(buf),
-            Self::Reader(bytes) => bytes.read_exact(buf),
-        }
-    }
 }
 
 /// The QEMU that loads the stream: keeps what it read.

@@ -1,19 +1,10 @@
-//! Bytes from a socket into RAM.
-//!
-//! Page bodies that come uncompressed are received in one piece into a buffer
-//! of the thread, and the kernel copies them from there to where the batch says:
-//! one call for the whole batch. Pages that are out of date are left out.
-
-use std::cell::RefCell;
-use std::io;
-use std::os::fd::BorrowedFd;
-
-use rustix::net::{RecvFlags, recv};
+//! A batch's pages, to and from where they belong in RAM: one call to the kernel
+//! for all of them. Pages that are out of date are left out.
 
 use crate::mapping::local;
 use crate::{Mapping, RamError};
 
-/// Where the next bytes of a socket go.
+/// Where the next bytes of a batch go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// Into the RAM.
@@ -38,64 +29,7 @@ impl Piece {
     }
 }
 
-thread_local! {
-    /// Received and not yet placed; grows to a batch's bodies once.
-    static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Waits until `socket` has bytes to read, or fails, as long as its own
-/// receive timeout allows.
-///
-/// # Errors
-/// [`RamError::Receive`]: the connection ended, failed, or was silent for its
-/// receive timeout.
-pub fn await_bytes(socket: BorrowedFd<'_>) -> Result<(), RamError> {
-    let mut byte = [0_u8; 1];
-    // Looking at one byte without taking it, unlike poll, keeps to the socket's
-    // timeout and tells an end from bytes, all in one call.
-    let peeked = rustix::io::retry_on_intr(|| {
-        rustix::net::recv(socket, &mut byte, rustix::net::RecvFlags::PEEK)
-    });
-    match peeked {
-        Ok((0, _)) => Err(ended()),
-        Ok(_) => Ok(()),
-        Err(rustix::io::Errno::AGAIN) => Err(RamError::Receive {
-            source: io::Error::new(io::ErrorKind::TimedOut, "no bytes within the timeout"),
-        }),
-        Err(errno) => Err(RamError::Receive { source: errno.into() }),
-    }
-}
-
-fn ended() -> RamError {
-    let message = "the connection ended within a page";
-    RamError::Receive { source: io::Error::new(io::ErrorKind::UnexpectedEof, message) }
-}
-
 impl Mapping {
-    /// Moves what `socket` holds right now to where `pieces` say, and returns
-    /// how many bytes that were: as many as the pieces have together, or fewer
-    /// if the rest has not come yet. It never waits; [`await_bytes`] does.
-    ///
-    /// # Errors
-    /// [`RamError::OutOfRange`] before the first byte is taken.
-    /// [`RamError::Receive`] if the connection ended or failed. What came before
-    /// may have been written.
-    pub fn receive_ready(
-        &self,
-        socket: BorrowedFd<'_>,
-        pieces: &[Piece],
-    ) -> Result<usize, RamError> {
-        let total = self.check(pieces)?;
-        RECEIVED.with_borrow_mut(|buffer| {
-            if buffer.len() < total {
-                buffer.resize(total, 0);
-            }
-            let received = receive_some(socket, &mut buffer[..total])?;
-            self.place(&buffer[..received], pieces)?;
-            Ok(received)
-        })
-    }
-
     /// Copies `bytes`, which have as many as the pieces together, to where those
     /// say: one call to the kernel for a whole batch.
     ///
@@ -143,11 +77,10 @@ impl Mapping {
         Ok(total)
     }
 
-    /// Copies `received` to the first pieces.
-    fn place(&self, received: &[u8], pieces: &[Piece]) -> Result<(), RamError> {
+    fn place(&self, bytes: &[u8], pieces: &[Piece]) -> Result<(), RamError> {
         let mut here = Vectors::new();
         let mut there = Vectors::new();
-        let mut rest = received;
+        let mut rest = bytes;
         for &piece in pieces {
             let (now, after) = rest.split_at(piece.bytes().min(rest.len()));
             rest = after;
@@ -163,22 +96,6 @@ impl Mapping {
         }
         self.scatter(here.take(), there.take())
     }
-}
-
-/// Bytes that are there, at most as many as fit. An end before the first is an
-/// error: whoever asks expects more.
-fn receive_some(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, RamError> {
-    let mut received = 0;
-    while received < buffer.len() {
-        match recv(socket, &mut buffer[received..], RecvFlags::DONTWAIT) {
-            Ok((0, _)) if received == 0 => return Err(ended()),
-            Ok((0, _)) | Err(rustix::io::Errno::AGAIN) => break,
-            Ok((bytes, _)) => received += bytes,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(RamError::Receive { source: errno.into() }),
-        }
-    }
-    Ok(received)
 }
 
 /// Pieces for one call to the kernel. Those that follow one another are one.
@@ -223,12 +140,6 @@ impl Vectors {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
-    use std::thread;
-    use std::time::Duration;
-
     use super::*;
 
     const PAGE: usize = 4096;
@@ -265,35 +176,15 @@ mod tests {
     }
 
     #[test]
-    fn pages_land_where_the_pieces_say_however_the_bytes_come() {
+    fn pages_land_where_the_pieces_say() {
         const PAGES: usize = 700;
         let mapping = mapping(2 * PAGES);
-        let (mut sender, receiver) = UnixStream::pair().unwrap();
         // Every other page, so that none merge; every seventh goes nowhere.
         let pieces: Vec<_> = (0..PAGES)
             .map(|n| if n % 7 == 0 { Piece::Drop { bytes: PAGE } } else { ram(2 * n) })
             .collect();
-        let sending = thread::spawn(move || {
-            let content: Vec<u8> = (0..PAGES).flat_map(|n| [n.to_le_bytes()[0]; PAGE]).collect();
-            for chunk in content.chunks(10_007) {
-                sender.write_all(chunk).unwrap();
-            }
-        });
-        let mut received = 0;
-        while received < PAGES * PAGE {
-            await_bytes(receiver.as_fd()).unwrap();
-            // Continue within a page, as the placer does.
-            let mut rest = pieces[received / PAGE..].to_vec();
-            let taken = received % PAGE;
-            rest[0] = match rest[0] {
-                Piece::Ram { offset, bytes } => {
-                    Piece::Ram { offset: offset + taken as u64, bytes: bytes - taken }
-                }
-                Piece::Drop { bytes } => Piece::Drop { bytes: bytes - taken },
-            };
-            received += mapping.receive_ready(receiver.as_fd(), &rest).unwrap();
-        }
-        sending.join().unwrap();
+        let content: Vec<u8> = (0..PAGES).flat_map(|n| [n.to_le_bytes()[0]; PAGE]).collect();
+        mapping.write_pieces(&content, &pieces).unwrap();
         for n in 0..PAGES {
             let expected = if n % 7 == 0 { 0 } else { n.to_le_bytes()[0] };
             assert_eq!(page_at(&mapping, 2 * n), [expected; PAGE], "page {n}");
@@ -302,37 +193,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_for_a_piece_that_is_not_inside() {
+    fn nothing_is_written_if_a_piece_is_not_inside() {
         let mapping = mapping(1);
-        let (mut sender, receiver) = UnixStream::pair().unwrap();
-        sender.write_all(&[1; 2 * PAGE]).unwrap();
+        let bytes = vec![1; 2 * PAGE];
         for bad in [ram(1), Piece::Ram { offset: u64::MAX, bytes: 2 }] {
-            let refused = mapping.receive_ready(receiver.as_fd(), &[ram(0), bad]);
+            let refused = mapping.write_pieces(&bytes, &[ram(0), bad]);
             assert!(matches!(refused, Err(RamError::OutOfRange { .. })), "{refused:?}");
         }
         assert_eq!(page_at(&mapping, 0), [0; PAGE]);
         let all = [ram(0), Piece::Drop { bytes: 0 }, Piece::Drop { bytes: PAGE }];
-        assert_eq!(mapping.receive_ready(receiver.as_fd(), &all).unwrap(), 2 * PAGE);
+        mapping.write_pieces(&bytes, &all).unwrap();
         assert_eq!(page_at(&mapping, 0), [1; PAGE]);
-    }
-
-    #[test]
-    fn an_end_within_a_page_and_silence_are_errors_of_the_connection() {
-        let mapping = mapping(1);
-        let (mut sender, receiver) = UnixStream::pair().unwrap();
-        receiver.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-        let Err(RamError::Receive { source }) = await_bytes(receiver.as_fd()) else { panic!() };
-        assert_eq!(source.kind(), io::ErrorKind::TimedOut);
-        sender.write_all(&[1; 100]).unwrap();
-        assert_eq!(mapping.receive_ready(receiver.as_fd(), &[ram(0)]).unwrap(), 100);
-        drop(sender);
-        let Err(RamError::Receive { source }) = await_bytes(receiver.as_fd()) else { panic!() };
-        assert_eq!(source.kind(), io::ErrorKind::UnexpectedEof);
-        let rest = [Piece::Ram { offset: 100, bytes: PAGE - 100 }];
-        let Err(RamError::Receive { source }) = mapping.receive_ready(receiver.as_fd(), &rest)
-        else {
-            panic!()
-        };
-        assert_eq!(source.kind(), io::ErrorKind::UnexpectedEof);
     }
 }
