@@ -1,0 +1,49 @@
+//! A page that is not at the destination as QEMU handed it over.
+
+use std::fmt;
+
+use page::PageIndex;
+
+use crate::entry::{Delivery, Entry};
+
+/// A page that is not at the destination as QEMU handed it over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Which page.
+    pub page: PageIndex,
+    /// The epoch in which it was handed over last.
+    pub handed_over: u64,
+    /// The source left it out then, since the guest had changed it meanwhile, and it
+    /// was not handed over again.
+    pub left_out: bool,
+    /// How it came to the destination last, and of which epoch; none if it never
+    /// did.
+    pub placed: Option<(Delivery, u64)>,
+}
+
+impl Difference {
+    pub(crate) fn new(page: PageIndex, ours: Entry, theirs: Entry) -> Self {
+        let handed_over = ours.epoch();
+        let placed = theirs.delivery().filter(|_| theirs.is_known());
+        Self {
+            page,
+            handed_over,
+            left_out: ours.is_left_out(),
+            placed: placed.map(|delivery| (delivery, theirs.epoch_below(handed_over))),
+        }
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { page, handed_over, left_out, placed } = self;
+        write!(f, "page {page}: handed over in epoch {handed_over}")?;
+        if *left_out {
+            f.write_str(", left out as out of date and not handed over again")?;
+        }
+        match placed {
+            Some((delivery, epoch)) => write!(f, "; placed: {delivery}, of epoch {epoch}"),
+            None => f.write_str("; never placed"),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What is kept of one page, in 8 bytes.
+
+use page::Epoch;
+
+use crate::fingerprint::{self, Fingerprint};
+
+const TAG_BITS: u32 = u64::BITS - fingerprint::BITS;
+
+/// At the source: the page was left out after it was handed over.
+const LEFT_OUT: u64 = 1 << (TAG_BITS - 1);
+/// At the source: the epoch. Passes are at least milliseconds apart: eight million
+/// take hours, and from then on the order of arrival decides.
+const EPOCH: u64 = LEFT_OUT - 1;
+
+/// At the destination: how it came, above the low bits of its epoch.
+const DELIVERY_SHIFT: u32 = TAG_BITS - 4;
+const LOW_EPOCH: u64 = (1 << DELIVERY_SHIFT) - 1;
+
+/// How a page came to the destination's RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// Its bytes came from the source.
+    Body,
+    /// The source said that it is one byte repeated.
+    Fill,
+    /// It was copied from another VM on the destination.
+    SameHost,
+    /// Another host of the rack sent it.
+    Rack,
+    /// It was read from shared storage.
+    Storage,
+}
+
+impl Delivery {
+    const ALL: [Self; 5] = [Self::Body, Self::Fill, Self::SameHost, Self::Rack, Self::Storage];
+}
+
+impl std::fmt::Display for Delivery {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Body => "sent by the source",
+            Self::Fill => "a fill sent by the source",
+            Self::SameHost => "copied from another VM of the destination",
+            Self::Rack => "sent by another host of the rack",
+            Self::Storage => "read from shared storage",
+        })
+    }
+}
+
+/// What is kept of one page: a fingerprint, and where it is from. 0 is a page of
+/// which nothing is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry(pub(crate) u64);
+
+impl Entry {
+    pub(crate) fn handed_over(fingerprint: Fingerprint, epoch: Epoch) -> Self {
+        Self(fingerprint.0 << TAG_BITS | u64::from(epoch.0).min(EPOCH))
+    }
+
+    pub(crate) fn placed(fingerprint: Fingerprint, epoch: Epoch, delivery: Delivery) -> Self {
+        let low_epoch = u64::from(epoch.0) & LOW_EPOCH;
+        Self(fingerprint.0 << TAG_BITS | (delivery as u64) << DELIVERY_SHIFT | low_epoch)
+    }
+
+    pub(crate) fn left_out(self) -> Self {
+        Self(self.0 | LEFT_OUT)
+    }
+
+    pub(crate) fn is_known(self) -> bool {
+        self.0 != 0
+    }
+
+    pub(crate) fn fingerprint(self) -> Fingerprint {
+        Fingerprint(self.0 >> TAG_BITS)
+    }
+
+    /// At the source.
+    pub(crate) fn epoch(self) -> u64 {
+        self.0 & EPOCH
+    }
+
+    /// At the source.
+    pub(crate) fn is_left_out(self) -> bool {
+        self.0 & LEFT_OUT != 0
+    }
+
+    /// At the destination; none if this is no entry of a destination.
+    pub(crate) fn delivery(self) -> Option<Delivery> {
+        let delivery = self.0 >> DELIVERY_SHIFT & 0xf;
+        usize::try_from(delivery).ok().and_then(|at| Delivery::ALL.get(at)).copied()
+    }
+
+    /// At the destination: its epoch, which is at most `about`.
+    pub(crate) fn epoch_below(self, about: u64) -> u64 {
+        let low = self.0 & LOW_EPOCH;
+        let epoch = (about & !LOW_EPOCH) | low;
+        if epoch > about { epoch.saturating_sub(LOW_EPOCH + 1).max(low) } else { epoch }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_in_comes_out() {
+        let fingerprint = Fingerprint::of(b"content");
+        for epoch in [0, 1, 77, u32::MAX] {
+            let entry = Entry::handed_over(fingerprint, Epoch(epoch));
+            assert_eq!(entry.fingerprint(), fingerprint);
+            assert_eq!(entry.epoch(), u64::from(epoch).min(EPOCH));
+            assert!(!entry.is_left_out() && entry.left_out().is_left_out());
+            assert_eq!(entry.left_out().epoch(), entry.epoch());
+            for delivery in Delivery::ALL {
+                let entry = Entry::placed(fingerprint, Epoch(epoch), delivery);
+                assert_eq!((entry.fingerprint(), entry.delivery()), (fingerprint, Some(delivery)));
+                assert_eq!(entry.epoch_below(u64::from(epoch) + 9), u64::from(epoch));
+            }
+        }
+        assert!(!Entry(0).is_known());
+        assert_eq!(Entry(u64::MAX).delivery(), None);
+    }
+}
