@@ -111,6 +111,7 @@ impl<'w> Caller<'w> {
             storage: None,
             share_domain: Default::default(),
             guest_port: true,
+            audit: Default::default(),
         }
     }
 

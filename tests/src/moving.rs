@@ -7,7 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use api::{Phase, Report};
+use api::{Audited, Phase, Report};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::until;
@@ -37,6 +37,31 @@ pub struct Ended {
     pub report: Report,
     /// What it said meanwhile.
     pub said: String,
+}
+
+impl Ended {
+    /// Every page was as QEMU had handed it over, and RAM was read back, unless the
+    /// test asked for less.
+    ///
+    /// # Panics
+    /// If not.
+    pub fn assert_audited(&self) {
+        let audit = &self.report.audit;
+        let is_clean = match audit {
+            Audited::Same { pages, .. } => *pages > 0,
+            // A stream that was passed through has nothing to compare.
+            Audited::Nothing { .. } => self.report.tap == "whole",
+            Audited::Differences { .. } => false,
+        };
+        assert!(is_clean, "{audit:?}\n{}", self.said);
+    }
+}
+
+/// A move in a test is audited as deeply as can be, unless the test says otherwise.
+pub(crate) fn audited(migrate: &mut Vec<&str>) {
+    if !migrate.contains(&"--audit") {
+        migrate.extend(["--audit", "deep"]);
+    }
 }
 
 impl Moving {

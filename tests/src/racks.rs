@@ -7,7 +7,7 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Layout, RackHost, Racks};
 use lab::setup::{self, Kit};
 
-use crate::moving::Moving;
+use crate::moving::{Moving, audited};
 use crate::world::assert_intact;
 
 /// Two hosts that VMs leave, and as many that they come to as are wanted.
@@ -110,6 +110,7 @@ impl RackWorld {
         guest.expect_on(&to.host).unwrap();
         let mut migrate = vec!["migrate", guest.spec.name.as_str(), to.name.as_str(), "--json"];
         migrate.extend(args);
+        audited(&mut migrate);
         Moving::new(self.agent(from).command(&from.host, &migrate))
     }
 
@@ -121,6 +122,7 @@ impl RackWorld {
     pub fn arrive(&self, guest: &Guest, moving: Moving) -> Report {
         let ended = moving.wait();
         assert_eq!(ended.report.outcome, Outcome::Done, "{}\n{}", ended.said, self.logs());
+        ended.assert_audited();
         assert_intact(guest);
         ended.report
     }

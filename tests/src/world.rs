@@ -15,7 +15,7 @@ use lab::setup::{self, Kit};
 use lab_guest::orders::Orders;
 use qemu::qmp::Qmp;
 
-use crate::moving::Moving;
+use crate::moving::{Moving, audited};
 
 /// What follows from an end that was told takes less, on a busy machine too.
 const SETTLE_MAX: Duration = Duration::from_secs(20);
@@ -116,7 +116,10 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 pub fn assert_intact(guest: &Guest) {
     guest.wait_beat(Duration::from_secs(30)).unwrap();
     let checked = guest.check().unwrap();
-    assert_eq!(checked.wrong, 0, "{checked:?}");
+    assert_eq!(
+        checked.wrong, 0,
+        "{checked:?}; if the last move's audit was clean, QEMU never handed over what is missing"
+    );
     assert_eq!(guest.pulse().twice, 0, "the guest has run twice");
     let orders = &guest.spec.orders;
     let filled =
@@ -352,6 +355,7 @@ impl World {
         guest.expect_on(self.host(from.other())).unwrap();
         let mut migrate = vec!["migrate", guest.spec.name.as_str(), from.other().name(), "--json"];
         migrate.extend(args);
+        audited(&mut migrate);
         Moving::new(self.agent(from).command(self.host(from), &migrate))
     }
 
@@ -389,6 +393,7 @@ impl World {
         };
         assert_eq!(ended.report.outcome, Outcome::Done, "{}\n{}", ended.said, log());
         assert!(ended.success, "{}", ended.said);
+        ended.assert_audited();
         self.assert_moved(guest, from);
         self.assert_intact(guest);
         ended.report

@@ -81,7 +81,10 @@ fn silence_and_words_out_of_turn() {
     assert_eq!(first(Frame::Tail(vec![0; 1 << 20])), out_of_turn);
     assert_eq!(first(Frame::Head(vec![0; 4 << 20])), out_of_turn);
     assert_eq!(
-        first(Frame::message(&ToDestination::Complete { residue_bytes: 1 }).unwrap()),
+        first(
+            Frame::message(&ToDestination::Complete { residue_bytes: 1, audit: Vec::new() })
+                .unwrap()
+        ),
         out_of_turn
     );
     assert_eq!(first(Frame::Message(b"{".to_vec())), "");
@@ -205,7 +208,12 @@ fn residue_and_lanes_that_can_not_be() {
     let before = rss_bytes(&world, Side::B);
     let scripts: [(&Talk<'_>, &str); 5] = [
         (&|control| frame(control, &Frame::Head(vec![0; 99])), "without its block list"),
-        (&|control| say(control, &ToDestination::Complete { residue_bytes: 1 }), "1 were sent"),
+        (
+            &|control| {
+                say(control, &ToDestination::Complete { residue_bytes: 1, audit: Vec::new() });
+            },
+            "1 were sent",
+        ),
         (&|control| (0..99).for_each(|_| frame(control, &Frame::Tail(vec![0; 4 << 20]))), "larger"),
         (&|control| say(control, &ToDestination::FlushDisk { ticket: 1, disk: 0 }), "none comes"),
         (&|control| say(control, &ToDestination::Prepare(Box::new(caller.order()))), "out of turn"),

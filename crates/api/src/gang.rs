@@ -4,6 +4,7 @@ mod report;
 
 use serde::{Deserialize, Serialize};
 
+use crate::audit::Audit;
 use crate::bounds::Bounds;
 use crate::migration::{
     Compress, MigrateRequest, Outcome, Phase, Progress, TapChoice, default_downtime_ms,
@@ -72,6 +73,8 @@ pub struct GangOptions {
     pub sharing: Sharing,
     /// See [`MigrateRequest::storage`].
     pub storage: FromStorage,
+    /// See [`MigrateRequest::audit`].
+    pub audit: Audit,
 }
 
 impl Default for GangOptions {
@@ -90,6 +93,7 @@ impl Default for GangOptions {
             overcommit_memory: false,
             sharing: Sharing::default(),
             storage: FromStorage::default(),
+            audit: Audit::default(),
         }
     }
 }
@@ -117,6 +121,7 @@ impl GangOptions {
             overcommit_memory: self.overcommit_memory,
             sharing: self.sharing.clone(),
             storage: self.storage.clone(),
+            audit: self.audit,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What the agent's HTTP API says, as types: shared by the agent and the
 //! command, and the format of a saved report.
 
+mod audit;
 mod bounds;
 mod finding;
 mod gang;
@@ -14,6 +15,7 @@ mod slowing;
 mod storage;
 mod vm;
 
+pub use audit::{Audit, Audited};
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
 pub use crew::{Cpus, Priority};
 pub use finding::{Examination, Finding, Severity};

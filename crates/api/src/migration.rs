@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::audit::Audit;
 use crate::bounds::Bounds;
 use crate::sharing::Sharing;
 use crate::slowing::Slowing;
@@ -94,6 +95,9 @@ pub struct MigrateRequest {
     /// Let it go to a host that has less memory free than its RAM.
     #[serde(default)]
     pub overcommit_memory: bool,
+    /// What is compared before the VM is given up.
+    #[serde(default)]
+    pub audit: Audit,
 }
 
 /// What `POST /v1/migrations` answers.

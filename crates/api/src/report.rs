@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::audit::Audited;
 use crate::bounds::{Bounds, BoundsChanged};
 use crate::migration::{Outcome, Phase, all};
 
@@ -168,6 +169,9 @@ pub struct Report {
     /// When that was changed while it ran.
     #[serde(default)]
     pub bounds_changes: Vec<BoundsChanged>,
+    /// Whether what arrived is what QEMU handed over.
+    #[serde(default)]
+    pub audit: Audited,
     /// Features that were not used, and why.
     pub notes: Vec<String>,
     /// The phases it went through.

@@ -260,6 +260,9 @@ pub(crate) struct MigrateArgs {
     /// Move it to a host that has less memory free than its RAM
     #[arg(long)]
     pub(crate) overcommit_memory: bool,
+    /// What is compared before the VM is given up
+    #[arg(long, value_enum, default_value_t = AuditArg::On)]
+    pub(crate) audit: AuditArg,
     /// Print the report as JSON on standard output, and nothing else there
     #[arg(long)]
     pub(crate) json: bool,
@@ -286,6 +289,7 @@ impl MigrateArgs {
             bounds: self.bounds.into(),
             incoming_qmp: self.incoming_qmp,
             overcommit_memory: self.overcommit_memory,
+            audit: self.audit.into(),
         }
     }
 }
@@ -306,6 +310,26 @@ impl From<CompressArg> for api::Compress {
             CompressArg::Off => Self::Off,
             CompressArg::Lz4 => Self::Lz4,
             CompressArg::Zstd => Self::Zstd,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AuditArg {
+    /// Nothing
+    Off,
+    /// Each page as it was placed, with what QEMU handed over
+    On,
+    /// Also the destination's RAM, read back
+    Deep,
+}
+
+impl From<AuditArg> for api::Audit {
+    fn from(arg: AuditArg) -> Self {
+        match arg {
+            AuditArg::Off => Self::Off,
+            AuditArg::On => Self::On,
+            AuditArg::Deep => Self::Deep,
         }
     }
 }

@@ -83,6 +83,20 @@ pub enum MigrationError {
         /// What the operator allowed.
         allowed: Duration,
     },
+    /// What arrived is not what QEMU handed over: a fault of Droveway's, or of a
+    /// host's memory.
+    #[error(
+        "the audit found {pages} pages that are not at {host} as QEMU handed them over ({first}); \
+         please report this, with the migration's report"
+    )]
+    Audit {
+        /// The destination.
+        host: String,
+        /// How many.
+        pages: u64,
+        /// The first one.
+        first: String,
+    },
     /// It writes too fast.
     #[error("{0}")]
     NotFollowed(String),

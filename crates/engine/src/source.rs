@@ -6,6 +6,7 @@
 //! journal; its hands are in `hands`.
 
 mod ahead;
+mod audit;
 mod cached;
 mod collector;
 mod commit;
@@ -43,6 +44,7 @@ use wire::{ToDestination, ToSource};
 use switchover::source::{Driver, Event as Step, Outcome as Fate};
 use switchover::{Doubt, Envelope, MigrationId};
 
+use self::audit::{Comparison, HandedOver};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::link::{Heard, Link};
@@ -146,6 +148,9 @@ pub(crate) struct Source<'m> {
     crew: Arc<Crew>,
     control: Option<Control>,
     sieve: Option<Arc<Sieve>>,
+    /// What QEMU handed over, for the audit.
+    handed_over: Arc<HandedOver>,
+    comparison: Comparison,
     storage: Option<FromDisks>,
     chosen: Option<Chosen>,
     disk_room: Arc<DiskRoom>,
@@ -219,6 +224,8 @@ impl<'m> Source<'m> {
             crew,
             control: None,
             sieve: None,
+            handed_over: audit::handed_over(request.audit),
+            comparison: Comparison::default(),
             storage: None,
             chosen: None,
             disk_room: Arc::default(),

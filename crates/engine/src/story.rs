@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use api::{Bounds, BoundsChanged, Outcome, Phase, PhaseTime, Progress, Report, Sample};
+use api::{Audited, Bounds, BoundsChanged, Outcome, Phase, PhaseTime, Progress, Report, Sample};
 use parking_lot::Mutex;
 use switchover::Reason;
 
@@ -72,6 +72,7 @@ impl Story {
             pool_high_water_bytes: [0; 2],
             bounds: watch.bounds(),
             bounds_changes: Vec::new(),
+            audit: Audited::default(),
             notes: Vec::new(),
             phases: vec![PhaseTime { phase: Phase::Prepare, start_s: 0.0 }],
             disks: Vec::new(),

@@ -13,6 +13,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use audit::Delivery;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use placer::{BlockPlan, Feeder, Placement, Placer};
@@ -83,7 +84,9 @@ fn decoded(criterion: &mut Criterion) {
                     let batches = u32::try_from(batches).expect("few enough");
                     run(lanes, batches, |lane, batch| {
                         let pages = pages_of(lane * (BATCHES / lanes) + batch);
-                        placer.place_bodies(BLOCK, Epoch(0), &pages, &bytes).expect("placed");
+                        placer
+                            .place_bodies(BLOCK, Epoch(0), &pages, &bytes, Delivery::Body)
+                            .expect("placed");
                     })
                 });
             });
@@ -144,7 +147,9 @@ fn raw(criterion: &mut Criterion) {
                     let pages: Vec<_> =
                         (0..128).map(|n| PageIndex((first + n * stride) % RAM_PAGES)).collect();
                     lane.read_exact(&mut payload).expect("it is sent");
-                    placer.place_bodies(BLOCK, Epoch(0), &pages, &payload).expect("placed");
+                    placer
+                        .place_bodies(BLOCK, Epoch(0), &pages, &payload, Delivery::Body)
+                        .expect("placed");
                 }
                 began.elapsed()
             });

@@ -95,6 +95,12 @@ pub enum PlaceError {
         /// Four times the host's memory.
         max_bytes: u64,
     },
+    /// No memory for the audit's table. This host is to blame.
+    #[error(
+        "this host has no memory left for the audit's table, 8 bytes for each page of the VM: \
+         free some, or move the VM with --audit off"
+    )]
+    NoMemory,
     /// The RAM can't be written. This host is to blame.
     #[error("writing RAM block {name}")]
     Ram {

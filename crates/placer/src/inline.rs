@@ -4,42 +4,44 @@
 //! unlocked: so nobody waits for QEMU with a lock, and of two versions of a
 //! page the one that the epochs call newer is also the later in the stream.
 
-use page::{Epoch, Fill, PAGE_BYTES, PageIndex};
+use audit::Fingerprint;
+use page::{Fill, PAGE_BYTES, PageIndex};
 use stream::PartSection;
 
 use crate::Placed;
-use crate::block::Block;
 use crate::feeder::{FILLS_MAX, FeederHandle};
-use crate::placer::{Counts, Gate};
+use crate::place::Place;
+use crate::placer::Counts;
 
 /// Names were measured when the placer was made.
 const NAME_FITS: &str = "a block's name has at most 255 bytes";
 
 /// Pages of one epoch for a block that is not mapped.
 pub(crate) struct Inline<'p> {
-    pub(crate) block: &'p Block,
+    pub(crate) place: Place<'p>,
     pub(crate) feeder: &'p FeederHandle,
-    pub(crate) gate: &'p Gate,
-    pub(crate) epoch: Epoch,
 }
 
 impl Inline<'_> {
     /// Bodies that are in memory.
     pub(crate) fn place_bodies(&self, pages: &[PageIndex], bytes: &[u8]) -> Placed {
-        let span = self.block.span_of_pages(pages)?;
+        let Place { block, gate, epoch, .. } = self.place;
+        let span = block.span_of_pages(pages)?;
+        let fingerprints = self.place.fingerprints(bytes);
         let mut counts = Counts::default();
         let (mut chunk, ram) = self.feeder.chunk_for_pages()?;
-        let _guard = self.block.lock.lock(span);
-        self.gate.check()?;
+        let _guard = block.lock.lock(span);
+        gate.check()?;
         let mut section = PartSection::begin(&mut chunk.bytes, ram.id, ram.footers);
         let bodies = bytes.chunks_exact(PAGE_BYTES).filter_map(<[u8]>::first_chunk);
-        for (&page, body) in pages.iter().zip(bodies) {
-            if !self.block.versions.claim(page, self.epoch) {
+        for ((&page, body), fingerprint) in pages.iter().zip(bodies).zip(fingerprints) {
+            if !block.versions.claim(page, epoch) {
                 counts.stale += 1;
                 continue;
             }
-            self.block.versions.set_nonzero(page);
-            section.body(&self.block.name, page, body).expect(NAME_FITS);
+            block.versions.set_nonzero(page);
+            section.body(&block.name, page, body).expect(NAME_FITS);
+            self.place.note(std::iter::once((page, fingerprint)));
             counts.placed += 1;
         }
         if counts.placed > 0 {
@@ -51,7 +53,8 @@ impl Inline<'_> {
 
     /// Runs of one byte. As many chunks as it takes, one after the other.
     pub(crate) fn place_fills(&self, fills: &[Fill]) -> Placed {
-        let span = self.block.span_of_fills(fills)?;
+        let Place { block, gate, .. } = self.place;
+        let span = block.span_of_fills(fills)?;
         let mut counts = Counts::default();
         let mut pages = fills.iter().flat_map(|fill| {
             (fill.first.0..).take(fill.count as usize).map(|page| (PageIndex(page), fill.byte))
@@ -59,15 +62,15 @@ impl Inline<'_> {
         let mut next = pages.next();
         while next.is_some() {
             let (mut chunk, ram) = self.feeder.chunk_for_pages()?;
-            let _guard = self.block.lock.lock(span.clone());
-            self.gate.check()?;
+            let _guard = block.lock.lock(span.clone());
+            gate.check()?;
             let mut section = PartSection::begin(&mut chunk.bytes, ram.id, ram.footers);
             let mut records = 0;
             while let Some((page, byte)) = next
                 && records < FILLS_MAX
             {
                 if self.claim_fill(page, byte, &mut counts) {
-                    section.fill(&self.block.name, page, byte).expect(NAME_FITS);
+                    section.fill(&block.name, page, byte).expect(NAME_FITS);
                     records += 1;
                 }
                 next = pages.next();
@@ -82,11 +85,12 @@ impl Inline<'_> {
 
     /// Whether QEMU must be told of a page of `byte`.
     fn claim_fill(&self, page: PageIndex, byte: u8, counts: &mut Counts) -> bool {
-        let versions = &self.block.versions;
-        if !versions.claim(page, self.epoch) {
+        let versions = &self.place.block.versions;
+        if !versions.claim(page, self.place.epoch) {
             counts.stale += 1;
             return false;
         }
+        self.place.note(std::iter::once((page, Fingerprint::of_fill(byte))));
         if byte != 0 {
             versions.set_nonzero(page);
         } else if versions.may_be_nonzero(page) {

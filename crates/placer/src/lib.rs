@@ -33,6 +33,7 @@ mod error;
 mod feeder;
 mod inline;
 mod mapped;
+mod place;
 mod placer;
 mod versions;
 

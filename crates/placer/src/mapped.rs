@@ -2,46 +2,46 @@
 
 use std::ops::Range;
 
-use page::{BATCH_PAGES, Epoch, Fill, PAGE_BYTES, PageIndex};
+use audit::Fingerprint;
+use page::{BATCH_PAGES, Fill, PAGE_BYTES, PageIndex};
 use ram::{Mapping, Piece, RamError};
 
-use crate::block::Block;
-use crate::placer::{Counts, Gate};
+use crate::place::Place;
+use crate::placer::Counts;
 use crate::{PlaceError, Placed};
 
 /// Pages of one epoch for a block that is mapped.
 pub(crate) struct Mapped<'p> {
-    pub(crate) block: &'p Block,
+    pub(crate) place: Place<'p>,
     pub(crate) mapping: &'p Mapping,
-    pub(crate) gate: &'p Gate,
-    pub(crate) epoch: Epoch,
 }
 
 impl Mapped<'_> {
     /// Bodies that are in memory.
     pub(crate) fn place_bodies(&self, pages: &[PageIndex], bytes: &[u8]) -> Placed {
-        let span = self.block.span_of_pages(pages)?;
-        let mut counts = Counts::default();
-        let _guard = self.block.lock.lock(span);
-        self.gate.check()?;
+        let Place { block, gate, .. } = self.place;
+        let span = block.span_of_pages(pages)?;
+        let fingerprints = self.place.fingerprints(bytes);
+        let _guard = block.lock.lock(span);
+        gate.check()?;
         let mut pieces = [Piece::Drop { bytes: 0 }; BATCH_PAGES];
-        let whole_batches = pages.chunks(BATCH_PAGES).zip(bytes.chunks(BATCH_PAGES * PAGE_BYTES));
-        for (pages, bytes) in whole_batches {
-            let pieces = &mut pieces[..pages.len()];
-            let stale = self.plan(pages, pieces);
-            self.mapping.write_pieces(bytes, pieces).map_err(|error| self.blame(error))?;
-            counts.stale += stale;
-            counts.placed += pages.len() as u64 - stale;
-        }
-        Ok(counts)
+        let pieces = &mut pieces[..pages.len()];
+        let stale = self.plan(pages, pieces);
+        self.mapping.write_pieces(bytes, pieces).map_err(|error| self.blame(error))?;
+        let written = pages.iter().zip(pieces).zip(fingerprints);
+        self.place.note(written.filter_map(|((page, piece), fingerprint)| {
+            matches!(piece, Piece::Ram { .. }).then_some((*page, fingerprint))
+        }));
+        Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
     }
 
     /// Where the bytes of `pages` go. Returns how many of the pages are out of date.
     fn plan(&self, pages: &[PageIndex], pieces: &mut [Piece]) -> u64 {
+        let versions = &self.place.block.versions;
         let mut stale = 0;
         for (piece, &page) in pieces.iter_mut().zip(pages) {
-            *piece = if self.block.versions.claim(page, self.epoch) {
-                self.block.versions.set_nonzero(page);
+            *piece = if versions.claim(page, self.place.epoch) {
+                versions.set_nonzero(page);
                 Piece::Ram { offset: page.offset(), bytes: PAGE_BYTES }
             } else {
                 stale += 1;
@@ -53,10 +53,11 @@ impl Mapped<'_> {
 
     /// Runs of one byte.
     pub(crate) fn place_fills(&self, fills: &[Fill]) -> Placed {
-        let span = self.block.span_of_fills(fills)?;
+        let Place { block, gate, .. } = self.place;
+        let span = block.span_of_fills(fills)?;
         let mut counts = Counts::default();
-        let _guard = self.block.lock.lock(span);
-        self.gate.check()?;
+        let _guard = block.lock.lock(span);
+        gate.check()?;
         for fill in fills {
             self.place_fill(fill, &mut counts)?;
         }
@@ -65,16 +66,19 @@ impl Mapped<'_> {
 
     /// Writes the parts of one run that are new and not zero already.
     fn place_fill(&self, fill: &Fill, counts: &mut Counts) -> Result<(), PlaceError> {
-        let versions = &self.block.versions;
+        let versions = &self.place.block.versions;
         let mut run = fill.first.0..fill.first.0;
         for page in (fill.first.0..).take(fill.count as usize).map(PageIndex) {
-            let is_new = versions.claim(page, self.epoch);
+            let is_new = versions.claim(page, self.place.epoch);
             if is_new && (fill.byte != 0 || versions.may_be_nonzero(page)) {
                 run.end = page.0 + 1;
                 continue;
             }
             counts.stale += u64::from(!is_new);
-            counts.fills_skipped += u64::from(is_new);
+            if is_new {
+                counts.fills_skipped += 1;
+                self.note_fill(page.0..page.0 + 1, fill.byte);
+            }
             counts.fills_written += self.write_run(run, fill.byte)?;
             run = page.0 + 1..page.0 + 1;
         }
@@ -84,24 +88,29 @@ impl Mapped<'_> {
 
     /// Writes `byte` to all of `run`, and returns how many pages that are.
     fn write_run(&self, run: Range<u32>, byte: u8) -> Result<u64, PlaceError> {
+        let versions = &self.place.block.versions;
         let pages = run.end - run.start;
         if pages == 0 {
             return Ok(0);
         }
         let (offset, bytes) = (PageIndex(run.start).offset(), PageIndex(pages).offset());
-        let written = if byte == 0 {
-            self.mapping
-                .fill(offset, bytes, 0)
-                .inspect(|()| run.for_each(|page| self.block.versions.set_zero(PageIndex(page))))
-        } else {
-            run.for_each(|page| self.block.versions.set_nonzero(PageIndex(page)));
-            self.mapping.fill(offset, bytes, byte)
-        };
-        written.map_err(|error| self.blame(error))?;
+        if byte != 0 {
+            run.clone().for_each(|page| versions.set_nonzero(PageIndex(page)));
+        }
+        self.mapping.fill(offset, bytes, byte).map_err(|error| self.blame(error))?;
+        if byte == 0 {
+            run.clone().for_each(|page| versions.set_zero(PageIndex(page)));
+        }
+        self.note_fill(run, byte);
         Ok(u64::from(pages))
     }
 
+    fn note_fill(&self, run: Range<u32>, byte: u8) {
+        let fingerprint = Fingerprint::of_fill(byte);
+        self.place.note(run.map(|page| (PageIndex(page), fingerprint)));
+    }
+
     fn blame(&self, error: RamError) -> PlaceError {
-        PlaceError::Ram { name: self.block.name.clone(), source: error }
+        PlaceError::Ram { name: self.place.block.name.clone(), source: error }
     }
 }

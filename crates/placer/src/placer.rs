@@ -1,14 +1,16 @@
 //! The placer: checks what came, and hands it to the block's placement.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use audit::{Delivery, Ledger};
 use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
-use ram::Mapping;
 
 use crate::block::{Block, BlockPlan, Placement};
 use crate::inline::Inline;
 use crate::mapped::Mapped;
+use crate::place::Place;
 use crate::{FeederHandle, PlaceError};
 
 /// RAM may be promised several times over, but not without end: the placer's
@@ -61,6 +63,7 @@ pub struct Placer {
     feeder: FeederHandle,
     gate: Gate,
     counters: Counters,
+    ledger: Option<Arc<Ledger>>,
 }
 
 impl Placer {
@@ -89,7 +92,24 @@ impl Placer {
             return Err(PlaceError::TooMuchRam { bytes: announced_bytes, max_bytes });
         }
         let blocks = blocks.into_iter().map(Block::new).collect::<Result<_, _>>()?;
-        Ok(Self { blocks, feeder, gate: Gate::default(), counters: Counters::default() })
+        let (gate, counters) = (Gate::default(), Counters::default());
+        Ok(Self { blocks, feeder, gate, counters, ledger: None })
+    }
+
+    /// The same; what is placed is noted, to be compared with what was handed over.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn audited(self) -> Result<Self, PlaceError> {
+        let ledger = Ledger::new(self.blocks.iter().map(|block| block.pages));
+        let ledger = ledger.ok_or(PlaceError::NoMemory)?;
+        Ok(Self { ledger: Some(Arc::new(ledger)), ..self })
+    }
+
+    /// What was placed, if that is noted.
+    #[must_use]
+    pub fn ledger(&self) -> Option<&Arc<Ledger>> {
+        self.ledger.as_ref()
     }
 
     /// Places runs of one byte.
@@ -103,10 +123,10 @@ impl Placer {
         epoch: Epoch,
         fills: &[Fill],
     ) -> Result<(), PlaceError> {
-        let block = self.block(block)?;
-        let counts = match &block.placement {
-            Placement::Mapped(mapping) => self.mapped(block, mapping, epoch).place_fills(fills),
-            Placement::Inline => self.inline(block, epoch).place_fills(fills),
+        let place = self.place(block, epoch, Delivery::Fill)?;
+        let counts = match &place.block.placement {
+            Placement::Mapped(mapping) => Mapped { place, mapping }.place_fills(fills),
+            Placement::Inline => Inline { place, feeder: &self.feeder }.place_fills(fills),
         };
         self.count(counts?);
         Ok(())
@@ -121,7 +141,7 @@ impl Placer {
         self.block(block)?.span_of_pages(pages).map(drop)
     }
 
-    /// Places bodies that are in memory, one after the other in `bytes`.
+    /// Places bodies, one after the other in `bytes`, that came by `delivery`.
     ///
     /// # Errors
     /// As [`Placer::place_fills`].
@@ -131,16 +151,15 @@ impl Placer {
         epoch: Epoch,
         pages: &[PageIndex],
         bytes: &[u8],
+        delivery: Delivery,
     ) -> Result<(), PlaceError> {
-        let block = self.block(block)?;
+        let place = self.place(block, epoch, delivery)?;
         if bytes.len() != pages.len() * PAGE_BYTES {
             return Err(PlaceError::WrongLength { bytes: bytes.len(), pages: pages.len() });
         }
-        let counts = match &block.placement {
-            Placement::Mapped(mapping) => {
-                self.mapped(block, mapping, epoch).place_bodies(pages, bytes)
-            }
-            Placement::Inline => self.inline(block, epoch).place_bodies(pages, bytes),
+        let counts = match &place.block.placement {
+            Placement::Mapped(mapping) => Mapped { place, mapping }.place_bodies(pages, bytes),
+            Placement::Inline => Inline { place, feeder: &self.feeder }.place_bodies(pages, bytes),
         };
         self.count(counts?);
         Ok(())
@@ -170,12 +189,15 @@ impl Placer {
         }
     }
 
-    fn mapped<'p>(&'p self, block: &'p Block, mapping: &'p Mapping, epoch: Epoch) -> Mapped<'p> {
-        Mapped { block, mapping, gate: &self.gate, epoch }
-    }
-
-    fn inline<'p>(&'p self, block: &'p Block, epoch: Epoch) -> Inline<'p> {
-        Inline { block, feeder: &self.feeder, gate: &self.gate, epoch }
+    fn place(
+        &self,
+        number: BlockId,
+        epoch: Epoch,
+        delivery: Delivery,
+    ) -> Result<Place<'_>, PlaceError> {
+        let block = self.block(number)?;
+        let ledger = self.ledger.as_ref().and_then(|ledger| ledger.block(number));
+        Ok(Place { block, gate: &self.gate, epoch, delivery, ledger })
     }
 
     fn block(&self, block: BlockId) -> Result<&Block, PlaceError> {

@@ -32,13 +32,13 @@ impl Content {
 }
 
 #[derive(Clone, Debug)]
-struct Delivery {
+struct Sent {
     block: BlockId,
     epoch: Epoch,
     pages: Vec<(PageIndex, Content)>,
 }
 
-impl Delivery {
+impl Sent {
     fn give(&self, placer: &Placer) {
         let fill = |&(first, content): &(PageIndex, Content)| match content {
             Content::Fill(byte) => Some(Fill { first, count: 1, byte }),
@@ -50,7 +50,7 @@ impl Delivery {
         let bodies: Vec<_> = self.pages.iter().filter(is_body).collect();
         let pages: Vec<_> = bodies.iter().map(|(page, _)| *page).collect();
         let bytes: Vec<_> = bodies.iter().flat_map(|(_, content)| content.bytes()).collect();
-        placer.place_bodies(self.block, self.epoch, &pages, &bytes).unwrap();
+        placer.place_bodies(self.block, self.epoch, &pages, &bytes, audit::Delivery::Body).unwrap();
     }
 }
 
@@ -68,11 +68,7 @@ fn epochs() -> impl Strategy<Value = Epochs> {
 }
 
 /// Batches of the epochs, each at least once as a whole.
-fn deliveries(
-    block: BlockId,
-    epochs: &Epochs,
-    dice: &mut impl FnMut(usize) -> usize,
-) -> Vec<Delivery> {
+fn deliveries(block: BlockId, epochs: &Epochs, dice: &mut impl FnMut(usize) -> usize) -> Vec<Sent> {
     let mut deliveries = Vec::new();
     for (epoch, sent) in (0..).map(Epoch).zip(epochs) {
         let mut pages: Vec<_> = (0..)
@@ -85,7 +81,7 @@ fn deliveries(
         }
         while !pages.is_empty() {
             let batch = pages.split_off(pages.len().saturating_sub(1 + dice(40)));
-            let delivery = Delivery { block, epoch, pages: batch };
+            let delivery = Sent { block, epoch, pages: batch };
             // A lane that dies before it acknowledges has the batch sent again.
             deliveries.extend(vec![delivery; 1 + dice(3)]);
         }
@@ -199,7 +195,15 @@ fn of_epochs_that_come_at_the_same_time_the_last_is_the_last_in_the_stream() {
                 begin.wait();
                 for first in (0..PAGES).step_by(BATCH_PAGES as usize) {
                     let pages: Vec<_> = (first..first + BATCH_PAGES).map(PageIndex).collect();
-                    placer.place_bodies(BlockId(0), Epoch(epoch), &pages, &bytes).unwrap();
+                    placer
+                        .place_bodies(
+                            BlockId(0),
+                            Epoch(epoch),
+                            &pages,
+                            &bytes,
+                            audit::Delivery::Body,
+                        )
+                        .unwrap();
                 }
             });
         }

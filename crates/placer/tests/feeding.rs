@@ -6,6 +6,7 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
+use audit::Delivery;
 use common::{Fed, QemuEnd, body};
 use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use placer::{BlockPlan, Feeder, FeederError, FeederHandle, PlaceError, Placement, Placer};
@@ -18,7 +19,13 @@ fn placer(handle: FeederHandle) -> Placer {
 
 fn place_one(placer: &Placer, epoch: u32) -> Result<(), PlaceError> {
     let content = body(epoch.to_le_bytes()[0]);
-    placer.place_bodies(BlockId(0), Epoch(epoch), &[PageIndex(epoch % 256)], &content)
+    placer.place_bodies(
+        BlockId(0),
+        Epoch(epoch),
+        &[PageIndex(epoch % 256)],
+        &content,
+        Delivery::Body,
+    )
 }
 
 #[test]
@@ -95,7 +102,13 @@ fn a_qemu_that_does_not_read_makes_lanes_wait_until_it_reads_or_all_is_stopped()
                         let content = [1; 128 * PAGE_BYTES];
                         let pages: Vec<_> = (0..128).map(PageIndex).collect();
                         (0..20).try_for_each(|epoch| {
-                            placer.place_bodies(BlockId(0), Epoch(epoch), &pages, &content)
+                            placer.place_bodies(
+                                BlockId(0),
+                                Epoch(epoch),
+                                &pages,
+                                &content,
+                                Delivery::Body,
+                            )
                         })
                     })
                 })

@@ -4,6 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
+use audit::Delivery;
 use common::{Fed, QemuEnd, body};
 use page::{BATCH_PAGES, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use placer::{BlockPlan, Counts, Feeder, PlaceError, Placement, Placer};
@@ -84,7 +85,7 @@ fn inline_zeros_are_told_once_until_something_else_was() {
     let Arrival { qemu, feeder, placer } = arrival(64 * PAGE, Placement::Inline);
     placer.place_fills(BLOCK, Epoch(0), &[fill(0, 64, 0)]).unwrap();
     placer.place_fills(BLOCK, Epoch(1), &[fill(0, 64, 0)]).unwrap();
-    placer.place_bodies(BLOCK, Epoch(2), &indices([3]), &body(1)).unwrap();
+    placer.place_bodies(BLOCK, Epoch(2), &indices([3]), &body(1), Delivery::Body).unwrap();
     placer.place_fills(BLOCK, Epoch(3), &[fill(0, 64, 0)]).unwrap();
     placer.place_fills(BLOCK, Epoch(1), &[fill(0, 2, 0)]).unwrap();
     feeder.tail(b"tail").unwrap();
@@ -115,7 +116,8 @@ fn after_close_nothing_is_written() {
     let (mapping, arrival) = mapped(2);
     let placer = &arrival.placer;
     placer.close();
-    let late = placer.place_bodies(BLOCK, Epoch(0), &indices([0]), &body(1)).unwrap_err();
+    let late =
+        placer.place_bodies(BLOCK, Epoch(0), &indices([0]), &body(1), Delivery::Body).unwrap_err();
     assert!(matches!(late, PlaceError::Closed) && late.only_this_lane());
     let fills = placer.place_fills(BLOCK, Epoch(9), &[fill(0, 2, 1)]);
     assert!(matches!(fills, Err(PlaceError::Closed)));
@@ -128,7 +130,8 @@ fn after_close_nothing_is_written() {
 fn an_inline_page_after_the_tail_is_a_late_copy() {
     let Arrival { qemu, feeder, placer } = arrival(4 * PAGE, Placement::Inline);
     feeder.tail(b"tail").unwrap();
-    let late = placer.place_bodies(BLOCK, Epoch(1), &indices([0]), &body(1)).unwrap_err();
+    let late =
+        placer.place_bodies(BLOCK, Epoch(1), &indices([0]), &body(1), Delivery::Body).unwrap_err();
     assert!(late.only_this_lane(), "{late}");
     feeder.finish().unwrap();
     let late = placer.place_fills(BLOCK, Epoch(1), &[fill(0, 1, 0)]).unwrap_err();
@@ -146,7 +149,7 @@ fn what_can_not_be_is_refused_with_nothing_placed() {
         let bodies = |block, pages: &[u32]| {
             let bytes = vec![1; pages.len() * PAGE_BYTES];
             let pages = indices(pages.iter().copied());
-            placer.place_bodies(block, Epoch(1), &pages, &bytes).unwrap_err()
+            placer.place_bodies(block, Epoch(1), &pages, &bytes, Delivery::Body).unwrap_err()
         };
         assert!(matches!(bodies(BlockId(1), &[0]), PlaceError::UnknownBlock { blocks: 1, .. }));
         assert!(matches!(bodies(BLOCK, &[0, 8]), PlaceError::Outside { .. }));
@@ -155,7 +158,7 @@ fn what_can_not_be_is_refused_with_nothing_placed() {
         assert!(matches!(bodies(BLOCK, &[3, 4, 2, 4]), PlaceError::Twice { .. }));
         let many: Vec<_> = (0..=u32::try_from(BATCH_PAGES).unwrap()).collect();
         assert!(matches!(bodies(BLOCK, &many), PlaceError::TooManyPages { pages: 129 }));
-        let short = placer.place_bodies(BLOCK, Epoch(1), &indices([0]), &[1; 100]);
+        let short = placer.place_bodies(BLOCK, Epoch(1), &indices([0]), &[1; 100], Delivery::Body);
         assert!(matches!(short, Err(PlaceError::WrongLength { bytes: 100, pages: 1 })));
 
         let fills = |block, fills: &[Fill]| placer.place_fills(block, Epoch(1), fills).unwrap_err();

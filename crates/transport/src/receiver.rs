@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use audit::Delivery;
 use identity::{Closer, Connection, Reader, Writer};
 use page::{BlockId, Decoder, Encoding, Epoch, Fill, PageIndex};
 use placer::{PlaceError, Placer};
@@ -271,7 +272,7 @@ impl Work {
             .decoder
             .decode(encoding, &self.payload, pages.len())
             .map_err(|error| LaneEnd::Decode(error.to_string()))?;
-        placer.place_bodies(header.block, header.epoch, pages, bytes)?;
+        placer.place_bodies(header.block, header.epoch, pages, bytes, Delivery::Body)?;
         Ok(())
     }
 }

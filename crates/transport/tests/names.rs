@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 
+use audit::Delivery;
 use content::{Domain, Key, Name};
 use identity::Security;
 use page::{Batch, BlockId, Encoding, Epoch, Fill, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
@@ -130,7 +131,7 @@ impl Fickle {
     fn place(&self, epoch: Epoch, page: PageIndex, name: &Name) {
         let bytes = if epoch == Epoch(0) { content_ahead(page.0) } else { content(page.0) };
         assert_eq!(key().name(&bytes), *name, "the name that was sent is the page's");
-        self.placer.place_bodies(BlockId(0), epoch, &[page], &bytes).unwrap();
+        self.placer.place_bodies(BlockId(0), epoch, &[page], &bytes, Delivery::Body).unwrap();
     }
 
     fn answer_late(self: &Arc<Self>, header: NamedHeader, later: Vec<(u8, PageIndex, Name)>) {

@@ -80,6 +80,22 @@ pub struct Prepare {
     /// The VM has a port for the helper in the guest besides what `argv` says.
     #[serde(default)]
     pub guest_port: bool,
+    /// What is compared before the VM is loaded.
+    #[serde(default)]
+    pub audit: AuditOrder,
+}
+
+/// How the pages that arrived are compared with those that QEMU handed over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AuditOrder {
+    /// Not at all.
+    #[default]
+    Off,
+    /// By what was placed.
+    On,
+    /// Also by what RAM holds.
+    Deep,
 }
 
 /// With whom content may be shared, and how it is named.
@@ -194,7 +210,18 @@ pub enum ToDestination {
     Complete {
         /// Bytes of tail (or of the whole stream) sent, as a check.
         residue_bytes: u64,
+        /// All pages of each RAM block in one number, for the audit (`audit::Ledger`);
+        /// empty if there is none.
+        #[serde(default)]
+        audit: Vec<u64>,
     },
+    /// Ranges, by their blocks, whose entries the source wants to see.
+    AuditRanges {
+        /// Each answered by [`ToSource::AuditEntries`].
+        ranges: Vec<(u16, u32)>,
+    },
+    /// What differs need not be the same: it was never handed over.
+    AuditAccepted,
     /// Of the switchover, from `prepared` on.
     Switchover {
         /// What the source is in.
@@ -247,6 +274,38 @@ pub enum ToSource {
     Late {
         /// Some batches at a time.
         batches: Vec<Late>,
+    },
+    /// A block is not as it was handed over: the digests of its ranges.
+    AuditDigests {
+        /// The block.
+        block: u16,
+        /// The first range.
+        first: u32,
+        /// One for each.
+        digests: Vec<u64>,
+        /// More of them follow, of this block or another.
+        more: bool,
+    },
+    /// What was placed in a range, as it was asked for.
+    AuditEntries {
+        /// The block.
+        block: u16,
+        /// The range.
+        range: u32,
+        /// One for each page (`audit::Entry`).
+        entries: Vec<u64>,
+    },
+    /// RAM doesn't hold what was placed there.
+    AuditReread {
+        /// In so many pages.
+        pages: u64,
+        /// Of these blocks, and these pages of theirs, among others.
+        examples: Vec<(u16, u32)>,
+    },
+    /// Nothing differs.
+    Audited {
+        /// Pages that were read back from RAM.
+        reread_pages: u64,
     },
     /// What crosses the destination's NICs: once a second.
     NicUse(DestinationUse),
@@ -426,14 +485,17 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_went() {
-        let said = ToDestination::Complete { residue_bytes: 77 };
+        let said = ToDestination::Complete { residue_bytes: 77, audit: vec![u64::MAX, 0] };
         let mut bytes = Vec::new();
         Frame::message(&said).unwrap().write_to(&mut bytes).unwrap();
         Frame::write_residue(false, &[5; 1_500_000], &mut bytes).unwrap();
         let mut rest = bytes.as_slice();
         let Some(Frame::Message(json)) = read_frame(&mut rest).unwrap() else { panic!() };
         let heard: ToDestination = read_message(&json).unwrap();
-        assert!(matches!(heard, ToDestination::Complete { residue_bytes: 77 }));
+        let ToDestination::Complete { residue_bytes: 77, audit } = heard else {
+            panic!("{heard:?}")
+        };
+        assert_eq!(audit, [u64::MAX, 0]);
         let mut tail = 0;
         while let Some(frame) = read_frame(&mut rest).unwrap() {
             let Frame::Tail(piece) = frame else { panic!("{frame:?}") };

@@ -34,7 +34,7 @@ mod read;
 pub use batch::{Ack, BatchHeader, FILLS_MAX, Tables};
 pub use block::{BlockHeader, LaneHeader, SEQUENCES_AHEAD_MAX};
 pub use control::{
-    Announced, Frame, FrameHeader, Late, Prepare, Prepared, SharingOrder, StorageOrder,
+    Announced, AuditOrder, Frame, FrameHeader, Late, Prepare, Prepared, SharingOrder, StorageOrder,
     ToDestination, ToSource, read_frame, read_message,
 };
 pub use error::WireError;

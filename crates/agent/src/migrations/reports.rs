@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use api::{Outcome, Progress, Report};
+use api::{Audited, Outcome, Progress, Report};
 
 use crate::state;
 
@@ -117,6 +117,7 @@ pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
         phases: Vec::new(),
         disks: Vec::new(),
         lanes: Vec::new(),
+        audit: Audited::default(),
         samples: Vec::new(),
     }
 }

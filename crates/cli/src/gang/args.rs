@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use api::{BitRate, Cpus, HelperBudget, Throttle, WantedMove};
 use clap::{ArgGroup, Args as ClapArgs};
 
-use crate::args::{CompressArg, TapArg};
+use crate::args::{AuditArg, CompressArg, TapArg};
 use crate::bounds::PriorityArg;
 use crate::sharing::ShareArg;
 use crate::slowing::OnStallArg;
@@ -143,6 +143,9 @@ pub(crate) struct HowArgs {
     /// Move VMs to hosts that have less memory free than their RAM
     #[arg(long)]
     pub(super) overcommit_memory: bool,
+    /// What is compared before each VM is given up [default: on]
+    #[arg(long, value_enum)]
+    pub(super) audit: Option<AuditArg>,
 }
 
 fn parse_move(text: &str) -> Result<WantedMove, String> {

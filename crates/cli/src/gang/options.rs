@@ -4,8 +4,8 @@
 use std::str::FromStr;
 
 use api::{
-    BitRate, Bounds, Compress, Cpus, FromStorage, GangOptions, HelperBudget, OnStall, Priority,
-    ReadDisks, Share, Sharing, Slowing, TapChoice, Throttle,
+    Audit, BitRate, Bounds, Compress, Cpus, FromStorage, GangOptions, HelperBudget, OnStall,
+    Priority, ReadDisks, Share, Sharing, Slowing, TapChoice, Throttle,
 };
 use serde::{Deserialize, Deserializer};
 
@@ -42,6 +42,7 @@ pub(super) struct Options {
     #[serde(deserialize_with = "text")]
     pub(super) helper_budget: Option<HelperBudget>,
     pub(super) overcommit_memory: bool,
+    pub(super) audit: Option<Audit>,
 }
 
 /// As it is typed.
@@ -77,6 +78,7 @@ impl From<HowArgs> for Options {
             storage_limit: args.storage_limit,
             helper_budget: args.helper_budget,
             overcommit_memory: args.overcommit_memory,
+            audit: args.audit.map(Audit::from),
         }
     }
 }
@@ -107,6 +109,7 @@ impl Options {
             storage_limit: self.storage_limit.or(other.storage_limit),
             helper_budget: self.helper_budget.or(other.helper_budget),
             overcommit_memory: self.overcommit_memory || other.overcommit_memory,
+            audit: self.audit.or(other.audit),
         }
     }
 }
@@ -139,6 +142,7 @@ impl From<Options> for GangOptions {
                 cpus: options.cpus,
             },
             overcommit_memory: options.overcommit_memory,
+            audit: options.audit.unwrap_or_default(),
             sharing: Sharing {
                 share: options.share.unwrap_or_default(),
                 domain: options.share_domain,

@@ -5,6 +5,7 @@
 //! VM, hears why if it can be told. From then on `switchover::destination`
 //! decides alone, and keeps a journal; its hands are in `hands`.
 
+mod audit;
 mod load;
 mod order;
 mod receive;
@@ -130,10 +131,13 @@ impl Arrival<'_> {
         let arriving = self.shared.host.receive(&order).map_err(End::failed)?;
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
         let mut driver = self.open_journal(&order, &keeper)?;
-        let sharing =
-            (order.sharing.as_ref().map(|wanted| self.agree(wanted)), order.storage.clone());
+        let wanted = Wanted {
+            sharing: order.sharing.as_ref().map(|wanted| self.agree(wanted)),
+            storage: order.storage.clone(),
+            audit: order.audit,
+        };
         let through =
-            AssertUnwindSafe(|| self.go_through(&pools, sharing, &mut driver, &mut keeper));
+            AssertUnwindSafe(|| self.go_through(&pools, wanted, &mut driver, &mut keeper));
         if catch_unwind(through).is_err() {
             tracing::error!(vm = order.vm, "a fault in the agent; its journal says whose it is");
             self.end_lanes();
@@ -152,12 +156,12 @@ impl Arrival<'_> {
     }
 
     /// All that follows from the journal on.
-    fn go_through(&self, pools: &Pools, sharing: Wanted, driver: &mut Driver, keeper: &mut Keeper) {
+    fn go_through(&self, pools: &Pools, wanted: Wanted, driver: &mut Driver, keeper: &mut Keeper) {
         let machine = keeper.shared_machine();
         let disks = self.open_disks(&machine, keeper.images(), pools);
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let loaded = disks.and_then(|disks| {
-            let loaded = self.receive(keeper, &machine, disks.as_ref(), pools, sharing);
+            let loaded = self.receive(keeper, &machine, disks.as_ref(), pools, wanted);
             // Lanes that wait for a disk end by it.
             drop(disks);
             loaded

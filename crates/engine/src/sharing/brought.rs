@@ -87,7 +87,9 @@ impl Sharing {
     fn place_brought(&self, by: Bringer, pages: &[(Name, &Page)], bytes: &[u8]) -> bool {
         let Some((_, Page { taker, place: first })) = pages.first() else { return false };
         let each: Vec<_> = pages.iter().map(|(_, page)| page.place.page).collect();
-        let placed = taker.placer.place_bodies(first.block, first.epoch, &each, bytes).is_ok();
+        let placer = &taker.placer;
+        let placed = placer.place_bodies(first.block, first.epoch, &each, bytes, by.delivery());
+        let placed = placed.is_ok();
         if placed {
             let named = pages.iter().map(|(name, page)| (page.place.page, *name));
             taker.note(first.block, named);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use audit::Delivery;
 use content::Name;
 
 /// Content that somebody has claimed comes within this, or the next one who waits
@@ -22,6 +23,17 @@ pub(super) enum Bringer {
     Peer(u64),
     /// The disks of a VM that arrives: they are read here.
     Disk(u64),
+}
+
+impl Bringer {
+    /// How what it brings comes to the VM's RAM.
+    pub(super) fn delivery(self) -> Delivery {
+        match self {
+            Self::Vm(_) => Delivery::SameHost,
+            Self::Peer(_) => Delivery::Rack,
+            Self::Disk(_) => Delivery::Storage,
+        }
+    }
 }
 
 /// What becomes of somebody who waits for what may not come.

@@ -1,5 +1,6 @@
 //! Copies of pages that are on this host, made to be placed once more.
 
+use audit::Delivery;
 use content::{Index, Key, Name};
 use page::{BlockId, Epoch, PAGE_BYTES, PageIndex};
 use placer::{PlaceError, Placer};
@@ -47,6 +48,6 @@ impl Copies {
             return Ok(());
         }
         let bytes = &self.bytes[..self.pages.len() * PAGE_BYTES];
-        placer.place_bodies(block, epoch, &self.pages, bytes)
+        placer.place_bodies(block, epoch, &self.pages, bytes, Delivery::SameHost)
     }
 }

@@ -13,6 +13,7 @@ use wire::{Announced, ToDestination};
 
 use super::Notice;
 use super::ahead;
+use super::audit::HandedOver;
 use super::live::Live;
 use super::naming::Naming;
 use super::sieve::Sieve;
@@ -22,6 +23,7 @@ use crate::link::Link;
 pub(super) struct Collector {
     pub(crate) live: Arc<Live>,
     pub(crate) sieve: Arc<Sieve>,
+    pub(super) handed_over: Arc<HandedOver>,
     pub(super) naming: Option<Arc<Naming>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) link: Arc<Link<ToDestination>>,
@@ -49,6 +51,7 @@ impl Output for Collector {
     fn head(&self, head: Head) -> Result<(), Stopped> {
         self.live.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
         self.sieve.announce(&head.blocks);
+        self.handed_over.announce(&head.blocks);
         if let Some(naming) = &self.naming {
             naming.announce(&head.blocks);
         }
@@ -67,6 +70,7 @@ impl Output for Collector {
     fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
         batch.epoch = ahead::after(batch.epoch);
         self.live.took(&batch);
+        self.handed_over.take(&batch);
         if let Some(naming) = &self.naming {
             naming.hand_over(&mut batch);
             if batch.is_empty() {

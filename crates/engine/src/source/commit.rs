@@ -21,11 +21,15 @@ impl Source<'_> {
     pub(super) fn complete(&mut self) -> Result<Envelope<switchover::ToSource>, MigrationError> {
         let stream = self.stream.as_ref().expect("a stream was delivered");
         let residue_bytes = stream.live.residue_bytes.load(Relaxed);
-        self.send(&ToDestination::Complete { residue_bytes })?;
+        let totals = self.audit_totals();
+        self.send(&ToDestination::Complete { residue_bytes, audit: totals.clone() })?;
         let until = Instant::now() + self.local.waits.load;
         loop {
             match self.next(until)? {
                 Happening::Said(said) if said.message == switchover::ToSource::Loaded => {
+                    if !self.is_audited(&totals) {
+                        return Err(self.said_early(&said));
+                    }
                     self.story.enter(Phase::Loaded);
                     return Ok(said);
                 }
@@ -33,7 +37,10 @@ impl Source<'_> {
                 Happening::Peer(ToSource::Placement { mapped, inline }) => {
                     self.note_placement(&mapped, &inline);
                 }
-                Happening::Peer(other) => return Err(self.unexpected(&other)),
+                Happening::Peer(other) => match self.audit(&other) {
+                    Some(outcome) => outcome?,
+                    None => return Err(self.unexpected(&other)),
+                },
                 Happening::Qemu(event) => self.follow(&event)?,
                 Happening::Notice(_) | Happening::Late => {}
             }

@@ -8,21 +8,24 @@
 
 use std::sync::{Arc, OnceLock};
 
-use page::{Batch, BlockId, PAGE_BYTES, PageIndex};
+use page::{BATCH_PAGES, Batch, BlockId, PAGE_BYTES, PageIndex};
 use qemu::ram_blocks::RamBlocks;
 use ram::Mapping;
+
+use super::audit::HandedOver;
 
 /// Compares batches with the source QEMU's RAM.
 #[derive(Debug, Default)]
 pub(crate) struct Sieve {
     ram: RamBlocks,
+    handed_over: Arc<HandedOver>,
     /// By block number, once the block list is known.
     blocks: OnceLock<Vec<Option<Arc<Mapping>>>>,
 }
 
 impl Sieve {
-    pub(crate) fn new(ram: RamBlocks) -> Self {
-        Self { ram, blocks: OnceLock::new() }
+    pub(super) fn new(ram: RamBlocks, handed_over: Arc<HandedOver>) -> Self {
+        Self { ram, handed_over, blocks: OnceLock::new() }
     }
 
     /// The block list, as QEMU announced it.
@@ -61,6 +64,17 @@ impl transport::Sieve for Sieve {
         if ram.gather(offsets, now).is_err() {
             return 0;
         }
-        batch.retain_bodies(|nth, sent| now[nth * PAGE_BYTES..][..PAGE_BYTES] == *sent)
+        let mut pages = [PageIndex::default(); BATCH_PAGES];
+        for (page, body) in pages.iter_mut().zip(batch.bodies()) {
+            *page = body.page;
+        }
+        let (block, epoch) = (batch.block, batch.epoch);
+        batch.retain_bodies(|nth, sent| {
+            let is_newest = now[nth * PAGE_BYTES..][..PAGE_BYTES] == *sent;
+            if !is_newest {
+                self.handed_over.left_out(block, pages[nth], epoch);
+            }
+            is_newest
+        })
     }
 }

@@ -19,6 +19,7 @@ use transport::{Endpoint, Lanes, LanesPlan, connect};
 use wire::{Kind, Prepare, SharingOrder, ToDestination, ToSource, Token};
 
 use super::ahead::Ahead;
+use super::audit;
 use super::collector::Collector;
 use super::disks::{self, Around, Chosen, Disks};
 use super::live::{Live, Traits};
@@ -100,6 +101,7 @@ impl Source<'_> {
             storage: None,
             share_domain: self.domain(),
             guest_port: self.vm.machine.guest_port,
+            audit: audit::ordered(self.request.audit),
         };
         let ram = RamBlocks::of(&self.vm.machine);
         let moving = chosen.as_ref().map_or(&[][..], |chosen| &chosen.disks);
@@ -107,7 +109,7 @@ impl Source<'_> {
         let storage = self.storage.as_ref().map(|storage| storage.order.clone());
         self.send(&ToDestination::Prepare(Box::new(Prepare { storage, ..order })))?;
         // While the destination makes its QEMU.
-        self.sieve = Some(Arc::new(Sieve::new(ram)));
+        self.sieve = Some(Arc::new(Sieve::new(ram, Arc::clone(&self.handed_over))));
         let prepared = self.wait_prepared()?;
         self.chosen = chosen.filter(|chosen| !chosen.disks.is_empty()).map(Chosen::answered);
         for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
@@ -215,6 +217,7 @@ impl Source<'_> {
         let collector = Arc::new(Collector {
             live: Arc::clone(&live),
             sieve,
+            handed_over: Arc::clone(&self.handed_over),
             naming: naming.clone(),
             lanes: Arc::clone(&lanes),
             link: Arc::clone(&control.link),

@@ -7,7 +7,8 @@ use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::ram_blocks::{RamBlocks, Reached};
-use wire::{Announced, Prepared, ToDestination, ToSource};
+use ram::Mapping;
+use wire::{Announced, AuditOrder, Prepared, ToDestination, ToSource};
 
 use super::sharing::{Shares, Told, Wanted};
 use super::{Arrival, End, ended, hex};
@@ -22,6 +23,29 @@ use crate::sharing::{Blocks, Resolving};
 /// some MiB.
 const TAIL_BYTES_MAX: usize = 256 << 20;
 
+/// Where what comes of the VM goes.
+struct Ends<'a> {
+    ram: &'a [Reached],
+    feeder: &'a Feeder,
+    disks: Option<&'a ArrivingDisks>,
+    is_audited: bool,
+}
+
+/// What lanes bring pages to, once the block list is known.
+struct Opened {
+    placer: Arc<Placer>,
+    /// Of each block that is written directly.
+    mappings: Vec<Option<Arc<Mapping>>>,
+    resolving: Option<Arc<Resolving>>,
+}
+
+/// What remains when all pages are placed.
+struct Residue {
+    tail: Vec<u8>,
+    /// What the source compares by.
+    audit: Vec<u64>,
+}
+
 impl Arrival<'_> {
     /// Everything of the VM, until its QEMU has loaded it.
     pub(super) fn receive(
@@ -30,15 +54,16 @@ impl Arrival<'_> {
         machine: &Machine,
         disks: Option<&ArrivingDisks>,
         pools: &Pools,
-        sharing: Wanted,
+        wanted: Wanted,
     ) -> Result<(), End> {
+        let audit = wanted.audit;
         let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
         keeper.incoming = Some(Arc::clone(&incoming));
         let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
         let ram = RamBlocks::of(machine);
         let mut notes = ram.notes.clone();
-        let told = self.share(machine, sharing, &mut notes)?;
+        let told = self.share(machine, wanted, &mut notes)?;
         let Told { shares, sharing, storage } = told;
         let prepared = Prepared {
             token: hex(self.token),
@@ -52,11 +77,22 @@ impl Arrival<'_> {
         let network = Arc::clone(&self.shared.local.resources.network);
         let telling = Telling::start(Arc::clone(&self.lanes), network, Arc::clone(&self.link));
         let telling = telling.map_err(End::failed)?;
-        let mut resolving = None;
+        let mut opened = None;
         let kept = shares.as_ref().filter(|shares| shares.keeps);
         let kept = kept.map(|shares| Arc::clone(&shares.sharing));
-        let tail = self.take_stream(&ram.reached, &feeder, disks, shares, &mut resolving)?;
-        if let Some(resolving) = &resolving {
+        let ends = Ends {
+            ram: &ram.reached,
+            feeder: &feeder,
+            disks,
+            is_audited: audit != AuditOrder::Off,
+        };
+        let residue = self.take_stream(&ends, shares, &mut opened)?;
+        if let Some(Opened { placer, mappings, .. }) = &opened
+            && let Some(ledger) = placer.ledger()
+        {
+            self.audit(ledger, mappings, &residue.audit, audit)?;
+        }
+        if let Some(resolving) = opened.as_ref().and_then(|opened| opened.resolving.as_ref()) {
             if let Some(sharing) = kept {
                 sharing.keep(resolving);
             }
@@ -67,24 +103,23 @@ impl Arrival<'_> {
                 self.say(&ToSource::Note { text })?;
             }
         }
-        drop(resolving);
+        drop(opened);
         drop(telling);
         if let Some(disks) = disks {
             disks.finish().map_err(End::failed)?;
         }
-        self.load(machine, &incoming, &feeder, &tail)
+        self.load(machine, &incoming, &feeder, &residue.tail)
     }
 
     /// Pages come by the lanes, residue comes here, until the source says that
-    /// it is complete. Returns the tail.
+    /// it is complete.
     fn take_stream(
         &self,
-        ram: &[Reached],
-        feeder: &Feeder,
-        disks: Option<&ArrivingDisks>,
+        ends: &Ends<'_>,
         mut sharing: Option<Shares>,
-        resolving: &mut Option<Arc<Resolving>>,
-    ) -> Result<Vec<u8>, End> {
+        opened: &mut Option<Opened>,
+    ) -> Result<Residue, End> {
+        let Ends { feeder, disks, .. } = *ends;
         let mut tail = Vec::new();
         let mut whole_bytes = 0;
         let mut announced = None;
@@ -98,7 +133,7 @@ impl Arrival<'_> {
                         .take()
                         .ok_or_else(|| End::failed("a head came without its block list"))?;
                     feeder.head(&head, ram_section, footers).map_err(End::failed)?;
-                    *resolving = self.open_lanes(ram, feeder, blocks, sharing.take())?;
+                    *opened = Some(self.open_lanes(ends, blocks, sharing.take())?);
                 }
                 Heard::Tail(piece) => {
                     if tail.len() + piece.len() > TAIL_BYTES_MAX {
@@ -114,6 +149,7 @@ impl Arrival<'_> {
                     feeder.whole(&piece).map_err(End::failed)?;
                 }
                 Heard::Message(ToDestination::Spare { pages }) => {
+                    let resolving = opened.as_ref().and_then(|opened| opened.resolving.as_ref());
                     if let Some(resolving) = resolving {
                         resolving.spare(pages);
                     }
@@ -122,14 +158,14 @@ impl Arrival<'_> {
                     Some(disks) => disks.flush(ticket, disk).map_err(End::failed)?,
                     None => return Err(End::failed("a disk was to be flushed, and none comes")),
                 },
-                Heard::Message(ToDestination::Complete { residue_bytes }) => {
+                Heard::Message(ToDestination::Complete { residue_bytes, audit }) => {
                     let came = tail.len() as u64 + whole_bytes;
                     if residue_bytes != came {
                         return Err(End::failed(format!(
                             "{came} bytes of residue came, {residue_bytes} were sent"
                         )));
                     }
-                    return Ok(tail);
+                    return Ok(Residue { tail, audit });
                 }
                 other => return Err(ended(other)),
             }
@@ -161,14 +197,13 @@ impl Arrival<'_> {
 
     fn open_lanes(
         &self,
-        ram: &[Reached],
-        feeder: &Feeder,
+        ends: &Ends<'_>,
         blocks: Vec<Announced>,
         sharing: Option<Shares>,
-    ) -> Result<Option<Arc<Resolving>>, End> {
+    ) -> Result<Opened, End> {
         let mut plans = Vec::with_capacity(blocks.len());
         for Announced { name, bytes } in blocks {
-            let reached = ram.iter().find(|ram| ram.name == name);
+            let reached = ends.ram.iter().find(|ram| ram.name == name);
             let placement = match reached {
                 Some(ram) if ram.bytes == bytes => Placement::Mapped(Arc::clone(&ram.mapping)),
                 Some(ram) => {
@@ -187,15 +222,18 @@ impl Arrival<'_> {
             plans.iter().filter(is).map(|plan| plan.name.clone()).collect()
         };
         let said = ToSource::Placement { mapped: names(true), inline: names(false) };
+        let mapping = |plan: &BlockPlan| match &plan.placement {
+            Placement::Mapped(mapping) => Some(Arc::clone(mapping)),
+            Placement::Inline => None,
+        };
+        let mappings: Vec<_> = plans.iter().map(mapping).collect();
         let mut held = Blocks::default();
-        for plan in &plans {
-            let mapping = match &plan.placement {
-                Placement::Mapped(mapping) => Some(Arc::clone(mapping)),
-                Placement::Inline => None,
-            };
-            held.push(plan.bytes, mapping);
+        for (plan, mapping) in plans.iter().zip(&mappings) {
+            held.push(plan.bytes, mapping.clone());
         }
-        let placer = Arc::new(Placer::new(plans, feeder.handle()).map_err(End::failed)?);
+        let placer = Placer::new(plans, ends.feeder.handle()).map_err(End::failed)?;
+        let placer = if ends.is_audited { placer.audited().map_err(End::failed)? } else { placer };
+        let placer = Arc::new(placer);
         let resolving = match sharing {
             None => None,
             Some(Shares { sharing, domain, rack, disks, .. }) => {
@@ -205,8 +243,8 @@ impl Arrival<'_> {
                 Some(Arc::new(resolving.map_err(End::failed)?))
             }
         };
-        self.lanes.open(placer, resolving.clone());
+        self.lanes.open(Arc::clone(&placer), resolving.clone());
         self.say(&said)?;
-        Ok(resolving)
+        Ok(Opened { placer, mappings, resolving })
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use content::Domain;
 use qemu::machine::Machine;
-use wire::{SharingOrder, StorageOrder};
+use wire::{AuditOrder, SharingOrder, StorageOrder};
 
 use super::{Arrival, End, storage};
 use crate::sharing::{Disks, Sharing};
@@ -33,8 +33,15 @@ impl Shares {
 /// That, or why none may; and what is not used of it.
 pub(super) type Agreed = Result<(Shares, Option<&'static str>), &'static str>;
 
-/// How content is to be shared, and which disks are to be read.
-pub(super) type Wanted = (Option<Agreed>, Option<StorageOrder>);
+/// What the source's order says of how pages come.
+pub(super) struct Wanted {
+    /// How content is to be shared.
+    pub(super) sharing: Option<Agreed>,
+    /// Which disks are to be read.
+    pub(super) storage: Option<StorageOrder>,
+    /// How it is audited.
+    pub(super) audit: AuditOrder,
+}
 
 /// What the source is told of it.
 pub(super) struct Told {
@@ -65,7 +72,7 @@ impl Arrival<'_> {
     pub(super) fn share(
         &self,
         machine: &Machine,
-        (agreed, from_disks): Wanted,
+        Wanted { sharing: agreed, storage: from_disks, .. }: Wanted,
         notes: &mut Vec<String>,
     ) -> Result<Told, End> {
         let shares = match agreed {

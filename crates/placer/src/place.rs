@@ -1,0 +1,43 @@
+//! What pages of one epoch are placed with, however that is done.
+
+use audit::{BlockLedger, Delivery, Fingerprint};
+use page::{BATCH_PAGES, Epoch, PAGE_BYTES, PageIndex};
+
+use crate::block::Block;
+use crate::placer::Gate;
+
+/// Where pages of one epoch go that came in one way.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'p> {
+    pub(crate) block: &'p Block,
+    pub(crate) gate: &'p Gate,
+    pub(crate) epoch: Epoch,
+    pub(crate) delivery: Delivery,
+    pub(crate) ledger: Option<&'p BlockLedger>,
+}
+
+/// Of each body of a batch.
+pub(crate) type Fingerprints = [Fingerprint; BATCH_PAGES];
+
+impl Place<'_> {
+    /// To be found out before anything is locked.
+    pub(crate) fn fingerprints(&self, bytes: &[u8]) -> Fingerprints {
+        let mut fingerprints = [Fingerprint::default(); BATCH_PAGES];
+        if self.ledger.is_some() {
+            for (fingerprint, bytes) in fingerprints.iter_mut().zip(bytes.chunks_exact(PAGE_BYTES))
+            {
+                *fingerprint = Fingerprint::of(bytes);
+            }
+        }
+        fingerprints
+    }
+
+    /// Pages that were written, with their range still locked.
+    pub(crate) fn note(&self, written: impl Iterator<Item = (PageIndex, Fingerprint)>) {
+        let Some(ledger) = self.ledger else { return };
+        let mut writing = ledger.write();
+        for (page, fingerprint) in written {
+            writing.placed(page, fingerprint, self.epoch, self.delivery);
+        }
+    }
+}
