@@ -15,9 +15,8 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::RUN_DIR;
 use lab::setup;
 use qemu::guest_port::{self, GuestError, Patience};
-use ram::Mapping;
-use serde_json::json;
 
+use crate::memory::guest_ram;
 use crate::{MIB, Side, World, guest, own_qmp_argument, until};
 
 /// The guest's memory.
@@ -366,7 +365,7 @@ pub fn asked(
 /// If one of them can't be looked at.
 #[must_use]
 pub fn compare(world: &World, side: Side, name: &str, map: &CacheMap) -> (u64, Option<Run>) {
-    let ram = guest_ram(world, side, name);
+    let ram = guest_ram(world, side, name, RAM_BYTES);
     let disks: Vec<File> = map
         .devices()
         .iter()
@@ -392,16 +391,4 @@ pub fn compare(world: &World, side: Side, name: &str, map: &CacheMap) -> (u64, O
         }
     }
     (equal, first_wrong)
-}
-
-/// All of a guest's memory, which is one piece below its gap.
-fn guest_ram(world: &World, side: Side, name: &str) -> Mapping {
-    let command = json!({ "command-line": "gpa2hva 0" });
-    let qmp = world.own_qmp(side, name);
-    let answer = qmp.execute("human-monitor-command", command).unwrap();
-    let text = answer.as_str().unwrap().trim().to_owned();
-    let address = text.rsplit_once("0x").expect("an address").1;
-    let address = u64::from_str_radix(address, 16).unwrap();
-    let pid = world.vm(side, name).unwrap().pid;
-    Mapping::of_process(pid, address, RAM_BYTES).unwrap()
 }

@@ -1,10 +1,13 @@
-//! A host whose memory is full, for some of its processes.
+//! Memory: of a host, full for some of its processes; and of a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::until;
+use ram::Mapping;
+use serde_json::json;
+
+use crate::{Side, World, until};
 
 /// What they may take besides what they have.
 const MORE_BYTES: u64 = 1 << 20;
@@ -57,4 +60,21 @@ impl Drop for Full {
             fs::remove_dir(&self.dir).is_ok()
         });
     }
+}
+
+/// A guest's memory of so many bytes, which is one piece below its gap. Its QEMU has
+/// a QMP socket of its own.
+///
+/// # Panics
+/// If it can't be reached.
+#[must_use]
+pub fn guest_ram(world: &World, side: Side, name: &str, bytes: u64) -> Mapping {
+    let command = json!({ "command-line": "gpa2hva 0" });
+    let qmp = world.own_qmp(side, name);
+    let answer = qmp.execute("human-monitor-command", command).unwrap();
+    let text = answer.as_str().unwrap().trim().to_owned();
+    let address = text.rsplit_once("0x").expect("an address").1;
+    let address = u64::from_str_radix(address, 16).unwrap();
+    let pid = world.vm(side, name).unwrap().pid;
+    Mapping::of_process(pid, address, bytes).unwrap()
 }

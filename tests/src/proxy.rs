@@ -41,6 +41,14 @@ struct Shared {
 struct Weather {
     late_ms_max: usize,
     held_up: Option<Side>,
+    flips: Option<Side>,
+}
+
+/// Whether it is of the text that guests fill pages with: agents' own messages have
+/// quotation marks.
+#[must_use]
+pub fn is_text(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == b'\n' || (*byte != b'"' && (b' '..=b'~').contains(byte)))
 }
 
 /// What a connection carries in one direction.
@@ -112,6 +120,18 @@ impl Proxies {
     /// once.
     pub fn hold_up(&self, side: Side) {
         self.change(|weather| weather.held_up = Some(side));
+    }
+
+    /// One bit flips in the next page of text that a side sends as it is, as a
+    /// broken network card does it whose checksums are right.
+    pub fn flip_a_bit(&self, side: Side) {
+        self.change(|weather| weather.flips = Some(side));
+    }
+
+    /// Whether it has.
+    #[must_use]
+    pub fn has_flipped(&self) -> bool {
+        self.shared.weather.lock().flips.is_none()
     }
 
     /// Everything gets through again.
@@ -198,6 +218,7 @@ impl Shared {
                 Ok(0) => break,
                 Ok(bytes) => {
                     self.wait(way.whose, &mut way.random);
+                    self.flip(way.whose, &mut piece[..bytes]);
                     if way.to.write_all(&piece[..bytes]).is_err() {
                         // Neither hears the other any more.
                         let _ = way.from.shutdown(Shutdown::Both);
@@ -212,6 +233,18 @@ impl Shared {
         }
         self.wait(way.whose, &mut way.random);
         let _ = way.to.shutdown(Shutdown::Write);
+    }
+
+    /// Flips a bit in a page of text.
+    fn flip(&self, whose: Side, piece: &mut [u8]) {
+        let mut weather = self.weather.lock();
+        if weather.flips != Some(whose) {
+            return;
+        }
+        if let Some(text) = piece.chunks_exact_mut(512).find(|bytes| is_text(bytes)) {
+            text[256] ^= 1;
+            weather.flips = None;
+        }
     }
 
     /// As long as the weather has it.

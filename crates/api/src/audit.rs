@@ -40,6 +40,22 @@ pub enum Audited {
     },
 }
 
+impl Audited {
+    /// Who is to blame for pages that a guest finds wrong after such a migration.
+    #[must_use]
+    pub fn explains_wrong_pages(&self) -> &'static str {
+        match self {
+            Self::Nothing { .. } => "its migration was not audited: what lost them is not known",
+            Self::Same { .. } => {
+                "its migration's audit was clean: QEMU never handed over what is missing"
+            }
+            Self::Differences { .. } => {
+                "its migration's audit found differences: Droveway lost them"
+            }
+        }
+    }
+}
+
 impl Default for Audited {
     fn default() -> Self {
         Self::Nothing { why: "the migration ended before its audit".to_owned() }

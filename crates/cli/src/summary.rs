@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use api::{Outcome, Progress, Report};
+use api::{Audited, Outcome, Progress, Report};
 
 use crate::args::ReportArgs;
 use crate::bounds::described;
@@ -211,6 +211,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact("On the wire", amount::size(report.wire_bytes)),
         fact("CPU, source agent", amount::seconds(report.cpu_source_s)),
         fact("CPU, destination agent", amount::seconds(report.cpu_destination_s)),
+        fact("Audit", audit(report)),
         fact("Bounds", bounds(report)),
         fact(
             "Buffers at most",
@@ -222,6 +223,23 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         ),
     ]);
     facts
+}
+
+/// Whether what arrived is what QEMU handed over.
+fn audit(report: &Report) -> String {
+    match &report.audit {
+        Audited::Nothing { why } => format!("none: {why}"),
+        Audited::Same { pages, reread_pages: 0 } => {
+            format!("all {pages} pages as QEMU handed them over")
+        }
+        Audited::Same { pages, reread_pages } => {
+            format!("all {pages} pages as QEMU handed them over; {reread_pages} read back from RAM")
+        }
+        Audited::Differences { pages, examples } => {
+            let found = amount::counted(*pages, "page");
+            format!("{found} not as QEMU handed them over: {}", examples.join("; "))
+        }
+    }
 }
 
 /// What it could use, and what of that was changed.

@@ -239,6 +239,11 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
     };
     let served = serving.map(|serving| serving.judge(&moved));
     let checked = guest.check()?;
+    if checked.wrong > 0
+        && let Some(report) = contender.report()
+    {
+        eprintln!("lab: {}", report.audit.explains_wrong_pages());
+    }
     let right = served.as_ref().is_none_or(|served| served.wrong == 0);
     let intact = checked.wrong == 0 && checked.pages > 0 && right;
     let run = Run { passes: moved.passes.filter(|_| scenario.slowing.is_some()), served, ..run };
