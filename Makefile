@@ -15,7 +15,7 @@ DEBUG = $(or $(CARGO_TARGET_DIR),target)/debug
 # Rust may just have been installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-content bench-directory bench-locks bench-storage clean
+.PHONY: help setup toolchain build demo test tests lint unit end-to-end fuzz faults bench bench-audit bench-content bench-directory bench-locks bench-storage clean
 
 help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
@@ -73,9 +73,13 @@ faults: setup
 
 bench: toolchain
 	@$(LAB) bench
+	@echo 'audit      noting pages for the audit'
 	@echo 'content    naming pages, and looking names up'
 	@echo 'directory  how many contents a second the embedded directory is asked for'
 	@echo 'locks      what a range lock buys: placing, and mapping guest memory, 1 to 8 threads'
+
+bench-audit: toolchain
+	@$(CARGO) bench --quiet --package audit --bench ledger
 
 bench-content: toolchain
 	@$(CARGO) bench --quiet --package content --bench content
