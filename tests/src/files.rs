@@ -172,8 +172,8 @@ fn with_disks(
             Reached::Raw => format!("file={path},format=raw,if=none,id={serial}"),
             Reached::Qcow2 => format!("file={path},format=qcow2,if=none,id={serial}"),
             Reached::Nbd => {
-                let socket = nbd_socket(world, serial);
-                let server = format!("file.server.type=unix,file.server.path={}", socket.display());
+                let path = format!("{RUN_DIR}/{}", nbd_socket(serial));
+                let server = format!("file.server.type=unix,file.server.path={path}");
                 format!("if=none,id={serial},format=raw,file.driver=nbd,{server}")
             }
         };
@@ -192,11 +192,12 @@ pub fn small(spec: GuestSpec) -> GuestSpec {
     small
 }
 
-fn nbd_socket(world: &World, serial: &str) -> PathBuf {
-    image(world, serial).with_extension("nbd")
+/// Where each host has a disk served.
+fn nbd_socket(serial: &str) -> String {
+    format!("{serial}.nbd")
 }
 
-/// A server of all disks, for both hosts, until it is dropped.
+/// Servers of all disks, one of each at either host, until this is dropped.
 pub struct Export(Vec<(Child, PathBuf)>);
 
 /// Serves the disks of a guest that reaches them so.
@@ -205,20 +206,24 @@ pub struct Export(Vec<(Child, PathBuf)>);
 /// If the servers can't be started.
 #[must_use]
 pub fn export(world: &World) -> Export {
-    let serve = |serial| {
-        let socket = nbd_socket(world, serial);
+    let serve = |(side, serial)| {
+        let socket = world.host(side).run_dir.join(nbd_socket(serial));
         let mut server = Command::new("qemu-nbd");
-        server.args(["--persistent", "--shared=0", "--format=raw", "--cache=writeback"]);
-        server.arg("--socket").arg(&socket).arg(image(world, serial));
+        server.args(["--persistent", "--shared=0", "--cache=writeback", "--image-opts"]);
+        let image = image(world, serial);
+        // Two servers have the same file.
+        let file = format!("file.driver=file,file.locking=off,file.filename={}", image.display());
+        server.arg("--socket").arg(&socket).arg(format!("driver=raw,{file}"));
         let server = server.spawn().unwrap();
         until("the disk is served", || socket.exists());
         (server, socket)
     };
-    Export(SERIALS.map(serve).into())
+    let sides = [Side::A, Side::B].into_iter();
+    Export(sides.flat_map(|side| SERIALS.map(|serial| (side, serial))).map(serve).collect())
 }
 
 impl Export {
-    /// The servers, in the order of [`SERIALS`].
+    /// The servers.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         self.0.iter().map(|(server, _)| server.id()).collect()

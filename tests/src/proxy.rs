@@ -22,6 +22,11 @@ const PROXYS_PORT: u16 = 7801;
 /// What is read at a time, and is late together.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// What comes at a time where bytes trickle, and how long nothing does after it: less
+/// than any silence that ends a connection.
+const TRICKLE_BYTES: usize = 1 << 10;
+const TRICKLE_PAUSE: Duration = Duration::from_secs(2);
+
 /// Between the agents of two hosts that were told of [`Proxies::peers`].
 pub struct Proxies {
     shared: Arc<Shared>,
@@ -42,6 +47,7 @@ struct Weather {
     late_ms_max: usize,
     held_up: Option<Side>,
     flips: Option<Side>,
+    trickles: Option<Side>,
 }
 
 /// Whether it is of the text that guests fill pages with: agents' own messages have
@@ -120,6 +126,11 @@ impl Proxies {
     /// once.
     pub fn hold_up(&self, side: Side) {
         self.change(|weather| weather.held_up = Some(side));
+    }
+
+    /// From now on what a side says comes in small pieces, with long pauses.
+    pub fn trickle(&self, side: Side) {
+        self.change(|weather| weather.trickles = Some(side));
     }
 
     /// One bit flips in the next page of text that a side sends as it is, as a
@@ -219,7 +230,7 @@ impl Shared {
                 Ok(bytes) => {
                     self.wait(way.whose, &mut way.random);
                     self.flip(way.whose, &mut piece[..bytes]);
-                    if way.to.write_all(&piece[..bytes]).is_err() {
+                    if self.write(&mut way, &piece[..bytes]).is_err() {
                         // Neither hears the other any more.
                         let _ = way.from.shutdown(Shutdown::Both);
                         return;
@@ -233,6 +244,23 @@ impl Shared {
         }
         self.wait(way.whose, &mut way.random);
         let _ = way.to.shutdown(Shutdown::Write);
+    }
+
+    /// All at once, or by and by.
+    fn write(&self, way: &mut Way, mut piece: &[u8]) -> std::io::Result<()> {
+        while !piece.is_empty() {
+            let mut weather = self.weather.lock();
+            let now = if weather.trickles == Some(way.whose) {
+                self.changed.wait_for(&mut weather, TRICKLE_PAUSE);
+                piece.len().min(TRICKLE_BYTES)
+            } else {
+                piece.len()
+            };
+            drop(weather);
+            way.to.write_all(&piece[..now])?;
+            piece = &piece[now..];
+        }
+        Ok(())
     }
 
     /// Flips a bit in a page of text.

@@ -476,7 +476,7 @@ impl World {
 
     /// The names in a directory of a host's own.
     fn files(&self, side: Side, dir: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.host(side).run_dir.join(dir)).unwrap();
+        let entries = fs::read_dir(self.host(side).inside(dir)).unwrap();
         entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
     }
 

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
+use lab::setup;
+
 use end_to_end::faults::{Fate, Plan, Seen, Yard};
 
 /// Two migrations at a time keep two cores busy; most of a fault is waiting.
@@ -21,6 +23,11 @@ fn main() -> ExitCode {
     let at_once = numbers.get(2).copied().unwrap_or(AT_ONCE).max(1);
     // What a plan brings about is told, not printed where it happens.
     std::panic::set_hook(Box::new(|_| {}));
+    // Made once: all of them boot the same guest.
+    if let Err(error) = setup::ensure().and_then(|kit| setup::helper_initrd(&kit).map(drop)) {
+        eprintln!("faults: {error}");
+        return ExitCode::FAILURE;
+    }
     let next = AtomicU64::new(0);
     let (tell, told) = channel();
     let mut table: BTreeMap<(String, String), [u32; 3]> = BTreeMap::new();

@@ -1,8 +1,13 @@
 //! Breaking one thing, and mending it again.
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+use lab::hosts::{Host, RUN_DIR};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 use super::plan::{End, Fault};
 use crate::memory::Full;
@@ -54,6 +59,72 @@ impl Drop for Traced {
     }
 }
 
+/// A file system with an agent's state that has no space left.
+pub(super) struct Filled(PathBuf);
+
+impl Filled {
+    /// Small enough to be filled at once.
+    const STATE_BYTES: &str = "24m";
+
+    /// Gives a host whose agent doesn't run a file system of its own for the state.
+    pub(super) fn prepare(host: &Host) {
+        let state = format!("{RUN_DIR}/state");
+        for command in [
+            &["mkdir", "-p", &state][..],
+            &[
+                "mount",
+                "-t",
+                "tmpfs",
+                "-o",
+                &format!("mode=700,size={}", Self::STATE_BYTES),
+                "state",
+                &state,
+            ],
+        ] {
+            let done = host.command(command[0]).args(&command[1..]).output().unwrap();
+            assert!(done.status.success(), "{done:?}");
+        }
+    }
+
+    fn new(host: &Host) -> Self {
+        let path = host.inside("state/full");
+        let mut file = File::create(&path).expect("it has space until now");
+        let piece = vec![0; 1 << 20];
+        while file.write_all(&piece).is_ok() {}
+        // What is left is less than a piece.
+        while file.write_all(&[0]).is_ok() {}
+        Self(path)
+    }
+}
+
+impl Drop for Filled {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A process that can open nothing more.
+pub(super) struct Starved(Pid, Rlimit);
+
+impl Starved {
+    fn new(pid: u32) -> Self {
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process");
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        // Agents have the limits of who starts them.
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let few = Rlimit { current: Some(open as u64), maximum };
+        let before = prlimit(Some(process), Resource::Nofile, few).expect("root may");
+        Self(process, before)
+    }
+}
+
+impl Drop for Starved {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = prlimit(Some(self.0), Resource::Nofile, self.1);
+    }
+}
+
 /// By how much pieces are late at most.
 const LATE_MS_MAX: usize = 120;
 
@@ -63,6 +134,9 @@ pub(super) enum Broken {
     Frozen(#[expect(dead_code, reason = "goes on when it is dropped")] Frozen),
     Disk(#[expect(dead_code, reason = "goes on when it is dropped")] Traced),
     Memory(Full, Side),
+    Space(#[expect(dead_code, reason = "goes when it is dropped")] Filled),
+    Descriptors(#[expect(dead_code, reason = "goes on when it is dropped")] Starved),
+    Storage(#[expect(dead_code, reason = "goes on when it is dropped")] Vec<Frozen>),
     Cut,
     Lost(Side),
     Slow,
@@ -75,6 +149,8 @@ pub(super) struct Ends {
     pub(super) from: Side,
     pub(super) source_qemu: u32,
     pub(super) destination_qemu: Option<u32>,
+    /// What serves the VM's disks.
+    pub(super) storage: Vec<u32>,
 }
 
 impl Ends {
@@ -111,7 +187,7 @@ pub(super) fn break_it(world: &mut World, proxies: &Proxies, fault: Fault, ends:
             Broken::Nothing
         }
         Fault::FreezeAgent(end) => Broken::Frozen(Frozen::new(world.agent(ends.side(end)).pid())),
-        Fault::FreezeQemu(end) => {
+        Fault::FreezeQemu(end) | Fault::HangQemu(end) => {
             ends.qemu(end).map_or(Broken::Nothing, |pid| Broken::Frozen(Frozen::new(pid)))
         }
         Fault::Cut => {
@@ -151,6 +227,17 @@ pub(super) fn break_it(world: &mut World, proxies: &Proxies, fault: Fault, ends:
             Broken::Memory(Full::new(&pids), side)
         }
         Fault::DiskFull(end) => Broken::Disk(Traced::full(world.agent(ends.side(end)).pid())),
+        Fault::NoSpace(end) => Broken::Space(Filled::new(world.host(ends.side(end)))),
+        Fault::NoDescriptors(end) => {
+            Broken::Descriptors(Starved::new(world.agent(ends.side(end)).pid()))
+        }
+        Fault::Trickle(end) => {
+            proxies.trickle(ends.side(end));
+            Broken::Road
+        }
+        Fault::FreezeStorage => {
+            Broken::Storage(ends.storage.iter().map(|pid| Frozen::new(*pid)).collect())
+        }
     }
 }
 
@@ -171,6 +258,11 @@ pub(super) fn mend(world: &mut World, proxies: &Proxies, broken: Broken) {
                 world.start_agent(side);
             }
         }
-        Broken::Frozen(_) | Broken::Disk(_) | Broken::Nothing => {}
+        Broken::Frozen(_)
+        | Broken::Disk(_)
+        | Broken::Space(_)
+        | Broken::Descriptors(_)
+        | Broken::Storage(_)
+        | Broken::Nothing => {}
     }
 }

@@ -16,7 +16,7 @@ const SETTLE_MAX: Duration = Duration::from_secs(100);
 #[must_use]
 pub fn phase(world: &World, from: Side) -> String {
     let note = |side: Side, extension: &str| {
-        let dir = world.host(side).run_dir.join("state/journals");
+        let dir = world.host(side).inside("state/journals");
         let files = fs::read_dir(dir).into_iter().flatten().flatten();
         let texts = files.filter(|file| file.path().extension().is_some_and(|it| it == extension));
         let last = texts.filter_map(|file| fs::read(file.path()).ok()).last()?;
@@ -47,7 +47,7 @@ pub(super) fn settled(world: &World, gone: bool) -> Result<(), String> {
                     unsettled.push(format!("{}: {vm:?}", side.name()));
                 }
             }
-            let journals = world.host(side).run_dir.join("state/journals");
+            let journals = world.host(side).inside("state/journals");
             let left = fs::read_dir(journals).map_or(0, Iterator::count);
             if left > 0 {
                 unsettled.push(format!("{} keeps {left} journals", side.name()));

@@ -44,6 +44,16 @@ pub enum Fault {
     MemoryFull(End),
     /// An agent's disk takes nothing more for a while.
     DiskFull(End),
+    /// The file system with an agent's state has no space left for a while.
+    NoSpace(End),
+    /// An agent can open nothing more for a while.
+    NoDescriptors(End),
+    /// What one end sends comes by a KiB every other second for a while.
+    Trickle(End),
+    /// A QEMU stands still, and goes on only when the migration is over.
+    HangQemu(End),
+    /// The storage that both hosts have the VM's disks from stands still for a while.
+    FreezeStorage,
 }
 
 /// When it breaks, by what the migration says of itself.
@@ -80,7 +90,7 @@ pub struct Plan {
 }
 
 /// Every fault.
-pub(super) const FAULTS: [Fault; 21] = [
+pub(super) const FAULTS: [Fault; 30] = [
     Fault::KillAgent(End::Source),
     Fault::KillAgent(End::Destination),
     Fault::KillBothAgents,
@@ -102,12 +112,26 @@ pub(super) const FAULTS: [Fault; 21] = [
     Fault::MemoryFull(End::Destination),
     Fault::DiskFull(End::Source),
     Fault::DiskFull(End::Destination),
+    Fault::NoSpace(End::Source),
+    Fault::NoSpace(End::Destination),
+    Fault::NoDescriptors(End::Source),
+    Fault::NoDescriptors(End::Destination),
+    Fault::Trickle(End::Source),
+    Fault::Trickle(End::Destination),
+    Fault::HangQemu(End::Source),
+    Fault::HangQemu(End::Destination),
+    Fault::FreezeStorage,
 ];
 
 impl Fault {
     /// Whether it is what a proxy between the agents does.
     pub(super) fn by_proxy(self) -> bool {
-        matches!(self, Self::Late | Self::HeldUp(_))
+        matches!(self, Self::Late | Self::HeldUp(_) | Self::Trickle(_))
+    }
+
+    /// Whether it lasts until the migration is over.
+    pub(super) fn outlasts(self) -> bool {
+        matches!(self, Self::HangQemu(_))
     }
 
     /// Whether the VM's own QEMU may die by it.
@@ -194,6 +218,11 @@ impl fmt::Display for Fault {
             Self::HeldUp(end) => write!(f, "{end}'s bytes held up"),
             Self::MemoryFull(end) => write!(f, "{end}'s memory full"),
             Self::DiskFull(end) => write!(f, "{end}'s disk full"),
+            Self::NoSpace(end) => write!(f, "{end}'s state has no space"),
+            Self::NoDescriptors(end) => write!(f, "{end}'s agent out of descriptors"),
+            Self::Trickle(end) => write!(f, "{end}'s bytes trickle"),
+            Self::HangQemu(end) => write!(f, "{end}'s QEMU hangs"),
+            Self::FreezeStorage => f.write_str("storage hangs"),
         }
     }
 }
@@ -204,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_faults_again_and_all_of_them() {
-        let plans = |seed| (0..63).map(|number| Plan::random(seed, number)).collect::<Vec<_>>();
+        let plans = |seed| (0..90).map(|number| Plan::random(seed, number)).collect::<Vec<_>>();
         assert_eq!(plans(1), plans(1));
         assert_ne!(plans(1), plans(2));
         let all = plans(3);

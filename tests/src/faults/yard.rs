@@ -9,10 +9,10 @@ use lab::certificates::Certificates;
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 
-use super::inject::{Ends, Traced, break_it, mend};
+use super::inject::{Ends, Filled, Traced, break_it, mend};
 use super::judge;
 use super::plan::{Fault, Moment, Plan};
-use crate::files::{assert_cached_files, small, with_files};
+use crate::files::{Export, Reached, assert_cached_files, export, small, with_files_by};
 use crate::proxy::Proxies;
 use crate::world::{Side, World, until};
 
@@ -45,6 +45,7 @@ pub struct Yard {
     by_proxy: [String; 2],
     world: World,
     _certificates: Certificates,
+    storage: Option<Export>,
     guest: Option<(Guest, Side)>,
 }
 
@@ -53,7 +54,7 @@ const SEED: u64 = 7;
 
 /// With new disks.
 fn spec(world: &World) -> GuestSpec {
-    let mut spec = small(with_files(world));
+    let mut spec = small(with_files_by(world, Reached::Nbd));
     spec.orders.rate = 4_000_000;
     spec
 }
@@ -82,10 +83,15 @@ impl Yard {
     /// Two hosts with certificates, without a guest.
     #[must_use]
     pub fn new() -> Self {
-        let (world, certificates) = World::secured(Link::one(200));
+        let (mut world, certificates) = World::secured(Link::one(200));
         let proxies = Proxies::start(&world.hosts, SEED);
         let by_proxy = ["--peers".to_owned(), Proxies::peers(&world.hosts)];
-        Self { proxies, by_proxy, world, _certificates: certificates, guest: None }
+        for side in [Side::A, Side::B] {
+            world.kill_agent(side);
+            Filled::prepare(world.host(side));
+            world.start_agent(side);
+        }
+        Self { proxies, by_proxy, world, _certificates: certificates, storage: None, guest: None }
     }
 
     /// Agents are told what the plan wants of them.
@@ -122,7 +128,13 @@ impl Yard {
     fn perform(&mut self, plan: &Plan, phase: &mut String) -> Result<Fate, String> {
         let (guest, from) = match self.guest.take() {
             Some(guest) => guest,
-            None => (self.world.boot(&spec(&self.world)), Side::A),
+            None => {
+                // Its servers have the old disks open.
+                self.storage = None;
+                let spec = spec(&self.world);
+                self.storage = Some(export(&self.world));
+                (self.world.boot(&spec), Side::A)
+            }
         };
         self.lay_out(plan);
         let (world, proxies) = (&mut self.world, &self.proxies);
@@ -146,12 +158,18 @@ impl Yard {
         let others = world.host(from.other()).processes().unwrap_or_default();
         let agent = world.agent(from.other()).pid();
         let destination_qemu = others.into_iter().find(|pid| *pid != agent);
-        let ends = Ends { from, source_qemu, destination_qemu };
+        let storage = self.storage.as_ref().map(Export::pids).unwrap_or_default();
+        let ends = Ends { from, source_qemu, destination_qemu, storage };
         let broken = break_it(world, proxies, plan.fault, &ends);
         thread::sleep(plan.lasts);
         drop(slow);
-        mend(world, proxies, broken);
-        let _ = moving.wait_status();
+        if plan.fault.outlasts() {
+            let _ = moving.wait_status();
+            mend(world, proxies, broken);
+        } else {
+            mend(world, proxies, broken);
+            let _ = moving.wait_status();
+        }
         let killed = plan.fault.kills();
         judge::settled(world, killed)?;
         let found = judge::where_is(world)?;

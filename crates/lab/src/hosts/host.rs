@@ -81,6 +81,13 @@ impl Host {
         command
     }
 
+    /// A path in this host's [`RUN_DIR`], with all that is mounted there, as seen from
+    /// outside.
+    #[must_use]
+    pub fn inside(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{RUN_DIR}", self.keeper.id())).join(path)
+    }
+
     /// Runs something on a thread in this host's network: sockets that it makes
     /// stay there, and so do threads that it starts.
     ///
