@@ -78,3 +78,37 @@ pub fn guest_ram(world: &World, side: Side, name: &str, bytes: u64) -> Mapping {
     let pid = world.vm(side, name).unwrap().pid;
     Mapping::of_process(pid, address, bytes).unwrap()
 }
+
+/// The kernel's pool of huge pages, as it was before when this is dropped.
+pub struct HugePages(String);
+
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
+impl HugePages {
+    /// It has so many from now on.
+    ///
+    /// # Panics
+    /// If the kernel has no memory for them.
+    pub fn set(count: u64) {
+        fs::write(POOL, count.to_string()).unwrap();
+        let has: u64 = fs::read_to_string(POOL).unwrap().trim().parse().unwrap();
+        assert!(has >= count, "the kernel gives {has} huge pages of {count}: no memory is whole");
+    }
+
+    /// It has so many until this is dropped.
+    ///
+    /// # Panics
+    /// As [`HugePages::set`].
+    #[must_use]
+    pub fn reserve(count: u64) -> Self {
+        let before = Self(fs::read_to_string(POOL).unwrap());
+        Self::set(count);
+        before
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = fs::write(POOL, &self.0);
+    }
+}

@@ -3,6 +3,7 @@
 use std::fs;
 
 use api::{Outcome, Phase};
+use end_to_end::memory::HugePages;
 use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
 use lab::hosts::Link;
 use serde_json::json;
@@ -95,31 +96,6 @@ fn a_guest_with_a_balloon() {
     drop(world.arrive(&guest, Side::B, moving));
     let actual = world.own_qmp(Side::A, "web1").execute("query-balloon", json!({})).unwrap();
     assert_eq!(actual["actual"], 512 * MIB);
-}
-
-/// The kernel's pool of huge pages, as it was before when this is dropped.
-struct HugePages(String);
-
-const POOL: &str = "/proc/sys/vm/nr_hugepages";
-
-impl HugePages {
-    fn set(count: u64) {
-        fs::write(POOL, count.to_string()).unwrap();
-        let has: u64 = fs::read_to_string(POOL).unwrap().trim().parse().unwrap();
-        assert!(has >= count, "the kernel gives {has} huge pages of {count}: no memory is whole");
-    }
-
-    fn reserve(count: u64) -> Self {
-        let before = Self(fs::read_to_string(POOL).unwrap());
-        Self::set(count);
-        before
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        let _ = fs::write(POOL, &self.0);
-    }
 }
 
 /// RAM in huge pages, which are there for the source alone at first.

@@ -23,6 +23,7 @@
 //! Offsets come from peers. Every one is checked against the RAM's size, and
 //! one outside is an error, never an access.
 
+mod backing;
 mod error;
 mod mapping;
 mod pagemap;

@@ -144,8 +144,9 @@ impl Mapping {
         self.copy(Way::From, &mut [here], &mut [from])
     }
 
-    /// The parts that may hold something else than zeros, in order. Nothing is
-    /// read for it, so holes stay holes.
+    /// The parts that may hold something else than zeros, in order: what QEMU has
+    /// touched, and what a file behind its RAM holds. Nothing is read for it, so holes
+    /// stay holes.
     ///
     /// # Errors
     /// If QEMU has ended.

@@ -1,11 +1,12 @@
 //! What the kernel tells of another process's memory in `/proc`.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use crate::RamError;
+use crate::backing::areas;
 
 /// The kernel's page here; the pagemap counts in it.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -19,8 +20,8 @@ const SWAPPED: u64 = 1 << 62;
 /// Which parts of RAM may hold something else than zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DataRanges {
-    /// Everything outside these byte ranges has no memory behind it, and is
-    /// zero.
+    /// Everything outside these byte ranges is zero: it has no memory behind it, and
+    /// no file, or a hole of one.
     Known(Vec<Range<u64>>),
     /// The kernel doesn't say: any of it may hold anything.
     Unknown,
@@ -28,22 +29,13 @@ pub enum DataRanges {
 
 /// Whether all of `range` is mapped for writing in `pid`.
 pub(crate) fn is_writable(pid: u32, range: Range<u64>) -> Result<bool, RamError> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).map_err(|error| lost(pid, error))?;
     let mut reached = range.start;
-    for (start, end) in maps.lines().filter_map(writable) {
-        if start <= reached && reached < end {
-            reached = end;
+    for area in areas(pid).map_err(|error| lost(pid, error))? {
+        if area.writable && area.addresses.contains(&reached) {
+            reached = area.addresses.end;
         }
     }
     Ok(reached >= range.end)
-}
-
-/// The range of a line of `maps`, if it may be written.
-fn writable(line: &str) -> Option<(u64, u64)> {
-    let mut words = line.split(' ');
-    let (start, end) = words.next()?.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    words.next()?.starts_with("rw").then_some((number(start)?, number(end)?))
 }
 
 fn lost(pid: u32, source: io::Error) -> RamError {
@@ -54,13 +46,35 @@ fn lost(pid: u32, source: io::Error) -> RamError {
     }
 }
 
-/// The parts of `bytes` at `base` that have memory or swap behind them.
+/// The parts of `bytes` at `base` that may hold anything but zeros: those that the
+/// process has touched, and those that a file behind them has data for.
 pub(crate) fn data_ranges(pid: u32, base: u64, bytes: u64) -> Result<DataRanges, RamError> {
+    let Some(mut data) = touched(pid, base, bytes)? else { return Ok(DataRanges::Unknown) };
+    let of_process = base..base + bytes;
+    let touched: Vec<_> = data.iter().map(|range| range.start + base..range.end + base).collect();
+    for area in areas(pid).map_err(|error| lost(pid, error))? {
+        if area.addresses.end <= of_process.start || area.addresses.start >= of_process.end {
+            continue;
+        }
+        let Some(of_file) = area.file_data(pid, &touched) else { return Ok(DataRanges::Unknown) };
+        let inside = of_file
+            .into_iter()
+            .map(|range| range.start.max(of_process.start)..range.end.min(of_process.end));
+        let inside = inside.filter(|range| range.start < range.end);
+        data.extend(inside.map(|range| range.start - base..range.end - base));
+    }
+    data.sort_unstable_by_key(|range| range.start);
+    let mut ranges = Vec::with_capacity(data.len());
+    data.into_iter().for_each(|range| add(&mut ranges, range));
+    Ok(DataRanges::Known(ranges))
+}
+
+/// The parts that have memory or swap of the process's own behind them; none where
+/// the kernel doesn't say.
+fn touched(pid: u32, base: u64, bytes: u64) -> Result<Option<Vec<Range<u64>>>, RamError> {
     let pagemap = match File::open(format!("/proc/{pid}/pagemap")) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            return Ok(DataRanges::Unknown);
-        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) => return Err(lost(pid, error)),
     };
     let first = base / PAGE_BYTES;
@@ -72,7 +86,7 @@ pub(crate) fn data_ranges(pid: u32, base: u64, bytes: u64) -> Result<DataRanges,
         let count = usize::try_from(pages - page).unwrap_or(ENTRIES).min(ENTRIES);
         let entries = &mut buffer[..count * 8];
         if pagemap.read_exact_at(entries, (first + page) * 8).is_err() {
-            return Ok(DataRanges::Unknown);
+            return Ok(None);
         }
         for entry in entries.as_chunks::<8>().0 {
             if u64::from_ne_bytes(*entry) & (PRESENT | SWAPPED) != 0 {
@@ -81,7 +95,7 @@ pub(crate) fn data_ranges(pid: u32, base: u64, bytes: u64) -> Result<DataRanges,
             page += 1;
         }
     }
-    Ok(DataRanges::Known(ranges))
+    Ok(Some(ranges))
 }
 
 /// Which of the pages from `address` on are in memory now, as far as the kernel
@@ -117,13 +131,15 @@ fn page_range(base: u64, bytes: u64, page: u64) -> Range<u64> {
 
 fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     match ranges.last_mut() {
-        Some(last) if last.end == range.start => last.end = range.end,
+        Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
         _ => ranges.push(range),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
     use super::*;
     use crate::Mapping;
 
@@ -168,11 +184,71 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_maps_are_understood() {
-        let line = "7f00-7f10 rw-p 00000000 00:00 0   [heap]";
-        assert_eq!(writable(line), Some((0x7f00, 0x7f10)));
-        assert_eq!(writable("7f00-7f10 r--p 00000000 00:00 0"), None);
-        assert_eq!(writable("nonsense"), None);
+    fn what_a_file_holds_counts_also_where_the_process_never_looked() {
+        const PAGES: u64 = 64;
+        let kinds = [MapFlags::SHARED, MapFlags::PRIVATE];
+        for (flags, on_disk) in kinds.into_iter().flat_map(|one| [(one, false), (one, true)]) {
+            let file = if on_disk {
+                tempfile::tempfile().unwrap()
+            } else {
+                rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into()
+            };
+            file.set_len(PAGES * PAGE_BYTES).unwrap();
+            file.write_all_at(&[0xff; 4096], 7 * PAGE_BYTES).unwrap();
+            file.write_all_at(&[0xff; 2 * 4096], 40 * PAGE_BYTES).unwrap();
+            if on_disk {
+                // Only then is it known which blocks it has.
+                file.sync_all().unwrap();
+            }
+            let area = MappedFile::new(&file, PAGES * PAGE_BYTES, flags);
+            let mapping = area.mapping();
+            let DataRanges::Known(ranges) = mapping.data_ranges().unwrap() else { panic!() };
+            let holds = |page: u64| ranges.iter().any(|range| range.contains(&(page * PAGE_BYTES)));
+            // More may be there: the kernel maps what is near a page that is looked at.
+            for (page, has_data) in [(7, true), (40, true), (41, true), (30, false), (63, false)] {
+                assert_eq!(holds(page), has_data, "{page} {flags:?}, on disk: {on_disk}");
+            }
+            mapping.write(20 * PAGE_BYTES, &[1]).unwrap();
+            let DataRanges::Known(ranges) = mapping.data_ranges().unwrap() else { panic!() };
+            assert!(ranges.iter().any(|range| range.contains(&(20 * PAGE_BYTES))), "{flags:?}");
+            // Closed, nobody can say what it holds.
+            drop(file);
+            assert_eq!(mapping.data_ranges().unwrap(), DataRanges::Unknown);
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_gone() {
         assert!(matches!(is_writable(u32::MAX, 0..1), Err(RamError::Gone { .. })));
+    }
+
+    /// A file in the memory of this process.
+    struct MappedFile {
+        address: usize,
+        bytes: u64,
+    }
+
+    impl MappedFile {
+        fn new(file: &File, bytes: u64, flags: MapFlags) -> Self {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            let len = usize::try_from(bytes).unwrap();
+            // SAFETY: no address is asked for, so nothing that is mapped already
+            // changes.
+            let base = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, file, 0) };
+            Self { address: base.unwrap().expose_provenance(), bytes }
+        }
+
+        fn mapping(&self) -> Mapping {
+            Mapping::of_process(std::process::id(), self.address as u64, self.bytes).unwrap()
+        }
+    }
+
+    impl Drop for MappedFile {
+        fn drop(&mut self) {
+            let base = std::ptr::with_exposed_provenance_mut(self.address);
+            // SAFETY: the range is the one that was mapped, and no reference into it was
+            // ever made.
+            unsafe { munmap(base, usize::try_from(self.bytes).unwrap()) }.unwrap();
+        }
     }
 }

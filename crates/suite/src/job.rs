@@ -22,7 +22,8 @@ const SEED: &str = "PROPTEST_RNG_SEED";
 /// What measures how long something takes, or how well VMs keep up with each other, or
 /// changes something of the whole machine, has it for itself: by the beginnings of
 /// their names.
-const ALONE: [&str; 8] = [
+const ALONE: [&str; 9] = [
+    "end-to-end backings huge_pages",
     "end-to-end blackout ",
     "end-to-end bounds the_network",
     "end-to-end cache_storage is_read_once",

@@ -1,0 +1,154 @@
+//! What lies behind another process's memory: nothing of its own, or a file.
+//!
+//! The page map tells what a process has touched. Of anonymous memory the rest is
+//! zero. Of a file's it is whatever the file holds: RAM in a named file
+//! (`memory-backend-file`, `-mem-path`) has what its last user left, private or
+//! shared, and memory of a memfd that was swapped out looks untouched. So of a file
+//! only what the file system calls a hole is zero.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{SeekFrom, fstatfs, major, minor, seek};
+use rustix::io::Errno;
+
+/// Of `statfs`: file systems of huge pages, which don't tell holes from data.
+const HUGETLBFS: i64 = 0x9584_58f6;
+/// What `stat` counts in.
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// A line of `maps`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Area {
+    pub(crate) addresses: Range<u64>,
+    pub(crate) writable: bool,
+    shared: bool,
+    offset: u64,
+    file: Option<FileId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileId {
+    major: u32,
+    minor: u32,
+    inode: u64,
+}
+
+impl Area {
+    pub(crate) fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split(' ');
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        let (start, end) = words.next()?.split_once('-')?;
+        let addresses = hex(start)?..hex(end)?;
+        let rights = words.next()?;
+        let offset = hex(words.next()?)?;
+        let (major, minor) = words.next()?.split_once(':')?;
+        let device = |text| u32::from_str_radix(text, 16).ok();
+        let (major, minor) = (device(major)?, device(minor)?);
+        let inode = words.next()?.parse().ok()?;
+        let file = (inode != 0).then_some(FileId { major, minor, inode });
+        let (writable, shared) = (rights.starts_with("rw"), rights.ends_with('s'));
+        Some(Self { addresses, writable, shared, offset, file })
+    }
+
+    /// Where its file has data, as addresses, `touched` being where the process has
+    /// memory. None if that can't be known: then it may be anywhere.
+    pub(crate) fn file_data(&self, pid: u32, touched: &[Range<u64>]) -> Option<Vec<Range<u64>>> {
+        let Some(id) = self.file else { return Some(Vec::new()) };
+        let file = open(pid, id)?;
+        let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
+        let system = fstatfs(&file).ok()?;
+        // Its type differs by the processor.
+        #[allow(clippy::unnecessary_cast, clippy::cast_lossless, trivial_numeric_casts)]
+        if system.f_type as i64 == HUGETLBFS {
+            let allocated = metadata.blocks() * STAT_BLOCK_BYTES;
+            return self.is_all_of_it(allocated, touched).then(Vec::new);
+        }
+        self.data_of(&file)
+    }
+
+    /// Whether a file that has so much allocated has it where the process touched it,
+    /// and nothing else.
+    fn is_all_of_it(&self, allocated: u64, touched: &[Range<u64>]) -> bool {
+        let Range { start, end } = self.addresses;
+        let inside = touched.iter().map(|range| range.start.max(start)..range.end.min(end));
+        let touched: u64 = inside.map(|range| range.end.saturating_sub(range.start)).sum();
+        allocated == 0 || (self.shared && allocated == touched)
+    }
+
+    fn data_of(&self, file: &File) -> Option<Vec<Range<u64>>> {
+        let end = self.offset + (self.addresses.end - self.addresses.start);
+        let (mut at, mut data) = (self.offset, Vec::new());
+        while at < end {
+            let start = match seek(file, SeekFrom::Data(at)) {
+                Ok(start) => start,
+                // Only a hole to its end.
+                Err(Errno::NXIO) => break,
+                Err(_) => return None,
+            };
+            let stop = seek(file, SeekFrom::Hole(start)).ok()?;
+            if start >= end || stop <= start {
+                break;
+            }
+            let address = |offset: u64| self.addresses.start + (offset - self.offset);
+            data.push(address(start)..address(stop.min(end)));
+            at = stop;
+        }
+        Some(data)
+    }
+}
+
+/// All areas of a process.
+pub(crate) fn areas(pid: u32) -> io::Result<Vec<Area>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    Ok(maps.lines().filter_map(Area::parse).collect())
+}
+
+/// Opens a file that a process has open: QEMU keeps those of its RAM. A description
+/// of our own, so that the process's own place in it stays.
+fn open(pid: u32, id: FileId) -> Option<File> {
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()? {
+        let path = entry.ok()?.path();
+        let Ok(metadata) = fs::metadata(&path) else { continue };
+        let device = metadata.dev();
+        let found = FileId { major: major(device), minor: minor(device), inode: metadata.ino() };
+        if found == id {
+            return File::open(path).ok();
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_maps_are_understood() {
+        let line = "7f00-7f10 rw-p 00000000 00:00 0   [heap]";
+        let area = Area::parse(line).unwrap();
+        assert_eq!(area.addresses, 0x7f00..0x7f10);
+        assert!(area.writable && !area.shared && area.file.is_none());
+        let line = "7f00-7f10 r--s 00002000 fe:0a 77   /dev/shm/a b (deleted)";
+        let area = Area::parse(line).unwrap();
+        assert!(!area.writable && area.shared);
+        assert_eq!((area.offset, area.file.unwrap().inode), (0x2000, 77));
+        assert_eq!((area.file.unwrap().major, area.file.unwrap().minor), (0xfe, 0x0a));
+        assert_eq!(Area::parse("nonsense"), None);
+        assert_eq!(Area::parse("7f00-7f10 rw-p 0 0"), None);
+    }
+
+    #[test]
+    fn what_is_allocated_elsewhere_in_a_file_may_be_anywhere() {
+        let area = Area::parse("1000-9000 rw-s 0 00:01 7").unwrap();
+        let touched = [0x0..0x2000, 0x8000..0xa000];
+        for (allocated, is_all) in [(0, true), (0x2000, true), (0x3000, false)] {
+            assert_eq!(area.is_all_of_it(allocated, &touched), is_all, "{allocated:x}");
+        }
+        // What a private one has touched is not the file's.
+        let private = Area::parse("1000-9000 rw-p 0 00:01 7").unwrap();
+        assert!(private.is_all_of_it(0, &touched) && !private.is_all_of_it(0x2000, &touched));
+    }
+}

@@ -1,0 +1,158 @@
+//! RAM of every backend that QEMU has, in one VM, also in files that held something
+//! else before: what is zero at the source is zero at the destination.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+
+use end_to_end::memory::HugePages;
+use end_to_end::{MIB, Side, World, guest, until};
+use lab::guest::GuestSpec;
+use lab::hosts::{Link, RUN_DIR};
+use ram::Mapping;
+
+const PAGE: usize = 4096;
+/// What files held before.
+const STALE: u8 = 0xa7;
+/// 64 MiB and a page: QEMU's TCG loses writes to all RAM blocks but the first if their
+/// sizes are multiples of 256 KiB (docs/TESTING.md, "Wrong pages").
+const NODE_BYTES: u64 = 64 * MIB + PAGE as u64;
+
+/// Files of a host's own, by the backends that are in them.
+const FILES: [(&str, &str); 5] = [
+    ("shared", "files-shm/shared"),
+    ("private", "files-shm/private"),
+    ("disk", "files-disk"),
+    ("new", "files-shm/new"),
+    ("huge", "files-huge/ram"),
+];
+
+fn with_every_backend() -> GuestSpec {
+    let file = |id: &str, share: &str| {
+        let (_, path) = FILES.iter().find(|(name, _)| *name == id).unwrap();
+        format!("memory-backend-file,id={id},mem-path={RUN_DIR}/{path},share={share}")
+    };
+    let backends = [
+        ("anonymous", "memory-backend-ram,id=anonymous".to_owned()),
+        ("memfd", "memory-backend-memfd,id=memfd,share=on".to_owned()),
+        ("shared", file("shared", "on")),
+        ("private", file("private", "off")),
+        ("new", file("new", "on")),
+        ("disk", file("disk", "on")),
+    ];
+    let mut spec = guest(&format!("{}k", 6 * NODE_BYTES / 1024), 2_000_000);
+    for (node, (id, backend)) in backends.iter().enumerate() {
+        let backend = format!("{backend},size={}k", NODE_BYTES / 1024);
+        let numa = format!("node,nodeid={node},memdev={id}");
+        spec.extra.extend(["-object", &backend, "-numa", &numa].map(str::to_owned));
+    }
+    spec
+}
+
+/// As a VM that ran here leaves its files.
+fn fill(world: &World, side: Side) {
+    let stale = vec![STALE; usize::try_from(NODE_BYTES).unwrap()];
+    for (_, path) in FILES.iter().filter(|(id, _)| !["new", "huge"].contains(id)) {
+        fs::write(world.host(side).inside(path), &stale).unwrap();
+    }
+}
+
+/// Mounts a file system of a host's own.
+fn mount(world: &World, side: Side, place: &str, kind: &[&str]) {
+    let place = format!("{RUN_DIR}/{place}");
+    for command in [&["mkdir", &place][..], &[&["mount"], kind, &["none", &place]].concat()] {
+        let done = world.host(side).command(command[0]).args(&command[1..]).status().unwrap();
+        assert!(done.success());
+    }
+}
+
+/// Pages of a VM's RAM that are full of what its files held before; the guest never
+/// has such.
+fn stale_pages(world: &World, side: Side, name: &str) -> usize {
+    let pid = world.vm(side, name).unwrap().pid;
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let mut stale = 0;
+    for line in maps.lines().filter(|line| FILES.iter().any(|(_, path)| line.ends_with(path))) {
+        let (start, rest) = line.split_once('-').unwrap();
+        let address = |text| u64::from_str_radix(text, 16).unwrap();
+        let (start, end) = (address(start), address(rest.split_once(' ').unwrap().0));
+        let ram = Mapping::of_process(pid, start, end - start).unwrap();
+        let mut bytes = vec![0; usize::try_from(end - start).unwrap()];
+        ram.read(0, &mut bytes).unwrap();
+        stale += bytes.chunks(PAGE).filter(|page| page.iter().all(|byte| *byte == STALE)).count();
+    }
+    stale
+}
+
+#[test]
+fn files_that_held_something_else() {
+    let world = World::new(Link::one(1000));
+    for side in [Side::A, Side::B] {
+        // As `/dev/shm` is on hosts that are machines of their own.
+        mount(&world, side, "files-shm", &["-t", "tmpfs"]);
+    }
+    let guest = world.boot(&with_every_backend());
+    fill(&world, Side::B);
+    // Back to where its own files are still there, from before it left.
+    for side in [Side::A, Side::B] {
+        let report = world.migrate(&guest, side, &[]);
+        assert_eq!(report.placement, "mapped");
+        if side == Side::A {
+            // Until somebody reads all of it, a new file has what the VM has.
+            let new = fs::metadata(world.host(Side::B).inside("files-shm/new")).unwrap();
+            let allocated = new.blocks() * 512;
+            assert!(allocated < NODE_BYTES / 2, "{allocated} bytes of a new file are allocated");
+        }
+        assert_eq!(stale_pages(&world, side.other(), "web1"), 0);
+    }
+}
+
+/// Huge pages don't tell what of them is a hole.
+#[test]
+fn huge_pages_that_held_something_else() {
+    const PAGES: u64 = 256 / 2;
+    // After the world: its VMs need the pages until they are gone.
+    let _pool = HugePages::reserve(3 * PAGES);
+    let world = World::new(Link::one(1000));
+    for side in [Side::A, Side::B] {
+        mount(&world, side, "files-huge", &["-t", "hugetlbfs", "-o", "pagesize=2M"]);
+    }
+    let mut spec = guest("256M", 2_000_000);
+    spec.machine += ",memory-backend=huge";
+    let backend = "memory-backend-file,id=huge,size=256M,share=on";
+    let backend = format!("{backend},mem-path={RUN_DIR}/files-huge/ram");
+    spec.extra.extend(["-object", &backend].map(str::to_owned));
+    let guest = world.boot(&spec);
+    leave_stale(&world.host(Side::B).inside("files-huge/ram"), 256 * MIB);
+    for side in [Side::A, Side::B] {
+        assert_eq!(world.migrate(&guest, side, &[]).placement, "mapped");
+        assert_eq!(stale_pages(&world, side.other(), "web1"), 0);
+    }
+}
+
+/// Such files can only be mapped: a QEMU that waits for a VM fills it.
+fn leave_stale(path: &Path, bytes: u64) {
+    let file = File::create_new(path).unwrap();
+    file.set_len(bytes).unwrap();
+    let backend = format!(
+        "memory-backend-file,id=huge,size={bytes},share=on,mem-path={},prealloc=on",
+        path.display()
+    );
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-S", "-nodefaults", "-display", "none", "-machine", "pc,memory-backend=huge"]);
+    qemu.args(["-m", &format!("{}M", bytes / MIB), "-object", &backend]);
+    let mut qemu = qemu.spawn().unwrap();
+    let mut filled = false;
+    until("the file is filled", || {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", qemu.id())).unwrap_or_default();
+        let line = maps.lines().find(|line| line.ends_with("files-huge/ram"));
+        let Some((start, _)) = line.and_then(|line| line.split_once('-')) else { return false };
+        let start = u64::from_str_radix(start, 16).unwrap();
+        let ram = Mapping::of_process(qemu.id(), start, bytes);
+        filled = ram.is_ok_and(|ram| ram.fill(0, bytes, STALE).is_ok());
+        filled
+    });
+    qemu.kill().unwrap();
+    qemu.wait().unwrap();
+}
