@@ -273,7 +273,8 @@ impl Machine {
         }
     }
 
-    /// The VM stays. `aborted` is on disk before the VM goes on.
+    /// The VM stays. `aborted` is on disk before the VM goes on; and the VM goes on
+    /// before the destination is told, which may read slowly, or not at all.
     fn abort(&mut self, reason: Reason) -> Vec<Action> {
         self.reason = reason;
         if self.copy == Copy::Dead {
@@ -285,7 +286,7 @@ impl Machine {
 
     fn write_aborted(&self) -> Vec<Action> {
         let record = Record::Aborted { reason: self.reason.clone() };
-        vec![Action::Journal(record), self.say_aborted(), Action::QemuGoOn { run: self.run }]
+        vec![Action::Journal(record), Action::QemuGoOn { run: self.run }, self.say_aborted()]
     }
 
     fn unwritten(&mut self, reason: Reason) -> Vec<Action> {
@@ -309,7 +310,7 @@ impl Machine {
             }
             // Without the record a restart aborts too.
             State::Aborting { risky: false } => {
-                vec![self.say_aborted(), Action::QemuGoOn { run: self.run }]
+                vec![Action::QemuGoOn { run: self.run }, self.say_aborted()]
             }
             State::Reclaiming | State::TakingBack | State::Dropping | State::Dropped => {
                 self.state = State::Committed;

@@ -82,7 +82,7 @@ fn whatever_goes_wrong_before_the_commit_leaves_the_vm_here() {
             let mut machine = after(stopped);
             let actions = machine.step(failure.clone());
             let aborted = matches!(actions[0], Action::Journal(Record::Aborted { .. }));
-            assert!(aborted && actions[2] == go_on(), "{failure:?}: {actions:?}");
+            assert!(aborted && actions[1] == go_on(), "{failure:?}: {actions:?}");
             let actions = machine.step(Event::WentOn);
             assert!(matches!(&actions[0], Action::Done(Outcome::Stays { .. })));
             assert!(machine.is_over());
@@ -185,7 +185,7 @@ fn a_commit_that_is_not_written_is_none() {
     let actions = machine.step(Event::JournalFailed { reason: reason() });
     let aborted = Action::Journal(Record::Aborted { reason: reason() });
     let said = say(ToDestination::Aborted { reason: reason() });
-    assert_eq!(actions, [aborted, said.clone(), go_on()]);
+    assert_eq!(actions, [aborted, go_on(), said.clone()]);
     // That fails too: `committed` may be on disk, so it must not go on yet.
     let doubt = Action::KeepInDoubt(Doubt::CannotNote { reason: reason() });
     assert_eq!(machine.step(Event::JournalFailed { reason: reason() }), [said, doubt]);
@@ -200,7 +200,7 @@ fn before_a_commit_was_tried_a_full_disk_keeps_nobody_from_going_on() {
     let mut machine = after([Event::Stopped { run: true }]);
     let _ = machine.step(Event::Timeout);
     let actions = machine.step(Event::JournalFailed { reason: reason() });
-    assert_eq!(actions[1..], [go_on()]);
+    assert_eq!(actions[0], go_on());
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn another_migrations_messages_are_not_for_it() {
 #[test]
 fn a_restart_goes_on_where_it_was() {
     let aborts = |actions: &[Action]| {
-        matches!(actions[0], Action::Journal(Record::Aborted { .. })) && actions[2] == go_on()
+        matches!(actions[0], Action::Journal(Record::Aborted { .. })) && actions[1] == go_on()
     };
     let restart = |phase, found| Machine::restart(id(), Noted { phase, run: true }, found).1;
     assert!(aborts(&restart(Phase::Opened, Found::Runs)));

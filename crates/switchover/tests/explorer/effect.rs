@@ -198,10 +198,13 @@ impl World {
     fn source_does(&mut self) {
         use source::{Action, Event, Record};
         let Agent::Up { doing, came, .. } = &mut self.source else { return };
-        if let Some(event) = came.take() {
-            return self.tell_source(event);
-        }
-        let Some(action) = doing.pop_front() else { return };
+        // What came of an action is told when the step is done.
+        let Some(action) = doing.pop_front() else {
+            if let Some(event) = came.take() {
+                self.tell_source(event);
+            }
+            return;
+        };
         let comes = match action {
             Action::Journal(record) | Action::Note(record) => {
                 self.source_disk = self.source_disk.map(|noted| noted.with(&record));

@@ -10,9 +10,10 @@
 //! that go wrong do so on one path.
 //!
 //! In each world: never two QEMUs run the VM, none runs it after its state was
-//! run elsewhere, and it is not gone unless faults took it. And from each
-//! world: once nothing fails any more, both sides come to an end by themselves,
-//! or one says that an operator must decide, and his decision ends it.
+//! run elsewhere, and it is not gone unless faults took it. A VM that goes on
+//! never waits until the other side has read something. And from each world: once
+//! nothing fails any more, both sides come to an end by themselves, or one says
+//! that an operator must decide, and his decision ends it.
 
 mod calm;
 mod effect;

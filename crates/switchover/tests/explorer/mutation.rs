@@ -17,6 +17,8 @@ pub(crate) enum Mutation {
     QuitAfterGo,
     /// After a failed commit the VM goes on before `aborted` is on disk.
     AbortUnwritten,
+    /// The VM goes on only when the destination was told that it does.
+    SayBeforeGoOn,
     /// The source takes a destination that knows nothing for one that refused.
     UnknownMeansRefused,
     /// A source that finds its VM lost at the destination takes it back.
@@ -35,12 +37,13 @@ pub(crate) enum Mutation {
 
 impl Mutation {
     /// All but none.
-    pub(crate) const MISTAKES: [Self; 12] = [
+    pub(crate) const MISTAKES: [Self; 13] = [
         Self::GoBeforeJournal,
         Self::CompletedUnseen,
         Self::SourceResumesAlone,
         Self::QuitAfterGo,
         Self::AbortUnwritten,
+        Self::SayBeforeGoOn,
         Self::UnknownMeansRefused,
         Self::LostMeansRefused,
         Self::ContOnTimeout,
@@ -71,13 +74,15 @@ impl Mutation {
         }
         let mut actions = machine.step(event);
         let commits = matches!(actions.first(), Some(Action::Journal(Record::Committed { .. })));
+        let aborts = matches!(actions.first(), Some(Action::Journal(Record::Aborted { .. })));
         match self {
             Self::GoBeforeJournal if commits => actions.swap(0, 1),
             Self::QuitAfterGo if commits => actions.push(Action::QemuQuit),
             Self::SourceResumesAlone if late && committed => {
                 actions = vec![Action::QemuGoOn { run: true }];
             }
-            Self::AbortUnwritten if failed && actions.len() == 3 => actions.rotate_right(1),
+            Self::AbortUnwritten if failed && actions.len() == 3 => actions.swap(0, 1),
+            Self::SayBeforeGoOn if aborts && actions.len() == 3 => actions.swap(1, 2),
             _ => {}
         }
         actions

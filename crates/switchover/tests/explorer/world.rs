@@ -300,7 +300,20 @@ impl World {
         if self.is_gone() && !self.may_be_gone() {
             return Some("the VM is gone everywhere, and no fault took it");
         }
+        if self.waits_for_reader() {
+            return Some("the VM stands still until the destination has read something");
+        }
         None
+    }
+
+    /// The source is to say something before it has its VM go on: that takes as long
+    /// as the destination likes.
+    fn waits_for_reader(&self) -> bool {
+        let Agent::Up { doing, .. } = &self.source else { return false };
+        let says = doing.iter().position(|action| matches!(action, source::Action::Say(_)));
+        let goes_on =
+            doing.iter().position(|action| matches!(action, source::Action::QemuGoOn { .. }));
+        matches!((says, goes_on), (Some(says), Some(goes_on)) if says < goes_on)
     }
 
     /// A VM dies with whoever has it. Between `committed` and running both do.
