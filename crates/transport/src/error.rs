@@ -73,6 +73,12 @@ pub enum LanesError {
         "the destination acknowledged batches that were never sent, or took back what it had acknowledged"
     )]
     Nonsense,
+    /// One of their threads panicked.
+    #[error("a fault in the agent: its thread {thread} panicked; the agent's log says where")]
+    Fault {
+        /// Its name.
+        thread: String,
+    },
     /// The lanes were stopped by their owner.
     #[error("the lanes were stopped")]
     Stopped,

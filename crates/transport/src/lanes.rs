@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crew::Crew;
-use identity::Security;
+use identity::{Closer, Security};
 use page::Encoding;
 use parking_lot::Mutex;
 use wire::Token;
@@ -57,6 +57,36 @@ pub(crate) struct Shared {
     pub(crate) cpu_ns: AtomicU64,
     pub(crate) plan: LanesPlan,
     pub(crate) crew: Option<Arc<Crew>>,
+    /// What ends each lane's connection, if it has one.
+    connections: Mutex<Vec<Option<Closer>>>,
+}
+
+impl Shared {
+    /// Lane `number` has a connection.
+    pub(crate) fn connected(&self, number: usize, closer: Closer) {
+        self.connections.lock()[number] = Some(closer);
+        // The end may have come before there was anything to close.
+        if self.queue.failure().is_some() {
+            self.shut();
+        }
+    }
+
+    /// It has none any more.
+    pub(crate) fn disconnected(&self, number: usize) {
+        self.connections.lock()[number] = None;
+    }
+
+    /// Ends everything now. Whoever reads or writes comes back at once, however slow
+    /// the destination is.
+    pub(crate) fn end(&self, error: LanesError) {
+        self.queue.fail(error);
+        self.pacers.iter().for_each(Pacer::stop);
+        self.shut();
+    }
+
+    fn shut(&self) {
+        self.connections.lock().iter().flatten().for_each(Closer::close);
+    }
 }
 
 impl Lanes {
@@ -79,6 +109,7 @@ impl Lanes {
             pacers: plan.endpoints.iter().map(|_| Pacer::new()).collect(),
             encoding: AtomicU8::new(plan.encoding as u8),
             cpu_ns: AtomicU64::new(0),
+            connections: Mutex::new(vec![None; plan.endpoints.len()]),
             plan,
             crew,
         });
@@ -194,10 +225,16 @@ impl Lanes {
         self.join()
     }
 
-    /// Ends the lanes now. Returns the CPU time that their threads used.
+    /// Ends the lanes now, and their connections. Does not wait for anything, so
+    /// that others need not wait for a destination that reads slowly.
+    pub fn shut(&self) {
+        self.shared.end(LanesError::Stopped);
+    }
+
+    /// As [`Lanes::shut`], and waits for the lanes' threads. Returns the CPU time
+    /// that they used.
     pub fn stop(&self) -> Duration {
-        self.shared.queue.fail(LanesError::Stopped);
-        self.shared.pacers.iter().for_each(Pacer::stop);
+        self.shut();
         self.join()
     }
 

@@ -17,6 +17,7 @@
 mod blocks;
 mod connect;
 mod error;
+mod faults;
 mod flight;
 mod lanes;
 mod load;

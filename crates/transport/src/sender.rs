@@ -12,6 +12,7 @@ use wire::{Ack, Answer, BatchHeader, BlockHeader, Kind, Names, Reply};
 
 use crate::connect::connect;
 use crate::error::{LaneError, LanesError};
+use crate::faults;
 use crate::flight::Flight;
 use crate::lanes::{LanesPlan, Shared};
 use crate::load::{Asked, Load, Named, Told};
@@ -25,6 +26,7 @@ use crate::sieve::Sifting;
 
 /// The life of a lane: connect, carry, and again, until all is delivered.
 pub(crate) fn run(shared: &Shared, number: usize) {
+    let _fault = EndsOnFault(shared);
     let _member = shared.crew.as_ref().map(Crew::join);
     let endpoint = shared.plan.endpoints[number];
     let kind =
@@ -63,6 +65,19 @@ pub(crate) fn run(shared: &Shared, number: usize) {
     add_cpu(shared);
 }
 
+/// Ends all lanes if the thread that holds it panics: a lane that has lost one of
+/// its threads looks like one that is only slow.
+struct EndsOnFault<'s>(&'s Shared);
+
+impl Drop for EndsOnFault<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let thread = thread::current().name().unwrap_or("of a lane").to_owned();
+            self.0.end(LanesError::Fault { thread });
+        }
+    }
+}
+
 /// Called by each thread of a lane as it ends.
 fn add_cpu(shared: &Shared) {
     let used = u64::try_from(thread_cpu().as_nanos()).unwrap_or(u64::MAX);
@@ -72,13 +87,18 @@ fn add_cpu(shared: &Shared) {
 /// Carries batches over one connection, until the queue ends (`Ok`) or the
 /// connection does (`Err`; what it had not delivered is handed back).
 fn carry(shared: &Shared, number: usize, connection: &mut Connection) -> std::io::Result<()> {
+    shared.connected(number, connection.closer());
     let (reader, writer) = connection.halves();
     let flight = Flight::default();
     shared.queue.lane_up();
     let outcome = thread::scope(|scope| {
+        // Without it a fault here would wait for the other thread, which waits for
+        // the destination.
+        let _fault = EndsOnFault(shared);
         let acks = thread::Builder::new().name(format!("lane-{number}-ack")).spawn_scoped(
             scope,
             || {
+                let _fault = EndsOnFault(shared);
                 let _member = shared.crew.as_ref().map(Crew::join);
                 let outcome = read_acks(shared, number, reader, &flight);
                 flight.break_off();
@@ -90,7 +110,8 @@ fn carry(shared: &Shared, number: usize, connection: &mut Connection) -> std::io
         let sent = send(shared, number, writer, &flight);
         // Wakes the acknowledgement thread, whichever way sending ended.
         writer.close();
-        let heard = acks.join().unwrap_or(Ok(()));
+        let heard = acks.join();
+        let heard = heard.unwrap_or_else(|_| Err(std::io::Error::other("a fault in the agent")));
         match sent {
             Ok(Sent::All) => Ok(()),
             Ok(Sent::UntilBroken) => Err(heard.err().unwrap_or_else(|| {
@@ -103,6 +124,7 @@ fn carry(shared: &Shared, number: usize, connection: &mut Connection) -> std::io
         }
     });
     flight.hand_back(&shared.queue);
+    shared.disconnected(number);
     shared.queue.lane_down();
     outcome
 }
@@ -130,6 +152,7 @@ fn send(
     let mut counted = meter.wire_bytes.load(Relaxed);
     meter.begin();
     loop {
+        faults::point();
         head.clear();
         let (load, asked) = if let Some(batch) = rest.take() {
             meter.turn_to(Doing::Encoding);
@@ -367,7 +390,9 @@ fn read_acks(
 ) -> std::io::Result<()> {
     let mut bytes = [0; Answer::BYTES];
     loop {
-        let released = match read_reply(reader, &mut bytes)? {
+        let reply = read_reply(reader, &mut bytes)?;
+        faults::point();
+        let released = match reply {
             Some(Said::Ack(ack)) => flight.acknowledged(ack.placed, &shared.queue),
             Some(Said::Answer(answer)) => flight.answered(answer, &shared.queue),
             None => None,

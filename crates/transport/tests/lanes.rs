@@ -319,6 +319,52 @@ fn lanes_that_crawl_can_be_stopped() {
     assert_eq!(pool.out_bytes(), 0);
 }
 
+/// A destination that reads, but hardly. Every byte that it takes tells the kernel
+/// that the connection is well, so only who stops the lanes can end a write.
+#[test]
+fn lanes_that_hardly_anybody_reads_can_be_stopped() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    socket2::SockRef::from(&listener).set_recv_buffer_size(32 << 10).unwrap();
+    let endpoint = Endpoint { local: None, remote: listener.local_addr().unwrap() };
+    let reads = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&reads);
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; Preamble::BYTES]).unwrap();
+        stream.write_all(&Reply::Welcome.to_bytes()).unwrap();
+        // A batch takes dozens of them.
+        let mut piece = vec![0; 16 << 10];
+        while stream.read(&mut piece).is_ok_and(|bytes| bytes > 0) {
+            counted.fetch_add(1, SeqCst);
+            thread::sleep(std::time::Duration::from_secs(1));
+        }
+    });
+    let plan = LanesPlan {
+        endpoints: vec![endpoint],
+        peer: String::new(),
+        security: Security::Plaintext,
+        token: Token([1; 16]),
+        encoding: Encoding::Raw,
+        sieve: None,
+        namer: None,
+    };
+    let lanes = Lanes::start(plan).unwrap();
+    let pool = Pool::new(256 * SLOT_BYTES);
+    for _ in 0..256 {
+        let mut batch = pool.take().unwrap();
+        (0..128).for_each(|page| batch.push_body(PageIndex(page), page as usize * PAGE_BYTES));
+        lanes.submit(batch).unwrap();
+    }
+    // The kernel's buffers are full: the rest of a batch is in a write.
+    while reads.load(SeqCst) < 3 {
+        thread::sleep(std::time::Duration::from_millis(10));
+    }
+    lanes.stop();
+    let read = reads.load(SeqCst);
+    assert!(read <= 4, "they stopped when the destination had read on, {read} times");
+    assert_eq!(pool.out_bytes(), 0);
+}
+
 #[test]
 fn lanes_that_are_stopped_give_everything_back() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();

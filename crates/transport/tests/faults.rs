@@ -1,0 +1,94 @@
+//! A thread of a lane that panics ends the migration. A lane that has lost one
+//! would look like one that is only slow, until nobody waits any more.
+//!
+//! Where a thread panics a variable of the environment says, so each test runs the
+//! other one in a process of its own.
+
+use std::net::TcpListener;
+use std::process::Command;
+use std::thread;
+
+use identity::{Connection, Security};
+use page::{Encoding, PageIndex, Pool, SLOT_BYTES};
+use transport::{Endpoint, Lanes, LanesError, LanesPlan};
+use wire::{Ack, BatchHeader, LaneHeader, Preamble, Reply, Token};
+
+use std::io::{Read, Write};
+
+const BATCHES: u64 = 3;
+
+/// Takes one lane, and says of each batch of one page that it is placed.
+fn acknowledge(listener: &TcpListener) {
+    let (stream, _) = listener.accept().unwrap();
+    let mut lane = Connection::plain(stream);
+    let mut preamble = [0; Preamble::BYTES];
+    lane.read_exact(&mut preamble).unwrap();
+    lane.write_all(&Reply::Welcome.to_bytes()).unwrap();
+    let mut header = [0; LaneHeader::BYTES];
+    for placed in 1.. {
+        if lane.read_exact(&mut header).is_err() {
+            return;
+        }
+        let Ok(LaneHeader::Pages(BatchHeader { payload_bytes, .. })) = LaneHeader::parse(&header)
+        else {
+            panic!("one page each")
+        };
+        let mut rest = vec![0; 4 + payload_bytes as usize];
+        if lane.read_exact(&mut rest).is_err() {
+            return;
+        }
+        let _ = lane.write_all(&Ack { placed }.to_bytes());
+    }
+}
+
+/// Run by the other tests.
+#[test]
+#[ignore = "for the other tests"]
+fn a_lane_with_a_fault() {
+    let thread = std::env::var("DROVEWAY_PANIC_AT").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = Endpoint { local: None, remote: listener.local_addr().unwrap() };
+    let destination = thread::spawn(move || acknowledge(&listener));
+    let plan = LanesPlan {
+        endpoints: vec![endpoint],
+        peer: String::new(),
+        security: Security::Plaintext,
+        token: Token([1; 16]),
+        encoding: Encoding::Raw,
+        sieve: None,
+        namer: None,
+    };
+    let lanes = Lanes::start(plan).unwrap();
+    let pool = Pool::new(4 * SLOT_BYTES);
+    for page in 0..BATCHES {
+        let mut batch = pool.take().unwrap();
+        batch.push_body(PageIndex(u32::try_from(page).unwrap()), 0);
+        if lanes.submit(batch).is_err() {
+            break;
+        }
+    }
+    let error = lanes.wait_drained().unwrap_err();
+    assert!(matches!(&error, LanesError::Fault { thread: it } if *it == thread), "{error}");
+    assert!(error.to_string().contains(&thread), "{error}");
+    lanes.stop();
+    assert_eq!(pool.out_bytes(), 0, "every buffer is back");
+    destination.join().unwrap();
+}
+
+fn with_a_fault(thread: &str) {
+    let mut run = Command::new(std::env::current_exe().unwrap());
+    run.args(["--exact", "--ignored", "a_lane_with_a_fault"]).env("DROVEWAY_PANIC_AT", thread);
+    let output = run.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn of_the_thread_that_sends() {
+    with_a_fault("lane-0-send");
+}
+
+#[test]
+fn of_the_thread_that_hears_acknowledgements() {
+    with_a_fault("lane-0-ack");
+}
