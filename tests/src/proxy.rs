@@ -21,11 +21,11 @@ const AGENTS_PORT: u16 = 7800;
 const PROXYS_PORT: u16 = 7801;
 /// What is read at a time, and is late together.
 const PIECE_BYTES: usize = 64 << 10;
-
-/// What comes at a time where bytes trickle, and how long nothing does after it: less
-/// than any silence that ends a connection.
-const TRICKLE_BYTES: usize = 1 << 10;
-const TRICKLE_PAUSE: Duration = Duration::from_secs(2);
+/// The kernel takes no more of a connection than that: what does not get through shows
+/// at who says it.
+const KEPT_BYTES: usize = 16 << 10;
+/// In a trickle.
+const DROP_EVERY: Duration = Duration::from_secs(5);
 
 /// Between the agents of two hosts that were told of [`Proxies::peers`].
 pub struct Proxies {
@@ -40,6 +40,7 @@ struct Shared {
     over: AtomicBool,
     connections: Mutex<HashMap<u64, [TcpStream; 2]>>,
     next: AtomicU64,
+    drops: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,7 +48,7 @@ struct Weather {
     late_ms_max: usize,
     held_up: Option<Side>,
     flips: Option<Side>,
-    trickles: Option<Side>,
+    trickles: Option<(Side, usize)>,
 }
 
 /// Whether it is of the text that guests fill pages with: agents' own messages have
@@ -79,6 +80,7 @@ impl Proxies {
             over: AtomicBool::new(false),
             connections: Mutex::default(),
             next: AtomicU64::new(0),
+            drops: AtomicU64::new(0),
         });
         let mut proxies =
             Self { shared: Arc::clone(&shared), listeners: Vec::new(), threads: Vec::new() };
@@ -87,6 +89,7 @@ impl Proxies {
             let to = SocketAddr::new(other.addresses[0], AGENTS_PORT);
             let (listener, accepting) = host.within(|| {
                 let listener = TcpListener::bind(at).unwrap();
+                rustix::net::sockopt::set_socket_recv_buffer_size(&listener, KEPT_BYTES).unwrap();
                 let (accepting, shared) = (listener.try_clone().unwrap(), Arc::clone(&shared));
                 let accept = move || shared.accept(&accepting, to, side, seed);
                 let named = thread::Builder::new().name(format!("proxy-{}", side.name()));
@@ -128,9 +131,22 @@ impl Proxies {
         self.change(|weather| weather.held_up = Some(side));
     }
 
-    /// From now on what a side says comes in small pieces, with long pauses.
-    pub fn trickle(&self, side: Side) {
-        self.change(|weather| weather.trickles = Some(side));
+    /// From now on what a side says gets through as a trickle: so many bytes every
+    /// five seconds, in each connection.
+    pub fn trickle(&self, side: Side, bytes: usize) {
+        self.change(|weather| weather.trickles = Some((side, bytes)));
+    }
+
+    /// How often something of a trickle got through until now, on any connection.
+    #[must_use]
+    pub fn drops(&self) -> u64 {
+        self.shared.drops.load(Relaxed)
+    }
+
+    /// How many connections there are.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.shared.connections.lock().len() as u64
     }
 
     /// One bit flips in the next page of text that a side sends as it is, as a
@@ -225,12 +241,13 @@ impl Shared {
     fn pass_on(&self, mut way: Way) {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
-            match way.from.read(&mut piece) {
+            let bytes_max = self.bytes_max(way.whose);
+            match way.from.read(&mut piece[..bytes_max]) {
                 Ok(0) => break,
                 Ok(bytes) => {
                     self.wait(way.whose, &mut way.random);
                     self.flip(way.whose, &mut piece[..bytes]);
-                    if self.write(&mut way, &piece[..bytes]).is_err() {
+                    if way.to.write_all(&piece[..bytes]).is_err() {
                         // Neither hears the other any more.
                         let _ = way.from.shutdown(Shutdown::Both);
                         return;
@@ -246,23 +263,6 @@ impl Shared {
         let _ = way.to.shutdown(Shutdown::Write);
     }
 
-    /// All at once, or by and by.
-    fn write(&self, way: &mut Way, mut piece: &[u8]) -> std::io::Result<()> {
-        while !piece.is_empty() {
-            let mut weather = self.weather.lock();
-            let now = if weather.trickles == Some(way.whose) {
-                self.changed.wait_for(&mut weather, TRICKLE_PAUSE);
-                piece.len().min(TRICKLE_BYTES)
-            } else {
-                piece.len()
-            };
-            drop(weather);
-            way.to.write_all(&piece[..now])?;
-            piece = &piece[now..];
-        }
-        Ok(())
-    }
-
     /// Flips a bit in a page of text.
     fn flip(&self, whose: Side, piece: &mut [u8]) {
         let mut weather = self.weather.lock();
@@ -275,11 +275,23 @@ impl Shared {
         }
     }
 
+    /// So much is passed on at a time.
+    fn bytes_max(&self, whose: Side) -> usize {
+        match self.weather.lock().trickles {
+            Some((side, bytes)) if side == whose => bytes.min(PIECE_BYTES),
+            _ => PIECE_BYTES,
+        }
+    }
+
     /// As long as the weather has it.
     fn wait(&self, whose: Side, random: &mut Random) {
         let mut weather = self.weather.lock();
         while weather.held_up == Some(whose) {
             self.changed.wait(&mut weather);
+        }
+        if weather.trickles.is_some_and(|(side, _)| side == whose) {
+            self.changed.wait_for(&mut weather, DROP_EVERY);
+            self.drops.fetch_add(1, Relaxed);
         }
         let late_ms_max = weather.late_ms_max;
         drop(weather);

@@ -112,9 +112,7 @@ impl Migrations {
 
     fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {
         let peer = self.peer(&request.to)?;
-        if request.downtime_ms == 0 {
-            return Err(Denied::Asked("a downtime of 0 ms can't be kept: allow 1 at least".into()));
-        }
+        api::check_blackout(request.downtime_ms, request.blackout_max_s).map_err(Denied::Asked)?;
         request.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
         request.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
         if self.table.lock().closing {

@@ -50,6 +50,9 @@ pub struct GangOptions {
     pub lanes: Option<u16>,
     /// See [`MigrateRequest::downtime_ms`].
     pub downtime_ms: u64,
+    /// See [`MigrateRequest::blackout_max_s`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blackout_max_s: Option<u64>,
     /// See [`MigrateRequest::slowing`]; a deadline counts for each VM from its own
     /// begin.
     pub slowing: Slowing,
@@ -82,6 +85,7 @@ impl Default for GangOptions {
         Self {
             lanes: None,
             downtime_ms: default_downtime_ms(),
+            blackout_max_s: None,
             slowing: Slowing::default(),
             compress: Compress::default(),
             tap: TapChoice::default(),
@@ -107,6 +111,7 @@ impl GangOptions {
             to: to.to_owned(),
             lanes: self.lanes,
             downtime_ms: self.downtime_ms,
+            blackout_max_s: self.blackout_max_s,
             slowing: self.slowing,
             compress: self.compress,
             tap: self.tap,

@@ -28,6 +28,7 @@ pub use helper_budget::{HelperBudget, HelperBudgetError};
 pub use host::{HostInfo, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
+    check_blackout,
 };
 pub use prediction::{Outlook, PredictRequest, Prediction};
 pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};

@@ -51,6 +51,10 @@ pub struct MigrateRequest {
     /// The blackout that the operator accepts.
     #[serde(default = "default_downtime_ms")]
     pub downtime_ms: u64,
+    /// How long it may stand still before the move is taken back: in seconds; by
+    /// default ten times as long, and 3 s at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blackout_max_s: Option<u64>,
     /// How far the VM may be slowed for it.
     #[serde(default)]
     pub slowing: Slowing,
@@ -105,6 +109,23 @@ pub struct MigrateRequest {
 pub struct MigrationStarted {
     /// The migration, for watching and cancelling it.
     pub id: String,
+}
+
+/// Whether what is allowed for a VM's blackout goes together.
+///
+/// # Errors
+/// If it does not, with the reason.
+pub fn check_blackout(downtime_ms: u64, blackout_max_s: Option<u64>) -> Result<(), String> {
+    if downtime_ms == 0 {
+        return Err("a downtime of 0 ms can't be kept: allow 1 at least".to_owned());
+    }
+    match blackout_max_s {
+        Some(seconds) if seconds.saturating_mul(1000) < downtime_ms => Err(format!(
+            "a VM whose move is taken back after {seconds} s can't be gone for {downtime_ms} ms: \
+             raise --blackout-max, or lower --downtime-ms"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// 300 ms: QEMU's own default for its downtime-limit.

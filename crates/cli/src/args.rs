@@ -216,6 +216,11 @@ pub(crate) struct MigrateArgs {
     #[arg(long, value_name = "N", default_value_t = 300,
           value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) downtime_ms: u64,
+    /// How long the VM may stand still before its move is taken back, in seconds
+    /// [default: ten times --downtime-ms, and 3 at least]
+    #[arg(long, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) blackout_max: Option<u64>,
     #[command(flatten)]
     pub(crate) slowing: SlowingArgs,
     #[command(flatten)]
@@ -275,6 +280,7 @@ impl MigrateArgs {
             to: self.host,
             lanes: self.lanes,
             downtime_ms: self.downtime_ms,
+            blackout_max_s: self.blackout_max,
             slowing: self.slowing.into(),
             sharing: self.sharing.into(),
             storage: self.storage.into(),

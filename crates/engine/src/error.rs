@@ -77,6 +77,20 @@ pub enum MigrationError {
         /// For how long.
         waited: Duration,
     },
+    /// The VM stood still for as long as it may.
+    #[error(
+        "the VM had stood still for {:.1} s, which is all that --blackout-max allows, and {left}. \
+         Try again when {host} and the network to it have less to do, or allow more; by default it \
+         is ten times --downtime-ms, and 3 s at least", allowed.as_secs_f64()
+    )]
+    Blackout {
+        /// The destination.
+        host: String,
+        /// What is allowed.
+        allowed: Duration,
+        /// What was waited for.
+        left: String,
+    },
     /// The operator's own bound.
     #[error("it was not given up within the {} s of --timeout", allowed.as_secs())]
     TooLong {
@@ -128,4 +142,7 @@ pub(crate) enum LinkError {
     /// The peer closed it.
     #[error("it closed the connection")]
     Closed,
+    /// The peer doesn't read.
+    #[error("it does not read what it is told")]
+    Unread,
 }

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 use identity::{Closer, Connection, Writer};
@@ -94,6 +95,10 @@ impl<Said: Serialize> Link<Said> {
         self.write(|out| Frame::message(message)?.write_to(out))
     }
 
+    pub(crate) fn frame(&self, frame: &Frame) -> Result<(), LinkError> {
+        self.write(|out| frame.write_to(out))
+    }
+
     pub(crate) fn head(&self, head: Vec<u8>) -> Result<(), LinkError> {
         self.write(|out| Frame::Head(head).write_to(out))
     }
@@ -113,6 +118,15 @@ impl<Said: Serialize> Link<Said> {
     /// Bytes written so far.
     pub(crate) fn wire_bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
+    }
+
+    /// Ends the connection if somebody writes, and has not come through by the end
+    /// of `patience`: the peer reads slowly, or not at all, and whoever waits for that
+    /// thread would wait for the peer.
+    pub(crate) fn cut_if_stuck(&self, patience: Duration) {
+        if self.writer.try_lock_for(patience).is_none() {
+            self.closer.close();
+        }
     }
 
     /// Ends both directions; the reading thread ends by it.

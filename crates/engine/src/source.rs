@@ -7,6 +7,7 @@
 
 mod ahead;
 mod audit;
+mod blackout;
 mod cached;
 mod collector;
 mod commit;
@@ -23,6 +24,7 @@ mod naming;
 mod pacing;
 mod passes;
 mod sampler;
+mod saying;
 mod settle;
 mod sieve;
 mod start;
@@ -53,12 +55,14 @@ use crate::story::Story;
 use crate::waits::Pulse;
 use crate::watch::Watch;
 use ahead::Ahead;
+use blackout::Blackout;
 use disk_room::DiskRoom;
 use disks::{Chosen, Disks};
 use from_disks::FromDisks;
 use live::Live;
 use pacing::Pacing;
 use sampler::Sampler;
+use saying::Saying;
 use sieve::Sieve;
 use throttle::OurStops;
 pub(crate) use throttle::settings as throttle_settings;
@@ -159,6 +163,7 @@ pub(crate) struct Source<'m> {
     /// Stops of the VM that are for slowing it.
     stops: Arc<OurStops>,
     stopped: Option<Stop>,
+    blackout: Blackout,
     /// What the journals call this migration.
     switchover: Option<MigrationId>,
     /// Whose the VM is; none before the destination is ready.
@@ -183,6 +188,8 @@ struct Stop {
 /// The control connection.
 struct Control {
     link: Arc<Link<ToDestination>>,
+    /// What the leading thread says.
+    saying: Saying,
     hear: Receiver<Heard<ToSource>>,
     prepared: Option<wire::Prepared>,
 }
@@ -233,6 +240,7 @@ impl<'m> Source<'m> {
             stream: None,
             stops: Arc::default(),
             stopped: None,
+            blackout: Blackout::default(),
             switchover: None,
             driver: None,
             fate: None,
@@ -250,6 +258,7 @@ impl<'m> Source<'m> {
         self.stream()?;
         self.deliver()?;
         let loaded = self.complete()?;
+        self.check_lanes()?;
         self.commit(loaded) // with the point of no return
     }
 
@@ -266,6 +275,7 @@ impl<'m> Source<'m> {
                 Happening::Notice(Notice::FirstPassBegins) => self.story.enter(Phase::FirstPass),
                 Happening::Notice(Notice::TailBegins) => {
                     self.story.enter(Phase::Stopped);
+                    self.blackout.begins(Instant::now(), self.was_running);
                     // QEMU tells of no stop of a VM that its owner paused before,
                     // or that stood still for a moment.
                     self.step(Step::Stopped { run: self.was_running });
@@ -283,6 +293,7 @@ impl<'m> Source<'m> {
                 }
                 Happening::Notice(Notice::Disks(drained)) => {
                     drained.map_err(MigrationError::Disks)?;
+                    self.blackout.drained();
                     let stream = self.stream.as_ref().expect("disks move beside a stream");
                     stream.outgoing.continue_switchover()?;
                 }
@@ -316,9 +327,13 @@ impl<'m> Source<'m> {
             "STOP" => {
                 self.stopped = Some(Stop { at: event.at, delivered: self.delivered() });
                 self.story.enter(Phase::Stopped);
+                self.blackout.begins(event.at, self.was_running);
                 self.step(Step::Stopped { run: self.was_running });
             }
-            "RESUME" => self.was_running = true,
+            "RESUME" => {
+                self.was_running = true;
+                self.blackout.is_over();
+            }
             "MIGRATION" if event.data["status"] == "pre-switchover" => {
                 if let Some(disks) = &mut self.disks {
                     disks.drain(self.notices.0.clone(), self.local.waits.drain)?;

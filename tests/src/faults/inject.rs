@@ -232,7 +232,7 @@ pub(super) fn break_it(world: &mut World, proxies: &Proxies, fault: Fault, ends:
             Broken::Descriptors(Starved::new(world.agent(ends.side(end)).pid()))
         }
         Fault::Trickle(end) => {
-            proxies.trickle(ends.side(end));
+            proxies.trickle(ends.side(end), 1 << 10);
             Broken::Road
         }
         Fault::FreezeStorage => {

@@ -48,7 +48,7 @@ pub enum Fault {
     NoSpace(End),
     /// An agent can open nothing more for a while.
     NoDescriptors(End),
-    /// What one end sends comes by a KiB every other second for a while.
+    /// What one end sends comes by a KiB every five seconds for a while.
     Trickle(End),
     /// A QEMU stands still, and goes on only when the migration is over.
     HangQemu(End),

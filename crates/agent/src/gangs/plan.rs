@@ -45,9 +45,8 @@ fn check(request: &GangRequest) -> Result<(), Denied> {
             request.parallel
         )));
     }
-    if request.options.downtime_ms == 0 {
-        return asked("a downtime of 0 ms can't be kept: allow 1 at least");
-    }
+    let options = &request.options;
+    api::check_blackout(options.downtime_ms, options.blackout_max_s).map_err(Denied::Asked)?;
     request.options.slowing.check().map_err(|error| Denied::Asked(error.to_string()))?;
     request.options.sharing.check().map_err(|error| Denied::Asked(error.to_string()))?;
     let mut seen = HashSet::new();

@@ -114,6 +114,10 @@ fn what_cannot_be_moved_is_refused_with_the_reason() {
     }
     let none = MigrateRequest { downtime_ms: 0, ..request("web1", "near") };
     assert!(migrations.start(none).is_err());
+    let (downtime_ms, blackout_max_s) = (4000, Some(3));
+    let short = MigrateRequest { downtime_ms, blackout_max_s, ..request("web1", "near") };
+    let error = migrations.start(short).unwrap_err().to_string();
+    assert!(error.contains("--blackout-max"), "{error}");
     assert!(migrations.list().is_empty());
     assert!(site.registry.show("web1").unwrap().migration.is_none());
 }

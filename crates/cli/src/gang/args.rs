@@ -75,6 +75,11 @@ pub(crate) struct HowArgs {
     /// How long each VM may be gone, in milliseconds [default: 300]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(super) downtime_ms: Option<u64>,
+    /// How long each VM may stand still before its move is taken back, in seconds
+    /// [default: ten times --downtime-ms, and 3 at least]
+    #[arg(long, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(super) blackout_max: Option<u64>,
     /// Whether VMs that write too fast to be followed are slowed: auto, off, or
     /// so that they dirty this share of what can be delivered [default: auto]
     #[arg(long, value_name = "auto|off|C")]

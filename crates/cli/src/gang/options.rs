@@ -17,6 +17,7 @@ use super::args::HowArgs;
 pub(super) struct Options {
     pub(super) lanes: Option<u16>,
     pub(super) downtime_ms: Option<u64>,
+    pub(super) blackout_max: Option<u64>,
     #[serde(deserialize_with = "text")]
     pub(super) throttle: Option<Throttle>,
     pub(super) throttle_floor: Option<u8>,
@@ -58,6 +59,7 @@ impl From<HowArgs> for Options {
         Self {
             lanes: args.lanes,
             downtime_ms: args.downtime_ms,
+            blackout_max: args.blackout_max,
             throttle: args.throttle,
             throttle_floor: args.throttle_floor,
             deadline: args.deadline,
@@ -89,6 +91,7 @@ impl Options {
         Self {
             lanes: self.lanes.or(other.lanes),
             downtime_ms: self.downtime_ms.or(other.downtime_ms),
+            blackout_max: self.blackout_max.or(other.blackout_max),
             throttle: self.throttle.or(other.throttle),
             throttle_floor: self.throttle_floor.or(other.throttle_floor),
             deadline: self.deadline.or(other.deadline),
@@ -121,6 +124,7 @@ impl From<Options> for GangOptions {
         Self {
             lanes: options.lanes,
             downtime_ms: options.downtime_ms.unwrap_or(defaults.downtime_ms),
+            blackout_max_s: options.blackout_max,
             slowing: Slowing {
                 throttle: options.throttle.unwrap_or(slowing.throttle),
                 floor: options

@@ -21,6 +21,7 @@ impl Source<'_> {
     pub(super) fn complete(&mut self) -> Result<Envelope<switchover::ToSource>, MigrationError> {
         let stream = self.stream.as_ref().expect("a stream was delivered");
         let residue_bytes = stream.live.residue_bytes.load(Relaxed);
+        self.blackout.loads();
         let totals = self.audit_totals();
         self.send(&ToDestination::Complete { residue_bytes, audit: totals.clone() })?;
         let until = Instant::now() + self.local.waits.load;
@@ -44,6 +45,14 @@ impl Source<'_> {
                 Happening::Qemu(event) => self.follow(&event)?,
                 Happening::Notice(_) | Happening::Late => {}
             }
+        }
+    }
+
+    /// Whether all went well with the lanes, whatever came of it.
+    pub(super) fn check_lanes(&self) -> Result<(), MigrationError> {
+        match self.stream.as_ref().and_then(|stream| stream.lanes.failure()) {
+            Some(source) => Err(MigrationError::Lanes { host: self.peer.name.clone(), source }),
+            None => Ok(()),
         }
     }
 

@@ -62,19 +62,23 @@ impl DiskTap {
         self.socket.path()
     }
 
-    /// Takes nothing more, and closes QEMU's connections.
+    /// Takes nothing more, and closes QEMU's connections. Does not wait for the
+    /// threads.
+    pub(super) fn shut(&self) {
+        let mut state = self.shared.state.lock();
+        state.over = true;
+        if let Some(listener) = state.listener.take() {
+            let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+        }
+        for socket in state.sockets.drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// As [`DiskTap::shut`], and waits for them.
     pub(super) fn end(&self) {
-        let threads = {
-            let mut state = self.shared.state.lock();
-            state.over = true;
-            if let Some(listener) = state.listener.take() {
-                let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
-            }
-            for socket in state.sockets.drain(..) {
-                let _ = socket.shutdown(Shutdown::Both);
-            }
-            std::mem::take(&mut state.threads)
-        };
+        self.shut();
+        let threads = std::mem::take(&mut self.shared.state.lock().threads);
         if let Some(accepting) = self.accepting.lock().take() {
             let _ = accepting.join();
         }

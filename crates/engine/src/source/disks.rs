@@ -195,27 +195,22 @@ impl Disks {
         Ok(())
     }
 
-    /// Ends all of it before the commit: the VM's disks are as they were.
+    /// Ends all of it before the commit: the VM's disks are as they were. Waits for
+    /// QEMU alone, and for nothing that waits for the destination.
     pub(super) fn undo(&mut self) {
-        self.close();
+        self.shut();
+        self.watching.stop();
         if let Err(error) = self.mirrors.undo() {
             tracing::warn!(%error, "disk mirrors stay behind in QEMU");
         }
-        if let Some(draining) = self.draining.take() {
-            let _ = draining.join();
-        }
     }
 
-    /// Ends what waits and what serves.
-    pub(super) fn close(&mut self) {
-        self.watching.stop();
+    /// Ends what waits and what serves, without waiting for it.
+    pub(super) fn shut(&self) {
         self.flushes.end();
         self.sources.iter().for_each(|source| source.end());
         self.pool.close();
-        self.tap.end();
-        if let Some(settling) = self.settling.take() {
-            let _ = settling.join();
-        }
+        self.tap.shut();
     }
 
     /// For the report.
@@ -227,6 +222,17 @@ impl Disks {
             report.zero_bytes = counts.zero_bytes;
         }
         reports
+    }
+}
+
+impl Drop for Disks {
+    fn drop(&mut self) {
+        self.watching.stop();
+        self.shut();
+        self.tap.end();
+        for thread in [self.settling.take(), self.draining.take()].into_iter().flatten() {
+            let _ = thread.join();
+        }
     }
 }
 

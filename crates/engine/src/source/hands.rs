@@ -1,6 +1,8 @@
 //! What the switchover has done at the source: say, wait for QEMU, let the VM
 //! go on, or end it.
 
+use std::time::Instant;
+
 use api::Phase;
 use qemu::qmp::QmpError;
 use switchover::journal::Opened;
@@ -69,7 +71,10 @@ impl Hands for Source<'_> {
         let Some(stream) = &self.stream else {
             return Step::NotCompleted { reason: "its migration never began".into() };
         };
-        match stream.outgoing.wait_completed(self.local.waits.complete) {
+        let left = self.blackout_ends().map(|end| end.saturating_duration_since(Instant::now()));
+        let wait =
+            left.map_or(self.local.waits.complete, |left| left.min(self.local.waits.complete));
+        match stream.outgoing.wait_completed(wait) {
             Ok(()) => Step::Completed,
             Err(QmpError::Closed) => Step::QemuGone,
             Err(error) => Step::NotCompleted { reason: error.to_string().into() },
@@ -78,15 +83,16 @@ impl Hands for Source<'_> {
 
     fn go_on(&mut self, run: bool) -> Step {
         self.account_disks();
-        if let Some(disks) = &mut self.disks {
-            disks.close();
-        }
-        self.stop_stream(false);
+        self.let_go();
         // Before QEMU's migration: one that waits for a disk can't be cancelled.
-        if let Some(mut disks) = self.disks.take() {
+        if let Some(disks) = &mut self.disks {
             disks.undo();
         }
-        match self.back_out(run) {
+        let backed_out = self.back_out(run);
+        // With the VM running there is time to wait for threads.
+        self.stop_stream(false);
+        self.disks = None;
+        match backed_out {
             Ok(()) => Step::WentOn,
             Err(_) if !self.vm.machine.process.is_alive() => Step::QemuGone,
             Err(error) => Step::CannotGoOn { reason: error.to_string().into() },

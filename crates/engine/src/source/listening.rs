@@ -94,6 +94,8 @@ impl Source<'_> {
         let cancelled = if self.committed { &never } else { cancelled };
         let over = self.over.filter(|_| !self.committed);
         let over = over.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
+        let dark = self.blackout_ends();
+        let dark = dark.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
         let host = &self.peer.name;
         let lost = |why: String| MigrationError::PeerLost { host: host.clone(), why };
         select! {
@@ -118,6 +120,7 @@ impl Source<'_> {
             recv(cancelled) -> _ => Err(MigrationError::Cancelled),
             recv(self.story.watch().rebound()) -> _ => Ok(None),
             recv(late) -> _ => Ok(Some(Happening::Late)),
+            recv(dark) -> _ => Err(self.blackout_error()),
             recv(over) -> _ => {
                 let allowed = Duration::from_secs(self.request.timeout_s.unwrap_or_default());
                 Err(MigrationError::TooLong { allowed })
@@ -142,9 +145,10 @@ impl Source<'_> {
         if self.committed { Ok(()) } else { self.send(&ToDestination::Terms(terms(&bounds))) }
     }
 
+    /// Does not wait for the destination, which may read slowly.
     pub(super) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
         let control = self.control.as_ref().expect("connected");
-        control.link.say(message).map_err(|error| MigrationError::PeerLost {
+        control.saying.say(message).map_err(|error| MigrationError::PeerLost {
             host: self.peer.name.clone(),
             why: error.to_string(),
         })

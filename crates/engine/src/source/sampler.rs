@@ -55,6 +55,8 @@ pub(crate) struct Watched {
     pub(crate) compress: Compress,
     /// What a blackout cost without pages, as last measured.
     pub(crate) fixed: Duration,
+    /// What the operator allows for it at most.
+    pub(crate) blackout_max: Option<Duration>,
     pub(super) throttling: Throttling,
     /// Where a VM that can't be followed is told of.
     pub(super) notices: Sender<Notice>,
@@ -245,7 +247,7 @@ impl Sampling {
 
     /// Slows the guest as far as it takes, and ends what can't come to an end.
     fn throttle(&mut self, qemu: &qemu::outgoing::Progress, left_bytes: u64) {
-        let Watched { live, throttling, story, notices, .. } = &mut self.watched;
+        let Watched { live, throttling, story, notices, blackout_max, .. } = &mut self.watched;
         let at = Duration::from_secs_f64(story.elapsed_s());
         let over = live.first_pass_over.load(Relaxed) && live.disks_ready.load(Relaxed);
         let decision = throttling.look(Followed {
@@ -272,6 +274,11 @@ impl Sampling {
             Step::Go => {}
             Step::Finish => {
                 let blackout = decision.predicted_blackout.unwrap_or_default();
+                if let Some(max) = blackout_max.filter(|max| blackout > *max) {
+                    let _ = notices.send(Notice::Stalled(too_long(blackout, max)));
+                    self.ended = true;
+                    return;
+                }
                 live.accept(blackout.mul_f64(ACCEPT_MORE));
                 story.note("the VM could not be followed: a longer blackout was accepted");
                 self.ended = true;
@@ -398,6 +405,16 @@ fn stalled(stall: &Stall, goal: Duration) -> String {
         mib(stall.left_bytes as f64),
         stall.predicted_blackout.as_millis(),
         goal.as_millis(),
+    )
+}
+
+/// Why a VM that can't be followed is not stopped either.
+fn too_long(blackout: Duration, max: Duration) -> String {
+    format!(
+        "the VM could not be followed, and if it were stopped now it would be gone for {} ms; its \
+         move would be taken back after {} s (--blackout-max)",
+        blackout.as_millis(),
+        max.as_secs(),
     )
 }
 

@@ -26,6 +26,7 @@ use super::live::{Live, Traits};
 use super::naming::Naming;
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
+use super::saying::Saying;
 use super::sieve::Sieve;
 use super::throttle::{self, Throttling};
 use super::{Control, Happening, Notice, Source, Stream, terms};
@@ -52,7 +53,10 @@ impl Source<'_> {
         let (link, hear) =
             Link::start_with(connection, &self.peer.name, move |message| room.hear(message))
                 .map_err(|e| lost(e.to_string()))?;
-        self.control = Some(Control { link: Arc::new(link), hear, prepared: None });
+        let link = Arc::new(link);
+        let saying = Saying::start(Arc::clone(&link), &self.peer.name)
+            .map_err(|error| local("starting a thread", error))?;
+        self.control = Some(Control { link, saying, hear, prepared: None });
         Ok(())
     }
 
@@ -247,6 +251,7 @@ impl Source<'_> {
             tap: stopper.clone(),
             compress: self.request.compress,
             fixed,
+            blackout_max: self.request.blackout_max_s.map(std::time::Duration::from_secs),
             throttling: Throttling::new(around, self.request, fixed),
             notices: self.notices.0.clone(),
         });

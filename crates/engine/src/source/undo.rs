@@ -15,6 +15,8 @@ use crate::error::MigrationError;
 /// What QEMU says last comes by another socket than its stream, a moment later on
 /// a busy host.
 const LAST_WORD: Duration = Duration::from_millis(500);
+/// What a destination that reads has taken by then. The VM may stand still meanwhile.
+const SAID_MAX: Duration = Duration::from_millis(20);
 
 impl Source<'_> {
     /// Why the stream can't be read: if its QEMU ends, that is the reason.
@@ -43,11 +45,7 @@ impl Source<'_> {
     /// Says how it came out.
     pub(super) fn undo(&mut self, error: &MigrationError) -> Outcome {
         let mut reason = error.to_string();
-        // Whatever slows the VM goes first.
-        if let Some(stream) = &mut self.stream {
-            stream.sampler = None;
-            stream.live.end_chase();
-        }
+        self.let_go();
         if matches!(error, MigrationError::InDoubt(_)) {
             self.stop_stream(false);
             return Outcome::Failed(reason);
@@ -88,6 +86,32 @@ impl Source<'_> {
         }
     }
 
+    /// Nothing here waits for the destination any more, nor QEMU for us: what is
+    /// written to it is closed, and what QEMU still says goes nowhere. Whatever slows
+    /// the VM goes.
+    pub(super) fn let_go(&mut self) {
+        if let Some(stream) = &self.stream {
+            stream.live.end_chase();
+            stream.tap.stop();
+            stream.lanes.shut();
+        }
+        if let Some(disks) = &self.disks {
+            disks.shut();
+        }
+        self.cut_control_if_stuck();
+        if let Some(stream) = &mut self.stream {
+            stream.sampler = None;
+        }
+    }
+
+    /// A thread of the tap, or of a lane, may be saying something to a destination
+    /// that doesn't read. Else the connection stays, to say why it ends.
+    fn cut_control_if_stuck(&self) {
+        if let Some(control) = &self.control {
+            control.link.cut_if_stuck(SAID_MAX);
+        }
+    }
+
     /// The VM runs again if it ran before, and QEMU is as it was.
     pub(super) fn back_out(&self, run: bool) -> Result<(), QmpError> {
         let Some(stream) = &self.stream else { return Ok(()) };
@@ -95,6 +119,7 @@ impl Source<'_> {
         // nothing any more.
         stream.live.end_chase();
         let outcome = stream.outgoing.back_out(run);
+        self.cut_control_if_stuck();
         stream.tap.cut();
         outcome.or_else(|_| stream.outgoing.back_out(run))
     }
@@ -102,6 +127,9 @@ impl Source<'_> {
     /// Ends everything that lives while QEMU streams. With `in_order` all was
     /// delivered; else what QEMU still writes goes nowhere.
     pub(super) fn stop_stream(&mut self, in_order: bool) {
+        if !in_order {
+            self.cut_control_if_stuck();
+        }
         let Some(stream) = &mut self.stream else { return };
         stream.sampler = None;
         stream.pacing = None;

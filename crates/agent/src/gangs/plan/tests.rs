@@ -177,6 +177,12 @@ fn what_makes_no_sense_is_refused_with_the_reason() {
         (request(r#"{"moves":[{"vm":"a","to":"y"}],"evacuate":{"host":"x"}}"#), "not both"),
         (request(r#"{"evacuate":{"host":"x"},"parallel":0}"#), "outside 1 to 16"),
         (request(r#"{"evacuate":{"host":"x"},"options":{"downtime_ms":0}}"#), "downtime"),
+        (
+            request(
+                r#"{"evacuate":{"host":"x"},"options":{"downtime_ms":4000,"blackout_max_s":3}}"#,
+            ),
+            "--blackout-max",
+        ),
         (request(r#"{"evacuate":{"host":"x"},"options":{"slowing":{"floor":7}}}"#), "floor"),
         (request(r#"{"evacuate":{"host":"x","to":["x"]}}"#), "to itself"),
         (

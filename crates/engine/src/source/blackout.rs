@@ -1,0 +1,147 @@
+//! How long the VM may stand still for its switchover. It has a bound of its own:
+//! whatever the destination does or does not do, the move is taken back then.
+
+use std::time::{Duration, Instant};
+
+use super::Source;
+use crate::error::MigrationError;
+
+/// Without the operator's word: so many times the goal for the downtime...
+const GOALS: u32 = 10;
+/// ... and this at least, which a busy host may need for the shortest goal.
+const LEAST: Duration = Duration::from_secs(3);
+
+/// The VM's switchover, from its stop on.
+#[derive(Debug, Default)]
+pub(super) struct Blackout {
+    /// Since when a VM that ran stands still.
+    since: Option<Instant>,
+    /// Its disks are written and flushed at the destination.
+    drained: bool,
+    /// All of it was handed over: the destination is to load it.
+    loading: bool,
+}
+
+/// What is left of a VM that stands still.
+struct Left<'h> {
+    host: &'h str,
+    memory_bytes: u64,
+    disk_bytes: u64,
+    draining: bool,
+    loading: bool,
+}
+
+impl Blackout {
+    /// It stands still, which only counts if it would run.
+    pub(super) fn begins(&mut self, at: Instant, ran: bool) {
+        if ran {
+            self.since.get_or_insert(at);
+        }
+    }
+
+    /// It runs again.
+    pub(super) fn is_over(&mut self) {
+        self.since = None;
+    }
+
+    pub(super) fn drained(&mut self) {
+        self.drained = true;
+    }
+
+    pub(super) fn loads(&mut self) {
+        self.loading = true;
+    }
+}
+
+impl Source<'_> {
+    fn blackout_max(&self) -> Duration {
+        let goal = self.stream.as_ref().map(|stream| stream.live.goal()).unwrap_or_default();
+        allowed(self.request.blackout_max_s, goal)
+    }
+
+    /// When the move is taken back, if that is to be.
+    pub(super) fn blackout_ends(&self) -> Option<Instant> {
+        let since = self.blackout.since.filter(|_| !self.committed)?;
+        Some(since + self.blackout_max())
+    }
+
+    pub(super) fn blackout_error(&self) -> MigrationError {
+        let delivered = self.delivered();
+        let left = Left {
+            host: &self.peer.name,
+            memory_bytes: delivered.backlog_bytes,
+            disk_bytes: delivered.block_backlog_bytes,
+            draining: self.disks.is_some() && !self.blackout.drained,
+            loading: self.blackout.loading,
+        };
+        let (host, allowed) = (self.peer.name.clone(), self.blackout_max());
+        MigrationError::Blackout { host, allowed, left: left.to_string() }
+    }
+}
+
+fn allowed(asked_s: Option<u64>, goal: Duration) -> Duration {
+    match asked_s {
+        Some(seconds) => Duration::from_secs(seconds),
+        None => (goal * GOALS).max(LEAST),
+    }
+}
+
+impl std::fmt::Display for Left<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { host, memory_bytes, disk_bytes, draining, loading } = self;
+        match (memory_bytes, disk_bytes) {
+            _ if *loading => write!(f, "{host} had not loaded it"),
+            (0, 0) if *draining => write!(f, "its disks were not flushed at {host}"),
+            (0, 0) => write!(f, "QEMU here had not handed over all of it"),
+            (0, bytes) => write!(f, "{} KiB of its disks were not written at {host}", bytes >> 10),
+            (bytes, _) => write!(f, "{} KiB of its memory had not come to {host}", bytes >> 10),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bound_is_the_operators_or_ten_goals_and_three_seconds_at_least() {
+        let ms = Duration::from_millis;
+        for (asked_s, goal, expected) in [
+            (None, ms(1), ms(3000)),
+            (None, ms(300), ms(3000)),
+            (None, ms(800), ms(8000)),
+            (Some(1), ms(800), ms(1000)),
+            (Some(60), ms(1), ms(60_000)),
+        ] {
+            assert_eq!(allowed(asked_s, goal), expected, "{asked_s:?} {goal:?}");
+        }
+    }
+
+    #[test]
+    fn it_says_what_was_waited_for() {
+        let says = |memory_bytes, disk_bytes, draining, loading| {
+            Left { host: "b", memory_bytes, disk_bytes, draining, loading }.to_string()
+        };
+        for (said, expected) in [
+            (says(5 << 20, 1 << 20, true, false), "5120 KiB of its memory had not come to b"),
+            (says(0, 1 << 20, true, false), "1024 KiB of its disks were not written at b"),
+            (says(0, 0, true, false), "its disks were not flushed at b"),
+            (says(0, 0, false, false), "QEMU here had not handed over all of it"),
+            (says(0, 0, true, true), "b had not loaded it"),
+        ] {
+            assert_eq!(said, expected);
+        }
+    }
+
+    #[test]
+    fn it_counts_from_the_first_stop_of_a_vm_that_ran() {
+        let (mut blackout, first) = (Blackout::default(), Instant::now());
+        blackout.begins(first, false);
+        assert_eq!(blackout.since, None);
+        blackout.begins(first, true);
+        blackout.begins(first + LEAST, true);
+        assert_eq!(blackout.since, Some(first));
+        blackout.is_over();
+        assert_eq!(blackout.since, None);
+    }
+}

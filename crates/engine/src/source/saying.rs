@@ -1,0 +1,125 @@
+//! What the leading thread says, said by another one.
+//!
+//! Saying takes as long as the destination likes. Whoever leads must hear the
+//! operator meanwhile, look at the clock, and have the VM go on.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use wire::{Frame, ToDestination};
+
+use crate::error::LinkError;
+use crate::link::Link;
+
+/// What may wait to be said. A migration says a handful of things, and one more for
+/// each change that its operator makes.
+const WAITING_MAX: usize = 64;
+/// The last word, which is why it ended, gets so much time.
+const LAST_MAX: Duration = Duration::from_secs(1);
+
+/// Dropped, it ends the connection.
+pub(super) struct Saying {
+    link: Arc<Link<ToDestination>>,
+    waiting: Option<Sender<Frame>>,
+    /// Disconnected once all is said.
+    over: Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Saying {
+    pub(super) fn start(link: Arc<Link<ToDestination>>, name: &str) -> std::io::Result<Self> {
+        let (waiting, to_say) = bounded::<Frame>(WAITING_MAX);
+        let (is_over, over) = bounded(0);
+        let thread = thread::Builder::new().name(format!("say-{name}")).spawn({
+            let link = Arc::clone(&link);
+            move || {
+                let _is_over: Sender<()> = is_over;
+                for frame in to_say {
+                    if let Err(error) = link.frame(&frame) {
+                        tracing::info!(%error, "not said");
+                        // Who hears the connection learns it so.
+                        link.close();
+                    }
+                }
+            }
+        })?;
+        Ok(Self { link, waiting: Some(waiting), over, thread: Some(thread) })
+    }
+
+    /// Does not wait.
+    pub(super) fn say(&self, message: &ToDestination) -> Result<(), LinkError> {
+        let frame = Frame::message(message)?;
+        let waiting = self.waiting.as_ref().ok_or(LinkError::Closed)?;
+        waiting.try_send(frame).map_err(|_| LinkError::Unread)
+    }
+}
+
+impl Drop for Saying {
+    fn drop(&mut self) {
+        self.waiting = None;
+        let _ = self.over.recv_timeout(LAST_MAX);
+        self.link.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use identity::Connection;
+    use wire::ToSource;
+
+    use super::*;
+
+    /// Its peer is there, and reads nothing.
+    fn unread() -> (Arc<Link<ToDestination>>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        let (link, _) = Link::start::<ToSource>(Connection::plain(stream), "peer").unwrap();
+        (Arc::new(link), peer)
+    }
+
+    #[test]
+    fn who_says_something_to_a_peer_that_does_not_read_comes_back() {
+        let (link, _peer) = unread();
+        let saying = Saying::start(Arc::clone(&link), "peer").unwrap();
+        let abort = ToDestination::Abort { reason: "x".repeat(256 << 10) };
+        // The kernel takes some MiB, and after that they wait.
+        let error = (0..1000).find_map(|_| saying.say(&abort).err()).unwrap();
+        assert!(matches!(error, LinkError::Unread), "{error}");
+        drop(saying);
+        assert!(link.say(&abort).is_err(), "the connection has ended");
+    }
+
+    #[test]
+    fn a_thread_that_is_stuck_in_it_is_freed() {
+        let (link, _peer) = unread();
+        let saying = thread::spawn({
+            let link = Arc::clone(&link);
+            move || while link.residue(false, &[0; 1 << 20]).is_ok() {}
+        });
+        while !saying.is_finished() {
+            link.cut_if_stuck(Duration::from_millis(20));
+        }
+        saying.join().unwrap();
+    }
+
+    #[test]
+    fn what_was_said_last_arrives() {
+        use std::io::Read;
+        let (link, mut peer) = unread();
+        let saying = Saying::start(link, "peer").unwrap();
+        saying.say(&ToDestination::Abort { reason: "the last word".to_owned() }).unwrap();
+        drop(saying);
+        let mut said = Vec::new();
+        peer.read_to_end(&mut said).unwrap();
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.contains("the last word"), "{said}");
+    }
+}
