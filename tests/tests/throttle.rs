@@ -3,10 +3,13 @@
 
 use std::fs;
 
-use api::{Outcome, Prediction, Report};
-use end_to_end::{MIB, Side, World, assert_fits_goal, fits_goal_bytes, guest, until};
+use api::{Outcome, Prediction, Report, VmStatus};
+use end_to_end::{
+    MIB, Side, World, assert_fits_goal, fits_goal_bytes, guest, own_qmp_argument, until,
+};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
+use serde_json::json;
 
 /// What the link carries, in Mbit/s; and what a guest writes that is two and a
 /// half times as fast.
@@ -171,6 +174,31 @@ fn a_guest_that_is_slowed_by_stopping_it_for_moments() {
         assert!(report.notes.iter().any(|note| note.contains("moments")), "{:?}", report.notes);
         assert_followed(&report);
     }
+}
+
+/// It stands still for most of the time then. What its owner wants holds all the same,
+/// as far as QEMU tells of it: here that it runs, and that it stands still again.
+#[test]
+fn a_guest_that_its_owner_stops_between_our_stops_stays_stopped() {
+    let mut world = World::new(Link::one(LINK));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("agent.toml");
+    fs::write(&file, "cgroups = false\n").unwrap();
+    world.restart_agents_with(&["--config", file.to_str().unwrap()]);
+    let mut spec = writer("web1", HARD);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
+    let mut moving = world.begin(&guest, Side::A, &LOW);
+    moving.wait_line("slowed to");
+    let owners = world.own_qmp(Side::A, "web1");
+    for command in ["cont", "stop"] {
+        owners.execute(command, json!({})).unwrap();
+    }
+    let ended = moving.wait();
+    assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+    assert_eq!(world.vm(Side::B, "web1").unwrap().status, VmStatus::Paused);
+    world.own_qmp(Side::B, "web1").execute("cont", json!({})).unwrap();
+    world.assert_intact(&guest);
 }
 
 /// What it would take is known before, in the same words as what it took.

@@ -322,7 +322,7 @@ impl<'m> Source<'m> {
 
     fn follow(&mut self, event: &Event) -> Result<(), MigrationError> {
         match event.name.as_str() {
-            "STOP" if self.stops.take_slice() => {}
+            "STOP" if self.stops.take_slice(event.at) => {}
             "STOP" if self.owner_paused() => self.was_running = false,
             "STOP" => {
                 self.stopped = Some(Stop { at: event.at, delivered: self.delivered() });

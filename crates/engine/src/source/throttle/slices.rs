@@ -7,6 +7,7 @@
 //! again. QEMU refuses that until its migration has ended, and it doesn't end
 //! before the tap says so: which is said when no slice can end any more.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -29,8 +30,8 @@ pub(crate) struct OurStops(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Stops that QEMU will tell of.
-    untold: u32,
+    /// Stops that QEMU will tell of: when each was asked for.
+    untold: VecDeque<Instant>,
     /// A thread stops the VM and lets it run again.
     slicing: bool,
     /// QEMU has handed over all RAM.
@@ -40,11 +41,14 @@ struct Known {
 }
 
 impl OurStops {
-    /// QEMU has told of a stop: whether it was for a slice.
-    pub(crate) fn take_slice(&self) -> bool {
+    /// QEMU told of a stop at that time: whether it was for a slice. One that came
+    /// before ours was asked for is its owner's.
+    pub(crate) fn take_slice(&self, at: Instant) -> bool {
         let mut known = self.0.lock();
-        let ours = known.untold > 0;
-        known.untold = known.untold.saturating_sub(1);
+        let ours = known.untold.front().is_some_and(|asked| *asked <= at);
+        if ours {
+            known.untold.pop_front();
+        }
         ours
     }
 
@@ -142,28 +146,46 @@ impl Shared {
                 runs = event.name == "RESUME";
             }
             // Its owner's pause is none of ours, nor is QEMU's own stop.
-            if runs && !self.slice(stop, &events) {
+            if runs && !self.slice(stop, &events, &mut runs) {
                 return;
             }
         }
     }
 
-    /// Stops the VM for so long. Says whether to go on.
-    fn slice(&self, time: Duration, events: &Receiver<Event>) -> bool {
-        self.stops.0.lock().untold += 1;
+    /// Stops the VM for so long. Says whether to go on, and in `runs` how it is left.
+    ///
+    /// Its owner may say `stop` meanwhile, to a VM that stands still already: QEMU
+    /// tells nobody of that, and there is nothing to know it by. What does show is
+    /// taken as the owner's wish: a stop after a `cont`, and one just before ours.
+    fn slice(&self, time: Duration, events: &Receiver<Event>, runs: &mut bool) -> bool {
+        let asked = Instant::now();
+        self.stops.0.lock().untold.push_back(asked);
         let stopped = self.qmp.stop();
-        let told = events.recv_timeout(TOLD_MAX);
-        let Some(told) = told.ok().filter(|event| event.name == "STOP") else {
+        let until = Instant::now() + TOLD_MAX;
+        let told = loop {
+            match events.recv_deadline(until) {
+                Ok(event) if event.name == "STOP" && event.at >= asked => break Some(event),
+                Ok(event) => *runs = event.name == "RESUME",
+                Err(_) => break None,
+            }
+        };
+        let Some(told) = told else {
             // It stood already.
-            let _ = self.stops.take_slice();
+            self.stops.0.lock().untold.retain(|untold| *untold != asked);
             return stopped.is_ok();
         };
         self.pause(time);
+        if let Some(event) = events.try_iter().last() {
+            // Its owner has let it run, and perhaps stopped it again.
+            *runs = event.name == "RESUME";
+            return true;
+        }
         if self.stops.0.lock().ended || self.qmp.cont().is_err() {
             // QEMU is done with it: this was its last stop.
             self.stops.0.lock().last = Some(told.at);
             return false;
         }
+        // Unless its owner stops it at once, which is told behind it.
         let _ = events.recv_timeout(TOLD_MAX);
         true
     }
@@ -196,5 +218,23 @@ impl Shared {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_that_came_before_ours_was_asked_for_is_its_owners() {
+        let (stops, first) = (OurStops::default(), Instant::now());
+        let after = |ms| first + Duration::from_millis(ms);
+        assert!(!stops.take_slice(first), "nothing was asked for");
+        stops.0.lock().untold.extend([after(10), after(60)]);
+        assert!(!stops.take_slice(after(9)));
+        assert!(stops.take_slice(after(11)));
+        assert!(!stops.take_slice(after(30)), "between two slices");
+        assert!(stops.take_slice(after(60)));
+        assert!(!stops.take_slice(after(61)));
     }
 }
