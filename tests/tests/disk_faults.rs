@@ -2,16 +2,21 @@
 //! goes on from its own disk, nothing is left where it was to go, and the next
 //! move works.
 
+use std::fs;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::{Outcome, Phase};
 use end_to_end::disk::{allocated_bytes, assert_disk_intact, image, mirrors, with_disk};
+use end_to_end::proxy::Proxies;
 use end_to_end::{Frozen, MIB, Moving, Side, World, kill, own_qmp_argument, until};
 use lab::guest::Guest;
 use lab::hosts::{Link, RUN_DIR};
 use qemu::qmp::Qmp;
 use tempfile::TempDir;
 
+/// For what comes in seconds, on a busy machine too.
+const SOON: Duration = Duration::from_secs(60);
 const MOVE: [&str; 3] = ["--disks", "all", "--create-disks"];
 
 /// A VM with a disk of its own, by a link that takes seconds.
@@ -183,4 +188,46 @@ fn a_disk_that_stands_still_is_given_up() {
     faulty.goes_on();
     drop(world.migrate(guest, Side::A, &MOVE));
     assert_disk_intact(guest);
+}
+
+/// Whether a thread of B's agent waits until a VM is loaded.
+fn loads(world: &World) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{}/task", world.agent(Side::B).pid())).unwrap();
+    let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).ok();
+    tasks.filter_map(|task| name(task.ok()?)).any(|name| name.trim() == "arrival-load")
+}
+
+/// It hangs when everything has arrived, and the image is to be made durable. The
+/// agent there hears that the VM stays all the same, and nothing of it is left.
+#[test]
+fn a_disk_that_hangs_at_the_end() {
+    let mut world = World::new(Link::one(200));
+    let proxies = Proxies::start(&world.hosts, 1);
+    world.tell_agents(vec!["--peers".to_owned(), Proxies::peers(&world.hosts)]);
+    let mut spec = with_disk(&world, "raw", 1_000_000);
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    let guest = world.boot(&spec);
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    let owners = world.own_qmp(Side::A, "web1");
+    let events = owners.events_named(&["MIGRATION"]);
+    let moving = world.begin(&guest, Side::A, &[&MOVE[..], &["--blackout-max", "100"]].concat());
+    // Its disk was copied and flushed; what is left are pages and devices.
+    while events.recv_timeout(SOON).expect("it gets there").data["status"] != "device" {}
+    proxies.hold_up(Side::A);
+    let frozen = Frozen::new(world.vm(Side::B, "web1").unwrap().pid);
+    proxies.mend();
+    until("all has arrived", || loads(&world));
+    moving.interrupt();
+    let ended = moving.wait();
+    assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);
+    until("what arrived is gone", || world.vms(Side::B).is_empty());
+    until("nobody waits for it", || !loads(&world));
+    drop(frozen);
+    assert!(!image(&world, Side::B).exists(), "an image that was made for nothing");
+    world.remove_own_sockets(Side::B, "web1");
+    world.assert_stayed(&guest, Side::A, pid);
+    assert_disk_intact(&guest);
+    assert_eq!(mirrors(&owners), [""; 0]);
+    drop(world.migrate(&guest, Side::A, &MOVE));
+    assert_disk_intact(&guest);
 }

@@ -185,13 +185,19 @@ impl DiskSink {
         self.shared.end(&SinkError::Closed);
     }
 
-    /// Closes it, ends what is under way, and waits until nothing is written
-    /// any more. Not to be called by what a failure is told to.
-    pub fn stop(&self) {
+    /// Closes it, and ends what is under way. Does not wait: whoever does comes back,
+    /// even if what writes the disks doesn't answer.
+    pub fn abort(&self) {
         self.close();
         for disk in &self.shared.disks {
             disk.writer.abort();
         }
+    }
+
+    /// As [`DiskSink::abort`], and waits until nothing is written any more. Not to be
+    /// called by what a failure is told to.
+    pub fn stop(&self) {
+        self.abort();
         for thread in self.threads.lock().drain(..) {
             // One that panicked has printed why.
             let _ = thread.join();

@@ -39,6 +39,11 @@ use sharing::Wanted;
 const WORD_MAX: Duration = Duration::from_secs(5);
 /// What went wrong just now is tried again after this.
 const RETRY: Duration = Duration::from_secs(1);
+/// What a source that reads has taken by then.
+const SAID_MAX: Duration = Duration::from_millis(100);
+/// Lanes whose connections were closed end at once, unless one of them writes to
+/// memory that is not there.
+const LANES_END_MAX: Duration = Duration::from_secs(5);
 /// How often it is looked whether anything comes.
 const LOOK: Duration = Duration::from_secs(1);
 /// So many times as long as a source waits before it gives up a migration that
@@ -161,9 +166,12 @@ impl Arrival<'_> {
         let disks = self.open_disks(&machine, keeper.images(), pools);
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let loaded = disks.and_then(|disks| {
+            let disks = disks.map(Arc::new);
             let loaded = self.receive(keeper, &machine, disks.as_ref(), pools, wanted);
             // Lanes that wait for a disk end by it.
-            drop(disks);
+            if let Some(disks) = disks {
+                disks.shut();
+            }
             loaded
         });
         self.end_lanes();
@@ -180,7 +188,9 @@ impl Arrival<'_> {
     /// No lane brings anything any more.
     fn end_lanes(&self) {
         self.shared.arrivals.lock().remove(&self.token);
-        self.lanes.end();
+        if !self.lanes.end_within(LANES_END_MAX) {
+            tracing::error!("lanes still write to the VM's memory, and stay until they have");
+        }
     }
 
     /// From here on a restart of the agent knows of the migration.

@@ -110,8 +110,15 @@ impl ArrivingDisks {
         self.exports.stop().map_err(|error| error.to_string())
     }
 
-    /// Nothing more is written: lanes that wait in the sink wake.
-    pub(super) fn close(&self) {
+    /// Nothing more is written, and nobody waits for QEMU to write: lanes that wait in
+    /// the sink wake.
+    pub(super) fn shut(&self) {
+        self.sink.abort();
+        self.flushes.lock().take();
+    }
+
+    /// The same, and waits until it is so.
+    fn close(&self) {
         self.sink.stop();
         self.flushes.lock().take();
         for thread in self.threads.lock().drain(..) {

@@ -185,18 +185,33 @@ impl ArrivingLanes {
         self.state.lock().disks = Some(disks);
     }
 
-    /// Ends all lanes, and waits until none writes any more: a lane that the
-    /// source gave up long ago may still hold half of a batch that has since
-    /// arrived by another.
-    pub(crate) fn end(&self) {
+    /// Ends all lanes, without waiting for them.
+    pub(crate) fn shut(&self) {
         let mut state = self.state.lock();
         state.over = true;
         for closer in state.connections.values() {
             closer.close();
         }
         self.changed.notify_all();
-        while !state.connections.is_empty() {
-            self.changed.wait(&mut state);
+    }
+
+    /// Ends all lanes, and waits until none writes any more: a lane that the
+    /// source gave up long ago may still hold half of a batch that has since
+    /// arrived by another.
+    pub(crate) fn end(&self) {
+        while !self.end_within(Duration::from_secs(3600)) {}
+    }
+
+    /// As [`ArrivingLanes::end`], for a VM that doesn't come; says whether all have
+    /// ended. Others end by themselves as soon as what they wait for lets them.
+    pub(crate) fn end_within(&self, limit: Duration) -> bool {
+        self.shut();
+        let mut state = self.state.lock();
+        let is_served = |state: &mut State| !state.connections.is_empty();
+        if self.changed.wait_while_for(&mut state, is_served, limit).timed_out()
+            && is_served(&mut state)
+        {
+            return false;
         }
         let resolving = state.resolving.take();
         if let Some(placer) = state.placer.take() {
@@ -205,6 +220,7 @@ impl ArrivingLanes {
         drop(state);
         // Its thread may be telling the source something just now.
         drop(resolving);
+        true
     }
 
     /// CPU time of the lanes' threads that have ended.
@@ -250,8 +266,62 @@ impl Drop for Served<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use identity::Security;
+    use page::{BlockBatch, Encoding, Pool, SLOT_BYTES};
+    use transport::{Endpoint, Lanes, LanesPlan, TakeError};
+    use wire::{Preamble, Reply, Token};
+
     use super::*;
     use crate::resources::Resources;
+
+    /// What panics with a batch in its hands.
+    struct Faulty;
+
+    impl BlockSink for Faulty {
+        fn room(&self) -> Result<BlockBatch, TakeError> {
+            panic!("on purpose")
+        }
+
+        fn take(&self, _: BlockBatch) -> Result<(), TakeError> {
+            panic!("on purpose")
+        }
+    }
+
+    /// Its lane would come back, and then look like one that is only slow.
+    #[test]
+    fn a_thread_that_panics_ends_the_migration() {
+        let (broken, hear) = crossbeam_channel::bounded(1);
+        let lanes = ArrivingLanes::new(broken, &Resources::new(16 << 20).network, None);
+        lanes.with_disks(Arc::new(Faulty));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let remote = listener.local_addr().unwrap();
+        let destination = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut connection = Connection::plain(stream);
+            connection.read_exact(&mut [0; Preamble::BYTES]).unwrap();
+            connection.write_all(&Reply::Welcome.to_bytes()).unwrap();
+            lanes.carry(connection, 0);
+        });
+        let source = Lanes::start(LanesPlan {
+            endpoints: vec![Endpoint { local: None, remote }],
+            peer: String::new(),
+            security: Security::Plaintext,
+            token: Token([1; 16]),
+            encoding: Encoding::Raw,
+            sieve: None,
+            namer: None,
+        });
+        let source = source.unwrap();
+        let mut blocks = Pool::new(SLOT_BYTES).take_blocks().unwrap();
+        blocks.push_data(4096);
+        source.submit(blocks).unwrap();
+        assert_eq!(hear.recv().unwrap(), "a fault in the agent");
+        assert!(destination.join().is_err());
+        source.stop();
+    }
 
     #[test]
     fn a_lane_comes_from_the_host_that_the_vm_comes_from() {

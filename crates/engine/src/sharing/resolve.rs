@@ -61,7 +61,10 @@ impl Sharing {
         let taker = Arc::new(Taker::new(number, key, placer, (member, blocks), tell));
         let telling = thread::Builder::new().name("late".to_owned()).spawn({
             let link = Arc::clone(&link);
-            move || say_late(&told, &link)
+            move || {
+                let _fault = EndsOnFault(&link);
+                say_late(&told, &link);
+            }
         })?;
         let rack = self.rack.as_ref().filter(|_| asks_rack);
         let claims = rack.map(|rack| Claims::start((self, rack), &taker, domain, link));
@@ -71,6 +74,18 @@ impl Sharing {
         let shelf = disks.map(|disks| Shelf::new(number, self, disks));
         let (spare, telling) = (Mutex::default(), Some(telling));
         Ok(Resolving { sharing, taker, claims, shelf, spare, telling })
+    }
+}
+
+/// A source that is not told what became of its pages waits for ever: if the thread
+/// that tells it panics, the connection ends, and the VM stays.
+struct EndsOnFault<'l>(&'l Link<ToSource>);
+
+impl Drop for EndsOnFault<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.close();
+        }
     }
 }
 

@@ -1,68 +1,108 @@
-//! Everything was delivered: QEMU loads the VM.
+//! Everything was delivered: disks are made durable, lanes end, QEMU loads the VM.
+//!
+//! Each of these can hang: storage that does not answer, memory whose pages come
+//! from such storage, a QEMU that is stuck. So a thread of its own waits for them,
+//! and the one that leads hears the source meanwhile.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{after, bounded, select};
+use crossbeam_channel::{Receiver, after, bounded, select};
 use placer::Feeder;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use wire::ToDestination;
 
 use super::{Arrival, End, SILENCE, ended};
+use crate::destination::disks::ArrivingDisks;
+use crate::destination::lanes::ArrivingLanes;
+use crate::destination::nic_use::Telling;
 use crate::link::Heard;
 
-impl Arrival<'_> {
-    /// Has QEMU load the VM. Nothing but the source's end of the migration can
-    /// be heard meanwhile: it ends a QEMU that hangs in its load, too.
-    pub(super) fn load(
-        &self,
-        machine: &Machine,
-        incoming: &Incoming,
-        feeder: &Feeder,
-        tail: &[u8],
-    ) -> Result<(), End> {
-        self.lanes.end();
-        let (done, over) = bounded::<()>(0);
-        let wait = self.shared.local.waits.load;
-        thread::scope(|scope| {
-            let watch = || {
-                let late = after(SILENCE * wait);
-                let heard = loop {
-                    let heard = select! {
-                        recv(self.hear) -> heard => heard,
-                        recv(late) -> _ => break None,
-                        recv(over) -> _ => return None,
-                    };
-                    match heard {
-                        // Nobody is left here to whom they matter.
-                        Ok(Heard::Message(ToDestination::Terms(_))) => {}
-                        heard => break Some(heard),
-                    }
-                };
-                feeder.stop();
-                if let Err(error) = machine.quit() {
-                    tracing::warn!(%error, "the QEMU that loads the VM can't be ended");
-                }
-                let gone = || End::Over("the source's connection has ended".to_owned());
-                let slow = || End::failed("its QEMU here does not load it");
-                Some(heard.map_or_else(slow, |heard| heard.map_or_else(|_| gone(), ended)))
-            };
-            let watching = thread::Builder::new().name("load-watch".to_owned());
-            let watching = watching.spawn_scoped(scope, watch).map_err(End::failed)?;
-            let loaded = feed_tail(incoming, feeder, tail, wait);
-            drop(done);
-            match watching.join() {
-                Ok(None) => loaded,
-                Ok(Some(end)) => Err(end),
-                Err(fault) => std::panic::resume_unwind(fault),
-            }
-        })
+/// When a QEMU has ended that hung, what waited for it comes back at once.
+const BACK_MAX: Duration = Duration::from_secs(2);
+
+/// What is done once everything was delivered.
+pub(super) struct Loading {
+    pub(super) telling: Telling,
+    pub(super) disks: Option<Arc<ArrivingDisks>>,
+    pub(super) lanes: Arc<ArrivingLanes>,
+    pub(super) incoming: Arc<Incoming>,
+    pub(super) feeder: Arc<Feeder>,
+    pub(super) tail: Vec<u8>,
+    /// For QEMU to load it.
+    pub(super) wait: Duration,
+}
+
+impl Loading {
+    fn run(self) -> Result<(), End> {
+        let Self { telling, disks, lanes, incoming, feeder, tail, wait } = self;
+        drop(telling);
+        if let Some(disks) = &disks {
+            disks.finish().map_err(End::failed)?;
+        }
+        lanes.end();
+        feeder.tail(&tail).map_err(|error| End::failed(incoming.explain(&error)))?;
+        feeder.finish().map_err(|error| End::failed(incoming.explain(&error)))?;
+        incoming.wait_loaded(wait).map_err(End::failed)
     }
 }
 
-fn feed_tail(incoming: &Incoming, feeder: &Feeder, tail: &[u8], wait: Duration) -> Result<(), End> {
-    feeder.tail(tail).map_err(|error| End::failed(incoming.explain(&error)))?;
-    feeder.finish().map_err(|error| End::failed(incoming.explain(&error)))?;
-    incoming.wait_loaded(wait).map_err(End::failed)
+impl Arrival<'_> {
+    /// Has QEMU load the VM. Nothing but the source's end of the migration can be
+    /// heard meanwhile; that ends whatever hangs here, as far as it can be ended.
+    pub(super) fn load(&self, machine: &Machine, loading: Loading) -> Result<(), End> {
+        let late = after(SILENCE * loading.wait);
+        let (feeder, disks) = (Arc::clone(&loading.feeder), loading.disks.clone());
+        let (tell, done) = bounded(1);
+        thread::Builder::new()
+            .name("arrival-load".to_owned())
+            .spawn(move || {
+                // Nobody listens any more to one that was left behind.
+                let _ = tell.send(loading.run());
+            })
+            .map_err(End::failed)?;
+        let end = loop {
+            let heard = select! {
+                recv(done) -> loaded => {
+                    return loaded.unwrap_or_else(|_| Err(End::failed("a fault in the agent")));
+                }
+                recv(self.hear) -> heard => heard,
+                recv(late) -> _ => break End::failed("its QEMU here does not load it"),
+            };
+            match heard {
+                // Nobody is left here to whom they matter.
+                Ok(Heard::Message(ToDestination::Terms(_))) => {}
+                Ok(heard) => break ended(heard),
+                Err(_) => break End::Over("the source's connection has ended".to_owned()),
+            }
+        };
+        self.stop_loading(machine, &feeder, disks.as_deref(), &done);
+        Err(end)
+    }
+
+    /// The VM doesn't come: ends what the other thread waits for.
+    fn stop_loading(
+        &self,
+        machine: &Machine,
+        feeder: &Feeder,
+        disks: Option<&ArrivingDisks>,
+        done: &Receiver<Result<(), End>>,
+    ) {
+        feeder.stop();
+        self.lanes.shut();
+        if let Some(disks) = disks {
+            disks.shut();
+        }
+        if let Err(error) = machine.quit() {
+            tracing::warn!(%error, "the QEMU that loads the VM can't be ended");
+        }
+        if done.recv_timeout(BACK_MAX).is_err() {
+            tracing::error!(
+                pid = machine.process.pid(),
+                "a thread waits for storage, or a QEMU, that doesn't answer: it stays until it does"
+            );
+        }
+    }
 }

@@ -10,8 +10,9 @@ use qemu::ram_blocks::{RamBlocks, Reached};
 use ram::Mapping;
 use wire::{Announced, AuditOrder, Prepared, ToDestination, ToSource};
 
+use super::load::Loading;
 use super::sharing::{Shares, Told, Wanted};
-use super::{Arrival, End, ended, hex};
+use super::{Arrival, End, SAID_MAX, ended, hex};
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::hands::Keeper;
 use crate::destination::nic_use::Telling;
@@ -52,7 +53,7 @@ impl Arrival<'_> {
         &self,
         keeper: &mut Keeper,
         machine: &Machine,
-        disks: Option<&ArrivingDisks>,
+        disks: Option<&Arc<ArrivingDisks>>,
         pools: &Pools,
         wanted: Wanted,
     ) -> Result<(), End> {
@@ -61,6 +62,7 @@ impl Arrival<'_> {
         keeper.incoming = Some(Arc::clone(&incoming));
         let stream = incoming.open().map_err(End::failed)?;
         let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
+        let feeder = Arc::new(feeder);
         let ram = RamBlocks::of(machine);
         let mut notes = ram.notes.clone();
         let told = self.share(machine, wanted, &mut notes)?;
@@ -83,10 +85,12 @@ impl Arrival<'_> {
         let ends = Ends {
             ram: &ram.reached,
             feeder: &feeder,
-            disks,
+            disks: disks.map(|disks| &**disks),
             is_audited: audit != AuditOrder::Off,
         };
-        let residue = self.take_stream(&ends, shares, &mut opened)?;
+        let residue = self.take_stream(&ends, shares, &mut opened);
+        // Threads that tell the source something must not keep it.
+        let residue = residue.inspect_err(|_| self.link.cut_if_stuck(SAID_MAX))?;
         if let Some(Opened { placer, mappings, .. }) = &opened
             && let Some(ledger) = placer.ledger()
         {
@@ -104,11 +108,9 @@ impl Arrival<'_> {
             }
         }
         drop(opened);
-        drop(telling);
-        if let Some(disks) = disks {
-            disks.finish().map_err(End::failed)?;
-        }
-        self.load(machine, &incoming, &feeder, &residue.tail)
+        let (disks, lanes) = (disks.map(Arc::clone), Arc::clone(&self.lanes));
+        let (wait, tail) = (self.shared.local.waits.load, residue.tail);
+        self.load(machine, Loading { telling, disks, lanes, incoming, feeder, tail, wait })
     }
 
     /// Pages come by the lanes, residue comes here, until the source says that
