@@ -107,7 +107,8 @@ fn while_the_destination_loads() {
     let guest = world.boot(&spec);
     let owners = world.own_qmp(Side::A, "web1");
     let pid = world.vm(Side::A, "web1").unwrap().pid;
-    let mut moving = world.begin(&guest, Side::A, &[]);
+    // Long enough for whoever cancels on a busy machine.
+    let mut moving = world.begin(&guest, Side::A, &["--blackout-max", "60"]);
     moving.wait_for(Phase::FirstPass);
     let arriving = world.vm(Side::B, "web1").unwrap().pid;
     let frozen = Frozen::new(arriving);

@@ -26,7 +26,7 @@ impl Halfway {
         let (world, _) = World::secured(Link::one(500));
         let guest = world.boot(&guest("192M", 2_000_000));
         let slow = Traced::slow(world.agent(slow).pid(), STEP);
-        let mut moving = world.begin(&guest, Side::A, &[]);
+        let mut moving = world.begin(&guest, Side::A, &["--blackout-max", "60"]);
         moving.wait_for(Phase::Stopped);
         let is_there = || phases.contains(&phase(&world, Side::A).as_str());
         until(&format!("the journals say {phases:?}"), is_there);
