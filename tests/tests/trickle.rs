@@ -80,7 +80,7 @@ impl Trickling {
     }
 
     /// Nothing is wrong with it, and it can be moved.
-    fn assert_well(self) {
+    fn ends_well(self) {
         self.proxies.mend();
         self.world.remove_own_sockets(Side::B, "web1");
         self.world.assert_stayed(&self.guest, Side::A, self.pid);
@@ -99,7 +99,7 @@ fn the_move_is_taken_back_when_its_time_is_over() {
         for word in ["--blackout-max", "5.0 s", "KiB", "host-b", "The VM stays where it was"] {
             assert!(why.contains(word), "{word:?} is not in: {why}");
         }
-        trickling.assert_well();
+        trickling.ends_well();
     }
 }
 
@@ -117,7 +117,7 @@ fn who_cancels_does_not_wait_for_the_destination() {
     assert!(read <= each_once, "it stood still until the destination had read {read} times more");
     let ended = trickling.went_on(moving);
     assert_eq!(ended.report.outcome, Outcome::Cancelled, "{}", ended.said);
-    trickling.assert_well();
+    trickling.ends_well();
 }
 
 #[test]
@@ -127,5 +127,5 @@ fn nor_does_a_timeout() {
     let ended = trickling.goes_on(moving);
     let Outcome::Failed(why) = &ended.report.outcome else { panic!("{:?}", ended.report) };
     assert!(why.contains("--timeout"), "{why}");
-    trickling.assert_well();
+    trickling.ends_well();
 }
