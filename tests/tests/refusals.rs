@@ -77,7 +77,7 @@ fn a_qemu_that_does_not_start_or_is_another_machine() {
     let refusing = Refusing::new(&["-device", "virtio-rng-pci,id=here"]);
     let qemu = refusing.world.kit.qemu.display().to_string();
     let missing = format!("{qemu}=/nowhere/qemu");
-    refusing.refuses(&["host-b", "--set", &missing], &["/nowhere/qemu", "No such file"]);
+    refusing.refuses(&["host-b", "--set", &missing], &["/nowhere/qemu", "is not in qemu-programs"]);
     refusing.refuses(&["host-b", "--set", "virtio-rng-pci=no-such-device"], &["no-such-device"]);
     // A QEMU that ends while it starts leaves its owner's sockets lying.
     fs::remove_file(refusing.world.host(Side::B).run_dir.join("web1.talk")).unwrap();

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use engine::{Arriving, Host, Refusal, Unsettled};
 use qemu::command_line::overridden;
 use qemu::disks::{self as images, Challenge, PreparedImage};
-use qemu::machine::{self, GuestPort, Machine, Start};
+use qemu::machine::{self, By, GuestPort, Machine, Start};
+use qemu::programs::Programs;
 use qemu::qmp::RunState;
 use qemu::shape::Shape;
 use switchover::MigrationId;
@@ -23,7 +24,6 @@ use crate::gangs::Office;
 use crate::name;
 use crate::registry::{Claim, Registry, check_domain};
 use crate::settling::Settlers;
-use crate::user;
 use crate::vm::Standing;
 use fitness::Wanted;
 
@@ -73,16 +73,16 @@ impl Arrivals {
         let wanted = match &order.incoming_qmp {
             // It is started already.
             Some(_) => None,
-            None => Some(Wanted::of(order)?),
+            None => Some(Wanted::of(order, probes.programs())?),
         };
         if let Some(wanted) = &wanted {
-            wanted.check(&shape, order.overcommit, probes, self.registry.qemu_user())?;
+            wanted.check(&shape, order.overcommit, probes)?;
         }
         check_disks(order)?;
-        let images = prepare_images(order)?;
+        let qemu = wanted.as_ref().map(|wanted| &*wanted.program);
+        let images = prepare_images(order, probes.programs(), qemu)?;
         let made: Vec<PathBuf> = images.created().map(Path::to_owned).collect();
-        claim.note_images(&made)?;
-        self.hand_over(&made)?;
+        claim.note_images(&made, probes.programs().user())?;
         let machine = match &wanted {
             Some(wanted) => self.start(&claim, order, wanted, &shape.machine)?,
             None => {
@@ -125,22 +125,12 @@ impl Arrivals {
             dir: &claim.dir,
             incoming: true,
             machine: Some(machine),
-            user: self.registry.qemu_user(),
+            by: By::Peer { program: &wanted.program },
+            user: self.examiner.probes().programs().user(),
             guest_port: if order.guest_port { GuestPort::Needed } else { GuestPort::None },
         };
         let explain = |error| wanted.explain(error, machine, self.examiner.probes());
         machine::start(&start).map_err(explain)
-    }
-
-    /// Images that were made for a VM are its QEMU's.
-    fn hand_over(&self, made: &[PathBuf]) -> Result<(), Denied> {
-        let Some(user) = self.registry.qemu_user() else { return Ok(()) };
-        for image in made {
-            user::give(image, user).map_err(|error| {
-                Denied::Local(format!("giving {} to QEMU's user: {error}", image.display()))
-            })?;
-        }
-        Ok(())
     }
 }
 
@@ -196,16 +186,25 @@ fn check_disks(order: &Prepare) -> Result<(), Denied> {
     )))
 }
 
-/// The images of the disks that come with the VM.
-fn prepare_images(order: &Prepare) -> Result<images::Prepared, Denied> {
+/// The images of the disks that come with the VM. They are its QEMU's: the tool
+/// that came with it makes them, as its user.
+fn prepare_images(
+    order: &Prepare,
+    programs: &Programs,
+    qemu: Option<&Path>,
+) -> Result<images::Prepared, Denied> {
     let moving: Vec<images::Moving> = understood("the disks that move", &order.moving)?;
     let allowed: images::Allowed = understood("what may be done to images", &order.allowed)?;
     if moving.len() > DISKS_MAX {
         return Err(Denied::Asked(format!("{} disks are more than {DISKS_MAX}", moving.len())));
     }
+    if moving.is_empty() {
+        return Ok(images::Prepared::default());
+    }
     let cwd = overridden(&order.cwd, &order.overrides);
-    let qemu = order.argv.first().map_or("", String::as_str);
-    let tool = images::QemuImg::beside(qemu);
+    let tool = programs.tool("qemu-img", qemu);
+    let tool = tool.map_err(|not_allowed| Denied::Local(not_allowed.to_string()))?;
+    let tool = images::QemuImg::new(tool, programs.user());
     images::prepare(&moving, &order.overrides, Path::new(&cwd), allowed, &tool)
         .map_err(|error| Denied::Conflict(error.to_string()))
 }

@@ -17,6 +17,8 @@ pub use nic_speed::{NicSpeed, NicSpeedError};
 pub use peers::PeerEntry;
 pub use percent::{CpuShare, CpuShareError};
 
+use qemu::programs::USUAL;
+
 use crate::name::{self, NameError};
 
 /// Where the command looks for the agent.
@@ -61,6 +63,8 @@ pub struct Flags {
     pub pool_mib: Option<u32>,
     /// Who QEMUs run as.
     pub qemu_user: Option<String>,
+    /// The programs that other hosts can have started.
+    pub qemu_programs: Vec<String>,
     /// The directory with this host's certificate and key.
     pub tls: Option<PathBuf>,
     /// Guest memory may cross the network unencrypted.
@@ -94,6 +98,8 @@ pub struct Config {
     pub pool_bytes: usize,
     /// Who QEMUs run as; none is the agent's own user.
     pub qemu_user: Option<String>,
+    /// The programs that other hosts can have started.
+    pub qemu_programs: Vec<String>,
     /// The directory with this host's certificate and key; none: peers may be
     /// anybody, and nothing is encrypted.
     pub tls: Option<PathBuf>,
@@ -258,6 +264,10 @@ impl Config {
             api_listen: flags.api_listen.or(file.api_listen),
             pool_bytes: (pool_mib as usize) << 20,
             qemu_user: flags.qemu_user.clone().or(file.qemu_user),
+            qemu_programs: Some(flags.qemu_programs.clone())
+                .filter(|typed| !typed.is_empty())
+                .or(file.qemu_programs)
+                .unwrap_or_else(|| USUAL.map(str::to_owned).to_vec()),
             tls,
             insecure_plaintext,
             cgroups: file.cgroups.unwrap_or(true),

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use api::{HostInfo, PeerInfo};
 use engine::{Local, Resources, Server, Sharing};
 use identity::{FileError, Files, Identity, IdentityError, Security};
+use qemu::programs::{PlaceError, Programs};
 use quota::{Notes, QuotaError};
 use serde::Deserialize;
 use switchover::journal::{JournalError, Kept, Opened, Shelf};
@@ -52,6 +53,9 @@ pub enum AgentError {
     /// The user that QEMUs shall run as.
     #[error(transparent)]
     User(#[from] UserError),
+    /// What other hosts can have started.
+    #[error(transparent)]
+    Programs(#[from] PlaceError),
     /// Nothing can be heard at its address.
     #[error("listening at {address}: {source}")]
     Listen {
@@ -117,6 +121,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
     check_nics(&config.nics)?;
     let qemu_user = config.qemu_user.as_deref().map(user::named).transpose()?;
+    let programs = Arc::new(Programs::new(&config.qemu_programs, qemu_user.clone())?);
     let shelf = Shelf::open(&state.journals())?;
     let kept = shelf.contents()?;
     let slowed = let_go(&state)?;
@@ -128,6 +133,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         security: security.clone(),
         nics: config.nics.clone(),
         resources: Resources::with_speeds(config.pool_bytes, speeds),
+        programs,
         scratch: state.scratch(),
         fixed_cost: Arc::default(),
         shelf: shelf.clone(),

@@ -53,7 +53,8 @@ impl Examiner {
         listen: SocketAddr,
         nic_speeds: Vec<NicSpeed>,
     ) -> Self {
-        Self { registry, local, roads, listen, nic_speeds, probes: Probes::default() }
+        let probes = Probes::new(Arc::clone(&local.programs));
+        Self { registry, local, roads, listen, nic_speeds, probes }
     }
 
     /// QEMU's programs, and what they can do.
@@ -129,8 +130,8 @@ impl Examiner {
         let in_path = if kvm == Kvm::Usable { "kvm" } else { "tcg" };
         let mut programs = BTreeSet::from([(QEMU.to_owned(), in_path.to_owned())]);
         programs.extend(vms.iter().map(|vm| (vm.program.clone(), vm.accelerator.clone())));
-        let asked = asked.iter().take(PROGRAMS_MAX);
-        programs.extend(asked.filter(|(program, _)| sounds_like_qemu(program)).cloned());
+        // What is none of this host's programs is answered so, and not started.
+        programs.extend(asked.iter().take(PROGRAMS_MAX).cloned());
         Facts {
             host: self.local.agent.clone(),
             droveway: version(),
@@ -258,12 +259,6 @@ fn used(facts: &Facts) -> Vec<(String, String)> {
     used.collect::<BTreeSet<_>>().into_iter().take(PROGRAMS_MAX).collect()
 }
 
-/// A peer may have QEMUs asked, and nothing else started by the asking.
-pub(crate) fn sounds_like_qemu(program: &str) -> bool {
-    let name = program.rsplit('/').next().unwrap_or_default();
-    name.contains("qemu") || name.contains("kvm")
-}
-
 /// The way of control connections.
 fn direct(peer: &Peer) -> Endpoint {
     Endpoint { local: None, remote: peer.address }
@@ -303,18 +298,6 @@ fn now_unix_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nothing_but_qemus_is_started_by_asking() {
-        for (program, expected) in [
-            ("/usr/bin/qemu-system-x86_64", true),
-            ("kvm", true),
-            ("/qemu/reboot", false),
-            ("", false),
-        ] {
-            assert_eq!(sounds_like_qemu(program), expected, "{program}");
-        }
-    }
 
     #[test]
     fn all_are_done_in_their_order() {

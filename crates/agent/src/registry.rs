@@ -20,7 +20,7 @@ use std::time::Duration;
 use api::{AttachRequest, GuestHelper, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
 use qemu::launch::User;
-use qemu::machine::{self, GuestPort, Start};
+use qemu::machine::{self, By, GuestPort, Start};
 
 use crate::denied::Denied;
 use crate::holdings::Holdings;
@@ -119,6 +119,7 @@ impl Registry {
             dir: &claim.dir,
             incoming: false,
             machine: None,
+            by: By::Operator,
             user: self.qemu_user(),
             guest_port: if request.guest_port { GuestPort::Wanted } else { GuestPort::None },
         })?;

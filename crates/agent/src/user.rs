@@ -1,13 +1,8 @@
 //! The user that QEMUs run as.
 
-use std::fs::OpenOptions;
-use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
-use std::path::Path;
 use std::process::Command;
 
 use qemu::launch::User;
-use rustix::fs::OFlags;
 
 /// Why QEMUs can't run as that user.
 #[derive(Debug, thiserror::Error)]
@@ -51,47 +46,9 @@ pub(crate) fn named(name: &str) -> Result<User, UserError> {
     }
 }
 
-/// Makes a file that the agent has just made that user's own.
-pub(crate) fn give(file: &Path, user: &User) -> io::Result<()> {
-    // The directory may be that user's, who could have put something in the
-    // file's place that is not his.
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(file)?;
-    let is = opened.metadata()?;
-    let made_here = is.is_file() && is.uid() == rustix::process::geteuid().as_raw();
-    if !made_here || is.nlink() != 1 {
-        return Err(io::Error::other("it is not the file that was made"));
-    }
-    fchown(&opened, Some(user.uid), Some(user.gid))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::symlink;
-
     use super::*;
-
-    #[test]
-    fn only_what_was_made_is_given_away() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name);
-        let own = rustix::process::geteuid().as_raw();
-        let uid = if own == 0 { 65534 } else { own };
-        let gid = if own == 0 { 65534 } else { rustix::process::getegid().as_raw() };
-        let user = User { uid, gid, groups: Vec::new() };
-        fs::write(path("made"), "").unwrap();
-        give(&path("made"), &user).unwrap();
-        assert_eq!(fs::metadata(path("made")).unwrap().uid(), uid);
-
-        fs::write(path("precious"), "").unwrap();
-        symlink(path("precious"), path("link")).unwrap();
-        fs::hard_link(path("precious"), path("twin")).unwrap();
-        for swapped in ["link", "twin", "missing", "."] {
-            assert!(give(&path(swapped), &user).is_err(), "{swapped}");
-        }
-        assert_eq!(fs::metadata(path("precious")).unwrap().uid(), own);
-    }
 
     #[test]
     fn users_are_found_by_name() {

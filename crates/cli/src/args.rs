@@ -109,6 +109,11 @@ pub(crate) struct AgentArgs {
     /// The user that VMs' QEMUs run as [default: the agent's own]
     #[arg(long, value_name = "NAME")]
     qemu_user: Option<String>,
+    /// A program that other hosts can have started here: its path, with a * in the
+    /// last part for any letters; may be repeated [default: where distributions
+    /// have QEMU]
+    #[arg(long, value_name = "PATH")]
+    qemu_programs: Vec<String>,
     /// Serve the API over TCP too, to people with certificates
     #[arg(long, value_name = "ADDR:PORT")]
     api_listen: Option<SocketAddr>,
@@ -138,6 +143,7 @@ impl AgentArgs {
             api_listen: self.api_listen,
             pool_mib: self.pool_mib,
             qemu_user: self.qemu_user,
+            qemu_programs: self.qemu_programs,
             tls,
             insecure_plaintext: self.insecure_plaintext,
             scan_cpu: self.scan_cpu,

@@ -11,6 +11,7 @@ use identity::Security;
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
+use qemu::programs::Programs;
 use switchover::MigrationId;
 use switchover::destination::Driver;
 use switchover::journal::Shelf;
@@ -32,6 +33,9 @@ pub struct Local {
     pub nics: Vec<IpAddr>,
     /// What all its migrations share.
     pub resources: Arc<Resources>,
+    /// The programs of QEMU's that other hosts can have started here, and who
+    /// they run as.
+    pub programs: Arc<Programs>,
     /// A directory for sockets between the agent and QEMU.
     pub scratch: PathBuf,
     /// What blackouts from here cost besides pages.

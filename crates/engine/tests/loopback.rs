@@ -14,7 +14,8 @@ use engine::{
 };
 use identity::{Authority, Identity, Security, Subject, Wanted};
 use parking_lot::Mutex;
-use qemu::machine::{GuestPort, Machine, Start, start};
+use qemu::machine::{By, GuestPort, Machine, Start, start};
+use qemu::programs::Programs;
 use switchover::MigrationId;
 use switchover::journal::Shelf;
 use test_dir::TestDir;
@@ -37,6 +38,7 @@ fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
         dir,
         incoming,
         machine: None,
+        by: By::Operator,
         user: None,
         guest_port: GuestPort::None,
     };
@@ -164,6 +166,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         security,
         nics: Vec::new(),
         resources: Resources::new(128 << 20),
+        programs: Arc::new(Programs::usual(None)),
         scratch,
         fixed_cost: Arc::default(),
         shelf: shelf.clone(),
@@ -291,6 +294,7 @@ fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
         security: theirs,
         nics: Vec::new(),
         resources: Resources::new(128 << 20),
+        programs: Arc::new(Programs::usual(None)),
         scratch: dir.path().to_owned(),
         fixed_cost: Arc::default(),
         shelf: Shelf::open(&dir.path().join("journals")).unwrap(),

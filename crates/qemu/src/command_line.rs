@@ -7,6 +7,7 @@ mod guest_port;
 mod machine;
 mod options;
 mod overrides;
+mod user;
 
 use std::os::fd::RawFd;
 

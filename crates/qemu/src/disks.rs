@@ -27,7 +27,7 @@ pub use challenge::challenges;
 pub use choose::{Choice, ChoiceError, WhichDisks, choose, without_moving};
 pub use cleanup::Cleanup;
 pub use image_error::{ImageError, ImageProblem};
-pub use images::{Allowed, Moving, Prepared, PreparedImage, moving, prepare};
+pub use images::{Allowed, Moving, Prepared, PreparedImage, moving, prepare, remove_made};
 pub(crate) use list::guest_id;
 pub use list::{Disk, Format, Qcow2, Stays, disks};
 pub use qemu_img::QemuImg;

@@ -3,16 +3,18 @@
 //! It gets a session of its own, so that no terminal or signal meant for the
 //! agent reaches it, and inherits exactly the files it is told about.
 
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rights::Change;
 use rustix::io::FdFlags;
-use rustix::process::{Gid, Uid};
 
 use crate::process::{Process, ProcessError};
 
@@ -21,24 +23,21 @@ const TAIL_BYTES: u64 = 4096;
 /// `O_CLOEXEC` as `/proc/PID/fdinfo` shows it.
 const CLOEXEC_SHOWN: u32 = 0o2_000_000;
 
-/// Who a program runs as, where that is not the agent's own user.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    /// Its number.
-    pub uid: u32,
-    /// Its group's.
-    pub gid: u32,
-    /// All groups that it is in.
-    pub groups: Vec<u32>,
-}
+pub use rights::User;
 
 /// What to start.
 #[derive(Debug)]
 pub struct Launch<'a> {
     /// The program and its arguments.
     pub argv: &'a [String],
+    /// The file to execute, whatever the program is called; none: the program,
+    /// looked for in PATH.
+    pub program: Option<&'a Path>,
     /// The directory that relative paths in them are meant from.
     pub cwd: &'a Path,
+    /// A directory that only the agent can enter, if another host chose `cwd`:
+    /// where the user can't enter that one, relative paths lead nowhere.
+    pub instead: Option<&'a Path>,
     /// The file that gets what it writes to stdout and stderr.
     pub log: &'a Path,
     /// The files it inherits, each under the number it has here.
@@ -89,6 +88,11 @@ pub enum LaunchError {
 pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
     let (program, arguments) = launch.argv.split_first().ok_or(LaunchError::Empty)?;
     let directory = |source| LaunchError::Directory { path: launch.cwd.to_owned(), source };
+    let enter = match (launch.instead, launch.user) {
+        (Some(_), Some(_)) => Some(CString::new(launch.cwd.as_os_str().as_bytes())),
+        _ => None,
+    };
+    let enter = enter.transpose().map_err(|error| directory(error.into()))?;
     if !fs::metadata(launch.cwd).map_err(directory)?.is_dir() {
         return Err(directory(io::ErrorKind::NotADirectory.into()));
     }
@@ -99,9 +103,14 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
     let out = private.open(launch.log).map_err(log)?;
     let err = out.try_clone().map_err(log)?;
 
-    let mut command = Command::new(program);
-    command.args(arguments).current_dir(launch.cwd).stdin(Stdio::null()).stdout(out).stderr(err);
-    prepare_child(&mut command, launch.inherit, launch.user);
+    let mut command = match launch.program {
+        Some(file) => Command::new(file),
+        None => Command::new(program),
+    };
+    let entered = launch.instead.filter(|_| enter.is_some()).unwrap_or(launch.cwd);
+    command.arg0(program).args(arguments).current_dir(entered);
+    command.stdin(Stdio::null()).stdout(out).stderr(err);
+    prepare_child(&mut command, launch.inherit, launch.user, enter);
     let child = command
         .spawn()
         .map_err(|source| LaunchError::Program { program: program.clone(), source })?;
@@ -122,14 +131,18 @@ pub fn log_tail(path: &Path, from: u64) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
+/// A session of its own, these files of ours and no others, that user and none
+/// of the agent's rights; then, if it may, into that directory.
 #[expect(unsafe_code, reason = "a session and inherited files can only be arranged in the child")]
-fn prepare_child(command: &mut Command, inherit: &[BorrowedFd<'_>], user: Option<&User>) {
+pub(crate) fn prepare_child(
+    command: &mut Command,
+    inherit: &[BorrowedFd<'_>],
+    user: Option<&User>,
+    enter: Option<CString>,
+) {
     let inherit: Vec<RawFd> = inherit.iter().map(AsRawFd::as_raw_fd).collect();
     let strays = strays(&inherit);
-    let user = user.map(|user| {
-        let groups: Vec<Gid> = user.groups.iter().copied().map(Gid::from_raw).collect();
-        (Uid::from_raw(user.uid), Gid::from_raw(user.gid), groups)
-    });
+    let change = user.map(Change::to);
     let in_child = move || {
         rustix::process::setsid()?;
         for (fds, flags) in [(&strays, FdFlags::CLOEXEC), (&inherit, FdFlags::empty())] {
@@ -144,12 +157,11 @@ fn prepare_child(command: &mut Command, inherit: &[BorrowedFd<'_>], user: Option
                 }
             }
         }
-        // Last: from here on it may do less. Its directory, which may be closed
-        // to that user, was entered before.
-        if let Some((uid, gid, groups)) = &user {
-            rustix::thread::set_thread_groups(groups)?;
-            rustix::thread::set_thread_res_gid(*gid, *gid, *gid)?;
-            rustix::thread::set_thread_res_uid(*uid, *uid, *uid)?;
+        // Late: from here on it may do less. A directory that an operator chose
+        // was entered before, and may be closed to that user.
+        change.as_ref().map_or(Ok(()), Change::make)?;
+        if let Some(enter) = &enter {
+            let _ = rustix::process::chdir(enter.as_c_str());
         }
         Ok(())
     };
@@ -177,17 +189,20 @@ fn strays(inherit: &[RawFd]) -> Vec<RawFd> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
     use std::time::Duration;
 
     use super::*;
+
+    fn usual<'a>(argv: &'a [String], cwd: &'a Path, log: &'a Path) -> Launch<'a> {
+        Launch { argv, program: None, cwd, instead: None, log, inherit: &[], user: None }
+    }
 
     fn run(script: &str, inherit: &[BorrowedFd<'_>]) -> (Process, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let argv = ["sh", "-c", script].map(str::to_owned);
         let log = dir.path().join("log");
-        let process =
-            launch(&Launch { argv: &argv, cwd: dir.path(), log: &log, inherit, user: None })
-                .unwrap();
+        let process = launch(&Launch { inherit, ..usual(&argv, dir.path(), &log) }).unwrap();
         (process, dir)
     }
 
@@ -228,10 +243,51 @@ mod tests {
         let argv = ["sh", "-c", "id -u; id -g; id -G; cat"].map(str::to_owned);
         let log = dir.path().join("log");
         let user = User { uid: 65534, gid: 65533, groups: vec![65533, 65532] };
-        let launch =
-            Launch { argv: &argv, cwd: dir.path(), log: &log, inherit: &[], user: Some(&user) };
+        let launch = Launch { user: Some(&user), ..usual(&argv, dir.path(), &log) };
         super::launch(&launch).unwrap().wait_gone(Duration::from_secs(20)).unwrap();
         assert_eq!(log_tail(&log, 0).as_deref(), Some("65534\n65533\n65533 65532"));
+    }
+
+    #[test]
+    fn a_directory_of_a_peers_choice_is_entered_with_the_users_rights() {
+        if !rustix::process::geteuid().is_root() {
+            // Only root may become somebody else.
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let [closed, inside, own] =
+            ["closed", "closed/inside", "own"].map(|at| dir.path().join(at));
+        for path in [&closed, &inside, &own] {
+            fs::create_dir(path).unwrap();
+        }
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+        mode(&closed, 0o700).and(mode(&own, 0o700)).and(mode(dir.path(), 0o755)).unwrap();
+        for path in [&inside, &own] {
+            fs::write(path.join("file"), "read\n").unwrap();
+        }
+        let argv = ["sh", "-c", "pwd; cat file"].map(str::to_owned);
+        let log = dir.path().join("log");
+        let user = User { uid: 65534, gid: 65534, groups: vec![65534] };
+        let said = |cwd: &Path, instead: Option<&Path>| {
+            let from = fs::metadata(&log).map_or(0, |log| log.len());
+            let launch = Launch { user: Some(&user), instead, ..usual(&argv, cwd, &log) };
+            super::launch(&launch).unwrap().wait_gone(Duration::from_secs(20)).unwrap();
+            log_tail(&log, from).unwrap()
+        };
+        assert!(said(&inside, None).ends_with("read"), "an operator's is entered as it is");
+        let said = said(&inside, Some(&own));
+        assert!(!said.contains("read") && said.contains("Permission denied"), "{said}");
+    }
+
+    #[test]
+    fn what_is_executed_may_have_another_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let argv = ["/nonexistent/kvm", "-c", "echo $0"].map(str::to_owned);
+        let log = dir.path().join("log");
+        let program = Some(Path::new("/bin/sh"));
+        let launched = launch(&Launch { program, ..usual(&argv, dir.path(), &log) });
+        launched.unwrap().wait_gone(Duration::from_secs(20)).unwrap();
+        assert_eq!(log_tail(&log, 0).as_deref(), Some("/nonexistent/kvm"));
     }
 
     #[test]
@@ -240,9 +296,7 @@ mod tests {
         let log = dir.path().join("log");
         let start = |program: &str, cwd: &Path, log: &Path| {
             let argv = [program.to_owned()];
-            launch(&Launch { argv: &argv, cwd, log, inherit: &[], user: None })
-                .unwrap_err()
-                .to_string()
+            launch(&usual(&argv, cwd, log)).unwrap_err().to_string()
         };
         assert!(
             start("/nonexistent/qemu", dir.path(), &log).starts_with("/nonexistent/qemu can't")
@@ -251,10 +305,7 @@ mod tests {
             start("sh", Path::new("/nonexistent"), &log).starts_with("the directory /nonexistent")
         );
         assert!(start("sh", dir.path(), Path::new("/nonexistent/log")).starts_with("QEMU's log"));
-        assert!(matches!(
-            launch(&Launch { argv: &[], cwd: dir.path(), log: &log, inherit: &[], user: None }),
-            Err(LaunchError::Empty)
-        ));
+        assert!(matches!(launch(&usual(&[], dir.path(), &log)), Err(LaunchError::Empty)));
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod mirror;
 pub mod outgoing;
 pub mod probe;
 pub mod process;
+pub mod programs;
 pub mod qmp;
 pub mod ram_blocks;
 pub mod rendezvous;

@@ -5,7 +5,6 @@
 
 mod answers;
 mod cache;
-mod search;
 mod verdict;
 
 use std::io::{Read, Write};
@@ -15,9 +14,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::launch::{User, prepare_child};
+use crate::programs::NotAllowed;
+
 pub use answers::{Capabilities, CpuModel, MachineType};
 pub use cache::Probes;
-pub use search::find;
 pub use verdict::{Unfit, Verdict};
 
 /// How long it may say nothing. A tenth of a second is usual, on a busy host
@@ -26,6 +27,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// Its answers have some 100 KiB.
 const ANSWERS_MAX: u64 = 8 << 20;
 const WORDS_MAX: u64 = 64 << 10;
+/// All that QEMU knows in one text is shorter.
+const ACCELERATOR_MAX: usize = 80;
 
 const QUESTIONS: &str = concat!(
     r#"{"execute":"qmp_capabilities"}"#,
@@ -41,11 +44,14 @@ const QUESTIONS: &str = concat!(
 /// A program could not be asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// It is not there.
-    #[error("there is no {program} on this host: install QEMU, or name the program that is there")]
-    Missing {
+    /// It is not to be started.
+    #[error(transparent)]
+    NotAllowed(#[from] NotAllowed),
+    /// What it was to use is nothing that QEMU could know.
+    #[error("`{accelerator}` is no accelerator")]
+    Accelerator {
         /// As it was called.
-        program: String,
+        accelerator: String,
     },
     /// It can't be executed.
     #[error("{} can't be started: {why}", program.display())]
@@ -73,8 +79,9 @@ pub enum ProbeError {
     },
 }
 
-/// Asks the program what it can do with this accelerator.
-fn ask(program: &Path, accelerator: &str) -> Result<Capabilities, ProbeError> {
+/// Asks the program what it can do with this accelerator, as that user.
+fn ask(program: &Path, accelerator: &str, user: Option<&User>) -> Result<Capabilities, ProbeError> {
+    check_accelerator(accelerator)?;
     let launch = |error: std::io::Error| ProbeError::Launch {
         program: program.to_owned(),
         why: error.to_string(),
@@ -86,16 +93,19 @@ fn ask(program: &Path, accelerator: &str) -> Result<Capabilities, ProbeError> {
     for end in [&out, &err] {
         end.set_read_timeout(Some(SILENCE_MAX)).map_err(launch)?;
     }
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .env("LC_ALL", "C")
         .args(["-machine", &format!("none,accel={accelerator}")])
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-qmp", "stdio"])
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(OwnedFd::from(child_out))
-        .stderr(OwnedFd::from(child_err))
-        .spawn()
-        .map_err(launch)?;
+        .stderr(OwnedFd::from(child_err));
+    prepare_child(&mut command, &[], user, None);
+    let mut child = command.spawn().map_err(launch)?;
+    // It has the other ends of the sockets as well.
+    drop(command);
     let asking = child.stdin.take();
     let _ending = Ending(child);
     // One that ended already says why below. The pipe stays open until the
@@ -118,6 +128,20 @@ fn ask(program: &Path, accelerator: &str) -> Result<Capabilities, ProbeError> {
         accelerator: accelerator.to_owned(),
         words: words.join("; ").chars().take(500).collect(),
     })
+}
+
+/// It becomes a part of an option, and comes from other hosts: names, with
+/// colons between.
+fn check_accelerator(accelerator: &str) -> Result<(), ProbeError> {
+    let is_name = |name: &str| {
+        let known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+        !name.is_empty() && name.chars().all(known)
+    };
+    if accelerator.len() <= ACCELERATOR_MAX && accelerator.split(':').all(is_name) {
+        return Ok(());
+    }
+    let shown = accelerator.chars().map(|c| if c.is_control() { '?' } else { c });
+    Err(ProbeError::Accelerator { accelerator: shown.take(ACCELERATOR_MAX).collect() })
 }
 
 /// Ends the program, if it has not ended, and reaps it.

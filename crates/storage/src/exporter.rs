@@ -20,11 +20,12 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 
+use rights::User;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::OpenError;
 use crate::reader::{abandon, came_back};
+use crate::{OpenError, Opening};
 
 /// A shell knows its own process, which is the program's then: that is where
 /// the program looks for a socket that was opened for it.
@@ -44,32 +45,33 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Starts `program` (`qemu-nbd`) for an image of this format. For a moment
-    /// there is a socket in `dir`. Returns the connection to it, with the
+    /// Starts `qemu-nbd` for an image of this format, with the rights that it is
+    /// to be opened with. For a moment there is a socket in `how.dir`. Returns the connection to it, with the
     /// export's name being empty.
     ///
     /// # Errors
     /// If there is no shell, or no file to be had in `dir`. Whether the
     /// program and the image are any good is heard over the connection.
     pub fn start(
-        program: &Path,
+        how: &Opening,
         image: &Path,
         format: &str,
-        dir: &Path,
         direct: bool,
     ) -> Result<(Self, UnixStream), OpenError> {
-        let options = options(image, format, direct)?;
+        let options = options(image, format, direct, how.user.as_ref())?;
+        let dir = &how.dir;
         let (listener, socket) = connected(dir).map_err(OpenError::Local)?;
         let words = tempfile::tempfile_in(dir).map_err(OpenError::Local)?;
         let own_words = words.try_clone().map_err(OpenError::Local)?;
         let mut command = Command::new("sh");
-        command.args(["-c", START, "sh"]).arg(program);
+        command.args(["-c", START, "sh"]).arg(&how.qemu_nbd);
         command.args(["--read-only", "--shared=1", "--aio=threads"]);
         command.arg(if direct { "--cache=none" } else { "--cache=writeback" });
         command.args(["--image-opts", &options]);
         command.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(words);
         // Signals from a terminal are not meant for it.
         command.process_group(0);
+        rights::start_as(command.current_dir("/"), how.user.as_ref());
         let child = command.spawn().map_err(OpenError::Program)?;
         Ok((Self { child: Some(child), words: own_words }, socket))
     }
@@ -156,7 +158,12 @@ fn connected(dir: &Path) -> io::Result<(UnixListener, UnixStream)> {
 }
 
 /// The image in QEMU's words.
-fn options(image: &Path, format: &str, direct: bool) -> Result<String, OpenError> {
+fn options(
+    image: &Path,
+    format: &str,
+    direct: bool,
+    user: Option<&User>,
+) -> Result<String, OpenError> {
     let unfit = |reason: String| OpenError::Image { what: image.display().to_string(), reason };
     let known = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if format.is_empty() || !format.chars().all(known) {
@@ -165,7 +172,8 @@ fn options(image: &Path, format: &str, direct: bool) -> Result<String, OpenError
     // Names of files that the image is based on are relative to its own.
     let path = std::path::absolute(image).map_err(|error| unfit(error.to_string()))?;
     let name = path.to_str().ok_or_else(|| unfit("its name is not UTF-8".to_owned()))?;
-    let kind = fs::metadata(&path).map_err(|error| unfit(error.to_string()))?.file_type();
+    let seen = rights::with(user, || fs::metadata(&path)).and_then(|seen| seen);
+    let kind = seen.map_err(|error| unfit(error.to_string()))?.file_type();
     let protocol = if kind.is_block_device() { "host_device" } else { "file" };
     let cache = if direct { "on" } else { "off" };
     let name = name.replace(',', ",,");
@@ -184,12 +192,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("a,driver=null-co");
         fs::write(&image, [0; 512]).unwrap();
-        let said = options(&image, "qcow2", true).unwrap();
+        let said = options(&image, "qcow2", true, None).unwrap();
         assert!(said.ends_with("/a,,driver=null-co"), "{said}");
         assert!(said.starts_with("driver=qcow2,read-only=on,force-share=on,cache.direct=on,"));
         for format in ["", "raw,x=y", "a.b", "ä"] {
-            assert!(options(&image, format, true).is_err(), "{format}");
+            assert!(options(&image, format, true, None).is_err(), "{format}");
         }
-        assert!(options(&dir.path().join("nosuch"), "raw", true).is_err());
+        assert!(options(&dir.path().join("nosuch"), "raw", true, None).is_err());
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use nbd::reader::Endpoint;
 use parking_lot::{Condvar, Mutex};
+use rights::User;
 
 use crate::reader::{abandon, came_back, check_abandoned};
 use crate::{Exporter, FileSource, NbdSource, OpenError, Source};
@@ -69,6 +70,9 @@ impl std::fmt::Debug for Opened {
 pub struct Opening {
     /// The program that reads formats.
     pub qemu_nbd: PathBuf,
+    /// With whose rights images are opened, by that program and by us; none are
+    /// our own. What they are called may be another host's word.
+    pub user: Option<User>,
     /// A directory for short-lived files, which only we can enter.
     pub dir: PathBuf,
     /// The reader's.
@@ -83,6 +87,7 @@ impl Opening {
     pub fn new(dir: &Path) -> Self {
         Self {
             qemu_nbd: PathBuf::from("qemu-nbd"),
+            user: None,
             dir: dir.to_owned(),
             in_flight: crate::Settings::default().in_flight,
             patience: Duration::from_secs(5),
@@ -111,14 +116,13 @@ pub fn open(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
 fn reach(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
     match image {
         Image::Raw { path, base, bytes } => {
-            let source = FileSource::open(path, *base, *bytes)?;
+            let source = open_file(path, *base, *bytes, how)?;
             let cached = !source.is_direct();
             Ok(Opened { source: Box::new(source), cached })
         }
         Image::Format { path, format } => {
-            let direct = FileSource::open(path, 0, None)?.is_direct();
-            let (exporter, socket) =
-                Exporter::start(&how.qemu_nbd, path, format, &how.dir, direct)?;
+            let direct = open_file(path, 0, None, how)?.is_direct();
+            let (exporter, socket) = Exporter::start(how, path, format, direct)?;
             let connected = NbdSource::of(exporter, socket, how.in_flight, how.patience);
             let source =
                 connected.map_err(|(exporter, error)| exporter.failed(path, &error.to_string()))?;
@@ -129,6 +133,16 @@ fn reach(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
             Ok(Opened { source: Box::new(source), cached: false })
         }
     }
+}
+
+fn open_file(
+    path: &Path,
+    base: u64,
+    bytes: Option<u64>,
+    how: &Opening,
+) -> Result<FileSource, OpenError> {
+    let opened = rights::with(how.user.as_ref(), || FileSource::open(path, base, bytes));
+    opened.map_err(OpenError::Local)?
 }
 
 /// Where the result goes, if anybody still waits for it.

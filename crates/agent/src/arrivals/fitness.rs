@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use doctor::Kvm;
 use qemu::command_line::{CommandLine, apply_overrides, overridden};
-use qemu::launch::User;
 use qemu::machine::StartError;
 use qemu::probe::{Capabilities, Probes, Verdict};
+use qemu::programs::Programs;
 use qemu::room::{HostMemory, Needs};
 use qemu::shape::Shape;
 use wire::Prepare;
@@ -28,11 +28,13 @@ const NAMED_MAX: usize = 12;
 pub(super) struct Wanted {
     pub(super) argv: Vec<String>,
     pub(super) cwd: PathBuf,
+    /// The file that is executed.
+    pub(super) program: PathBuf,
     line: CommandLine,
 }
 
 impl Wanted {
-    pub(super) fn of(order: &Prepare) -> Result<Self, Denied> {
+    pub(super) fn of(order: &Prepare, programs: &Programs) -> Result<Self, Denied> {
         let asked = |error: qemu::command_line::CommandLineError| Denied::Asked(error.to_string());
         let argv = apply_overrides(&order.argv, &order.overrides).map_err(asked)?;
         let line = CommandLine::parse(&argv).map_err(asked)?;
@@ -41,7 +43,15 @@ impl Wanted {
             let cwd = cwd.display();
             return Err(Denied::Asked(format!("the VM's directory `{cwd}` is not absolute")));
         }
-        Ok(Self { argv, cwd, line })
+        if let (Some(_), Some(option)) = (programs.user(), line.needs_root()) {
+            return Err(Denied::Asked(format!(
+                "{option} takes root's rights, and this host runs QEMU as a user without them \
+                 (qemu-user): leave it out, or move the VM to a host without qemu-user"
+            )));
+        }
+        let program = programs.find(line.program(), &cwd);
+        let program = program.map_err(|not_allowed| Denied::Asked(not_allowed.to_string()))?;
+        Ok(Self { argv, cwd, program, line })
     }
 
     /// What speaks against it, as far as can be told in no time.
@@ -50,11 +60,10 @@ impl Wanted {
         shape: &Shape,
         overcommit: bool,
         probes: &Probes,
-        user: Option<&User>,
     ) -> Result<(), Denied> {
         let accelerator = self.line.accelerator();
         if accelerator == "kvm" {
-            has_kvm(&sight::kvm(user))?;
+            has_kvm(&sight::kvm(probes.programs().user()))?;
         }
         let known = probes.known(self.line.program(), &self.cwd, &accelerator);
         if let Some(known) = known {
@@ -94,10 +103,9 @@ pub(crate) fn able(
     (machine, cpu): (&str, Option<&str>),
     huge_bytes: &[(u64, u64)],
     probes: &Probes,
-    user: Option<&User>,
 ) -> Result<(), Denied> {
     if accelerator == "kvm" {
-        has_kvm(&sight::kvm(user))?;
+        has_kvm(&sight::kvm(probes.programs().user()))?;
     }
     let known = probes.of(program, Path::new("/"), accelerator);
     let known = known.map_err(|error| Denied::Qemu(error.to_string()))?;

@@ -21,6 +21,7 @@ pub(super) struct File {
     pub(super) api_listen: Option<SocketAddr>,
     pub(super) pool_mib: Option<u32>,
     pub(super) qemu_user: Option<String>,
+    pub(super) qemu_programs: Option<Vec<String>>,
     pub(super) tls: Option<PathBuf>,
     pub(super) insecure_plaintext: bool,
     pub(super) cgroups: Option<bool>,

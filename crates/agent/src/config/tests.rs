@@ -72,7 +72,7 @@ fn the_own_entry_says_where_to_listen_and_is_no_peer() {
 fn flags_win_over_the_file() {
     let files = Files::new(
         "name = 'host-b'\nlisten = '127.0.0.1:1'\npool-mib = 64\nrack = 'r1'\n\
-                    nic-speed = ['127.0.0.1=10G']",
+                    nic-speed = ['127.0.0.1=10G']\nqemu-programs = ['/opt/q/qemu-*']",
         "",
     );
     let config = Config::new(&Flags {
@@ -85,6 +85,8 @@ fn flags_win_over_the_file() {
     assert_eq!(config.pool_bytes, 32 << 20);
     assert_eq!(config.rack.as_deref(), Some("r1"));
     assert_eq!(config.nic_speeds, ["127.0.0.1=10G".parse::<NicSpeed>().unwrap()]);
+    assert_eq!(config.qemu_programs, ["/opt/q/qemu-*"]);
+    assert_eq!(Config::new(&flags()).unwrap().qemu_programs, USUAL);
 }
 
 #[test]

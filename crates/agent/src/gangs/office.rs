@@ -19,7 +19,7 @@ use super::sampled::Sampled;
 use crate::arrivals::fitness;
 use crate::config::PeerEntry;
 use crate::denied::Denied;
-use crate::examiner::{Examiner, at_once, sounds_like_qemu, vms};
+use crate::examiner::{Examiner, at_once, vms};
 use crate::migrations::{Migrations, Roads};
 use crate::registry::Registry;
 
@@ -233,13 +233,9 @@ impl Office {
             // Its host didn't know; its arrival does.
             return None;
         }
-        if !sounds_like_qemu(&want.program) {
-            return Some(format!("`{}` is no QEMU", want.program));
-        }
         let program = (want.program.as_str(), want.accelerator.as_str());
         let machine = (want.machine.as_str(), want.cpu.as_deref());
-        let (probes, user) = (self.examiner.probes(), self.registry.qemu_user());
-        let able = fitness::able(program, machine, &want.huge_bytes, probes, user);
+        let able = fitness::able(program, machine, &want.huge_bytes, self.examiner.probes());
         able.err().map(|denied| denied.to_string())
     }
 }

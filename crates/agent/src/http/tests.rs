@@ -30,6 +30,7 @@ impl Site {
             security: identity::Security::Plaintext,
             nics: Vec::new(),
             resources: engine::Resources::new(16 << 20),
+            programs: Arc::new(qemu::programs::Programs::usual(None)),
             scratch: registry.state().scratch(),
             fixed_cost: Arc::default(),
             shelf: shelf.clone(),

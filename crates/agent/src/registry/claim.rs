@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use qemu::launch::User;
 use qemu::machine::Machine;
 
 use super::{Busy, Registry, Slot, images};
@@ -90,8 +91,8 @@ impl Claim {
 
     /// Notes on disk which images were made for it: they go with it, also after
     /// a crash.
-    pub(crate) fn note_images(&self, made: &[PathBuf]) -> Result<(), Denied> {
-        images::note(&self.dir, made).map_err(|error| self.cannot_note(&error))
+    pub(crate) fn note_images(&self, made: &[PathBuf], user: Option<&User>) -> Result<(), Denied> {
+        images::note(&self.dir, made, user).map_err(|error| self.cannot_note(&error))
     }
 
     /// Notes on disk that it comes.

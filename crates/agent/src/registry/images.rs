@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use qemu::disks::remove_made;
+use qemu::launch::User;
 use serde::{Deserialize, Serialize};
 
 use crate::state;
@@ -18,16 +20,20 @@ struct Made {
     path: PathBuf,
     device: u64,
     inode: u64,
+    /// With whose rights it was made; none are the agent's own.
+    #[serde(default)]
+    user: Option<User>,
 }
 
-/// Notes which were made.
-pub(super) fn note(dir: &Path, paths: &[PathBuf]) -> io::Result<()> {
+/// Notes which were made, with that user's rights.
+pub(super) fn note(dir: &Path, paths: &[PathBuf], user: Option<&User>) -> io::Result<()> {
     if paths.is_empty() {
         return Ok(());
     }
     let made = |path: &PathBuf| {
         let file = fs::metadata(path)?;
-        Ok(Made { path: path.clone(), device: file.dev(), inode: file.ino() })
+        let (device, inode) = (file.dev(), file.ino());
+        Ok(Made { path: path.clone(), device, inode, user: user.cloned() })
     };
     let made: Vec<Made> = paths.iter().map(made).collect::<io::Result<_>>()?;
     fs::create_dir_all(dir)?;
@@ -48,10 +54,8 @@ pub(super) fn forget(dir: &Path) {
 pub(super) fn remove(dir: &Path) {
     let Ok(text) = fs::read(dir.join(FILE)) else { return };
     let made: Vec<Made> = serde_json::from_slice(&text).unwrap_or_default();
-    for Made { path, device, inode } in made {
-        let is_it =
-            fs::metadata(&path).is_ok_and(|file| (file.dev(), file.ino()) == (device, inode));
-        if is_it && let Err(error) = fs::remove_file(&path) {
+    for Made { path, device, inode, user } in made {
+        if let Err(error) = remove_made(&path, (device, inode), user.as_ref()) {
             tracing::warn!(image = %path.display(), %error, "an image that was made stays behind");
         }
     }
@@ -69,14 +73,14 @@ mod tests {
             fs::write(path, "x").unwrap();
         }
         let vm = dir.path().join("web1");
-        note(&vm, &[made.clone(), other.clone()]).unwrap();
+        note(&vm, &[made.clone(), other.clone()], None).unwrap();
         // Somebody has put another file in its place.
         fs::write(dir.path().join("new.img"), "y").unwrap();
         fs::rename(dir.path().join("new.img"), &other).unwrap();
         remove(&vm);
         assert!(!made.exists() && other.exists());
         fs::write(&made, "x").unwrap();
-        note(&vm, std::slice::from_ref(&made)).unwrap();
+        note(&vm, std::slice::from_ref(&made), None).unwrap();
         forget(&vm);
         remove(&vm);
         assert!(made.exists());

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{StopEnd, StopHow};
-use qemu::machine::{GuestPort, Start};
+use qemu::machine::{By, GuestPort, Start};
 use qemu::process::Process;
 use test_dir::TestDir;
 
@@ -47,6 +47,7 @@ fn leave_behind(dir: &Path, standing: Option<Standing>, incoming: bool) -> u32 {
         dir: &dir,
         incoming,
         machine: None,
+        by: By::Operator,
         user: None,
         guest_port: GuestPort::None,
     };

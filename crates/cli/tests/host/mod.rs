@@ -72,8 +72,13 @@ impl Host {
     pub(crate) fn start(&mut self) {
         let log = fs::File::options().create(true).append(true).open(self.log()).unwrap();
         let peers = self.dir.parent().unwrap().join("peers.toml");
-        let child = Command::new(DROVEWAY)
-            .args(["agent", "--name", &self.name, "--listen", &self.listen])
+        let mut command = Command::new(DROVEWAY);
+        command.args(["agent", "--name", &self.name, "--listen", &self.listen]);
+        if qemu().contains('/') {
+            // One of the tests' own may come from other hosts, too.
+            command.args(["--qemu-programs", &qemu()]);
+        }
+        let child = command
             .arg("--peers")
             .arg(peers)
             .arg("--state")

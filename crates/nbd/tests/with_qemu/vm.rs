@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use qemu::machine::{Machine, Start};
+use qemu::machine::{By, Machine, Start};
 use qemu::qmp::Event;
 use serde_json::{Value, json};
 
@@ -45,6 +45,7 @@ impl Vm {
             dir: &home,
             incoming,
             machine: None,
+            by: By::Operator,
             user: None,
             guest_port: qemu::machine::GuestPort::None,
         };

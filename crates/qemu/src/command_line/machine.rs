@@ -62,14 +62,6 @@ impl CommandLine {
         self.arguments("mem-path").last()
     }
 
-    /// Whether QEMU is told to become another user by itself, which takes that
-    /// it is started by root.
-    #[must_use]
-    pub fn names_user(&self) -> bool {
-        let by_run_with = self.arguments("run-with").flat_map(pieces);
-        self.has("runas") || by_run_with.into_iter().any(|piece| piece.starts_with("user="))
-    }
-
     /// The memory backends that it makes.
     #[must_use]
     pub fn backends(&self) -> Vec<Backend> {
@@ -195,13 +187,6 @@ mod tests {
         let huge: Vec<_> = found.iter().map(|one| one.huge_page_bytes).collect();
         assert_eq!(huge, [None, Some(1 << 30), Some(2 << 20)]);
         assert!(found[1].hugetlb && found[2].hugetlb);
-    }
-
-    #[test]
-    fn a_user_is_named_in_either_way() {
-        assert!(parse("qemu -runas nobody").names_user());
-        assert!(parse("qemu -run-with async-teardown=on,user=nobody").names_user());
-        assert!(!parse("qemu -run-with chroot=/x -name user=x").names_user());
     }
 
     #[test]

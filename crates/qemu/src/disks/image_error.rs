@@ -24,6 +24,15 @@ pub enum ImageProblem {
     /// It can't be made there.
     #[error("its directory isn't there")]
     NoDirectory,
+    /// QEMU's user may not do with it what the VM would.
+    #[error(
+        "the user that QEMU runs as there may not {what}: give it that right, for instance with \
+         setfacl"
+    )]
+    Closed {
+        /// What it may not do.
+        what: &'static str,
+    },
     /// It has no place in a file system.
     #[error("it is neither a file nor a block device")]
     Odd,

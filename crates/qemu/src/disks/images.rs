@@ -4,17 +4,19 @@
 //! backing files arrives as one image without: the files behind it may be on
 //! no other host, and the copy must not depend on whether they are.
 
-use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::SeekFrom;
+use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::other::{self, Kinship};
 use super::{Challenge, Cleanup, Disk, Format, ImageError, ImageProblem, QemuImg, challenge};
 use crate::command_line::overridden;
+use crate::launch::User;
 use crate::shape::Image;
 
 /// QEMU counts disks in these.
@@ -93,10 +95,14 @@ pub struct PreparedImage {
 
 /// The images for a VM's disks. Those that were made for it are removed when
 /// it is dropped, unless they are kept.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Prepared {
     images: Vec<PreparedImage>,
+    /// Device and number of each, so that no two are one.
+    identities: Vec<(u64, u64)>,
     created: Vec<Created>,
+    /// With whose rights they were made, and are removed.
+    user: Option<User>,
 }
 
 #[derive(Debug)]
@@ -127,19 +133,31 @@ impl Prepared {
 impl Drop for Prepared {
     fn drop(&mut self) {
         for Created { path, file } in &self.created {
-            let ours = fs::symlink_metadata(path).is_ok_and(|it| (it.dev(), it.ino()) == *file);
-            let removed = if ours { fs::remove_file(path) } else { Ok(()) };
-            if let Err(error) = removed {
+            if let Err(error) = remove_made(path, *file, self.user.as_ref()) {
                 tracing::warn!(path = %path.display(), %error, "an image that was made stays");
             }
         }
     }
 }
 
+/// Removes a file that was made, if it is still that one, with the rights that
+/// it was made with. In a directory of the user's the path may lead to another
+/// file at any moment.
+///
+/// # Errors
+/// If it stays.
+pub fn remove_made(path: &Path, file: (u64, u64), user: Option<&User>) -> io::Result<()> {
+    rights::with(user, || {
+        let ours = fs::symlink_metadata(path).is_ok_and(|it| (it.dev(), it.ino()) == file);
+        if ours { fs::remove_file(path) } else { Ok(()) }
+    })?
+}
+
 /// Looks at the images that the disks are to move to, and makes those that
 /// aren't there and may be made. `overrides` say what they are called here,
 /// relative ones are meant from `cwd`. What comes from the source is not
-/// trusted: nothing is written to an image that is there already.
+/// trusted: nothing is written to an image that is there already, and all is
+/// done with the rights of the tool's user.
 ///
 /// # Errors
 /// If one can't take its disk. What was made is removed again.
@@ -150,12 +168,15 @@ pub fn prepare(
     allowed: Allowed,
     tool: &QemuImg,
 ) -> Result<Prepared, ImageError> {
-    let mut prepared = Prepared { images: Vec::new(), created: Vec::new() };
+    let mut prepared = Prepared::default();
+    prepared.user = tool.user().cloned();
     for moving in disks {
         let path = cwd.join(overridden(&moving.challenge.image, overrides));
         let failed =
             |problem| ImageError { disk: moving.disk.clone(), image: path.clone(), problem };
-        let created = prepare_one(moving, &path, allowed, tool, &mut prepared).map_err(failed)?;
+        let (created, identity) =
+            prepare_one(moving, &path, allowed, tool, &mut prepared).map_err(failed)?;
+        prepared.identities.push(identity);
         prepared.images.push(PreparedImage {
             disk: moving.disk.clone(),
             path,
@@ -173,7 +194,7 @@ fn prepare_one(
     allowed: Allowed,
     tool: &QemuImg,
     prepared: &mut Prepared,
-) -> Result<bool, ImageProblem> {
+) -> Result<(bool, (u64, u64)), ImageProblem> {
     if !path.is_absolute() {
         return Err(ImageProblem::Relative);
     }
@@ -181,17 +202,16 @@ fn prepare_one(
         return Err(ImageProblem::Impossible(format!("a disk of {} bytes", moving.bytes)));
     }
     let found = look(moving, path, tool)?;
-    if let Found::Image { identity, .. } = &found
-        && let Some(twin) = prepared.images.iter().find(|one| identity_of(&one.path) == *identity)
-    {
-        return Err(ImageProblem::Twice { other: twin.disk.clone() });
-    }
-    match decide(moving, &found, allowed)? {
-        Action::Use => Ok(false),
-        Action::Create => {
-            create(moving, path, tool, prepared)?;
-            Ok(true)
+    if let Found::Image { identity, .. } = &found {
+        let at = prepared.identities.iter().position(|other| other == identity);
+        if let Some(twin) = at.and_then(|at| prepared.images.get(at)) {
+            return Err(ImageProblem::Twice { other: twin.disk.clone() });
         }
+    }
+    decide(moving, &found, allowed)?;
+    match found {
+        Found::Image { identity, .. } => Ok((false, identity)),
+        Found::Nothing { .. } => Ok((true, create(moving, path, tool, prepared)?)),
     }
 }
 
@@ -202,7 +222,7 @@ enum Found {
     Nothing { room: u64 },
     /// An image.
     Image {
-        identity: Option<(u64, u64)>,
+        identity: (u64, u64),
         kinship: Kinship,
         bytes: u64,
         has_backing: bool,
@@ -240,26 +260,18 @@ fn decide(moving: &Moving, found: &Found, allowed: Allowed) -> Result<Action, Im
 }
 
 fn look(moving: &Moving, path: &Path, tool: &QemuImg) -> Result<Found, ImageProblem> {
-    let file = match fs::metadata(path) {
-        Ok(file) => file,
-        // A link that leads nowhere is there, and nothing is made through it.
-        Err(error)
-            if error.kind() == std::io::ErrorKind::NotFound
-                && fs::symlink_metadata(path).is_err() =>
-        {
-            let folder = path.parent().filter(|folder| folder.is_dir());
-            let room = room_in(folder.ok_or(ImageProblem::NoDirectory)?)?;
-            return Ok(Found::Nothing { room });
-        }
-        Err(error) => return Err(error.into()),
+    // First of all: to look into the source's own image would only find that
+    // it is in use.
+    let kinship = other::compare(path, &moving.challenge.proof);
+    let image = match rights::with(tool.user(), || open(path))?? {
+        Place::Image(image) => image,
+        Place::Nothing { room } => return Ok(Found::Nothing { room }),
     };
+    let file = image.metadata()?;
     let is_device = file.file_type().is_block_device();
     if !is_device && !file.is_file() {
         return Err(ImageProblem::Odd);
     }
-    // First of all: to look into the source's own image would only find that
-    // it is in use.
-    let kinship = other::compare(path, &moving.challenge.proof);
     if kinship == Kinship::Same {
         return Err(ImageProblem::Same);
     }
@@ -267,19 +279,63 @@ fn look(moving: &Moving, path: &Path, tool: &QemuImg) -> Result<Found, ImageProb
         (Format::Raw, true) => "host_device",
         (format, _) => format.driver(),
     };
-    let info = tool.info(driver, path)?;
+    let info = tool.info(driver, &image)?;
     let taken = file.blocks().saturating_mul(SECTOR);
+    let has_backing = info.get("backing-filename").is_some();
     Ok(Found::Image {
-        identity: identity_of(path),
+        identity: identity_of(&file),
         kinship,
         bytes: info["virtual-size"].as_u64().unwrap_or(0),
-        has_backing: info.get("backing-filename").is_some(),
+        has_backing,
         is_empty: match moving.format {
-            Format::Raw => holds_zeros(&File::open(path)?)?,
-            Format::Qcow2(_) => tool.is_empty(driver, path)?,
+            Format::Raw => holds_zeros(&image)?,
+            // Nobody opens the files behind it: they are of the image's choice.
+            Format::Qcow2(_) => !has_backing && tool.is_empty(driver, &image)?,
         },
-        room: if is_device { None } else { Some(room_in(path)?.saturating_add(taken)) },
+        room: if is_device { None } else { Some(room_in(&image)?.saturating_add(taken)) },
     })
+}
+
+/// What a path leads to, opened once: what is looked at can't become another
+/// file meanwhile.
+enum Place {
+    Image(File),
+    Nothing { room: u64 },
+}
+
+/// Opens what is there, with the rights of the thread.
+fn open(path: &Path) -> Result<Place, ImageProblem> {
+    let with = |flags: OFlags| {
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(flags.bits().cast_signed());
+        options
+    };
+    let error = match fs::metadata(path) {
+        // To open a device does something, and to open a FIFO waits for the other
+        // end.
+        Ok(file) if !file.is_file() && !file.file_type().is_block_device() => {
+            return Err(ImageProblem::Odd);
+        }
+        Ok(_) => match with(OFlags::NONBLOCK).open(path) {
+            Ok(image) => return Ok(Place::Image(image)),
+            Err(error) => error,
+        },
+        Err(error) => error,
+    };
+    let is_free = || match fs::symlink_metadata(path) {
+        // A link that leads nowhere is there, and nothing is made through it.
+        Ok(_) => false,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    match error.kind() {
+        io::ErrorKind::NotFound if is_free() => {
+            let folder = with(OFlags::PATH | OFlags::DIRECTORY);
+            let folder = path.parent().and_then(|path| folder.open(path).ok());
+            Ok(Place::Nothing { room: room_in(&folder.ok_or(ImageProblem::NoDirectory)?)? })
+        }
+        io::ErrorKind::PermissionDenied => Err(ImageProblem::Closed { what: "open it" }),
+        _ => Err(error.into()),
+    }
 }
 
 /// Whether a raw image reads as zeros, as far as that is soon found out: a
@@ -309,15 +365,14 @@ fn holds_zeros(file: &File) -> Result<bool, ImageProblem> {
     }
 }
 
-fn identity_of(path: &Path) -> Option<(u64, u64)> {
-    let file = fs::metadata(path).ok()?;
+fn identity_of(file: &Metadata) -> (u64, u64) {
     // Of a block device every node is the same device.
     let is_device = file.file_type().is_block_device();
-    Some(if is_device { (file.rdev(), 0) } else { (file.dev(), file.ino()) })
+    if is_device { (file.rdev(), 0) } else { (file.dev(), file.ino()) }
 }
 
-fn room_in(path: &Path) -> Result<u64, ImageProblem> {
-    let system = rustix::fs::statvfs(path).map_err(std::io::Error::from)?;
+fn room_in(file: &File) -> Result<u64, ImageProblem> {
+    let system = rustix::fs::fstatvfs(file).map_err(io::Error::from)?;
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
@@ -326,11 +381,18 @@ fn create(
     path: &Path,
     tool: &QemuImg,
     prepared: &mut Prepared,
-) -> Result<(), ImageProblem> {
+) -> Result<(u64, u64), ImageProblem> {
     // The tool would overwrite one that somebody made meanwhile.
-    let file = File::create_new(path)?.metadata()?;
-    prepared.created.push(Created { path: path.to_owned(), file: (file.dev(), file.ino()) });
-    tool.create(&moving.format, path, moving.bytes)
+    let made = rights::with(tool.user(), || File::create_new(path))?;
+    let image = made.map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            ImageProblem::Closed { what: "make files in its directory" }
+        }
+        _ => error.into(),
+    })?;
+    let file = identity_of(&image.metadata()?);
+    prepared.created.push(Created { path: path.to_owned(), file });
+    tool.create(&moving.format, &image, moving.bytes).map(|()| file)
 }
 
 #[cfg(test)]

@@ -1,18 +1,22 @@
 //! `qemu-img`: looking at images and making them.
 //!
 //! The format is always said, never found out from the image: a guest writes
-//! what is in a raw one, and could make it look like any other.
+//! what is in a raw one, and could make it look like any other. It runs as the
+//! user that QEMUs run as, and is handed images as open files: another host
+//! says what they are called, and what is in them.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::{Format, ImageProblem, Qcow2};
+use crate::launch::{User, prepare_child};
 
 /// How long it may say nothing.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -22,21 +26,26 @@ const WORDS_MAX: u64 = 4 << 20;
 
 /// The tool.
 #[derive(Clone, Debug)]
-pub struct QemuImg(PathBuf);
+pub struct QemuImg {
+    program: PathBuf,
+    user: Option<User>,
+}
 
 impl QemuImg {
-    /// The one that came with a QEMU, or else the one of the system.
+    /// This program, to run as that user; none is the agent's own. What it looks
+    /// at and makes is opened with that user's rights, too.
     #[must_use]
-    pub fn beside(qemu: &str) -> Self {
-        let beside = Path::new(qemu).with_file_name("qemu-img");
-        if qemu.contains('/') && beside.is_file() {
-            return Self(beside);
-        }
-        Self("qemu-img".into())
+    pub fn new(program: PathBuf, user: Option<&User>) -> Self {
+        Self { program, user: user.cloned() }
+    }
+
+    /// Whose rights it has; none are the agent's own.
+    pub(super) fn user(&self) -> Option<&User> {
+        self.user.as_ref()
     }
 
     /// What it says of an image. Fails if the image is in use.
-    pub(super) fn info(&self, driver: &str, image: &Path) -> Result<Value, ImageProblem> {
+    pub(super) fn info(&self, driver: &str, image: &File) -> Result<Value, ImageProblem> {
         let mut run = self.run(&["info", "--output=json", "-f", driver], image, &[])?;
         let mut text = String::new();
         let read = (&mut run.out).take(WORDS_MAX).read_to_string(&mut text);
@@ -45,7 +54,7 @@ impl QemuImg {
     }
 
     /// Whether there is anything but holes in an image.
-    pub(super) fn is_empty(&self, driver: &str, image: &Path) -> Result<bool, ImageProblem> {
+    pub(super) fn is_empty(&self, driver: &str, image: &File) -> Result<bool, ImageProblem> {
         let mut run = self.run(&["map", "--output=json", "-f", driver], image, &[])?;
         loop {
             // One extent a line; of a large image there are millions.
@@ -61,11 +70,11 @@ impl QemuImg {
         }
     }
 
-    /// Makes an image without content, over the file of that name.
+    /// Makes an image without content in an empty file.
     pub(super) fn create(
         &self,
         format: &Format,
-        image: &Path,
+        image: &File,
         bytes: u64,
     ) -> Result<(), ImageProblem> {
         let options = match format {
@@ -81,26 +90,30 @@ impl QemuImg {
         run.end(read.map(drop))
     }
 
-    fn run(&self, before: &[&str], image: &Path, after: &[&str]) -> Result<Run, ImageProblem> {
+    fn run(&self, before: &[&str], image: &File, after: &[&str]) -> Result<Run, ImageProblem> {
         // Sockets, since a read from one can end after a while.
         let (out, child_out) = UnixStream::pair()?;
         let (err, child_err) = UnixStream::pair()?;
         for end in [&out, &err] {
             end.set_read_timeout(Some(SILENCE_MAX))?;
         }
-        let child = Command::new(&self.0)
+        let mut command = Command::new(&self.program);
+        command
             .env("LC_ALL", "C")
             .args(before)
             .arg("--")
-            .arg(image)
+            .arg(format!("/proc/self/fd/{}", image.as_raw_fd()))
             .args(after)
+            .current_dir("/")
             .stdin(Stdio::null())
             .stdout(OwnedFd::from(child_out))
-            .stderr(OwnedFd::from(child_err))
-            .spawn()
-            .map_err(|error| {
-                ImageProblem::Tool(format!("{} can't be started: {error}", self.0.display()))
-            })?;
+            .stderr(OwnedFd::from(child_err));
+        prepare_child(&mut command, &[image.as_fd()], self.user(), None);
+        let child = command.spawn().map_err(|error| {
+            ImageProblem::Tool(format!("{} can't be started: {error}", self.program.display()))
+        })?;
+        // It has the other ends of the sockets as well.
+        drop(command);
         Ok(Run { child, out: BufReader::new(out), err })
     }
 }
@@ -193,8 +206,9 @@ mod tests {
 
     #[test]
     fn one_that_is_not_there_is_named() {
-        let tool = QemuImg("/nonexistent/qemu-img".into());
-        let error = tool.info("raw", Path::new("/dev/null")).unwrap_err().to_string();
+        let tool = QemuImg::new("/nonexistent/qemu-img".into(), None);
+        let image = File::open("/dev/null").unwrap();
+        let error = tool.info("raw", &image).unwrap_err().to_string();
         assert!(error.starts_with("/nonexistent/qemu-img can't be started"), "{error}");
     }
 }

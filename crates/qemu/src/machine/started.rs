@@ -39,11 +39,26 @@ pub struct Start<'a> {
     pub incoming: bool,
     /// The machine type of the VM that is to come, with its version.
     pub machine: Option<&'a str>,
-    /// Who QEMU runs as, unless its command line says so itself; none is the
-    /// agent's own user.
+    /// Who says so.
+    pub by: By<'a>,
+    /// Who QEMU runs as; none is the agent's own user.
     pub user: Option<&'a User>,
     /// Whether it gets a port for the helper in the guest.
     pub guest_port: GuestPort,
+}
+
+/// Who has a QEMU started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By<'a> {
+    /// An operator of this host, who could do so without the agent. A command
+    /// line that has QEMU change its user by itself is left to do so.
+    Operator,
+    /// Another host. This file is executed, whatever the command line calls it,
+    /// and it never says who QEMU runs as.
+    Peer {
+        /// As [`crate::programs::Programs`] found it.
+        program: &'a Path,
+    },
 }
 
 /// Whether a VM gets a port for the helper in the guest, besides what its command
@@ -63,9 +78,11 @@ pub enum GuestPort {
 /// # Errors
 /// With QEMU's own words if it doesn't come up. Nothing is left behind.
 pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
-    let line = CommandLine::parse(start.argv)?;
+    let line = as_said_by(start, CommandLine::parse(start.argv)?);
     let directory = |source| StartError::Directory { path: start.dir.to_owned(), source };
     fs::create_dir_all(start.dir).map_err(directory)?;
+    // QEMU has nothing to look for in it, whoever it runs as.
+    fs::set_permissions(start.dir, fs::Permissions::from_mode(0o700)).map_err(directory)?;
     let wanted = match start.guest_port {
         GuestPort::None => false,
         GuestPort::Wanted => !line.has_guest_port(),
@@ -85,6 +102,18 @@ pub fn start(start: &Start<'_>) -> Result<Machine, StartError> {
     }
 }
 
+/// A command line as far as the one who has it started may decide.
+fn as_said_by(start: &Start<'_>, line: CommandLine) -> CommandLine {
+    if start.by == By::Operator || start.user.is_none() {
+        return line;
+    }
+    let (line, left_out) = line.without_user();
+    for option in left_out {
+        tracing::warn!(vm = start.name, option, "left out: qemu-user says who QEMU runs as");
+    }
+    line
+}
+
 fn start_line(
     start: &Start<'_>,
     line: &CommandLine,
@@ -98,7 +127,10 @@ fn start_line(
     if start.incoming {
         line = line.waiting(start.machine);
     }
-    let user = start.user.filter(|_| !line.names_user());
+    let (user, program, instead) = match start.by {
+        By::Operator => (start.user.filter(|_| !line.names_user()), None, None),
+        By::Peer { program } => (start.user, Some(program), Some(start.dir)),
+    };
     let inherit: Vec<_> = [Some(&sockets.qmp), sockets.guest.as_ref()]
         .into_iter()
         .flatten()
@@ -106,8 +138,9 @@ fn start_line(
         .collect();
     let log = start.dir.join("qemu.log");
     let logged = fs::metadata(&log).map_or(0, |file| file.len());
-    let launched =
-        launch(&Launch { argv: &line.argv(), cwd: start.cwd, log: &log, inherit: &inherit, user });
+    let argv = line.argv();
+    let (argv, cwd, log_file, inherit) = (&argv[..], start.cwd, &log, &inherit[..]);
+    let launched = launch(&Launch { argv, program, cwd, instead, log: log_file, inherit, user });
     // Only QEMU has the sockets now: if it ends, whoever connected hears so.
     drop(sockets);
     let socket = qmp_socket(start.dir);

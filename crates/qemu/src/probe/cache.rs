@@ -6,15 +6,19 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 
-use super::{Capabilities, ProbeError, ask, find};
+use super::{Capabilities, ProbeError, ask};
+use crate::programs::{NotAllowed, Programs};
 
 /// A host has a handful of QEMUs.
 const KEPT_MAX: usize = 32;
 
 /// Programs that were asked, and what they said. They are asked again when
 /// their file has changed.
-#[derive(Debug, Default)]
-pub struct Probes(Mutex<Vec<(Key, Arc<Capabilities>)>>);
+#[derive(Debug)]
+pub struct Probes {
+    programs: Arc<Programs>,
+    kept: Mutex<Vec<(Key, Arc<Capabilities>)>>,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Key {
@@ -25,10 +29,22 @@ struct Key {
 }
 
 impl Probes {
+    /// Of these programs, and no others.
+    #[must_use]
+    pub fn new(programs: Arc<Programs>) -> Self {
+        Self { programs, kept: Mutex::default() }
+    }
+
+    /// The programs that can be asked, and started for other hosts.
+    #[must_use]
+    pub fn programs(&self) -> &Arc<Programs> {
+        &self.programs
+    }
+
     /// What is known of a program without asking it.
     #[must_use]
     pub fn known(&self, program: &str, cwd: &Path, accelerator: &str) -> Option<Arc<Capabilities>> {
-        let key = Key::of(&find(program, cwd)?, accelerator)?;
+        let key = Key::of(self.programs.find(program, cwd).ok()?, accelerator)?;
         self.kept(&key)
     }
 
@@ -43,14 +59,14 @@ impl Probes {
         cwd: &Path,
         accelerator: &str,
     ) -> Result<Arc<Capabilities>, ProbeError> {
-        let missing = || ProbeError::Missing { program: program.to_owned() };
-        let path = find(program, cwd).ok_or_else(missing)?;
-        let key = Key::of(&path, accelerator).ok_or_else(missing)?;
+        let path = self.programs.find(program, cwd)?;
+        let missing = || NotAllowed::Missing { program: program.to_owned() };
+        let key = Key::of(path.clone(), accelerator).ok_or_else(missing)?;
         if let Some(known) = self.kept(&key) {
             return Ok(known);
         }
-        let known = Arc::new(ask(&path, accelerator)?);
-        let mut kept = self.0.lock();
+        let known = Arc::new(ask(&path, accelerator, self.programs.user())?);
+        let mut kept = self.kept.lock();
         if kept.len() >= KEPT_MAX {
             kept.remove(0);
         }
@@ -59,14 +75,13 @@ impl Probes {
     }
 
     fn kept(&self, key: &Key) -> Option<Arc<Capabilities>> {
-        let kept = self.0.lock();
+        let kept = self.kept.lock();
         kept.iter().find(|(other, _)| other == key).map(|(_, known)| Arc::clone(known))
     }
 }
 
 impl Key {
-    fn of(path: &Path, accelerator: &str) -> Option<Self> {
-        let path = path.canonicalize().ok()?;
+    fn of(path: PathBuf, accelerator: &str) -> Option<Self> {
         let file = path.metadata().ok()?;
         Some(Self {
             path,
@@ -96,11 +111,30 @@ mod tests {
         program.display().to_string()
     }
 
+    fn probes(dir: &Path) -> Probes {
+        let place = dir.join("qemu").display().to_string();
+        Probes::new(Arc::new(Programs::new(&[place], None).unwrap().below(dir)))
+    }
+
+    #[test]
+    fn an_accelerator_is_never_an_option() {
+        let dir = tempfile::tempdir().unwrap();
+        let qemu = program(dir.path(), SAID);
+        let probes = probes(dir.path());
+        for odd in ["", "tcg,firmware=/x", "tcg:", "kvm ", "KVM", &"x".repeat(1000), "a\nb", "ä"] {
+            let error = probes.of(&qemu, Path::new("/"), odd).unwrap_err();
+            assert!(matches!(error, ProbeError::Accelerator { .. }), "{odd}: {error}");
+            assert!(error.to_string().len() < 200);
+        }
+        assert!(!dir.path().join("asked").exists(), "nothing was started");
+        probes.of(&qemu, Path::new("/"), "kvm:tcg").unwrap();
+    }
+
     #[test]
     fn a_program_is_asked_once_until_it_changes() {
         let dir = tempfile::tempdir().unwrap();
         let qemu = program(dir.path(), SAID);
-        let probes = Probes::default();
+        let probes = probes(dir.path());
         assert!(probes.known(&qemu, Path::new("/"), "tcg").is_none());
         for accelerator in ["tcg", "tcg", "kvm"] {
             let said = probes.of(&qemu, Path::new("/"), accelerator).unwrap();
@@ -118,9 +152,9 @@ mod tests {
     #[test]
     fn one_that_gives_no_answer_says_why() {
         let dir = tempfile::tempdir().unwrap();
-        let probes = Probes::default();
+        let probes = probes(dir.path());
         let ask = |program: &str| probes.of(program, Path::new("/"), "kvm").unwrap_err();
-        assert!(matches!(ask("/nonexistent/qemu"), ProbeError::Missing { .. }));
+        assert!(matches!(ask("/nonexistent/qemu"), ProbeError::NotAllowed(_)));
         let mute = program(dir.path(), "");
         assert!(matches!(ask(&mute), ProbeError::Silent { .. }));
         fs::write(&mute, "#!/bin/sh\necho 'Could not access KVM' >&2\nexit 1\n").unwrap();

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use qemu::guest_port::{self, GuestError, NoPort, Port};
-use qemu::machine::{self, GuestPort, Start, StartError};
+use qemu::machine::{self, By, GuestPort, Start, StartError};
 use qemu::shape::Shape;
 
 use crate::{Vm, argv};
@@ -17,6 +17,7 @@ fn try_start(arguments: &str, guest_port: GuestPort, incoming: bool) -> Result<V
         dir: dir.path(),
         incoming,
         machine: None,
+        by: By::Operator,
         user: None,
         guest_port,
     })?;

@@ -23,7 +23,7 @@ mod start;
 
 use std::path::Path;
 
-use qemu::machine::{GuestPort, Machine, Start, StartError};
+use qemu::machine::{By, GuestPort, Machine, Start, StartError};
 
 /// A VM that ends with the test.
 struct Vm {
@@ -89,6 +89,7 @@ fn try_start_by(program: &str, arguments: &str, dir: &Path) -> Result<Machine, S
         dir,
         incoming: false,
         machine: None,
+        by: By::Operator,
         user: None,
         guest_port: GuestPort::None,
     };
@@ -124,6 +125,7 @@ fn wait_for(arguments: &str, machine: &str) -> Vm {
         dir: dir.path(),
         incoming: true,
         machine: Some(machine),
+        by: By::Operator,
         user: None,
         guest_port: GuestPort::None,
     };

@@ -145,7 +145,7 @@ fn prepared(source: &Source, disks: &[Disk], there: &Path) -> Prepared {
     let (moving, _cleanup) = disks::moving(disks, shape.pid, "m1");
     let overrides = [(source.images.path().display().to_string(), there.display().to_string())];
     let allowed = Allowed { create: true, overwrite: false };
-    let img = QemuImg::beside("qemu-system-x86_64");
+    let img = QemuImg::new("qemu-img".into(), None);
     disks::prepare(&moving, &overrides, Path::new("/"), allowed, &img).unwrap()
 }
 

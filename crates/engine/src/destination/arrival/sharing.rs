@@ -91,8 +91,7 @@ impl Arrival<'_> {
         let Some(wanted) = from_disks else {
             return Ok(Told { shares, sharing, storage: Vec::new() });
         };
-        let (disks, why) =
-            storage::open(machine, &wanted, &self.shared.local.scratch, self.lanes.crew());
+        let (disks, why) = storage::open(machine, &wanted, &self.shared.local, self.lanes.crew());
         notes.extend(why);
         let storage = disks.opened.iter().map(Option::is_some).collect();
         let shares = match shares {

@@ -1,6 +1,5 @@
 //! The disks of a VM that arrives, as far as its pages are read from them.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use crew::Crew;
@@ -9,6 +8,7 @@ use qemu::machine::Machine;
 use storage::{Endpoint, Image, Opened, Opening, Pace, Settings};
 use wire::StorageOrder;
 
+use crate::host::Local;
 use crate::sharing::Disks;
 
 /// More disks are not read: a VM with more of them is another one's.
@@ -19,7 +19,7 @@ const DISKS_MAX: usize = 64;
 pub(super) fn open(
     machine: &Machine,
     order: &StorageOrder,
-    scratch: &Path,
+    local: &Local,
     crew: &Arc<Crew>,
 ) -> (Disks, Vec<String>) {
     let mut notes = Vec::new();
@@ -29,7 +29,7 @@ pub(super) fn open(
     });
     let mut open = |device: &String| {
         let disk = here.iter().find(|disk| disk.device == *device)?;
-        match open_one(disk, scratch) {
+        match open_one(disk, local) {
             Ok(opened) => {
                 if opened.cached {
                     let file = &disk.file;
@@ -50,7 +50,7 @@ pub(super) fn open(
     (Disks { opened, settings }, notes)
 }
 
-fn open_one(disk: &GuestDisk, scratch: &Path) -> Result<Opened, String> {
+fn open_one(disk: &GuestDisk, local: &Local) -> Result<Opened, String> {
     let image = match &disk.reading {
         Reading::Direct { path, offset } => {
             Image::Raw { path: path.clone(), base: *offset, bytes: Some(disk.bytes) }
@@ -66,7 +66,12 @@ fn open_one(disk: &GuestDisk, scratch: &Path) -> Result<Opened, String> {
         Reading::ByQemuNbd { image } => of_a_format(image)?,
         Reading::No { reason } => return Err(reason.clone()),
     };
-    storage::open(&image, &Opening::new(scratch)).map_err(|error| error.to_string())
+    let mut how = Opening::new(&local.scratch);
+    how.user = local.programs.user().cloned();
+    if let Image::Format { .. } = image {
+        how.qemu_nbd = local.programs.tool("qemu-nbd", None).map_err(|error| error.to_string())?;
+    }
+    storage::open(&image, &how).map_err(|error| error.to_string())
 }
 
 /// An image in a file.

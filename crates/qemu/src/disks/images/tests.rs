@@ -1,5 +1,7 @@
 //! Decisions by table; images looked at and made by the real tool.
 
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 use crate::disks::{Proof, Qcow2};
 
@@ -21,15 +23,19 @@ fn moving(path: &Path, format: Format, bytes: u64) -> Moving {
     }
 }
 
+fn tool() -> QemuImg {
+    QemuImg::new("qemu-img".into(), None)
+}
+
 fn try_prepare(moving: &Moving, create: bool, overwrite: bool) -> Result<Prepared, String> {
     let allowed = Allowed { create, overwrite };
-    prepare(std::slice::from_ref(moving), &[], Path::new("/"), allowed, &QemuImg::beside("qemu"))
+    prepare(std::slice::from_ref(moving), &[], Path::new("/"), allowed, &tool())
         .map_err(|error| error.to_string())
 }
 
 fn image() -> Found {
     Found::Image {
-        identity: None,
+        identity: (0, 0),
         kinship: Kinship::Other,
         bytes: 8 * MIB,
         has_backing: false,
@@ -119,8 +125,8 @@ fn what_is_made_is_like_the_source_s_and_goes_again() {
         assert!(refused.contains("doesn't exist"), "{refused}");
         let prepared = try_prepare(&disk, true, false).unwrap();
         assert!(prepared.images()[0].created);
-        let tool = QemuImg::beside("qemu");
-        let info = tool.info(format.driver(), &path).unwrap();
+        let tool = tool();
+        let info = tool.info(format.driver(), &File::open(&path).unwrap()).unwrap();
         assert_eq!(info["virtual-size"], 1_u64 << 30);
         if let Format::Qcow2(options) = &format {
             let made = &info["format-specific"]["data"];
@@ -157,7 +163,7 @@ fn a_file_that_took_the_place_of_ours_is_not_removed() {
 fn images_with_content_of_another_format_or_size_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.img");
-    let tool = QemuImg::beside("qemu");
+    let tool = tool();
     let qcow2 = Format::Qcow2(Qcow2::default());
     let file = File::create(&path).unwrap();
     file.set_len(8 * MIB).unwrap();
@@ -175,7 +181,7 @@ fn images_with_content_of_another_format_or_size_are_refused() {
     assert!(try_prepare(&disk, false, true).is_ok());
 
     let overlay = dir.path().join("overlay");
-    tool.create(&qcow2, &overlay, 8 * MIB).unwrap();
+    tool.create(&qcow2, &File::create_new(&overlay).unwrap(), 8 * MIB).unwrap();
     let rebased = std::process::Command::new("qemu-img")
         .args(["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", "a.img", "overlay"])
         .current_dir(dir.path())
@@ -216,7 +222,7 @@ fn two_disks_never_move_to_one_image() {
     let first = moving(&path, Format::Raw, MIB);
     let second = Moving { disk: "d1".to_owned(), ..first.clone() };
     let allowed = Allowed { create: true, overwrite: true };
-    let tool = QemuImg::beside("qemu");
+    let tool = tool();
     let refused = prepare(&[first, second], &[], Path::new("/"), allowed, &tool).unwrap_err();
     assert!(refused.to_string().contains("disk `d0` moves there too"), "{refused}");
     assert!(!path.exists());
@@ -233,4 +239,68 @@ fn the_source_s_own_image_is_never_a_target() {
     assert!(refused.contains("the source's own image"), "{refused}");
     let sent = serde_json::to_string(&disk).unwrap();
     assert_eq!(serde_json::from_str::<Moving>(&sent).unwrap(), disk);
+}
+
+/// What peers choose is done with the rights of QEMU's user: where root alone may
+/// make files, none are made, and what only root may read is not looked at.
+#[test]
+fn nothing_is_done_with_more_rights_than_qemus() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root has rights to give up.
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [open, closed] = ["open", "closed"].map(|name| dir.path().join(name));
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for (path, bits) in [(&open, 0o777), (&closed, 0o755)] {
+        fs::create_dir(path).unwrap();
+        mode(path, bits);
+    }
+    mode(dir.path(), 0o755);
+    let user = User { uid: 65534, gid: 65534, groups: vec![65534] };
+    let tool = QemuImg::new("qemu-img".into(), Some(&user));
+    let allowed = Allowed { create: true, overwrite: true };
+    let prepare = |path: &Path, format: Format| {
+        let disk = moving(path, format, 8 * MIB);
+        super::prepare(&[disk], &[], Path::new("/"), allowed, &tool).map_err(|e| e.to_string())
+    };
+    for format in [Format::Raw, Format::Qcow2(Qcow2::default())] {
+        let refused = prepare(&closed.join("new"), format.clone()).unwrap_err();
+        assert!(refused.contains("may not make files in its directory"), "{refused}");
+        // The last part of the path is a directory on the way to another.
+        let link = open.join("link");
+        std::os::unix::fs::symlink(&closed, &link).unwrap();
+        let refused = prepare(&link.join("new"), format.clone()).unwrap_err();
+        assert!(refused.contains("may not make files in its directory"), "{refused}");
+        fs::remove_file(&link).unwrap();
+        let made = prepare(&open.join("new"), format).unwrap();
+        let image = fs::metadata(open.join("new")).unwrap();
+        assert_eq!((image.uid(), image.gid()), (65534, 65534));
+        drop(made);
+        assert!(!open.join("new").exists());
+    }
+    assert_eq!(fs::read_dir(&closed).unwrap().count(), 0);
+
+    let secret = closed.join("secret");
+    File::create(&secret).unwrap().set_len(8 * MIB).unwrap();
+    mode(&secret, 0o600);
+    let refused = prepare(&secret, Format::Raw).unwrap_err();
+    assert!(refused.contains("may not open it"), "{refused}");
+
+    // One that was made, whose directory becomes another before it is removed.
+    let victim = closed.join("victim");
+    fs::write(&victim, "precious").unwrap();
+    fs::create_dir(open.join("dir")).unwrap();
+    mode(&open.join("dir"), 0o777);
+    let made = prepare(&open.join("dir/victim"), Format::Raw).unwrap();
+    fs::rename(open.join("dir"), open.join("was")).unwrap();
+    fs::remove_file(open.join("was/victim")).unwrap();
+    fs::hard_link(&victim, open.join("was/victim")).unwrap();
+    std::os::unix::fs::symlink(&closed, open.join("dir")).unwrap();
+    drop(made);
+    let own = fs::metadata(&victim).unwrap();
+    assert!(remove_made(&victim, (own.dev(), own.ino()), Some(&user)).is_err());
+    assert!(victim.exists());
 }

@@ -91,7 +91,7 @@ fn images_are_exported_only_where_they_are_what_was_prepared() {
     let (moving, _cleanup) = disks::moving(&disks, shape.pid, "m2");
     let overrides =
         [(source.images.path().display().to_string(), mine.path().display().to_string())];
-    let img = QemuImg::beside("qemu-system-x86_64");
+    let img = QemuImg::new("qemu-img".into(), None);
     let used = disks::prepare(&moving, &overrides, Path::new("/"), Allowed::default(), &img);
     let error = used.unwrap_err().to_string();
     assert!(error.contains("it is in use: "), "{error}");
@@ -108,7 +108,7 @@ fn a_disk_is_never_copied_onto_itself() {
     let shape = Shape::of(&source.vm.qmp).unwrap();
     let (moving, cleanup) = disks::moving(&source.disks(), shape.pid, "m1");
     let allowed = Allowed { create: true, overwrite: true };
-    let img = QemuImg::beside("qemu-system-x86_64");
+    let img = QemuImg::new("qemu-img".into(), None);
     let refused = disks::prepare(&moving, &[], Path::new("/"), allowed, &img).unwrap_err();
     assert!(refused.to_string().contains("the source's own image"), "{refused}");
     drop(cleanup);

@@ -1,0 +1,340 @@
+//! Which programs this host starts because another host asked for it.
+//!
+//! A VM that comes names its QEMU, and so do `droveway doctor` and gangs. What
+//! is started is never what they name but what the operator listed, if the name
+//! leads there: a file that root alone can change, in directories that root
+//! alone can change. So what was checked is what is executed, without holding
+//! it open. It runs as the user that QEMUs run as.
+
+mod place;
+mod trust;
+
+use std::env;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rights::User;
+
+use place::Place;
+use trust::Trust;
+
+pub use place::PlaceError;
+
+/// Where distributions put QEMU, and where people who build it do.
+pub const USUAL: [&str; 6] = [
+    "/usr/bin/qemu-system-*",
+    "/usr/bin/qemu-kvm",
+    "/usr/bin/kvm",
+    "/usr/libexec/qemu-kvm",
+    "/usr/local/bin/qemu-system-*",
+    "/usr/local/bin/qemu-kvm",
+];
+/// Where QEMU's tools are, unless they are beside it or in PATH.
+const TOOLS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
+/// Letters of a name that a peer chose, as far as they are shown.
+const SHOWN_MAX: usize = 200;
+
+/// A program is not started for another host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAllowed {
+    /// It is not there.
+    #[error("there is no {program} on this host: install QEMU, or name the program that is there")]
+    Missing {
+        /// As it was called.
+        program: String,
+    },
+    /// Nobody said that it may be started.
+    #[error(
+        "{program} is not in qemu-programs, the programs that an agent starts for other hosts \
+         ({listed}): have --set name one of those, or add it to qemu-programs of the host that the \
+         VM is to go to"
+    )]
+    Unlisted {
+        /// As it was called.
+        program: String,
+        /// Those that are.
+        listed: String,
+    },
+    /// Others than root could put another program in its place.
+    #[error("{program} is not started for other hosts: {why}")]
+    Untrusted {
+        /// As it was called.
+        program: String,
+        /// What is wrong with it, or with a directory that it is in.
+        why: String,
+    },
+}
+
+/// The programs that other hosts can have started, and who they run as.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    places: Vec<Place>,
+    trust: Trust,
+    user: Option<User>,
+}
+
+impl Programs {
+    /// Those at `places`, to run as `user`; none is the agent's own.
+    ///
+    /// # Errors
+    /// If one is no place.
+    pub fn new<S: AsRef<str>>(places: &[S], user: Option<User>) -> Result<Self, PlaceError> {
+        let places = places.iter().map(|place| Place::parse(place.as_ref()));
+        Ok(Self { places: places.collect::<Result<_, _>>()?, trust: Trust::here(), user })
+    }
+
+    /// The usual ones.
+    ///
+    /// # Panics
+    /// Never: they are places.
+    #[must_use]
+    pub fn usual(user: Option<User>) -> Self {
+        Self::new(&USUAL, user).expect("a place is an absolute path")
+    }
+
+    /// For tests: who can change the directories above is not looked at.
+    #[cfg(test)]
+    pub(crate) fn below(self, dir: &Path) -> Self {
+        Self { trust: self.trust.below(dir), ..self }
+    }
+
+    /// Who they run as; none is the agent's own user.
+    #[must_use]
+    pub fn user(&self) -> Option<&User> {
+        self.user.as_ref()
+    }
+
+    /// The file to execute for `program`, which a peer named: with a `/` in it a
+    /// path, meant from `cwd`; else a name that is looked for in PATH, and then
+    /// in the places of the list.
+    ///
+    /// # Errors
+    /// If it is not to be started.
+    pub fn find(&self, program: &str, cwd: &Path) -> Result<PathBuf, NotAllowed> {
+        if !program.contains('/') {
+            return self.by_name(program);
+        }
+        let path = cwd.join(program);
+        let Ok(real) = path.canonicalize() else {
+            // Of no other path it is told whether there is a file.
+            let listed = self.places.iter().any(|place| place.holds(&path));
+            return Err(if listed { missing(program) } else { self.unlisted(program) });
+        };
+        let mut why = None;
+        for candidate in self.listed_like(&path).chain(self.listed_like(&real)) {
+            match self.trust.resolve(&candidate) {
+                Ok(found) if found == real => return executable(program, found),
+                Err(untrusted) if candidate == path || candidate == real => why = Some(untrusted),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Err(match why {
+            Some(why) => NotAllowed::Untrusted { program: shown(program), why },
+            None => self.unlisted(program),
+        })
+    }
+
+    /// A tool of QEMU's: the one beside `qemu`, which was found here, or the
+    /// system's.
+    ///
+    /// # Errors
+    /// If there is none that root alone can change.
+    pub fn tool(&self, name: &str, qemu: Option<&Path>) -> Result<PathBuf, NotAllowed> {
+        let beside = qemu.and_then(Path::parent).map(Path::to_owned);
+        let dirs = beside.into_iter().chain(path_dirs()).chain(TOOLS.map(PathBuf::from));
+        self.first(name, dirs.map(|dir| dir.join(name)))
+    }
+
+    fn by_name(&self, name: &str) -> Result<PathBuf, NotAllowed> {
+        let in_path = path_dirs().map(|dir| dir.join(name));
+        let in_path = in_path.filter(|path| self.places.iter().any(|place| place.holds(path)));
+        let listed = self.listed_like(Path::new(name)).collect::<Vec<_>>();
+        if listed.is_empty() {
+            return Err(self.unlisted(name));
+        }
+        self.first(name, in_path.chain(listed))
+    }
+
+    /// The first of these that is there; else why the first that can't be used
+    /// can't be.
+    fn first(
+        &self,
+        name: &str,
+        candidates: impl Iterator<Item = PathBuf>,
+    ) -> Result<PathBuf, NotAllowed> {
+        let mut why = None;
+        for candidate in candidates {
+            // Missing ones are no reason.
+            if !candidate.is_file() {
+                continue;
+            }
+            let untrusted = |why| NotAllowed::Untrusted { program: shown(name), why };
+            let found = self.trust.resolve(&candidate).map_err(untrusted);
+            match found.and_then(|found| executable(name, found)) {
+                Ok(found) => return Ok(found),
+                Err(error) => why = why.or(Some(error)),
+            }
+        }
+        Err(why.unwrap_or_else(|| missing(name)))
+    }
+
+    /// What the list would call a file of this name.
+    fn listed_like(&self, path: &Path) -> impl Iterator<Item = PathBuf> {
+        let name = path.file_name().unwrap_or_default().to_owned();
+        self.places.iter().filter_map(move |place| place.named(&name))
+    }
+
+    fn unlisted(&self, program: &str) -> NotAllowed {
+        let listed: Vec<String> = self.places.iter().map(ToString::to_string).collect();
+        NotAllowed::Unlisted { program: shown(program), listed: listed.join(", ") }
+    }
+}
+
+fn path_dirs() -> impl Iterator<Item = PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).filter(|dir| dir.is_absolute()).collect::<Vec<_>>().into_iter()
+}
+
+fn missing(program: &str) -> NotAllowed {
+    NotAllowed::Missing { program: shown(program) }
+}
+
+fn executable(program: &str, path: PathBuf) -> Result<PathBuf, NotAllowed> {
+    let is_program =
+        path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0);
+    if is_program { Ok(path) } else { Err(missing(program)) }
+}
+
+fn shown(program: &str) -> String {
+    program.chars().map(|c| if c.is_control() { '?' } else { c }).take(SHOWN_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn program(path: &Path) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "#!/bin/sh\n").unwrap();
+        mode(path, 0o755);
+    }
+
+    fn mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// `bin/qemu-a` and `bin/qemu-b`, links to them, and what is not listed.
+    fn place() -> (tempfile::TempDir, PathBuf, Programs) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        for path in ["bin/qemu-a", "bin/qemu-b", "bin/other", "home/qemu-a"] {
+            program(&root.join(path));
+            mode(root.join(path).parent().unwrap(), 0o755);
+        }
+        let list = [root.join("bin/qemu-*"), root.join("opt/emulator")];
+        let list = list.map(|path| path.display().to_string());
+        let programs = Programs::new(&list, None).unwrap().below(&root);
+        (dir, root, programs)
+    }
+
+    fn told(programs: &Programs, program: &Path) -> Result<PathBuf, String> {
+        let found = programs.find(&program.display().to_string(), Path::new("/"));
+        found.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn only_what_is_listed_is_found() {
+        let (_dir, root, programs) = place();
+        let found = root.join("bin/qemu-a");
+        assert_eq!(told(&programs, &found), Ok(found.clone()));
+        assert_eq!(programs.find("./qemu-a", &root.join("bin")), Ok(found.clone()));
+        assert_eq!(programs.find("qemu-a", Path::new("/")), Ok(found.clone()), "by its name");
+        assert_eq!(told(&programs, &root.join("home/../bin/qemu-a")), Ok(found));
+        let table = [
+            ("bin/other", "is not in qemu-programs"),
+            ("home/qemu-a", "is not in qemu-programs"),
+            ("home/nothing", "is not in qemu-programs"),
+            ("bin/qemu-c", "there is no"),
+        ];
+        for (path, expected) in table {
+            let error = told(&programs, &root.join(path)).unwrap_err();
+            assert!(error.contains(expected), "{path}: {error}");
+        }
+        for name in ["", "other", "sh", "..", "/", "qemu-c\n"] {
+            assert!(programs.find(name, &root.join("home")).is_err(), "{name}");
+        }
+        let error = programs.find("/bin/sh", Path::new("/")).unwrap_err().to_string();
+        assert!(error.contains("qemu-programs") && error.contains("opt/emulator"), "{error}");
+    }
+
+    #[test]
+    fn links_lead_to_what_is_listed_or_nowhere() {
+        let (_dir, root, programs) = place();
+        let link = |from: &str, to: &Path| {
+            fs::create_dir_all(root.join(from).parent().unwrap()).unwrap();
+            symlink(to, root.join(from)).unwrap();
+        };
+        // As alternatives do it, and as the operator listed it.
+        link("bin/qemu-link", Path::new("../etc/alternatives/qemu"));
+        link("etc/alternatives/qemu", &root.join("lib/emulator-1"));
+        program(&root.join("lib/emulator-1"));
+        link("opt", Path::new("lib"));
+        link("lib/emulator", Path::new("emulator-1"));
+        for dir in ["lib", "etc", "etc/alternatives"] {
+            mode(&root.join(dir), 0o755);
+        }
+        let emulator = root.join("lib/emulator-1");
+        for named in ["bin/qemu-link", "opt/emulator", "lib/../opt/emulator"] {
+            assert_eq!(told(&programs, &root.join(named)), Ok(emulator.clone()), "{named}");
+        }
+        // A link of anybody's, to what is listed: that is executed, by its own path.
+        link("home/qemu-b", &root.join("bin/qemu-b"));
+        assert_eq!(told(&programs, &root.join("home/qemu-b")), Ok(root.join("bin/qemu-b")));
+        link("home/qemu-x", &root.join("bin/other"));
+        assert!(told(&programs, &root.join("home/qemu-x")).unwrap_err().contains("is not in"));
+        link("bin/qemu-loop", Path::new("qemu-loop"));
+        assert!(told(&programs, &root.join("bin/qemu-loop")).is_err());
+    }
+
+    #[test]
+    fn what_others_could_change_is_not_started() {
+        let (_dir, root, programs) = place();
+        let found = root.join("bin/qemu-a");
+        for (path, bad, good) in [("bin/qemu-a", 0o757, 0o755), ("bin", 0o1777, 0o755)] {
+            mode(&root.join(path), bad);
+            let error = told(&programs, &found).unwrap_err();
+            assert!(error.contains("others than root can write to"), "{error}");
+            assert!(programs.find("qemu-a", Path::new("/")).is_err());
+            let tool = programs.tool("other", Some(&found));
+            assert_eq!(tool.is_err(), path == "bin", "{tool:?}");
+            mode(&root.join(path), good);
+        }
+        assert_eq!(told(&programs, &found), Ok(found.clone()));
+        assert_eq!(programs.tool("other", Some(&found)), Ok(root.join("bin/other")));
+        // The way to it: a link that is in a directory of others.
+        fs::rename(root.join("bin"), root.join("home/bin")).unwrap();
+        symlink("home/bin", root.join("bin")).unwrap();
+        assert_eq!(told(&programs, &found), Ok(root.join("home/bin/qemu-a")));
+        mode(&root.join("home"), 0o777);
+        assert!(told(&programs, &found).is_err());
+        mode(&root.join("home"), 0o755);
+        // Only the host's root can give a file away.
+        if std::os::unix::fs::chown(root.join("home/bin/qemu-a"), Some(12_345), None).is_ok() {
+            let error = told(&programs, &found).unwrap_err();
+            assert!(error.contains("is user 12345's"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_usual_ones_are_there() {
+        let programs = Programs::usual(None);
+        let named = programs.find("qemu-system-x86_64", Path::new("/"));
+        let named = named.unwrap_or_else(|error| panic!("these tests need QEMU: {error}"));
+        assert!(named.is_absolute());
+        assert!(programs.tool("qemu-img", Some(&named)).is_ok());
+        assert!(programs.find("/bin/sh", Path::new("/")).is_err());
+    }
+}

@@ -1,0 +1,106 @@
+//! Whether a file can be changed, or another put in its place, by root alone.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+/// Links that are followed; the kernel follows as many.
+const LINKS_MAX: usize = 40;
+/// How files look whose owner a user namespace doesn't know.
+const OVERFLOW_UID: u32 = 65_534;
+const WRITABLE_BY_GROUP: u32 = 0o020;
+const WRITABLE_BY_ALL: u32 = 0o002;
+
+/// Whose files are trusted.
+#[derive(Clone, Debug)]
+pub(super) struct Trust {
+    owners: Vec<u32>,
+    /// Directories above it are taken as they are.
+    from: PathBuf,
+}
+
+impl Trust {
+    /// Root's, and those of the agent's own user.
+    pub(super) fn here() -> Self {
+        let mut owners = vec![0, rustix::process::geteuid().as_raw()];
+        if !knows_root() {
+            owners.push(OVERFLOW_UID);
+        }
+        Self { owners, from: PathBuf::from("/") }
+    }
+
+    #[cfg(test)]
+    pub(super) fn below(self, dir: &Path) -> Self {
+        Self { from: dir.to_owned(), ..self }
+    }
+
+    /// The file that a path leads to, without a link in its name. No directory
+    /// on the way, and of the way of any link, can be changed by others: so it
+    /// stays what it is.
+    pub(super) fn resolve(&self, path: &Path) -> Result<PathBuf, String> {
+        let mut found = PathBuf::from("/");
+        // What is still to go, the next part last.
+        let mut parts = reversed(path);
+        let mut links = 0;
+        while let Some(part) = parts.pop() {
+            match part.as_path() {
+                up if up == Path::new("..") => {
+                    found.pop();
+                    continue;
+                }
+                root if root.is_absolute() => {
+                    found = PathBuf::from("/");
+                    continue;
+                }
+                name => self.check(&found).map(|()| found.push(name))?,
+            }
+            let seen = look(&found)?;
+            if seen.file_type().is_symlink() {
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(format!("{} leads in circles", path.display()));
+                }
+                let to = fs::read_link(&found).map_err(|error| why(&found, &error))?;
+                found.pop();
+                parts.extend(reversed(&to));
+            }
+        }
+        self.check(&found).map(|()| found)
+    }
+
+    fn check(&self, path: &Path) -> Result<(), String> {
+        if !path.starts_with(&self.from) {
+            return Ok(());
+        }
+        let seen = look(path)?;
+        if !self.owners.contains(&seen.uid()) {
+            return Err(format!("{} is user {}'s, not root's", path.display(), seen.uid()));
+        }
+        // Root's own group has no others in it.
+        let by_group = seen.mode() & WRITABLE_BY_GROUP != 0 && seen.gid() != 0;
+        if by_group || seen.mode() & WRITABLE_BY_ALL != 0 {
+            return Err(format!("others than root can write to {}", path.display()));
+        }
+        Ok(())
+    }
+}
+
+fn reversed(path: &Path) -> Vec<PathBuf> {
+    let parts = path.components().rev().filter(|part| *part != Component::CurDir);
+    parts.map(|part| PathBuf::from(part.as_os_str())).collect()
+}
+
+fn look(path: &Path) -> Result<Metadata, String> {
+    fs::symlink_metadata(path).map_err(|error| why(path, &error))
+}
+
+fn why(path: &Path, error: &std::io::Error) -> String {
+    format!("{}: {error}", path.display())
+}
+
+/// Whether this user namespace knows the host's root. In one that doesn't, its
+/// files look like those of any stranger, and an agent is no root of the host.
+fn knows_root() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().eq(["0", "0", "4294967295"])
+}
