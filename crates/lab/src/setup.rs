@@ -111,6 +111,13 @@ pub fn helper_initrd(kit: &Kit) -> Result<PathBuf> {
     initramfs::with_helper(&store, &kit.initrd, &modules)
 }
 
+/// Where the newer QEMU is, where one is wanted: what starts it, and itself.
+#[must_use]
+pub fn newer_qemu() -> [PathBuf; 2] {
+    let (wrapper, home) = (download::newer_qemu_in(&store()), download::newer_home(&store()));
+    [wrapper, home.join("usr/bin/qemu-system-x86_64")]
+}
+
 fn system_qemu() -> Result<PathBuf> {
     program::find("qemu-system-x86_64")
         .ok_or_else(|| LabError::Missing { what: "qemu-system-x86_64".to_owned() })

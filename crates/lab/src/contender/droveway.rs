@@ -1,20 +1,23 @@
 //! Droveway: an agent on each host, and its command. Tests use the same.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use api::{Outcome, Report};
+use qemu::programs::USUAL;
 
 use super::{Contender, Ground, Moved};
 use crate::certificates::Certificates;
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::guest::{Guest, GuestSpec};
 use crate::hosts::{Host, Hosts, RUN_DIR};
-use crate::program;
+use crate::{program, setup};
 
 const PORT: u16 = 7800;
+/// What says which programs other hosts can have started.
+const PROGRAMS: &str = "--qemu-programs";
 /// An agent listens within a tenth of a second.
 const UP_MAX: Duration = Duration::from_secs(20);
 
@@ -57,6 +60,16 @@ pub(super) fn peer_entry(name: &str, host: &Host) -> String {
     let nics: Vec<_> = host.addresses.iter().map(|nic| format!("\"{nic}\"")).collect();
     let (address, nics) = (host.addresses[0], nics.join(", "));
     format!("[[host]]\nname = \"{name}\"\naddress = \"{address}:{PORT}\"\nnics = [{nics}]\n")
+}
+
+/// The usual ones, and the lab's own; nothing for an older agent, which starts what it
+/// is told to start.
+fn programs(binary: &Path) -> Result<Vec<String>> {
+    let own = setup::newer_qemu().map(|path| path.display().to_string());
+    let listed = USUAL.map(str::to_owned).into_iter().chain(own);
+    let words: Vec<String> = listed.flat_map(|place| [PROGRAMS.to_owned(), place]).collect();
+    let asked = program::run(Command::new(binary).arg("agent").args(&words).arg("--help"))?;
+    Ok(if asked.status.success() { words } else { Vec::new() })
 }
 
 impl Agent {
@@ -116,6 +129,9 @@ impl Agent {
         ];
         for (flag, value) in told.iter().filter(|(flag, _)| !more.contains(flag)) {
             command.args([flag, value.as_str()]);
+        }
+        if !more.contains(&PROGRAMS) {
+            command.args(programs(&binary)?);
         }
         if !more.contains(&"--tls") {
             command.arg("--insecure-plaintext");

@@ -17,6 +17,7 @@ use crate::setup::say;
 const KERNEL_PACKAGES: [&str; 3] =
     ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64"];
 
+const NEWER_QEMU: &str = "qemu-10.0";
 /// Without `ipxe-qemu`: backports has none, and the system's serves both.
 const QEMU_PACKAGES: [&str; 4] =
     ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
@@ -187,10 +188,19 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+pub(super) fn newer_home(store: &Path) -> PathBuf {
+    store.join(NEWER_QEMU)
+}
+
+/// What starts it.
+pub(super) fn newer_qemu_in(store: &Path) -> PathBuf {
+    newer_home(store).join("bin/qemu-system-x86_64")
+}
+
 /// QEMU 10.0 from Debian's backports.
 pub(super) fn newer_qemu(store: &Path) -> Result<PathBuf> {
-    let home = store.join("qemu-10.0");
-    let wrapper = home.join("bin/qemu-system-x86_64");
+    let home = newer_home(store);
+    let wrapper = newer_qemu_in(store);
     if wrapper.is_file() {
         return Ok(wrapper);
     }
