@@ -1,6 +1,7 @@
 use std::env;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -77,6 +78,40 @@ fn any_format_is_read_and_nothing_is_left_behind() {
         assert_eq!(progress.read_pages, items.len() as u64);
         nothing_left(at, 3);
     }
+}
+
+/// An image of a peer's choice says what it is based on.
+#[test]
+fn what_root_alone_may_read_is_not_read_for_another() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root has rights to give up.
+        return;
+    }
+    let dir = TestDir::new();
+    let at = dir.path();
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(at, 0o755);
+    fs::write(at.join("secret"), noise(3, MIB)).unwrap();
+    mode(&at.join("secret"), 0o600);
+    say(at, "qemu-img", "create -q -f qcow2 -b secret -F raw top.qcow2");
+    let user = rights::User { uid: 65534, gid: 65534, groups: vec![65534] };
+    let how = Opening { user: Some(user), ..Opening::new(at) };
+    let refused = |image: &Image| open(image, &how).unwrap_err().to_string();
+    let text = refused(&image(&at.join("top.qcow2"), "qcow2"));
+    assert!(text.contains("secret") && text.contains("Permission denied"), "{text}");
+    let text = refused(&Image::Raw { path: at.join("secret"), base: 0, bytes: None });
+    assert!(text.contains("Permission denied"), "{text}");
+    assert!(open(&image(&at.join("top.qcow2"), "qcow2"), &Opening::new(at)).is_ok());
+
+    mode(&at.join("secret"), 0o644);
+    let opened = open(&image(&at.join("top.qcow2"), "qcow2"), &how).unwrap();
+    let served = serving(at);
+    let status = fs::read_to_string(format!("/proc/{}/status", served[0])).unwrap();
+    assert!(status.contains("Uid:\t65534\t65534\t65534\t65534\n"), "{status}");
+    drop(opened);
+    nothing_left(at, 2);
 }
 
 #[test]
