@@ -96,8 +96,7 @@ impl CommandLine {
         }
         let line = Self { program: program.to_owned(), items };
         let ours = format!("id={QMP_ID}");
-        let taken = |argument: &str| argument.split(',').any(|part| part == ours);
-        if line.arguments("chardev").any(taken) {
+        if line.arguments("chardev").any(|argument| has_part(argument, &ours)) {
             return Err(CommandLineError::Unsupported {
                 option: format!("-chardev id={QMP_ID}"),
                 reason: "that id is the agent's",
@@ -107,9 +106,11 @@ impl CommandLine {
     }
 
     /// The command line of a QEMU that runs already, as its owner would have
-    /// typed it for another start: without what only said how that one began.
+    /// typed it for another start: without what only said how that one began, and
+    /// without what the agent had added.
     #[must_use]
     pub fn of_running(argv: &[String]) -> Vec<String> {
+        let with_port = Self::has_our_guest_port(argv);
         let mut kept = Vec::new();
         let mut words = argv.iter();
         kept.extend(words.next().cloned());
@@ -118,7 +119,10 @@ impl CommandLine {
             let argument =
                 name.filter(|name| options::takes_argument(name)).and_then(|_| words.next());
             let begins = name.is_some_and(|name| matches!(name, "daemonize" | "incoming"));
-            if !begins {
+            let ours = argument.zip(name).is_some_and(|(argument, name)| {
+                is_our_qmp(name, argument) || with_port && guest_port::is_ours(name, argument)
+            });
+            if !begins && !ours {
                 kept.push(word.clone());
                 kept.extend(argument.cloned());
             }
@@ -198,6 +202,19 @@ impl CommandLine {
         self.items.push(option(typed, Some(argument)));
         self
     }
+}
+
+/// Whether an option is of those that [`CommandLine::with_qmp`] adds.
+fn is_our_qmp(name: &str, argument: &str) -> bool {
+    match name {
+        "chardev" => has_part(argument, &format!("id={QMP_ID}")),
+        "mon" => has_part(argument, &format!("chardev={QMP_ID}")),
+        _ => false,
+    }
+}
+
+fn has_part(argument: &str, part: &str) -> bool {
+    argument.split(',').any(|one| one == part)
 }
 
 fn option(typed: &str, argument: Option<&str>) -> Item {

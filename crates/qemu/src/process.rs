@@ -79,14 +79,16 @@ impl Process {
     /// If there is none, or the kernel doesn't let us watch it.
     pub fn now(pid: u32) -> Result<Self, ProcessError> {
         let pidfd = pidfd(pid)?;
-        let start_time = start_time(pid).ok_or(ProcessError::Gone { pid })?;
-        Ok(Self { id: ProcessId { pid, start_time, boot: boot() }, pidfd })
+        let start_time = start_time(pid)?;
+        let boot = boot().map_err(|source| not_seen(pid, source))?;
+        Ok(Self { id: ProcessId { pid, start_time, boot }, pidfd })
     }
 
     /// The process of a record.
     ///
     /// # Errors
-    /// [`ProcessError::Gone`] also if another process has its number now.
+    /// [`ProcessError::Gone`] also if another process has its number now. Any
+    /// other error says nothing of it: it may live.
     pub fn find(id: &ProcessId) -> Result<Self, ProcessError> {
         let found = Self::now(id.pid)?;
         if found.id == *id && found.is_alive() {
@@ -212,6 +214,10 @@ pub fn directory_of(pid: u32) -> Result<PathBuf, ProcessError> {
 fn not_seen(pid: u32, source: io::Error) -> ProcessError {
     match source.kind() {
         io::ErrorKind::NotFound => ProcessError::Gone { pid },
+        // It ended between the file's opening and its reading.
+        _ if source.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
+            ProcessError::Gone { pid }
+        }
         io::ErrorKind::PermissionDenied => ProcessError::Denied { pid },
         _ => ProcessError::Local { action: "looking at", pid, source },
     }
@@ -231,17 +237,17 @@ fn pidfd(pid: u32) -> Result<OwnedFd, ProcessError> {
 }
 
 /// Field 22 of `/proc/PID/stat`. The name before it may hold spaces and
-/// brackets, so fields are counted after the last bracket.
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(proc_path(pid, "stat")).ok()?;
-    let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+/// brackets and be no UTF-8, so fields are counted after the last bracket.
+fn start_time(pid: u32) -> Result<u64, ProcessError> {
+    let stat = fs::read(proc_path(pid, "stat")).map_err(|source| not_seen(pid, source))?;
+    let stat = String::from_utf8_lossy(&stat);
+    let field = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(19));
+    let strange = || not_seen(pid, io::ErrorKind::InvalidData.into());
+    field.and_then(|field| field.parse().ok()).ok_or_else(strange)
 }
 
-fn boot() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_default()
+fn boot() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
 #[cfg(test)]

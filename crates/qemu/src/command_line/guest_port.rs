@@ -19,6 +19,17 @@ impl CommandLine {
         devices.any(|device| value(device, "name").as_deref() == Some(PORT_NAME))
     }
 
+    /// Whether a QEMU that runs was started with the port that
+    /// [`CommandLine::with_guest_port`] adds. One with the same ids and a socket of
+    /// its own is its owner's.
+    #[must_use]
+    pub fn has_our_guest_port(argv: &[String]) -> bool {
+        let ours = |word: &String| {
+            is_ours("chardev", word) && word.split(',').any(|part| part.starts_with("fd="))
+        };
+        argv.iter().any(ours)
+    }
+
     /// With a port for the helper, at a listening socket that QEMU inherits. It
     /// is the last on the line, so all devices before it are where they would be
     /// without.
@@ -37,6 +48,17 @@ impl CommandLine {
         // Without -pci: other machines have it on another bus.
         let line = line.and("-device", &format!("virtio-serial,id={GUEST_ID}-bus"));
         line.and("-device", &format!("{port},bus={GUEST_ID}-bus.0"))
+    }
+}
+
+/// Whether an option is of those that [`CommandLine::with_guest_port`] adds.
+pub(super) fn is_ours(option: &str, argument: &str) -> bool {
+    let id = argument.split(',').find_map(|part| part.strip_prefix("id="));
+    let suffix = id.and_then(|id| id.strip_prefix(GUEST_ID));
+    match option {
+        "chardev" => suffix == Some(""),
+        "device" => matches!(suffix, Some("-bus" | "-port")),
+        _ => false,
     }
 }
 

@@ -27,6 +27,22 @@ fn what_the_agent_does_not_need_is_kept_verbatim() {
 fn a_running_qemus_command_line_can_be_started_again() {
     let running = words("qemu -daemonize -m 64 --incoming tcp:0:4444 -S a.img");
     assert_eq!(CommandLine::of_running(&running), words("qemu -m 64 -S a.img"));
+    // One of ours, whose record is lost.
+    for typed in ["qemu -m 64", "qemu -chardev null,id=c -device virtio-serial -m 64"] {
+        let line = parse(typed).with_qmp(3);
+        assert_eq!(CommandLine::of_running(&line.argv()), words(typed));
+        assert!(!CommandLine::has_our_guest_port(&line.argv()));
+        let line = line.with_guest_port(4);
+        assert_eq!(CommandLine::of_running(&line.argv()), words(typed));
+        assert!(CommandLine::has_our_guest_port(&line.argv()));
+    }
+    // Its owner's, with the ids that ours would have.
+    let owners = words(
+        "qemu -chardev socket,id=droveway-guest,path=/h,server=on -device \
+         virtserialport,id=droveway-guest-port,chardev=droveway-guest",
+    );
+    assert!(!CommandLine::has_our_guest_port(&owners));
+    assert_eq!(CommandLine::of_running(&owners), owners);
 }
 
 #[test]

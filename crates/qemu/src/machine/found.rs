@@ -7,23 +7,34 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::started::qmp_socket;
 use super::{Machine, Record, StartError};
 use crate::command_line::CommandLine;
 use crate::process::{
     Process, ProcessError, SEEING_TAKES, command_line_of, directory_of, proc_path,
 };
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, QmpError};
 
 const CONNECT: Duration = Duration::from_secs(10);
+/// A QEMU that ends has closed its socket before its process is gone: with much
+/// memory to give back some seconds before.
+const ENDING: Duration = Duration::from_secs(3);
 
 /// Finds a VM that an earlier run of the agent started or attached, and that
 /// has `dir` for what must survive the agent.
 ///
 /// # Errors
-/// If its QEMU is gone, or isn't reachable as it was.
+/// [`ProcessError::Gone`] if its QEMU is gone. With any other error it may live,
+/// and isn't reachable as it was.
 pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
     let process = Process::find(&record.process)?;
-    let qmp = Qmp::connect(&record.socket, CONNECT)?;
+    let qmp = Qmp::connect(&record.socket, CONNECT).map_err(|error| {
+        let ends = matches!(error, QmpError::Closed | QmpError::Connect { .. });
+        match process.wait_gone(if ends { ENDING } else { Duration::ZERO }) {
+            Ok(()) => ProcessError::Gone { pid: process.pid() }.into(),
+            Err(_) => StartError::from(error),
+        }
+    })?;
     Ok(Machine {
         process,
         version: qmp.version_text(),
@@ -39,8 +50,8 @@ pub fn reopen(record: &Record, dir: &Path) -> Result<Machine, StartError> {
     })
 }
 
-/// Meets a VM that somebody else started. What must survive the agent goes to
-/// `dir`, which has to be there when the VM moves.
+/// Meets a VM that somebody else started, or one of ours without its record. What
+/// must survive the agent goes to `dir`, which has to be there when the VM moves.
 ///
 /// # Errors
 /// If its QMP can't be reached or its process can't be found.
@@ -49,23 +60,25 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
     let pid = qemu_process(&qmp).ok_or_else(|| StartError::Hidden { path: socket.to_owned() })?;
     let process = Process::now(pid)?;
     let socket = socket.canonicalize().unwrap_or_else(|_| socket.to_owned());
+    let is_ours = dir.canonicalize().is_ok_and(|dir| socket == qmp_socket(&dir));
+    let running = command_line_of(pid)?;
     let (cwd, notes) = match directory_of(pid) {
         Err(ProcessError::Denied { .. }) => (PathBuf::from("/"), vec![relative_from_root(pid)]),
         cwd => (cwd?, Vec::new()),
     };
     Ok(Machine {
-        argv: CommandLine::of_running(&command_line_of(pid)?),
+        argv: CommandLine::of_running(&running),
         cwd,
         notes,
-        // If it has one, its command line shows it.
-        guest_port: false,
+        // One that its owner made is on its command line.
+        guest_port: CommandLine::has_our_guest_port(&running),
         port_turn: Mutex::default(),
         dir: dir.to_owned(),
         process,
         version: qmp.version_text(),
         qmp,
         socket,
-        log: None,
+        log: is_ours.then(|| dir.join("qemu.log")),
     })
 }
 

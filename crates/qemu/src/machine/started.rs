@@ -183,7 +183,7 @@ impl Sockets {
     }
 }
 
-fn qmp_socket(dir: &Path) -> PathBuf {
+pub(super) fn qmp_socket(dir: &Path) -> PathBuf {
     dir.join("qmp")
 }
 
