@@ -112,6 +112,9 @@ pub enum AgentError {
 pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let config = Config::new(flags)?;
     log();
+    if let Err(error) = qemu::launch::raise_open_files() {
+        tracing::warn!(%error, "the limit of open files stays as it is: LimitNOFILE= in the unit");
+    }
     let identity = match &config.tls {
         Some(dir) => Some(Arc::new(identify(&config.name, dir)?)),
         None => None,

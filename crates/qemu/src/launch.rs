@@ -12,9 +12,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use rights::Change;
 use rustix::io::FdFlags;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::process::{Process, ProcessError};
 
@@ -24,6 +26,23 @@ const TAIL_BYTES: u64 = 4096;
 const CLOEXEC_SHOWN: u32 = 0o2_000_000;
 
 pub use rights::User;
+
+/// How many files this process might have open before it was allowed more.
+static FILES_BEFORE: OnceLock<Rlimit> = OnceLock::new();
+
+/// Allows this process as many open files as it can have: each VM takes some. A
+/// QEMU that it starts gets the limit that there was, since programs that QEMU
+/// starts (a tap's script) close every number below the limit, one by one.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn raise_open_files() -> io::Result<()> {
+    let before = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: before.maximum, ..before })?;
+    // Raised twice, the first is what there was.
+    let _ = FILES_BEFORE.set(before);
+    Ok(())
+}
 
 /// What to start.
 #[derive(Debug)]
@@ -143,6 +162,7 @@ pub(crate) fn prepare_child(
     let inherit: Vec<RawFd> = inherit.iter().map(AsRawFd::as_raw_fd).collect();
     let strays = strays(&inherit);
     let change = user.map(Change::to);
+    let files = FILES_BEFORE.get().copied();
     let in_child = move || {
         rustix::process::setsid()?;
         for (fds, flags) in [(&strays, FdFlags::CLOEXEC), (&inherit, FdFlags::empty())] {
@@ -156,6 +176,9 @@ pub(crate) fn prepare_child(
                     Err(errno) => return Err(errno.into()),
                 }
             }
+        }
+        if let Some(files) = &files {
+            setrlimit(Resource::Nofile, *files)?;
         }
         // Late: from here on it may do less. A directory that an operator chose
         // was entered before, and may be closed to that user.
