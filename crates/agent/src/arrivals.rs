@@ -22,9 +22,9 @@ use crate::denied::Denied;
 use crate::examiner::Examiner;
 use crate::gangs::Office;
 use crate::name;
+use crate::record::Standing;
 use crate::registry::{Claim, Registry, check_domain};
 use crate::settling::Settlers;
-use crate::vm::Standing;
 use fitness::Wanted;
 
 /// Disks of one VM; each costs the check a look at storage.
@@ -82,12 +82,11 @@ impl Arrivals {
         let qemu = wanted.as_ref().map(|wanted| &*wanted.program);
         let images = prepare_images(order, probes.programs(), qemu)?;
         let made: Vec<PathBuf> = images.created().map(Path::to_owned).collect();
+        claim.note_starting()?;
         claim.note_images(&made, probes.programs().user())?;
         let machine = match &wanted {
             Some(wanted) => self.start(&claim, order, wanted, &shape.machine)?,
             None => {
-                std::fs::create_dir_all(&claim.dir)
-                    .map_err(|error| Denied::Local(format!("{}: {error}", claim.dir.display())))?;
                 let socket = order.incoming_qmp.as_deref().unwrap_or_default();
                 waiting(&self.registry, socket, &claim.dir)?
             }
@@ -117,7 +116,6 @@ impl Arrivals {
         wanted: &Wanted,
         machine: &str,
     ) -> Result<Machine, Denied> {
-        claim.note_starting()?;
         let start = Start {
             name: &order.vm,
             argv: &wanted.argv,

@@ -20,6 +20,7 @@ mod http;
 mod migrations;
 mod name;
 mod rack;
+mod record;
 mod registry;
 mod settling;
 mod socket;

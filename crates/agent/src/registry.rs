@@ -5,6 +5,7 @@
 //! moves away, stops, or waits for the end of its switchover. Both are decided under one lock, which is never held
 //! while QEMU is asked.
 
+mod again;
 mod claim;
 mod found;
 mod images;
@@ -12,7 +13,6 @@ mod living;
 mod stop;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +25,7 @@ use qemu::machine::{self, By, GuestPort, Start};
 use crate::denied::Denied;
 use crate::holdings::Holdings;
 use crate::name;
+use crate::record;
 use crate::state::StateDir;
 use crate::vm::{Place, Vm};
 pub(crate) use claim::Claim;
@@ -63,7 +64,7 @@ pub(crate) struct Registry {
 
 impl Registry {
     /// Finds the VMs again that an earlier run of the agent left. Those that
-    /// `held` names are left as they are, for whoever settles them.
+    /// `held` names are left as they are, for the threads that settle them.
     pub(crate) fn open(state: StateDir, held: &Held) -> std::io::Result<Self> {
         let mut slots = BTreeMap::new();
         for found in found::all(&state, held)? {
@@ -129,9 +130,14 @@ impl Registry {
         Ok(vm.summary(Place::Here, None))
     }
 
-    /// Adopts a VM that somebody else started.
+    /// Adopts a VM that somebody else started, or one of ours whose record can't be
+    /// read.
     pub(crate) fn attach(self: &Arc<Self>, request: &AttachRequest) -> Result<VmSummary, Denied> {
         check_domain(&request.share_domain)?;
+        if self.is_unreadable(&request.name) {
+            let socket = Path::new(&request.qmp);
+            return self.attach_again(&request.name, socket, &request.share_domain);
+        }
         let claim = self.claim(&request.name, Busy::Starting)?;
         let machine = machine::attach(Path::new(&request.qmp), &claim.dir)?;
         if let Some(name) = self.who_has(machine.process.pid()) {
@@ -179,7 +185,7 @@ impl Registry {
         let mut shown = self.show(name)?;
         let not_asked = |why: &str| Some(GuestHelper::NotAsked { why: why.to_owned() });
         shown.helper = match (&shown.migration, shown.status) {
-            (_, VmStatus::Dead) => None,
+            (_, VmStatus::Dead | VmStatus::Unreadable) => None,
             // The migration may be asking.
             (Some(_), _) => not_asked("the VM is being moved"),
             (None, VmStatus::Running) => self.vm(name).and_then(|vm| vm.helper()),
@@ -277,6 +283,9 @@ impl Registry {
         let mut slots = self.slots.lock();
         let slot = slots.get_mut(name).ok_or_else(|| unknown(name))?;
         match (&slot.vm, &slot.busy) {
+            (Some(vm), Busy::Nothing) if vm.unreadable_why().is_some() => Err(Denied::Conflict(
+                format!("{name} is unreadable: `droveway show {name}` says why, and what to do"),
+            )),
             (Some(vm), Busy::Nothing) => {
                 slot.busy = busy;
                 Ok(Arc::clone(vm))
@@ -338,11 +347,8 @@ fn in_the_way(name: &str, busy: &Busy) -> Denied {
 }
 
 fn remove_dir(dir: &Path) {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(dir = %dir.display(), %error, "a VM's directory stays behind");
-        }
-        _ => {}
+    if let Err(error) = record::remove_with(dir) {
+        tracing::warn!(dir = %dir.display(), %error, "a VM's directory stays behind");
     }
 }
 

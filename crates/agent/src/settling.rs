@@ -208,6 +208,9 @@ impl Settlers {
         request: ResolveRequest,
     ) -> Result<Option<VmSummary>, Denied> {
         self.registry.show(name)?;
+        if self.registry.is_unreadable(name) && !self.registry.is_unsettled(name) {
+            return self.decide_unreadable(name, request);
+        }
         let resolution = match request.side {
             ResolveSide::Here => Resolution::Here,
             ResolveSide::There => Resolution::There,
@@ -224,6 +227,26 @@ impl Settlers {
         }
         self.resolve(name, resolution)?;
         Ok(self.registry.show(name).ok())
+    }
+
+    /// As [`Settlers::decide`], for one whose record doesn't say what it is.
+    fn decide_unreadable(
+        &self,
+        name: &str,
+        request: ResolveRequest,
+    ) -> Result<Option<VmSummary>, Denied> {
+        match request.side {
+            ResolveSide::Here if request.certain => self.registry.take_again(name).map(Some),
+            ResolveSide::There if request.certain => {
+                self.registry.forget_unreadable(name).map(|()| None)
+            }
+            ResolveSide::Here => Err(Denied::Asked(format!(
+                "first make sure that {name} can't run on another host, and say so"
+            ))),
+            ResolveSide::There => {
+                Err(Denied::Asked(format!("first make sure that {name} doesn't run here")))
+            }
+        }
     }
 
     fn resolve(&self, vm: &str, resolution: Resolution) -> Result<(), Denied> {

@@ -163,18 +163,27 @@ fn lock(state: &Path) -> Result<Lock, StateError> {
     }
 }
 
-/// Replaces a file: after a crash it is the old one or the new one, whole.
+/// Replaces a file: after a crash it is the old one or the new one, whole, and the
+/// new one once this has returned. After an error it may be either.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
+    // What is left of it would only take room, where room may be what is missing.
+    write_durably(&new, bytes).and_then(|()| fs::rename(&new, path)).inspect_err(|_| {
+        let _ = fs::remove_file(&new);
+    })?;
+    path.parent().map_or(Ok(()), flush)
+}
+
+fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file =
-        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
+        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(path)?;
     file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    match path.parent() {
-        Some(dir) => File::open(dir)?.sync_all(),
-        None => Ok(()),
-    }
+    file.sync_all()
+}
+
+/// What was made in a directory stays there, also after a failure of power.
+pub(crate) fn flush(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
 }
 
 #[cfg(test)]
@@ -225,5 +234,9 @@ mod tests {
         replace(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        // Nothing of one that fails is left, and the old one is.
+        fs::create_dir(dir.path().join("taken")).unwrap();
+        replace(&dir.path().join("taken"), b"three").unwrap_err();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }

@@ -1,9 +1,9 @@
 //! One VM of this host: its QEMU, and its record on disk.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use api::{GuestHelper, VmStatus, VmSummary};
@@ -14,10 +14,9 @@ use qemu::launch::log_tail;
 use qemu::machine::{self, Machine, StartError};
 use qemu::outgoing;
 use qemu::qmp::{Event, QmpError};
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::state;
+use crate::record::{self, Record, Standing};
 
 /// A QEMU that moves its VM may hold its main lock for a while; a list of VMs
 /// does not wait for it.
@@ -26,18 +25,6 @@ const STATUS_WAIT: Duration = Duration::from_millis(500);
 const PORT_WAIT: Duration = Duration::from_millis(500);
 /// A helper answers at once, unless its guest has no CPU for it.
 const HELPER_WAIT: Duration = Duration::from_secs(1);
-
-/// Whether a VM of a record is this host's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Standing {
-    /// Its QEMU is being started.
-    Starting,
-    /// It comes from another host, and has not been given up there.
-    Arriving,
-    /// It is ours.
-    Here,
-}
 
 /// Where a VM is, for who lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,42 +35,6 @@ pub(crate) enum Place {
     Unsettled,
 }
 
-/// What is kept of a VM on disk.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Record {
-    pub(crate) standing: Standing,
-    /// None until QEMU answers.
-    pub(crate) machine: Option<machine::Record>,
-    pub(crate) ram_bytes: u64,
-    pub(crate) qemu: String,
-    /// See [`Vm::share_domain`].
-    #[serde(default)]
-    pub(crate) share_domain: String,
-}
-
-impl Record {
-    /// Before there is a QEMU.
-    pub(crate) fn starting() -> Self {
-        Self {
-            standing: Standing::Starting,
-            machine: None,
-            ram_bytes: 0,
-            qemu: String::new(),
-            share_domain: String::new(),
-        }
-    }
-
-    pub(crate) fn read(dir: &Path) -> io::Result<Self> {
-        let text = fs::read(dir.join("record.json"))?;
-        serde_json::from_slice(&text).map_err(io::Error::other)
-    }
-
-    pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
-        let text = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
-        state::replace(&dir.join("record.json"), &text)
-    }
-}
-
 /// One VM.
 #[derive(Debug)]
 pub(crate) struct Vm {
@@ -91,7 +42,8 @@ pub(crate) struct Vm {
     pub(crate) dir: PathBuf,
     /// With which VMs it shares content; empty is the cluster's own domain.
     pub(crate) share_domain: String,
-    ram_bytes: u64,
+    /// 0 until its QEMU was asked.
+    ram_bytes: AtomicU64,
     known: Mutex<Known>,
     /// Held while QEMU is met again: it serves one client at a time.
     meeting: Mutex<()>,
@@ -109,11 +61,24 @@ struct Known {
     stuck_by: Option<String>,
     /// What can't be known or done about its last switchover.
     doubt: Option<String>,
+    /// Why its record doesn't say what it is, and what to do.
+    unreadable: Option<String>,
+    /// Why its record doesn't say yet that it is here.
+    unnoted: Option<String>,
 }
 
 impl Known {
     fn new(qemu: Qemu, status: VmStatus) -> Self {
-        Self { qemu, status, stopped_by: None, stuck_by: None, doubt: None }
+        let (stopped_by, stuck_by, doubt, unreadable, unnoted) = (None, None, None, None, None);
+        Self { qemu, status, stopped_by, stuck_by, doubt, unreadable, unnoted }
+    }
+}
+
+impl Known {
+    /// What an operator should know of it, the worst only.
+    fn problem(&self) -> Option<String> {
+        let all = [&self.doubt, &self.unreadable, &self.unnoted, &self.stopped_by, &self.stuck_by];
+        all.into_iter().find_map(Clone::clone)
     }
 }
 
@@ -134,12 +99,15 @@ impl Vm {
     /// A VM whose QEMU answers.
     pub(crate) fn new(name: &str, dir: PathBuf, machine: Machine, ram_bytes: u64) -> Self {
         let qemu = Qemu::alive(machine);
-        let known = Known::new(qemu, VmStatus::Paused);
+        Self::of(name, dir, "", ram_bytes, Known::new(qemu, VmStatus::Paused))
+    }
+
+    fn of(name: &str, dir: PathBuf, share_domain: &str, ram_bytes: u64, known: Known) -> Self {
         Self {
             name: name.to_owned(),
             dir,
-            share_domain: String::new(),
-            ram_bytes,
+            share_domain: share_domain.to_owned(),
+            ram_bytes: ram_bytes.into(),
             known: Mutex::new(known),
             meeting: Mutex::default(),
         }
@@ -159,15 +127,27 @@ impl Vm {
         let attached = !dir.join("qemu.log").exists();
         let qemu = Qemu::Dead { pid, version: record.qemu, argv, attached, why };
         let known = Known::new(qemu, VmStatus::Dead);
-        let ram_bytes = record.ram_bytes;
-        Self {
-            name: name.to_owned(),
-            dir,
-            share_domain: record.share_domain,
-            ram_bytes,
-            known: Mutex::new(known),
-            meeting: Mutex::default(),
-        }
+        Self::of(name, dir, &record.share_domain, record.ram_bytes, known)
+    }
+
+    /// A VM whose record can't be read, or doesn't say what is to become of its
+    /// QEMU: that may run, and nothing is done with it. With the record, if there
+    /// is one; `why` also says what to do.
+    pub(crate) fn unreadable(
+        name: &str,
+        dir: PathBuf,
+        record: Option<Record>,
+        why: String,
+    ) -> Self {
+        let record = record.unwrap_or_else(|| {
+            // Which domain it is of is not known: it shares with no other VM.
+            let alone: String =
+                format!("unreadable.{name}").chars().take(api::Sharing::DOMAIN_MAX).collect();
+            Record::new(Standing::Here, None, 0, "", &alone)
+        });
+        let vm = Self::lost(name, dir, record, why.clone());
+        vm.known.lock().unreadable = Some(why);
+        vm
     }
 
     /// Its QEMU, if it lives.
@@ -183,18 +163,56 @@ impl Vm {
         let Some(machine) = self.machine() else {
             return Err(io::Error::other("its QEMU is gone"));
         };
-        Record {
-            standing,
-            machine: Some(machine.record()),
-            ram_bytes: self.ram_bytes,
-            qemu: machine.version.clone(),
-            share_domain: self.share_domain.clone(),
-        }
-        .write(&self.dir)
+        let (ram_bytes, domain) = (self.ram_bytes(), self.share_domain.as_str());
+        Record::new(standing, Some(machine.record()), ram_bytes, &machine.version, domain)
+            .write(&self.dir)?;
+        let mut known = self.known.lock();
+        (known.unreadable, known.unnoted) = (None, None);
+        Ok(())
+    }
+
+    /// Notes on disk that it is here. Until that is done an operator sees why not. A
+    /// record that can't be read is kept beside the new one.
+    pub(crate) fn save_here(&self) -> io::Result<()> {
+        let aside = match self.unreadable_why() {
+            Some(_) => record::set_aside(&self.dir),
+            None => Ok(()),
+        };
+        let saved = match aside.and_then(|()| self.save(Standing::Here)) {
+            // It was here, and died.
+            Err(_) if self.machine().is_none() => self.save_dead(),
+            saved => saved,
+        };
+        self.known.lock().unnoted = saved.as_ref().err().map(|error| {
+            format!(
+                "{} is here, and its record in {} can't be written ({error}): make room or mend \
+                 the disk of the agent's state directory. The journal of its move stands in for \
+                 the record until then; it is tried again",
+                self.name,
+                self.dir.display()
+            )
+        });
+        saved
+    }
+
+    fn save_dead(&self) -> io::Result<()> {
+        let mut record = Record::read(&self.dir).map_err(io::Error::other)?;
+        record.standing = Standing::Here;
+        record.write(&self.dir)
+    }
+
+    /// Whether it is here, and its record doesn't say so yet.
+    pub(crate) fn is_unnoted(&self) -> bool {
+        self.known.lock().unnoted.is_some()
+    }
+
+    /// Why its record doesn't say what it is, and what to do about that.
+    pub(crate) fn unreadable_why(&self) -> Option<String> {
+        self.known.lock().unreadable.clone()
     }
 
     pub(crate) fn ram_bytes(&self) -> u64 {
-        self.ram_bytes
+        self.ram_bytes.load(Relaxed)
     }
 
     /// Remembers why it doesn't run, until it does.
@@ -209,6 +227,9 @@ impl Vm {
 
     /// Its QEMU answers after all.
     pub(crate) fn met(&self, machine: Machine) {
+        if self.ram_bytes() == 0 {
+            self.ram_bytes.store(machine.qmp.ram_bytes().unwrap_or(0), Relaxed);
+        }
         self.known.lock().qemu = Qemu::alive(machine);
     }
 
@@ -328,6 +349,17 @@ impl Vm {
         with_log(why, machine.log().unwrap_or(&self.dir.join("qemu.log")))
     }
 
+    /// Lets go of its QEMU, which goes on, so that it can be met anew.
+    pub(crate) fn let_go(&self) {
+        let mut known = self.known.lock();
+        if let Qemu::Alive { machine, .. } = &known.qemu {
+            let (pid, version) = (machine.process.pid(), machine.version.clone());
+            let (argv, attached) = (machine.argv.clone(), machine.is_attached());
+            let why = "its QEMU is being met anew".to_owned();
+            known.qemu = Qemu::Dead { pid, version, argv, attached, why };
+        }
+    }
+
     /// What the API shows.
     pub(crate) fn summary(&self, place: Place, migration: Option<String>) -> VmSummary {
         let status = self.status(migration.is_some() || place != Place::Here);
@@ -338,12 +370,10 @@ impl Vm {
                 status,
                 pid: machine.process.pid(),
                 qemu: machine.version.clone(),
-                ram_bytes: self.ram_bytes,
+                ram_bytes: self.ram_bytes(),
                 attached: machine.is_attached(),
                 migration,
-                problem: [&known.doubt, &known.stopped_by, &known.stuck_by]
-                    .into_iter()
-                    .find_map(Clone::clone),
+                problem: known.problem(),
                 share_domain: self.share_domain.clone(),
                 content: None,
                 helper: None,
@@ -354,10 +384,13 @@ impl Vm {
                 status: VmStatus::Dead,
                 pid: *pid,
                 qemu: version.clone(),
-                ram_bytes: self.ram_bytes,
+                ram_bytes: self.ram_bytes(),
                 attached: *attached,
                 migration,
-                problem: Some(known.doubt.clone().unwrap_or_else(|| why.clone())),
+                problem: [&known.doubt, &known.unreadable, &known.unnoted]
+                    .into_iter()
+                    .find_map(Clone::clone)
+                    .or_else(|| Some(why.clone())),
                 share_domain: self.share_domain.clone(),
                 content: None,
                 helper: None,
@@ -369,6 +402,7 @@ impl Vm {
                 summary.status = VmStatus::Arriving;
             }
             Place::Unsettled => summary.status = VmStatus::InDoubt,
+            Place::Here if known.unreadable.is_some() => summary.status = VmStatus::Unreadable,
             Place::Arriving | Place::Here => {}
         }
         summary

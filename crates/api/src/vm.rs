@@ -106,6 +106,9 @@ pub enum VmStatus {
     /// Its switchover was cut off, and the other host has not said what became
     /// of it: `problem` says what to do.
     InDoubt,
+    /// What the agent keeps of it can't be read, or doesn't say what is to become of
+    /// its QEMU, which may run: `problem` says what to do. Nothing is done with it.
+    Unreadable,
     /// QEMU is gone.
     Dead,
 }

@@ -52,7 +52,13 @@ pub(crate) async fn resolve(client: &Client, args: &ResolveArgs) -> Result<ExitC
 
 /// What can't be undone is said, and asked for.
 fn confirm(vm: &api::VmSummary, here: bool) -> Result<(), Problem> {
-    let sure = if here {
+    let sure = if !here && vm.status == api::VmStatus::Unreadable {
+        format!(
+            "What is kept of {0} here will be forgotten; no QEMU is ended, and no image removed. \
+             Is it certain that {0} doesn't run here?",
+            vm.name
+        )
+    } else if here {
         format!(
             "If {0} runs on the other host, or ever does again, there will be two of it, and they \
              destroy its disks. Is it certain that it can't run there (host off, or cut off from \

@@ -52,7 +52,7 @@ pub(crate) async fn list(client: &Client, args: &ListArgs) -> Result<ExitCode, P
         print_json(&vms)?;
     } else {
         print!("{}", table(&vms));
-        for vm in vms.iter().filter(|vm| vm.status == api::VmStatus::InDoubt) {
+        for vm in vms.iter().filter(|vm| is_undecided(vm)) {
             if let Some(problem) = &vm.problem {
                 println!("\n{}", problem.trim_end());
             }
@@ -100,12 +100,18 @@ fn print_problem(vm: &api::VmSummary) {
     }
 }
 
+/// Whether an operator may have to decide something.
+fn is_undecided(vm: &api::VmSummary) -> bool {
+    matches!(vm.status, api::VmStatus::InDoubt | api::VmStatus::Unreadable)
+}
+
 pub(crate) fn status(vm: &api::VmSummary) -> &'static str {
     match vm.status {
         api::VmStatus::Running => "running",
         api::VmStatus::Paused => "paused",
         api::VmStatus::Arriving => "arriving",
         api::VmStatus::InDoubt => "in doubt",
+        api::VmStatus::Unreadable => "unreadable",
         api::VmStatus::Dead => "dead",
     }
 }
@@ -151,16 +157,17 @@ pub(crate) fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
 }
 
 fn details(vm: &api::VmSummary) -> String {
-    let mut rows = vec![
-        ["Name".to_owned(), vm.name.clone()],
-        ["Status".to_owned(), status(vm).to_owned()],
-        ["QEMU".to_owned(), format!("{}, process {}", vm.qemu, vm.pid)],
-        ["RAM".to_owned(), amount::size(vm.ram_bytes)],
-        [
-            "Started".to_owned(),
-            if vm.attached { "elsewhere, and adopted" } else { "by this agent" }.to_owned(),
-        ],
-    ];
+    let mut rows =
+        vec![["Name".to_owned(), vm.name.clone()], ["Status".to_owned(), status(vm).to_owned()]];
+    // Of one whose record can't be read nothing else is known.
+    if vm.pid != 0 {
+        let started = if vm.attached { "elsewhere, and adopted" } else { "by this agent" };
+        rows.extend([
+            ["QEMU".to_owned(), format!("{}, process {}", vm.qemu, vm.pid)],
+            ["RAM".to_owned(), amount::size(vm.ram_bytes)],
+            ["Started".to_owned(), started.to_owned()],
+        ]);
+    }
     if let Some(migration) = &vm.migration {
         rows.push(["Migration".to_owned(), migration.clone()]);
     }
@@ -242,6 +249,17 @@ mod tests {
             .collect();
         assert_eq!(columns[0], columns[2]);
         assert!(text.lines().all(|line| line == line.trim_end()));
+    }
+
+    #[test]
+    fn of_an_unreadable_vm_only_the_problem_is_shown() {
+        let problem = Some("record.json is damaged".to_owned());
+        let status = api::VmStatus::Unreadable;
+        let lost = api::VmSummary { pid: 0, status, problem, argv: Vec::new(), ..vm("web1") };
+        let shown = details(&lost);
+        assert!(shown.contains("unreadable\n") && shown.contains("is damaged"), "{shown}");
+        assert!(!shown.contains("process") && !shown.contains("RAM"), "{shown}");
+        assert!(is_undecided(&lost) && !is_undecided(&vm("web1")));
     }
 
     #[test]

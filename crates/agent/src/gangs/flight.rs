@@ -164,14 +164,14 @@ impl Flight {
             let census = self.ways.census(host)?;
             Ok(census.vms.into_iter().find(|one| one.name == *vm))
         };
-        let has_come = |one: &Counted| {
-            !matches!(one.status, VmStatus::Arriving | VmStatus::InDoubt | VmStatus::Dead)
-        };
+        let has_come = |one: &Counted| matches!(one.status, VmStatus::Running | VmStatus::Paused);
         match (at(from), at(to)) {
             (Ok(None), Ok(Some(there))) if has_come(&there) => {
                 End { state: MoveState::Done, reason: None, figures: None }
             }
-            (Ok(Some(here)), _) if here.status != VmStatus::InDoubt => {
+            (Ok(Some(here)), _)
+                if !matches!(here.status, VmStatus::InDoubt | VmStatus::Unreadable) =>
+            {
                 End::failed(format!("the agent of {from} was started anew. {vm} goes on at {from}"))
             }
             _ => End::failed(format!(

@@ -361,6 +361,7 @@ fn cannot_move(vm: &Counted) -> Option<String> {
         (VmStatus::Dead, _) => Some("is dead".to_owned()),
         (VmStatus::Arriving, _) => Some("is arriving there".to_owned()),
         (VmStatus::InDoubt, _) => Some("is in doubt".to_owned()),
+        (VmStatus::Unreadable, _) => Some("is unreadable".to_owned()),
         (_, Some(id)) => Some(format!("is being moved by migration {id}")),
         (VmStatus::Running | VmStatus::Paused, None) => None,
     }

@@ -9,7 +9,9 @@ use qemu::machine::Machine;
 
 use super::{Busy, Registry, Slot, images};
 use crate::denied::Denied;
-use crate::vm::{Record, Standing, Vm};
+use crate::record::{Record, Standing};
+use crate::state;
+use crate::vm::Vm;
 
 /// A name that a VM is about to have. Dropped before it is kept, the VM's QEMU
 /// is ended and everything that was made for it is removed.
@@ -24,6 +26,7 @@ impl Claim {
     /// Makes the VM's directory, with a word that its QEMU is about to start.
     pub(crate) fn note_starting(&self) -> Result<(), Denied> {
         fs::create_dir_all(&self.dir)
+            .and_then(|()| state::flush(&self.registry.state().vms()))
             .and_then(|()| Record::starting().write(&self.dir))
             .map_err(|error| self.cannot_note(&error))
     }
@@ -67,16 +70,14 @@ impl Claim {
         noted
     }
 
-    /// It is ours from now on, also after a restart.
+    /// It is ours from now on, also after a restart. One that arrived is so as well
+    /// if that can't be noted down: then the journal of its arrival has to stay until
+    /// [`Registry::note_here`] could.
     pub(crate) fn adopt(&mut self) -> Result<(), Denied> {
-        let noted = match self.note(Standing::Here) {
-            // It was here, and died.
-            Err(_) if self.vm().is_some_and(|vm| vm.machine().is_none()) => Record::read(&self.dir)
-                .and_then(|record| Record { standing: Standing::Here, ..record }.write(&self.dir))
-                .map_err(|error| self.cannot_note(&error)),
-            noted => noted,
+        let noted = match self.vm() {
+            Some(vm) => vm.save_here().map_err(|error| self.cannot_note(&error)),
+            None => Err(self.no_qemu()),
         };
-        // A VM that arrived is here, whether that can be noted down or not.
         if noted.is_ok() || self.is_arriving() {
             self.kept = true;
             images::forget(&self.dir);
@@ -99,8 +100,12 @@ impl Claim {
     pub(crate) fn note(&self, standing: Standing) -> Result<(), Denied> {
         match self.vm() {
             Some(vm) => vm.save(standing).map_err(|error| self.cannot_note(&error)),
-            None => Err(Denied::Local(format!("{} has no QEMU", self.name))),
+            None => Err(self.no_qemu()),
         }
+    }
+
+    fn no_qemu(&self) -> Denied {
+        Denied::Local(format!("{} has no QEMU", self.name))
     }
 
     fn put(&self, vm: Vm) -> Arc<Vm> {
@@ -123,6 +128,17 @@ impl Claim {
 
     fn cannot_note(&self, error: &std::io::Error) -> Denied {
         Denied::Local(format!("{}: {error}", self.dir.display()))
+    }
+}
+
+impl Registry {
+    /// Notes on disk that a VM which has arrived is here, if that could not be done
+    /// when it arrived.
+    pub(crate) fn note_here(&self, name: &str) -> Result<(), String> {
+        match self.vm(name).filter(|vm| vm.is_unnoted()) {
+            Some(vm) => vm.save_here().map_err(|error| format!("{}: {error}", vm.dir.display())),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,18 +1,29 @@
 //! VMs that an earlier run of the agent left: met again, or cleaned up after.
+//!
+//! A QEMU is ended, and a VM's directory or images are removed, only where a record
+//! that was read says that this QEMU was never to run. All else is left alone, and
+//! shown with what an operator can do.
 
 use std::fs;
 use std::io;
 use std::panic::resume_unwind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 
-use qemu::machine::{self, Machine};
-use qemu::qmp::RunState;
+use parking_lot::Mutex;
+use qemu::machine::{self, Machine, StartError};
+use qemu::process::ProcessError;
+use qemu::qmp::{QmpError, RunState};
 
 use super::{images, remove_dir};
 use crate::name;
+use crate::record::{self, Record, RecordError, Standing};
 use crate::state::StateDir;
-use crate::vm::{Record, Standing, Vm, unrecorded, with_log};
+use crate::vm::{Vm, unrecorded, with_log};
+
+/// VMs that are looked for at a time: a QEMU that does not answer costs seconds,
+/// and a host may have hundreds.
+const FINDERS: usize = 8;
 
 /// VMs whose switchover an earlier run of the agent left in the middle, with
 /// their QEMUs; without, whichever QEMU has the name.
@@ -25,6 +36,10 @@ impl Held {
             machine.as_ref().is_none_or(|machine| machine.is_of(recorded))
         };
         self.0.iter().any(|(vm, machine)| vm == name && is_it(machine))
+    }
+
+    fn names(&self, name: &str) -> bool {
+        self.0.iter().any(|(vm, _)| vm == name)
     }
 }
 
@@ -45,41 +60,55 @@ pub(super) fn all(state: &StateDir, held: &Held) -> io::Result<Vec<Found>> {
             _ => tracing::warn!(path = %entry.path().display(), "not a VM; left alone"),
         }
     }
-    thread::scope(|scope| {
-        // At once: a QEMU that does not answer costs seconds.
-        let mut finders = Vec::new();
-        for (name, dir) in dirs {
-            let thread = thread::Builder::new().name(format!("find-{name}"));
-            finders.push(thread.spawn_scoped(scope, move || one(&name, dir, held))?);
+    Ok(by_finders(dirs, |(name, dir)| one(&name, dir, held)))
+}
+
+/// Does it for each, some at a time; with no thread to be had, one by one.
+fn by_finders<T: Send, R: Send>(all: Vec<T>, find: impl Fn(T) -> Option<R> + Sync) -> Vec<R> {
+    let finders = all.len().min(FINDERS);
+    let left = Mutex::new(all.into_iter());
+    let found = Mutex::new(Vec::new());
+    let work = || {
+        // The lock is not held while one is looked for.
+        let next = || left.lock().next();
+        while let Some(one) = next() {
+            if let Some(one) = find(one) {
+                found.lock().push(one);
+            }
         }
-        Ok(finders
-            .into_iter()
-            .filter_map(|finder| finder.join().unwrap_or_else(|fault| resume_unwind(fault)))
-            .collect())
-    })
+    };
+    thread::scope(|scope| {
+        let spawn = |nth| {
+            let thread = thread::Builder::new().name(format!("find-{nth}"));
+            thread.spawn_scoped(scope, work).ok()
+        };
+        let threads: Vec<_> = (1..finders).filter_map(spawn).collect();
+        work();
+        for thread in threads {
+            thread.join().unwrap_or_else(|fault| resume_unwind(fault));
+        }
+    });
+    found.into_inner()
 }
 
 fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
     let record = match Record::read(&dir) {
         Ok(record) => record,
+        Err(RecordError::Missing(_)) if record::is_blank(&dir) && !held.names(name) => {
+            remove_dir(&dir);
+            return None;
+        }
+        // Its switchover goes on by its journal, if it has one.
         Err(error) => {
-            tracing::warn!(vm = name, %error, "its record can't be read");
-            Record::starting()
+            let found = left_alone(name, dir, None, &error.to_string());
+            return Some(Found { held: held.names(name), ..found });
         }
     };
-    let Some(recorded) = &record.machine else {
-        // Nobody was told that it runs: whoever asked for it heard an error.
-        discard(name, unrecorded(&dir).ok());
-        images::remove(&dir);
-        remove_dir(&dir);
-        return None;
-    };
+    let Some(recorded) = &record.machine else { return unfinished(name, dir, record) };
+    let reopened = machine::reopen(recorded, &dir);
     if held.holds(name, recorded) {
-        let vm = match machine::reopen(recorded, &dir) {
-            Ok(machine) => {
-                let ram_bytes = machine.qmp.ram_bytes().unwrap_or(record.ram_bytes);
-                Vm::new(name, dir, machine, ram_bytes).within(&record.share_domain)
-            }
+        let vm = match reopened {
+            Ok(machine) => known(name, dir, machine, &record),
             Err(error) => {
                 let why = with_log(&error.to_string(), &dir.join("qemu.log"));
                 Vm::lost(name, dir, record, why)
@@ -87,55 +116,146 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
         };
         return Some(Found { vm, held: true });
     }
-    let machine = match machine::reopen(recorded, &dir) {
-        Ok(machine) => machine,
-        Err(_) if record.standing == Standing::Arriving => {
-            images::remove(&dir);
-            remove_dir(&dir);
-            return None;
+    match (reopened, record.standing) {
+        (Ok(machine), Standing::Arriving) => arrived(name, dir, machine, record),
+        (Ok(machine), _) => Some(meet(name, dir, machine, &record)),
+        (Err(StartError::Process(error @ ProcessError::Gone { .. })), _) => {
+            Some(dead(name, dir, record, &error))
         }
-        Err(error) => {
-            let why = with_log(&error.to_string(), &dir.join("qemu.log"));
-            tracing::info!(vm = name, why, "not found again");
-            return Some(Found { vm: Vm::lost(name, dir, record, why), held: false });
+        (Err(error), _) => {
+            let why = format!("its QEMU, process {}, can't be met: {error}", recorded.pid());
+            Some(left_alone(name, dir, Some(record), &why))
         }
-    };
-    if record.standing == Standing::Arriving && !runs(&machine) {
-        tracing::info!(vm = name, "it was arriving when the agent ended; removed");
-        discard(name, Some(machine));
-        images::remove(&dir);
-        remove_dir(&dir);
-        return None;
     }
-    Some(Found { vm: meet(name, dir, machine, &record), held: false })
 }
 
-fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Vm {
+/// Its QEMU was being started, and nobody was told that it runs: who asked for it
+/// heard an error.
+fn unfinished(name: &str, dir: PathBuf, record: Record) -> Option<Found> {
+    let why = match unrecorded(&dir) {
+        Ok(machine) => machine.quit().err().map(|error| error.to_string()),
+        Err(StartError::Qmp(QmpError::Connect { source, .. })) if nobody_listens(&source) => None,
+        Err(error) => Some(error.to_string()),
+    };
+    match why {
+        None => {
+            tracing::info!(vm = name, "it was being started when the agent ended; removed");
+            remove(&dir);
+            None
+        }
+        Some(why) => {
+            let why = format!("its QEMU was being started, and can't be ended: {why}");
+            Some(left_alone(name, dir, Some(record), &why))
+        }
+    }
+}
+
+/// A QEMU listens at its socket as long as it lives.
+pub(super) fn nobody_listens(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+/// It was arriving when its record was written, and no journal says what has come
+/// of that.
+fn arrived(name: &str, dir: PathBuf, machine: Machine, record: Record) -> Option<Found> {
+    let why = match machine.qmp.run_state() {
+        // Its source gives a VM up when that is loaded: this one never was.
+        Ok(RunState::InMigrate) => match machine.quit() {
+            Ok(()) => {
+                tracing::info!(vm = name, "it was arriving when the agent ended; removed");
+                remove(&dir);
+                return None;
+            }
+            Err(error) => format!("it was arriving, and its QEMU can't be ended: {error}"),
+        },
+        Ok(state @ (RunState::Paused | RunState::Prelaunch)) => format!(
+            "its record says that it was arriving, and no journal says whether its source gave it \
+             up: its QEMU has it, {state}. Look first whether it runs at the host that it came from"
+        ),
+        // Only a VM that its source gave up runs.
+        Ok(_) => return Some(meet(name, dir, machine, &record)),
+        Err(error) => format!("it was arriving, and its QEMU doesn't say what it does: {error}"),
+    };
+    drop(machine);
+    Some(left_alone(name, dir, Some(record), &why))
+}
+
+fn known(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Vm {
     let ram_bytes = machine.qmp.ram_bytes().unwrap_or(record.ram_bytes);
-    let vm = Vm::new(name, dir, machine, ram_bytes).within(&record.share_domain);
+    Vm::new(name, dir, machine, ram_bytes).within(&record.share_domain)
+}
+
+fn meet(name: &str, dir: PathBuf, machine: Machine, record: &Record) -> Found {
+    let vm = known(name, dir, machine, record);
     tracing::info!(vm = name, "found again");
     if let Some(machine) = vm.machine() {
         vm.make_up(&machine);
     }
-    if record.standing != Standing::Here && vm.save(Standing::Here).is_err() {
+    if record.standing != Standing::Here && vm.save_here().is_err() {
         tracing::warn!(vm = name, "its record can't be written");
     }
-    vm
+    Found { vm, held: false }
 }
 
-/// Only a VM that its source gave up runs; one that runs must never be ended
-/// because of a record that came too late.
-fn runs(machine: &Machine) -> bool {
-    !matches!(
-        machine.qmp.run_state(),
-        Ok(RunState::InMigrate | RunState::Paused | RunState::Prelaunch) | Err(_)
+/// Images that were made for a VM which was arriving stay: it may have been here,
+/// and they its only disks.
+fn dead(name: &str, dir: PathBuf, record: Record, gone: &ProcessError) -> Found {
+    let why = match record.standing {
+        Standing::Arriving => format!(
+            "{gone}; {name} was arriving when its record was written, and whether its source gave \
+             it up is not known here. Images that were made for it are left where they are"
+        ),
+        Standing::Starting | Standing::Here => gone.to_string(),
+    };
+    let why = with_log(&why, &dir.join("qemu.log"));
+    tracing::info!(vm = name, why, "not found again");
+    Found { vm: Vm::lost(name, dir, record, why), held: false }
+}
+
+fn left_alone(name: &str, dir: PathBuf, record: Option<Record>, why: &str) -> Found {
+    let advice = format!("{why}.\n{}", advice(name, &dir));
+    tracing::error!(vm = name, why, "left alone, for an operator to decide");
+    Found { vm: Vm::unreadable(name, dir, record, advice), held: false }
+}
+
+fn advice(name: &str, dir: &Path) -> String {
+    let own = dir.join("qmp");
+    let socket = match own.exists() {
+        true => own.display().to_string(),
+        false => "SOCKET".to_owned(),
+    };
+    format!(
+        "Nothing is done with {name} until you decide: a QEMU of it may run.\n\
+         If one does, and is to go on here: `droveway attach {name} --qmp {socket}` adopts it as \
+         it is, and `droveway resolve {name} --here` has it run as well.\n\
+         If none runs here: `droveway resolve {name} --there` forgets it, and ends nothing."
     )
 }
 
-fn discard(name: &str, machine: Option<Machine>) {
-    if let Some(machine) = machine
-        && let Err(error) = machine.quit()
-    {
-        tracing::error!(vm = name, %error, "a QEMU of an earlier run can't be ended");
+fn remove(dir: &Path) {
+    images::remove(dir);
+    remove_dir(dir);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    #[test]
+    fn hundreds_are_found_by_a_few() {
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let found = by_finders((0..300).collect(), |number: u32| {
+            most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+            thread::yield_now();
+            now.fetch_sub(1, SeqCst);
+            (number < 200).then_some(number)
+        });
+        let found: BTreeSet<u32> = found.into_iter().collect();
+        assert_eq!(found, (0..200).collect());
+        assert!(most.into_inner() <= FINDERS);
+        assert!(by_finders(Vec::<u32>::new(), Some).is_empty());
     }
 }

@@ -3,12 +3,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{StopEnd, StopHow};
-use qemu::machine::{By, GuestPort, Start};
+use qemu::machine::{By, GuestPort, Machine, Start};
 use qemu::process::Process;
 use test_dir::TestDir;
 
 use super::*;
-use crate::vm::{Record, Standing};
+use crate::record::{Record, Standing};
+
+mod left_alone;
 
 /// A QEMU without a guest: its firmware doesn't even run.
 fn request(name: &str) -> RunRequest {
@@ -35,6 +37,11 @@ fn is_alive(pid: u32) -> bool {
 
 /// What a crash in the middle of an arrival leaves.
 fn leave_behind(dir: &Path, standing: Option<Standing>, incoming: bool) -> u32 {
+    leave(dir, standing, incoming, !incoming).process.pid()
+}
+
+/// The same, running or not.
+fn leave(dir: &Path, standing: Option<Standing>, incoming: bool, run: bool) -> Machine {
     let state = StateDir::open(dir).unwrap();
     let dir = state.vm("web1");
     fs::create_dir_all(&dir).unwrap();
@@ -52,14 +59,15 @@ fn leave_behind(dir: &Path, standing: Option<Standing>, incoming: bool) -> u32 {
         guest_port: GuestPort::None,
     };
     let machine = machine::start(&start).unwrap();
-    let pid = machine.process.pid();
-    if !incoming {
+    if run {
         machine.qmp.cont().unwrap();
     }
     if let Some(standing) = standing {
-        Vm::new("web1", dir, machine, 32 << 20).save(standing).unwrap();
+        Record::new(standing, Some(machine.record()), 32 << 20, "", "tenant-7")
+            .write(&dir)
+            .unwrap();
     }
-    pid
+    machine
 }
 
 #[test]
