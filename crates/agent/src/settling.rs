@@ -146,7 +146,8 @@ impl Settlers {
         if arriving.is_some() {
             self.registry.unsettled(&opened.vm);
         }
-        let hands = Coming::new(Some(machine), incoming, arriving.map(Place::Live));
+        let (registry, place) = (Arc::clone(&self.registry), arriving.map(Place::Live));
+        let hands = Coming::new(registry, &opened.vm, Some(machine), incoming, place);
         self.open_desk(opened, Side::Destination, move |_| Some(Case::Coming(driver, hands)));
     }
 

@@ -191,7 +191,8 @@ pub trait Arriving: Send {
     /// It is this host's from now on, also after a restart of the agent.
     ///
     /// # Errors
-    /// If the host can't note that down; the VM is here all the same.
+    /// If the host can't note that down; the VM is here all the same. Then its
+    /// journal stays, and this is asked again.
     fn adopt(&mut self) -> Result<(), String>;
 
     /// Nothing more is to be said to its source: whoever wants can have it

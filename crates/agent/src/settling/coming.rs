@@ -11,10 +11,10 @@ use qemu::machine::Machine;
 use qemu::outgoing;
 use qemu::qmp::QmpError;
 use switchover::destination::{Event, Hands, Noted, Outcome};
-use switchover::{Doubt, Envelope, Found, ToSource};
+use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 use wire::Word;
 
-use crate::registry::Claim;
+use crate::registry::{Claim, Registry};
 
 /// `cont` opens the disks: a slow storage network may take seconds.
 const CONT_MAX: Duration = Duration::from_secs(30);
@@ -51,6 +51,8 @@ impl Place {
 }
 
 pub(super) struct Coming {
+    registry: Arc<Registry>,
+    vm: String,
     /// None once it is gone.
     machine: Option<Arc<Machine>>,
     /// QEMU's end of the migration, unless the agent was restarted since.
@@ -63,12 +65,15 @@ pub(super) struct Coming {
 
 impl Coming {
     pub(super) fn new(
+        registry: Arc<Registry>,
+        vm: &str,
         machine: Option<Arc<Machine>>,
         incoming: Option<Arc<Incoming>>,
         place: Option<Place>,
     ) -> Self {
         let place = place.map(ManuallyDrop::new);
-        Self { machine, incoming, place, ran: false, outbox: VecDeque::new() }
+        let (vm, outbox) = (vm.to_owned(), VecDeque::new());
+        Self { registry, vm, machine, incoming, place, ran: false, outbox }
     }
 
     /// Whether QEMU has ended since it was last looked at.
@@ -152,5 +157,9 @@ impl Hands for Coming {
             }
             Outcome::NotHere { .. } => place.discard(),
         }
+    }
+
+    fn noted(&mut self) -> Result<(), Reason> {
+        Ok(self.registry.note_here(&self.vm)?)
     }
 }

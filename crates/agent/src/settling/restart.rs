@@ -39,10 +39,11 @@ pub(super) fn coming(settler: &Settler, kept: Reopened<destination::Record>) -> 
     let machine = settler.find(kept.same_boot).ok()?;
     let found = machine.as_deref().map_or(Found::Gone, came_as);
     let noted = kept.noted();
-    let registry = &settler.settlers.registry;
-    let place = registry.is_unsettled(&settler.opened.vm);
-    let place = place.then(|| Place::Found(registry.claim_found(&settler.opened.vm)));
-    let mut hands = Coming::new(machine, None, place);
+    let registry = Arc::clone(&settler.settlers.registry);
+    let vm = &settler.opened.vm;
+    let place = registry.is_unsettled(vm);
+    let place = place.then(|| Place::Found(registry.claim_found(vm)));
+    let mut hands = Coming::new(registry, vm, machine, None, place);
     let driver = destination::Driver::restart(kept, found, &mut hands);
     hands.restarted(noted, found);
     Some(Case::Coming(driver, hands))

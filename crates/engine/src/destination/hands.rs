@@ -10,7 +10,7 @@ use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::qmp::QmpError;
 use switchover::destination::{Event as Step, Hands, Outcome};
-use switchover::{Doubt, Envelope};
+use switchover::{Doubt, Envelope, Reason};
 use wire::ToSource;
 
 use super::lanes::ArrivingLanes;
@@ -24,6 +24,8 @@ pub(super) struct Keeper {
     machine: Arc<Machine>,
     arriving: Option<Box<dyn Arriving>>,
     adopted: bool,
+    /// It is here, and its host could not note that down yet.
+    unnoted: bool,
     link: Arc<Link<ToSource>>,
     lanes: Arc<ArrivingLanes>,
     ran: Option<Instant>,
@@ -47,6 +49,7 @@ impl Keeper {
             machine: arriving.machine(),
             arriving: Some(arriving),
             adopted: false,
+            unnoted: false,
             link,
             lanes,
             ran: None,
@@ -165,6 +168,7 @@ impl Hands for Keeper {
             Outcome::Here | Outcome::Lost { .. } => {
                 self.adopted = true;
                 if let Some(Err(error)) = self.arriving.as_mut().map(|arriving| arriving.adopt()) {
+                    self.unnoted = true;
                     tracing::error!(error, "the VM is here, but that could not be noted down");
                 }
             }
@@ -175,6 +179,13 @@ impl Hands for Keeper {
                 }
             }
         }
+    }
+
+    fn noted(&mut self) -> Result<(), Reason> {
+        let Some(arriving) = self.arriving.as_mut().filter(|_| self.unnoted) else { return Ok(()) };
+        arriving.adopt()?;
+        self.unnoted = false;
+        Ok(())
     }
 }
 

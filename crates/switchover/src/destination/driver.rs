@@ -3,8 +3,9 @@
 use super::{Action, Event, Machine, Outcome, Record};
 use crate::Found;
 use crate::doubt::Doubt;
-use crate::journal::{Journal, Reopened};
+use crate::journal::{Journal, JournalError, Reopened};
 use crate::message::{Envelope, ToSource};
+use crate::reason::Reason;
 
 /// What a destination's driver has done for it. Every method may block.
 pub trait Hands {
@@ -20,6 +21,13 @@ pub trait Hands {
     fn in_doubt(&mut self, doubt: &Doubt);
     /// See [`Action::Done`].
     fn done(&mut self, outcome: Outcome);
+    /// Whether what became of the VM is on disk elsewhere, so that the journal may
+    /// go. If not, this is asked again later; what can be done about it is tried
+    /// here.
+    ///
+    /// # Errors
+    /// With what is in the way.
+    fn noted(&mut self) -> Result<(), Reason>;
 }
 
 /// A machine that keeps its journal: every step is on disk before anything
@@ -76,19 +84,27 @@ impl Driver {
         let mut outcome = None;
         for action in actions {
             let written = match action {
-                Action::Journal(record) => self.journal.append(&record),
-                Action::Forget => self.journal.forget(),
+                Action::Journal(record) => self.journal.append(&record).map_err(worded),
+                // Without it nothing would say that the VM is here.
+                Action::Forget => {
+                    hands.noted().and_then(|()| self.journal.forget().map_err(worded))
+                }
                 action => {
                     outcome = perform_one(action, hands).or(outcome);
                     Ok(())
                 }
             };
-            if let Err(error) = written {
-                return Some(Event::JournalFailed { reason: error.to_string().into() });
+            if let Err(reason) = written {
+                return Some(Event::JournalFailed { reason });
             }
         }
         outcome
     }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn worded(error: JournalError) -> Reason {
+    error.to_string().into()
 }
 
 fn perform_one(action: Action, hands: &mut impl Hands) -> Option<Event> {

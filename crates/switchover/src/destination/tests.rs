@@ -221,6 +221,7 @@ fn a_restart_goes_on_where_it_was() {
 struct Notes {
     done: Vec<String>,
     cont_fails: bool,
+    cannot_note: bool,
 }
 
 impl Hands for Notes {
@@ -252,6 +253,10 @@ impl Hands for Notes {
     fn done(&mut self, outcome: Outcome) {
         self.done.push(format!("done {outcome:?}"));
     }
+
+    fn noted(&mut self) -> Result<(), Reason> {
+        if self.cannot_note { Err(reason()) } else { Ok(()) }
+    }
 }
 
 fn opened() -> Opened {
@@ -275,6 +280,23 @@ fn a_driver_takes_a_vm_in() {
         driver.step(event, &mut hands);
     }
     assert_eq!(hands.done, ["say Loaded", "cont", "settle", "done Here", "say Running"]);
+    assert!(driver.machine().is_over() && shelf.contents().unwrap().is_empty());
+}
+
+#[test]
+fn a_journal_stays_until_the_vm_is_noted_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
+    let mut hands = Notes { cannot_note: true, ..Notes::default() };
+    let mut driver = Driver::new(shelf.create(opened()).unwrap());
+    for event in [Event::Loaded, go(), heard(ToDestination::Unknown), Event::Timeout] {
+        driver.step(event, &mut hands);
+    }
+    assert_eq!(driver.machine().wait(), Some(Wait::Retry));
+    let Some(Kept::Destination(kept)) = shelf.contents().unwrap().pop() else { panic!() };
+    assert_eq!(kept.noted(), Noted::Running);
+    hands.cannot_note = false;
+    driver.step(Event::Timeout, &mut hands);
     assert!(driver.machine().is_over() && shelf.contents().unwrap().is_empty());
 }
 
