@@ -41,6 +41,55 @@ fn a_vm_that_died_without_its_agent_is_shown_dead() {
     a.assert_clean();
 }
 
+/// Wherever it runs out of them, no VM ends and nothing of one is removed.
+#[test]
+fn an_agent_with_too_few_open_files_ends_no_vm() {
+    let names = ["web1", "web2", "web3", "web4"];
+    let mut hosts = Hosts::new(["a"]);
+    let a = &mut hosts.hosts[0];
+    let pids = names.map(|name| a.run(name, "-m 64"));
+    a.end("KILL");
+    let (mut answered, mut lacked) = (0, 0);
+    for files in (8..80).step_by(2) {
+        match a.start_with_files(&files.to_string()) {
+            true => {
+                answered += 1;
+                let vms = fs::read_to_string(a.log()).unwrap();
+                lacked += usize::from(vms.contains("left alone"));
+                a.end("KILL");
+            }
+            false => lacked += 1,
+        }
+        for (name, pid) in names.iter().zip(pids) {
+            assert!(is_alive(pid), "{name} with {files} open files");
+            let record = a.state().join("vms").join(name).join("record.json");
+            assert!(record.exists(), "{name} with {files} open files");
+        }
+    }
+    assert!(answered > 0 && lacked > 0, "{answered} agents came up, {lacked} lacked files");
+    a.start();
+    for (name, pid) in names.iter().zip(pids) {
+        let vm = a.vm(name).unwrap();
+        assert_eq!((vm.pid, vm.status), (pid, VmStatus::Running), "{name}");
+    }
+}
+
+#[test]
+fn an_agent_takes_the_open_files_that_it_may_have_for_itself() {
+    let mut hosts = Hosts::new(["a"]);
+    let a = &mut hosts.hosts[0];
+    a.end("TERM");
+    assert!(a.start_with_files("512:2048"));
+    let soft_limit = |pid: u32| {
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+        files.split_whitespace().next().unwrap().to_owned()
+    };
+    assert_eq!(soft_limit(a.pid()), "2048");
+    // What QEMU starts may try all numbers below its limit.
+    assert_eq!(soft_limit(a.run("web1", "-m 64")), "512");
+}
+
 #[test]
 fn two_agents_do_not_share_a_host_by_mistake() {
     let hosts = Hosts::new(["a"]);

@@ -31,6 +31,13 @@ impl Traced {
         Self::attach(pid, "fdatasync,fsync", "error=ENOSPC")
     }
 
+    /// No file that takes another's place gets to its disk; notes in a journal do,
+    /// which has its room from the beginning.
+    #[must_use]
+    pub fn records_full(pid: u32) -> Self {
+        Self::attach(pid, "fsync", "error=ENOSPC")
+    }
+
     fn attach(pid: u32, calls: &str, what: &str) -> Self {
         let mut child = Command::new("strace")
             .args(["--follow-forks", "--detach-on=execve", "--output=/dev/null"])

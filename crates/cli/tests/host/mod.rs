@@ -70,10 +70,43 @@ fn port() -> TcpListener {
 impl Host {
     /// Starts the agent and waits until it answers.
     pub(crate) fn start(&mut self) {
+        self.spawn(&[]);
+        let deadline = Instant::now() + READY_MAX;
+        while !self.answers() {
+            assert!(Instant::now() < deadline, "{}", fs::read_to_string(self.log()).unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts the agent with this limit of open files, soft and hard, and waits until
+    /// it answers or has ended. Says whether it answers.
+    pub(crate) fn start_with_files(&mut self, files: &str) -> bool {
+        self.spawn(&["prlimit", &format!("--nofile={files}")]);
+        let deadline = Instant::now() + READY_MAX;
+        loop {
+            if self.agent.as_mut().unwrap().try_wait().unwrap().is_some() {
+                self.agent = None;
+                return false;
+            }
+            if self.answers() {
+                return true;
+            }
+            assert!(Instant::now() < deadline, "{}", fs::read_to_string(self.log()).unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn answers(&self) -> bool {
+        self.command(&["list"]).output().unwrap().status.success()
+    }
+
+    /// By a program that becomes the agent, if there is one.
+    fn spawn(&mut self, by: &[&str]) {
         let log = fs::File::options().create(true).append(true).open(self.log()).unwrap();
         let peers = self.dir.parent().unwrap().join("peers.toml");
-        let mut command = Command::new(DROVEWAY);
-        command.args(["agent", "--name", &self.name, "--listen", &self.listen]);
+        let words = [by, &[DROVEWAY]].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).args(["agent", "--name", &self.name, "--listen", &self.listen]);
         if qemu().contains('/') {
             // One of the tests' own may come from other hosts, too.
             command.args(["--qemu-programs", &qemu()]);
@@ -90,11 +123,10 @@ impl Host {
             .spawn()
             .unwrap();
         self.agent = Some(child);
-        let deadline = Instant::now() + READY_MAX;
-        while !self.command(&["list"]).output().unwrap().status.success() {
-            assert!(Instant::now() < deadline, "{}", fs::read_to_string(self.log()).unwrap());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.agent.as_ref().unwrap().id()
     }
 
     /// Ends the agent with a signal, and waits until it has ended.
