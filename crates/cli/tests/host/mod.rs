@@ -78,22 +78,29 @@ impl Host {
         }
     }
 
-    /// Starts the agent with this limit of open files, soft and hard, and waits until
-    /// it answers or has ended. Says whether it answers.
+    /// Starts the agent with this limit of open files, soft and hard, and says whether
+    /// it answers. It does not if it ends, or can't take a connection any more: then
+    /// it is killed.
     pub(crate) fn start_with_files(&mut self, files: &str) -> bool {
         self.spawn(&["prlimit", &format!("--nofile={files}")]);
         let deadline = Instant::now() + READY_MAX;
-        loop {
-            if self.agent.as_mut().unwrap().try_wait().unwrap().is_some() {
-                self.agent = None;
-                return false;
-            }
-            if self.answers() {
-                return true;
+        while self.agent.as_mut().unwrap().try_wait().unwrap().is_none() {
+            let mut list = Command::new("timeout");
+            list.args(["5", DROVEWAY, "list"]).env("DROVEWAY_API", self.socket());
+            match list.output().unwrap().status.code() {
+                Some(0) => return true,
+                // Nobody accepts it, and that stays so.
+                Some(124) => {
+                    self.end("KILL");
+                    return false;
+                }
+                _ => {}
             }
             assert!(Instant::now() < deadline, "{}", fs::read_to_string(self.log()).unwrap());
             std::thread::sleep(Duration::from_millis(20));
         }
+        self.agent = None;
+        false
     }
 
     fn answers(&self) -> bool {
