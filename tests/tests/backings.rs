@@ -42,6 +42,8 @@ fn with_every_backend() -> GuestSpec {
         ("disk", file("disk", "on")),
     ];
     let mut spec = guest(&format!("{}k", 6 * NODE_BYTES / 1024), 2_000_000);
+    // The guest looks after pages of zeros as well.
+    spec.orders.zero_bytes = 96 * MIB;
     for (node, (id, backend)) in backends.iter().enumerate() {
         let backend = format!("{backend},size={}k", NODE_BYTES / 1024);
         let numa = format!("node,nodeid={node},memdev={id}");
@@ -106,6 +108,24 @@ fn files_that_held_something_else() {
         }
         assert_eq!(stale_pages(&world, side.other(), "web1"), 0);
     }
+}
+
+/// A private copy of a file is all of the VM's RAM.
+#[test]
+fn mem_path() {
+    let world = World::new(Link::one(1000));
+    let mut spec = guest("256M", 2_000_000);
+    spec.orders.zero_bytes = 64 * MIB;
+    spec.extra.extend(["-mem-path".to_owned(), format!("{RUN_DIR}/files-disk")]);
+    for side in [Side::A, Side::B] {
+        let file = File::create(world.host(side).inside("files-disk")).unwrap();
+        file.set_len(256 * MIB).unwrap();
+    }
+    let guest = world.boot(&spec);
+    let stale = vec![STALE; usize::try_from(256 * MIB).unwrap()];
+    fs::write(world.host(Side::B).inside("files-disk"), stale).unwrap();
+    assert_eq!(world.migrate(&guest, Side::A, &[]).placement, "mapped");
+    assert_eq!(stale_pages(&world, Side::B, "web1"), 0);
 }
 
 /// Huge pages don't tell what of them is a hole.

@@ -152,7 +152,7 @@ fn pages_that_can_not_be() {
         (Pages { fills: &[(0, last + 1)], ..sound }, "pages from"),
         (Pages { fills: &[(u32::MAX, u32::MAX)], ..sound }, "pages from"),
         (Pages { payload: &two, ..sound }, "a payload"),
-        (Pages { payload: &page[..4095], ..sound }, "of another length"),
+        (Pages { payload: &page[..4095], ..sound }, "cannot be decoded"),
         (Pages { encoding: 9, ..sound }, "unknown encoding"),
         (Pages { encoding: 1, ..sound }, "cannot be decoded"),
         (Pages { encoding: 2, payload: &zstd, ..sound }, "cannot be decoded"),

@@ -49,7 +49,8 @@ pub trait Holder: Send + Sync {
     }
 
     /// Which of the pages from `first` on, one for each of `present`, have memory
-    /// behind them. The others are zero, and reading them might give them memory.
+    /// behind them. The others hold what a file does, or nothing; reading them might give
+    /// them memory.
     fn present(&self, first: u64, present: &mut [bool]) {
         let _ = first;
         present.fill(true);

@@ -3,12 +3,15 @@
 use std::ops::Range;
 
 use audit::Fingerprint;
-use page::{BATCH_PAGES, Fill, PAGE_BYTES, PageIndex};
+use page::{BATCH_PAGES, Fill, PAGE_BYTES, PageIndex, is_zero};
 use ram::{Mapping, Piece, RamError};
 
 use crate::place::Place;
 use crate::placer::Counts;
 use crate::{PlaceError, Placed};
+
+/// Pages that are read at a time where they may have to be zeroed.
+const ZEROED_AT_ONCE: u32 = 16;
 
 /// Pages of one epoch for a block that is mapped.
 pub(crate) struct Mapped<'p> {
@@ -93,16 +96,36 @@ impl Mapped<'_> {
         if pages == 0 {
             return Ok(0);
         }
-        let (offset, bytes) = (PageIndex(run.start).offset(), PageIndex(pages).offset());
         if byte != 0 {
             run.clone().for_each(|page| versions.set_nonzero(PageIndex(page)));
         }
-        self.mapping.fill(offset, bytes, byte).map_err(|error| self.blame(error))?;
         if byte == 0 {
+            self.zero(run.clone())?;
             run.clone().for_each(|page| versions.set_zero(PageIndex(page)));
+        } else {
+            let (offset, bytes) = (PageIndex(run.start).offset(), PageIndex(pages).offset());
+            self.mapping.fill(offset, bytes, byte).map_err(|error| self.blame(error))?;
         }
         self.note_fill(run, byte);
         Ok(u64::from(pages))
+    }
+
+    /// Makes pages zero that may not be so. They are read first: behind a file of which
+    /// nobody knows what it holds, writing zeros would fill all of its holes.
+    fn zero(&self, run: Range<u32>) -> Result<(), PlaceError> {
+        let mut read = [0; ZEROED_AT_ONCE as usize * PAGE_BYTES];
+        for first in run.clone().step_by(ZEROED_AT_ONCE as usize) {
+            let end = run.end.min(first.saturating_add(ZEROED_AT_ONCE));
+            let bytes = &mut read[..(end - first) as usize * PAGE_BYTES];
+            self.mapping.read(PageIndex(first).offset(), bytes).map_err(|e| self.blame(e))?;
+            for (page, bytes) in (first..end).zip(bytes.chunks_exact(PAGE_BYTES)) {
+                if !is_zero(bytes) {
+                    let zeroed = self.mapping.fill(PageIndex(page).offset(), PAGE_BYTES as u64, 0);
+                    zeroed.map_err(|error| self.blame(error))?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn note_fill(&self, run: Range<u32>, byte: u8) {

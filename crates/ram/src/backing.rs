@@ -16,6 +16,10 @@ use rustix::io::Errno;
 
 /// Of `statfs`: file systems of huge pages, which don't tell holes from data.
 const HUGETLBFS: i64 = 0x9584_58f6;
+/// Those whose holes are holes, also where pages were written by memory and are not
+/// on disk yet: tmpfs (and memfd), ext4, XFS, btrfs. Others, such as NFS, have called
+/// data a hole.
+const TRUSTED: [i64; 4] = [0x0102_1994, 0xef53, 0x5846_5342, 0x9123_683e];
 /// What `stat` counts in.
 const STAT_BLOCK_BYTES: u64 = 512;
 
@@ -27,6 +31,8 @@ pub(crate) struct Area {
     shared: bool,
     offset: u64,
     file: Option<FileId>,
+    /// What the kernel calls it.
+    path: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,25 +54,27 @@ impl Area {
         let device = |text| u32::from_str_radix(text, 16).ok();
         let (major, minor) = (device(major)?, device(minor)?);
         let inode = words.next()?.parse().ok()?;
+        let path = words.collect::<Vec<_>>().join(" ").trim_start().to_owned();
         let file = (inode != 0).then_some(FileId { major, minor, inode });
         let (writable, shared) = (rights.starts_with("rw"), rights.ends_with('s'));
-        Some(Self { addresses, writable, shared, offset, file })
+        Some(Self { addresses, writable, shared, offset, file, path })
     }
 
     /// Where its file has data, as addresses, `touched` being where the process has
     /// memory. None if that can't be known: then it may be anywhere.
     pub(crate) fn file_data(&self, pid: u32, touched: &[Range<u64>]) -> Option<Vec<Range<u64>>> {
         let Some(id) = self.file else { return Some(Vec::new()) };
-        let file = open(pid, id)?;
-        let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
+        let file = open(pid, &self.path, id)?;
+        let metadata = file.metadata().ok()?;
         let system = fstatfs(&file).ok()?;
         // Its type differs by the processor.
         #[allow(clippy::unnecessary_cast, clippy::cast_lossless, trivial_numeric_casts)]
-        if system.f_type as i64 == HUGETLBFS {
+        let system = system.f_type as i64;
+        if system == HUGETLBFS {
             let allocated = metadata.blocks() * STAT_BLOCK_BYTES;
             return self.is_all_of_it(allocated, touched).then(Vec::new);
         }
-        self.data_of(&file)
+        if TRUSTED.contains(&system) { self.data_of(&file) } else { None }
     }
 
     /// Whether a file that has so much allocated has it where the process touched it,
@@ -89,8 +97,12 @@ impl Area {
                 Err(_) => return None,
             };
             let stop = seek(file, SeekFrom::Hole(start)).ok()?;
-            if start >= end || stop <= start {
+            if start >= end {
                 break;
+            }
+            // Somebody changes it: what it holds can't be said.
+            if stop <= start {
+                return None;
             }
             let address = |offset: u64| self.addresses.start + (offset - self.offset);
             data.push(address(start)..address(stop.min(end)));
@@ -102,20 +114,25 @@ impl Area {
 
 /// All areas of a process.
 pub(crate) fn areas(pid: u32) -> io::Result<Vec<Area>> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    Ok(maps.lines().filter_map(Area::parse).collect())
+    // Paths are whatever somebody has named a file.
+    let maps = fs::read(format!("/proc/{pid}/maps"))?;
+    Ok(String::from_utf8_lossy(&maps).lines().filter_map(Area::parse).collect())
 }
 
 /// Opens a file that a process has open: QEMU keeps those of its RAM. A description
 /// of our own, so that the process's own place in it stays.
-fn open(pid: u32, id: FileId) -> Option<File> {
+fn open(pid: u32, path: &str, id: FileId) -> Option<File> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()? {
-        let path = entry.ok()?.path();
-        let Ok(metadata) = fs::metadata(&path) else { continue };
+        let fd = entry.ok()?.path();
+        // Others may be on storage that hangs when it is asked.
+        if fs::read_link(&fd).is_ok_and(|target| target.to_string_lossy() != path) {
+            continue;
+        }
+        let Ok(metadata) = fs::metadata(&fd) else { continue };
         let device = metadata.dev();
         let found = FileId { major: major(device), minor: minor(device), inode: metadata.ino() };
-        if found == id {
-            return File::open(path).ok();
+        if found == id && metadata.is_file() {
+            return File::open(fd).ok();
         }
     }
     None
@@ -136,6 +153,7 @@ mod tests {
         assert!(!area.writable && area.shared);
         assert_eq!((area.offset, area.file.unwrap().inode), (0x2000, 77));
         assert_eq!((area.file.unwrap().major, area.file.unwrap().minor), (0xfe, 0x0a));
+        assert_eq!(area.path, "/dev/shm/a b (deleted)");
         assert_eq!(Area::parse("nonsense"), None);
         assert_eq!(Area::parse("7f00-7f10 rw-p 0 0"), None);
     }
