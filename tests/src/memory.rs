@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use qemu::process::Process;
 use ram::Mapping;
 use serde_json::json;
 
@@ -76,7 +77,8 @@ pub fn guest_ram(world: &World, side: Side, name: &str, bytes: u64) -> Mapping {
     let address = text.rsplit_once("0x").expect("an address").1;
     let address = u64::from_str_radix(address, 16).unwrap();
     let pid = world.vm(side, name).unwrap().pid;
-    Mapping::of_process(pid, address, bytes).unwrap()
+    let process = Process::now(pid).unwrap();
+    Mapping::of_process(process.pidfd(), pid, address, bytes).unwrap()
 }
 
 /// The kernel's pool of huge pages, as it was before when this is dropped.

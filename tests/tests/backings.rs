@@ -10,6 +10,7 @@ use end_to_end::memory::HugePages;
 use end_to_end::{MIB, Side, World, guest, until};
 use lab::guest::GuestSpec;
 use lab::hosts::{Link, RUN_DIR};
+use qemu::process::Process;
 use ram::Mapping;
 
 const PAGE: usize = 4096;
@@ -73,13 +74,14 @@ fn mount(world: &World, side: Side, place: &str, kind: &[&str]) {
 /// has such.
 fn stale_pages(world: &World, side: Side, name: &str) -> usize {
     let pid = world.vm(side, name).unwrap().pid;
+    let process = Process::now(pid).unwrap();
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let mut stale = 0;
     for line in maps.lines().filter(|line| FILES.iter().any(|(_, path)| line.ends_with(path))) {
         let (start, rest) = line.split_once('-').unwrap();
         let address = |text| u64::from_str_radix(text, 16).unwrap();
         let (start, end) = (address(start), address(rest.split_once(' ').unwrap().0));
-        let ram = Mapping::of_process(pid, start, end - start).unwrap();
+        let ram = Mapping::of_process(process.pidfd(), pid, start, end - start).unwrap();
         let mut bytes = vec![0; usize::try_from(end - start).unwrap()];
         ram.read(0, &mut bytes).unwrap();
         stale += bytes.chunks(PAGE).filter(|page| page.iter().all(|byte| *byte == STALE)).count();
@@ -169,7 +171,8 @@ fn leave_stale(path: &Path, bytes: u64) {
         let line = maps.lines().find(|line| line.ends_with("files-huge/ram"));
         let Some((start, _)) = line.and_then(|line| line.split_once('-')) else { return false };
         let start = u64::from_str_radix(start, 16).unwrap();
-        let ram = Mapping::of_process(qemu.id(), start, bytes);
+        let process = Process::now(qemu.id()).unwrap();
+        let ram = Mapping::of_process(process.pidfd(), process.pid(), start, bytes);
         filled = ram.is_ok_and(|ram| ram.fill(0, bytes, STALE).is_ok());
         filled
     });

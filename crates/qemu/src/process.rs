@@ -73,7 +73,8 @@ pub enum ProcessError {
 }
 
 impl Process {
-    /// The process that has this number now.
+    /// The process that has this number now. Its start time was read by number: it is
+    /// its own if the process lives still, or is a child of ours.
     ///
     /// # Errors
     /// If there is none, or the kernel doesn't let us watch it.

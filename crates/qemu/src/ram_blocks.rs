@@ -6,11 +6,8 @@ use ram::Mapping;
 use serde_json::json;
 
 use crate::machine::Machine;
+use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
-
-/// Blocks below this are firmware, tables and video memory. They travel in
-/// QEMU's own stream: a few MiB, and QEMU is to know that they changed.
-const MAPPED_BYTES_MIN: u64 = 24 << 20;
 
 /// A block of the guest's RAM, reached in QEMU's memory.
 #[derive(Clone, Debug)]
@@ -43,6 +40,10 @@ struct Listed {
 }
 
 impl RamBlocks {
+    /// Blocks below this are firmware, tables and video memory. They travel in
+    /// QEMU's own stream: a few MiB, and QEMU is to know that they changed.
+    pub const BYTES_MIN: u64 = 24 << 20;
+
     /// Finds the blocks of a QEMU. What can't be reached is noted, and gets its
     /// pages by QEMU's stream.
     #[must_use]
@@ -55,19 +56,20 @@ impl RamBlocks {
                 return blocks;
             }
         };
-        for block in listed.into_iter().filter(|block| block.bytes >= MAPPED_BYTES_MIN) {
-            blocks.reach(machine.process.pid(), block);
+        for block in listed.into_iter().filter(|block| block.bytes >= Self::BYTES_MIN) {
+            blocks.reach(&machine.process, block);
         }
         blocks
     }
 
-    fn reach(&mut self, pid: u32, block: Listed) {
+    fn reach(&mut self, process: &Process, block: Listed) {
         let Listed { name, bytes, address, writable } = block;
         if !writable {
             return;
         }
         let mapping = match address {
-            Some(address) => Mapping::of_process(pid, address, bytes).map_err(|e| e.to_string()),
+            Some(address) => Mapping::of_process(process.pidfd(), process.pid(), address, bytes)
+                .map_err(|error| error.to_string()),
             None => Err("this QEMU says only where its first block is".to_owned()),
         };
         match mapping {

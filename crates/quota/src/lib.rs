@@ -22,12 +22,15 @@ pub use note::{Left, Notes};
 pub use period::{CPUS_MIN, Quota};
 pub use used::{Used, used};
 
+use std::path::Path;
+
 use group::Group;
 use note::Note;
 
 /// Threads that are slowed, until this is lifted or dropped.
 #[derive(Debug)]
 pub struct Slowed {
+    pid: u32,
     group: Group,
     /// None once it is lifted.
     note: Option<Note>,
@@ -43,7 +46,7 @@ impl Slowed {
     pub fn new(notes: &Notes, pid: u32) -> Result<Self, QuotaError> {
         let group = Group::place(pid)?;
         let note = notes.write(pid, group.clone())?;
-        let slowed = Self { group, note: Some(note), threads: Vec::new(), quota: None };
+        let slowed = Self { pid, group, note: Some(note), threads: Vec::new(), quota: None };
         slowed.group.make()?;
         Ok(slowed)
     }
@@ -54,12 +57,14 @@ impl Slowed {
         self.group.by()
     }
 
-    /// From now on these threads, too, share what [`Slowed::set`] gives.
+    /// From now on this thread, too, shares what [`Slowed::set`] gives. One that is
+    /// not the process's any more, as of a vCPU that was unplugged, is left alone.
     ///
     /// # Errors
     /// If the system refuses.
     pub fn add(&mut self, thread: u32) -> Result<(), QuotaError> {
-        if !self.threads.contains(&thread) {
+        let is_its = Path::new(&format!("/proc/{}/task/{thread}", self.pid)).exists();
+        if is_its && !self.threads.contains(&thread) {
             self.group.take_in(thread)?;
             self.threads.push(thread);
         }

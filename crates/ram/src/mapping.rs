@@ -1,7 +1,10 @@
 //! A range of another process's memory.
 
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::RamError;
@@ -17,6 +20,9 @@ const VECTORS_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct Mapping {
     pid: u32,
+    /// Readable once the process has ended and its number may be another's. None for
+    /// memory of this process.
+    pidfd: Option<OwnedFd>,
     base: u64,
     bytes: u64,
     /// Memory of this very process, for [`Mapping::own`].
@@ -52,12 +58,25 @@ impl Drop for Own {
 }
 
 impl Mapping {
-    /// The `bytes` bytes at `base` in the memory of `pid`.
+    /// The `bytes` bytes at `base` in the memory of the process that `pidfd` refers
+    /// to, which has the number `pid`.
+    ///
+    /// The kernel copies by number. A copy is made only while the process lives, and
+    /// what was read counts only if it lives still: a later process of the same number
+    /// is never taken for it.
     ///
     /// # Errors
     /// If there is no such memory, or we may not reach it.
-    pub fn of_process(pid: u32, base: u64, bytes: u64) -> Result<Self, RamError> {
-        let mapping = Self { pid, base, bytes, _own: None };
+    pub fn of_process(
+        pidfd: BorrowedFd<'_>,
+        pid: u32,
+        base: u64,
+        bytes: u64,
+    ) -> Result<Self, RamError> {
+        let watched = pidfd.try_clone_to_owned();
+        let watched =
+            watched.map_err(|source| RamError::Local { action: "watching", pid, source })?;
+        let mapping = Self { pid, pidfd: Some(watched), base, bytes, _own: None };
         let end = base.checked_add(bytes).filter(|end| *end < 1 << 63 && bytes > 0);
         let not_there = RamError::NotThere { pid, base, bytes };
         let Some(end) = end else { return Err(not_there) };
@@ -80,13 +99,33 @@ impl Mapping {
         let len = usize::try_from(bytes).expect("memory that can be addressed");
         let own = Own::new(len).expect("address space");
         let base = own.address as u64;
-        Self { pid: std::process::id(), base, bytes, _own: Some(own) }
+        Self { pid: std::process::id(), pidfd: None, base, bytes, _own: Some(own) }
     }
 
     /// Whose memory it is.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// Whether its process still lives: until then the number is its own.
+    ///
+    /// # Errors
+    /// [`RamError::Gone`] if it has ended.
+    pub fn still_there(&self) -> Result<(), RamError> {
+        let Some(pidfd) = &self.pidfd else { return Ok(()) };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        loop {
+            match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)) {
+                Ok(0) => return Ok(()),
+                Ok(_) => return Err(RamError::Gone { pid: self.pid }),
+                Err(Errno::INTR) => {}
+                Err(errno) => {
+                    let source = errno.into();
+                    return Err(RamError::Local { action: "watching", pid: self.pid, source });
+                }
+            }
+        }
     }
 
     /// The RAM's size.
@@ -151,7 +190,8 @@ impl Mapping {
     /// # Errors
     /// If QEMU has ended.
     pub fn data_ranges(&self) -> Result<DataRanges, RamError> {
-        pagemap::data_ranges(self.pid, self.base, self.bytes)
+        let ranges = pagemap::data_ranges(self.pid, self.base, self.bytes)?;
+        self.still_there().map(|()| ranges)
     }
 
     /// Which pages, one for each of `present`, from `offset` on are in memory now:
@@ -165,7 +205,8 @@ impl Mapping {
         let bytes = present.len() as u64 * pagemap::PAGE_BYTES;
         let len = usize::try_from(bytes).map_err(|_| self.out_of_range(offset, bytes))?;
         self.remote(offset, len)?;
-        pagemap::present(self.pid, self.base + offset, present)
+        pagemap::present(self.pid, self.base + offset, present)?;
+        self.still_there()
     }
 
     /// Where `len` bytes at `offset` are in the other process, if inside.
@@ -226,6 +267,9 @@ impl Mapping {
         let pid = libc::pid_t::try_from(self.pid).map_err(|_| RamError::Gone { pid: self.pid })?;
         let count = |vectors: &[libc::iovec]| vectors.len().min(VECTORS_MAX) as libc::c_ulong;
         let (ours, theirs) = (here.as_ptr(), there.as_ptr());
+        if way == Way::To {
+            self.still_there()?;
+        }
         // SAFETY: `here` lists memory of our own: slices that the callers hold
         // for the whole call, shared for `Way::To`, which only reads them, and
         // exclusive for `Way::From`. `there` are addresses of another process,
@@ -240,7 +284,12 @@ impl Mapping {
                 }
             }
         };
-        usize::try_from(copied).map_err(|_| self.refused(way, io::Error::last_os_error()))
+        let copied = usize::try_from(copied);
+        let copied = copied.map_err(|_| self.refused(way, io::Error::last_os_error()))?;
+        if way == Way::From {
+            self.still_there()?;
+        }
+        Ok(copied)
     }
 
     fn refused(&self, way: Way, source: io::Error) -> RamError {
@@ -296,7 +345,10 @@ fn advance(vectors: &mut &mut [libc::iovec], mut bytes: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use proptest::prelude::*;
+    use rustix::process::{Pid, PidfdFlags};
 
     use super::*;
 
@@ -334,19 +386,47 @@ mod tests {
         let (start, end) = heap.split(' ').next().unwrap().split_once('-').unwrap();
         let start = u64::from_str_radix(start, 16).unwrap();
         let bytes = u64::from_str_radix(end, 16).unwrap() - start;
-        let mapping = Mapping::of_process(cat.id(), start, bytes).unwrap();
+        let of_cat = |base, bytes| {
+            let number = Pid::from_child(&cat);
+            let pidfd = rustix::process::pidfd_open(number, PidfdFlags::empty()).unwrap();
+            Mapping::of_process(pidfd.as_fd(), cat.id(), base, bytes)
+        };
+        let mapping = of_cat(start, bytes).unwrap();
         mapping.write(bytes - 8, b"droveway").unwrap();
         let mut read = [0; 8];
         mapping.read(bytes - 8, &mut read).unwrap();
         assert_eq!(&read, b"droveway");
         for (base, bytes) in [(start, bytes * 1000), (4096, 4096), (u64::MAX - 9, 4096), (start, 0)]
         {
-            let refused = Mapping::of_process(cat.id(), base, bytes).unwrap_err();
+            let refused = of_cat(base, bytes).unwrap_err();
             assert!(matches!(refused, RamError::NotThere { .. }), "{refused}");
         }
         drop(input);
         cat.wait().unwrap();
         assert!(matches!(mapping.write(0, &[1]), Err(RamError::Gone { .. })));
+    }
+
+    /// Its number has come to a process that has the same memory at the same address:
+    /// this one.
+    #[test]
+    fn a_later_process_of_the_same_number_is_not_touched() {
+        let own = Mapping::own(8192);
+        own.write(0, b"mine").unwrap();
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let number = Pid::from_child(&ended);
+        let pidfd = rustix::process::pidfd_open(number, PidfdFlags::empty()).unwrap();
+        ended.wait().unwrap();
+        let reused =
+            Mapping { pid: own.pid, pidfd: Some(pidfd), base: own.base, bytes: 8192, _own: None };
+        let is_gone = |outcome: Result<(), RamError>| matches!(outcome, Err(RamError::Gone { .. }));
+        assert!(is_gone(reused.write(0, b"else")));
+        assert!(is_gone(reused.fill(0, 4096, 1)));
+        assert!(is_gone(reused.read(0, &mut [0; 4])));
+        assert!(is_gone(reused.present(0, &mut [false])));
+        assert!(is_gone(reused.data_ranges().map(drop)));
+        let mut content = [0; 4];
+        own.read(0, &mut content).unwrap();
+        assert_eq!(&content, b"mine");
     }
 
     proptest! {

@@ -138,7 +138,10 @@ fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    use rustix::process::PidfdFlags;
 
     use super::*;
     use crate::Mapping;
@@ -239,7 +242,10 @@ mod tests {
         }
 
         fn mapping(&self) -> Mapping {
-            Mapping::of_process(std::process::id(), self.address as u64, self.bytes).unwrap()
+            let me = rustix::process::getpid();
+            let pidfd = rustix::process::pidfd_open(me, PidfdFlags::empty()).unwrap();
+            let (base, bytes) = (self.address as u64, self.bytes);
+            Mapping::of_process(pidfd.as_fd(), std::process::id(), base, bytes).unwrap()
         }
     }
 

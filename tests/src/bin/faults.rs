@@ -1,5 +1,5 @@
-//! `faults COUNT SEED [AT ONCE]`: breaks things on purpose, by chance but the same
-//! for the same seed, and prints a table of what has become of the VMs.
+//! `faults COUNT SEED [AT ONCE [FIRST]]`: breaks things on purpose, by chance but the
+//! same for the same seed and number, and prints a table of what has become of the VMs.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     let at_once = numbers.get(2).copied().unwrap_or(AT_ONCE).max(1);
+    let first = numbers.get(3).copied().unwrap_or(0);
     // What a plan brings about is told, not printed where it happens.
     std::panic::set_hook(Box::new(|_| {}));
     // Made once: all of them boot the same guest.
@@ -28,14 +29,14 @@ fn main() -> ExitCode {
         eprintln!("faults: {error}");
         return ExitCode::FAILURE;
     }
-    let next = AtomicU64::new(0);
+    let (next, end) = (AtomicU64::new(first), first + count);
     let (tell, told) = channel();
     let mut table: BTreeMap<(String, String), [u32; 3]> = BTreeMap::new();
     let mut wrong = 0;
     thread::scope(|scope| {
         for _ in 0..at_once {
             let (tell, next) = (tell.clone(), &next);
-            scope.spawn(move || work(next, count, seed, &tell));
+            scope.spawn(move || work(next, end, seed, &tell));
         }
         drop(tell);
         for (number, seen) in told {
@@ -63,11 +64,11 @@ fn main() -> ExitCode {
     if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn work(next: &AtomicU64, count: u64, seed: u64, tell: &Sender<(u64, Seen)>) {
+fn work(next: &AtomicU64, end: u64, seed: u64, tell: &Sender<(u64, Seen)>) {
     let mut yard = Yard::new();
     loop {
         let number = next.fetch_add(1, Relaxed);
-        if number >= count {
+        if number >= end {
             return;
         }
         let seen = yard.try_one(&Plan::random(seed, number));

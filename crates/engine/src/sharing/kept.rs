@@ -39,6 +39,14 @@ pub enum WatchError {
     TooMany,
 }
 
+fn unreadable(notes: &[String]) -> WatchError {
+    if notes.is_empty() {
+        let least = RamBlocks::BYTES_MIN >> 20;
+        return WatchError::Unreadable(format!("no block of it has {least} MiB or more"));
+    }
+    WatchError::Unreadable(notes.join("; "))
+}
+
 /// What is known of what a VM holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
@@ -101,7 +109,7 @@ impl Sharing {
             blocks.push(block.bytes, Some(block.mapping));
         }
         if blocks.pages() == 0 {
-            return Err(WatchError::Unreadable(ram.notes.join("; ")));
+            return Err(unreadable(&ram.notes));
         }
         let blocks = Arc::new(blocks);
         let member = self.index.join(Arc::clone(&blocks) as _, key.clone(), blocks.pages());
@@ -114,7 +122,7 @@ impl Sharing {
     pub(crate) fn keep(&self, resolving: &Resolving) {
         let taker = resolving.taker();
         // One whose memory can't be read holds nothing, and one that has ended.
-        let Some(Ok(process)) = taker.blocks.pid().map(Process::now) else { return };
+        let Some(process) = taker.blocks.process() else { return };
         let (key, member) = (taker.key.clone(), Arc::clone(&taker.member));
         self.put(Kept { process, key, member });
     }
@@ -208,6 +216,14 @@ mod tests {
         assert!(!process.is_alive());
         sharing.forget_ended();
         assert_eq!(sharing.known(child.id()), None);
+    }
+
+    #[test]
+    fn a_vm_that_holds_nothing_for_others_says_why() {
+        let small = unreadable(&[]).to_string();
+        assert_eq!(small, "its RAM can't be read: no block of it has 24 MiB or more");
+        let denied = unreadable(&["not allowed".to_owned(), "nor this".to_owned()]).to_string();
+        assert_eq!(denied, "its RAM can't be read: not allowed; nor this");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crossbeam_channel::Sender;
 use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 use parking_lot::Mutex;
 use placer::Placer;
+use qemu::process::Process;
 use ram::Mapping;
 use wire::Late;
 
@@ -59,9 +60,12 @@ impl Blocks {
 }
 
 impl Blocks {
-    /// The process whose memory it is; none if nothing of it can be read.
-    pub(super) fn pid(&self) -> Option<u32> {
-        self.blocks.iter().find_map(|block| Some(block.mapping.as_ref()?.pid()))
+    /// The process whose memory it is; none if nothing of it can be read, or the
+    /// process has ended.
+    pub(super) fn process(&self) -> Option<Process> {
+        let mapping = self.blocks.iter().find_map(|block| block.mapping.as_ref())?;
+        let process = Process::now(mapping.pid()).ok()?;
+        mapping.still_there().ok().map(|()| process)
     }
 }
 
@@ -390,7 +394,9 @@ mod tests {
         assert_eq!(blocks.read_many(&[2, 0, 8, 1, 5], &mut pages), 4);
         let firsts: Vec<u8> = pages.chunks(PAGE_BYTES).map(|page| page[0]).collect();
         assert_eq!(firsts[..4], [12, 10, 18, 11]);
-        assert_eq!((blocks.pid(), Blocks::default().pid()), (Some(std::process::id()), None));
+        let process = |blocks: &Blocks| blocks.process().map(|process| process.pid());
+        assert_eq!(process(&blocks), Some(std::process::id()));
+        assert_eq!(process(&Blocks::default()), None);
     }
 
     #[test]

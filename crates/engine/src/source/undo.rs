@@ -121,7 +121,11 @@ impl Source<'_> {
         let outcome = stream.outgoing.back_out(run);
         self.cut_control_if_stuck();
         stream.tap.cut();
-        outcome.or_else(|_| stream.outgoing.back_out(run))
+        match outcome {
+            // It hangs: whoever settles the migration later asks again.
+            Err(QmpError::Timeout { .. }) => outcome,
+            other => other.or_else(|_| stream.outgoing.back_out(run)),
+        }
     }
 
     /// Ends everything that lives while QEMU streams. With `in_order` all was

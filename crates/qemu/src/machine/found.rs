@@ -66,6 +66,9 @@ pub fn attach(socket: &Path, dir: &Path) -> Result<Machine, StartError> {
         Err(ProcessError::Denied { .. }) => (PathBuf::from("/"), vec![relative_from_root(pid)]),
         cwd => (cwd?, Vec::new()),
     };
+    // It still answers, so the number was its own all along: what was read of the
+    // process is of this QEMU.
+    qmp.run_state()?;
     Ok(Machine {
         argv: CommandLine::of_running(&running),
         cwd,

@@ -85,11 +85,15 @@ pub fn announce(machine: &Machine) {
 
 /// Ends it, if it has not ended, and says how it came out: it may have
 /// completed just before.
+///
+/// # Errors
+/// A timeout if QEMU answers nothing at all, not even out of band: its process
+/// hangs, and nothing is gained by waiting for it here.
 pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpError> {
     wait_set_up(qmp, events)?;
     if let Err(error) = qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
         match error {
-            QmpError::Timeout { .. } => yank(qmp),
+            QmpError::Timeout { .. } => yank(qmp)?,
             error => return Err(error),
         }
     }
@@ -137,11 +141,14 @@ pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
 }
 
 /// Out of band: ends QEMU's sockets while it holds its big lock.
-fn yank(qmp: &Qmp) {
+fn yank(qmp: &Qmp) -> Result<(), QmpError> {
     let instances = json!({ "instances": [{ "type": "migration" }] });
-    if let Err(error) = qmp.execute_oob("yank", instances) {
-        tracing::warn!(%error, "QEMU's migration sockets can't be yanked");
+    match qmp.execute_oob("yank", instances) {
+        Err(error @ QmpError::Timeout { .. }) => return Err(error),
+        Err(error) => tracing::warn!(%error, "QEMU's migration sockets can't be yanked"),
+        Ok(_) => {}
     }
+    Ok(())
 }
 
 /// Blocks until it has ended, and says how.
