@@ -57,6 +57,8 @@ pub struct World {
     agents: [Agent; 2],
     /// Arguments of each.
     usual: Vec<String>,
+    /// What starts them.
+    by: Vec<String>,
     /// The hosts.
     pub hosts: Hosts,
     /// QEMU, and what guests are made of.
@@ -150,7 +152,7 @@ impl World {
         let kit = setup::ensure().unwrap();
         let hosts = Hosts::new(link).unwrap();
         let agents = [&hosts.a, &hosts.b].map(|host| Agent::start(&hosts, host).unwrap());
-        Self { agents, usual: Vec::new(), hosts, kit }
+        Self { agents, usual: Vec::new(), by: Vec::new(), hosts, kit }
     }
 
     /// The same with certificates, which agents use whenever they start.
@@ -190,6 +192,11 @@ impl World {
         self.kill_agent(side);
         let agent = Agent::start_with(&self.hosts, self.host(side), &[], more).unwrap();
         self.agents[side as usize] = agent;
+    }
+
+    /// From now on agents are started by a program that becomes them, such as `env`.
+    pub fn start_agents_by(&mut self, by: &[&str]) {
+        self.by = by.iter().map(|word| (*word).to_owned()).collect();
     }
 
     /// What agents are told from now on, whenever they start. If that is something
@@ -235,7 +242,8 @@ impl World {
     /// # Panics
     /// If it does not come up.
     pub fn start_agent(&mut self, side: Side) {
-        self.start_agent_by(side, &[]);
+        let by = self.by.clone();
+        self.start_agent_by(side, &by.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
     /// The same, by a program that becomes it, such as `setpriv`.

@@ -3,13 +3,19 @@
 //! Such a thread says [`Crew::join`] when it starts; from then on the crew's
 //! terms hold for it, also those that come later. Threads that only lead or
 //! watch don't join, so a migration answers however busy its host is.
+//!
+//! A thread of a crew that panics ends the migration: what it held is lost, and a
+//! migration that lacks it looks like one that is only slow.
 
 #![forbid(unsafe_code)]
 
 mod cpus;
+mod faults;
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::thread;
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
@@ -17,6 +23,7 @@ use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
 pub use cpus::{Cpus, CpusError};
+pub use faults::point;
 
 /// How far the crew's nice value is from the agent's own: about a tenth of an
 /// even share of a CPU that others want, or ten times one.
@@ -58,11 +65,12 @@ pub struct Terms {
 }
 
 /// The threads of one migration that carry data, at one of its ends.
-#[derive(Debug)]
 pub struct Crew {
     /// What the thread had that made the crew, as the agent's others have.
     base: Base,
     state: Mutex<State>,
+    /// Hears the name of each thread that panics.
+    panicked: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 #[derive(Debug)]
@@ -80,26 +88,37 @@ struct State {
 }
 
 /// A thread's place in a crew: kept until the thread ends.
-#[derive(Debug)]
 #[must_use = "the thread leaves its crew when this is dropped"]
 pub struct Member {
     crew: Arc<Crew>,
     thread: Pid,
+    _guard: Guard,
     /// The thread that joined is the one that leaves.
     _of_this_thread: PhantomData<*const ()>,
 }
 
+/// Reports if its thread panics, until this is dropped.
+#[must_use = "a panic is reported only while this is there"]
+pub struct Guard(Arc<Crew>);
+
 impl Crew {
     /// A crew without threads yet, to be made on a thread that runs as the
-    /// agent's others do.
+    /// agent's others do. `panicked` is told the name of each thread that panics, by
+    /// that thread.
     #[must_use]
-    pub fn new(terms: Terms) -> Arc<Self> {
+    pub fn new(terms: Terms, panicked: impl Fn(&str) + Send + Sync + 'static) -> Arc<Self> {
         let base = Base {
             nice: getpriority_process(None).unwrap_or(0),
             cpus: sched_getaffinity(None).ok(),
         };
         let state = State { terms, members: Vec::new(), refused: Vec::new() };
-        Arc::new(Self { base, state: Mutex::new(state) })
+        Arc::new(Self { base, state: Mutex::new(state), panicked: Box::new(panicked) })
+    }
+
+    /// For a thread that the migration can't do without, and that stays as the
+    /// agent's others are.
+    pub fn guard(self: &Arc<Self>) -> Guard {
+        Guard(Arc::clone(self))
     }
 
     /// The calling thread is one of the crew from now on.
@@ -116,7 +135,8 @@ impl Crew {
             state.note(self.pin(thread, terms.cpus.as_ref()));
         }
         drop(state);
-        Member { crew: Arc::clone(self), thread, _of_this_thread: PhantomData }
+        let crew = Arc::clone(self);
+        Member { crew, thread, _guard: self.guard(), _of_this_thread: PhantomData }
     }
 
     /// Other terms from now on, for those who have joined too.
@@ -178,6 +198,21 @@ impl State {
     }
 }
 
+impl fmt::Debug for Crew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { base, state, panicked: _ } = self;
+        f.debug_struct("Crew").field("base", base).field("state", state).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            (self.0.panicked)(thread::current().name().unwrap_or("without a name"));
+        }
+    }
+}
+
 impl Drop for Member {
     fn drop(&mut self) {
         // Under the lock: a number of a thread that has ended may be another's.
@@ -191,7 +226,6 @@ impl Drop for Member {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
-    use std::thread;
 
     use super::*;
 
@@ -227,7 +261,7 @@ mod tests {
         let own = sched_getaffinity(None).unwrap();
         let first = (0..CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu)).unwrap().to_string();
         let before = nice(gettid());
-        let crew = Crew::new(terms(Priority::Low, Some(&first)));
+        let crew = Crew::new(terms(Priority::Low, Some(&first)), |_| {});
         with_member(&crew, |thread| {
             assert_eq!(nice(thread), Priority::Low.nice(before));
             assert_eq!(cpus(thread), first);
@@ -243,12 +277,31 @@ mod tests {
     #[test]
     fn a_refusal_is_said_once_and_in_words() {
         let nobody_has = (CpuSet::MAX_CPU - 1).to_string();
-        let crew = Crew::new(terms(Priority::Low, Some(&nobody_has)));
+        let crew = Crew::new(terms(Priority::Low, Some(&nobody_has)), |_| {});
         with_member(&crew, |_| with_member(&crew, |_| {}));
         let refused = crew.refused();
         let [refused] = refused.as_slice() else { panic!("{refused:?}") };
         assert!(refused.contains(&nobody_has) && refused.contains("only"), "{refused}");
         assert!(crew.refused().is_empty());
+    }
+
+    #[test]
+    fn a_panic_of_a_thread_is_reported_and_an_ordinary_end_is_not() {
+        let (tell, told) = channel();
+        let crew = Crew::new(Terms::default(), move |name| tell.send(name.to_owned()).unwrap());
+        for (name, panics) in [("member", true), ("guarded", true), ("ordinary", false)] {
+            let crew = Arc::clone(&crew);
+            let run = move || {
+                let _member = (name != "guarded").then(|| crew.join());
+                let _guard = crew.guard();
+                assert!(!panics, "on purpose");
+            };
+            let ended = thread::Builder::new().name(name.to_owned()).spawn(run).unwrap().join();
+            assert_eq!(ended.is_err(), panics);
+        }
+        let mut names: Vec<String> = told.try_iter().collect();
+        names.dedup();
+        assert_eq!(names, ["member", "guarded"]);
     }
 
     #[test]

@@ -51,6 +51,12 @@ pub enum MigrationError {
         /// How.
         source: LanesError,
     },
+    /// A thread of this agent.
+    #[error("a fault in the agent: its thread {thread} panicked; the agent's log says where")]
+    Panicked {
+        /// Its name.
+        thread: String,
+    },
     /// QEMU's stream can't be read.
     #[error("reading QEMU's migration stream: {0}")]
     Tap(String),

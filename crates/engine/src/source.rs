@@ -122,6 +122,8 @@ pub(crate) enum Notice {
     Stalled(String),
     /// The mirrors have written all of the stopped VM's disks; or one failed.
     Disks(Result<(), String>),
+    /// A thread of this name that the migration needs has panicked.
+    Panicked(String),
     /// The tap has read QEMU's stream to its end, and all pages are placed; or
     /// not.
     Delivered(Result<tap::Summary, MigrationError>),
@@ -217,14 +219,18 @@ impl<'m> Source<'m> {
         story: Arc<Story>,
     ) -> Self {
         let qemu_events = vm.machine.qmp.events();
-        let crew = Crew::new(terms(&story.watch().bounds()));
+        let notices = unbounded();
+        let tell: Sender<Notice> = notices.0.clone();
+        let crew = Crew::new(terms(&story.watch().bounds()), move |thread| {
+            let _ = tell.send(Notice::Panicked(thread.to_owned()));
+        });
         Self {
             local,
             peer,
             vm,
             request,
             story,
-            notices: unbounded(),
+            notices,
             qemu_events,
             was_running: false,
             pools: None,
@@ -299,6 +305,9 @@ impl<'m> Source<'m> {
                 }
                 Happening::Notice(Notice::Stalled(why)) => {
                     return Err(MigrationError::NotFollowed(why));
+                }
+                Happening::Notice(Notice::Panicked(thread)) => {
+                    return Err(MigrationError::Panicked { thread });
                 }
                 Happening::Notice(Notice::Delivered(outcome)) => {
                     outcome.map_err(|error| self.behind(error))?;

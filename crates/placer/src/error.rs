@@ -144,6 +144,9 @@ pub enum FeederError {
     /// QEMU closed its end: it refused the stream, or died.
     #[error("the destination's QEMU stopped reading its stream: {0}")]
     Write(#[source] Arc<io::Error>),
+    /// The thread that feeds it panicked.
+    #[error("a fault in the agent: its thread feeder panicked; the agent's log says where")]
+    Fault,
     /// We were told to stop.
     #[error("feeding the destination's QEMU was stopped")]
     Stopped,

@@ -114,7 +114,10 @@ impl Feeder {
         });
         let thread = thread::Builder::new().name("feeder".to_owned()).spawn({
             let shared = Arc::clone(&shared);
-            move || shared.feed(socket)
+            move || {
+                let _fault = EndsOnFault(&shared);
+                shared.feed(socket);
+            }
         })?;
         Ok(Self { handle: FeederHandle { shared }, thread: Mutex::new(Some(thread)) })
     }
@@ -191,7 +194,8 @@ impl Feeder {
 
     fn join(&self) {
         if let Some(thread) = self.thread.lock().take() {
-            thread.join().expect("the feeder's thread does not panic");
+            // One that panicked has said so.
+            let _ = thread.join();
         }
     }
 }
@@ -330,6 +334,7 @@ impl Shared {
     /// The thread: writes chunk after chunk.
     fn feed(&self, mut socket: UnixStream) {
         while let Some((bytes, room)) = self.next() {
+            crew::point();
             let written = socket.write_all(&bytes);
             self.give_back(bytes, room);
             if let Err(error) = written {
@@ -358,6 +363,17 @@ impl Shared {
                 return None;
             }
             self.queued.wait(&mut state);
+        }
+    }
+}
+
+/// Without the thread that writes, everybody would wait for it.
+struct EndsOnFault<'s>(&'s Shared);
+
+impl Drop for EndsOnFault<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.fail(FeederError::Fault);
         }
     }
 }

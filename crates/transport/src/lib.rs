@@ -17,7 +17,6 @@
 mod blocks;
 mod connect;
 mod error;
-mod faults;
 mod flight;
 mod lanes;
 mod load;

@@ -11,7 +11,6 @@ use placer::{PlaceError, Placer};
 use wire::{BatchHeader, LaneHeader, NamedHeader, NamedTables, Tables, WireError};
 
 use crate::blocks::{BlockSink, Blocks, TakeError};
-use crate::faults;
 use crate::replies::{Question, Replies};
 
 /// Batches placed before an acknowledgement is due even while more are coming:
@@ -130,7 +129,7 @@ fn read(lane: &mut Lane, ends: &impl Ends, received_bytes: &AtomicU64) -> Result
     let mut known_placer = None;
     let mut resolver = None;
     while let Some(header) = lane.next_header()? {
-        faults::point();
+        crew::point();
         received_bytes.fetch_add(batch_bytes(&header), Relaxed);
         lane.placed += 1;
         if let LaneHeader::Blocks(header) = header {

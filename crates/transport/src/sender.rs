@@ -12,7 +12,6 @@ use wire::{Ack, Answer, BatchHeader, BlockHeader, Kind, Names, Reply};
 
 use crate::connect::connect;
 use crate::error::{LaneError, LanesError};
-use crate::faults;
 use crate::flight::Flight;
 use crate::lanes::{LanesPlan, Shared};
 use crate::load::{Asked, Load, Named, Told};
@@ -152,7 +151,7 @@ fn send(
     let mut counted = meter.wire_bytes.load(Relaxed);
     meter.begin();
     loop {
-        faults::point();
+        crew::point();
         head.clear();
         let (load, asked) = if let Some(batch) = rest.take() {
             meter.turn_to(Doing::Encoding);
@@ -391,7 +390,7 @@ fn read_acks(
     let mut bytes = [0; Answer::BYTES];
     loop {
         let reply = read_reply(reader, &mut bytes)?;
-        faults::point();
+        crew::point();
         let released = match reply {
             Some(Said::Ack(ack)) => flight.acknowledged(ack.placed, &shared.queue),
             Some(Said::Answer(answer)) => flight.answered(answer, &shared.queue),

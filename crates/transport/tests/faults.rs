@@ -1,8 +1,8 @@
 //! A thread of a lane that panics ends the migration. A lane that has lost one
 //! would look like one that is only slow, until nobody waits any more.
 //!
-//! Where a thread panics a variable of the environment says, so each test runs the
-//! other one in a process of its own.
+//! Which thread panics a file says that a variable of the environment names, so each
+//! test runs the other one in a process of its own.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -45,7 +45,7 @@ fn acknowledge(listener: &TcpListener) {
 #[test]
 #[ignore = "for the other tests"]
 fn a_lane_with_a_fault() {
-    let thread = std::env::var("DROVEWAY_PANIC_AT").unwrap();
+    let thread = std::fs::read_to_string(std::env::var("DROVEWAY_PANIC_FILE").unwrap()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = Endpoint { local: None, remote: listener.local_addr().unwrap() };
     let destination = thread::spawn(move || acknowledge(&listener));
@@ -76,8 +76,11 @@ fn a_lane_with_a_fault() {
 }
 
 fn with_a_fault(thread: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("panic");
+    std::fs::write(&file, thread).unwrap();
     let mut run = Command::new(std::env::current_exe().unwrap());
-    run.args(["--exact", "--ignored", "a_lane_with_a_fault"]).env("DROVEWAY_PANIC_AT", thread);
+    run.args(["--exact", "--ignored", "a_lane_with_a_fault"]).env("DROVEWAY_PANIC_FILE", &file);
     let output = run.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");

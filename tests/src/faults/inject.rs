@@ -132,6 +132,61 @@ impl Drop for Starved {
     }
 }
 
+/// Files that are damaged.
+pub(super) struct Damaged(Vec<Spoilt>);
+
+struct Spoilt {
+    path: PathBuf,
+    whole: Vec<u8>,
+    damaged: Vec<u8>,
+}
+
+impl Damaged {
+    /// Half of the VM's record is lost.
+    fn record(host: &Host) -> Self {
+        Self::those(vec![host.inside("state/vms/web1/record.json")], |content| {
+            content.truncate(content.len() / 2);
+        })
+    }
+
+    /// A bit of the first note of each journal is another.
+    fn journals(host: &Host) -> Self {
+        let files = std::fs::read_dir(host.inside("state/journals")).into_iter().flatten();
+        Self::those(files.flatten().map(|file| file.path()).collect(), |content| {
+            if let Some(byte) = content.get_mut(FLIPPED) {
+                *byte ^= 1;
+            }
+        })
+    }
+
+    fn those(paths: Vec<PathBuf>, damage: impl Fn(&mut Vec<u8>)) -> Self {
+        let damage = |path: PathBuf| {
+            // There may be none.
+            let whole = std::fs::read(&path).ok()?;
+            let mut damaged = whole.clone();
+            damage(&mut damaged);
+            std::fs::write(&path, &damaged).unwrap();
+            Some(Spoilt { path, whole, damaged })
+        };
+        Self(paths.into_iter().filter_map(damage).collect())
+    }
+
+    /// What the agent has not replaced or removed is as it was.
+    fn restore(self) {
+        for Spoilt { path, whole, damaged } in self.0 {
+            if std::fs::read(&path).is_ok_and(|content| content == damaged) {
+                std::fs::write(path, whole).unwrap();
+            }
+        }
+    }
+}
+
+/// Inside the first note of a journal.
+const FLIPPED: usize = 40;
+
+/// Threads that carry data at a source.
+const AT_SOURCE: [&str; 4] = ["tap-", "ahead", "lane-0-send", "lane-0-ack"];
+
 /// By how much pieces are late at most.
 const LATE_MS_MAX: usize = 120;
 
@@ -144,6 +199,8 @@ pub(super) enum Broken {
     Space(#[expect(dead_code, reason = "goes when it is dropped")] Filled),
     Descriptors(#[expect(dead_code, reason = "goes on when it is dropped")] Starved),
     Storage(#[expect(dead_code, reason = "goes on when it is dropped")] Vec<Frozen>),
+    Damaged(Side, Damaged),
+    Trigger(PathBuf),
     Cut,
     Lost(Side),
     Slow,
@@ -186,6 +243,25 @@ pub(super) fn break_it(world: &mut World, proxies: &Proxies, fault: Fault, ends:
             let both = vec![Side::A, Side::B];
             both.iter().for_each(|side| world.kill_agent(*side));
             Broken::Agents(both)
+        }
+        Fault::Panic(thread) => {
+            let side = if AT_SOURCE.contains(&thread) { End::Source } else { End::Destination };
+            let path = world.host(ends.side(side)).inside("panic");
+            // At once, for who looks for it at any time.
+            let new = path.with_extension("new");
+            std::fs::write(&new, thread).and_then(|()| std::fs::rename(new, &path)).unwrap();
+            Broken::Trigger(path)
+        }
+        Fault::DamageRecord(end) | Fault::DamageJournal(end) => {
+            let side = ends.side(end);
+            world.kill_agent(side);
+            let damaged = if matches!(fault, Fault::DamageRecord(_)) {
+                Damaged::record(world.host(side))
+            } else {
+                Damaged::journals(world.host(side))
+            };
+            world.start_agent(side);
+            Broken::Damaged(side, damaged)
         }
         Fault::KillQemu(end) => {
             if let Some(pid) = ends.qemu(end) {
@@ -259,6 +335,13 @@ pub(super) fn mend(world: &mut World, proxies: &Proxies, broken: Broken) {
             }
         }
         Broken::Road => proxies.mend(),
+        Broken::Damaged(side, damaged) => {
+            world.kill_agent(side);
+            damaged.restore();
+            world.start_agent(side);
+        }
+        // It may be that nobody came by.
+        Broken::Trigger(path) => drop(std::fs::remove_file(path)),
         Broken::Memory(full, side) => {
             drop(full);
             if world.has_ended(side) {

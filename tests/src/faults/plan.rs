@@ -54,6 +54,13 @@ pub enum Fault {
     HangQemu(End),
     /// The storage that both hosts have the VM's disks from stands still for a while.
     FreezeStorage,
+    /// A thread that carries data panics, if it comes by: its name, or the beginning.
+    Panic(&'static str),
+    /// An agent is killed, and what it noted of the VM is damaged when it starts
+    /// again; later it is restored, and the agent starts once more.
+    DamageRecord(End),
+    /// The same with its journal of the migration.
+    DamageJournal(End),
 }
 
 /// When it breaks, by what the migration says of itself.
@@ -90,7 +97,7 @@ pub struct Plan {
 }
 
 /// Every fault.
-pub(super) const FAULTS: [Fault; 30] = [
+pub(super) const FAULTS: [Fault; 43] = [
     Fault::KillAgent(End::Source),
     Fault::KillAgent(End::Destination),
     Fault::KillBothAgents,
@@ -121,6 +128,19 @@ pub(super) const FAULTS: [Fault; 30] = [
     Fault::HangQemu(End::Source),
     Fault::HangQemu(End::Destination),
     Fault::FreezeStorage,
+    Fault::Panic("tap-"),
+    Fault::Panic("ahead"),
+    Fault::Panic("lane-0-send"),
+    Fault::Panic("lane-0-ack"),
+    Fault::Panic("peer-"),
+    Fault::Panic("storage-"),
+    Fault::Panic("nbd-replies"),
+    Fault::Panic("late"),
+    Fault::Panic("feeder"),
+    Fault::DamageRecord(End::Source),
+    Fault::DamageRecord(End::Destination),
+    Fault::DamageJournal(End::Source),
+    Fault::DamageJournal(End::Destination),
 ];
 
 impl Fault {
@@ -186,9 +206,8 @@ impl Plan {
         } else {
             Duration::from_millis(200) + below(1500)
         };
-        let secured = below(2).is_zero();
-        let share = !below(3).is_zero();
-        let storage = !below(3).is_zero();
+        // In most.
+        let [secured, share, storage] = [4, 5, 5].map(|times| !below(times).is_zero());
         Self { fault, moment, delay, lasts, slow_notes, secured, share, storage }
     }
 }
@@ -223,6 +242,9 @@ impl fmt::Display for Fault {
             Self::Trickle(end) => write!(f, "{end}'s bytes trickle"),
             Self::HangQemu(end) => write!(f, "{end}'s QEMU hangs"),
             Self::FreezeStorage => f.write_str("storage hangs"),
+            Self::Panic(thread) => write!(f, "thread {thread} panics"),
+            Self::DamageRecord(end) => write!(f, "{end}'s record damaged"),
+            Self::DamageJournal(end) => write!(f, "{end}'s journal damaged"),
         }
     }
 }
@@ -233,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_faults_again_and_all_of_them() {
-        let plans = |seed| (0..90).map(|number| Plan::random(seed, number)).collect::<Vec<_>>();
+        let plans = |seed| (0..129).map(|number| Plan::random(seed, number)).collect::<Vec<_>>();
         assert_eq!(plans(1), plans(1));
         assert_ne!(plans(1), plans(2));
         let all = plans(3);

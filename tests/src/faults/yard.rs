@@ -7,7 +7,7 @@ use std::thread;
 use api::Phase;
 use lab::certificates::Certificates;
 use lab::guest::{Guest, GuestSpec};
-use lab::hosts::Link;
+use lab::hosts::{Link, RUN_DIR};
 
 use super::inject::{Ends, Filled, Traced, break_it, mend};
 use super::judge;
@@ -85,6 +85,7 @@ impl Yard {
     pub fn new() -> Self {
         let (mut world, certificates) = World::secured(Link::one(200));
         let proxies = Proxies::start(&world.hosts, SEED);
+        world.start_agents_by(&["env", &format!("DROVEWAY_PANIC_FILE={RUN_DIR}/panic")]);
         let by_proxy = ["--peers".to_owned(), Proxies::peers(&world.hosts)];
         for side in [Side::A, Side::B] {
             world.kill_agent(side);

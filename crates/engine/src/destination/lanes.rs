@@ -63,13 +63,19 @@ impl ArrivingLanes {
         network: &Arc<Network>,
         peer: Option<String>,
     ) -> Self {
+        let panicked = broken.clone();
+        let crew = Crew::new(Terms::default(), move |thread| {
+            let _ = panicked.try_send(format!(
+                "a fault in the agent: its thread {thread} panicked; the agent's log says where"
+            ));
+        });
         Self {
             state: Mutex::default(),
             changed: Condvar::new(),
             broken,
             peer,
             cpu_ns: AtomicU64::new(0),
-            crew: Crew::new(Terms::default()),
+            crew,
             network: Arc::clone(network),
             migration: network.migration(),
             counted: Mutex::default(),
@@ -256,9 +262,6 @@ struct Served<'l> {
 
 impl Drop for Served<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            let _ = self.lanes.broken.try_send("a fault in the agent".to_owned());
-        }
         self.lanes.state.lock().connections.remove(&self.number);
         self.lanes.changed.notify_all();
     }

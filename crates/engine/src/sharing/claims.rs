@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use content::{Domain, Name};
+use crew::Crew;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use directory::{DirectoryError, HostName};
 use page::PageIndex;
@@ -94,7 +95,7 @@ impl Claims {
         (sharing, rack): (&Arc<Sharing>, &Arc<Rack>),
         taker: &Arc<Taker>,
         domain: &Domain,
-        link: Arc<Link<ToSource>>,
+        (link, crew): (Arc<Link<ToSource>>, &Arc<Crew>),
     ) -> io::Result<Self> {
         let (ask, asked) = bounded(WAITING_MAX);
         let asking = Asking {
@@ -105,8 +106,12 @@ impl Claims {
             link,
             noted: false,
         };
-        let thread =
-            thread::Builder::new().name("claims".to_owned()).spawn(move || asking.run(&asked))?;
+        let guard = crew.guard();
+        let run = move || {
+            let _guard = guard;
+            asking.run(&asked);
+        };
+        let thread = thread::Builder::new().name("claims".to_owned()).spawn(run)?;
         Ok(Self { rack: Arc::clone(rack), ask: Some(ask), thread: Some(thread) })
     }
 
@@ -147,6 +152,7 @@ struct Asking {
 impl Asking {
     fn run(mut self, asked: &Receiver<(Batch, Question)>) {
         while let Ok(first) = asked.recv() {
+            crew::point();
             let more = asked.try_iter().take(AT_ONCE - 1);
             let batches: Vec<_> = std::iter::once(first).chain(more).collect();
             let names: Vec<Name> = batches

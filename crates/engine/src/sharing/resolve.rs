@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use content::{Domain, Name};
+use crew::Crew;
 use crossbeam_channel::{Receiver, unbounded};
 use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
@@ -48,7 +49,7 @@ impl Sharing {
         placer: Arc<Placer>,
         blocks: Blocks,
         disks: Option<Disks>,
-        link: Arc<Link<ToSource>>,
+        (link, crew): (Arc<Link<ToSource>>, &Arc<Crew>),
     ) -> std::io::Result<Resolving> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
         let key = self.key(domain);
@@ -60,14 +61,15 @@ impl Sharing {
         let (tell, told) = unbounded();
         let taker = Arc::new(Taker::new(number, key, placer, (member, blocks), tell));
         let telling = thread::Builder::new().name("late".to_owned()).spawn({
-            let link = Arc::clone(&link);
+            let (link, crew) = (Arc::clone(&link), Arc::clone(crew));
             move || {
-                let _fault = EndsOnFault(&link);
+                // A source that is not told what became of its pages waits for ever.
+                let _guard = crew.guard();
                 say_late(&told, &link);
             }
         })?;
         let rack = self.rack.as_ref().filter(|_| asks_rack);
-        let claims = rack.map(|rack| Claims::start((self, rack), &taker, domain, link));
+        let claims = rack.map(|rack| Claims::start((self, rack), &taker, domain, (link, crew)));
         let claims = claims.transpose()?;
         self.arriving.lock().insert(number);
         let sharing = Arc::clone(self);
@@ -77,21 +79,10 @@ impl Sharing {
     }
 }
 
-/// A source that is not told what became of its pages waits for ever: if the thread
-/// that tells it panics, the connection ends, and the VM stays.
-struct EndsOnFault<'l>(&'l Link<ToSource>);
-
-impl Drop for EndsOnFault<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.close();
-        }
-    }
-}
-
 /// Tells the source what has become of pages that came later.
 fn say_late(told: &Receiver<Late>, link: &Link<ToSource>) {
     while let Ok(first) = told.recv() {
+        crew::point();
         let mut batches = vec![first];
         for late in told.try_iter() {
             match batches.last_mut().filter(|last| last.ticket == late.ticket && last.more) {

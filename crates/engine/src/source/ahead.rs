@@ -78,6 +78,7 @@ impl Telling<'_> {
         let mut bytes = vec![0; BATCH_PAGES * PAGE_BYTES];
         let mut part = 0;
         while let Some(mut rows) = self.cached.wait(part) {
+            crew::point();
             rows.retain(|row| self.naming.reads(row.disk));
             for (block, pages) in chunks(&rows) {
                 if self.is_over() || self.tell(block, &pages, &mut bytes).is_none() {

@@ -68,6 +68,7 @@ impl Output for Collector {
     }
 
     fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
+        crew::point();
         batch.epoch = ahead::after(batch.epoch);
         self.live.took(&batch);
         self.handed_over.take(&batch);

@@ -8,7 +8,7 @@ use switchover::{Envelope, Reason};
 use wire::{Late, ToDestination, ToSource};
 
 use super::pacing::{Pacing, pace_bounds};
-use super::{Happening, LOOK, Source, terms};
+use super::{Happening, LOOK, Notice, Source, terms};
 use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::waits::Pulse;
@@ -76,6 +76,13 @@ impl Source<'_> {
                     }
                 }
                 Some(Happening::Peer(ToSource::Note { text })) => self.story.note(text),
+                // Of a VM that was given up, all has arrived.
+                Some(Happening::Notice(Notice::Panicked(thread))) => {
+                    if !self.committed {
+                        return Err(MigrationError::Panicked { thread });
+                    }
+                    self.story.note(format!("a fault in the agent: its thread {thread} panicked"));
+                }
                 Some(Happening::Peer(ToSource::Switchover { said })) => {
                     return Ok(Happening::Said(said));
                 }

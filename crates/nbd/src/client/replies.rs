@@ -59,6 +59,7 @@ fn take_in<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) -> 
                 _ => error.to_string(),
             });
         }
+        crew::point();
         let reply = SimpleReply::parse(&bytes);
         let mut state = shared.state.lock();
         let answered = reply.and_then(|reply| state.flight.answered(reply));

@@ -55,6 +55,7 @@ pub(super) fn work(shared: &Arc<Shared>, desk: usize) {
     let mut buffer = Buffer::new(BUFFER_BYTES);
     let mut items = Vec::with_capacity(ITEMS);
     while let Some(begun_bytes) = shared.take_next(&mut items) {
+        crew::point();
         if !shared.serve(desk, begun_bytes, &mut items, &mut buffer) {
             return;
         }

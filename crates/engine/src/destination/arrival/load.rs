@@ -69,6 +69,9 @@ impl Arrival<'_> {
                     return loaded.unwrap_or_else(|_| Err(End::failed("a fault in the agent")));
                 }
                 recv(self.hear) -> heard => heard,
+                recv(self.broken) -> why => {
+                    break End::failed(why.unwrap_or_else(|_| "a lane failed".to_owned()));
+                }
                 recv(late) -> _ => break End::failed("its QEMU here does not load it"),
             };
             match heard {

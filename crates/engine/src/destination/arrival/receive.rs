@@ -241,7 +241,13 @@ impl Arrival<'_> {
             Some(Shares { sharing, domain, rack, disks, .. }) => {
                 let link = Arc::clone(&self.link);
                 let placer = Arc::clone(&placer);
-                let resolving = sharing.take_in((&domain, rack), placer, held, disks, link);
+                let resolving = sharing.take_in(
+                    (&domain, rack),
+                    placer,
+                    held,
+                    disks,
+                    (link, self.lanes.crew()),
+                );
                 Some(Arc::new(resolving.map_err(End::failed)?))
             }
         };

@@ -1,0 +1,90 @@
+//! A thread of the agent that carries data panics, at either end. The migration ends
+//! and says so, the VM stays, and the agent can move it again.
+
+use std::fs;
+
+use api::Outcome;
+use end_to_end::disk::{assert_disk_intact, with_disk};
+use end_to_end::files::{Export, Reached, assert_cached_files, export, small, with_files_by};
+use end_to_end::{Side, World};
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::{Link, RUN_DIR};
+
+/// Agents of which a thread can be made to panic, and a guest.
+struct Faulty {
+    world: World,
+    guest: Guest,
+    _export: Option<Export>,
+}
+
+impl Faulty {
+    fn new(prepare: impl Fn(&World) -> (GuestSpec, Option<Export>)) -> Self {
+        let mut world = World::new(Link::one(200));
+        world.start_agents_by(&["env", &format!("DROVEWAY_PANIC_FILE={RUN_DIR}/panic")]);
+        for side in [Side::A, Side::B] {
+            world.kill_agent(side);
+            world.start_agent(side);
+        }
+        let (spec, export) = prepare(&world);
+        let guest = world.boot(&spec);
+        Self { world, guest, _export: export }
+    }
+
+    /// The next thread at `side` whose name begins so panics when it has something to do.
+    fn panics(&self, side: Side, thread: &str, says: &str, args: &[&str]) {
+        let Self { world, guest, .. } = self;
+        let pid = world.vm(Side::A, "web1").unwrap().pid;
+        let file = world.host(side).inside("panic");
+        fs::write(&file, thread).unwrap();
+        let ended = world.begin(guest, Side::A, args).wait();
+        assert!(!file.exists(), "no {thread} came by: {}", ended.said);
+        let Outcome::Failed(why) = &ended.report.outcome else {
+            panic!("{thread}: {}", ended.said)
+        };
+        let log = world.agent(side).log_text();
+        assert!(why.contains(says), "{thread}: {why}\n{log}");
+        assert!(why.contains("The VM stays where it was"), "{why}");
+        world.assert_stayed(guest, Side::A, pid);
+        world.assert_nothing_left(Side::B);
+    }
+}
+
+fn panicked(thread: &str) -> String {
+    format!("its thread {thread}")
+}
+
+#[test]
+fn of_threads_that_carry_pages() {
+    let faulty = Faulty::new(|world| {
+        let spec = small(with_files_by(world, Reached::Nbd));
+        (spec, Some(export(world)))
+    });
+    let args = ["--shared-disks", "--share", "host", "--storage", "auto"];
+    for (side, thread) in [
+        (Side::B, "feeder"),
+        (Side::A, "tap-"),
+        (Side::A, "ahead"),
+        (Side::A, "lane-0-send"),
+        (Side::A, "lane-0-ack"),
+        (Side::B, "peer-"),
+        (Side::B, "storage-"),
+        (Side::B, "late"),
+    ] {
+        faulty.panics(side, thread, &panicked(thread), &args);
+    }
+    drop(faulty.world.migrate(&faulty.guest, Side::A, &args));
+    assert_cached_files(&faulty.guest);
+}
+
+#[test]
+fn of_threads_that_carry_disks() {
+    let faulty = Faulty::new(|world| (with_disk(world, "raw", 1_000_000), None));
+    let args = ["--disks", "all", "--create-disks"];
+    for (side, thread) in [(Side::A, "disk-tap-"), (Side::B, "disk-sink-")] {
+        faulty.panics(side, thread, &panicked(thread), &args);
+    }
+    // Who hears the disk's server says first that nobody does any more.
+    faulty.panics(Side::B, "disk-data", "disk data cannot be written", &args);
+    drop(faulty.world.migrate(&faulty.guest, Side::A, &args));
+    assert_disk_intact(&faulty.guest);
+}
