@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod authority;
 mod certificate;
 mod connection;
@@ -39,6 +40,7 @@ mod tickets;
 mod verify;
 mod writer;
 
+pub use admission::{Admission, AdmissionBounds, Admissions, LEAVING_MAX};
 pub use authority::{Authority, AuthorityError, Issued, Wanted};
 pub use certificate::Validity;
 pub use connection::{Closer, Connection};
