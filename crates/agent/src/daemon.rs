@@ -11,21 +11,20 @@ use engine::{Local, Resources, Server, Sharing};
 use identity::{FileError, Files, Identity, IdentityError, Security};
 use qemu::programs::{PlaceError, Programs};
 use quota::{Notes, QuotaError};
-use serde::Deserialize;
-use switchover::journal::{JournalError, Kept, Opened, Shelf};
+use switchover::journal::{JournalError, Shelf};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
-use crate::config::{Config, ConfigError, Flags};
+use crate::config::{Config, ConfigError, Flags, PeerEntry};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, Office};
 use crate::holdings::Holdings;
 use crate::http::{Api, Port, router};
 use crate::migrations::{Migrations, Roads};
 use crate::rack::{RackError, rack};
-use crate::registry::{Held, Registry};
-use crate::settling::Settlers;
+use crate::registry::Registry;
+use crate::settling::{Settlers, kept};
 use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
 use crate::user::{self, UserError};
@@ -156,7 +155,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         }),
         _ => None,
     };
-    let registry = Registry::open(state, &held(&kept));
+    let registry = Registry::open(state, &kept::held(&kept));
     let registry = registry.map_err(|source| local_error("finding VMs", source))?;
     let registry = registry.with_qemu_user(qemu_user);
     let registry = Arc::new(registry.with_holdings(holdings(&config, local.sharing.as_ref())?));
@@ -167,6 +166,8 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         local.security.clone(),
         &config.peers,
     );
+    let hosts: Vec<IpAddr> =
+        config.peers.iter().flat_map(PeerEntry::addresses).chain(kept::hosts(&kept)).collect();
     // Before anybody can ask for one of them.
     settlers.take_up(kept);
     let roads =
@@ -189,7 +190,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     ));
     let gangs = Arc::new(Gangs::new(&office));
     let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &office, &config.peers));
-    let server = engine::serve(listener, arrivals, local)
+    let server = engine::serve(listener, hosts, arrivals, local)
         .map_err(|source| local_error("listening to peers", source))?;
     if config.insecure_plaintext {
         tracing::warn!(listen = %config.listen, "guest memory travels unencrypted");
@@ -299,19 +300,6 @@ fn serve(
     });
     runtime.shutdown_background();
     result
-}
-
-/// VMs of switchovers that are not over.
-fn held(kept: &[Kept]) -> Held {
-    let of = |opened: &Opened| {
-        (opened.vm.clone(), qemu::machine::Record::deserialize(&opened.qemu).ok())
-    };
-    let held = kept.iter().filter_map(|one| match one {
-        Kept::Source(kept) => Some(of(kept.journal.opened())),
-        Kept::Destination(kept) => Some(of(kept.journal.opened())),
-        Kept::Unreadable(error) => Some((error.vm()?.to_owned(), None)),
-    });
-    Held(held.collect())
 }
 
 /// Who this host is, by what `droveway ca issue` made.

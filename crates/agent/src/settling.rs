@@ -7,6 +7,7 @@
 
 mod case;
 mod coming;
+pub(crate) mod kept;
 mod leaving;
 mod restart;
 mod thread;

@@ -11,7 +11,7 @@ mod orders;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
@@ -44,18 +44,24 @@ pub(crate) struct Shared {
     connections: Arc<Connections>,
 }
 
-/// Takes connections from other agents from now on.
+/// Takes connections from other agents from now on. Strangers can't keep out those
+/// that come from `hosts`, addresses that other hosts are known to have.
 ///
 /// # Errors
 /// If the system gives no thread.
-pub fn serve(listener: TcpListener, host: Arc<dyn Host>, local: Local) -> io::Result<Server> {
+pub fn serve(
+    listener: TcpListener,
+    hosts: impl IntoIterator<Item = IpAddr>,
+    host: Arc<dyn Host>,
+    local: Local,
+) -> io::Result<Server> {
     let address = listener.local_addr()?;
     let shared = Arc::new(Shared {
         host,
         local,
         stopping: AtomicBool::new(false),
         arrivals: Mutex::default(),
-        connections: Arc::default(),
+        connections: Connections::new(hosts),
     });
     let accepting = thread::Builder::new().name("peers".to_owned()).spawn({
         let shared = Arc::clone(&shared);
@@ -112,7 +118,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let Some(place) = shared.connections.take_in(&stream) else {
+        let Some(mut place) = shared.connections.take_in(&stream, peer.ip()) else {
             tracing::warn!(%peer, "too many connections; turned away");
             continue;
         };
@@ -120,8 +126,12 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let spawned = thread::Builder::new().name(format!("peer-{number}")).spawn({
             let shared = Arc::clone(shared);
             move || {
-                if let Err(error) = serve_one(&shared, stream, number, place) {
-                    tracing::warn!(%peer, %error, "connection refused or broken");
+                if let Err(error) = serve_one(&shared, stream, number, &mut place) {
+                    if place.gave_way() {
+                        tracing::warn!(%peer, "said nothing, and made room for other connections");
+                    } else {
+                        tracing::warn!(%peer, %error, "connection refused or broken");
+                    }
                 }
             }
         });
@@ -165,10 +175,13 @@ fn serve_one(
     shared: &Arc<Shared>,
     stream: TcpStream,
     number: u64,
-    mut place: Place,
+    place: &mut Place,
 ) -> Result<(), TurnedAway> {
     transport::tune(&stream)?;
     let mut connection = shared.local.security.accept(stream)?;
+    if connection.peer().is_some() {
+        place.is_of_host();
+    }
     let kind = greet(&mut connection)?;
     match kind {
         Kind::Control => {
@@ -188,6 +201,8 @@ fn serve_one(
                 return Ok(());
             };
             place.is_known();
+            // Also without certificates: nobody else has heard the token.
+            place.is_of_host();
             connection.write_all(&Reply::Welcome.to_bytes())?;
             arrival.carry(connection, number);
         }

@@ -180,7 +180,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
     let host = TestHost { dir: sub("b"), does, here: Arc::clone(&here), taken_up: tell };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let local_b = local("host-b", theirs, sub("b-scratch"));
-    let server = engine::serve(listener, Arc::new(host), local_b).unwrap();
+    let server = engine::serve(listener, [], Arc::new(host), local_b).unwrap();
     let source = boot(&sub("a"), false);
     let peer = Peer { name: "host-b".to_owned(), address: server.address(), nics: Vec::new() };
     let request: MigrateRequest = serde_json::from_value(serde_json::json!({
@@ -304,7 +304,7 @@ fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
         sharing: None,
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server = engine::serve(listener, Arc::new(host), local).unwrap();
+    let server = engine::serve(listener, [], Arc::new(host), local).unwrap();
     let endpoint = engine::Endpoint { local: None, remote: server.address() };
     let ask = |from: &str| {
         let mut connection = transport::connect(endpoint, "host-b", &ours, Kind::Inquiry).unwrap();

@@ -25,6 +25,13 @@ pub struct PeerEntry {
     pub nics: Vec<IpAddr>,
 }
 
+impl PeerEntry {
+    /// Where its connections come from.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        std::iter::once(self.address.ip()).chain(self.nics.iter().copied())
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {

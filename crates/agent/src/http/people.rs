@@ -2,7 +2,7 @@
 //! lets him ask.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::serve::{IncomingStream, Listener};
-use identity::{HANDSHAKE_MAX, Role, Subject};
+use identity::{AdmissionBounds, Admissions, HANDSHAKE_MAX, LEAVING_MAX, Role, Subject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -25,8 +25,13 @@ use tokio_rustls::server::TlsStream;
 use super::{Api, answer, router};
 use crate::denied::Denied;
 
-/// Connections at a time of those who haven't shown who they are.
-const UNKNOWN_MAX: usize = 32;
+/// Connections at a time of those who haven't shown who they are, from this host and
+/// from addresses where somebody has shown it before: a script may ask that much at once.
+const UNKNOWN_OF_PEOPLE: AdmissionBounds = AdmissionBounds { all: 96, per_source: 64 };
+/// And from all other addresses. With those that are ending, 192 descriptors: the
+/// agents' port counts on that.
+const UNKNOWN_OF_STRANGERS: AdmissionBounds = AdmissionBounds { all: 64, per_source: 32 };
+const _: () = assert!(UNKNOWN_OF_PEOPLE.all + UNKNOWN_OF_STRANGERS.all + 2 * LEAVING_MAX <= 192);
 /// How long one that is turned away may go on talking before it reads why.
 const LINGER_MAX: Duration = Duration::from_secs(1);
 /// What it may say until then.
@@ -100,9 +105,9 @@ async fn welcome(
     acceptor: TlsAcceptor,
     let_in: mpsc::Sender<(TlsStream<TcpStream>, Caller)>,
 ) {
-    let room = Arc::new(Semaphore::new(UNKNOWN_MAX));
+    let local = [IpAddr::from(Ipv4Addr::LOCALHOST)];
+    let unknown = Admissions::new(local, UNKNOWN_OF_PEOPLE, UNKNOWN_OF_STRANGERS);
     loop {
-        let Ok(unknown) = Arc::clone(&room).acquire_owned().await else { return };
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -111,14 +116,38 @@ async fn welcome(
                 continue;
             }
         };
-        let (acceptor, let_in) = (acceptor.clone(), let_in.clone());
+        let from = counted_as(&stream, address);
+        let (stay, gives_way) = oneshot::channel::<()>();
+        // Whichever has to make room for it is dropped with its handle.
+        let Some((admission, _)) = unknown.admit(from, stay) else {
+            tracing::warn!(from = %address, "too many connections to the API; turned away");
+            continue;
+        };
+        let (acceptor, let_in, unknown) = (acceptor.clone(), let_in.clone(), Arc::clone(&unknown));
         tokio::spawn(async move {
-            if let Some(known) = identify(stream, address, &acceptor).await {
-                drop(unknown);
+            let known = tokio::select! {
+                known = identify(stream, address, &acceptor) => known,
+                _ = gives_way => {
+                    let why = "said nothing, and made room for other connections to the API";
+                    tracing::warn!(from = %address, "{why}");
+                    None
+                }
+            };
+            drop(admission);
+            if let Some(known) = known {
+                unknown.remember(from);
                 // An error means that the API is closed.
                 let _ = let_in.send(known).await;
             }
         });
+    }
+}
+
+/// Where it comes from, or loopback if that is this host, whichever address was used.
+fn counted_as(stream: &TcpStream, from: SocketAddr) -> IpAddr {
+    match stream.local_addr() {
+        Ok(here) if here.ip() == from.ip() => Ipv4Addr::LOCALHOST.into(),
+        _ => from.ip(),
     }
 }
 

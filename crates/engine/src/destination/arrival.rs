@@ -81,7 +81,7 @@ pub(super) fn run(
     shared: &Shared,
     connection: Connection,
     number: u64,
-    place: Place,
+    place: &mut Place,
 ) -> std::io::Result<()> {
     let peer = connection.peer_address()?;
     let certified = connection.peer().map(str::to_owned);
@@ -125,7 +125,7 @@ fn new_token() -> std::io::Result<Token> {
 
 impl Arrival<'_> {
     /// An error is one from before there was a journal.
-    fn take_in(&self, mut place: Place) -> Result<(), End> {
+    fn take_in(&self, place: &mut Place) -> Result<(), End> {
         let Some(order) = self.hear_order()? else { return Ok(()) };
         self.check_name(&order)?;
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
@@ -134,6 +134,7 @@ impl Arrival<'_> {
         let pools = self.shared.local.resources.coming(with_disks).map_err(End::failed)?;
         place.is_known();
         let arriving = self.shared.host.receive(&order).map_err(End::failed)?;
+        place.is_of_host();
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
         let mut driver = self.open_journal(&order, &keeper)?;
         let wanted = Wanted {

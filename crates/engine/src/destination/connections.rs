@@ -2,18 +2,25 @@
 //! ask for much, take no more of the agent than that.
 
 use std::collections::HashMap;
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::Arc;
 
+use identity::{Admission, AdmissionBounds, Admissions, LEAVING_MAX};
 use parking_lot::Mutex;
 
-/// Connections at a time: 8 arrivals with 64 lanes each are 520.
-const ALL_MAX: usize = 1024;
-/// Of them, those of which it is not known what they are for: all lanes of two
-/// migrations, and the least that strangers must keep open to be in the way.
-/// Words about a switchover count as such to their end.
-const UNKNOWN_MAX: usize = 128;
-/// Of them, those that are to order or ask something, and have not been given
+/// Connections of which it is known what they are for, at a time: 8 arrivals with 64
+/// lanes each are 520. Unknown ones are bounded apart, or strangers would be in the
+/// way of these.
+const KNOWN_MAX: usize = 1024;
+/// Those of which it isn't, from addresses that are known as hosts'. Each is unknown
+/// for as long as a handshake takes, and words about a switchover to their end. From
+/// one address come all lanes of two migrations at the same moment; lanes that have to
+/// make room for others try again for seconds.
+const UNKNOWN_OF_HOSTS: AdmissionBounds = AdmissionBounds { all: 256, per_source: 128 };
+/// And from all other addresses. A host is a stranger at an address which nobody has
+/// named until it has shown there who it is.
+const UNKNOWN_OF_STRANGERS: AdmissionBounds = AdmissionBounds { all: 64, per_source: 16 };
+/// Of the known ones, those that are to order or ask something, and have not been given
 /// what a VM that comes has: each keeps a few messages in memory.
 const LEADING_MAX: usize = 32;
 /// Of them, those by which other agents have VMs moved: each stays for as long
@@ -24,13 +31,23 @@ const ORDERING_MAX: usize = 64;
 /// each keeps two threads at most. Two of each host.
 const SERVING_MAX: usize = 256;
 
+// Each has two descriptors, its own and the one that it is ended by. With the 192 of
+// the API's port, unknown ones leave 100 for the agent itself where no more than 1024
+// files may be open.
+const _: () = assert!(
+    2 * (UNKNOWN_OF_HOSTS.all + UNKNOWN_OF_STRANGERS.all + 2 * LEAVING_MAX) + 192 < 1024 - 100
+);
+
 /// The connections of an agent.
-#[derive(Debug, Default)]
-pub(super) struct Connections(Mutex<State>);
+#[derive(Debug)]
+pub(super) struct Connections {
+    unknown: Arc<Admissions<Arc<TcpStream>>>,
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
-    open: HashMap<u64, TcpStream>,
+    open: HashMap<u64, Arc<TcpStream>>,
     taken_in: u64,
     unknown: usize,
     leading: usize,
@@ -54,25 +71,46 @@ pub(super) struct Place {
     connections: Arc<Connections>,
     number: u64,
     counts_as: Use,
+    from: IpAddr,
+    /// While it is unknown.
+    admission: Option<Admission<Arc<TcpStream>>>,
 }
 
 impl Connections {
-    /// One more, if there may be.
-    pub(super) fn take_in(self: &Arc<Self>, stream: &TcpStream) -> Option<Place> {
-        let mut state = self.0.lock();
-        if state.open.len() >= ALL_MAX || state.unknown >= UNKNOWN_MAX {
+    /// None yet. `hosts` are the addresses that hosts are known to have.
+    pub(super) fn new(hosts: impl IntoIterator<Item = IpAddr>) -> Arc<Self> {
+        let unknown = Admissions::new(hosts, UNKNOWN_OF_HOSTS, UNKNOWN_OF_STRANGERS);
+        Arc::new(Self { unknown, state: Mutex::default() })
+    }
+
+    /// One more from that address, if there may be. Another may be broken off for it.
+    pub(super) fn take_in(self: &Arc<Self>, stream: &TcpStream, from: IpAddr) -> Option<Place> {
+        let mut state = self.state.lock();
+        if state.open.len() - state.unknown >= KNOWN_MAX {
             return None;
         }
+        let stream = Arc::new(stream.try_clone().ok()?);
+        let (admission, gives_way) = self.unknown.admit(from, Arc::clone(&stream))?;
+        if let Some(other) = gives_way {
+            // It may be gone.
+            let _ = other.shutdown(Shutdown::Both);
+        }
         let number = state.taken_in;
-        state.open.insert(number, stream.try_clone().ok()?);
+        state.open.insert(number, stream);
         state.taken_in += 1;
         state.unknown += 1;
-        Some(Place { connections: Arc::clone(self), number, counts_as: Use::Unknown })
+        Some(Place {
+            connections: Arc::clone(self),
+            number,
+            counts_as: Use::Unknown,
+            from,
+            admission: Some(admission),
+        })
     }
 
     /// Breaks all of them off.
     pub(super) fn end_all(&self) {
-        for stream in self.0.lock().open.values() {
+        for stream in self.state.lock().open.values() {
             // It may be gone.
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -94,7 +132,7 @@ impl State {
 impl Place {
     /// It is to order or ask something. False if too many are.
     pub(super) fn leads(&mut self) -> bool {
-        let has_room = self.connections.0.lock().leading < LEADING_MAX;
+        let has_room = self.connections.state.lock().leading < LEADING_MAX;
         if has_room {
             self.count_as(Use::Leading);
         }
@@ -103,7 +141,7 @@ impl Place {
 
     /// It is to order moves of VMs. False if too many are.
     pub(super) fn orders(&mut self) -> bool {
-        let has_room = self.connections.0.lock().ordering < ORDERING_MAX;
+        let has_room = self.connections.state.lock().ordering < ORDERING_MAX;
         if has_room {
             self.count_as(Use::Ordering);
         }
@@ -112,7 +150,7 @@ impl Place {
 
     /// It is for what the hosts of a rack have of one another. False if too many are.
     pub(super) fn serves(&mut self) -> bool {
-        let has_room = self.connections.0.lock().serving < SERVING_MAX;
+        let has_room = self.connections.state.lock().serving < SERVING_MAX;
         if has_room {
             self.count_as(Use::Serving);
         }
@@ -124,8 +162,18 @@ impl Place {
         self.count_as(Use::Known);
     }
 
+    /// It is a host's: its address is known as one from now on.
+    pub(super) fn is_of_host(&self) {
+        self.connections.unknown.remember(self.from);
+    }
+
+    /// Whether it was broken off to make room for another.
+    pub(super) fn gave_way(&self) -> bool {
+        self.admission.as_ref().is_some_and(Admission::gave_way)
+    }
+
     fn count_as(&mut self, new: Use) {
-        let mut state = self.connections.0.lock();
+        let mut state = self.connections.state.lock();
         let old = std::mem::replace(&mut self.counts_as, new);
         if let Some(count) = state.count(old) {
             *count -= 1;
@@ -133,13 +181,17 @@ impl Place {
         if let Some(count) = state.count(new) {
             *count += 1;
         }
+        drop(state);
+        if new != Use::Unknown {
+            self.admission = None;
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         self.count_as(Use::Known);
-        self.connections.0.lock().open.remove(&self.number);
+        self.connections.state.lock().open.remove(&self.number);
     }
 }
 
@@ -149,36 +201,80 @@ mod tests {
 
     use super::*;
 
+    const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+    const STRANGER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+    fn stream() -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+    }
+
     #[test]
     fn each_kind_has_its_bound_and_what_goes_leaves_room() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let connections = Arc::new(Connections::default());
-        let take_in = || connections.take_in(&stream);
-        let mut unknown: Vec<Place> = (0..UNKNOWN_MAX).map(|_| take_in().unwrap()).collect();
-        assert!(take_in().is_none());
-        unknown.pop();
+        let (stream, connections) = (stream(), Connections::new([HOST]));
+        let take_in = || connections.take_in(&stream, HOST).unwrap();
+        let mut unknown: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| take_in()).collect();
+        assert!(!unknown.iter().any(Place::gave_way));
+        unknown.push(take_in());
+        assert!(unknown[0].gave_way() && !unknown[1].gave_way());
+        unknown.truncate(UNKNOWN_OF_HOSTS.per_source / 2);
         let mut leading: Vec<Place> = Vec::new();
         for _ in 0..LEADING_MAX {
-            let mut place = take_in().unwrap();
+            let mut place = take_in();
             assert!(place.leads());
             leading.push(place);
         }
-        let mut one_more = take_in().unwrap();
+        let mut one_more = take_in();
         assert!(!one_more.leads());
-        assert!(take_in().is_none(), "it is unknown as before");
         leading.pop();
         assert!(one_more.leads());
         drop(unknown);
         let mut ordering: Vec<Place> = Vec::new();
         for _ in 0..ORDERING_MAX {
-            let mut place = take_in().unwrap();
+            let mut place = take_in();
             assert!(place.orders());
             ordering.push(place);
         }
-        assert!(!take_in().unwrap().orders());
+        assert!(!take_in().orders());
         drop((leading, one_more, ordering));
-        let state = connections.0.lock();
+        assert_none(&connections);
+    }
+
+    #[test]
+    fn hosts_come_while_strangers_hold_all_that_they_can() {
+        let (stream, connections) = (stream(), Connections::new([HOST]));
+        let mut strangers: Vec<Place> = Vec::new();
+        for last in 1..=99 {
+            for _ in 0..99 {
+                let place = connections.take_in(&stream, [192, 0, 2, last].into());
+                strangers.push(place.expect("others make room"));
+                strangers.retain(|place| !place.gave_way());
+            }
+        }
+        assert_eq!(strangers.len(), UNKNOWN_OF_STRANGERS.all);
+        let take_in = |from| connections.take_in(&stream, from).unwrap();
+        let mut lanes: Vec<Place> =
+            (0..UNKNOWN_OF_HOSTS.per_source).map(|_| take_in(HOST)).collect();
+        assert!(!strangers.iter().chain(&lanes).any(Place::gave_way));
+        lanes.iter_mut().for_each(Place::is_known);
+        // One of which it is known is in nobody's way.
+        lanes.extend((0..UNKNOWN_OF_HOSTS.per_source).map(|_| take_in(HOST)));
+        assert!(!lanes.iter().any(Place::gave_way));
+        drop((strangers, lanes));
+        assert_none(&connections);
+    }
+
+    #[test]
+    fn an_address_that_has_shown_itself_a_hosts_has_a_hosts_share() {
+        let (stream, connections) = (stream(), Connections::new([HOST]));
+        connections.take_in(&stream, STRANGER).unwrap().is_of_host();
+        let take_in = |_| connections.take_in(&stream, STRANGER).unwrap();
+        let lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(take_in).collect();
+        assert!(!lanes.iter().any(Place::gave_way));
+    }
+
+    fn assert_none(connections: &Connections) {
+        let state = connections.state.lock();
         let counts = (state.open.len(), state.unknown, state.leading, state.ordering);
         assert_eq!(counts, (0, 0, 0, 0));
     }

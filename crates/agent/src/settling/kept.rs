@@ -1,0 +1,67 @@
+//! What the journals that an earlier run left say before they are settled.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::Deserialize;
+use switchover::journal::{Kept, Opened};
+
+use crate::registry::Held;
+
+/// VMs of switchovers that are not over.
+pub(crate) fn held(kept: &[Kept]) -> Held {
+    let of = |opened: &Opened| {
+        (opened.vm.clone(), qemu::machine::Record::deserialize(&opened.qemu).ok())
+    };
+    let held = kept.iter().filter_map(|one| match one {
+        Kept::Unreadable(error) => Some((error.vm()?.to_owned(), None)),
+        one => opened(one).map(of),
+    });
+    Held(held.collect())
+}
+
+/// Where their other hosts are, as far as is known.
+pub(crate) fn hosts(kept: &[Kept]) -> impl Iterator<Item = IpAddr> {
+    let address = |opened: &Opened| opened.peer_address.parse().ok().map(|at: SocketAddr| at.ip());
+    kept.iter().filter_map(opened).filter_map(address)
+}
+
+fn opened(kept: &Kept) -> Option<&Opened> {
+    match kept {
+        Kept::Source(kept) => Some(kept.journal.opened()),
+        Kept::Destination(kept) => Some(kept.journal.opened()),
+        Kept::Unreadable(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use switchover::MigrationId;
+    use switchover::journal::{Journal, Shelf};
+    use switchover::{destination, source};
+
+    use super::*;
+
+    #[test]
+    fn hosts_of_either_side_are_known_and_a_name_is_no_address() {
+        let dir = tempfile::tempdir().unwrap();
+        let shelf = Shelf::open(dir.path()).unwrap();
+        let opened = |vm: &str, peer_address: &str| Opened {
+            migration: MigrationId::random().unwrap(),
+            vm: vm.to_owned(),
+            peer: "host-b".to_owned(),
+            peer_address: peer_address.to_owned(),
+            run: true,
+            qemu: serde_json::Value::Null,
+        };
+        let left: Journal<source::Record> = shelf.create(opened("web1", "10.0.0.2:7800")).unwrap();
+        let came: Journal<destination::Record> =
+            shelf.create(opened("web2", "[2001:db8::3]:7800")).unwrap();
+        let odd: Journal<source::Record> = shelf.create(opened("web3", "host-b")).unwrap();
+        drop((left, came, odd));
+        let kept = shelf.contents().unwrap();
+        let mut addresses: Vec<String> = hosts(&kept).map(|at| at.to_string()).collect();
+        addresses.sort();
+        assert_eq!(addresses, ["10.0.0.2", "2001:db8::3"]);
+        assert_eq!(held(&kept).0.len(), 3);
+    }
+}
