@@ -12,6 +12,7 @@ pub mod memory;
 mod moving;
 pub mod proxy;
 mod racks;
+pub mod strangers;
 mod world;
 
 pub use goal::{assert_fits_goal, fits_goal_bytes};

@@ -1,6 +1,8 @@
 //! Certificates for the lab's hosts, of a CA that goes with this value.
 
-use identity::{Authority, AuthorityError, Identity, Subject, Validity, Wanted};
+use std::path::PathBuf;
+
+use identity::{Authority, AuthorityError, Identity, Role, Subject, Validity, Wanted};
 
 use crate::error::{LabError, Result, SystemContext};
 use crate::hosts::{Host, RUN_DIR};
@@ -51,6 +53,20 @@ impl Certificates {
         let authority = Authority::open(self.dir.path()).map_err(|error| failed(&error))?;
         let files = authority.issue(&wanted).map_err(|error| failed(&error))?.files;
         Identity::load(name, &files).map_err(|error| LabError::Unsupported(error.to_string()))
+    }
+
+    /// Makes what a person with this role shows to the API over TCP, and says where it
+    /// is, on every host.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn person(&self, name: &str, role: Role) -> Result<PathBuf> {
+        let subject = Subject::client(role, name).map_err(|error| failed(&error.into()))?;
+        let out = self.dir.path().join("given").join(name);
+        let wanted = Wanted { subject, days: DAYS, out: out.clone(), replace: true };
+        let authority = Authority::open(self.dir.path()).map_err(|error| failed(&error))?;
+        authority.issue(&wanted).map_err(|error| failed(&error))?;
+        Ok(out)
     }
 
     /// As [`Certificates::give`], with a certificate that holds until the end of this second.

@@ -1,0 +1,84 @@
+//! Strangers hold every connection that they can get, and say nothing: hosts still
+//! reach each other, and people reach the API.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use end_to_end::strangers::Strangers;
+use end_to_end::{Side, World, guest, until};
+use identity::Role;
+use lab::certificates::Certificates;
+use lab::contender::binary;
+use lab::hosts::Link;
+
+const RATE: u64 = 2_000_000;
+const AGENTS_PORT: u16 = 7800;
+const API_PORT: u16 = 7801;
+
+/// A port of host B.
+fn at_b(world: &World, port: u16) -> SocketAddr {
+    SocketAddr::new(world.host(Side::B).addresses[0], port)
+}
+
+/// How many files the agent of host B has open.
+fn open_files(world: &World) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", world.agent(Side::B).pid())).unwrap().count()
+}
+
+#[test]
+fn a_vm_comes_and_leaves_meanwhile() {
+    let (world, _certificates) = World::secured(Link::unshaped());
+    let guest = world.boot(&guest("192M", RATE));
+    // From one address, and from more than there are places for.
+    for addresses in [1, 20] {
+        let to = at_b(&world, AGENTS_PORT);
+        let strangers = Strangers::start(world.host(Side::A), addresses, to, 400);
+        until("they have all that they can get", || strangers.turned_away() > 0);
+        for from in [Side::A, Side::B] {
+            let report = world.migrate(&guest, from, &["--lanes", "16"]);
+            assert!(report.lanes.iter().all(|lane| lane.deaths == 0), "{:?}", report.lanes);
+        }
+        assert!(open_files(&world) < 500);
+        let turned_away = strangers.turned_away();
+        until("they are there still", || strangers.turned_away() > turned_away);
+        drop(strangers);
+        until("nothing is left of them", || open_files(&world) < 60);
+    }
+}
+
+#[test]
+fn the_api_answers_meanwhile() {
+    let (mut world, certificates) = World::secured(Link::unshaped());
+    let listen = format!("0.0.0.0:{API_PORT}");
+    let usual = ["--tls", &Certificates::place(), "--api-listen", &listen];
+    world.tell_agents(usual.map(str::to_owned).to_vec());
+    let tls = certificates.person("ann", Role::Observe).unwrap();
+    // Its certificate names the host, so that is how it has to be called.
+    let names = tls.with_extension("hosts");
+    std::fs::write(&names, format!("{} host-b\n", world.host(Side::B).addresses[0])).unwrap();
+    let mut mount = world.host(Side::A).command("mount");
+    assert!(mount.arg("--bind").arg(&names).arg("/etc/hosts").status().unwrap().success());
+    let list = || {
+        let mut list = world.host(Side::A).command(binary());
+        list.args(["--api", &format!("https://host-b:{API_PORT}"), "--tls"]).arg(&tls).arg("list");
+        let mut list = list.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let mut ended = None;
+        until("the API answers", || {
+            ended = list.try_wait().unwrap();
+            ended.is_some()
+        });
+        assert!(ended.is_some_and(|status| status.success()));
+    };
+    for addresses in [1, 20] {
+        let to = at_b(&world, API_PORT);
+        let strangers = Strangers::start(world.host(Side::A), addresses, to, 600);
+        until("they have all that they can get", || strangers.turned_away() > 0);
+        for _ in 0..10 {
+            list();
+        }
+        assert!(open_files(&world) < 300);
+        drop(strangers);
+        until("nothing is left of them", || open_files(&world) < 60);
+    }
+    world.says(Side::B, &["list"]);
+}
