@@ -31,7 +31,7 @@ const NICE_STEP: i32 = 10;
 const NICE: std::ops::RangeInclusive<i32> = -20..=19;
 
 /// Who goes first where there are fewer CPUs than threads that want them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {
     /// VMs and everybody else.

@@ -34,7 +34,7 @@ mod undo;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{Bounds, MigrateRequest, Outcome, Phase, Report};
+use api::{Bounds, MigrateRequest, Outcome, Phase, Priority, Report};
 use crew::{Crew, Terms};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use qemu::outgoing::Outgoing;
@@ -221,7 +221,7 @@ impl<'m> Source<'m> {
         let qemu_events = vm.machine.qmp.events();
         let notices = unbounded();
         let tell: Sender<Notice> = notices.0.clone();
-        let crew = Crew::new(terms(&story.watch().bounds()), move |thread| {
+        let crew = Crew::new(terms(&story.watch().bounds(), false), move |thread| {
             let _ = tell.send(Notice::Panicked(thread.to_owned()));
         });
         Self {
@@ -281,7 +281,7 @@ impl<'m> Source<'m> {
                 Happening::Notice(Notice::FirstPassBegins) => self.story.enter(Phase::FirstPass),
                 Happening::Notice(Notice::TailBegins) => {
                     self.story.enter(Phase::Stopped);
-                    self.blackout.begins(Instant::now(), self.was_running);
+                    self.stands_still(Instant::now());
                     // QEMU tells of no stop of a VM that its owner paused before,
                     // or that stood still for a moment.
                     self.step(Step::Stopped { run: self.was_running });
@@ -336,7 +336,7 @@ impl<'m> Source<'m> {
             "STOP" => {
                 self.stopped = Some(Stop { at: event.at, delivered: self.delivered() });
                 self.story.enter(Phase::Stopped);
-                self.blackout.begins(event.at, self.was_running);
+                self.stands_still(event.at);
                 self.step(Step::Stopped { run: self.was_running });
             }
             "RESUME" => {
@@ -365,6 +365,8 @@ impl<'m> Source<'m> {
 }
 
 /// What of it is for data threads.
-fn terms(bounds: &Bounds) -> Terms {
-    Terms { priority: bounds.priority, cpus: bounds.cpus.clone() }
+/// For threads that carry data of a VM that stands still, or runs.
+fn terms(bounds: &Bounds, stands_still: bool) -> Terms {
+    let least = if stands_still { Priority::Normal } else { Priority::Low };
+    Terms { priority: bounds.priority.max(least), cpus: bounds.cpus.clone() }
 }

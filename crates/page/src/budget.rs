@@ -194,31 +194,18 @@ impl Budget {
         Arc::new(Self { state: Mutex::new(state) })
     }
 
-    /// Sets bytes aside for buffers that come from no pool, such as a residue,
-    /// until the answer is dropped. Waits until pools have given back what they
-    /// borrowed: whoever calls this holds none of their batches.
-    ///
-    /// # Errors
-    /// If so much can't be had beside what is promised to others.
-    pub fn set_aside(self: &Arc<Self>, bytes: usize) -> Result<SetAside, BudgetFull> {
-        let slots = bytes.div_ceil(SLOT_BYTES);
-        let freed = Arc::new(Condvar::new());
+    /// Sets bytes aside for memory that comes from no pool, until the answer is
+    /// dropped: what is neither promised nor lent now, and at most so much. Does not
+    /// wait.
+    pub fn set_aside(self: &Arc<Self>, most_bytes: usize) -> SetAside {
         let mut state = self.state.lock();
-        let place = state.admit(Member {
-            minimum: slots,
-            // A thread that waits for the last of it is woken by `wake`.
-            limit: usize::MAX,
-            is_aside: true,
-            ..Member::new(Arc::clone(&freed))
-        })?;
-        while state.member(place).owed() > 0 {
-            state.member(place).waiting += 1;
-            freed.wait(&mut state);
-            state.member(place).waiting -= 1;
-        }
+        // Nobody is owed while there is something common.
+        let slots = (most_bytes / SLOT_BYTES).min(state.common).min(state.total - state.promised);
+        let aside = Member { minimum: slots, is_aside: true, ..Member::new(Arc::default()) };
+        let place = state.admit(aside).expect("that much is left");
         state.trim();
         drop(state);
-        Ok(SetAside { budget: Arc::clone(self), place })
+        SetAside { budget: Arc::clone(self), place, bytes: slots * SLOT_BYTES }
     }
 
     /// What there is.
@@ -349,6 +336,15 @@ pub(crate) struct Seat {
 pub struct SetAside {
     budget: Arc<Budget>,
     place: usize,
+    bytes: usize,
+}
+
+impl SetAside {
+    /// How many they are.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Drop for SetAside {
@@ -539,22 +535,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_waits_for_what_is_lent() {
-        let budget = Budget::new(8 * SLOT_BYTES);
+    fn only_what_nobody_has_is_set_aside_and_given_back() {
+        let budget = Budget::new(12 * SLOT_BYTES);
         let pool = Pool::within(&budget, usize::MAX).unwrap();
-        let out: Vec<_> = (0..8).map(|_| pool.take().unwrap()).collect();
-        assert!(budget.set_aside(5 * SLOT_BYTES).is_err());
+        let out: Vec<_> = (0..6).map(|_| pool.take().unwrap()).collect();
+        let some = budget.set_aside(2 * SLOT_BYTES + 1);
+        let rest = budget.set_aside(usize::MAX);
+        assert_eq!((some.bytes(), rest.bytes()), (2 * SLOT_BYTES, 4 * SLOT_BYTES));
+        assert_eq!(budget.set_aside(usize::MAX).bytes(), 0);
+        assert!(Pool::within(&budget, usize::MAX).is_err(), "no minimum is left");
+        drop(rest);
+        let more: Vec<_> = (0..4).map(|_| pool.take().unwrap()).collect();
         thread::scope(|scope| {
-            let setting = scope.spawn(|| budget.set_aside(4 * SLOT_BYTES - 1).unwrap());
-            drop(out);
-            let aside = setting.join().unwrap();
-            let out: Vec<_> = (0..4).map(|_| pool.take().unwrap()).collect();
-            let fifth = scope.spawn(|| pool.take().map(drop));
-            drop(aside);
-            assert_eq!(fifth.join().unwrap(), Ok(()));
-            drop(out);
+            let one_more = scope.spawn(|| pool.take().map(drop));
+            drop(some);
+            assert_eq!(one_more.join().unwrap(), Ok(()));
         });
-        assert_eq!(budget.high_water_bytes(), 8 * SLOT_BYTES);
+        drop((out, more));
+        assert_eq!(budget.promised_bytes(), 4 * SLOT_BYTES);
     }
 
     #[test]

@@ -94,6 +94,8 @@ pub struct Plan {
     pub share: bool,
     /// Whether pages come from the VM's disks.
     pub storage: bool,
+    /// Whether it is moved once more before anything else breaks.
+    pub once_more: bool,
 }
 
 /// Every fault.
@@ -174,6 +176,7 @@ impl Plan {
             secured: true,
             share: true,
             storage: true,
+            once_more: true,
         }
     }
 
@@ -208,7 +211,8 @@ impl Plan {
         };
         // In most.
         let [secured, share, storage] = [4, 5, 5].map(|times| !below(times).is_zero());
-        Self { fault, moment, delay, lasts, slow_notes, secured, share, storage }
+        let once_more = below(3).is_zero();
+        Self { fault, moment, delay, lasts, slow_notes, secured, share, storage, once_more }
     }
 }
 

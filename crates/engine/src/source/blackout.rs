@@ -3,7 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::Source;
+use api::Priority;
+use wire::ToDestination;
+
+use super::{Source, terms};
 use crate::error::MigrationError;
 
 /// Without the operator's word: so many times the goal for the downtime...
@@ -39,6 +42,10 @@ impl Blackout {
         }
     }
 
+    pub(super) fn has_begun(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// It runs again.
     pub(super) fn is_over(&mut self) {
         self.since = None;
@@ -54,6 +61,21 @@ impl Blackout {
 }
 
 impl Source<'_> {
+    /// From now on the VM waits for what others have gone before until now: no thread
+    /// that carries its data is nicer than the agent, at either end.
+    pub(super) fn stands_still(&mut self, at: Instant) {
+        let had_begun = self.blackout.has_begun();
+        self.blackout.begins(at, self.was_running);
+        let bounds = self.story.watch().bounds();
+        if had_begun || bounds.priority != Priority::Low {
+            return;
+        }
+        let terms = terms(&bounds, true);
+        self.crew.set(&terms);
+        // A destination that doesn't hear it is only slower.
+        let _ = self.send(&ToDestination::Terms(terms));
+    }
+
     fn blackout_max(&self) -> Duration {
         let goal = self.stream.as_ref().map(|stream| stream.live.goal()).unwrap_or_default();
         allowed(self.request.blackout_max_s, goal)

@@ -29,10 +29,15 @@ use qemu::ram_blocks::RamBlocks;
 use crate::story::Story;
 use bits::Bits;
 use map::{Map, Parts, on_disks, stretches};
-pub(super) use map::{OnDisk, Places};
+pub(super) use map::{OnDisk, Places, Room};
 
 /// Another one who speaks at the port is waited for so long.
 const TURN_MAX: Duration = Duration::from_secs(5);
+
+/// What is read from storage takes the place of buffers.
+const NO_ROOM: &str = "only a part of what the guest's helper tells is read from storage: what is \
+                       kept of it may take a quarter of this agent's buffers, as far as they are \
+                       free; a larger pool-mib has room for more";
 
 /// What is known of it.
 #[derive(Debug, Default)]
@@ -171,12 +176,12 @@ pub(super) struct Asking {
 impl Asking {
     /// Asks the helper of this VM where its memory is on `disks`, numbered in this
     /// order; `ram` is what can be read of it. The answer may cost the guest
-    /// `budget`, and of what it says so many percent count.
+    /// `budget` and us `room`, and of what it says so many percent count.
     pub(super) fn start(
         machine: &Arc<Machine>,
         disks: Vec<GuestDisk>,
         ram: &RamBlocks,
-        budget: Budget,
+        (budget, room): (Budget, Room),
         percent: Option<u8>,
         story: &Arc<Story>,
     ) -> std::io::Result<(Self, Arc<Cached>)> {
@@ -188,7 +193,7 @@ impl Asking {
             move || {
                 let asking = Ask { machine: &machine, disks: &disks, blocks, budget, percent };
                 let noted = |note: String| story.note(note);
-                if let Err(why) = asking.ask(&stream, &cached, &noted) {
+                if let Err(why) = asking.ask(room, &stream, &cached, &noted) {
                     noted(cached.without_the_rest(&why));
                 }
                 cached.knows_all();
@@ -224,6 +229,7 @@ struct Ask<'a> {
 impl Ask<'_> {
     fn ask(
         &self,
+        mut room: Room,
         shared: &Mutex<Option<UnixStream>>,
         cached: &Cached,
         note: &dyn Fn(String),
@@ -237,23 +243,31 @@ impl Ask<'_> {
         let memory = GuestMemory::of(&machine.qmp, known).map_err(|error| said(&error))?;
         let patience = Patience::of(*budget);
         let mut looked_at = 0;
-        let mut part = |part: CacheMap| {
+        let mut understood = |part: CacheMap| {
             let (map, notes) = self.understood(&part, &memory, looked_at);
             looked_at = part.devices().len();
             notes.into_iter().for_each(note);
             map
         };
+        let mut is_full = false;
+        let mut learn = |map: Map| {
+            let (map, is_all) = room.take(map);
+            if !is_all && !std::mem::replace(&mut is_full, true) {
+                note(NO_ROOM.to_owned());
+            }
+            cached.learn(map);
+        };
         let summary = if let Some(percent) = self.percent {
             // Which are the lowest is known only at the end.
             let whole = port.ask(limits, *budget, patience).map_err(|error| said(&error))?;
             let summary = whole.summary().clone();
-            let mut map = part(whole);
+            let mut map = understood(whole);
             map.cut(percent.into());
-            cached.learn(map);
+            learn(map);
             summary
         } else {
-            let mut learn = |map| cached.learn(part(map));
-            let heard = port.ask_in_parts(limits, *budget, patience, &mut learn);
+            let mut part = |part| learn(understood(part));
+            let heard = port.ask_in_parts(limits, *budget, patience, &mut part);
             heard.map_err(|error| said(&error))?
         };
         unfinished(summary.end).into_iter().for_each(note);

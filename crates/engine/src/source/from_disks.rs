@@ -12,7 +12,7 @@ use qemu::ram_blocks::RamBlocks;
 use wire::StorageOrder;
 
 use super::Source;
-use super::cached::{Asking, Cached};
+use super::cached::{Asking, Cached, Room};
 
 /// Pages that the destination may read from the VM's disks.
 pub(super) struct FromDisks {
@@ -67,7 +67,9 @@ impl Source<'_> {
             bytes_per_s: self.request.storage.limit.map(BitRate::bytes_per_s),
         };
         let (budget, share) = (budget(self.request.storage.helper), self.request.storage.share);
-        let (asking, cached) = Asking::start(machine, disks, ram, budget, share, &self.story)
+        let pools = self.pools.as_ref().ok_or("it has no buffers")?;
+        let bounds = (budget, Room::of(pools.budget()));
+        let (asking, cached) = Asking::start(machine, disks, ram, bounds, share, &self.story)
             .map_err(|error| error.to_string())?;
         Ok(FromDisks { cached, _asking: asking, order })
     }

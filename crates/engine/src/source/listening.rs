@@ -144,12 +144,13 @@ impl Source<'_> {
         let bounds = self.story.watch().bounds();
         tracing::info!(vm = self.vm.name, ?bounds, "other bounds");
         self.story.rebound(&bounds);
-        self.crew.set(&terms(&bounds));
+        let terms = terms(&bounds, self.blackout.has_begun());
+        self.crew.set(&terms);
         if let Some(pacing) = self.pacing() {
             pacing.set(pace_bounds(&bounds));
         }
         // With the VM given up, no data thread is left to be told.
-        if self.committed { Ok(()) } else { self.send(&ToDestination::Terms(terms(&bounds))) }
+        if self.committed { Ok(()) } else { self.send(&ToDestination::Terms(terms)) }
     }
 
     /// Does not wait for the destination, which may read slowly.

@@ -100,7 +100,7 @@ impl Source<'_> {
             }))?,
             incoming_qmp: self.request.incoming_qmp.clone(),
             overcommit: self.request.overcommit_memory,
-            terms: terms(&self.story.watch().bounds()),
+            terms: terms(&self.story.watch().bounds(), false),
             sharing: self.sharing(),
             storage: None,
             share_domain: self.domain(),

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use cachemap::{CacheMap, PAGE_SECTORS, Run};
 use content::Name;
-use page::{BlockId, PageIndex};
+use page::{BlockId, Budget, PageIndex, SLOT_BYTES, SetAside};
 use qemu::guest_memory::GuestMemory;
 use wire::DiskPlace;
 
@@ -48,15 +48,70 @@ pub(super) struct Map {
     /// The name that the destination was told ahead; none for a page that QEMU has
     /// handed over before that. Whichever comes first stays.
     told: Vec<OnceLock<Option<Name>>>,
+    /// What its memory is taken from.
+    _room: Option<SetAside>,
+}
+
+/// The buffers that maps of one migration may take the place of. A helper that names
+/// each page twice costs no more than that.
+#[derive(Debug)]
+pub(in crate::source) struct Room {
+    budget: Arc<Budget>,
+    left_bytes: usize,
+}
+
+impl Room {
+    /// A part of what all migrations have together.
+    const PART: usize = 4;
+
+    pub(in crate::source) fn of(budget: &Arc<Budget>) -> Self {
+        Self { budget: Arc::clone(budget), left_bytes: budget.bytes() / Self::PART }
+    }
+
+    /// As much of a map as there is room for. Says whether that is all of it.
+    pub(super) fn take(&mut self, mut map: Map) -> (Map, bool) {
+        let wanted = map.bytes();
+        let room = self.budget.set_aside(self.left_bytes.min(wanted.next_multiple_of(SLOT_BYTES)));
+        self.left_bytes -= room.bytes();
+        let is_all = wanted <= room.bytes();
+        if !is_all {
+            map.cut(room.bytes() as u64 * 100 / wanted as u64);
+        }
+        map.number();
+        map._room = Some(room);
+        (map, is_all)
+    }
 }
 
 impl Map {
+    fn pages(&self) -> u64 {
+        let stretches = self.blocks.iter().flat_map(|(_, each)| each);
+        stretches.map(|stretch| u64::from(stretch.pages)).sum()
+    }
+
+    /// What it takes of memory with a place for what is told of each page.
+    fn bytes(&self) -> usize {
+        let stretches: usize = self.blocks.iter().map(|(_, each)| each.len()).sum();
+        let pages = usize::try_from(self.pages()).unwrap_or(usize::MAX);
+        let told = pages.saturating_mul(size_of::<OnceLock<Option<Name>>>());
+        told.saturating_add(stretches.saturating_mul(size_of::<Stretch>()))
+    }
+
+    /// Gives each page its place in what is told.
+    fn number(&mut self) {
+        let mut pages = 0;
+        for stretch in self.blocks.iter_mut().flat_map(|(_, each)| each) {
+            stretch.at = pages;
+            pages += stretch.pages as usize;
+        }
+        self.told.resize_with(pages, OnceLock::new);
+    }
+
     /// Of all stretches the lowest, disk by disk, with `percent` of the pages: by how
     /// much storage brings, if that is not to be found out.
     pub(super) fn cut(&mut self, percent: u64) {
         let all: Vec<Stretch> = self.in_disk_order().map(|(_, stretch)| stretch).collect();
-        let pages: u64 = all.iter().map(|stretch| u64::from(stretch.pages)).sum();
-        let mut left = pages * percent / 100;
+        let mut left = self.pages() * percent / 100;
         let mut kept = HashMap::new();
         for stretch in all {
             let pages = left.min(stretch.pages.into());
@@ -69,6 +124,7 @@ impl Map {
                 stretch.pages = u32::try_from(pages).unwrap_or(0);
             }
             stretches.retain(|stretch| stretch.pages > 0);
+            stretches.shrink_to_fit();
         }
     }
 
@@ -212,21 +268,15 @@ pub(super) fn stretches(
 ) -> Map {
     let mut found = Map {
         blocks: blocks.into_iter().map(|(name, _)| (name, Vec::new())).collect(),
-        told: Vec::new(),
+        ..Map::default()
     };
     for run in map.runs() {
         let Some(disk) = numbers.get(usize::from(run.device)).copied().flatten() else { continue };
         add(run, disk, memory, &mut found.blocks);
     }
-    let mut pages = 0;
-    for stretch in found.blocks.iter_mut().flat_map(|(_, each)| {
+    for (_, each) in &mut found.blocks {
         each.sort_unstable_by_key(|stretch| stretch.first);
-        each.iter_mut()
-    }) {
-        stretch.at = pages;
-        pages += stretch.pages as usize;
     }
-    found.told.resize_with(pages, OnceLock::new);
     found
 }
 
@@ -253,6 +303,8 @@ fn add(run: &Run, disk: u16, memory: &GuestMemory, blocks: &mut [(String, Vec<St
 
 #[cfg(test)]
 pub(super) mod tests {
+    use page::Pool;
+
     use super::*;
 
     fn stretch(first: u32, pages: u32, disk: u16, sector: u64) -> Stretch {
@@ -262,7 +314,8 @@ pub(super) mod tests {
     #[test]
     fn pages_are_found_in_any_order() {
         let part = |stretches: &[Stretch]| {
-            Arc::new(Map { blocks: vec![("ram".into(), stretches.to_vec())], told: Vec::new() })
+            let blocks = vec![("ram".into(), stretches.to_vec())];
+            Arc::new(Map { blocks, ..Map::default() })
         };
         let first = part(&[stretch(10, 4, 0, 800), stretch(14, 1, 1, 63), stretch(20, 2, 0, 8)]);
         let second = part(&[stretch(13, 1, 4, 0), stretch(16, 1, 3, 24)]);
@@ -309,12 +362,44 @@ pub(super) mod tests {
     }
 
     pub(in crate::source::cached) fn map() -> Map {
-        let mut stretches = [stretch(10, 4, 1, 800), stretch(14, 1, 0, 64), stretch(20, 2, 1, 8)];
-        for (nth, stretch) in stretches.iter_mut().enumerate() {
-            stretch.at = [0, 4, 5][nth];
-        }
-        let told = std::iter::repeat_with(OnceLock::new).take(7).collect();
-        Map { blocks: vec![("rom".into(), vec![]), ("ram".into(), stretches.to_vec())], told }
+        let stretches = [stretch(10, 4, 1, 800), stretch(14, 1, 0, 64), stretch(20, 2, 1, 8)];
+        let blocks = vec![("rom".into(), vec![]), ("ram".into(), stretches.to_vec())];
+        let mut map = Map { blocks, ..Map::default() };
+        map.number();
+        map
+    }
+
+    /// One that names so many pages, in one row.
+    fn long(pages: u32) -> Map {
+        Map { blocks: vec![("ram".into(), vec![stretch(0, pages, 0, 8)])], ..Map::default() }
+    }
+
+    #[test]
+    fn a_helper_that_names_much_is_heard_as_far_as_there_is_room() {
+        let budget = Budget::new(16 * SLOT_BYTES);
+        let (mut room, pages) = (Room::of(&budget), 1 << 16);
+        let (first, is_all) = room.take(long(pages));
+        assert!(is_all && first.told.len() == pages as usize);
+        assert!(first.bytes() <= 4 * SLOT_BYTES, "{} bytes", first.bytes());
+        let (second, is_all) = room.take(long(pages));
+        assert!(!is_all && second.pages() < pages.into(), "{}", second.pages());
+        assert!(first.bytes() + second.bytes() <= 4 * SLOT_BYTES);
+        assert!(budget.promised_bytes() <= 4 * SLOT_BYTES, "others have theirs");
+        let (third, is_all) = room.take(long(pages));
+        assert_eq!((third.pages(), third.told.len(), is_all), (0, 0, false));
+        drop((first, second, third));
+        assert_eq!(budget.promised_bytes(), 0);
+    }
+
+    /// Nobody waits for a map: what pools use is theirs.
+    #[test]
+    fn a_map_takes_no_buffer_that_is_used() {
+        let budget = Budget::new(16 * SLOT_BYTES);
+        let pool = Pool::within(&budget, usize::MAX).unwrap();
+        let out: Vec<_> = (0..15).map(|_| pool.take().unwrap()).collect();
+        let (map, is_all) = Room::of(&budget).take(long(1 << 20));
+        assert!(!is_all && map.bytes() <= SLOT_BYTES, "{} bytes", map.bytes());
+        drop((map, out));
     }
 
     #[test]
