@@ -95,14 +95,14 @@ fn release(state: &mut State, queue: &Queue) -> Option<u64> {
         let is_its = state.answers.front().is_some_and(|answer| answer.placed == number);
         let answer = if is_its { state.answers.pop_front() } else { None };
         match (load, answer) {
-            (Load::Named(named), Some(Answer { wanted, later, .. })) => {
+            (Load::Query(named), Some(Answer { wanted, later, .. })) => {
                 queue.answered(named, wanted, later).ok()?;
             }
-            (Load::Asked(asked), Some(Answer { wanted, later, .. })) => {
+            (Load::LightQuery(asked), Some(Answer { wanted, later, .. })) => {
                 queue.answered_of(asked, wanted, later).ok()?;
             }
             // An answer to what was no question, or a question without one.
-            (Load::Named(_) | Load::Asked(_), None) | (_, Some(_)) => return None,
+            (Load::Query(_) | Load::LightQuery(_), None) | (_, Some(_)) => return None,
             (load, None) => queue.placed(load),
         }
     }
@@ -144,11 +144,11 @@ mod tests {
         let named = |ticket| {
             let mut batch = pool.take().unwrap();
             (0..3).for_each(|page| batch.push_body(page::PageIndex(page), 4096 * page as usize));
-            Load::Named(crate::load::Named { batch, ticket })
+            Load::Query(crate::load::Query { batch, ticket })
         };
         let flying = |load: Load| {
             let (queue, flight) = (Queue::new(), Flight::default());
-            if let Load::Named(_) = load {
+            if let Load::Query(_) = load {
                 queue.asks();
             }
             queue.submit(load).unwrap();
@@ -170,17 +170,17 @@ mod tests {
         assert_eq!(flight.answered(answer(0, 0), &queue), None, "it was answered");
         let delivered = queue.delivered();
         assert_eq!((delivered.named_bytes, delivered.pending_bytes), (4096, 4096));
-        let crate::queue::Work::Send(Load::Wanted(batch)) = queue.take(|| false, None) else {
+        let crate::queue::Work::Send(Load::Requested(batch)) = queue.take(|| false, None) else {
             panic!()
         };
         assert_eq!(batch.bodies().iter().map(|body| body.page.0).collect::<Vec<_>>(), [0]);
-        queue.placed(Load::Wanted(batch));
+        queue.placed(Load::Requested(batch));
         queue.late(1, vec![2], false).unwrap();
-        let crate::queue::Work::Send(Load::Again(unkept)) = queue.take(|| false, None) else {
+        let crate::queue::Work::Send(Load::Reread(reread)) = queue.take(|| false, None) else {
             panic!()
         };
-        assert_eq!(unkept.pages, [page::PageIndex(2)]);
-        queue.placed(Load::Again(unkept));
+        assert_eq!(reread.pages, [page::PageIndex(2)]);
+        queue.placed(Load::Reread(reread));
         queue.close();
         queue.wait_drained().unwrap();
         assert_eq!(queue.delivered().backlog_bytes, 0);

@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod announce;
 mod blocks;
 mod connect;
 mod error;
@@ -33,8 +34,8 @@ mod replies;
 mod sender;
 mod sieve;
 mod spare;
-mod told;
 
+pub use announce::Reserved;
 pub use blocks::{BlockSink, TakeError};
 pub use connect::{Endpoint, connect, tune};
 pub use error::{LaneError, LanesError};
@@ -46,4 +47,3 @@ pub use overflow::Overflow;
 pub use receiver::{Ends, LaneEnd, Resolver, receive};
 pub use replies::Question;
 pub use sieve::Sieve;
-pub use told::Reserved;

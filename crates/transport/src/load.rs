@@ -2,7 +2,7 @@
 
 use page::{Batch, BlockBatch, PAGE_BYTES};
 
-use crate::namer::{Labels, Unkept};
+use crate::namer::{Labels, RereadPages};
 
 /// A batch of any kind. They share queue, lanes and acknowledgements.
 #[derive(Debug)]
@@ -11,39 +11,39 @@ pub enum Load {
     Pages(Batch),
     /// Blocks of a disk.
     Blocks(BlockBatch),
-    /// Pages that are on their way by name: the destination says which of them it
-    /// wants.
-    Named(Named),
-    /// The same of pages whose bodies are not kept meanwhile.
-    Asked(Asked),
-    /// Pages that the destination is told of before they are handed over.
-    Told(Told),
-    /// Pages that the destination wants, having seen their names.
-    Wanted(Batch),
-    /// Pages that it wants after all.
-    Again(Unkept),
+    /// Asks by name which pages the destination lacks; their bodies are kept until it
+    /// has answered.
+    Query(Query),
+    /// The same for pages whose bodies are read again if it lacks them.
+    LightQuery(LightQuery),
+    /// Pages that are announced before QEMU hands them over.
+    Announce(Announcement),
+    /// Pages that the destination requested after a query.
+    Requested(Batch),
+    /// Pages that are read again because the destination requested them.
+    Reread(RereadPages),
 }
 
-/// A batch that goes by name.
+/// A batch that is offered by name.
 #[derive(Debug)]
-pub struct Named {
+pub struct Query {
     pub(crate) batch: Batch,
     /// What the destination calls it by.
     pub(crate) ticket: u32,
 }
 
-/// Pages of a batch that go by name, whose bodies can be had again.
+/// Pages that are offered by name and can be read again.
 #[derive(Debug)]
-pub struct Asked {
-    pub(crate) unkept: Unkept,
+pub struct LightQuery {
+    pub(crate) reread: RereadPages,
     /// What the destination calls them by.
     pub(crate) ticket: u32,
 }
 
-/// Pages named ahead: what they contain now, and the destination may get elsewhere.
+/// Pages and the names of what they contain now.
 #[derive(Debug)]
-pub struct Told {
-    pub(crate) unkept: Unkept,
+pub struct Announcement {
+    pub(crate) reread: RereadPages,
     pub(crate) labels: Labels,
 }
 
@@ -69,14 +69,14 @@ pub(crate) enum Amount {
 impl Load {
     pub(crate) fn amount(&self) -> Amount {
         match self {
-            Self::Pages(batch) | Self::Wanted(batch) | Self::Named(Named { batch, .. }) => {
+            Self::Pages(batch) | Self::Requested(batch) | Self::Query(Query { batch, .. }) => {
                 let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
                 Amount::Pages { body_bytes, fill_bytes: batch.guest_bytes() - body_bytes }
             }
-            Self::Again(unkept)
-            | Self::Asked(Asked { unkept, .. })
-            | Self::Told(Told { unkept, .. }) => {
-                Amount::Pages { body_bytes: unkept.bytes(), fill_bytes: 0 }
+            Self::Reread(reread)
+            | Self::LightQuery(LightQuery { reread, .. })
+            | Self::Announce(Announcement { reread, .. }) => {
+                Amount::Pages { body_bytes: reread.bytes(), fill_bytes: 0 }
             }
             Self::Blocks(batch) => {
                 let data_bytes = batch.data().len() as u64;
@@ -89,11 +89,11 @@ impl Load {
     pub(crate) fn acknowledged(self) {
         match self {
             Self::Pages(_)
-            | Self::Wanted(_)
-            | Self::Named(_)
-            | Self::Asked(_)
-            | Self::Told(_)
-            | Self::Again(_) => {}
+            | Self::Requested(_)
+            | Self::Query(_)
+            | Self::LightQuery(_)
+            | Self::Announce(_)
+            | Self::Reread(_) => {}
             Self::Blocks(batch) => batch.acknowledged(),
         }
     }

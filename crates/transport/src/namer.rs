@@ -11,11 +11,11 @@ pub trait Namer: std::fmt::Debug + Send + Sync {
     /// empty `labels`.
     fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking;
 
-    /// Takes out bodies that the destination was told of ahead, by [`Reserved::tell`],
+    /// Takes out bodies that were announced to the destination, by [`Reserved::tell`],
     /// and that have not changed since. Says how many.
     ///
     /// [`Reserved::tell`]: crate::Reserved::tell
-    fn take_out_told(&self, _batch: &mut Batch) -> usize {
+    fn take_out_announced(&self, _batch: &mut Batch) -> usize {
         0
     }
 
@@ -67,13 +67,13 @@ pub enum Asking {
 /// Pages whose bodies are not kept: what they contain when they are sent is at
 /// least as new, and as good.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unkept {
+pub struct RereadPages {
     pub(crate) block: BlockId,
     pub(crate) epoch: Epoch,
     pub(crate) pages: Vec<PageIndex>,
 }
 
-impl Unkept {
+impl RereadPages {
     pub(crate) fn new(block: BlockId, epoch: Epoch, pages: Vec<PageIndex>) -> Self {
         Self { block, epoch, pages }
     }
@@ -162,11 +162,11 @@ mod tests {
             (&[200], None),
         ] {
             let pages = [10, 13, 15].map(PageIndex).to_vec();
-            let mut left = Unkept { block: BlockId(1), epoch: Epoch(2), pages };
+            let mut left = RereadPages { block: BlockId(1), epoch: Epoch(2), pages };
             let mut left_bits = bits;
             let taken = left.take(&mut left_bits, places);
             let numbers =
-                |pages: &Unkept| pages.pages.iter().map(|page| page.0).collect::<Vec<_>>();
+                |pages: &RereadPages| pages.pages.iter().map(|page| page.0).collect::<Vec<_>>();
             assert_eq!(left_bits.count_ones() as usize, left.pages.len(), "{places:?}");
             assert_eq!(
                 taken.map(|taken| (numbers(&taken), numbers(&left))),

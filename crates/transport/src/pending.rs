@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 
 use page::BATCH_PAGES;
 
-use crate::namer::Unkept;
+use crate::namer::RereadPages;
 
 /// Batches that were answered late before they were answered at all: on another
 /// connection, so they may overtake each other.
@@ -25,7 +25,7 @@ pub(crate) struct Pending {
 
 #[derive(Debug)]
 struct Waiting {
-    unkept: Unkept,
+    reread: RereadPages,
     bits: u128,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Resolved {
     /// Bytes of those that are placed.
     pub(crate) placed_bytes: u64,
     /// Those that are wanted after all.
-    pub(crate) wanted: Option<Unkept>,
+    pub(crate) wanted: Option<RereadPages>,
     /// Whether none of its batch is waited for any more.
     pub(crate) is_over: bool,
 }
@@ -63,10 +63,10 @@ impl Pending {
     pub(crate) fn wait(
         &mut self,
         ticket: u32,
-        unkept: Unkept,
+        reread: RereadPages,
         bits: u128,
     ) -> Result<Option<Resolved>, Nonsense> {
-        let mut waiting = Waiting { unkept, bits };
+        let mut waiting = Waiting { reread, bits };
         let early = self.early.remove(&ticket);
         let resolved = match early {
             Some(Early { wanted, is_over: true }) => return waiting.end(&wanted).map(Some),
@@ -75,7 +75,7 @@ impl Pending {
         };
         match self.waiting.entry(ticket) {
             Entry::Vacant(place) => {
-                self.bytes += waiting.unkept.bytes();
+                self.bytes += waiting.reread.bytes();
                 place.insert(waiting);
                 Ok(resolved)
             }
@@ -98,11 +98,11 @@ impl Pending {
     ) -> Result<Option<Resolved>, Nonsense> {
         if more && let Some(waiting) = self.waiting.get_mut(&ticket) {
             let resolved = waiting.give(&wanted)?;
-            self.bytes -= resolved.wanted.as_ref().map_or(0, Unkept::bytes);
+            self.bytes -= resolved.wanted.as_ref().map_or(0, RereadPages::bytes);
             return Ok(Some(resolved));
         }
         if let Some(waiting) = self.waiting.remove(&ticket) {
-            self.bytes -= waiting.unkept.bytes();
+            self.bytes -= waiting.reread.bytes();
             return waiting.end(&wanted).map(Some);
         }
         let room = EARLY_MAX + self.void;
@@ -126,20 +126,20 @@ impl Pending {
 impl Waiting {
     /// These are wanted; the others are still waited for.
     fn give(&mut self, wanted: &[u8]) -> Result<Resolved, Nonsense> {
-        let given = self.unkept.take(&mut self.bits, wanted).ok_or(Nonsense)?;
+        let given = self.reread.take(&mut self.bits, wanted).ok_or(Nonsense)?;
         Ok(Resolved { placed_bytes: 0, wanted: filled(given), is_over: false })
     }
 
     /// These are wanted; the others are placed.
     fn end(mut self, wanted: &[u8]) -> Result<Resolved, Nonsense> {
-        let given = self.unkept.take(&mut self.bits, wanted).ok_or(Nonsense)?;
-        let placed_bytes = self.unkept.bytes();
+        let given = self.reread.take(&mut self.bits, wanted).ok_or(Nonsense)?;
+        let placed_bytes = self.reread.bytes();
         Ok(Resolved { placed_bytes, wanted: filled(given), is_over: true })
     }
 }
 
-fn filled(unkept: Unkept) -> Option<Unkept> {
-    Some(unkept).filter(|unkept| unkept.bytes() > 0)
+fn filled(reread: RereadPages) -> Option<RereadPages> {
+    Some(reread).filter(|reread| reread.bytes() > 0)
 }
 
 #[cfg(test)]
@@ -148,39 +148,39 @@ mod tests {
 
     use super::*;
 
-    fn unkept(pages: &[u32]) -> Unkept {
+    fn reread(pages: &[u32]) -> RereadPages {
         let pages = pages.iter().copied().map(PageIndex).collect();
-        Unkept { block: BlockId(0), epoch: Epoch(1), pages }
+        RereadPages { block: BlockId(0), epoch: Epoch(1), pages }
     }
 
     #[test]
     fn whichever_answer_comes_first() {
-        let expected = Resolved { placed_bytes: 4096, wanted: Some(unkept(&[7])), is_over: true };
+        let expected = Resolved { placed_bytes: 4096, wanted: Some(reread(&[7])), is_over: true };
         let mut pending = Pending::default();
-        assert_eq!(pending.wait(1, unkept(&[5, 7]), 0b1010), Ok(None));
+        assert_eq!(pending.wait(1, reread(&[5, 7]), 0b1010), Ok(None));
         assert_eq!(pending.bytes(), 8192);
         assert_eq!(pending.late(1, vec![3], false), Ok(Some(expected)));
         assert_eq!(pending.bytes(), 0);
         let expected = Resolved { placed_bytes: 8192, wanted: None, is_over: true };
         assert_eq!(pending.late(2, vec![], false), Ok(None));
-        assert_eq!(pending.wait(2, unkept(&[5, 7]), 0b1010), Ok(Some(expected)));
+        assert_eq!(pending.wait(2, reread(&[5, 7]), 0b1010), Ok(Some(expected)));
     }
 
     #[test]
     fn some_are_wanted_while_others_still_wait() {
         let some = |pages: &[u32]| Resolved {
             placed_bytes: 0,
-            wanted: Some(unkept(pages)),
+            wanted: Some(reread(pages)),
             is_over: false,
         };
         let last = |pages: &[u32], placed_bytes| Resolved {
             placed_bytes,
-            wanted: filled(unkept(pages)),
+            wanted: filled(reread(pages)),
             is_over: true,
         };
         // In the first batch after it is known that they wait, in the second before,
         // in the third in between.
-        let pages = || unkept(&[3, 4, 5, 6]);
+        let pages = || reread(&[3, 4, 5, 6]);
         let mut pending = Pending::default();
         assert_eq!(pending.wait(1, pages(), 0b1111_0000), Ok(None));
         assert_eq!(pending.late(1, vec![6, 5], true), Ok(Some(some(&[5, 4]))));
@@ -201,13 +201,13 @@ mod tests {
     #[test]
     fn what_can_not_be_is_refused_and_bounded() {
         let mut pending = Pending::default();
-        pending.wait(1, unkept(&[5]), 0b10).unwrap();
-        assert_eq!(pending.wait(1, unkept(&[5]), 0b10), Err(Nonsense));
+        pending.wait(1, reread(&[5]), 0b10).unwrap();
+        assert_eq!(pending.wait(1, reread(&[5]), 0b10), Err(Nonsense));
         assert_eq!(pending.late(1, vec![0], false), Err(Nonsense), "it was placed before");
         assert_eq!(pending.late(2, vec![], false), Ok(None));
         assert_eq!(pending.late(2, vec![], false), Err(Nonsense));
         // One page twice.
-        pending.wait(3, unkept(&[5]), 0b10).unwrap();
+        pending.wait(3, reread(&[5]), 0b10).unwrap();
         assert_eq!(pending.late(3, vec![1, 1], false), Err(Nonsense));
         let refused =
             (10..).take(2 * EARLY_MAX).find(|ticket| pending.late(*ticket, vec![], false).is_err());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::LanesError;
-use crate::load::{Amount, Asked, Load, Told};
+use crate::load::{Amount, Announcement, LightQuery, Load};
 use crate::meter::Delivered;
 use crate::namer::Namer;
 use crate::pending::{Pending, Resolved};
@@ -23,9 +23,9 @@ const LITTLE: usize = 4;
 const ASKED_MAX: usize = 16;
 
 const BATCH_BYTES: usize = page::BATCH_PAGES * page::PAGE_BYTES;
-/// The destination waits for so much at most before it is told of more: a fourth of
+/// The most that the destination waits for before more is announced to it: a fourth of
 /// what it would wait for at all.
-const TOLD_MAX_BYTES: u64 = 1 << 30;
+const ANNOUNCED_MAX_BYTES: u64 = 1 << 30;
 
 /// How long there may be no lane at all before the migration fails: two
 /// rounds of noticing a dead path.
@@ -38,8 +38,8 @@ struct State {
     again: VecDeque<Load>,
     /// Blocks that the destination has no room for yet; older than what waits.
     held: VecDeque<Load>,
-    /// What the destination is told of ahead: a few bytes for each page.
-    told: VecDeque<Load>,
+    /// Announcements to be sent: a few bytes for each page.
+    announced: VecDeque<Load>,
     waiting: VecDeque<Load>,
     /// How many batches of blocks the destination has room for, of all that are
     /// ever sent; none if it has not said.
@@ -93,9 +93,9 @@ impl State {
         if is_over {
             self.leaves();
         }
-        if let Some(unkept) = wanted {
-            self.spare.came(unkept.pages.len() as u64);
-            self.comes_again(Load::Again(unkept));
+        if let Some(reread) = wanted {
+            self.spare.came(reread.pages.len() as u64);
+            self.comes_again(Load::Reread(reread));
         }
     }
 
@@ -114,7 +114,7 @@ impl State {
             return None;
         }
         let again = self.again.iter().map(|load| match load {
-            Load::Again(unkept) => unkept.pages.len() as u64,
+            Load::Reread(reread) => reread.pages.len() as u64,
             _ => page::BATCH_PAGES as u64,
         });
         let queued = again.sum::<u64>() + (self.waiting.len() * page::BATCH_PAGES) as u64;
@@ -124,7 +124,7 @@ impl State {
     /// The next batch that may go. Blocks without room are passed by: pages
     /// that come behind them don't wait for the destination's disks.
     fn next(&mut self) -> Option<Load> {
-        let first = self.again.pop_front().or_else(|| self.told.pop_front());
+        let first = self.again.pop_front().or_else(|| self.announced.pop_front());
         if first.is_some() {
             return first;
         }
@@ -180,7 +180,7 @@ impl Queue {
             state: Mutex::new(State {
                 again: VecDeque::new(),
                 held: VecDeque::new(),
-                told: VecDeque::new(),
+                announced: VecDeque::new(),
                 waiting: VecDeque::new(),
                 block_room: None,
                 blocks_taken: 0,
@@ -323,17 +323,16 @@ impl Queue {
             return;
         }
         for load in loads.rev() {
-            if matches!(load, Load::Named(_) | Load::Asked(_)) {
+            if matches!(load, Load::Query(_) | Load::LightQuery(_)) {
                 state.pending.void();
             }
-            if matches!(load, Load::Named(_)) {
+            if matches!(load, Load::Query(_)) {
                 state.asked -= 1;
             }
             let load = match load {
                 // What they are named for is not known any more.
-                Load::Asked(Asked { unkept, .. }) | Load::Told(Told { unkept, .. }) => {
-                    Load::Again(unkept)
-                }
+                Load::LightQuery(LightQuery { reread, .. })
+                | Load::Announce(Announcement { reread, .. }) => Load::Reread(reread),
                 load => load,
             };
             state.again.push_front(load);
@@ -405,8 +404,8 @@ impl Queue {
     pub(crate) fn fail(&self, error: LanesError) {
         let mut state = self.state.lock();
         state.failed.get_or_insert(error);
-        let State { again, held, told, waiting, .. } = &mut *state;
-        let lost = [again, held, told, waiting].map(std::mem::take);
+        let State { again, held, announced, waiting, .. } = &mut *state;
+        let lost = [again, held, announced, waiting].map(std::mem::take);
         drop(state);
         self.wake_for_end();
         self.drained.notify_all();

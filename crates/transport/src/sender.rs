@@ -14,9 +14,9 @@ use crate::connect::connect;
 use crate::error::{LaneError, LanesError};
 use crate::flight::Flight;
 use crate::lanes::{LanesPlan, Shared};
-use crate::load::{Asked, Load, Named, Told};
+use crate::load::{Announcement, LightQuery, Load, Query};
 use crate::meter::{Doing, thread_cpu};
-use crate::namer::{Asking, Labels, Unkept, is_set};
+use crate::namer::{Asking, Labels, RereadPages, is_set};
 use crate::outage::Outage;
 use crate::overflow::Overflow;
 use crate::pacer::Paced;
@@ -169,7 +169,7 @@ fn send(
                 shared.queue.dropped(sifting.sift(&**sieve, batch));
             }
             if let (Some(namer), Load::Pages(batch)) = (&shared.plan.namer, &mut load) {
-                shared.queue.came_after_told(namer.take_out_told(batch));
+                shared.queue.came_after_announcement(namer.take_out_announced(batch));
             }
             naming.ask(shared, load, &mut head, &mut rest)
         };
@@ -186,10 +186,13 @@ fn send(
         } else {
             let content = match (&load, &read) {
                 (Load::Blocks(blocks), _) => Content::Blocks(blocks),
-                (_, Some(batch)) | (Load::Pages(batch) | Load::Wanted(batch), None) => {
+                (_, Some(batch)) | (Load::Pages(batch) | Load::Requested(batch), None) => {
                     Content::Pages(batch)
                 }
-                (Load::Named(_) | Load::Asked(_) | Load::Told(_) | Load::Again(_), None) => {
+                (
+                    Load::Query(_) | Load::LightQuery(_) | Load::Announce(_) | Load::Reread(_),
+                    None,
+                ) => {
                     unreachable!("asked, or read again")
                 }
             };
@@ -239,8 +242,10 @@ impl Naming {
         rest: &mut Option<Batch>,
     ) -> (Load, bool) {
         let mut batch = match load {
-            Load::Pages(batch) | Load::Named(Named { batch, .. }) => batch,
-            Load::Told(told) => return (Load::Asked(tell(shared, told, head)), true),
+            Load::Pages(batch) | Load::Query(Query { batch, .. }) => batch,
+            Load::Announce(announcement) => {
+                return (Load::LightQuery(announce(shared, announcement, head)), true);
+            }
             other => return (other, false),
         };
         let asking = match &shared.plan.namer {
@@ -266,28 +271,28 @@ impl Naming {
             fills: &[],
         };
         if matches!(asking, Asking::Only(_)) {
-            let unkept = Unkept::of(&batch, bits);
-            names.write(unkept.pages.iter().copied(), head);
+            let reread = RereadPages::of(&batch, bits);
+            names.write(reread.pages.iter().copied(), head);
             batch.retain_bodies(|nth, _| !is_set(bits, nth));
             if !batch.is_empty() {
                 shared.queue.divided();
                 *rest = Some(batch);
             }
-            return (Load::Asked(Asked { unkept, ticket }), true);
+            return (Load::LightQuery(LightQuery { reread, ticket }), true);
         }
         shared.queue.asks();
         names.fills = batch.fills();
         names.write(batch.bodies().iter().map(|body| body.page), head);
-        (Load::Named(Named { batch, ticket }), true)
+        (Load::Query(Query { batch, ticket }), true)
     }
 
     /// What pages that were not kept contain by now.
     fn read_again(&self, shared: &Shared, load: &Load) -> std::io::Result<Option<Batch>> {
-        let Load::Again(unkept) = load else { return Ok(None) };
+        let Load::Reread(reread) = load else { return Ok(None) };
         let gone = || std::io::Error::other("the source's QEMU is gone");
         let namer = shared.plan.namer.as_ref().ok_or_else(gone)?;
         let mut batch = self.spare.take().map_err(std::io::Error::other)?;
-        if !unkept.fill(&**namer, &mut batch) {
+        if !reread.fill(&**namer, &mut batch) {
             return Err(gone());
         }
         Ok(Some(batch))
@@ -295,20 +300,20 @@ impl Naming {
 }
 
 /// Puts what is said of pages ahead into `head`.
-fn tell(shared: &Shared, told: Told, head: &mut Vec<u8>) -> Asked {
-    let Told { unkept, labels } = told;
+fn announce(shared: &Shared, announcement: Announcement, head: &mut Vec<u8>) -> LightQuery {
+    let Announcement { reread, labels } = announcement;
     let ticket = shared.queue.ticket();
     let names = Names {
-        block: unkept.block,
-        epoch: unkept.epoch,
+        block: reread.block,
+        epoch: reread.epoch,
         ticket,
         may_wait: true,
         names: &labels.names,
         places: &labels.places,
         fills: &[],
     };
-    names.write(unkept.pages.iter().copied(), head);
-    Asked { unkept, ticket }
+    names.write(reread.pages.iter().copied(), head);
+    LightQuery { reread, ticket }
 }
 
 /// What is sent as bytes.

@@ -77,7 +77,7 @@ impl Source {
 }
 
 impl Namer for Source {
-    fn take_out_told(&self, batch: &mut Batch) -> usize {
+    fn take_out_announced(&self, batch: &mut Batch) -> usize {
         let pages: Vec<u32> = batch.bodies().iter().map(|body| body.page.0).collect();
         batch.retain_bodies(|nth, bytes| {
             let told = self.told[pages[nth] as usize].get_or_init(|| None);

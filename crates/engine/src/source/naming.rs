@@ -55,7 +55,7 @@ impl Naming {
     pub(super) fn hand_over(&self, batch: &mut Batch) {
         if let Some((cached, _)) = &self.cached {
             cached.hand_over(batch);
-            self.take_out_told(batch);
+            self.take_out_announced(batch);
         }
     }
 
@@ -99,7 +99,7 @@ fn is_read(readable: &[bool], disk: u16) -> bool {
 }
 
 impl Namer for Naming {
-    fn take_out_told(&self, batch: &mut Batch) -> usize {
+    fn take_out_announced(&self, batch: &mut Batch) -> usize {
         let Some((cached, _)) = &self.cached else { return 0 };
         // An older one that comes later would count as the first.
         if !cached.has_all_before(batch.epoch) {

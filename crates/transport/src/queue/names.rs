@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use super::{BATCH_BYTES, Queue, TOLD_MAX_BYTES};
-use crate::load::{Asked, Load, Named, Told};
-use crate::namer::{Unkept, bits_of, is_set};
+use super::{ANNOUNCED_MAX_BYTES, BATCH_BYTES, Queue};
+use crate::load::{Announcement, LightQuery, Load, Query};
+use crate::namer::{RereadPages, bits_of, is_set};
 use crate::pending::Nonsense;
 
 impl Queue {
-    /// A batch that is told ahead is as good as submitted: nothing is drained before it
+    /// A batch that will be announced counts as submitted: nothing is drained before it
     /// is delivered. Blocks while the destination waits for too much. None if there
     /// will be no more batches, or once it is `over`.
     pub(crate) fn reserve(&self, over: impl Fn() -> bool) -> Option<()> {
@@ -17,7 +17,9 @@ impl Queue {
             if over() || state.failed.is_some() || state.closed {
                 return None;
             }
-            if state.pending.bytes() + (state.told.len() * BATCH_BYTES) as u64 <= TOLD_MAX_BYTES {
+            if state.pending.bytes() + (state.announced.len() * BATCH_BYTES) as u64
+                <= ANNOUNCED_MAX_BYTES
+            {
                 state.enters();
                 state.busy_since.get_or_insert_with(Instant::now);
                 return Some(());
@@ -32,13 +34,13 @@ impl Queue {
         self.has_room.notify_all();
     }
 
-    /// What was reserved is told, or is nothing.
-    pub(crate) fn tell(&self, told: Option<Told>) {
+    /// Queues what was reserved, or gives the reservation up.
+    pub(crate) fn announce(&self, announcement: Option<Announcement>) {
         let mut state = self.state.lock();
-        match told {
-            Some(told) if state.failed.is_none() => {
-                state.delivered.backlog_bytes += told.unkept.bytes();
-                state.told.push_back(Load::Told(told));
+        match announcement {
+            Some(announcement) if state.failed.is_none() => {
+                state.delivered.backlog_bytes += announcement.reread.bytes();
+                state.announced.push_back(Load::Announce(announcement));
                 drop(state);
                 self.work.notify_one();
             }
@@ -49,8 +51,8 @@ impl Queue {
         }
     }
 
-    /// Pages of a batch that a lane has taken were told of ahead.
-    pub(crate) fn came_after_told(&self, pages: usize) {
+    /// Pages of a batch that a lane has taken were announced.
+    pub(crate) fn came_after_announcement(&self, pages: usize) {
         if pages > 0 {
             let mut state = self.state.lock();
             state.delivered.backlog_bytes -= (pages * page::PAGE_BYTES) as u64;
@@ -71,8 +73,8 @@ impl Queue {
 
     /// The destination says what of a batch of names it wants, and what it has
     /// later; it has placed the rest.
-    pub(crate) fn answered(&self, named: Named, wanted: u128, later: u128) -> Result<(), Nonsense> {
-        let Named { mut batch, ticket } = named;
+    pub(crate) fn answered(&self, named: Query, wanted: u128, later: u128) -> Result<(), Nonsense> {
+        let Query { mut batch, ticket } = named;
         let all = bits_of(batch.bodies().len());
         if (wanted | later) & !all != 0 || wanted & later != 0 {
             return Err(Nonsense);
@@ -80,7 +82,7 @@ impl Queue {
         let body_bytes = (batch.bodies().len() * page::PAGE_BYTES) as u64;
         let fill_bytes = batch.guest_bytes() - body_bytes;
         let placed = (all & !(wanted | later)).count_ones();
-        let unkept = (later != 0).then(|| Unkept::of(&batch, later));
+        let reread = (later != 0).then(|| RereadPages::of(&batch, later));
         batch.retain_bodies(|nth, _| is_set(wanted, nth));
         // They are placed already.
         batch.clear_fills();
@@ -92,11 +94,11 @@ impl Queue {
         state.has_named(u64::from(placed) * page::PAGE_BYTES as u64);
         state.leaves();
         if let Some(batch) = left {
-            state.comes_again(Load::Wanted(batch));
+            state.comes_again(Load::Requested(batch));
         }
-        if let Some(unkept) = unkept {
+        if let Some(reread) = reread {
             state.enters();
-            if let Some(resolved) = state.pending.wait(ticket, unkept, later)? {
+            if let Some(resolved) = state.pending.wait(ticket, reread, later)? {
                 state.resolve(resolved);
             }
         }
@@ -108,25 +110,25 @@ impl Queue {
     /// The same of pages whose bodies are not kept.
     pub(crate) fn answered_of(
         &self,
-        asked: Asked,
+        asked: LightQuery,
         wanted: u128,
         later: u128,
     ) -> Result<(), Nonsense> {
-        let Asked { unkept, ticket } = asked;
-        let all = bits_of(unkept.pages.len());
+        let LightQuery { reread, ticket } = asked;
+        let all = bits_of(reread.pages.len());
         if (wanted | later) & !all != 0 || wanted & later != 0 {
             return Err(Nonsense);
         }
-        let placed = unkept.chosen(all & !(wanted | later));
+        let placed = reread.chosen(all & !(wanted | later));
         let mut state = self.state.lock();
         state.has_named(placed.bytes());
         state.leaves();
         if wanted != 0 {
-            state.comes_again(Load::Again(unkept.chosen(wanted)));
+            state.comes_again(Load::Reread(reread.chosen(wanted)));
         }
         if later != 0 {
             state.enters();
-            if let Some(resolved) = state.pending.wait(ticket, unkept.chosen(later), later)? {
+            if let Some(resolved) = state.pending.wait(ticket, reread.chosen(later), later)? {
                 state.resolve(resolved);
             }
         }

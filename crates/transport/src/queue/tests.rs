@@ -7,7 +7,7 @@ use page::Pool;
 use proptest::prelude::*;
 
 use super::*;
-use crate::load::Named;
+use crate::load::Query;
 
 /// Lanes that can't connect wait beside those that carry, and have no use
 /// for a batch: woken for one, they would leave it lying for ever.
@@ -129,12 +129,12 @@ fn what_has_no_answer_yet_holds_up_the_next_names() {
             queue.submit(Load::from(pool.take().unwrap())).unwrap();
             let Some(Load::Pages(batch)) = queue.state.lock().next() else { panic!() };
             queue.asks();
-            Load::Named(Named { batch, ticket: queue.ticket() })
+            Load::Query(Query { batch, ticket: queue.ticket() })
         })
         .collect();
     queue.submit(Load::from(pool.take().unwrap())).unwrap();
     assert!(queue.state.lock().next().is_none());
-    let Some(Load::Named(named)) = asked.pop() else { panic!() };
+    let Some(Load::Query(named)) = asked.pop() else { panic!() };
     queue.answered(named, 0, 0).unwrap();
     let next = queue.state.lock().next().unwrap();
     queue.placed(next);
@@ -143,7 +143,7 @@ fn what_has_no_answer_yet_holds_up_the_next_names() {
     queue.submit(Load::from(pool.take().unwrap())).unwrap();
     let mut left = 0;
     while let Some(load) = queue.state.lock().next() {
-        assert_eq!(matches!(load, Load::Named(_)), left < ASKED_MAX - 1);
+        assert_eq!(matches!(load, Load::Query(_)), left < ASKED_MAX - 1);
         left += 1;
     }
     assert_eq!(left, ASKED_MAX);

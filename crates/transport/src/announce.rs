@@ -1,5 +1,5 @@
-//! Pages of which the destination is told before they are handed over: what it can
-//! have elsewhere it begins to get at once.
+//! Pages that are announced to the destination before QEMU hands them over. What it
+//! can get from elsewhere it starts to fetch at once.
 
 use content::Name;
 use page::{BATCH_PAGES, BlockId, Epoch, PageIndex};
@@ -7,10 +7,10 @@ use wire::DiskPlace;
 
 use crate::error::LanesError;
 use crate::lanes::Lanes;
-use crate::load::Told;
-use crate::namer::{Labels, Unkept};
+use crate::load::Announcement;
+use crate::namer::{Labels, RereadPages};
 
-/// One batch that will be told ahead. Until it is, or this is dropped, lanes are not
+/// Room for one announcement. Until it is queued, or this is dropped, lanes are not
 /// drained: what is handed over meanwhile may rely on it.
 #[derive(Debug)]
 #[must_use = "lanes wait for it"]
@@ -56,9 +56,9 @@ impl Reserved<'_> {
     pub fn tell(mut self) {
         let pages = std::mem::take(&mut self.pages);
         if !pages.is_empty() {
-            let unkept = Unkept::new(self.block, self.epoch, pages);
+            let reread = RereadPages::new(self.block, self.epoch, pages);
             let labels = std::mem::take(&mut self.labels);
-            self.lanes.queue().tell(Some(Told { unkept, labels }));
+            self.lanes.queue().announce(Some(Announcement { reread, labels }));
             self.is_over = true;
         }
     }
@@ -73,7 +73,7 @@ impl Drop for Reserved<'_> {
             // Pages that others have left out already would be lost.
             self.lanes.queue().fail(LanesError::Stopped);
         }
-        self.lanes.queue().tell(None);
+        self.lanes.queue().announce(None);
     }
 }
 
@@ -117,8 +117,8 @@ mod tests {
             other.tell();
             drop(reserved);
             assert_eq!(lanes.delivered().backlog_bytes, 4096);
-            let told = lanes.queue().take(|| false, None);
-            let crate::queue::Work::Send(load @ crate::Load::Told(_)) = told else { panic!() };
+            let next = lanes.queue().take(|| false, None);
+            let crate::queue::Work::Send(load @ crate::Load::Announce(_)) = next else { panic!() };
             assert!(!drained.is_finished());
             lanes.queue().placed(load);
             drained.join().unwrap().unwrap();
@@ -130,7 +130,7 @@ mod tests {
 
     /// Others have left it out already, so it would be lost.
     #[test]
-    fn pages_that_nobody_is_told_of_after_all_end_the_lanes() {
+    fn an_announcement_that_is_never_made_ends_the_lanes() {
         let lanes = lanes();
         drop(reserve(&lanes));
         assert!(lanes.failure().is_none());
