@@ -34,14 +34,17 @@ fn in_any_phase(cancel: impl Fn(&World, &Moving)) {
         let mut moving = world.begin(&guest, Side::A, &[]);
         moving.wait_for(phase);
         if phase == Phase::LaterPass {
-            // The sieve looks rarely at first, where it finds nothing.
+            // The filter looks rarely at first, where it finds nothing.
             moving.wait_pass(3);
         }
         cancel(&world, &moving);
         let report = cancelled(&world, &guest, pid, moving);
         assert!(phase == Phase::FirstPass || report.passes > 1, "{}", report.passes);
         // Its working set is written anew twice a second.
-        assert!(phase == Phase::FirstPass || report.dropped_bytes > 0, "the sieve found nothing");
+        assert!(
+            phase == Phase::FirstPass || report.dropped_bytes > 0,
+            "the stale_filter found nothing"
+        );
     }
     guest.ask("rate 1000000").unwrap();
     drop(world.migrate(&guest, Side::A, &[]));

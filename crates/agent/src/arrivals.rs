@@ -20,11 +20,11 @@ use wire::{Inquiry, Prepare, Word};
 use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::examiner::Examiner;
-use crate::gangs::Office;
+use crate::gangs::OrderHandler;
 use crate::name;
 use crate::record::Standing;
+use crate::recovery::Settlers;
 use crate::registry::{Claim, Registry, check_domain};
-use crate::settling::Settlers;
 use fitness::Wanted;
 
 /// Disks of one VM; each costs the check a look at storage.
@@ -35,7 +35,7 @@ pub(crate) struct Arrivals {
     registry: Arc<Registry>,
     settlers: Arc<Settlers>,
     examiner: Arc<Examiner>,
-    office: Arc<Office>,
+    order_handler: Arc<OrderHandler>,
     peers: Vec<PeerEntry>,
 }
 
@@ -43,19 +43,19 @@ impl Arrivals {
     pub(crate) fn new(
         settlers: &Arc<Settlers>,
         examiner: &Arc<Examiner>,
-        office: &Arc<Office>,
+        order_handler: &Arc<OrderHandler>,
         peers: &[PeerEntry],
     ) -> Self {
         Self {
             registry: Arc::clone(&settlers.registry),
             settlers: Arc::clone(settlers),
             examiner: Arc::clone(examiner),
-            office: Arc::clone(office),
+            order_handler: Arc::clone(order_handler),
             peers: peers.to_vec(),
         }
     }
 
-    fn take_in(&self, order: &Prepare) -> Result<Arrival, Denied> {
+    fn admit(&self, order: &Prepare) -> Result<Arrival, Denied> {
         if !self.registry.is_free(&order.vm) {
             return Err(Denied::Conflict(format!(
                 "there is a VM `{}` there already: stop it, or call one of them something else",
@@ -134,7 +134,7 @@ impl Arrivals {
 
 impl Host for Arrivals {
     fn receive(&self, order: &Prepare) -> Result<Box<dyn Arriving>, Refusal> {
-        match self.take_in(order) {
+        match self.admit(order) {
             Ok(arrival) => Ok(Box::new(arrival)),
             Err(denied) => Err(Refusal(denied.to_string())),
         }
@@ -157,7 +157,7 @@ impl Host for Arrivals {
     }
 
     fn obey(&self, from: &str, order: serde_json::Value) -> serde_json::Value {
-        self.office.obey(from, order)
+        self.order_handler.obey(from, order)
     }
 }
 

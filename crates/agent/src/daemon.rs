@@ -11,20 +11,20 @@ use engine::{Local, Resources, Server, Sharing};
 use identity::{FileError, Files, Identity, IdentityError, Security};
 use qemu::programs::{PlaceError, Programs};
 use quota::{Notes, QuotaError};
-use switchover::journal::{JournalError, Shelf};
+use switchover::journal::{JournalDir, JournalError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
 use crate::config::{Config, ConfigError, Flags, PeerEntry};
 use crate::examiner::Examiner;
-use crate::gangs::{Gangs, Office};
+use crate::gangs::{Gangs, OrderHandler};
 use crate::holdings::Holdings;
 use crate::http::{Api, Port, router};
-use crate::migrations::{Migrations, Roads};
+use crate::migrations::{Migrations, Routes};
 use crate::rack::{RackError, rack};
+use crate::recovery::{Settlers, kept};
 use crate::registry::Registry;
-use crate::settling::{Settlers, kept};
 use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
 use crate::user::{self, UserError};
@@ -124,8 +124,8 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     check_nics(&config.nics)?;
     let qemu_user = config.qemu_user.as_deref().map(user::named).transpose()?;
     let programs = Arc::new(Programs::new(&config.qemu_programs, qemu_user.clone())?);
-    let shelf = Shelf::open(&state.journals())?;
-    let kept = shelf.contents()?;
+    let journals = JournalDir::open(&state.journals())?;
+    let kept = journals.contents()?;
     let slowed = let_go(&state)?;
     let speeds =
         config.nic_speeds.iter().map(|nic| (nic.address, nic.rate.bytes_per_s())).collect();
@@ -138,7 +138,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         programs,
         scratch: state.scratch(),
         fixed_cost: Arc::default(),
-        shelf: shelf.clone(),
+        journals: journals.clone(),
         slowed: config.cgroups.then_some(slowed),
         agent_port: config.listen.port(),
         waits: config.waits,
@@ -161,7 +161,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let registry = Arc::new(registry.with_holdings(holdings(&config, local.sharing.as_ref())?));
     let settlers = Settlers::new(
         Arc::clone(&registry),
-        shelf,
+        journals,
         &config.name,
         local.security.clone(),
         &config.peers,
@@ -170,26 +170,26 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         config.peers.iter().flat_map(PeerEntry::addresses).chain(kept::hosts(&kept)).collect();
     // Before anybody can ask for one of them.
     settlers.take_up(kept);
-    let roads =
-        Roads { peers: config.peers.clone(), insecure_plaintext: config.insecure_plaintext };
+    let routes =
+        Routes { peers: config.peers.clone(), insecure_plaintext: config.insecure_plaintext };
     let examiner = Arc::new(Examiner::new(
         Arc::clone(&registry),
         local.clone(),
-        roads.clone(),
+        routes.clone(),
         config.listen,
         config.nic_speeds.clone(),
     ));
     let mover = Box::new(engine::migrate);
-    let migrations = Arc::new(Migrations::new(&settlers, local.clone(), roads, mover));
-    let office = Arc::new(Office::new(
+    let migrations = Arc::new(Migrations::new(&settlers, local.clone(), routes, mover));
+    let order_handler = Arc::new(OrderHandler::new(
         Arc::clone(&migrations),
         Arc::clone(&examiner),
         Arc::clone(&registry),
         config.coordinators.clone(),
         config.rack.clone(),
     ));
-    let gangs = Arc::new(Gangs::new(&office));
-    let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &office, &config.peers));
+    let gangs = Arc::new(Gangs::new(&order_handler));
+    let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &order_handler, &config.peers));
     let server = engine::serve(listener, hosts, arrivals, local)
         .map_err(|source| local_error("listening to peers", source))?;
     if config.insecure_plaintext {

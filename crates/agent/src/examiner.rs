@@ -25,7 +25,7 @@ use qemu::room::HostMemory;
 
 use crate::config::NicSpeed;
 use crate::denied::Denied;
-use crate::migrations::Roads;
+use crate::migrations::Routes;
 use crate::registry::Registry;
 
 /// For an answer that takes no thought.
@@ -39,7 +39,7 @@ const QEMU: &str = "qemu-system-x86_64";
 pub(crate) struct Examiner {
     registry: Arc<Registry>,
     local: Local,
-    roads: Roads,
+    routes: Routes,
     listen: SocketAddr,
     nic_speeds: Vec<NicSpeed>,
     probes: Probes,
@@ -49,12 +49,12 @@ impl Examiner {
     pub(crate) fn new(
         registry: Arc<Registry>,
         local: Local,
-        roads: Roads,
+        routes: Routes,
         listen: SocketAddr,
         nic_speeds: Vec<NicSpeed>,
     ) -> Self {
         let probes = Probes::new(Arc::clone(&local.programs));
-        Self { registry, local, roads, listen, nic_speeds, probes }
+        Self { registry, local, routes, listen, nic_speeds, probes }
     }
 
     /// QEMU's programs, and what they can do.
@@ -148,7 +148,7 @@ impl Examiner {
             network: Network {
                 listen: self.listen.to_string(),
                 loopback: self.listen.ip().is_loopback(),
-                plaintext: self.roads.insecure_plaintext,
+                plaintext: self.routes.insecure_plaintext,
                 certificate: match &self.local.security {
                     Security::Tls(identity) => identity.warning(SystemTime::now()),
                     Security::Plaintext => None,
@@ -173,18 +173,18 @@ impl Examiner {
             addresses.push(self.listen.ip());
         }
         if addresses.is_empty() {
-            let routes = self.roads.peers.iter().map(|peer| nic::local_towards(peer.address));
+            let routes = self.routes.peers.iter().map(|peer| nic::local_towards(peer.address));
             addresses = routes.flatten().collect::<BTreeSet<IpAddr>>().into_iter().collect();
         }
         addresses.into_iter().map(|address| sight::nic(address, &self.nic_speeds)).collect()
     }
 
     fn greet_peers(&self) -> Vec<Finding> {
-        let met = at_once(&self.roads.peers, |entry| {
+        let met = at_once(&self.routes.peers, |entry| {
             let peer = Peer { name: entry.name.clone(), address: entry.address, nics: Vec::new() };
             self.greet(&peer.name, direct(&peer))
         });
-        let found = self.roads.peers.iter().zip(met).map(|(peer, met)| {
+        let found = self.routes.peers.iter().zip(met).map(|(peer, met)| {
             let met = met.as_ref().map_err(String::as_str);
             doctor::of_peer(&self.local.agent, &version(), &peer.name, met)
         });
@@ -233,7 +233,7 @@ impl Examiner {
         if name == self.local.agent {
             return Err(Denied::Asked(format!("{name} is this host: ask without its name")));
         }
-        let entry = self.roads.peers.iter().find(|peer| peer.name == name).ok_or_else(|| {
+        let entry = self.routes.peers.iter().find(|peer| peer.name == name).ok_or_else(|| {
             Denied::Unknown(format!("there is no host `{name}` in the peers file"))
         })?;
         Ok(Peer { name: entry.name.clone(), address: entry.address, nics: entry.nics.clone() })

@@ -3,16 +3,16 @@
 //! by itself, as if an operator had asked it there; so a coordinator that ends
 //! takes no VM with it.
 
+mod cluster;
 mod flight;
 mod gang;
-mod office;
+mod order_handler;
 mod orders;
 mod plan;
 mod resume;
 mod run;
 mod sampled;
-mod shelf;
-mod ways;
+mod store;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,19 +24,19 @@ use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
 use crate::denied::Denied;
+use cluster::Agents;
 use gang::{Gang, progress_of};
-pub(crate) use office::Office;
+pub(crate) use order_handler::OrderHandler;
 use run::{EVENTS_MAX, Event, Run};
-use shelf::Shelf;
-use ways::Ways;
+use store::GangStore;
 
 /// Gangs that one agent coordinates at a time.
 const RUNNING_MAX: usize = 16;
 
 /// The gangs that this agent coordinates, or did.
 pub(crate) struct Gangs {
-    ways: Ways,
-    shelf: Shelf,
+    agents: Agents,
+    store: GangStore,
     table: Mutex<Table>,
 }
 
@@ -52,18 +52,18 @@ struct Running {
 }
 
 impl Gangs {
-    pub(crate) fn new(office: &Arc<Office>) -> Self {
-        let shelf = Shelf::new(office.registry().state().gangs());
-        Self { ways: Ways::new(office), shelf, table: Mutex::default() }
+    pub(crate) fn new(order_handler: &Arc<OrderHandler>) -> Self {
+        let store = GangStore::new(order_handler.registry().state().gangs());
+        Self { agents: Agents::new(order_handler), store, table: Mutex::default() }
     }
 
     /// Plans a gang, and begins it unless it is a dry run.
     pub(crate) fn start(&self, request: &GangRequest) -> Result<GangStarted, Denied> {
-        let plan = plan::plan(request, &self.ways)?;
+        let plan = plan::plan(request, &self.agents)?;
         if request.dry_run {
             return Ok(GangStarted { id: None, plan });
         }
-        let id = self.shelf.unused_id().map_err(cannot_note)?;
+        let id = self.store.unused_id().map_err(cannot_note)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let report = gang::begun(&id, request, &plan, now);
         self.launch(report, Vec::new())?;
@@ -79,7 +79,7 @@ impl Gangs {
         if kept.outcome == Some(GangOutcome::Done) {
             return Err(Denied::Conflict(format!("gang {id} has moved all of its VMs")));
         }
-        let (report, begun) = resume::taken_up(kept, &self.ways);
+        let (report, begun) = resume::taken_up(kept, &self.agents);
         let plan = planned(&report);
         self.launch(report, begun)?;
         Ok(GangStarted { id: Some(id.to_owned()), plan })
@@ -100,10 +100,10 @@ impl Gangs {
             let text = format!("{RUNNING_MAX} gangs run here: wait until one has ended");
             return Err(Denied::Conflict(text));
         }
-        self.shelf.save(&report).map_err(cannot_note)?;
+        self.store.save(&report).map_err(cannot_note)?;
         let (tell, hear) = bounded(EVENTS_MAX);
         let gang = Arc::new(Gang::new(report, tell));
-        let kit = (self.ways.clone(), self.shelf.clone());
+        let kit = (self.agents.clone(), self.store.clone());
         let run = Run::new(Arc::clone(&gang), hear, kit, begun);
         let thread = thread::Builder::new()
             .name(id.clone())
@@ -116,7 +116,7 @@ impl Gangs {
 
     /// All that are known, the latest first.
     pub(crate) fn list(&self) -> Result<Vec<GangProgress>, Denied> {
-        let kept = self.shelf.all().map_err(cannot_read)?;
+        let kept = self.store.all().map_err(cannot_read)?;
         Ok(kept.iter().map(|kept| self.of_kept(kept)).collect())
     }
 
@@ -191,7 +191,7 @@ impl Gangs {
     }
 
     fn kept(&self, id: &str) -> Result<GangReport, Denied> {
-        let kept = self.shelf.read(id).map_err(cannot_read)?;
+        let kept = self.store.read(id).map_err(cannot_read)?;
         kept.ok_or_else(|| Denied::Unknown(format!("there is no gang `{id}` here")))
     }
 

@@ -17,8 +17,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
+use crate::recovery::Settlers;
 use crate::registry::Registry;
-use crate::settling::Settlers;
 use crate::vm::Vm;
 use ended::{ended_progress, fault};
 use reports::Reports;
@@ -35,7 +35,7 @@ pub(crate) type Mover =
 
 /// Where VMs can go from here.
 #[derive(Clone, Debug)]
-pub(crate) struct Roads {
+pub(crate) struct Routes {
     pub(crate) peers: Vec<PeerEntry>,
     pub(crate) insecure_plaintext: bool,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Migrations {
     registry: Arc<Registry>,
     settlers: Arc<Settlers>,
     local: Local,
-    roads: Roads,
+    routes: Routes,
     mover: Box<Mover>,
     reports: Reports,
     table: Mutex<Table>,
@@ -71,18 +71,18 @@ impl Migrations {
     pub(crate) fn new(
         settlers: &Arc<Settlers>,
         local: Local,
-        roads: Roads,
+        routes: Routes,
         mover: Box<Mover>,
     ) -> Self {
         let (registry, settlers) = (Arc::clone(&settlers.registry), Arc::clone(settlers));
         let reports = Reports::new(registry.state().reports());
         let table = Mutex::default();
-        Self { registry, settlers, local, roads, mover, reports, table, ended: Condvar::new() }
+        Self { registry, settlers, local, routes, mover, reports, table, ended: Condvar::new() }
     }
 
     /// Where VMs can go from here.
-    pub(crate) fn roads(&self) -> &Roads {
-        &self.roads
+    pub(crate) fn routes(&self) -> &Routes {
+        &self.routes
     }
 
     /// Starts one; it goes on by itself.
@@ -152,8 +152,8 @@ impl Migrations {
         if name == self.local.agent {
             return Err(Denied::Asked(format!("{name} is this host: the VM is there already")));
         }
-        let Some(peer) = self.roads.peers.iter().find(|peer| peer.name == name) else {
-            let known: Vec<&str> = self.roads.peers.iter().map(|p| p.name.as_str()).collect();
+        let Some(peer) = self.routes.peers.iter().find(|peer| peer.name == name) else {
+            let known: Vec<&str> = self.routes.peers.iter().map(|p| p.name.as_str()).collect();
             return Err(Denied::Unknown(if known.is_empty() {
                 format!("there is no host `{name}`: this agent has no peers, give it --peers FILE")
             } else {
@@ -164,7 +164,7 @@ impl Migrations {
             }));
         };
         // Going out is as open as coming in.
-        let may_leave = self.local.security.is_secure() || self.roads.insecure_plaintext;
+        let may_leave = self.local.security.is_secure() || self.routes.insecure_plaintext;
         if !may_leave && !is_private(peer) {
             return Err(Denied::Asked(format!(
                 "the memory of the VM would cross the network to {name} unencrypted: give this \

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
-use crew::{Cpus, Priority};
+use data_threads::{Cpus, Priority};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Bits per second on the wire, as network people count: `200M` is 200,000,000.

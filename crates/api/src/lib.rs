@@ -17,7 +17,7 @@ mod vm;
 
 pub use audit::{Audit, Audited};
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
-pub use crew::{Cpus, Priority};
+pub use data_threads::{Cpus, Priority};
 pub use finding::{Examination, Finding, Severity};
 pub use gang::{
     Evacuation, Figures, GangOptions, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest,

@@ -97,7 +97,7 @@ impl Reply {
         self.frame(Kind::Refusal, &content, out);
     }
 
-    /// Hands on what is told, so that it need not wait for more.
+    /// Effects on what is told, so that it need not wait for more.
     pub fn hand_on(&mut self, out: &mut Vec<u8>) {
         self.close();
         self.flush(out);

@@ -27,7 +27,7 @@ pub enum ServeError {
 pub fn serve(connection: &mut Connection, disk: &DiskSource) -> Result<(), ServeError> {
     let Connection { requests, replier, .. } = connection;
     while let Some(request) = requests.next_request()? {
-        crew::point();
+        data_threads::point();
         let served = match request.kind {
             RequestKind::Write => {
                 disk.write(request.offset, request.bytes, |into| requests.read_payload(into))

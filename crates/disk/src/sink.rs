@@ -9,7 +9,7 @@ mod writer;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use crew::Crew;
+use data_threads::DataThreads;
 use page::{BlockBatch, DiskId, Pool};
 use parking_lot::Mutex;
 use transport::{BlockSink, TakeError};
@@ -109,14 +109,14 @@ impl DiskSink {
         Self::start_in(disks, pool, None, on_failure)
     }
 
-    /// As [`DiskSink::start`]; its threads join `crew`.
+    /// As [`DiskSink::start`]; its threads join `threads`.
     ///
     /// # Errors
     /// As there.
     pub fn start_in(
         disks: Vec<SinkDisk>,
         pool: Arc<Pool>,
-        crew: Option<&Arc<Crew>>,
+        threads: Option<&Arc<DataThreads>>,
         on_failure: impl Fn(&SinkError) + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::new(disks, pool, Box::new(on_failure)));
@@ -124,9 +124,9 @@ impl DiskSink {
         for number in 0..sink.shared.disks.len() {
             let shared = Arc::clone(&sink.shared);
             let thread = thread::Builder::new().name(format!("disk-sink-{number}")).spawn({
-                let crew = crew.cloned();
+                let threads = threads.cloned();
                 move || {
-                    let _member = crew.as_ref().map(Crew::join);
+                    let _member = threads.as_ref().map(DataThreads::join);
                     writer::run(&shared, number);
                 }
             })?;

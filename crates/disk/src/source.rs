@@ -73,7 +73,7 @@ impl From<PoolClosed> for SourceError {
 
 /// What takes batches to the destination.
 pub trait Carry: Debug + Send + Sync {
-    /// Hands a batch over. Doesn't block: the pool bounds how many there are.
+    /// Effects a batch over. Doesn't block: the pool bounds how many there are.
     ///
     /// # Errors
     /// If it can't be carried; then it is dropped.
@@ -172,7 +172,7 @@ impl DiskSource {
                     disk: self.name.clone(),
                     why: error.to_string(),
                 })?;
-                take_in(&mut batch, part_bytes);
+                fill(&mut batch, part_bytes);
                 at += part_bytes as u64;
             }
             self.submit(batch)?;
@@ -265,7 +265,7 @@ impl Debug for DiskSource {
 
 /// Makes extents of the first `bytes` of the batch's room. Data moves up over
 /// zeros, which need no room.
-fn take_in(batch: &mut BlockBatch, bytes: usize) {
+fn fill(batch: &mut BlockBatch, bytes: usize) {
     let (mut skipped, mut left) = (0, bytes);
     while left > 0 {
         let offset = batch.range().end;

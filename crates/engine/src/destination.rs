@@ -4,7 +4,7 @@
 mod arrival;
 mod connections;
 mod disks;
-mod hands;
+mod effects;
 mod lanes;
 mod nic_use;
 mod orders;
@@ -118,7 +118,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let Some(mut place) = shared.connections.take_in(&stream, peer.ip()) else {
+        let Some(mut place) = shared.connections.admit(&stream, peer.ip()) else {
             tracing::warn!(%peer, "too many connections; turned away");
             continue;
         };

@@ -14,7 +14,7 @@ use qemu::machine::Machine;
 use qemu::programs::Programs;
 use switchover::MigrationId;
 use switchover::destination::Driver;
-use switchover::journal::Shelf;
+use switchover::journal::JournalDir;
 use transport::Endpoint;
 use wire::{Inquiry, Word};
 
@@ -41,7 +41,7 @@ pub struct Local {
     /// What blackouts from here cost besides pages.
     pub fixed_cost: Arc<FixedCost>,
     /// Where switchovers keep their journals.
-    pub shelf: Shelf,
+    pub journals: JournalDir,
     /// Notes of VMs that are slowed by cgroups; none: by stopping them for
     /// moments.
     pub slowed: Option<quota::Notes>,

@@ -12,10 +12,10 @@ mod link;
 mod network;
 mod orders;
 mod predict;
+mod report_builder;
 mod resources;
 mod sharing;
 mod source;
-mod story;
 mod waits;
 mod watch;
 

@@ -11,14 +11,14 @@
 
 mod brought;
 mod claims;
-mod coming;
 mod copies;
+mod in_flight;
 mod kept;
 mod rack;
+mod recipient;
 mod resolve;
 mod settle;
 mod storage;
-mod taker;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,23 +30,23 @@ use crossbeam_channel::{Sender, unbounded};
 use page::PAGE_BYTES;
 use parking_lot::Mutex;
 
-use coming::{Bringer, Coming, Standing};
+use in_flight::{InFlight, Provider, Standing};
 use kept::Kept;
 pub use kept::{Known, WatchError};
-use rack::Far;
+use rack::RemoteWaiter;
 pub(crate) use rack::serve;
 pub use rack::{DirectoryAt, Rack};
+pub(crate) use recipient::Blocks;
+use recipient::{Place, Recipient};
 pub(crate) use resolve::Resolving;
 pub(crate) use storage::{Disks, Stored};
-pub(crate) use taker::Blocks;
-use taker::{Place, Taker};
 
 /// What an agent shares among the VMs that come to its host. Dropping it ends its
 /// thread.
 pub struct Sharing {
     secret: Vec<u8>,
     index: Arc<Index>,
-    coming: Mutex<Coming<Waiter>>,
+    in_flight: Mutex<InFlight<Waiter>>,
     /// Those that are being moved here, by number.
     arriving: Mutex<HashSet<u64>>,
     last: AtomicU64,
@@ -63,19 +63,19 @@ enum Waiter {
     /// A page of a VM that comes here.
     Page(Page),
     /// Another host of the rack.
-    Far(Arc<Far>),
+    Remote(Arc<RemoteWaiter>),
 }
 
 /// A page that waits for its content.
 struct Page {
-    taker: Arc<Taker>,
+    recipient: Arc<Recipient>,
     place: Place,
 }
 
 impl Page {
     /// Whether both can be placed in one go.
     fn goes_with(&self, other: &Self) -> bool {
-        let of = |page: &Self| (page.taker.number, page.place.block, page.place.epoch);
+        let of = |page: &Self| (page.recipient.number, page.place.block, page.place.epoch);
         of(self) == of(other)
     }
 }
@@ -84,9 +84,9 @@ impl Waiter {
     /// What becomes of it if what it waits for doesn't come.
     fn standing(&self) -> Standing {
         match self {
-            Self::Page(page) if page.taker.is_over() => Standing::Over,
-            Self::Page(page) => Standing::Brings(Bringer::Vm(page.taker.number)),
-            Self::Far(_) => Standing::Leaves,
+            Self::Page(page) if page.recipient.is_over() => Standing::Over,
+            Self::Page(page) => Standing::Brings(Provider::Vm(page.recipient.number)),
+            Self::Remote(_) => Standing::Leaves,
         }
     }
 }
@@ -104,11 +104,11 @@ impl Sharing {
     /// If the system gives no thread.
     pub fn start(secret: Vec<u8>, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
         let pages_max = placer::host_bytes() / PAGE_BYTES as u64;
-        let (come, coming) = unbounded();
+        let (come, in_flight) = unbounded();
         let sharing = Arc::new(Self {
             secret,
             index: Index::new(pages_max),
-            coming: Mutex::default(),
+            in_flight: Mutex::default(),
             arriving: Mutex::default(),
             last: AtomicU64::new(0),
             kept: Mutex::default(),
@@ -120,7 +120,7 @@ impl Sharing {
         // It ends by itself when nobody has the sharing any more.
         thread::Builder::new()
             .name("sharing".to_owned())
-            .spawn(move || settle::run(&weak, &coming))?;
+            .spawn(move || settle::run(&weak, &in_flight))?;
         Ok(sharing)
     }
 
@@ -136,15 +136,15 @@ impl Sharing {
     /// The source of its VM sends the page after all, which it was waited for in
     /// vain.
     fn have_sent_again(&self, name: Name, page: &Page) {
-        page.taker.waited_in_vain(1);
+        page.recipient.waited_in_vain(1);
         self.have_sent(name, page);
     }
 
     /// The source of its VM sends the page.
-    fn have_sent(&self, name: Name, Page { taker, place }: &Page) {
+    fn have_sent(&self, name: Name, Page { recipient, place }: &Page) {
         let Place { block, epoch, page, .. } = *place;
-        self.over(&taker.asks(std::iter::once((block, epoch, page, name))));
-        taker.settled(*place, true);
+        self.wake_waiters(&recipient.asks(std::iter::once((block, epoch, page, name))));
+        recipient.settled(*place, true);
     }
 
     /// What these wait for doesn't come from where it was to.
@@ -152,23 +152,23 @@ impl Sharing {
         for (name, waiter) in waiters {
             match waiter {
                 Waiter::Page(page) => self.have_sent_again(name, &page),
-                Waiter::Far(far) => far.not_here(name),
+                Waiter::Remote(remote) => remote.not_here(name),
             }
         }
     }
 
     /// Contents have come, or will not come from where they were to: whoever waits
     /// for them looks, and has them from his own source if they are not here.
-    fn over(&self, names: &[Name]) {
+    fn wake_waiters(&self, names: &[Name]) {
         if names.is_empty() {
             return;
         }
         let mut served = Vec::new();
-        let mut coming = self.coming.lock();
+        let mut in_flight = self.in_flight.lock();
         for name in names {
-            served.extend(coming.came(name).into_iter().map(|waiter| (*name, waiter)));
+            served.extend(in_flight.came(name).into_iter().map(|waiter| (*name, waiter)));
         }
-        drop(coming);
+        drop(in_flight);
         if !served.is_empty() {
             // Its thread lives as long as the sharing.
             let _ = self.come.send(served);

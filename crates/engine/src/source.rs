@@ -5,29 +5,29 @@
 //! gone. Whose the VM is decides `switchover::source` alone, which keeps a
 //! journal; its hands are in `hands`.
 
-mod ahead;
+mod announcer;
 mod audit;
 mod blackout;
-mod cached;
 mod collector;
 mod commit;
 mod disk_room;
 mod disk_tap;
 mod disks;
+mod effects;
 mod flushes;
 mod from_disks;
-mod hands;
+mod guest_page_cache;
 mod limit;
 mod listening;
-mod live;
 mod naming;
 mod pacing;
 mod passes;
 mod sampler;
 mod saying;
 mod settle;
-mod sieve;
+mod stale_filter;
 mod start;
+mod stream_state;
 mod throttle;
 mod undo;
 
@@ -35,8 +35,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{Bounds, MigrateRequest, Outcome, Phase, Priority, Report};
-use crew::{Crew, Terms};
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use data_threads::{DataThreads, SchedParams};
 use qemu::outgoing::Outgoing;
 use qemu::qmp::Event;
 use qemu::rendezvous::Rendezvous;
@@ -50,20 +50,20 @@ use self::audit::{Comparison, HandedOver};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::link::{Heard, Link};
+use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
-use crate::story::Story;
 use crate::waits::Pulse;
 use crate::watch::Watch;
-use ahead::Ahead;
+use announcer::Announcer;
 use blackout::Blackout;
 use disk_room::DiskRoom;
 use disks::{Chosen, Disks};
 use from_disks::FromDisks;
-use live::Live;
 use pacing::Pacing;
 use sampler::Sampler;
 use saying::Saying;
-use sieve::Sieve;
+use stale_filter::StaleFilter;
+use stream_state::StreamState;
 use throttle::OurStops;
 pub(crate) use throttle::settings as throttle_settings;
 
@@ -94,8 +94,8 @@ pub fn migrate(
     watch: &Arc<Watch>,
 ) -> Migrated {
     let _until_it_is_over = local.sharing.as_ref().and_then(|sharing| sharing.give_way());
-    let story = Arc::new(Story::new(Arc::clone(watch), request.downtime_ms));
-    let mut source = Source::new(local, peer, vm, request, Arc::clone(&story));
+    let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
+    let mut source = Source::new(local, peer, vm, request, Arc::clone(&report_builder));
     let outcome = match source.run() {
         Ok(()) => Outcome::Done,
         Err(error) => source.undo(&error),
@@ -105,7 +105,7 @@ pub fn migrate(
     let decided = source.fate.is_some() || unsettled.is_none();
     // QEMU's settings are back, and its sockets closed, when it is.
     drop(source);
-    Migrated { report: story.end(outcome), unsettled, decided }
+    Migrated { report: report_builder.end(outcome), unsettled, decided }
 }
 
 /// Something that threads of this migration tell the one that leads it.
@@ -145,15 +145,15 @@ pub(crate) struct Source<'m> {
     peer: &'m Peer,
     vm: SourceVm,
     request: &'m MigrateRequest,
-    story: Arc<Story>,
+    report_builder: Arc<ReportBuilder>,
     notices: (Sender<Notice>, Receiver<Notice>),
     qemu_events: Receiver<Event>,
     was_running: bool,
     pools: Option<Pools>,
     /// Its data threads at this end.
-    crew: Arc<Crew>,
+    threads: Arc<DataThreads>,
     control: Option<Control>,
-    sieve: Option<Arc<Sieve>>,
+    stale_filter: Option<Arc<StaleFilter>>,
     /// What QEMU handed over, for the audit.
     handed_over: Arc<HandedOver>,
     comparison: Comparison,
@@ -199,13 +199,13 @@ struct Control {
 /// Everything that lives while QEMU streams.
 struct Stream {
     outgoing: Arc<Outgoing>,
-    live: Arc<Live>,
+    state: Arc<StreamState>,
     lanes: Arc<Lanes>,
     tap: tap::Stopper,
     sampler: Option<Sampler>,
     pacing: Option<Pacing>,
     /// Ends before the lanes do.
-    ahead: Option<Ahead>,
+    announcer: Option<Announcer>,
     /// Where QEMU connects to the tap.
     _socket: Rendezvous,
 }
@@ -216,27 +216,30 @@ impl<'m> Source<'m> {
         peer: &'m Peer,
         vm: SourceVm,
         request: &'m MigrateRequest,
-        story: Arc<Story>,
+        report_builder: Arc<ReportBuilder>,
     ) -> Self {
         let qemu_events = vm.machine.qmp.events();
         let notices = unbounded();
         let tell: Sender<Notice> = notices.0.clone();
-        let crew = Crew::new(terms(&story.watch().bounds(), false), move |thread| {
-            let _ = tell.send(Notice::Panicked(thread.to_owned()));
-        });
+        let threads = DataThreads::new(
+            sched_params(&report_builder.watch().bounds(), false),
+            move |thread| {
+                let _ = tell.send(Notice::Panicked(thread.to_owned()));
+            },
+        );
         Self {
             local,
             peer,
             vm,
             request,
-            story,
+            report_builder,
             notices,
             qemu_events,
             was_running: false,
             pools: None,
-            crew,
+            threads,
             control: None,
-            sieve: None,
+            stale_filter: None,
             handed_over: audit::handed_over(request.audit),
             comparison: Comparison::default(),
             storage: None,
@@ -275,21 +278,24 @@ impl<'m> Source<'m> {
         loop {
             match self.next_or_late(Some(look))? {
                 Happening::Late => {
-                    self.feel(&mut pulse)?;
+                    self.check_progress(&mut pulse)?;
                     look = Instant::now() + LOOK;
                 }
-                Happening::Notice(Notice::FirstPassBegins) => self.story.enter(Phase::FirstPass),
+                Happening::Notice(Notice::FirstPassBegins) => {
+                    self.report_builder.enter(Phase::FirstPass)
+                }
                 Happening::Notice(Notice::TailBegins) => {
-                    self.story.enter(Phase::Stopped);
+                    self.report_builder.enter(Phase::Stopped);
                     self.stands_still(Instant::now());
                     // QEMU tells of no stop of a VM that its owner paused before,
                     // or that stood still for a moment.
                     self.step(Step::Stopped { run: self.was_running });
                 }
                 Happening::Notice(Notice::Unsplittable(reason)) => {
-                    self.story.enter(Phase::FirstPass);
-                    self.story.note(format!("the stream is passed through whole: {reason}"));
-                    self.story.tell(|report| report.tap = "whole".to_owned());
+                    self.report_builder.enter(Phase::FirstPass);
+                    self.report_builder
+                        .note(format!("the stream is passed through whole: {reason}"));
+                    self.report_builder.tell(|report| report.tap = "whole".to_owned());
                 }
                 Happening::Notice(Notice::DisksReady) => {
                     let stream = self.stream.as_ref().expect("disks move beside a stream");
@@ -326,7 +332,7 @@ impl<'m> Source<'m> {
     fn note_placement(&self, mapped: &[String], inline: &[String]) {
         let how = if mapped.is_empty() { "inline" } else { "mapped" };
         tracing::debug!(?mapped, ?inline, "placement");
-        self.story.tell(|report| report.placement = how.to_owned());
+        self.report_builder.tell(|report| report.placement = how.to_owned());
     }
 
     fn follow(&mut self, event: &Event) -> Result<(), MigrationError> {
@@ -335,7 +341,7 @@ impl<'m> Source<'m> {
             "STOP" if self.owner_paused() => self.was_running = false,
             "STOP" => {
                 self.stopped = Some(Stop { at: event.at, delivered: self.delivered() });
-                self.story.enter(Phase::Stopped);
+                self.report_builder.enter(Phase::Stopped);
                 self.stands_still(event.at);
                 self.step(Step::Stopped { run: self.was_running });
             }
@@ -366,7 +372,7 @@ impl<'m> Source<'m> {
 
 /// What of it is for data threads.
 /// For threads that carry data of a VM that stands still, or runs.
-fn terms(bounds: &Bounds, stands_still: bool) -> Terms {
+fn sched_params(bounds: &Bounds, stands_still: bool) -> SchedParams {
     let least = if stands_still { Priority::Normal } else { Priority::Low };
-    Terms { priority: bounds.priority.max(least), cpus: bounds.cpus.clone() }
+    SchedParams { priority: bounds.priority.max(least), cpus: bounds.cpus.clone() }
 }

@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use qemu::machine::{By, GuestPort, Machine, Start, start};
 use qemu::programs::Programs;
 use switchover::MigrationId;
-use switchover::journal::Shelf;
-use test_dir::TestDir;
+use switchover::journal::JournalDir;
+use test_scope::TestDir;
 
 fn qemu() -> String {
     std::env::var("DROVEWAY_QEMU").unwrap_or_else(|_| "qemu-system-x86_64".to_owned())
@@ -160,7 +160,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         std::fs::create_dir(&path).unwrap();
         path
     };
-    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
     let local = |agent: &str, security, scratch| Local {
         agent: agent.to_owned(),
         security,
@@ -169,7 +169,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         programs: Arc::new(Programs::usual(None)),
         scratch,
         fixed_cost: Arc::default(),
-        shelf: shelf.clone(),
+        journals: journals.clone(),
         slowed: None,
         agent_port: 7800,
         waits: engine::Waits::default(),
@@ -199,7 +199,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
     let Migrated { report, unsettled, decided } = migrated;
     assert!(matches!(does, Does::Fails) || unsettled.is_none() && decided);
     drop(server);
-    let journals = shelf.contents().unwrap().len();
+    let journals = journals.contents().unwrap().len();
     let destination = here.lock().take();
     Ended { report, journals, source, destination, taken_up, _dir: dir }
 }
@@ -297,7 +297,7 @@ fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
         programs: Arc::new(Programs::usual(None)),
         scratch: dir.path().to_owned(),
         fixed_cost: Arc::default(),
-        shelf: Shelf::open(&dir.path().join("journals")).unwrap(),
+        journals: JournalDir::open(&dir.path().join("journals")).unwrap(),
         slowed: None,
         agent_port: 1,
         waits: engine::Waits::default(),

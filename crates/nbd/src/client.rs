@@ -36,7 +36,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crew::Crew;
+use data_threads::DataThreads;
 use parking_lot::{Condvar, Mutex};
 
 use crate::handshake::BlockSizes;
@@ -57,12 +57,12 @@ pub struct Settings {
     /// The name of the thread that reads answers.
     pub thread: String,
     /// What that thread joins.
-    pub crew: Option<Arc<Crew>>,
+    pub threads: Option<Arc<DataThreads>>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { in_flight_max: 64, thread: "nbd-replies".to_owned(), crew: None }
+        Self { in_flight_max: 64, thread: "nbd-replies".to_owned(), threads: None }
     }
 }
 
@@ -256,9 +256,9 @@ impl<T: Send + 'static> Client<T> {
         let replies = thread::Builder::new()
             .name(settings.thread.clone())
             .spawn({
-                let (shared, crew) = (Arc::clone(&shared), settings.crew.clone());
+                let (shared, threads) = (Arc::clone(&shared), settings.threads.clone());
                 move || {
-                    let _member = crew.as_ref().map(Crew::join);
+                    let _member = threads.as_ref().map(DataThreads::join);
                     replies::read(&shared, on_done);
                 }
             })

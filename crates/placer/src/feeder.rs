@@ -334,7 +334,7 @@ impl Shared {
     /// The thread: writes chunk after chunk.
     fn feed(&self, mut socket: UnixStream) {
         while let Some((bytes, room)) = self.next() {
-            crew::point();
+            data_threads::point();
             let written = socket.write_all(&bytes);
             self.give_back(bytes, room);
             if let Err(error) = written {

@@ -176,7 +176,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Hands QEMU the image.
+    /// Effects QEMU the image.
     fn hand(&self, file: &File) -> Result<String, QmpError> {
         let answer = self.qmp.execute_with(file.as_fd(), "add-fd", json!({}))?;
         let fdset = answer["fdset-id"].as_u64().ok_or_else(|| odd("add-fd", &answer))?;

@@ -62,7 +62,7 @@ impl Incoming {
         outcome.map(|()| incoming)
     }
 
-    /// Hands QEMU one end of a connection: what is written to the other is what
+    /// Effects QEMU one end of a connection: what is written to the other is what
     /// it loads. There is no path that it would have to find.
     ///
     /// # Errors

@@ -80,7 +80,7 @@ impl Group {
         Ok(())
     }
 
-    pub(crate) fn take_in(&self, thread: u32) -> Result<(), QuotaError> {
+    pub(crate) fn add_thread(&self, thread: u32) -> Result<(), QuotaError> {
         write(&self.dir, self.threads(), &thread.to_string())
     }
 

@@ -65,7 +65,7 @@ impl Slowed {
     pub fn add(&mut self, thread: u32) -> Result<(), QuotaError> {
         let is_its = Path::new(&format!("/proc/{}/task/{thread}", self.pid)).exists();
         if is_its && !self.threads.contains(&thread) {
-            self.group.take_in(thread)?;
+            self.group.add_thread(thread)?;
             self.threads.push(thread);
         }
         Ok(())

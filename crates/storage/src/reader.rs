@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crew::Crew;
+use data_threads::DataThreads;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::size::Size;
@@ -69,7 +69,7 @@ pub struct Settings {
     /// The bound on what is read, shared by all readers of one storage.
     pub pace: Arc<Pace>,
     /// What the threads join that read.
-    pub crew: Option<Arc<Crew>>,
+    pub threads: Option<Arc<DataThreads>>,
 }
 
 impl Default for Settings {
@@ -79,7 +79,7 @@ impl Default for Settings {
             gap_bytes_max: None,
             patience: Duration::from_secs(5),
             pace: Arc::default(),
-            crew: None,
+            threads: None,
         }
     }
 }

@@ -373,7 +373,7 @@ impl Splitter {
         Ok(SECTION_BYTES)
     }
 
-    /// Hands on the head, before anything that makes it impossible to pass the
+    /// Effects on the head, before anything that makes it impossible to pass the
     /// stream whole. The record at hand stays unconsumed.
     fn send_head(&mut self) -> Result<(), Halt> {
         if self.head_sent {

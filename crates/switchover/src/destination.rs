@@ -14,7 +14,7 @@ use crate::migration_id::MigrationId;
 use crate::reason::Reason;
 use crate::{Resolution, Wait};
 
-pub use driver::{Driver, Hands};
+pub use driver::{Driver, Effects};
 pub use noted::{Noted, Record};
 
 /// What happened.

@@ -1,6 +1,6 @@
 //! What a side has decided, on disk.
 //!
-//! A shelf is a directory with one file for each migration and side,
+//! A journals is a directory with one file for each migration and side,
 //! `MIGRATION.source` or `MIGRATION.destination`. The file is made whole, under
 //! another name, with its first line and room for the rest; from then on
 //! records are written into that room and flushed. So a record costs no block,
@@ -87,7 +87,7 @@ pub struct Opened {
 
 /// A directory of journals.
 #[derive(Clone, Debug)]
-pub struct Shelf {
+pub struct JournalDir {
     dir: PathBuf,
     boot: String,
 }
@@ -127,7 +127,7 @@ impl<R: Keeps> Reopened<R> {
     }
 }
 
-/// One file of a shelf.
+/// One file of a journals.
 #[derive(Debug)]
 pub enum Kept {
     /// A VM that left, or was to leave.
@@ -146,7 +146,7 @@ pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-impl Shelf {
+impl JournalDir {
     /// Makes the directory if need be.
     ///
     /// # Errors
@@ -156,10 +156,10 @@ impl Shelf {
         Self::open_in_boot(dir, boot)
     }
 
-    /// As [`Shelf::open`], for tests that boot a host.
+    /// As [`JournalDir::open`], for tests that boot a host.
     ///
     /// # Errors
-    /// As [`Shelf::open`].
+    /// As [`JournalDir::open`].
     #[doc(hidden)]
     pub fn open_in_boot(dir: &Path, boot: String) -> Result<Self, JournalError> {
         if !dir.is_dir() {
@@ -169,14 +169,14 @@ impl Shelf {
                 .and_then(|()| dir.parent().map_or(Ok(()), flush))
                 .map_err(|source| failed(dir, "making it", source))?;
         }
-        let shelf = Self { dir: dir.to_owned(), boot };
-        for path in shelf.paths()? {
+        let journals = Self { dir: dir.to_owned(), boot };
+        for path in journals.paths()? {
             // Nobody has acted upon a journal that was not whole yet.
             if path.extension().is_some_and(|extension| extension == NEW) {
                 fs::remove_file(&path).map_err(|source| failed(&path, "removing it", source))?;
             }
         }
-        Ok(shelf)
+        Ok(journals)
     }
 
     /// Opens the journal of a migration that begins. It is on disk when this

@@ -64,7 +64,7 @@ impl Envelope<ToSource> {
     /// The answer of a source's agent that keeps no journal of this migration.
     ///
     /// Only an agent that has read all its journals may give it, and not if
-    /// one of them can't be read: see [`crate::journal::Shelf::keeps`].
+    /// one of them can't be read: see [`crate::journal::JournalDir::keeps`].
     #[must_use]
     pub fn from_a_stranger(&self) -> Option<Envelope<ToDestination>> {
         let message = ToDestination::Unknown;

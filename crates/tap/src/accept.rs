@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
-use crew::Crew;
+use data_threads::DataThreads;
 use page::{Epoch, Pool};
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
@@ -103,7 +103,7 @@ impl Shared {
         }
     }
 
-    /// Hands nothing on from now on; the first error stays.
+    /// Effects nothing on from now on; the first error stays.
     pub(crate) fn end(&self, error: TapError) {
         // First of all, so that a tap that has failed lets nothing finish. And a
         // QEMU that fails by itself waits, with its big lock held, until the
@@ -242,7 +242,7 @@ fn accept_one(
     thread::Builder::new()
         .name(format!("tap-{number}"))
         .spawn(move || {
-            let _member = shared.output.crew().as_ref().map(Crew::join);
+            let _member = shared.output.threads().as_ref().map(DataThreads::join);
             if let Err(error) = serve(&shared, &socket, number) {
                 shared.end(error);
                 discard(&socket);

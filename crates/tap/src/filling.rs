@@ -67,7 +67,7 @@ impl<'t> Filling<'t> {
         self.batch.as_ref().is_none_or(Batch::is_empty)
     }
 
-    /// Hands on what there is.
+    /// Effects on what there is.
     pub(crate) fn hand_on(&mut self) -> Result<(), TapError> {
         let fills = std::mem::take(&mut self.fill_pages);
         match self.batch.take() {

@@ -147,7 +147,7 @@ impl Stopper {
         self.shared.let_finish();
     }
 
-    /// Hands nothing on any more. What QEMU still writes is thrown away, so
+    /// Effects nothing on any more. What QEMU still writes is thrown away, so
     /// that it can be cancelled whatever it is doing.
     pub fn stop(&self) {
         self.shared.end(TapError::Stopped);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crew::Crew;
+use data_threads::DataThreads;
 use page::{Batch, Epoch};
 
 /// A RAM block, as QEMU announced it.
@@ -65,7 +65,7 @@ pub trait Output: Send + Sync + 'static {
     }
 
     /// What threads that read QEMU's sockets join, if anything.
-    fn crew(&self) -> Option<Arc<Crew>> {
+    fn threads(&self) -> Option<Arc<DataThreads>> {
         None
     }
 }

@@ -94,7 +94,7 @@ mod tests {
             security: Security::Plaintext,
             token: Token([0; 16]),
             encoding: Encoding::Raw,
-            sieve: None,
+            stale_filter: None,
             namer: None,
         };
         Lanes::start(plan).unwrap()

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crew::Crew;
+use data_threads::DataThreads;
 use identity::{Closer, Security};
 use page::Encoding;
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ use crate::namer::Namer;
 use crate::pacer::Pacer;
 use crate::queue::Queue;
 use crate::sender;
-use crate::sieve::Sieve;
+use crate::stale_filter::StaleFilter;
 
 /// What lanes a migration gets.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ pub struct LanesPlan {
     /// The encoding to begin with.
     pub encoding: Encoding,
     /// Looks at batches of pages before they are sent.
-    pub sieve: Option<Arc<dyn Sieve>>,
+    pub stale_filter: Option<Arc<dyn StaleFilter>>,
     /// Names pages that the destination may have already.
     pub namer: Option<Arc<dyn Namer>>,
 }
@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) encoding: AtomicU8,
     pub(crate) cpu_ns: AtomicU64,
     pub(crate) plan: LanesPlan,
-    pub(crate) crew: Option<Arc<Crew>>,
+    pub(crate) threads: Option<Arc<DataThreads>>,
     /// What ends each lane's connection, if it has one.
     connections: Mutex<Vec<Option<Closer>>>,
 }
@@ -98,11 +98,11 @@ impl Lanes {
         Self::start_in(plan, None)
     }
 
-    /// As [`Lanes::start`]; their threads join `crew`.
+    /// As [`Lanes::start`]; their threads join `threads`.
     ///
     /// # Errors
     /// As there.
-    pub fn start_in(plan: LanesPlan, crew: Option<Arc<Crew>>) -> std::io::Result<Self> {
+    pub fn start_in(plan: LanesPlan, threads: Option<Arc<DataThreads>>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             queue: Queue::new(),
             meters: plan.endpoints.iter().map(|_| LaneMeter::default()).collect(),
@@ -111,7 +111,7 @@ impl Lanes {
             cpu_ns: AtomicU64::new(0),
             connections: Mutex::new(vec![None; plan.endpoints.len()]),
             plan,
-            crew,
+            threads,
         });
         let lanes = Self { shared, threads: Mutex::new(Vec::new()) };
         for number in 0..lanes.shared.plan.endpoints.len() {
@@ -128,7 +128,7 @@ impl Lanes {
         &self.shared.queue
     }
 
-    /// Hands a batch over. Never blocks: the pool bounds how many there are.
+    /// Effects a batch over. Never blocks: the pool bounds how many there are.
     ///
     /// # Errors
     /// If the lanes failed or were stopped.

@@ -32,8 +32,8 @@ mod receiver;
 mod reluctance;
 mod replies;
 mod sender;
-mod sieve;
 mod spare;
+mod stale_filter;
 
 pub use announce::Reserved;
 pub use blocks::{BlockSink, TakeError};
@@ -46,4 +46,4 @@ pub use namer::{Asking, Labels, Namer};
 pub use overflow::Overflow;
 pub use receiver::{Ends, LaneEnd, Resolver, receive};
 pub use replies::Question;
-pub use sieve::Sieve;
+pub use stale_filter::StaleFilter;

@@ -119,7 +119,7 @@ pub struct Delivered {
     pub busy: Duration,
     /// Guest bytes (bodies) submitted and not yet placed.
     pub backlog_bytes: u64,
-    /// Bytes of pages that were not sent, because the sieve took them out.
+    /// Bytes of pages that were not sent, because the filter took them out.
     pub dropped_bytes: u64,
     /// Disk data, before encoding.
     pub block_bytes: u64,

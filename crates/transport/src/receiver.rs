@@ -129,7 +129,7 @@ fn read(lane: &mut Lane, ends: &impl Ends, received_bytes: &AtomicU64) -> Result
     let mut known_placer = None;
     let mut resolver = None;
     while let Some(header) = lane.next_header()? {
-        crew::point();
+        data_threads::point();
         received_bytes.fetch_add(batch_bytes(&header), Relaxed);
         lane.placed += 1;
         if let LaneHeader::Blocks(header) = header {

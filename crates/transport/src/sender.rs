@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 
-use crew::Crew;
+use data_threads::DataThreads;
 use identity::{Connection, Reader, Writer};
 use page::{Batch, BlockBatch, Encoded, Encoder, Encoding, PAGE_BYTES, Pool, SLOT_BYTES};
 use wire::{Ack, Answer, BatchHeader, BlockHeader, Kind, Names, Reply};
@@ -21,12 +21,12 @@ use crate::outage::Outage;
 use crate::overflow::Overflow;
 use crate::pacer::Paced;
 use crate::queue::Work;
-use crate::sieve::Sifting;
+use crate::stale_filter::Filtering;
 
 /// The life of a lane: connect, carry, and again, until all is delivered.
 pub(crate) fn run(shared: &Shared, number: usize) {
     let _fault = EndsOnFault(shared);
-    let _member = shared.crew.as_ref().map(Crew::join);
+    let _member = shared.threads.as_ref().map(DataThreads::join);
     let endpoint = shared.plan.endpoints[number];
     let kind =
         Kind::Lane { number: u16::try_from(number).unwrap_or(u16::MAX), token: shared.plan.token };
@@ -98,7 +98,7 @@ fn carry(shared: &Shared, number: usize, connection: &mut Connection) -> std::io
             scope,
             || {
                 let _fault = EndsOnFault(shared);
-                let _member = shared.crew.as_ref().map(Crew::join);
+                let _member = shared.threads.as_ref().map(DataThreads::join);
                 let outcome = read_acks(shared, number, reader, &flight);
                 flight.break_off();
                 shared.queue.wake_lanes();
@@ -141,7 +141,7 @@ fn send(
 ) -> std::io::Result<Sent> {
     let meter = &shared.meters[number];
     let mut encoder = Encoder::new();
-    let mut sifting = Sifting::default();
+    let mut filtering = Filtering::default();
     let mut naming = Naming::new();
     let mut overflow = Overflow::default();
     let mut head = Vec::new();
@@ -151,7 +151,7 @@ fn send(
     let mut counted = meter.wire_bytes.load(Relaxed);
     meter.begin();
     loop {
-        crew::point();
+        data_threads::point();
         head.clear();
         let (load, asked) = if let Some(batch) = rest.take() {
             meter.turn_to(Doing::Encoding);
@@ -165,8 +165,9 @@ fn send(
                 };
             meter.turn_to(Doing::Encoding);
             // What is wanted by its name others may wait for as well, as it was then.
-            if let (Some(sieve), Load::Pages(batch)) = (&shared.plan.sieve, &mut load) {
-                shared.queue.dropped(sifting.sift(&**sieve, batch));
+            if let (Some(stale_filter), Load::Pages(batch)) = (&shared.plan.stale_filter, &mut load)
+            {
+                shared.queue.dropped(filtering.drop_stale(&**stale_filter, batch));
             }
             if let (Some(namer), Load::Pages(batch)) = (&shared.plan.namer, &mut load) {
                 shared.queue.came_after_announcement(namer.take_out_announced(batch));
@@ -395,7 +396,7 @@ fn read_acks(
     let mut bytes = [0; Answer::BYTES];
     loop {
         let reply = read_reply(reader, &mut bytes)?;
-        crew::point();
+        data_threads::point();
         let released = match reply {
             Some(Said::Ack(ack)) => flight.acknowledged(ack.placed, &shared.queue),
             Some(Said::Answer(answer)) => flight.answered(answer, &shared.queue),

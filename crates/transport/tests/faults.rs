@@ -55,7 +55,7 @@ fn a_lane_with_a_fault() {
         security: Security::Plaintext,
         token: Token([1; 16]),
         encoding: Encoding::Raw,
-        sieve: None,
+        stale_filter: None,
         namer: None,
     };
     let lanes = Lanes::start(plan).unwrap();

@@ -207,7 +207,7 @@ fn send_at(pace: Option<u64>, lanes: usize, encoding: Encoding, destination: &De
         security: destination.security.clone(),
         token: Token([1; 16]),
         encoding,
-        sieve: None,
+        stale_filter: None,
         namer: None,
     };
     let carrier = Lanes::start(plan).unwrap();
@@ -304,7 +304,7 @@ fn lanes_that_crawl_can_be_stopped() {
         security: Security::Plaintext,
         token: Token([1; 16]),
         encoding: Encoding::Raw,
-        sieve: None,
+        stale_filter: None,
         namer: None,
     };
     let lanes = Lanes::start(plan).unwrap();
@@ -345,7 +345,7 @@ fn lanes_that_hardly_anybody_reads_can_be_stopped() {
         security: Security::Plaintext,
         token: Token([1; 16]),
         encoding: Encoding::Raw,
-        sieve: None,
+        stale_filter: None,
         namer: None,
     };
     let lanes = Lanes::start(plan).unwrap();
@@ -375,7 +375,7 @@ fn lanes_that_are_stopped_give_everything_back() {
         security: Security::Plaintext,
         token: Token([1; 16]),
         encoding: Encoding::Raw,
-        sieve: None,
+        stale_filter: None,
         namer: None,
     };
     let lanes = Lanes::start(plan).unwrap();

@@ -278,7 +278,7 @@ fn lanes(count: usize, remote: SocketAddr, encoding: Encoding, namer: &Arc<Sourc
         security: Security::Plaintext,
         token: Token([1; 16]),
         encoding,
-        sieve: None,
+        stale_filter: None,
         namer: Some(Arc::clone(namer) as _),
     };
     Arc::new(Lanes::start(plan).unwrap())

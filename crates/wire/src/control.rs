@@ -7,7 +7,7 @@
 use std::io::{Read, Write};
 
 use content::Domain;
-use crew::Terms;
+use data_threads::SchedParams;
 use policy::pace::DestinationUse;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -67,7 +67,7 @@ pub struct Prepare {
     pub overcommit: bool,
     /// For the destination's data threads.
     #[serde(default)]
-    pub terms: Terms,
+    pub terms: SchedParams,
     /// Pages may come by name.
     #[serde(default)]
     pub sharing: Option<SharingOrder>,
@@ -205,7 +205,7 @@ pub enum ToDestination {
         pages: u64,
     },
     /// Other terms for the destination's data threads from now on.
-    Terms(Terms),
+    Terms(SchedParams),
     /// Every batch is placed and the whole residue was sent: load it.
     Complete {
         /// Bytes of tail (or of the whole stream) sent, as a check.

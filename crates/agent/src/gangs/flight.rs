@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use api::{Figures, MigrateRequest, MoveState, Outcome, Progress, VmStatus};
 use crossbeam_channel::{Receiver, TryRecvError};
 
+use super::cluster::{ANSWER_MAX, Agents, Cluster, Session, unexpected};
 use super::orders::{Answer, Counted, Order};
-use super::ways::{ANSWER_MAX, Cluster, Session, Ways, unexpected};
 
 /// Between two looks at a migration whose phase does not change.
 const LOOK: Duration = Duration::from_millis(500);
@@ -44,7 +44,7 @@ impl End {
 
 /// One VM's part.
 pub(super) struct Flight {
-    pub(super) ways: Ways,
+    pub(super) agents: Agents,
     pub(super) from: String,
     pub(super) to: String,
     pub(super) migration: String,
@@ -120,7 +120,7 @@ impl Flight {
 
     /// Has it begin. No session if it may have begun, and the answer was lost.
     fn begin(&self) -> Result<Option<Session>, End> {
-        let mut session = self.ways.open(&self.from).map_err(|why| {
+        let mut session = self.agents.open(&self.from).map_err(|why| {
             let from = &self.from;
             End::failed(format!("the agent of {from} can't be reached: {why}. It has not begun"))
         })?;
@@ -144,7 +144,7 @@ impl Flight {
     ) -> Result<Answer, String> {
         let open = match session {
             Some(open) => open,
-            None => session.insert(self.ways.open(&self.from)?),
+            None => session.insert(self.agents.open(&self.from)?),
         };
         let migration = self.migration.clone();
         if *cancel {
@@ -161,7 +161,7 @@ impl Flight {
     fn look_for_it(&self) -> End {
         let (vm, from, to) = (&self.request.vm, &self.from, &self.to);
         let at = |host: &str| -> Result<Option<Counted>, String> {
-            let census = self.ways.census(host)?;
+            let census = self.agents.census(host)?;
             Ok(census.vms.into_iter().find(|one| one.name == *vm))
         };
         let has_come = |one: &Counted| matches!(one.status, VmStatus::Running | VmStatus::Paused);

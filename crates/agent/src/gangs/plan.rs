@@ -9,8 +9,8 @@ use api::{
 };
 use policy::gang::{self, Host};
 
+use super::cluster::{Cluster, silent};
 use super::orders::{Census, Counted, WANTS_MAX, Want};
-use super::ways::{Cluster, silent};
 use crate::denied::Denied;
 use crate::examiner::at_once;
 

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use api::{GangReport, MoveReport, MoveState, VmStatus};
 
+use super::cluster::Cluster;
 use super::orders::{Census, Counted};
-use super::ways::Cluster;
 use crate::examiner::at_once;
 
 /// What was found out about a VM.

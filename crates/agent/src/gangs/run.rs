@@ -12,10 +12,10 @@ use api::{GangOutcome, GangReport, MoveState, Phase, Progress};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use policy::gang::{Move, Stage, admit, is_landing};
 
+use super::cluster::Agents;
 use super::flight::{End, Flight, Recall};
 use super::gang::{Gang, outcome};
-use super::shelf::Shelf;
-use super::ways::Ways;
+use super::store::GangStore;
 use crate::migrations::random_id;
 
 /// What the thread that leads is told.
@@ -37,8 +37,8 @@ pub(super) const EVENTS_MAX: usize = 256;
 pub(super) struct Run {
     pub(super) gang: Arc<Gang>,
     pub(super) hear: Receiver<Event>,
-    pub(super) ways: Ways,
-    pub(super) shelf: Shelf,
+    pub(super) agents: Agents,
+    pub(super) store: GangStore,
     /// VMs whose migrations an earlier run of this agent has begun.
     pub(super) begun: Vec<usize>,
     flights: HashMap<usize, InFlight>,
@@ -58,14 +58,14 @@ impl Run {
     pub(super) fn new(
         gang: Arc<Gang>,
         hear: Receiver<Event>,
-        (ways, shelf): (Ways, Shelf),
+        (agents, store): (Agents, GangStore),
         begun: Vec<usize>,
     ) -> Self {
         Self {
             gang,
             hear,
-            ways,
-            shelf,
+            agents,
+            store,
             begun,
             flights: HashMap::new(),
             called_off: None,
@@ -156,7 +156,7 @@ impl Run {
         let Some(one) = report.moves.get(number) else { return };
         let (recall, recalled) = bounded(2);
         let flight = Flight {
-            ways: self.ways.clone(),
+            agents: self.agents.clone(),
             from: one.from.clone(),
             to: one.to.clone(),
             migration: one.migration.clone().unwrap_or_default(),
@@ -256,13 +256,13 @@ impl Run {
         self.save(&report);
         let report = self.gang.update(|shown| shown.outcome = report.outcome);
         tracing::info!(id = report.id, outcome = ?report.outcome, "a gang has ended");
-        if let Err(error) = self.shelf.prune() {
+        if let Err(error) = self.store.prune() {
             tracing::warn!(%error, "old gangs can't be forgotten");
         }
     }
 
     fn save(&self, report: &GangReport) {
-        if let Err(error) = self.shelf.save(report) {
+        if let Err(error) = self.store.save(report) {
             tracing::error!(id = report.id, %error, "a gang can't be noted: it may not be taken up");
         }
     }

@@ -21,7 +21,7 @@ const LINES_MAX: usize = 4;
 const LOOK: Duration = Duration::from_secs(1);
 
 /// One state after the other of something that goes on.
-trait Story: Send + Sync + 'static {
+trait Watched: Send + Sync + 'static {
     type State: Serialize + Send + Sync + 'static;
     fn show(&self) -> Result<Self::State, Denied>;
     /// Blocks until there is something newer than `version`, or a look is over.
@@ -32,7 +32,7 @@ trait Story: Send + Sync + 'static {
 struct OfMigration(Arc<Migrations>, String);
 struct OfGang(Arc<Gangs>, String);
 
-impl Story for OfMigration {
+impl Watched for OfMigration {
     type State = api::Progress;
 
     fn show(&self) -> Result<Self::State, Denied> {
@@ -48,7 +48,7 @@ impl Story for OfMigration {
     }
 }
 
-impl Story for OfGang {
+impl Watched for OfGang {
     type State = api::GangProgress;
 
     fn show(&self) -> Result<Self::State, Denied> {
@@ -72,11 +72,11 @@ pub(super) async fn of_gang(gangs: Arc<Gangs>, id: String) -> Response {
     stream(OfGang(gangs, id)).await
 }
 
-async fn stream<S: Story>(story: S) -> Response {
-    let story = Arc::new(story);
+async fn stream<S: Watched>(watched: S) -> Response {
+    let watched = Arc::new(watched);
     let first = {
-        let story = Arc::clone(&story);
-        blocking(move || story.show()).await
+        let watched = Arc::clone(&watched);
+        blocking(move || watched.show()).await
     };
     let first = match first {
         Ok(state) => state,
@@ -88,8 +88,8 @@ async fn stream<S: Story>(story: S) -> Response {
         let mut state = first;
         // An error means that nobody watches any more.
         while send(&mut lines, &state).await.is_some() && !S::is_over(&state) {
-            let story = Arc::clone(&story);
-            match blocking(move || story.wait(version)).await {
+            let watched = Arc::clone(&watched);
+            match blocking(move || watched.wait(version)).await {
                 Ok(next) => (version, state) = next,
                 Err(denied) => {
                     tracing::warn!(%denied, "a watcher is left alone");

@@ -2,12 +2,12 @@ use axum::body::Body as AxumBody;
 use axum::http::Request;
 use engine::Local;
 use http_body_util::BodyExt;
-use switchover::journal::Shelf;
+use switchover::journal::JournalDir;
 use tower::ServiceExt;
 
 use super::*;
-use crate::gangs::Office;
-use crate::migrations::Roads;
+use crate::gangs::OrderHandler;
+use crate::migrations::Routes;
 use crate::registry::Held;
 use crate::state::StateDir;
 
@@ -22,7 +22,7 @@ impl Site {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
-        let shelf = Shelf::open(&state.journals()).unwrap();
+        let journals = JournalDir::open(&state.journals()).unwrap();
         let registry = Registry::open(state, &Held::default()).unwrap();
         let registry = Arc::new(registry);
         let local = Local {
@@ -33,33 +33,38 @@ impl Site {
             programs: Arc::new(qemu::programs::Programs::usual(None)),
             scratch: registry.state().scratch(),
             fixed_cost: Arc::default(),
-            shelf: shelf.clone(),
+            journals: journals.clone(),
             slowed: None,
             agent_port: 7450,
             waits: engine::Waits::default(),
             sharing: None,
         };
-        let settlers =
-            Settlers::new(Arc::clone(&registry), shelf, "here", identity::Security::Plaintext, &[]);
-        let roads = Roads { peers: Vec::new(), insecure_plaintext: false };
+        let settlers = Settlers::new(
+            Arc::clone(&registry),
+            journals,
+            "here",
+            identity::Security::Plaintext,
+            &[],
+        );
+        let routes = Routes { peers: Vec::new(), insecure_plaintext: false };
         let listen = "127.0.0.1:7450".parse().unwrap();
         let examiner = Arc::new(Examiner::new(
             Arc::clone(&registry),
             local.clone(),
-            roads.clone(),
+            routes.clone(),
             listen,
             Vec::new(),
         ));
         let mover = Box::new(engine::migrate);
-        let migrations = Arc::new(Migrations::new(&settlers, local, roads, mover));
-        let office = Arc::new(Office::new(
+        let migrations = Arc::new(Migrations::new(&settlers, local, routes, mover));
+        let order_handler = Arc::new(OrderHandler::new(
             Arc::clone(&migrations),
             Arc::clone(&examiner),
             Arc::clone(&registry),
             None,
             None,
         ));
-        let gangs = Arc::new(Gangs::new(&office));
+        let gangs = Arc::new(Gangs::new(&order_handler));
         let host = Arc::new(HostInfo {
             name: "here".to_owned(),
             rack: None,

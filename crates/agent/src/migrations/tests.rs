@@ -2,9 +2,9 @@ use std::sync::mpsc::channel;
 
 use api::{ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
 use switchover::MigrationId;
-use switchover::journal::{Journal, Opened, Shelf};
+use switchover::journal::{Journal, JournalDir, Opened};
 use switchover::source::Record;
-use test_dir::TestDir;
+use test_scope::TestDir;
 
 use super::*;
 use crate::registry::Held;
@@ -39,11 +39,11 @@ impl Site {
             address: address.parse().unwrap(),
             nics: Vec::new(),
         };
-        let roads = Roads {
+        let routes = Routes {
             peers: vec![peer("near", "127.0.0.1:7450"), peer("far", "10.9.9.9:7450")],
             insecure_plaintext: false,
         };
-        let shelf = Shelf::open(&self.registry.state().journals()).unwrap();
+        let journals = JournalDir::open(&self.registry.state().journals()).unwrap();
         let local = Local {
             agent: "here".to_owned(),
             security: identity::Security::Plaintext,
@@ -52,7 +52,7 @@ impl Site {
             programs: Arc::new(qemu::programs::Programs::usual(None)),
             scratch: self.registry.state().scratch(),
             fixed_cost: Arc::default(),
-            shelf: shelf.clone(),
+            journals: journals.clone(),
             slowed: None,
             agent_port: 7450,
             waits: engine::Waits::default(),
@@ -60,12 +60,12 @@ impl Site {
         };
         let settlers = Settlers::new(
             Arc::clone(&self.registry),
-            shelf,
+            journals,
             "here",
             identity::Security::Plaintext,
             &[],
         );
-        Arc::new(Migrations::new(&settlers, local, roads, mover))
+        Arc::new(Migrations::new(&settlers, local, routes, mover))
     }
 }
 
@@ -174,7 +174,7 @@ fn fails_at(records: &'static [Record]) -> Box<Mover> {
             run: false,
             qemu: serde_json::to_value(vm.machine.record()).unwrap(),
         };
-        let mut journal: Journal<Record> = local.shelf.create(opened).unwrap();
+        let mut journal: Journal<Record> = local.journals.create(opened).unwrap();
         records.iter().for_each(|record| journal.append(record).unwrap());
         panic!("as a test wants it");
     })
@@ -220,8 +220,8 @@ fn after_a_fault_before_the_commit_the_vm_is_settled_and_free() {
         thread::yield_now();
     }
     assert_eq!(site.registry.show("web1").unwrap().status, VmStatus::Paused);
-    let shelf = Shelf::open(&site.registry.state().journals()).unwrap();
-    assert_eq!(shelf.contents().unwrap().len(), 0);
+    let journals = JournalDir::open(&site.registry.state().journals()).unwrap();
+    assert_eq!(journals.contents().unwrap().len(), 0);
     migrations.settlers.close();
 }
 

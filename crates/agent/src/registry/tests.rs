@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use api::{StopEnd, StopHow};
 use qemu::machine::{By, GuestPort, Machine, Start};
 use qemu::process::Process;
-use test_dir::TestDir;
+use test_scope::TestDir;
 
 use super::*;
 use crate::record::{Record, Standing};

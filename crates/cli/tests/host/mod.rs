@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use test_dir::TestDir;
+use test_scope::TestDir;
 
 const DROVEWAY: &str = env!("CARGO_BIN_EXE_droveway");
 const READY_MAX: Duration = Duration::from_secs(30);

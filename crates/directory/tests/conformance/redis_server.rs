@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::{Client, Connection, RedisResult};
 use rustix::process::Pid;
-use test_dir::TestDir;
+use test_scope::TestDir;
 
 const STARTED_MAX: Duration = Duration::from_secs(30);
 

@@ -16,7 +16,7 @@ const UNDER_WAY_MAX: usize = 64;
 /// Writes what is queued for disk `number`, until the sink ends.
 pub(super) fn run(shared: &Arc<Shared>, number: usize) {
     while let Some(job) = next(shared, number) {
-        crew::point();
+        data_threads::point();
         let goes_on = match job {
             Job::Write { batch, parts } => write(shared, number, batch, parts),
             Job::Flush { ticket } => flush(shared, number, ticket),

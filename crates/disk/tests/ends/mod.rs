@@ -215,7 +215,7 @@ impl Destination {
             security: Security::Plaintext,
             token: Token([1; 16]),
             encoding,
-            sieve: None,
+            stale_filter: None,
             namer: None,
         };
         Arc::new(Lanes::start(plan).unwrap())

@@ -26,7 +26,7 @@ use wire::{Prepare, ToDestination, ToSource, Token};
 
 use super::Shared;
 use super::connections::Place;
-use super::hands::Keeper;
+use super::effects::Keeper;
 use super::lanes::ArrivingLanes;
 use crate::host::Unsettled;
 use crate::link::{Heard, Link};
@@ -101,7 +101,7 @@ pub(super) fn run(
     };
     let sharing = shared.local.sharing.as_ref();
     let _until_it_is_over = sharing.and_then(|sharing| sharing.give_way());
-    match arrival.take_in(place) {
+    match arrival.admit(place) {
         Ok(()) => {}
         Err(End::Failed(reason)) => {
             tracing::warn!(reason, "the VM does not come");
@@ -125,11 +125,11 @@ fn new_token() -> std::io::Result<Token> {
 
 impl Arrival<'_> {
     /// An error is one from before there was a journal.
-    fn take_in(&self, place: &mut Place) -> Result<(), End> {
+    fn admit(&self, place: &mut Place) -> Result<(), End> {
         let Some(order) = self.hear_order()? else { return Ok(()) };
         self.check_name(&order)?;
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
-        self.lanes.crew().set(&order.terms);
+        self.lanes.threads().set(&order.terms);
         let with_disks = order.moving.as_array().is_some_and(|moving| !moving.is_empty());
         let pools = self.shared.local.resources.coming(with_disks).map_err(End::failed)?;
         place.is_known();
@@ -210,7 +210,7 @@ impl Arrival<'_> {
             run: false,
             qemu,
         };
-        self.shared.local.shelf.create(opened).map(Driver::new).map_err(End::failed)
+        self.shared.local.journals.create(opened).map(Driver::new).map_err(End::failed)
     }
 
     /// Hears the source until the switchover is over on this side, or there is
@@ -253,7 +253,7 @@ impl Arrival<'_> {
             };
             match heard {
                 // In whatever phase, they hold from now on.
-                Heard::Message(ToDestination::Terms(terms)) => self.lanes.crew().set(&terms),
+                Heard::Message(ToDestination::Terms(terms)) => self.lanes.threads().set(&terms),
                 heard => return Ok(heard),
             }
         }

@@ -84,7 +84,7 @@ impl Connections {
     }
 
     /// One more from that address, if there may be. Another may be broken off for it.
-    pub(super) fn take_in(self: &Arc<Self>, stream: &TcpStream, from: IpAddr) -> Option<Place> {
+    pub(super) fn admit(self: &Arc<Self>, stream: &TcpStream, from: IpAddr) -> Option<Place> {
         let mut state = self.state.lock();
         if state.open.len() - state.unknown >= KNOWN_MAX {
             return None;
@@ -212,30 +212,30 @@ mod tests {
     #[test]
     fn each_kind_has_its_bound_and_what_goes_leaves_room() {
         let (stream, connections) = (stream(), Connections::new([HOST]));
-        let take_in = || connections.take_in(&stream, HOST).unwrap();
-        let mut unknown: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| take_in()).collect();
+        let admit = || connections.admit(&stream, HOST).unwrap();
+        let mut unknown: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit()).collect();
         assert!(!unknown.iter().any(Place::gave_way));
-        unknown.push(take_in());
+        unknown.push(admit());
         assert!(unknown[0].gave_way() && !unknown[1].gave_way());
         unknown.truncate(UNKNOWN_OF_HOSTS.per_source / 2);
         let mut leading: Vec<Place> = Vec::new();
         for _ in 0..LEADING_MAX {
-            let mut place = take_in();
+            let mut place = admit();
             assert!(place.leads());
             leading.push(place);
         }
-        let mut one_more = take_in();
+        let mut one_more = admit();
         assert!(!one_more.leads());
         leading.pop();
         assert!(one_more.leads());
         drop(unknown);
         let mut ordering: Vec<Place> = Vec::new();
         for _ in 0..ORDERING_MAX {
-            let mut place = take_in();
+            let mut place = admit();
             assert!(place.orders());
             ordering.push(place);
         }
-        assert!(!take_in().orders());
+        assert!(!admit().orders());
         drop((leading, one_more, ordering));
         assert_none(&connections);
     }
@@ -246,19 +246,18 @@ mod tests {
         let mut strangers: Vec<Place> = Vec::new();
         for last in 1..=99 {
             for _ in 0..99 {
-                let place = connections.take_in(&stream, [192, 0, 2, last].into());
+                let place = connections.admit(&stream, [192, 0, 2, last].into());
                 strangers.push(place.expect("others make room"));
                 strangers.retain(|place| !place.gave_way());
             }
         }
         assert_eq!(strangers.len(), UNKNOWN_OF_STRANGERS.all);
-        let take_in = |from| connections.take_in(&stream, from).unwrap();
-        let mut lanes: Vec<Place> =
-            (0..UNKNOWN_OF_HOSTS.per_source).map(|_| take_in(HOST)).collect();
+        let admit = |from| connections.admit(&stream, from).unwrap();
+        let mut lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)).collect();
         assert!(!strangers.iter().chain(&lanes).any(Place::gave_way));
         lanes.iter_mut().for_each(Place::is_known);
         // One of which it is known is in nobody's way.
-        lanes.extend((0..UNKNOWN_OF_HOSTS.per_source).map(|_| take_in(HOST)));
+        lanes.extend((0..UNKNOWN_OF_HOSTS.per_source).map(|_| admit(HOST)));
         assert!(!lanes.iter().any(Place::gave_way));
         drop((strangers, lanes));
         assert_none(&connections);
@@ -267,9 +266,9 @@ mod tests {
     #[test]
     fn an_address_that_has_shown_itself_a_hosts_has_a_hosts_share() {
         let (stream, connections) = (stream(), Connections::new([HOST]));
-        connections.take_in(&stream, STRANGER).unwrap().is_of_host();
-        let take_in = |_| connections.take_in(&stream, STRANGER).unwrap();
-        let lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(take_in).collect();
+        connections.admit(&stream, STRANGER).unwrap().is_of_host();
+        let admit = |_| connections.admit(&stream, STRANGER).unwrap();
+        let lanes: Vec<Place> = (0..UNKNOWN_OF_HOSTS.per_source).map(admit).collect();
         assert!(!lanes.iter().any(Place::gave_way));
     }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crew::{Crew, Terms};
 use crossbeam_channel::Sender;
+use data_threads::{DataThreads, SchedParams};
 use identity::{Closer, Connection};
 use parking_lot::{Condvar, Mutex};
 use placer::Placer;
@@ -44,7 +44,7 @@ pub(crate) struct ArrivingLanes {
     /// come from there too.
     peer: Option<String>,
     cpu_ns: AtomicU64,
-    crew: Arc<Crew>,
+    threads: Arc<DataThreads>,
     network: Arc<Network>,
     migration: u64,
     /// By number, from its first connection on.
@@ -64,7 +64,7 @@ impl ArrivingLanes {
         peer: Option<String>,
     ) -> Self {
         let panicked = broken.clone();
-        let crew = Crew::new(Terms::default(), move |thread| {
+        let threads = DataThreads::new(SchedParams::default(), move |thread| {
             let _ = panicked.try_send(format!(
                 "a fault in the agent: its thread {thread} panicked; the agent's log says where"
             ));
@@ -75,7 +75,7 @@ impl ArrivingLanes {
             broken,
             peer,
             cpu_ns: AtomicU64::new(0),
-            crew,
+            threads,
             network: Arc::clone(network),
             migration: network.migration(),
             counted: Mutex::default(),
@@ -92,8 +92,8 @@ impl ArrivingLanes {
     }
 
     /// The threads that serve lanes and disks.
-    pub(crate) fn crew(&self) -> &Arc<Crew> {
-        &self.crew
+    pub(crate) fn threads(&self) -> &Arc<DataThreads> {
+        &self.threads
     }
 
     /// At each lane's number, the place of its NIC.
@@ -138,7 +138,7 @@ impl ArrivingLanes {
     /// Serves one connection to its end, on its own thread.
     pub(crate) fn carry(&self, connection: Connection, number: u16) {
         let Some(served) = self.begin(&connection) else { return };
-        let member = self.crew.join();
+        let member = self.threads.join();
         let received_bytes = self.counter(&connection, number);
         let outcome = receive(connection, self, &received_bytes);
         drop(member);
@@ -314,7 +314,7 @@ mod tests {
             security: Security::Plaintext,
             token: Token([1; 16]),
             encoding: Encoding::Raw,
-            sieve: None,
+            stale_filter: None,
             namer: None,
         });
         let source = source.unwrap();

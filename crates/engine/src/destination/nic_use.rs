@@ -76,7 +76,7 @@ fn tell_once(
 }
 
 fn tell_refusals(lanes: &ArrivingLanes, link: &Link<ToSource>) -> Result<(), LinkError> {
-    for refused in lanes.crew().refused() {
+    for refused in lanes.threads().refused() {
         link.say(&ToSource::Note { text: format!("at the destination {refused}") })?;
     }
     Ok(())

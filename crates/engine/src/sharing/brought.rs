@@ -7,7 +7,7 @@ use std::time::Instant;
 use content::Name;
 use page::BATCH_PAGES;
 
-use super::coming::Bringer;
+use super::in_flight::Provider;
 use super::{Page, Sharing, Waiter};
 
 impl Sharing {
@@ -15,7 +15,7 @@ impl Sharing {
     /// who wait for them want.
     pub(super) fn brought<'b>(
         &self,
-        by: Bringer,
+        by: Provider,
         names: &[Name],
         body: &dyn Fn(usize) -> &'b [u8],
     ) -> usize {
@@ -31,11 +31,11 @@ impl Sharing {
     }
 
     /// Who waits for these, each with which of them it is.
-    fn waiting_for(&self, by: Bringer, names: &[Name]) -> Vec<(usize, Waiter)> {
+    fn waiting_for(&self, by: Provider, names: &[Name]) -> Vec<(usize, Waiter)> {
         let mut waiters = Vec::new();
-        let mut coming = self.coming.lock();
+        let mut in_flight = self.in_flight.lock();
         for (nth, name) in names.iter().enumerate() {
-            let waiting = coming.brought(name, by);
+            let waiting = in_flight.brought(name, by);
             waiters.extend(waiting.into_iter().map(|waiter| (nth, waiter)));
         }
         waiters
@@ -45,7 +45,7 @@ impl Sharing {
     /// they want.
     fn place_for<'b>(
         &self,
-        by: Bringer,
+        by: Provider,
         names: &[Name],
         body: &dyn Fn(usize) -> &'b [u8],
         waiters: Vec<(usize, Waiter)>,
@@ -55,17 +55,17 @@ impl Sharing {
             match waiter {
                 Waiter::Page(page) => pages.push((nth, page)),
                 // Those who ask from afar wait only for what sources bring.
-                Waiter::Far(far) => far.not_here(names[nth]),
+                Waiter::Remote(remote) => remote.not_here(names[nth]),
             }
         }
-        pages.sort_unstable_by_key(|(_, page)| (page.taker.number, page.place));
+        pages.sort_unstable_by_key(|(_, page)| (page.recipient.number, page.place));
         let together = |(_, a): &(usize, Page), (_, b): &(usize, Page)| a.goes_with(b);
         let mut bytes = Vec::new();
         let (mut held, mut all_wrong) = (HashSet::new(), 0);
         for group in pages.chunk_by(together).flat_map(|group| group.chunks(BATCH_PAGES)) {
             bytes.clear();
             let right =
-                |(nth, page): &&(usize, Page)| page.taker.key.name(body(*nth)) == names[*nth];
+                |(nth, page): &&(usize, Page)| page.recipient.key.name(body(*nth)) == names[*nth];
             let (right, wrong): (Vec<_>, Vec<_>) = group.iter().partition(right);
             for (nth, _) in &right {
                 bytes.extend_from_slice(body(*nth));
@@ -84,20 +84,20 @@ impl Sharing {
     }
 
     /// Places content of one VM, one block and one epoch. Whether it could.
-    fn place_brought(&self, by: Bringer, pages: &[(Name, &Page)], bytes: &[u8]) -> bool {
-        let Some((_, Page { taker, place: first })) = pages.first() else { return false };
+    fn place_brought(&self, by: Provider, pages: &[(Name, &Page)], bytes: &[u8]) -> bool {
+        let Some((_, Page { recipient, place: first })) = pages.first() else { return false };
         let each: Vec<_> = pages.iter().map(|(_, page)| page.place.page).collect();
-        let placer = &taker.placer;
+        let placer = &recipient.placer;
         let placed = placer.place_bodies(first.block, first.epoch, &each, bytes, by.delivery());
         let placed = placed.is_ok();
         if placed {
             let named = pages.iter().map(|(name, page)| (page.place.page, *name));
-            taker.note(first.block, named);
-            taker.brought(by, pages.len());
+            recipient.note(first.block, named);
+            recipient.brought(by, pages.len());
         }
         for (name, page) in pages {
             if placed {
-                taker.settled(page.place, false);
+                recipient.settled(page.place, false);
             } else {
                 self.have_sent(*name, page);
             }
@@ -107,23 +107,23 @@ impl Sharing {
 
     /// This one does not bring these, whatever was thought. From a disk that is no
     /// loss: nobody else brings them.
-    pub(super) fn not_brought(&self, by: Bringer, names: &[Name]) {
+    pub(super) fn not_brought(&self, by: Provider, names: &[Name]) {
         if names.is_empty() {
             return;
         }
-        let mut coming = self.coming.lock();
+        let mut in_flight = self.in_flight.lock();
         let now = Instant::now();
         let fail = |name: &Name| {
-            let waiters = coming.fails(name, by, now, Waiter::standing);
+            let waiters = in_flight.fails(name, by, now, Waiter::standing);
             waiters.into_iter().map(|waiter| (*name, waiter)).collect::<Vec<_>>()
         };
         let passed: Vec<_> = names.iter().flat_map(fail).collect();
-        drop(coming);
-        if let Bringer::Disk(_) = by {
+        drop(in_flight);
+        if let Provider::Disk(_) = by {
             for (name, waiter) in &passed {
                 match waiter {
                     Waiter::Page(page) => self.have_sent(*name, page),
-                    Waiter::Far(far) => far.not_here(*name),
+                    Waiter::Remote(remote) => remote.not_here(*name),
                 }
             }
         } else {

@@ -9,16 +9,16 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use content::{Domain, Name};
-use crew::Crew;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use data_threads::DataThreads;
 use directory::{DirectoryError, HostName};
 use page::PageIndex;
 use transport::Question;
 use wire::{DiskPlace, NamedHeader, NamedTables, ToSource};
 
-use super::coming::Bringer;
+use super::in_flight::Provider;
 use super::rack::Rack;
-use super::taker::{Place, Taker};
+use super::recipient::{Place, Recipient};
 use super::{Page, Sharing, Waiter};
 use crate::link::Link;
 
@@ -54,11 +54,11 @@ impl Batch {
     }
 
     /// One of its pages, as somebody who waits.
-    pub(super) fn waiting(&self, taker: &Arc<Taker>, nth: usize) -> Option<Page> {
+    pub(super) fn waiting(&self, recipient: &Arc<Recipient>, nth: usize) -> Option<Page> {
         let NamedHeader { block, epoch, ticket, .. } = self.header;
         let place =
             Place { block, epoch, page: self.pages[nth], ticket, nth: u8::try_from(nth).ok()? };
-        Some(Page { taker: Arc::clone(taker), place })
+        Some(Page { recipient: Arc::clone(recipient), place })
     }
 
     /// The places in it of those that are this VM's to bring.
@@ -67,17 +67,17 @@ impl Batch {
     }
 
     /// Says what becomes of it: what is still this VM's comes from its source.
-    pub(super) fn answer(self, sharing: &Sharing, taker: &Taker, question: Question) {
+    pub(super) fn answer(self, sharing: &Sharing, recipient: &Recipient, question: Question) {
         let Self { header, pages, names, ours, later, .. } = self;
         let NamedHeader { block, epoch, ticket, .. } = header;
         if self.has_ticket {
-            taker.close_ticket(ticket, later != 0);
+            recipient.close_ticket(ticket, later != 0);
         }
         let wanted = self.wanted | ours;
         let asked = pages.iter().zip(names).enumerate().filter(|(nth, _)| wanted >> nth & 1 == 1);
         let asked = asked.map(|(_, (page, name))| (block, epoch, *page, name));
         // Before the source can send them.
-        sharing.over(&taker.asks(asked));
+        sharing.wake_waiters(&recipient.asks(asked));
         question.answer(wanted, later);
     }
 }
@@ -93,20 +93,20 @@ pub(super) struct Claims {
 impl Claims {
     pub(super) fn start(
         (sharing, rack): (&Arc<Sharing>, &Arc<Rack>),
-        taker: &Arc<Taker>,
+        recipient: &Arc<Recipient>,
         domain: &Domain,
-        (link, crew): (Arc<Link<ToSource>>, &Arc<Crew>),
+        (link, threads): (Arc<Link<ToSource>>, &Arc<DataThreads>),
     ) -> io::Result<Self> {
         let (ask, asked) = bounded(WAITING_MAX);
         let asking = Asking {
             sharing: Arc::clone(sharing),
             rack: Arc::clone(rack),
-            taker: Arc::clone(taker),
+            recipient: Arc::clone(recipient),
             domain: domain.clone(),
             link,
             noted: false,
         };
-        let guard = crew.guard();
+        let guard = threads.guard();
         let run = move || {
             let _guard = guard;
             asking.run(&asked);
@@ -142,7 +142,7 @@ impl Drop for Claims {
 struct Asking {
     sharing: Arc<Sharing>,
     rack: Arc<Rack>,
-    taker: Arc<Taker>,
+    recipient: Arc<Recipient>,
     domain: Domain,
     link: Arc<Link<ToSource>>,
     /// It was said that other hosts' content is not used.
@@ -152,7 +152,7 @@ struct Asking {
 impl Asking {
     fn run(mut self, asked: &Receiver<(Batch, Question)>) {
         while let Ok(first) = asked.recv() {
-            crew::point();
+            data_threads::point();
             let more = asked.try_iter().take(AT_ONCE - 1);
             let batches: Vec<_> = std::iter::once(first).chain(more).collect();
             let names: Vec<Name> = batches
@@ -177,34 +177,34 @@ impl Asking {
                     let far = self.fetch(&batch, elsewhere);
                     (batch.later, batch.ours) = (batch.later | far, batch.ours & !far);
                 }
-                batch.answer(&self.sharing, &self.taker, question);
+                batch.answer(&self.sharing, &self.recipient, question);
             }
         }
     }
 
     /// Has other hosts send what they have or get. Says what comes from there.
     fn fetch(&self, batch: &Batch, mut elsewhere: Vec<(HostName, usize)>) -> u128 {
-        let Self { sharing, rack, taker, .. } = self;
+        let Self { sharing, rack, recipient, .. } = self;
         elsewhere.sort_unstable();
         let mut far = 0;
         for group in elsewhere.chunk_by(|(one, _), (other, _)| one == other) {
             let host = &group[0].0;
             let Some(line) = rack.line(sharing, host) else { continue };
-            let by = (Bringer::Vm(taker.number), Bringer::Peer(line));
+            let by = (Provider::Vm(recipient.number), Provider::Peer(line));
             let now = Instant::now();
             let mut handed = Vec::with_capacity(group.len());
             // In this order, as everywhere.
-            let mut tickets = taker.tickets.lock();
-            let mut coming = sharing.coming.lock();
+            let mut tickets = recipient.tickets.lock();
+            let mut in_flight = sharing.in_flight.lock();
             for (_, nth) in group {
-                let Some(page) = batch.waiting(taker, *nth) else { continue };
-                if coming.hand_over(&batch.names[*nth], by, now, Waiter::Page(page)) {
+                let Some(page) = batch.waiting(recipient, *nth) else { continue };
+                if in_flight.hand_over(&batch.names[*nth], by, now, Waiter::Page(page)) {
                     handed.push(batch.names[*nth]);
                     far |= 1 << nth;
                 }
             }
-            drop(coming);
-            taker.wait(&mut tickets, batch.header.ticket, handed.len());
+            drop(in_flight);
+            recipient.wait(&mut tickets, batch.header.ticket, handed.len());
             drop(tickets);
             rack.want(host, line, &self.domain, handed);
         }

@@ -9,7 +9,7 @@ use qemu::machine::Machine;
 use qemu::process::{Process, ProcessError};
 use qemu::ram_blocks::RamBlocks;
 
-use super::taker::Blocks;
+use super::recipient::Blocks;
 use super::{Resolving, Sharing};
 
 /// One of them.
@@ -120,10 +120,10 @@ impl Sharing {
 
     /// A VM has come whose pages have names already.
     pub(crate) fn keep(&self, resolving: &Resolving) {
-        let taker = resolving.taker();
+        let recipient = resolving.recipient();
         // One whose memory can't be read holds nothing, and one that has ended.
-        let Some(process) = taker.blocks.process() else { return };
-        let (key, member) = (taker.key.clone(), Arc::clone(&taker.member));
+        let Some(process) = recipient.blocks.process() else { return };
+        let (key, member) = (recipient.key.clone(), Arc::clone(&recipient.member));
         self.put(Kept { process, key, member });
     }
 

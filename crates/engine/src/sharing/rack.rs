@@ -1,8 +1,8 @@
 //! The other hosts of this one's rack: what they have need not come from a source.
 
 mod line;
+mod publisher;
 mod serve;
-mod teller;
 
 use std::collections::HashMap;
 use std::io;
@@ -19,9 +19,9 @@ use wire::Kind;
 
 use crate::host::Peer;
 use line::Line;
-pub(super) use serve::Far;
+use publisher::Publisher;
+pub(super) use serve::RemoteWaiter;
 pub(crate) use serve::serve;
-use teller::Teller;
 
 /// A batch waits so long for the directory at most: its answer may be behind others'
 /// content in a full network card.
@@ -56,7 +56,7 @@ pub struct Rack {
     /// Connections by which content comes, by host.
     lines: Mutex<HashMap<HostName, Arc<Line>>>,
     last_line: AtomicU64,
-    teller: Teller,
+    publisher: Publisher,
 }
 
 /// A directory that is not asked for a while.
@@ -95,7 +95,7 @@ impl Rack {
             DirectoryAt::Elsewhere(directory) => (directory, None),
         };
         let me = name(me)?;
-        let teller = Teller::start(me.clone(), Arc::clone(&directory))?;
+        let publisher = Publisher::start(me.clone(), Arc::clone(&directory))?;
         let peers: io::Result<_> =
             peers.into_iter().map(|peer| Ok((name(&peer.name)?, peer))).collect();
         Ok(Arc::new(Self {
@@ -107,7 +107,7 @@ impl Rack {
             peers: peers?,
             lines: Mutex::default(),
             last_line: AtomicU64::new(0),
-            teller,
+            publisher,
         }))
     }
 
@@ -146,12 +146,12 @@ impl Rack {
 
     /// These contents are here.
     pub(super) fn holds(&self, names: Vec<Name>) {
-        self.teller.holds(names);
+        self.publisher.holds(names);
     }
 
     /// These contents are not here, whatever the directory says.
     fn lacks(&self, names: Vec<Name>) {
-        self.teller.lacks(names);
+        self.publisher.lacks(names);
     }
 }
 

@@ -6,8 +6,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use content::{Domain, Name};
-use crew::Crew;
 use crossbeam_channel::{Receiver, unbounded};
+use data_threads::DataThreads;
 use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
 use placer::{PlaceError, Placer};
@@ -15,10 +15,10 @@ use transport::Question;
 use wire::{Late, NamedHeader, NamedTables, ToSource};
 
 use super::claims::{Batch, Claims};
-use super::coming::{Bringer, Claim};
 use super::copies::Copies;
-use super::storage::{Disks, Shelf, Stored};
-use super::taker::{Blocks, Taker};
+use super::in_flight::{Claim, Provider};
+use super::recipient::{Blocks, Recipient};
+use super::storage::{DiskReaders, Disks, Stored};
 use super::{Sharing, Waiter};
 use crate::link::Link;
 
@@ -28,11 +28,11 @@ const TOLD_AT_ONCE: usize = 256;
 /// Pages by name of one VM that arrives, until it is dropped.
 pub(crate) struct Resolving {
     sharing: Arc<Sharing>,
-    taker: Arc<Taker>,
+    recipient: Arc<Recipient>,
     /// What asks the rack, if anything does.
     claims: Option<Claims>,
     /// Its disks, as far as they are read here.
-    shelf: Option<Shelf>,
+    disk_readers: Option<DiskReaders>,
     /// Buffers of lanes, used again for each batch.
     spare: Mutex<Vec<Copies>>,
     telling: Option<JoinHandle<()>>,
@@ -43,13 +43,13 @@ impl Sharing {
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub(crate) fn take_in(
+    pub(crate) fn admit(
         self: &Arc<Self>,
         (domain, asks_rack): (&Domain, bool),
         placer: Arc<Placer>,
         blocks: Blocks,
         disks: Option<Disks>,
-        (link, crew): (Arc<Link<ToSource>>, &Arc<Crew>),
+        (link, threads): (Arc<Link<ToSource>>, &Arc<DataThreads>),
     ) -> std::io::Result<Resolving> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
         let key = self.key(domain);
@@ -59,30 +59,31 @@ impl Sharing {
             std::io::Error::other("more VMs hold content here than can be told apart")
         })?);
         let (tell, told) = unbounded();
-        let taker = Arc::new(Taker::new(number, key, placer, (member, blocks), tell));
+        let recipient = Arc::new(Recipient::new(number, key, placer, (member, blocks), tell));
         let telling = thread::Builder::new().name("late".to_owned()).spawn({
-            let (link, crew) = (Arc::clone(&link), Arc::clone(crew));
+            let (link, threads) = (Arc::clone(&link), Arc::clone(threads));
             move || {
                 // A source that is not told what became of its pages waits for ever.
-                let _guard = crew.guard();
+                let _guard = threads.guard();
                 say_late(&told, &link);
             }
         })?;
         let rack = self.rack.as_ref().filter(|_| asks_rack);
-        let claims = rack.map(|rack| Claims::start((self, rack), &taker, domain, (link, crew)));
+        let claims =
+            rack.map(|rack| Claims::start((self, rack), &recipient, domain, (link, threads)));
         let claims = claims.transpose()?;
         self.arriving.lock().insert(number);
         let sharing = Arc::clone(self);
-        let shelf = disks.map(|disks| Shelf::new(number, self, disks));
+        let disk_readers = disks.map(|disks| DiskReaders::new(number, self, disks));
         let (spare, telling) = (Mutex::default(), Some(telling));
-        Ok(Resolving { sharing, taker, claims, shelf, spare, telling })
+        Ok(Resolving { sharing, recipient, claims, disk_readers, spare, telling })
     }
 }
 
 /// Tells the source what has become of pages that came later.
 fn say_late(told: &Receiver<Late>, link: &Link<ToSource>) {
     while let Ok(first) = told.recv() {
-        crew::point();
+        data_threads::point();
         let mut batches = vec![first];
         for late in told.try_iter() {
             match batches.last_mut().filter(|last| last.ticket == late.ticket && last.more) {
@@ -104,8 +105,8 @@ fn say_late(told: &Receiver<Late>, link: &Link<ToSource>) {
 
 impl Resolving {
     /// The VM, for when it runs here.
-    pub(super) fn taker(&self) -> &Taker {
-        &self.taker
+    pub(super) fn recipient(&self) -> &Recipient {
+        &self.recipient
     }
 
     /// Copies what is here to where it is wanted. Says which pages that were.
@@ -115,7 +116,7 @@ impl Resolving {
         pages: &[PageIndex],
         names: &[Name],
     ) -> Result<u128, PlaceError> {
-        let Taker { key, placer, .. } = &*self.taker;
+        let Recipient { key, placer, .. } = &*self.recipient;
         let mut copies = self.spare.lock().pop().unwrap_or_default();
         let here = copies.find(&self.sharing.index, key, names, pages.iter().copied());
         let placed = copies.place(placer, header.block, header.epoch);
@@ -140,113 +141,116 @@ impl Resolving {
             *ours &= !(1 << nth);
             over.push(new_names[at]);
         }
-        self.sharing.over(&over);
+        self.sharing.wake_waiters(&over);
         Ok(())
     }
 
     /// Claims what is not here, and answers: now, or when the rack was asked.
     fn claim(&self, mut batch: Batch, here: u128, question: Question) -> Result<(), PlaceError> {
-        let taker = &self.taker;
-        if !taker.may_claim(batch.pages.len()) {
+        let recipient = &self.recipient;
+        if !recipient.may_claim(batch.pages.len()) {
             let all = u128::MAX >> (128 - batch.pages.len().clamp(1, 128));
             batch.wanted = all & !here;
-            batch.answer(&self.sharing, taker, question);
+            batch.answer(&self.sharing, recipient, question);
             return Ok(());
         }
         let Batch { header: NamedHeader { block, epoch, ticket, .. }, .. } = batch;
-        let (now, may_wait) = (Instant::now(), batch.header.may_wait && taker.may_wait());
+        let (now, may_wait) = (Instant::now(), batch.header.may_wait && recipient.may_wait());
         batch.may_wait = may_wait;
-        batch.wanted = taker.has_asked(block, epoch, &batch.pages, &batch.names) & !here;
+        batch.wanted = recipient.has_asked(block, epoch, &batch.pages, &batch.names) & !here;
         // Held until the ticket is there: what it waits for may come at once.
-        let mut tickets = taker.tickets.lock();
-        let mut coming = self.sharing.coming.lock();
+        let mut tickets = recipient.tickets.lock();
+        let mut in_flight = self.sharing.in_flight.lock();
         for (nth, name) in batch.names.iter().enumerate() {
             if (here | batch.wanted) >> nth & 1 == 1 {
                 continue;
             }
-            let waits = || batch.waiting(taker, nth).filter(|_| may_wait).map(Waiter::Page);
-            match coming.claim(*name, Bringer::Vm(taker.number), now, waits) {
+            let waits = || batch.waiting(recipient, nth).filter(|_| may_wait).map(Waiter::Page);
+            match in_flight.claim(*name, Provider::Vm(recipient.number), now, waits) {
                 Claim::Waits => batch.later |= 1 << nth,
                 Claim::Yours => batch.ours |= 1 << nth,
                 Claim::OnItsWay => {
                     batch.wanted |= 1 << nth;
-                    taker.waited_in_vain(1);
+                    recipient.waited_in_vain(1);
                 }
             }
         }
-        drop(coming);
+        drop(in_flight);
         let has_ours = batch.ours != 0;
         let claims = self.claims.as_ref().filter(|_| has_ours);
         let has_places = may_wait && !batch.places.is_empty();
-        let shelf = self.shelf.as_ref().filter(|_| has_ours && has_places);
-        batch.has_ticket = batch.later != 0 || claims.is_some() || shelf.is_some();
+        let disk_readers = self.disk_readers.as_ref().filter(|_| has_ours && has_places);
+        batch.has_ticket = batch.later != 0 || claims.is_some() || disk_readers.is_some();
         if batch.has_ticket {
-            Taker::open_ticket(&mut tickets, ticket);
-            taker.wait(&mut tickets, ticket, batch.later.count_ones() as usize);
+            Recipient::open_ticket(&mut tickets, ticket);
+            recipient.wait(&mut tickets, ticket, batch.later.count_ones() as usize);
         }
         drop(tickets);
         self.place_new(&mut batch)?;
-        if let Some(shelf) = shelf {
-            let stored = self.have_read(shelf, &batch);
+        if let Some(disk_readers) = disk_readers {
+            let stored = self.have_read(disk_readers, &batch);
             (batch.later, batch.ours) = (batch.later | stored, batch.ours & !stored);
         }
         match claims.filter(|_| batch.ours != 0) {
             Some(claims) => claims.ask(batch, question),
-            None => batch.answer(&self.sharing, taker, question),
+            None => batch.answer(&self.sharing, recipient, question),
         }
         Ok(())
     }
 
     /// Has read from disks what nobody here has or gets, and a disk should have. Says
     /// what that is.
-    fn have_read(&self, shelf: &Shelf, batch: &Batch) -> u128 {
-        let by = (Bringer::Vm(self.taker.number), Bringer::Disk(self.taker.number));
+    fn have_read(&self, disk_readers: &DiskReaders, batch: &Batch) -> u128 {
+        let by = (Provider::Vm(self.recipient.number), Provider::Disk(self.recipient.number));
         let now = Instant::now();
         let (mut stored, mut wanted) = (0, Vec::with_capacity(batch.places.len()));
         // In this order, as above.
-        let mut tickets = self.taker.tickets.lock();
-        let mut coming = self.sharing.coming.lock();
+        let mut tickets = self.recipient.tickets.lock();
+        let mut in_flight = self.sharing.in_flight.lock();
         for (nth, (name, place)) in batch.names.iter().zip(&batch.places).enumerate() {
-            let place = place.filter(|place| batch.ours >> nth & 1 == 1 && shelf.has(*place));
-            let Some((place, page)) = place.zip(batch.waiting(&self.taker, nth)) else { continue };
-            if coming.hand_over(name, by, now, Waiter::Page(page)) {
+            let place =
+                place.filter(|place| batch.ours >> nth & 1 == 1 && disk_readers.has(*place));
+            let Some((place, page)) = place.zip(batch.waiting(&self.recipient, nth)) else {
+                continue;
+            };
+            if in_flight.hand_over(name, by, now, Waiter::Page(page)) {
                 wanted.push((place, *name));
                 stored |= 1 << nth;
             }
         }
-        drop(coming);
-        self.taker.wait(&mut tickets, batch.header.ticket, wanted.len());
+        drop(in_flight);
+        self.recipient.wait(&mut tickets, batch.header.ticket, wanted.len());
         drop(tickets);
-        shelf.want(&mut wanted);
+        disk_readers.want(&mut wanted);
         stored
     }
 
     /// The source could send so many of the pages that disks are read for.
     pub(crate) fn spare(&self, pages: u64) {
-        if let Some(shelf) = &self.shelf {
-            shelf.spare(pages);
+        if let Some(disk_readers) = &self.disk_readers {
+            disk_readers.spare(pages);
         }
     }
 
     /// What came from disks, and what that took.
     pub(crate) fn stored(&self) -> Stored {
-        let read = self.shelf.as_ref().map(Shelf::read).unwrap_or_default();
-        Stored { placed_bytes: self.taker.stored_bytes(), ..read }
+        let read = self.disk_readers.as_ref().map(DiskReaders::read).unwrap_or_default();
+        Stored { placed_bytes: self.recipient.stored_bytes(), ..read }
     }
 
     /// What of that was not as it should be.
     pub(crate) fn storage_notes(&self) -> Vec<String> {
-        self.shelf.as_ref().map(Shelf::notes).unwrap_or_default()
+        self.disk_readers.as_ref().map(DiskReaders::notes).unwrap_or_default()
     }
 
     /// What came from other hosts of the rack.
     pub(crate) fn fetched_bytes(&self) -> u64 {
-        self.taker.fetched_bytes()
+        self.recipient.fetched_bytes()
     }
 
     /// What its source sent though somebody else brought the same.
     pub(crate) fn again_bytes(&self) -> u64 {
-        self.taker.again_bytes()
+        self.recipient.again_bytes()
     }
 }
 
@@ -258,31 +262,31 @@ impl transport::Resolver for Resolving {
         question: Question,
     ) -> Result<(), PlaceError> {
         let NamedTables { pages, names, .. } = named;
-        self.taker.placer.check(header.block, pages)?;
+        self.recipient.placer.check(header.block, pages)?;
         let here = self.place_held(header, pages, names)?;
         self.claim(Batch::new(header, named), here, question)
     }
 
     fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) {
-        let names = self.taker.came(block, epoch, pages);
-        self.sharing.over(&names);
+        let names = self.recipient.came(block, epoch, pages);
+        self.sharing.wake_waiters(&names);
         if let Some(claims) = self.claims.as_ref().filter(|_| !names.is_empty()) {
             claims.holds(names);
         }
     }
 
     fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
-        self.sharing.over(&self.taker.filled(block, epoch, fills));
+        self.sharing.wake_waiters(&self.recipient.filled(block, epoch, fills));
     }
 }
 
 impl Drop for Resolving {
     fn drop(&mut self) {
-        self.taker.end();
+        self.recipient.end();
         // These join threads that may hold the sharing for a moment.
         drop(self.claims.take());
-        drop(self.shelf.take());
-        self.sharing.arriving.lock().remove(&self.taker.number);
+        drop(self.disk_readers.take());
+        self.sharing.arriving.lock().remove(&self.recipient.number);
         if let Some(telling) = self.telling.take() {
             let _ = telling.join();
         }

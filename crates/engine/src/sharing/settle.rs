@@ -8,8 +8,8 @@ use content::Name;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use page::BATCH_PAGES;
 
-use super::coming::{Bringer, CLAIM_MAX};
 use super::copies::Copies;
+use super::in_flight::{CLAIM_MAX, Provider};
 use super::{Page, Sharing, Waiter};
 
 /// How often it is looked for those who wait in vain.
@@ -42,10 +42,10 @@ impl Sharing {
         for (name, waiter) in waiters {
             match waiter {
                 Waiter::Page(page) => pages.push((name, page)),
-                Waiter::Far(far) => far.here(name),
+                Waiter::Remote(remote) => remote.here(name),
             }
         }
-        pages.sort_unstable_by_key(|(_, page)| (page.taker.number, page.place));
+        pages.sort_unstable_by_key(|(_, page)| (page.recipient.number, page.place));
         for group in pages.chunk_by(|(_, one), (_, other)| one.goes_with(other)) {
             for part in group.chunks(BATCH_PAGES) {
                 self.serve_one(part, copies);
@@ -55,35 +55,35 @@ impl Sharing {
 
     /// Pages of one VM, one block and one epoch.
     fn serve_one(&self, waiters: &[(Name, Page)], copies: &mut Copies) {
-        let Some((_, Page { taker, place: first })) = waiters.first() else { return };
+        let Some((_, Page { recipient, place: first })) = waiters.first() else { return };
         let names: Vec<Name> = waiters.iter().map(|(name, _)| *name).collect();
         let pages = waiters.iter().map(|(_, waiter)| waiter.place.page);
-        let here = copies.find(&self.index, &taker.key, &names, pages);
+        let here = copies.find(&self.index, &recipient.key, &names, pages);
         // What can't be placed is wanted: the lane that brings it says why.
-        let placed = copies.place(&taker.placer, first.block, first.epoch).is_ok();
+        let placed = copies.place(&recipient.placer, first.block, first.epoch).is_ok();
         let is_placed = |nth: usize| placed && here >> nth & 1 == 1;
         let missing = waiters.iter().enumerate().filter(|(nth, _)| !is_placed(*nth));
         let asked = missing
             .map(|(_, (name, Page { place, .. }))| (place.block, place.epoch, place.page, *name));
-        self.over(&taker.asks(asked));
+        self.wake_waiters(&recipient.asks(asked));
         for (nth, (_, waiter)) in waiters.iter().enumerate() {
-            taker.settled(waiter.place, !is_placed(nth));
+            recipient.settled(waiter.place, !is_placed(nth));
         }
-        taker.waited_in_vain((0..waiters.len()).filter(|nth| !is_placed(*nth)).count());
+        recipient.waited_in_vain((0..waiters.len()).filter(|nth| !is_placed(*nth)).count());
     }
 
     /// Has those who wait in vain get it from their own sources.
     fn pass_on(&self, now: Instant) {
         let is_lost = |bringer, since| match bringer {
-            Bringer::Vm(number) => {
+            Provider::Vm(number) => {
                 now.duration_since(since) > CLAIM_MAX || !self.arriving.lock().contains(&number)
             }
-            Bringer::Disk(number) => !self.arriving.lock().contains(&number),
-            Bringer::Peer(line) => {
+            Provider::Disk(number) => !self.arriving.lock().contains(&number),
+            Provider::Peer(line) => {
                 self.rack.as_ref().is_none_or(|rack| rack.is_lost(line, since, now))
             }
         };
-        let passed = self.coming.lock().pass_on(now, is_lost, Waiter::standing);
+        let passed = self.in_flight.lock().pass_on(now, is_lost, Waiter::standing);
         if !passed.is_empty() {
             tracing::debug!(pages = passed.len(), "waited for in vain");
         }

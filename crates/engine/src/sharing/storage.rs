@@ -17,13 +17,13 @@ use storage::{Consumer, Failure, Item, Opened, Pages, Progress, Reader, Settings
 use wire::DiskPlace;
 
 use super::Sharing;
-use super::coming::Bringer;
+use super::in_flight::Provider;
 
 const SECTOR_BYTES: u64 = 512;
 
 /// The disks of one VM that arrives, as far as they are read. Dropping it ends
 /// their readers.
-pub(crate) struct Shelf {
+pub(crate) struct DiskReaders {
     number: u64,
     sharing: Weak<Sharing>,
     /// By the numbers that the source knows them by.
@@ -75,7 +75,7 @@ impl Consumer for Taking {
         let Some(sharing) = self.sharing.upgrade() else { return };
         let (tokens, bodies): (Vec<u64>, Vec<&[u8; PAGE_BYTES]>) = pages.iter().unzip();
         let names = self.names(tokens.into_iter());
-        let by = Bringer::Disk(self.number);
+        let by = Provider::Disk(self.number);
         let wrong = sharing.brought(by, &names, &|nth| &bodies[nth][..]);
         self.stale_pages.fetch_add(wrong as u64, Relaxed);
     }
@@ -87,7 +87,7 @@ impl Consumer for Taking {
         }
         let Some(sharing) = self.sharing.upgrade() else { return };
         let names = self.names(items.iter().map(|item| item.token));
-        sharing.not_brought(Bringer::Disk(self.number), &names);
+        sharing.not_brought(Provider::Disk(self.number), &names);
     }
 
     fn ended(&self, why: &Failure) {
@@ -118,7 +118,7 @@ pub(crate) struct Stored {
     pub(crate) failed_pages: u64,
 }
 
-impl Shelf {
+impl DiskReaders {
     /// Reads these disks for the VM with that number. What can't be read is told,
     /// and passed by.
     pub(super) fn new(number: u64, sharing: &Arc<Sharing>, disks: Disks) -> Self {
@@ -174,7 +174,7 @@ impl Shelf {
                 && let Some(sharing) = self.sharing.upgrade()
             {
                 let names: Vec<Name> = run.iter().map(|(_, name)| *name).collect();
-                sharing.not_brought(Bringer::Disk(self.number), &names);
+                sharing.not_brought(Provider::Disk(self.number), &names);
             }
         }
         self.give_back();
@@ -204,7 +204,7 @@ impl Shelf {
             }
             spare.used += taken.len() as u64;
             let names = disk.taking.names(taken.iter().copied());
-            sharing.not_brought(Bringer::Disk(self.number), &names);
+            sharing.not_brought(Provider::Disk(self.number), &names);
         }
     }
 
@@ -242,7 +242,7 @@ impl Shelf {
     }
 }
 
-impl Drop for Shelf {
+impl Drop for DiskReaders {
     fn drop(&mut self) {
         for disk in self.disks.iter().flatten() {
             disk.taking.over.store(true, Relaxed);

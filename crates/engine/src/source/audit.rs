@@ -81,7 +81,7 @@ impl Source<'_> {
             Some(None) => "this host has no memory for it: 8 bytes for each page",
             None => "QEMU's stream was passed through whole",
         };
-        self.story.tell(|report| report.audit = Audited::Nothing { why: why.to_owned() });
+        self.report_builder.tell(|report| report.audit = Audited::Nothing { why: why.to_owned() });
         Vec::new()
     }
 
@@ -98,7 +98,7 @@ impl Source<'_> {
                 let pages = self.handed_over.ledger().map_or(0, Ledger::pages);
                 let reread_pages = *reread_pages;
                 let same = Audited::Same { pages, reread_pages };
-                self.story.tell(|report| report.audit = same);
+                self.report_builder.tell(|report| report.audit = same);
                 Ok(())
             }
             ToSource::AuditDigests { block, first, digests, more } => {
@@ -176,7 +176,7 @@ impl Source<'_> {
             tracing::error!(vm = self.vm.name, "the audit found a difference: {example}");
         }
         let first = examples.first().cloned().unwrap_or_default();
-        self.story.tell(|report| report.audit = Audited::Differences { pages, examples });
+        self.report_builder.tell(|report| report.audit = Audited::Differences { pages, examples });
         MigrationError::Audit { host: self.peer.name.clone(), pages, first }
     }
 }

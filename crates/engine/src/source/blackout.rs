@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use api::Priority;
 use wire::ToDestination;
 
-use super::{Source, terms};
+use super::{Source, sched_params};
 use crate::error::MigrationError;
 
 /// Without the operator's word: so many times the goal for the downtime...
@@ -66,18 +66,18 @@ impl Source<'_> {
     pub(super) fn stands_still(&mut self, at: Instant) {
         let had_begun = self.blackout.has_begun();
         self.blackout.begins(at, self.was_running);
-        let bounds = self.story.watch().bounds();
+        let bounds = self.report_builder.watch().bounds();
         if had_begun || bounds.priority != Priority::Low {
             return;
         }
-        let terms = terms(&bounds, true);
-        self.crew.set(&terms);
+        let params = sched_params(&bounds, true);
+        self.threads.set(&params);
         // A destination that doesn't hear it is only slower.
-        let _ = self.send(&ToDestination::Terms(terms));
+        let _ = self.send(&ToDestination::Terms(params));
     }
 
     fn blackout_max(&self) -> Duration {
-        let goal = self.stream.as_ref().map(|stream| stream.live.goal()).unwrap_or_default();
+        let goal = self.stream.as_ref().map(|stream| stream.state.goal()).unwrap_or_default();
         allowed(self.request.blackout_max_s, goal)
     }
 

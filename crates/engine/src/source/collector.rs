@@ -4,32 +4,32 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crew::Crew;
 use crossbeam_channel::Sender;
+use data_threads::DataThreads;
 use page::{Batch, Epoch};
 use tap::{Head, Output, Stopped};
 use transport::Lanes;
 use wire::{Announced, ToDestination};
 
 use super::Notice;
-use super::ahead;
+use super::announcer;
 use super::audit::HandedOver;
-use super::live::Live;
 use super::naming::Naming;
-use super::sieve::Sieve;
+use super::stale_filter::StaleFilter;
+use super::stream_state::StreamState;
 use super::throttle::OurStops;
 use crate::link::Link;
 
 pub(super) struct Collector {
-    pub(crate) live: Arc<Live>,
-    pub(crate) sieve: Arc<Sieve>,
+    pub(crate) state: Arc<StreamState>,
+    pub(crate) stale_filter: Arc<StaleFilter>,
     pub(super) handed_over: Arc<HandedOver>,
     pub(super) naming: Option<Arc<Naming>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) link: Arc<Link<ToDestination>>,
     pub(crate) notices: Sender<Notice>,
     pub(super) stops: Arc<OurStops>,
-    pub(crate) crew: Arc<Crew>,
+    pub(crate) threads: Arc<DataThreads>,
 }
 
 impl Collector {
@@ -39,7 +39,7 @@ impl Collector {
     }
 
     fn residue(&self, whole: bool, bytes: &[u8]) -> Result<(), Stopped> {
-        let before = self.live.residue_bytes.fetch_add(bytes.len() as u64, Relaxed);
+        let before = self.state.residue_bytes.fetch_add(bytes.len() as u64, Relaxed);
         if before == 0 && !whole {
             self.notice(Notice::TailBegins);
         }
@@ -49,8 +49,8 @@ impl Collector {
 
 impl Output for Collector {
     fn head(&self, head: Head) -> Result<(), Stopped> {
-        self.live.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
-        self.sieve.announce(&head.blocks);
+        self.state.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
+        self.stale_filter.announce(&head.blocks);
         self.handed_over.announce(&head.blocks);
         if let Some(naming) = &self.naming {
             naming.announce(&head.blocks);
@@ -68,9 +68,9 @@ impl Output for Collector {
     }
 
     fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
-        crew::point();
-        batch.epoch = ahead::after(batch.epoch);
-        self.live.took(&batch);
+        data_threads::point();
+        batch.epoch = announcer::after(batch.epoch);
+        self.state.took(&batch);
         self.handed_over.take(&batch);
         if let Some(naming) = &self.naming {
             naming.hand_over(&mut batch);
@@ -83,7 +83,7 @@ impl Output for Collector {
 
     fn all_before(&self, epoch: Epoch) {
         if let Some(naming) = &self.naming {
-            naming.all_before(ahead::after(epoch));
+            naming.all_before(announcer::after(epoch));
         }
     }
 
@@ -102,7 +102,7 @@ impl Output for Collector {
         self.stops.end()
     }
 
-    fn crew(&self) -> Option<Arc<Crew>> {
-        Some(Arc::clone(&self.crew))
+    fn threads(&self) -> Option<Arc<DataThreads>> {
+        Some(Arc::clone(&self.threads))
     }
 }

@@ -20,7 +20,7 @@ impl Source<'_> {
     /// Lets the destination load, and waits until it has.
     pub(super) fn complete(&mut self) -> Result<Envelope<switchover::ToSource>, MigrationError> {
         let stream = self.stream.as_ref().expect("a stream was delivered");
-        let residue_bytes = stream.live.residue_bytes.load(Relaxed);
+        let residue_bytes = stream.state.residue_bytes.load(Relaxed);
         self.blackout.loads();
         let totals = self.audit_totals();
         self.send(&ToDestination::Complete { residue_bytes, audit: totals.clone() })?;
@@ -31,7 +31,7 @@ impl Source<'_> {
                     if !self.is_audited(&totals) {
                         return Err(self.said_early(&said));
                     }
-                    self.story.enter(Phase::Loaded);
+                    self.report_builder.enter(Phase::Loaded);
                     return Ok(said);
                 }
                 Happening::Said(said) => return Err(self.said_early(&said)),
@@ -116,7 +116,7 @@ impl Source<'_> {
     }
 
     fn running(&mut self) {
-        self.story.enter(Phase::Running);
+        self.report_builder.enter(Phase::Running);
         let at = self.stopped.as_ref().map(|stop| stop.at).or_else(|| self.stops.last());
         let Some(gone) = at.map(|at| at.elapsed()) else { return };
         if let Some(stop) = &self.stopped {
@@ -124,9 +124,9 @@ impl Source<'_> {
             let moving = now.busy.saturating_sub(stop.delivered.busy);
             self.local.fixed_cost.learn(gone.saturating_sub(moving));
             let bytes = now.body_bytes - stop.delivered.body_bytes;
-            self.story.tell(|report| report.stopped_bytes = bytes);
+            self.report_builder.tell(|report| report.stopped_bytes = bytes);
         }
-        self.story.tell(|report| report.downtime_ms = Some(gone.as_secs_f64() * 1e3));
+        self.report_builder.tell(|report| report.downtime_ms = Some(gone.as_secs_f64() * 1e3));
     }
 
     pub(super) fn delivered(&self) -> Delivered {
@@ -150,7 +150,7 @@ impl Source<'_> {
                     storage_read_bytes,
                     ran_ms,
                 }) => {
-                    self.story.tell(|report| {
+                    self.report_builder.tell(|report| {
                         report.peer_bytes = peer_bytes;
                         report.again_bytes = again_bytes;
                         report.stored_bytes = stored_bytes;

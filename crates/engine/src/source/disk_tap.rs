@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use crew::Crew;
 use crossbeam_channel::Sender;
+use data_threads::DataThreads;
 use disk::{DiskSource, serve};
 use nbd::server::{Export, negotiate};
 use parking_lot::Mutex;
@@ -25,7 +25,7 @@ struct Shared {
     disks: Vec<Arc<DiskSource>>,
     exports: Vec<Export>,
     notices: Sender<Notice>,
-    crew: Arc<Crew>,
+    threads: Arc<DataThreads>,
     state: Mutex<State>,
 }
 
@@ -44,12 +44,13 @@ impl DiskTap {
         socket: Rendezvous,
         disks: Vec<(Export, Arc<DiskSource>)>,
         notices: Sender<Notice>,
-        crew: &Arc<Crew>,
+        threads: &Arc<DataThreads>,
     ) -> std::io::Result<Self> {
         let waker = listener.try_clone()?;
         let (exports, disks) = disks.into_iter().unzip();
         let state = Mutex::new(State { listener: Some(waker), ..State::default() });
-        let shared = Arc::new(Shared { disks, exports, notices, crew: Arc::clone(crew), state });
+        let shared =
+            Arc::new(Shared { disks, exports, notices, threads: Arc::clone(threads), state });
         let accepting = thread::Builder::new().name("disk-tap".to_owned()).spawn({
             let shared = Arc::clone(&shared);
             move || accept(&shared, &listener)
@@ -113,7 +114,7 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 
 /// Serves one connection of QEMU, which is one disk's mirror.
 fn carry(shared: &Shared, socket: UnixStream) {
-    let _member = shared.crew.join();
+    let _member = shared.threads.join();
     let served = match negotiate(socket, &shared.exports) {
         Ok(None) => return,
         Ok(Some(mut connection)) => match shared.disks.get(connection.export) {

@@ -7,8 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use api::{DiskReport, MigrateRequest};
-use crew::Crew;
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use data_threads::DataThreads;
 use disk::DiskSource;
 use nbd::server::Export;
 use page::{DiskId, Pool};
@@ -25,7 +25,7 @@ use super::disk_tap::DiskTap;
 use super::flushes::Flushes;
 use super::settle::Settle;
 use crate::error::MigrationError;
-use crate::story::Story;
+use crate::report_builder::ReportBuilder;
 
 /// Between two looks at how far the mirrors are.
 const EVERY: Duration = Duration::from_millis(250);
@@ -52,7 +52,7 @@ pub(super) fn choose(
     shape: Shape,
     request: &MigrateRequest,
     id: &str,
-    story: &Story,
+    report_builder: &ReportBuilder,
 ) -> Result<(Option<Chosen>, Shape), MigrationError> {
     let Some(which) = &request.disks else { return Ok((None, shape)) };
     let Ok(which) = which.parse::<WhichDisks>();
@@ -60,10 +60,10 @@ pub(super) fn choose(
     let chosen = images::choose(&all, &which).map_err(|e| MigrationError::Disks(e.to_string()))?;
     let Choice { moving: disks, staying } = chosen;
     for (name, why) in &staying {
-        story.note(format!("disk {name} stays: {why}"));
+        report_builder.note(format!("disk {name} stays: {why}"));
     }
     for note in disks.iter().flat_map(|disk| &disk.notes) {
-        story.note(note);
+        report_builder.note(note);
     }
     let shape_besides = images::without_moving(&shape, &disks);
     let (moving, cleanup) = images::moving(&disks, shape.pid, id);
@@ -92,8 +92,8 @@ pub(super) struct Around<'m> {
     pub(super) lanes: &'m Arc<transport::Lanes>,
     pub(super) link: &'m Arc<crate::link::Link<wire::ToDestination>>,
     pub(super) notices: &'m Sender<Notice>,
-    pub(super) crew: &'m Arc<Crew>,
-    pub(super) story: &'m Arc<Story>,
+    pub(super) threads: &'m Arc<DataThreads>,
+    pub(super) report_builder: &'m Arc<ReportBuilder>,
     /// Whether all disks have caught up: QEMU may finish.
     pub(super) ready: Arc<AtomicBool>,
 }
@@ -120,7 +120,7 @@ impl Disks {
         let exports =
             chosen.disks.iter().map(|disk| Export { name: disk.name.clone(), bytes: disk.bytes });
         let served = exports.zip(sources.iter().cloned()).collect();
-        let tap = DiskTap::start(listener, socket, served, around.notices.clone(), around.crew);
+        let tap = DiskTap::start(listener, socket, served, around.notices.clone(), around.threads);
         let tap = tap.map_err(|error| super::start::local("starting a thread", error))?;
         let targets: Vec<Target> = chosen
             .disks
@@ -145,7 +145,7 @@ impl Disks {
         let watcher = Watcher {
             mirrors: Arc::clone(&mirrors),
             reports: Arc::clone(&reports),
-            story: Arc::clone(around.story),
+            report_builder: Arc::clone(around.report_builder),
             notices: around.notices.clone(),
             ready: Arc::clone(&around.ready),
             settle,
@@ -268,7 +268,7 @@ impl Drop for Watching {
 struct Watcher {
     mirrors: Arc<Mirrors>,
     reports: Arc<Mutex<Vec<DiskReport>>>,
-    story: Arc<Story>,
+    report_builder: Arc<ReportBuilder>,
     notices: Sender<Notice>,
     ready: Arc<AtomicBool>,
     settle: Settle,
@@ -309,7 +309,7 @@ impl Watcher {
         let Ok(progress) = self.mirrors.progress() else { return Ok(()) };
         let left = progress.iter().map(qemu::mirror::MirrorProgress::remaining_bytes).sum();
         let total = progress.iter().map(|disk| disk.total_bytes).sum();
-        self.story.watch().update(|shown| {
+        self.report_builder.watch().update(|shown| {
             shown.disk_left_bytes = left;
             shown.disk_bytes = total;
         });
@@ -349,13 +349,13 @@ impl Watcher {
                 format!("its writes were limited to {} KiB/s", bytes_per_s >> 10)
             }
         };
-        let at_s = self.story.elapsed_s();
+        let at_s = self.report_builder.elapsed_s();
         let mut reports = self.reports.lock();
         if let Some(report) = reports.iter_mut().find(|report| report.name == name)
             && report.changed_s.is_none()
         {
             report.changed_s = Some(at_s);
-            self.story.note(format!(
+            self.report_builder.note(format!(
                 "disk {name}: the guest wrote as fast as the disk was copied; from second {at_s:.0} \
                  on {how}"
             ));

@@ -12,11 +12,11 @@ use qemu::ram_blocks::RamBlocks;
 use wire::StorageOrder;
 
 use super::Source;
-use super::cached::{Asking, Cached, Room};
+use super::guest_page_cache::{Asking, GuestPageCache, Room};
 
 /// Pages that the destination may read from the VM's disks.
 pub(super) struct FromDisks {
-    pub(super) cached: Arc<Cached>,
+    pub(super) cached: Arc<GuestPageCache>,
     _asking: Asking,
     pub(super) order: StorageOrder,
 }
@@ -36,7 +36,9 @@ impl Source<'_> {
             return None;
         }
         let begun = self.try_to_ask(ram, moving);
-        begun.map_err(|why| self.story.note(format!("no page is read from storage: {why}"))).ok()
+        begun
+            .map_err(|why| self.report_builder.note(format!("no page is read from storage: {why}")))
+            .ok()
     }
 
     fn try_to_ask(&self, ram: &RamBlocks, moving: &[Disk]) -> Result<FromDisks, String> {
@@ -69,8 +71,9 @@ impl Source<'_> {
         let (budget, share) = (budget(self.request.storage.helper), self.request.storage.share);
         let pools = self.pools.as_ref().ok_or("it has no buffers")?;
         let bounds = (budget, Room::of(pools.budget()));
-        let (asking, cached) = Asking::start(machine, disks, ram, bounds, share, &self.story)
-            .map_err(|error| error.to_string())?;
+        let (asking, cached) =
+            Asking::start(machine, disks, ram, bounds, share, &self.report_builder)
+                .map_err(|error| error.to_string())?;
         Ok(FromDisks { cached, _asking: asking, order })
     }
 }

@@ -8,7 +8,7 @@ use switchover::{Envelope, Reason};
 use wire::{Late, ToDestination, ToSource};
 
 use super::pacing::{Pacing, pace_bounds};
-use super::{Happening, LOOK, Notice, Source, terms};
+use super::{Happening, LOOK, Notice, Source, sched_params};
 use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::waits::Pulse;
@@ -26,12 +26,12 @@ impl Source<'_> {
     }
 
     /// Whether anything of the VM still arrives.
-    pub(super) fn feel(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
+    pub(super) fn check_progress(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
         let Some(stream) = &self.stream else { return Ok(()) };
         let come = stream.lanes.delivered();
         let memory = come.body_bytes + come.named_bytes + come.fill_bytes + come.dropped_bytes;
         let disks = come.block_bytes + come.block_zero_bytes;
-        let tapped = stream.live.residue_bytes.load(Relaxed) + stream.live.taken().0;
+        let tapped = stream.state.residue_bytes.load(Relaxed) + stream.state.taken().0;
         let waited = pulse.beat(memory + disks + tapped, LOOK);
         if waited < self.local.waits.stall {
             return Ok(());
@@ -75,13 +75,14 @@ impl Source<'_> {
                         }
                     }
                 }
-                Some(Happening::Peer(ToSource::Note { text })) => self.story.note(text),
+                Some(Happening::Peer(ToSource::Note { text })) => self.report_builder.note(text),
                 // Of a VM that was given up, all has arrived.
                 Some(Happening::Notice(Notice::Panicked(thread))) => {
                     if !self.committed {
                         return Err(MigrationError::Panicked { thread });
                     }
-                    self.story.note(format!("a fault in the agent: its thread {thread} panicked"));
+                    self.report_builder
+                        .note(format!("a fault in the agent: its thread {thread} panicked"));
                 }
                 Some(Happening::Peer(ToSource::Switchover { said })) => {
                     return Ok(Happening::Said(said));
@@ -95,7 +96,7 @@ impl Source<'_> {
     /// None: the operator has changed what it may use.
     fn happening(&self, until: Option<Instant>) -> Result<Option<Happening>, MigrationError> {
         let control = self.control.as_ref().expect("connected");
-        let cancelled = self.story.watch().cancelled();
+        let cancelled = self.report_builder.watch().cancelled();
         let never = crossbeam_channel::never();
         let late = until.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
         let cancelled = if self.committed { &never } else { cancelled };
@@ -125,7 +126,7 @@ impl Source<'_> {
                 Err(_) => unreachable!("this struct holds a sender"),
             },
             recv(cancelled) -> _ => Err(MigrationError::Cancelled),
-            recv(self.story.watch().rebound()) -> _ => Ok(None),
+            recv(self.report_builder.watch().rebound()) -> _ => Ok(None),
             recv(late) -> _ => Ok(Some(Happening::Late)),
             recv(dark) -> _ => Err(self.blackout_error()),
             recv(over) -> _ => {
@@ -141,16 +142,16 @@ impl Source<'_> {
 
     /// The operator has changed what it may use: that holds at both ends.
     pub(super) fn rebind(&self) -> Result<(), MigrationError> {
-        let bounds = self.story.watch().bounds();
+        let bounds = self.report_builder.watch().bounds();
         tracing::info!(vm = self.vm.name, ?bounds, "other bounds");
-        self.story.rebound(&bounds);
-        let terms = terms(&bounds, self.blackout.has_begun());
-        self.crew.set(&terms);
+        self.report_builder.rebound(&bounds);
+        let params = sched_params(&bounds, self.blackout.has_begun());
+        self.threads.set(&params);
         if let Some(pacing) = self.pacing() {
             pacing.set(pace_bounds(&bounds));
         }
         // With the VM given up, no data thread is left to be told.
-        if self.committed { Ok(()) } else { self.send(&ToDestination::Terms(terms)) }
+        if self.committed { Ok(()) } else { self.send(&ToDestination::Terms(params)) }
     }
 
     /// Does not wait for the destination, which may read slowly.

@@ -8,9 +8,9 @@ use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 use transport::{Asking, Labels, Namer};
 use wire::{DiskPlace, ToDestination};
 
-use super::cached::Cached;
-use super::live::Live;
-use super::sieve::Sieve;
+use super::guest_page_cache::GuestPageCache;
+use super::stale_filter::StaleFilter;
+use super::stream_state::StreamState;
 use crate::link::Link;
 
 /// Lanes should have this much to send of what disks are read for: what they
@@ -26,10 +26,10 @@ pub(super) struct Naming {
     /// Content is shared: all pages have names.
     pub(super) shares: bool,
     /// What disks have that the destination reads, by their numbers.
-    pub(super) cached: Option<(Arc<Cached>, Vec<bool>)>,
+    pub(super) cached: Option<(Arc<GuestPageCache>, Vec<bool>)>,
     pub(super) link: Arc<Link<ToDestination>>,
-    pub(super) live: Arc<Live>,
-    pub(super) sieve: Arc<Sieve>,
+    pub(super) state: Arc<StreamState>,
+    pub(super) stale_filter: Arc<StaleFilter>,
     /// How much disks bring is not to be found out.
     pub(super) is_fixed: bool,
     /// QEMU is held until all is there: the destination may wait for content.
@@ -113,10 +113,10 @@ impl Namer for Naming {
     }
 
     fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
-        if self.live.first_pass_over.load(Relaxed) {
+        if self.state.first_pass_over.load(Relaxed) {
             return Asking::No;
         }
-        let may_wait = self.held && self.sieve.reaches(batch.block);
+        let may_wait = self.held && self.stale_filter.reaches(batch.block);
         let on_disk = self.find(batch, may_wait, &mut labels.places);
         if !self.shares {
             labels.places.retain(Option::is_some);
@@ -135,7 +135,7 @@ impl Namer for Naming {
         if self.is_fixed {
             return 0;
         }
-        let pages_per_s = self.live.bodies_per_s().unwrap_or(0.0) / PAGE_BYTES as f64;
+        let pages_per_s = self.state.bodies_per_s().unwrap_or(0.0) / PAGE_BYTES as f64;
         // A rate is never below 0.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let pages = (pages_per_s * SPARE_S) as u64;
@@ -149,9 +149,9 @@ impl Namer for Naming {
 
     fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
         let known = self.cached.as_ref().and_then(|(cached, _)| cached.of(block));
-        let Some(mut known) = known else { return self.sieve.read(block, pages, into) };
+        let Some(mut known) = known else { return self.stale_filter.read(block, pages, into) };
         let reading: Vec<_> = pages.iter().map(|page| known.begin_to_read(*page)).collect();
-        if !self.sieve.read(block, pages, into) {
+        if !self.stale_filter.read(block, pages, into) {
             return false;
         }
         for (reading, bytes) in reading.into_iter().zip(into.chunks_exact(PAGE_BYTES)) {

@@ -7,13 +7,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use api::Bounds;
-use crew::Crew;
 use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
+use data_threads::DataThreads;
 use policy::pace::{DestinationUse, LaneUse, Pace, PaceBounds, PaceSample};
 use transport::{LaneMeter, LaneTimes, Lanes};
 
 use crate::network::{Flow, Network, Way, leaves_from};
-use crate::story::Story;
+use crate::report_builder::ReportBuilder;
 
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -42,12 +42,12 @@ impl Pacing {
         lanes: Arc<Lanes>,
         network: &Arc<Network>,
         bounds: PaceBounds,
-        crew: Arc<Crew>,
-        story: Arc<Story>,
+        threads: Arc<DataThreads>,
+        report_builder: Arc<ReportBuilder>,
     ) -> std::io::Result<Self> {
         let pace = Pace::start(lanes.paces().count(), bounds);
         set(&lanes, pace.lanes());
-        let flows = flows(&lanes, network, &story);
+        let flows = flows(&lanes, network, &report_builder);
         let (tell, told) = unbounded();
         let last = counts(&lanes);
         let paced = Paced {
@@ -59,8 +59,8 @@ impl Pacing {
             destination: None,
             last,
             last_at: Instant::now(),
-            crew,
-            story,
+            threads,
+            report_builder,
         };
         let thread =
             std::thread::Builder::new().name("pace".to_owned()).spawn(move || paced.run(&told))?;
@@ -95,7 +95,11 @@ impl Drop for Pacing {
 }
 
 /// Each lane at its NIC, if that is known.
-fn flows(lanes: &Arc<Lanes>, network: &Arc<Network>, story: &Story) -> Vec<Option<Flow>> {
+fn flows(
+    lanes: &Arc<Lanes>,
+    network: &Arc<Network>,
+    report_builder: &ReportBuilder,
+) -> Vec<Option<Flow>> {
     let migration = network.migration();
     let endpoints: Vec<_> = lanes.meters().map(|(endpoint, _)| endpoint).collect();
     let flow = |(number, endpoint): (usize, &transport::Endpoint)| {
@@ -107,7 +111,7 @@ fn flows(lanes: &Arc<Lanes>, network: &Arc<Network>, story: &Story) -> Vec<Optio
         };
         let joined = network.join(Way::Out, migration, address, counter);
         if let Err(error) = &joined {
-            story.note(format!("others on its network card are not spared: {error}"));
+            report_builder.note(format!("others on its network card are not spared: {error}"));
         }
         joined.ok()
     };
@@ -144,8 +148,8 @@ struct Paced {
     destination: Option<DestinationUse>,
     last: Vec<Count>,
     last_at: Instant,
-    crew: Arc<Crew>,
-    story: Arc<Story>,
+    threads: Arc<DataThreads>,
+    report_builder: Arc<ReportBuilder>,
 }
 
 impl Paced {
@@ -168,8 +172,8 @@ impl Paced {
     }
 
     fn note_refusals(&self) {
-        for refused in self.crew.refused() {
-            self.story.note(refused);
+        for refused in self.threads.refused() {
+            self.report_builder.note(refused);
         }
     }
 
@@ -178,7 +182,8 @@ impl Paced {
         let nics = match self.network.uses(Way::Out) {
             Ok(nics) => nics,
             Err(error) => {
-                self.story.note(format!("others on its network card are not spared: {error}"));
+                self.report_builder
+                    .note(format!("others on its network card are not spared: {error}"));
                 return;
             }
         };

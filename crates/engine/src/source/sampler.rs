@@ -22,11 +22,11 @@ use window::{Counts, Window};
 
 use super::Notice;
 use super::limit::Seen;
-use super::live::Live;
 use super::pacing::pace_bounds;
+use super::stream_state::StreamState;
 use super::throttle::Throttling;
 use crate::effort::{encoding, is_enough};
-use crate::story::Story;
+use crate::report_builder::ReportBuilder;
 
 const EVERY: Duration = Duration::from_millis(50);
 /// The delivered rate is the mean over this much busy time.
@@ -38,7 +38,7 @@ const BUSY_LEAST: Duration = Duration::from_millis(30);
 const ACCEPT_MORE: f64 = 1.5;
 /// A pass that is held goes on after this if nobody says anything.
 const HOLD: Duration = Duration::from_millis(300);
-/// The sieve drops pages as long as it dropped one within so many samples.
+/// The filter drops pages as long as it dropped one within so many samples.
 const DROPPING_SAMPLES: u32 = 4;
 
 pub(crate) struct Sampler {
@@ -47,9 +47,9 @@ pub(crate) struct Sampler {
 }
 
 pub(crate) struct Watched {
-    pub(crate) live: Arc<Live>,
+    pub(crate) state: Arc<StreamState>,
     pub(crate) lanes: Arc<Lanes>,
-    pub(crate) story: Arc<Story>,
+    pub(crate) report_builder: Arc<ReportBuilder>,
     pub(crate) outgoing: Arc<Outgoing>,
     pub(crate) tap: tap::Stopper,
     pub(crate) compress: Compress,
@@ -96,7 +96,7 @@ struct Sampling {
     allowed: Option<Allowance>,
     /// None if QEMU can't be held.
     chase: Option<Chase>,
-    /// Samples since the sieve last dropped a page.
+    /// Samples since the filter last dropped a page.
     since_dropped: u32,
     dirty_bytes_per_s: f64,
     /// The share of its CPU time that the VM keeps.
@@ -163,9 +163,9 @@ impl Sampling {
         self.decide_effort(now);
         self.since_dropped =
             if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
-        self.watched.live.set_dropping(self.since_dropped < DROPPING_SAMPLES);
-        self.watched.live.adjust_pool();
-        if self.watched.story.is_stopped() {
+        self.watched.state.set_dropping(self.since_dropped < DROPPING_SAMPLES);
+        self.watched.state.adjust_pool();
+        if self.watched.report_builder.is_stopped() {
             self.watched.throttling.lift();
             self.share = 1.0;
         }
@@ -183,7 +183,7 @@ impl Sampling {
         let bodies: u64 = self.busy.iter().map(|(bodies, _)| bodies).sum();
         let busy: Duration = self.busy.iter().map(|(_, busy)| *busy).sum();
         if busy >= BUSY_LEAST && bodies > 0 {
-            self.watched.live.set_bodies_per_s(bodies as f64 / busy.as_secs_f64());
+            self.watched.state.set_bodies_per_s(bodies as f64 / busy.as_secs_f64());
         }
     }
 
@@ -201,10 +201,10 @@ impl Sampling {
     }
 
     fn follow_qemu(&mut self, qemu: &qemu::outgoing::Progress, window: &Window) {
-        let Watched { live, story, .. } = &self.watched;
-        if qemu.dirty_sync_count >= 2 && !live.first_pass_over.swap(true, Relaxed) {
-            story.enter(Phase::LaterPass);
-            live.adjust_pool();
+        let Watched { state, report_builder, .. } = &self.watched;
+        if qemu.dirty_sync_count >= 2 && !state.first_pass_over.swap(true, Relaxed) {
+            report_builder.enter(Phase::LaterPass);
+            state.adjust_pool();
         }
         self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;
         let left_bytes = qemu.remaining_bytes + self.last.delivered.backlog_bytes;
@@ -217,10 +217,10 @@ impl Sampling {
         if stage == Stage::Over {
             self.watched.tap.let_finish();
         }
-        let Watched { live, story, fixed, .. } = &self.watched;
-        if let Some(rate) = live.bodies_per_s() {
+        let Watched { state, report_builder, fixed, .. } = &self.watched;
+        if let Some(rate) = state.bodies_per_s() {
             let blackout = predicted_blackout(left_bytes, rate, *fixed);
-            story.tell(|report| {
+            report_builder.tell(|report| {
                 report.predicted_downtime_ms = Some(blackout.as_secs_f64() * 1e3);
                 report.passes = qemu.dirty_sync_count;
             });
@@ -230,32 +230,33 @@ impl Sampling {
 
     /// Lets QEMU's next pass wait while the destination gets content from elsewhere.
     fn hold(&mut self, elapsed: Duration) {
-        let live = &self.watched.live;
-        if !live.first_pass_over.load(Relaxed) {
+        let state = &self.watched.state;
+        if !state.first_pass_over.load(Relaxed) {
             return;
         }
         let held = self.hold.next(HoldLook {
             pending_bytes: self.last.delivered.pending_bytes,
             elapsed,
-            age: live.pass_age(),
+            age: state.pass_age(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
-            delivered_bytes_per_s: live.bodies_per_s(),
+            delivered_bytes_per_s: state.bodies_per_s(),
         });
-        live.hold(held.then_some(HOLD));
+        state.hold(held.then_some(HOLD));
         self.held = held;
     }
 
     /// Slows the guest as far as it takes, and ends what can't come to an end.
     fn throttle(&mut self, qemu: &qemu::outgoing::Progress, left_bytes: u64) {
-        let Watched { live, throttling, story, notices, blackout_max, .. } = &mut self.watched;
-        let at = Duration::from_secs_f64(story.elapsed_s());
-        let over = live.first_pass_over.load(Relaxed) && live.disks_ready.load(Relaxed);
+        let Watched { state, throttling, report_builder, notices, blackout_max, .. } =
+            &mut self.watched;
+        let at = Duration::from_secs_f64(report_builder.elapsed_s());
+        let over = state.first_pass_over.load(Relaxed) && state.disks_ready.load(Relaxed);
         let decision = throttling.look(Followed {
             at,
             ram_bytes: qemu.total_bytes,
             // The guest is not slowed for what comes from elsewhere.
             left_bytes: left_bytes - self.last.delivered.pending_bytes,
-            delivered_bytes_per_s: live.bodies_per_s(),
+            delivered_bytes_per_s: state.bodies_per_s(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
             pass: qemu.dirty_sync_count,
             // Nothing is learned from a QEMU that waits.
@@ -266,7 +267,7 @@ impl Sampling {
         self.helped = decision.why != Why::Nothing;
         // A pass that ends at once says what the guest dirties.
         let unknown = decision.full_dirty_bytes_per_s.is_none() || decision.why == Why::Looking;
-        live.set_learning(self.helped && unknown);
+        state.set_learning(self.helped && unknown);
         if self.ended {
             return;
         }
@@ -279,12 +280,12 @@ impl Sampling {
                     self.ended = true;
                     return;
                 }
-                live.accept(blackout.mul_f64(ACCEPT_MORE));
-                story.note("the VM could not be followed: a longer blackout was accepted");
+                state.accept(blackout.mul_f64(ACCEPT_MORE));
+                report_builder.note("the VM could not be followed: a longer blackout was accepted");
                 self.ended = true;
             }
             Step::GiveUp(stall) => {
-                let goal = live.goal();
+                let goal = state.goal();
                 let _ = notices.send(Notice::Stalled(stalled(&stall, goal)));
                 self.ended = true;
             }
@@ -293,11 +294,11 @@ impl Sampling {
 
     /// Follows the guest with QEMU's passes, if QEMU can be held meanwhile.
     fn chase(&mut self, left: u64, elapsed: Duration) -> Stage {
-        let Watched { live, fixed, throttling, .. } = &self.watched;
+        let Watched { state, fixed, throttling, .. } = &self.watched;
         if throttling.is_sliced(self.share) {
             // Whatever waits when QEMU ends by itself has to fit the goal.
-            live.end_chase();
-            live.adjust_pool();
+            state.end_chase();
+            state.adjust_pool();
             return Stage::Chasing;
         }
         let Some(chase) = &mut self.chase else { return Stage::Over };
@@ -305,36 +306,36 @@ impl Sampling {
             // What the destination waits for would be waited for in the blackout.
             return Stage::Chasing;
         }
-        if !live.disks_ready.load(Relaxed) || !live.first_pass_over.load(Relaxed) {
+        if !state.disks_ready.load(Relaxed) || !state.first_pass_over.load(Relaxed) {
             return Stage::Chasing;
         }
         *chase = chase.next(
             Look {
                 left,
-                budget: live.bodies_per_s().map(|rate| budget_bytes(rate, live.goal(), *fixed)),
-                pool: live.pool.out_bytes() as u64,
-                bound: live.bound_bytes(),
+                budget: state.bodies_per_s().map(|rate| budget_bytes(rate, state.goal(), *fixed)),
+                pool: state.pool.out_bytes() as u64,
+                bound: state.bound_bytes(),
                 helped: self.helped && !self.ended,
             },
             elapsed,
         );
         let stage = chase.stage();
         if stage != Stage::Chasing {
-            live.end_chase();
-            live.adjust_pool();
+            state.end_chase();
+            state.adjust_pool();
         }
         stage
     }
 
     /// Tells QEMU its threshold, once there is one.
     fn allow(&mut self) {
-        let Watched { live, outgoing, fixed, .. } = &self.watched;
+        let Watched { state, outgoing, fixed, .. } = &self.watched;
         let allowed = allowance(FinishInput {
-            first_pass_over: live.first_pass_over.load(Relaxed),
-            bodies_per_s: live.bodies_per_s(),
-            goal: live.goal(),
+            first_pass_over: state.first_pass_over.load(Relaxed),
+            bodies_per_s: state.bodies_per_s(),
+            goal: state.goal(),
             fixed: *fixed,
-            backlog_bytes: live.limit_bytes(),
+            backlog_bytes: state.limit_bytes(),
             exact: outgoing.takes_bandwidth(),
         });
         if let Some(allowed) = allowed
@@ -346,20 +347,20 @@ impl Sampling {
     }
 
     fn show(&self, qemu: &qemu::outgoing::Progress, window: &Window, left_bytes: u64) {
-        let live = &self.watched.live;
+        let state = &self.watched.state;
         let sample = Sample {
-            at_s: self.watched.story.elapsed_s(),
+            at_s: self.watched.report_builder.elapsed_s(),
             delivered_bytes_per_s: window.delivered_per_s,
             wire_bytes_per_s: window.wire_per_s,
             dirty_bytes_per_s: self.dirty_bytes_per_s,
             share: self.share,
             left_bytes,
-            pool_bytes: live.pool.out_bytes() as u64,
+            pool_bytes: state.pool.out_bytes() as u64,
             lanes_bytes_per_s: window.lanes_per_s.clone(),
         };
-        let rate = live.bodies_per_s();
+        let rate = state.bodies_per_s();
         let limit = self.seen(window, rate).limit();
-        self.watched.story.sample(sample, |progress| {
+        self.watched.report_builder.sample(sample, |progress| {
             progress.pass = qemu.dirty_sync_count;
             progress.ram_bytes = qemu.total_bytes;
             progress.left_bytes = left_bytes;
@@ -377,16 +378,17 @@ impl Sampling {
     }
 
     fn seen(&self, window: &Window, bodies_per_s: Option<f64>) -> Seen {
-        let Watched { live, story, .. } = &self.watched;
+        let Watched { state, report_builder, .. } = &self.watched;
         Seen {
-            later: live.first_pass_over.load(Relaxed),
+            later: state.first_pass_over.load(Relaxed),
             dirty_bytes_per_s: self.dirty_bytes_per_s,
             bodies_per_s,
             lanes: window.effort,
             disks_full: self.last.delivered.blocks_held > 0,
-            held: live.limit_bytes() < live.pool_bytes,
+            held: state.limit_bytes() < state.pool_bytes,
             wire_bytes_per_s: window.wire_per_s,
-            cap_bytes_per_s: pace_bounds(&story.watch().bounds()).cap_content_bytes_per_s(),
+            cap_bytes_per_s: pace_bounds(&report_builder.watch().bounds())
+                .cap_content_bytes_per_s(),
         }
     }
 }

@@ -18,18 +18,18 @@ use tap::{Channels, Tap};
 use transport::{Endpoint, Lanes, LanesPlan, connect};
 use wire::{Kind, Prepare, SharingOrder, ToDestination, ToSource, Token};
 
-use super::ahead::Ahead;
+use super::announcer::Announcer;
 use super::audit;
 use super::collector::Collector;
 use super::disks::{self, Around, Chosen, Disks};
-use super::live::{Live, Traits};
 use super::naming::Naming;
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
 use super::saying::Saying;
-use super::sieve::Sieve;
+use super::stale_filter::StaleFilter;
+use super::stream_state::{StreamState, Traits};
 use super::throttle::{self, Throttling};
-use super::{Control, Happening, Notice, Source, Stream, terms};
+use super::{Control, Happening, Notice, Source, Stream, sched_params};
 use crate::error::MigrationError;
 use crate::host::lane_endpoint;
 use crate::link::Link;
@@ -65,9 +65,9 @@ impl Source<'_> {
         let qmp = &self.vm.machine.qmp;
         self.was_running = outgoing::runs(qmp)?;
         let shape = Shape::of(qmp)?;
-        let id = self.story.watch().progress().1.id;
+        let id = self.report_builder.watch().progress().1.id;
         let (chosen, shape) =
-            disks::choose(&self.vm.machine, shape, self.request, &id, &self.story)?;
+            disks::choose(&self.vm.machine, shape, self.request, &id, &self.report_builder)?;
         // The challenges' files beside the images go when this is dropped.
         let (challenges, _cleanup) = if self.request.shared_disks {
             Default::default()
@@ -100,7 +100,7 @@ impl Source<'_> {
             }))?,
             incoming_qmp: self.request.incoming_qmp.clone(),
             overcommit: self.request.overcommit_memory,
-            terms: terms(&self.story.watch().bounds(), false),
+            terms: sched_params(&self.report_builder.watch().bounds(), false),
             sharing: self.sharing(),
             storage: None,
             share_domain: self.domain(),
@@ -113,16 +113,16 @@ impl Source<'_> {
         let storage = self.storage.as_ref().map(|storage| storage.order.clone());
         self.send(&ToDestination::Prepare(Box::new(Prepare { storage, ..order })))?;
         // While the destination makes its QEMU.
-        self.sieve = Some(Arc::new(Sieve::new(ram, Arc::clone(&self.handed_over))));
+        self.stale_filter = Some(Arc::new(StaleFilter::new(ram, Arc::clone(&self.handed_over))));
         let prepared = self.wait_prepared()?;
         self.chosen = chosen.filter(|chosen| !chosen.disks.is_empty()).map(Chosen::answered);
         for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
-            self.story.note(note);
+            self.report_builder.note(note);
         }
         let theirs = Reason::new(prepared.qemu.as_str()).into();
         let qemu = [self.vm.machine.version.clone(), theirs];
-        let prepare_s = self.story.elapsed_s();
-        self.story.tell(|report| {
+        let prepare_s = self.report_builder.elapsed_s();
+        self.report_builder.tell(|report| {
             report.qemu = qemu;
             report.prepare_s = prepare_s;
         });
@@ -142,7 +142,7 @@ impl Source<'_> {
             return None;
         }
         let Some(sharing) = &self.local.sharing else {
-            self.story.note("content is not shared: the agent here is told not to");
+            self.report_builder.note("content is not shared: the agent here is told not to");
             return None;
         };
         let domain = self.domain();
@@ -152,7 +152,12 @@ impl Source<'_> {
     }
 
     /// What names pages, if the destination takes names.
-    fn naming(&self, live: &Arc<Live>, sieve: &Arc<Sieve>, held: bool) -> Option<Arc<Naming>> {
+    fn naming(
+        &self,
+        state: &Arc<StreamState>,
+        stale_filter: &Arc<StaleFilter>,
+        held: bool,
+    ) -> Option<Arc<Naming>> {
         let control = self.control.as_ref()?;
         let prepared = control.prepared.as_ref()?;
         let shared = self.local.sharing.as_ref().filter(|_| prepared.sharing);
@@ -164,7 +169,8 @@ impl Source<'_> {
             (None, None) => return None,
         };
         if storage.is_some() && !held {
-            self.story.note("no page is read from storage: this QEMU can't be held for it");
+            self.report_builder
+                .note("no page is read from storage: this QEMU can't be held for it");
         }
         let cached = storage.map(|storage| (Arc::clone(&storage.cached), prepared.storage.clone()));
         Some(Arc::new(Naming {
@@ -172,8 +178,8 @@ impl Source<'_> {
             shares: shared.is_some(),
             cached,
             link: Arc::clone(&control.link),
-            live: Arc::clone(live),
-            sieve: Arc::clone(sieve),
+            state: Arc::clone(state),
+            stale_filter: Arc::clone(stale_filter),
             is_fixed: self.request.storage.share.is_some(),
             held,
         }))
@@ -199,7 +205,7 @@ impl Source<'_> {
             StreamKind::Classic => 0,
             StreamKind::Multifd(count) => count,
         };
-        self.story.tell(|report| {
+        self.report_builder.tell(|report| {
             report.tap = if channels == 0 { "classic" } else { "multifd" }.to_owned();
         });
         let goal = std::time::Duration::from_millis(self.request.downtime_ms.max(1));
@@ -212,27 +218,27 @@ impl Source<'_> {
             sectioned: kind == StreamKind::Classic,
         };
         let pools = self.pools.as_ref().expect("had before anything else");
-        let live = Arc::new(Live::new(pools, goal, traits));
-        let sieve = Arc::clone(self.sieve.get_or_insert_default());
-        let naming = self.naming(&live, &sieve, traits.held);
-        let lanes = Arc::new(self.start_lanes(&sieve, naming.clone())?);
+        let state = Arc::new(StreamState::new(pools, goal, traits));
+        let stale_filter = Arc::clone(self.stale_filter.get_or_insert_default());
+        let naming = self.naming(&state, &stale_filter, traits.held);
+        let lanes = Arc::new(self.start_lanes(&stale_filter, naming.clone())?);
         self.disk_room.is_for(&lanes);
         let control = self.control.as_ref().expect("connected");
         let collector = Arc::new(Collector {
-            live: Arc::clone(&live),
-            sieve,
+            state: Arc::clone(&state),
+            stale_filter,
             handed_over: Arc::clone(&self.handed_over),
             naming: naming.clone(),
             lanes: Arc::clone(&lanes),
             link: Arc::clone(&control.link),
             notices: self.notices.0.clone(),
             stops: Arc::clone(&self.stops),
-            crew: Arc::clone(&self.crew),
+            threads: Arc::clone(&self.threads),
         });
         let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
-        let tap = Tap::start(listener, channels, traits.held, Arc::clone(&live.pool), collector)
+        let tap = Tap::start(listener, channels, traits.held, Arc::clone(&state.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
-        let ahead = self.tell_ahead(naming, &lanes)?;
+        let announcer = self.tell_ahead(naming, &lanes)?;
         let stopper = tap.stopper();
         let fixed = self.local.fixed_cost.expected();
         let around = throttle::Around {
@@ -240,13 +246,13 @@ impl Source<'_> {
             notes: self.local.slowed.clone(),
             stops: Arc::clone(&self.stops),
             tap: stopper.clone(),
-            story: Arc::clone(&self.story),
+            report_builder: Arc::clone(&self.report_builder),
             held: traits.held,
         };
         let sampler = Sampler::start(Watched {
-            live: Arc::clone(&live),
+            state: Arc::clone(&state),
             lanes: Arc::clone(&lanes),
-            story: Arc::clone(&self.story),
+            report_builder: Arc::clone(&self.report_builder),
             outgoing: Arc::clone(&outgoing),
             tap: stopper.clone(),
             compress: self.request.compress,
@@ -259,12 +265,12 @@ impl Source<'_> {
         let pacing = Some(self.pace(&lanes)?);
         self.stream = Some(Stream {
             outgoing: Arc::clone(&outgoing),
-            live,
+            state,
             lanes: Arc::clone(&lanes),
             tap: stopper,
             sampler,
             pacing,
-            ahead,
+            announcer,
             _socket: socket,
         });
         self.wait_in_background(tap, Arc::clone(&lanes))?;
@@ -281,18 +287,18 @@ impl Source<'_> {
         &self,
         naming: Option<Arc<Naming>>,
         lanes: &Arc<Lanes>,
-    ) -> Result<Option<Ahead>, MigrationError> {
+    ) -> Result<Option<Announcer>, MigrationError> {
         let Some(naming) = naming else { return Ok(None) };
         let Some((cached, _)) = naming.cached.clone() else { return Ok(None) };
-        let ahead = Ahead::start(naming, &cached, lanes, &self.crew);
-        ahead.map(Some).map_err(|error| local("starting a thread", error))
+        let announcer = Announcer::start(naming, &cached, lanes, &self.threads);
+        announcer.map(Some).map_err(|error| local("starting a thread", error))
     }
 
     fn pace(&self, lanes: &Arc<Lanes>) -> Result<Pacing, MigrationError> {
-        let bounds = pace_bounds(&self.story.watch().bounds());
+        let bounds = pace_bounds(&self.report_builder.watch().bounds());
         let network = &self.local.resources.network;
-        let (lanes, crew) = (Arc::clone(lanes), Arc::clone(&self.crew));
-        Pacing::start(lanes, network, bounds, crew, Arc::clone(&self.story))
+        let (lanes, threads) = (Arc::clone(lanes), Arc::clone(&self.threads));
+        Pacing::start(lanes, network, bounds, threads, Arc::clone(&self.report_builder))
             .map_err(|error| local("starting a thread", error))
     }
 
@@ -308,7 +314,7 @@ impl Source<'_> {
         let (Some(chosen), Some(stream)) = (&self.chosen, &self.stream) else { return Ok(()) };
         let control = self.control.as_ref().expect("connected");
         let blocks = self.pools.as_ref().and_then(|pools| pools.blocks.as_ref());
-        stream.live.disks_ready.store(false, Relaxed);
+        stream.state.disks_ready.store(false, Relaxed);
         let disks = Disks::start(
             chosen,
             &Around {
@@ -318,9 +324,9 @@ impl Source<'_> {
                 lanes,
                 link: &control.link,
                 notices: &self.notices.0,
-                crew: &self.crew,
-                story: &self.story,
-                ready: Arc::clone(&stream.live.disks_ready),
+                threads: &self.threads,
+                report_builder: &self.report_builder,
+                ready: Arc::clone(&stream.state.disks_ready),
             },
         )?;
         self.disks = Some(disks);
@@ -336,14 +342,14 @@ impl Source<'_> {
             if self.request.tap == TapChoice::Multifd {
                 return Err(MigrationError::Qemu(format!("multifd cannot be used: {reason}")));
             }
-            self.story.note(format!("classic stream: {reason}"));
+            self.report_builder.note(format!("classic stream: {reason}"));
         }
         Ok(kind)
     }
 
     fn start_lanes(
         &self,
-        sieve: &Arc<Sieve>,
+        stale_filter: &Arc<StaleFilter>,
         naming: Option<Arc<Naming>>,
     ) -> Result<Lanes, MigrationError> {
         let prepared = self.control.as_ref().and_then(|control| control.prepared.as_ref());
@@ -366,10 +372,10 @@ impl Source<'_> {
             security: self.local.security.clone(),
             token,
             encoding,
-            sieve: Some(Arc::clone(sieve) as _),
+            stale_filter: Some(Arc::clone(stale_filter) as _),
             namer: naming.map(|naming| naming as _),
         };
-        Lanes::start_in(plan, Some(Arc::clone(&self.crew)))
+        Lanes::start_in(plan, Some(Arc::clone(&self.threads)))
             .map_err(|error| local("starting the lanes' threads", error))
     }
 

@@ -11,7 +11,7 @@ use api::{OnStall, Slowed, Throttle as Wanted};
 use policy::throttle::{self, Decision, Look, Ratio, Settings, Throttle};
 use qemu::machine::Machine;
 
-use crate::story::Story;
+use crate::report_builder::ReportBuilder;
 pub(super) use slices::OurStops;
 use slices::Slices;
 use vcpus::Vcpus;
@@ -33,7 +33,7 @@ pub(super) struct Around {
     pub(super) notes: Option<quota::Notes>,
     pub(super) stops: Arc<OurStops>,
     pub(super) tap: tap::Stopper,
-    pub(super) story: Arc<Story>,
+    pub(super) report_builder: Arc<ReportBuilder>,
     /// QEMU can't end its migration before it is let.
     pub(super) held: bool,
 }
@@ -119,14 +119,16 @@ impl Throttling {
                 let writers = vcpus.writers().try_for_each(|thread| group.add(thread));
                 let cpus = decision.quota_cpus.filter(|_| slow);
                 if let Err(error) = writers.and_then(|()| group.set(cpus)) {
-                    self.around.story.note(format!("the VM was not slowed further: {error}"));
+                    self.around
+                        .report_builder
+                        .note(format!("the VM was not slowed further: {error}"));
                 }
             }
         }
     }
 
     fn find_means(&self) -> Means {
-        let Around { machine, notes, stops, tap, story, held } = &self.around;
+        let Around { machine, notes, stops, tap, report_builder, held } = &self.around;
         let why = match (notes, &self.vcpus) {
             (_, None) => "its vCPUs can't be seen".to_owned(),
             (None, _) => "the agent is told to leave cgroups alone".to_owned(),
@@ -136,7 +138,7 @@ impl Throttling {
             },
         };
         if !held {
-            story.note(format!(
+            report_builder.note(format!(
                 "the VM was not slowed: {why}, and its QEMU is older than 8.1, where stopping it \
                  for moments is not safe"
             ));
@@ -144,11 +146,12 @@ impl Throttling {
         }
         match Slices::start(Arc::clone(&machine.qmp), Arc::clone(stops), tap.clone()) {
             Ok(slices) => {
-                story.note(format!("the VM was slowed by stopping it for moments: {why}"));
+                report_builder.note(format!("the VM was slowed by stopping it for moments: {why}"));
                 Means::Slices(slices)
             }
             Err(error) => {
-                story.note(format!("the VM was not slowed: {why}; starting a thread: {error}"));
+                report_builder
+                    .note(format!("the VM was not slowed: {why}; starting a thread: {error}"));
                 Means::Missing
             }
         }
@@ -158,14 +161,14 @@ impl Throttling {
         if let Some(when) = decision.misses_deadline
             && !std::mem::replace(&mut self.told_late, true)
         {
-            self.around.story.note(late(self.settings.deadline.unwrap_or_default(), when));
+            self.around.report_builder.note(late(self.settings.deadline.unwrap_or_default(), when));
         }
         let by = match &self.means {
             Means::Unused | Means::Missing => return,
             Means::Group(group) => group.by(),
             Means::Slices(_) => "stopping it for moments".to_owned(),
         };
-        let now = self.around.story.elapsed_s();
+        let now = self.around.report_builder.elapsed_s();
         let slowed = &mut self.slowed;
         if slowed.by.is_empty() {
             (slowed.by, slowed.from_s) = (by, now);
@@ -177,7 +180,7 @@ impl Throttling {
         slowed.lost_s = decision.work_lost.as_secs_f64();
         slowed.vcpus = self.vcpus.as_ref().map_or(0, |vcpus| vcpus.writers().count());
         let slowed = slowed.clone();
-        self.around.story.tell(|report| report.slowed = Some(slowed));
+        self.around.report_builder.tell(|report| report.slowed = Some(slowed));
     }
 }
 

@@ -91,7 +91,7 @@ impl Source<'_> {
     /// the VM goes.
     pub(super) fn let_go(&mut self) {
         if let Some(stream) = &self.stream {
-            stream.live.end_chase();
+            stream.state.end_chase();
             stream.tap.stop();
             stream.lanes.shut();
         }
@@ -117,7 +117,7 @@ impl Source<'_> {
         let Some(stream) = &self.stream else { return Ok(()) };
         // The tap reads on until QEMU has ended its migration in order, and waits for
         // nothing any more.
-        stream.live.end_chase();
+        stream.state.end_chase();
         let outcome = stream.outgoing.back_out(run);
         self.cut_control_if_stuck();
         stream.tap.cut();
@@ -137,7 +137,7 @@ impl Source<'_> {
         let Some(stream) = &mut self.stream else { return };
         stream.sampler = None;
         stream.pacing = None;
-        stream.ahead = None;
+        stream.announcer = None;
         if in_order {
             stream.tap.cut();
         } else {
@@ -150,7 +150,7 @@ impl Source<'_> {
     pub(super) fn account_disks(&self) {
         if let Some(disks) = &self.disks {
             let disks = disks.reports();
-            self.story.tell(|report| report.disks = disks);
+            self.report_builder.tell(|report| report.disks = disks);
         }
     }
 
@@ -159,20 +159,20 @@ impl Source<'_> {
         let control_bytes = self.control.as_ref().map_or(0, |control| control.link.wire_bytes());
         let cpu = self.cpu + self.stream.as_ref().map_or_else(Default::default, |s| s.tap.cpu());
         let (Some(stream), Some(pools)) = (&self.stream, &self.pools) else { return };
-        let (body_bytes, fill_bytes) = stream.live.taken();
+        let (body_bytes, fill_bytes) = stream.state.taken();
         let lanes = stream.lanes.meters().map(|(endpoint, meter)| LaneReport {
             name: endpoint.to_string(),
             wire_bytes: meter.wire_bytes.load(Relaxed),
             batches: meter.batches.load(Relaxed),
             deaths: meter.deaths.load(Relaxed),
         });
-        self.story.tell(|report| {
-            report.ram_bytes = stream.live.ram_bytes().max(report.ram_bytes);
+        self.report_builder.tell(|report| {
+            report.ram_bytes = stream.state.ram_bytes().max(report.ram_bytes);
             report.body_bytes = body_bytes;
             report.fill_bytes = fill_bytes;
             report.dropped_bytes = stream.lanes.delivered().dropped_bytes;
             report.named_bytes = stream.lanes.delivered().named_bytes;
-            report.residue_bytes = stream.live.residue_bytes.load(Relaxed);
+            report.residue_bytes = stream.state.residue_bytes.load(Relaxed);
             report.wire_bytes = stream.lanes.wire_bytes() + control_bytes;
             report.cpu_source_s = cpu.as_secs_f64();
             report.pool_high_water_bytes[0] = pools.high_water_bytes();

@@ -31,7 +31,7 @@ pub(super) fn read<T>(shared: &Shared<T>, mut on_done: impl FnMut(T, Outcome)) {
         // Who waits no more has no use for it.
         Done::Waiter(waiter) => drop(waiter.send(outcome)),
     };
-    let broken = take_in(shared, &mut report);
+    let broken = read_all(shared, &mut report);
 
     let mut state = shared.state.lock();
     let why = state.ending.get_or_insert(broken).clone();
@@ -49,7 +49,7 @@ pub(super) fn read<T>(shared: &Shared<T>, mut on_done: impl FnMut(T, Outcome)) {
 }
 
 /// Reports answers until the connection ends; returns why it did.
-fn take_in<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) -> Failure {
+fn read_all<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) -> Failure {
     let mut from = BufReader::with_capacity(4096, &shared.socket);
     let mut bytes = [0; SimpleReply::BYTES];
     loop {
@@ -59,7 +59,7 @@ fn take_in<T>(shared: &Shared<T>, report: &mut impl FnMut(Done<T>, Outcome)) -> 
                 _ => error.to_string(),
             });
         }
-        crew::point();
+        data_threads::point();
         let reply = SimpleReply::parse(&bytes);
         let mut state = shared.state.lock();
         let answered = reply.and_then(|reply| state.flight.answered(reply));

@@ -25,7 +25,7 @@ fn version_2_is_told_threads_of_a_threaded_group() {
     let group = group.unwrap();
     group.make().unwrap();
     group.set(Some(Quota::of(0.25))).unwrap();
-    group.take_in(71).unwrap();
+    group.add_thread(71).unwrap();
     let ours = parent.path().join("droveway-slow-7");
     assert_eq!(said(&ours, "cgroup.type"), "threaded");
     assert_eq!(said(&ours, "cpu.max"), "2500 10000");

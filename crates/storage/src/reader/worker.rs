@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use crew::Crew;
+use data_threads::DataThreads;
 use page::PAGE_BYTES;
 
 use super::{Desk, FAILURES_IN_A_ROW_MAX, FAILURES_MAX, Request, Shared, State, came_back};
@@ -51,11 +51,11 @@ impl Drop for Leaving<'_> {
 /// The life of such a thread.
 pub(super) fn work(shared: &Arc<Shared>, desk: usize) {
     let _leaving = Leaving { shared, desk };
-    let _member = shared.settings.crew.as_ref().map(Crew::join);
+    let _member = shared.settings.threads.as_ref().map(DataThreads::join);
     let mut buffer = Buffer::new(BUFFER_BYTES);
     let mut items = Vec::with_capacity(ITEMS);
     while let Some(begun_bytes) = shared.take_next(&mut items) {
-        crew::point();
+        data_threads::point();
         if !shared.serve(desk, begun_bytes, &mut items, &mut buffer) {
             return;
         }

@@ -3,7 +3,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use storage::{Failure, Image, Item, Opening, Pace, Reader, Settings, open};
-use test_dir::TestDir;
+use test_scope::TestDir;
 
 use crate::{Got, noise, wanted};
 

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use storage::{Failure, Image, OpenError, Opening, Reader, Settings, open};
-use test_dir::TestDir;
+use test_scope::TestDir;
 
 use crate::{Got, noise, wanted};
 

@@ -2,7 +2,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use storage::{Endpoint, Failure, Image, OpenError, Opening, Progress, Reader, Settings, open};
-use test_dir::TestDir;
+use test_scope::TestDir;
 
 use crate::odd::{Do, serve};
 use crate::{Got, noise, wanted};

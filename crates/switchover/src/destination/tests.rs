@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::Found;
-use crate::journal::{Kept, Opened, Shelf};
+use crate::journal::{JournalDir, Kept, Opened};
 
 fn id() -> MigrationId {
     MigrationId::new("m1").unwrap()
@@ -216,7 +216,7 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(restart(Noted::Lost, Found::Gone).len(), 1);
 }
 
-/// Hands whose QEMU does what it is told, and that note it.
+/// Effects whose QEMU does what it is told, and that note it.
 #[derive(Default)]
 struct Notes {
     done: Vec<String>,
@@ -224,7 +224,7 @@ struct Notes {
     cannot_note: bool,
 }
 
-impl Hands for Notes {
+impl Effects for Notes {
     fn say(&mut self, said: &Envelope<ToSource>) {
         self.done.push(format!("say {:?}", said.message));
     }
@@ -273,46 +273,46 @@ fn opened() -> Opened {
 #[test]
 fn a_driver_takes_a_vm_in() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
-    let mut hands = Notes::default();
-    let mut driver = Driver::new(shelf.create(opened()).unwrap());
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
+    let mut effects = Notes::default();
+    let mut driver = Driver::new(journals.create(opened()).unwrap());
     for event in [Event::Loaded, go(), heard(ToDestination::Unknown)] {
-        driver.step(event, &mut hands);
+        driver.step(event, &mut effects);
     }
-    assert_eq!(hands.done, ["say Loaded", "cont", "settle", "done Here", "say Running"]);
-    assert!(driver.machine().is_over() && shelf.contents().unwrap().is_empty());
+    assert_eq!(effects.done, ["say Loaded", "cont", "settle", "done Here", "say Running"]);
+    assert!(driver.machine().is_over() && journals.contents().unwrap().is_empty());
 }
 
 #[test]
 fn a_journal_stays_until_the_vm_is_noted_elsewhere() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
-    let mut hands = Notes { cannot_note: true, ..Notes::default() };
-    let mut driver = Driver::new(shelf.create(opened()).unwrap());
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
+    let mut effects = Notes { cannot_note: true, ..Notes::default() };
+    let mut driver = Driver::new(journals.create(opened()).unwrap());
     for event in [Event::Loaded, go(), heard(ToDestination::Unknown), Event::Timeout] {
-        driver.step(event, &mut hands);
+        driver.step(event, &mut effects);
     }
     assert_eq!(driver.machine().wait(), Some(Wait::Retry));
-    let Some(Kept::Destination(kept)) = shelf.contents().unwrap().pop() else { panic!() };
+    let Some(Kept::Destination(kept)) = journals.contents().unwrap().pop() else { panic!() };
     assert_eq!(kept.noted(), Noted::Running);
-    hands.cannot_note = false;
-    driver.step(Event::Timeout, &mut hands);
-    assert!(driver.machine().is_over() && shelf.contents().unwrap().is_empty());
+    effects.cannot_note = false;
+    driver.step(Event::Timeout, &mut effects);
+    assert!(driver.machine().is_over() && journals.contents().unwrap().is_empty());
 }
 
 #[test]
 fn a_driver_refuses_and_remembers_it() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
-    let mut hands = Notes { cont_fails: true, ..Notes::default() };
-    let mut driver = Driver::new(shelf.create(opened()).unwrap());
-    driver.step(Event::Loaded, &mut hands);
-    driver.step(go(), &mut hands);
-    assert_eq!(hands.done[1..3], ["cont", "kill"]);
-    let Some(Kept::Destination(kept)) = shelf.contents().unwrap().pop() else { panic!() };
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
+    let mut effects = Notes { cont_fails: true, ..Notes::default() };
+    let mut driver = Driver::new(journals.create(opened()).unwrap());
+    driver.step(Event::Loaded, &mut effects);
+    driver.step(go(), &mut effects);
+    assert_eq!(effects.done[1..3], ["cont", "kill"]);
+    let Some(Kept::Destination(kept)) = journals.contents().unwrap().pop() else { panic!() };
     assert_eq!(kept.noted(), Noted::Refused);
-    let mut hands = Notes::default();
-    let driver = Driver::restart(kept, Found::Gone, &mut hands);
-    assert_eq!(hands.done.len(), 1);
+    let mut effects = Notes::default();
+    let driver = Driver::restart(kept, Found::Gone, &mut effects);
+    assert_eq!(effects.done.len(), 1);
     assert_eq!(driver.machine().wait(), Some(Wait::Settled));
 }

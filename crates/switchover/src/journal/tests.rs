@@ -4,8 +4,8 @@ use serde_json::json;
 use super::*;
 use crate::source::{By, Noted, Phase, Record};
 
-fn shelf(dir: &Path, boot: &str) -> Shelf {
-    Shelf::open_in_boot(&dir.join("journals"), boot.to_owned()).unwrap()
+fn journals(dir: &Path, boot: &str) -> JournalDir {
+    JournalDir::open_in_boot(&dir.join("journals"), boot.to_owned()).unwrap()
 }
 
 fn opened(id: &str) -> Opened {
@@ -19,8 +19,8 @@ fn opened(id: &str) -> Opened {
     }
 }
 
-fn only_source(shelf: &Shelf) -> Reopened<Record> {
-    match shelf.contents().unwrap().pop() {
+fn only_source(journals: &JournalDir) -> Reopened<Record> {
+    match journals.contents().unwrap().pop() {
         Some(Kept::Source(kept)) => kept,
         other => panic!("{other:?}"),
     }
@@ -41,7 +41,7 @@ fn records() -> Vec<Record> {
 
 /// A journal with all of [`records`], and where each of them ends.
 fn written(dir: &Path) -> Vec<usize> {
-    let mut journal = shelf(dir, "boot-1").create::<Record>(opened("m1")).unwrap();
+    let mut journal = journals(dir, "boot-1").create::<Record>(opened("m1")).unwrap();
     let mut ends = vec![journal.end];
     for record in records() {
         journal.append(&record).unwrap();
@@ -54,25 +54,25 @@ fn written(dir: &Path) -> Vec<usize> {
 fn what_was_written_is_read_again_and_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());
-    let mut kept = only_source(&shelf(dir.path(), "boot-1"));
+    let mut kept = only_source(&journals(dir.path(), "boot-1"));
     assert_eq!(kept.records, records());
     assert_eq!(kept.journal.opened(), &opened("m1"));
     assert!(kept.same_boot && !kept.torn);
     let phase = Phase::Reclaimed(By::Destination);
     assert_eq!(kept.noted(), Noted { phase, run: false });
     kept.journal.append(&Record::Dropped).unwrap();
-    assert_eq!(only_source(&shelf(dir.path(), "boot-1")).records.len(), 4);
+    assert_eq!(only_source(&journals(dir.path(), "boot-1")).records.len(), 4);
 }
 
 #[test]
 fn another_boot_is_told_apart() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());
-    let mut kept = only_source(&shelf(dir.path(), "boot-2"));
+    let mut kept = only_source(&journals(dir.path(), "boot-2"));
     assert!(!kept.same_boot);
     // What is written in the new boot does not make the QEMU one of it.
     kept.journal.append(&Record::Dropped).unwrap();
-    assert!(!only_source(&shelf(dir.path(), "boot-2")).same_boot);
+    assert!(!only_source(&journals(dir.path(), "boot-2")).same_boot);
 }
 
 #[test]
@@ -83,37 +83,37 @@ fn this_boot_has_a_name() {
 #[test]
 fn both_sides_of_a_migration_can_be_on_one_host() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = shelf(dir.path(), "boot-1");
-    shelf.create::<Record>(opened("m1")).unwrap();
-    shelf.create::<destination::Record>(opened("m1")).unwrap();
-    assert_eq!(shelf.contents().unwrap().len(), 2);
+    let journals = journals(dir.path(), "boot-1");
+    journals.create::<Record>(opened("m1")).unwrap();
+    journals.create::<destination::Record>(opened("m1")).unwrap();
+    assert_eq!(journals.contents().unwrap().len(), 2);
 }
 
 #[test]
 fn a_migration_comes_once() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());
-    let error = shelf(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap_err();
+    let error = journals(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap_err();
     assert!(matches!(error, JournalError::Exists(_)), "{error}");
 }
 
 #[test]
 fn what_is_forgotten_stays_so() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = shelf(dir.path(), "boot-1");
-    let mut journal = shelf.create::<Record>(opened("m1")).unwrap();
+    let journals = journals(dir.path(), "boot-1");
+    let mut journal = journals.create::<Record>(opened("m1")).unwrap();
     let id = opened("m1").migration;
-    assert!(shelf.keeps(&id, Side::Source) && !shelf.keeps(&id, Side::Destination));
+    assert!(journals.keeps(&id, Side::Source) && !journals.keeps(&id, Side::Destination));
     journal.forget().unwrap();
     journal.forget().unwrap();
-    assert!(!shelf.keeps(&id, Side::Source));
-    assert!(shelf.contents().unwrap().is_empty());
+    assert!(!journals.keeps(&id, Side::Source));
+    assert!(journals.contents().unwrap().is_empty());
 }
 
 #[test]
 fn a_record_costs_no_block() {
     let dir = tempfile::tempdir().unwrap();
-    let mut journal = shelf(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
+    let mut journal = journals(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
     let length = || fs::metadata(file(dir.path())).unwrap().len();
     let before = length();
     for record in records() {
@@ -125,34 +125,34 @@ fn a_record_costs_no_block() {
 #[test]
 fn a_journal_grows_beyond_its_room() {
     let dir = tempfile::tempdir().unwrap();
-    let mut journal = shelf(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
+    let mut journal = journals(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
     let long = Record::Aborted { reason: "x".repeat(1000).into() };
     for _ in 0..40 {
         journal.append(&long).unwrap();
     }
-    assert_eq!(only_source(&shelf(dir.path(), "boot-1")).records.len(), 40);
+    assert_eq!(only_source(&journals(dir.path(), "boot-1")).records.len(), 40);
 }
 
 #[test]
 fn a_journal_that_was_never_whole_is_removed() {
     let dir = tempfile::tempdir().unwrap();
-    shelf(dir.path(), "boot-1");
+    journals(dir.path(), "boot-1");
     fs::write(dir.path().join("journals/m1.source.new"), "abc").unwrap();
-    let shelf = shelf(dir.path(), "boot-1");
-    assert!(shelf.contents().unwrap().is_empty());
-    shelf.create::<Record>(opened("m1")).unwrap();
+    let journals = journals(dir.path(), "boot-1");
+    assert!(journals.contents().unwrap().is_empty());
+    journals.create::<Record>(opened("m1")).unwrap();
 }
 
 /// The next record takes the place of one that failed, whatever is left of it.
 #[test]
 fn what_a_failed_write_left_does_not_come_back() {
     let dir = tempfile::tempdir().unwrap();
-    let mut journal = shelf(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
+    let mut journal = journals(dir.path(), "boot-1").create::<Record>(opened("m1")).unwrap();
     let long = Record::Aborted { reason: "x".repeat(500).into() };
     // As if its flush had failed: written, and not counted.
     journal.write(&long).unwrap();
     journal.append(&Record::Dropped).unwrap();
-    let kept = only_source(&shelf(dir.path(), "boot-1"));
+    let kept = only_source(&journals(dir.path(), "boot-1"));
     assert_eq!(kept.records, [Record::Dropped]);
     assert!(!kept.torn);
 }
@@ -164,14 +164,14 @@ fn a_damaged_journal_says_what_to_do() {
     let mut bytes = fs::read(file(dir.path())).unwrap();
     bytes[ends[0] + 50] ^= 1;
     fs::write(file(dir.path()), &bytes).unwrap();
-    match shelf(dir.path(), "boot-1").contents().unwrap().pop() {
+    match journals(dir.path(), "boot-1").contents().unwrap().pop() {
         Some(Kept::Unreadable(error)) => {
             let text = error.to_string();
             assert!(text.contains("web1") && text.contains("droveway list"), "{text}");
         }
         other => panic!("{other:?}"),
     }
-    assert!(shelf(dir.path(), "boot-1").keeps(&opened("m1").migration, Side::Source));
+    assert!(journals(dir.path(), "boot-1").keeps(&opened("m1").migration, Side::Source));
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn another_migrations_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     written(dir.path());
     fs::rename(file(dir.path()), dir.path().join("journals/m2.source")).unwrap();
-    let kept = shelf(dir.path(), "boot-1").contents().unwrap().pop();
+    let kept = journals(dir.path(), "boot-1").contents().unwrap().pop();
     assert!(matches!(kept, Some(Kept::Unreadable(JournalError::Damaged { .. }))), "{kept:?}");
 }
 
@@ -187,21 +187,21 @@ fn another_migrations_file_is_refused() {
 fn a_destinations_records_are_not_a_sources() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal =
-        shelf(dir.path(), "boot-1").create::<destination::Record>(opened("m1")).unwrap();
+        journals(dir.path(), "boot-1").create::<destination::Record>(opened("m1")).unwrap();
     journal.append(&destination::Record::Starting).unwrap();
     fs::rename(dir.path().join("journals/m1.destination"), file(dir.path())).unwrap();
-    let kept = shelf(dir.path(), "boot-1").contents().unwrap().pop();
+    let kept = journals(dir.path(), "boot-1").contents().unwrap().pop();
     assert!(matches!(kept, Some(Kept::Unreadable(JournalError::Damaged { .. }))), "{kept:?}");
 }
 
 #[test]
 fn a_full_directory_entry_is_an_error_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = shelf(dir.path(), "boot-1");
+    let journals = journals(dir.path(), "boot-1");
     let mut large = opened("m1");
     large.qemu = json!("x".repeat(2 << 20));
-    assert!(matches!(shelf.create::<Record>(large), Err(JournalError::TooLong(_))));
-    assert!(shelf.contents().unwrap().is_empty());
+    assert!(matches!(journals.create::<Record>(large), Err(JournalError::TooLong(_))));
+    assert!(journals.contents().unwrap().is_empty());
 }
 
 #[test]
@@ -231,11 +231,11 @@ proptest! {
         fs::write(file(dir.path()), &bytes).unwrap();
 
         let whole = ends[1..].iter().filter(|end| **end <= cut).count();
-        let mut kept = only_source(&shelf(dir.path(), "boot-1"));
+        let mut kept = only_source(&journals(dir.path(), "boot-1"));
         prop_assert_eq!(&kept.records, &records()[..whole]);
         prop_assert_eq!(kept.torn, !ends.contains(&cut));
         kept.journal.append(&Record::Dropped).unwrap();
-        let kept = only_source(&shelf(dir.path(), "boot-1"));
+        let kept = only_source(&journals(dir.path(), "boot-1"));
         prop_assert_eq!(kept.records.len(), whole + 1);
         prop_assert!(!kept.torn);
     }
@@ -250,7 +250,7 @@ proptest! {
         let mut bytes = fs::read(file(dir.path())).unwrap();
         bytes[at] ^= flip;
         fs::write(file(dir.path()), &bytes).unwrap();
-        match shelf(dir.path(), "boot-1").contents().unwrap().pop() {
+        match journals(dir.path(), "boot-1").contents().unwrap().pop() {
             Some(Kept::Unreadable(JournalError::Damaged { .. })) => prop_assert!(at < ends[2]),
             Some(Kept::Source(kept)) => {
                 prop_assert!(at >= ends[2], "at {at} of {ends:?}");

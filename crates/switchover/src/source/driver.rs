@@ -7,7 +7,7 @@ use crate::journal::{Journal, Reopened};
 use crate::message::{Envelope, ToDestination};
 
 /// What a source's driver has done for it. Every method may block.
-pub trait Hands {
+pub trait Effects {
     /// See [`Action::Say`].
     fn say(&mut self, said: &Envelope<ToDestination>);
     /// See [`Action::QemuAwaitCompleted`].
@@ -39,19 +39,19 @@ impl Driver {
     }
 
     /// A migration that an earlier run of the agent left.
-    pub fn restart(kept: Reopened<Record>, found: Found, hands: &mut impl Hands) -> Self {
+    pub fn restart(kept: Reopened<Record>, found: Found, effects: &mut impl Effects) -> Self {
         let found = if kept.same_boot { found } else { Found::Gone };
         let id = kept.journal.opened().migration.clone();
         let (machine, actions) = Machine::restart(id, kept.noted(), found);
         let mut driver = Self { machine, journal: kept.journal };
-        driver.perform(actions, hands);
+        driver.perform(actions, effects);
         driver
     }
 
     /// Tells it what happened, and does what follows.
-    pub fn step(&mut self, event: Event, hands: &mut impl Hands) {
+    pub fn step(&mut self, event: Event, effects: &mut impl Effects) {
         let actions = self.machine.step(event);
-        self.perform(actions, hands);
+        self.perform(actions, effects);
     }
 
     /// Where it is.
@@ -66,14 +66,14 @@ impl Driver {
         &self.journal
     }
 
-    fn perform(&mut self, mut actions: Vec<Action>, hands: &mut impl Hands) {
-        while let Some(event) = self.perform_step(actions, hands) {
+    fn perform(&mut self, mut actions: Vec<Action>, effects: &mut impl Effects) {
+        while let Some(event) = self.perform_step(actions, effects) {
             actions = self.machine.step(event);
         }
     }
 
     /// One step; what came of its last action is the next event.
-    fn perform_step(&mut self, actions: Vec<Action>, hands: &mut impl Hands) -> Option<Event> {
+    fn perform_step(&mut self, actions: Vec<Action>, effects: &mut impl Effects) -> Option<Event> {
         let mut outcome = None;
         for action in actions {
             let written = match action {
@@ -84,7 +84,7 @@ impl Driver {
                     Ok(())
                 }
                 action => {
-                    outcome = perform_one(action, hands).or(outcome);
+                    outcome = perform_one(action, effects).or(outcome);
                     Ok(())
                 }
             };
@@ -96,14 +96,14 @@ impl Driver {
     }
 }
 
-fn perform_one(action: Action, hands: &mut impl Hands) -> Option<Event> {
+fn perform_one(action: Action, effects: &mut impl Effects) -> Option<Event> {
     match action {
-        Action::Say(said) => hands.say(&said),
-        Action::KeepInDoubt(doubt) => hands.in_doubt(&doubt),
-        Action::Done(outcome) => hands.done(outcome),
-        Action::QemuAwaitCompleted => return Some(hands.await_completed()),
-        Action::QemuGoOn { run } => return Some(hands.go_on(run)),
-        Action::QemuQuit => return hands.quit().then_some(Event::QemuGone),
+        Action::Say(said) => effects.say(&said),
+        Action::KeepInDoubt(doubt) => effects.in_doubt(&doubt),
+        Action::Done(outcome) => effects.done(outcome),
+        Action::QemuAwaitCompleted => return Some(effects.await_completed()),
+        Action::QemuGoOn { run } => return Some(effects.go_on(run)),
+        Action::QemuQuit => return effects.quit().then_some(Event::QemuGone),
         Action::Journal(_) | Action::Note(_) | Action::Forget => {}
     }
     None

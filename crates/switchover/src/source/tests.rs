@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::Found;
-use crate::journal::{Kept, Opened, Reopened, Shelf};
+use crate::journal::{JournalDir, Kept, Opened, Reopened};
 
 fn id() -> MigrationId {
     MigrationId::new("m1").unwrap()
@@ -254,13 +254,13 @@ fn a_restart_goes_on_where_it_was() {
     assert_eq!(restart(Phase::Dropped, Found::Gone), [go()]);
 }
 
-/// Hands that note what they are asked for.
+/// Effects that note what they are asked for.
 #[derive(Default)]
 struct Notes {
     done: Vec<String>,
 }
 
-impl Hands for Notes {
+impl Effects for Notes {
     fn say(&mut self, said: &Envelope<ToDestination>) {
         self.done.push(format!("say {:?}", said.message));
     }
@@ -301,8 +301,8 @@ fn opened() -> Opened {
 }
 
 fn kept(dir: &Path) -> Option<Reopened<Record>> {
-    let shelf = Shelf::open(&dir.join("journals")).unwrap();
-    match shelf.contents().unwrap().pop()? {
+    let journals = JournalDir::open(&dir.join("journals")).unwrap();
+    match journals.contents().unwrap().pop()? {
         Kept::Source(kept) => Some(kept),
         other => panic!("{other:?}"),
     }
@@ -311,32 +311,32 @@ fn kept(dir: &Path) -> Option<Reopened<Record>> {
 #[test]
 fn a_driver_goes_through_a_whole_switchover() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
-    let mut hands = Notes::default();
-    let mut driver = Driver::new(shelf.create(opened()).unwrap());
-    driver.step(Event::Stopped { run: true }, &mut hands);
-    driver.step(heard(ToSource::Loaded), &mut hands);
-    assert_eq!(hands.done, ["await", "say Go { run: true }"]);
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
+    let mut effects = Notes::default();
+    let mut driver = Driver::new(journals.create(opened()).unwrap());
+    driver.step(Event::Stopped { run: true }, &mut effects);
+    driver.step(heard(ToSource::Loaded), &mut effects);
+    assert_eq!(effects.done, ["await", "say Go { run: true }"]);
     assert_eq!(kept(dir.path()).unwrap().noted().phase, Phase::Committed);
-    driver.step(heard(ToSource::Running), &mut hands);
-    assert_eq!(hands.done[2..], ["quit", "done Gone", "say Unknown"]);
+    driver.step(heard(ToSource::Running), &mut effects);
+    assert_eq!(effects.done[2..], ["quit", "done Gone", "say Unknown"]);
     assert!(driver.machine().is_over() && kept(dir.path()).is_none());
 }
 
 #[test]
 fn a_driver_restarts_from_its_journal() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
-    let mut driver = Driver::new(shelf.create(opened()).unwrap());
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
+    let mut driver = Driver::new(journals.create(opened()).unwrap());
     driver.step(Event::Completed, &mut Notes::default());
     driver.step(heard(ToSource::Loaded), &mut Notes::default());
     drop(driver);
-    let mut hands = Notes::default();
+    let mut effects = Notes::default();
     let kept = kept(dir.path()).unwrap();
-    let mut driver = Driver::restart(kept, Found::Stopped, &mut hands);
-    assert_eq!(hands.done, ["say Go { run: true }", "doubt Unheard"]);
-    driver.step(heard(ToSource::Refused { reason: reason() }), &mut hands);
-    assert_eq!(hands.done[2], "go on true");
+    let mut driver = Driver::restart(kept, Found::Stopped, &mut effects);
+    assert_eq!(effects.done, ["say Go { run: true }", "doubt Unheard"]);
+    driver.step(heard(ToSource::Refused { reason: reason() }), &mut effects);
+    assert_eq!(effects.done[2], "go on true");
     assert!(driver.machine().is_over());
 }
 
@@ -344,19 +344,19 @@ fn a_driver_restarts_from_its_journal() {
 #[test]
 fn a_driver_says_nothing_that_it_could_not_write() {
     let dir = tempfile::tempdir().unwrap();
-    let shelf = Shelf::open(&dir.path().join("journals")).unwrap();
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
     let mut huge = opened();
     huge.qemu = json!("x".repeat((1 << 20) - 10_000));
-    let mut hands = Notes::default();
-    let mut journal = shelf.create(huge).unwrap();
+    let mut effects = Notes::default();
+    let mut journal = journals.create(huge).unwrap();
     // Until nothing more fits.
     while journal.append(&Record::Aborted { reason: "y".repeat(999).into() }).is_ok() {}
     while journal.append(&Record::Dropped).is_ok() {}
     let mut driver = Driver::new(journal);
-    driver.step(Event::Completed, &mut hands);
-    driver.step(heard(ToSource::Loaded), &mut hands);
-    let said_go = hands.done.iter().any(|done| done.starts_with("say Go"));
-    assert!(!said_go && !driver.machine().is_committed(), "{:?}", hands.done);
-    let went_on = hands.done.iter().any(|done| done.starts_with("go on"));
-    assert!(!went_on && driver.machine().doubt().is_some(), "{:?}", hands.done);
+    driver.step(Event::Completed, &mut effects);
+    driver.step(heard(ToSource::Loaded), &mut effects);
+    let said_go = effects.done.iter().any(|done| done.starts_with("say Go"));
+    assert!(!said_go && !driver.machine().is_committed(), "{:?}", effects.done);
+    let went_on = effects.done.iter().any(|done| done.starts_with("go on"));
+    assert!(!went_on && driver.machine().doubt().is_some(), "{:?}", effects.done);
 }

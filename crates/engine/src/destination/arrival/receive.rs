@@ -14,7 +14,7 @@ use super::load::Loading;
 use super::sharing::{Shares, Told, Wanted};
 use super::{Arrival, End, SAID_MAX, ended, hex};
 use crate::destination::disks::ArrivingDisks;
-use crate::destination::hands::Keeper;
+use crate::destination::effects::Keeper;
 use crate::destination::nic_use::Telling;
 use crate::link::Heard;
 use crate::resources::Pools;
@@ -241,12 +241,12 @@ impl Arrival<'_> {
             Some(Shares { sharing, domain, rack, disks, .. }) => {
                 let link = Arc::clone(&self.link);
                 let placer = Arc::clone(&placer);
-                let resolving = sharing.take_in(
+                let resolving = sharing.admit(
                     (&domain, rack),
                     placer,
                     held,
                     disks,
-                    (link, self.lanes.crew()),
+                    (link, self.lanes.threads()),
                 );
                 Some(Arc::new(resolving.map_err(End::failed)?))
             }

@@ -91,7 +91,8 @@ impl Arrival<'_> {
         let Some(wanted) = from_disks else {
             return Ok(Told { shares, sharing, storage: Vec::new() });
         };
-        let (disks, why) = storage::open(machine, &wanted, &self.shared.local, self.lanes.crew());
+        let (disks, why) =
+            storage::open(machine, &wanted, &self.shared.local, self.lanes.threads());
         notes.extend(why);
         let storage = disks.opened.iter().map(Option::is_some).collect();
         let shares = match shares {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crew::Crew;
+use data_threads::DataThreads;
 use qemu::guest_disks::{self, GuestDisk, NbdServer, Reading};
 use qemu::machine::Machine;
 use storage::{Endpoint, Image, Opened, Opening, Pace, Settings};
@@ -20,7 +20,7 @@ pub(super) fn open(
     machine: &Machine,
     order: &StorageOrder,
     local: &Local,
-    crew: &Arc<Crew>,
+    threads: &Arc<DataThreads>,
 ) -> (Disks, Vec<String>) {
     let mut notes = Vec::new();
     let here = guest_disks::disks(&machine.qmp, &machine.cwd).unwrap_or_else(|error| {
@@ -46,7 +46,7 @@ pub(super) fn open(
     let opened: Vec<Option<Opened>> = order.devices.iter().take(DISKS_MAX).map(&mut open).collect();
     let pace = Arc::new(Pace::default());
     pace.set(order.bytes_per_s);
-    let settings = Settings { pace, crew: Some(Arc::clone(crew)), ..Settings::default() };
+    let settings = Settings { pace, threads: Some(Arc::clone(threads)), ..Settings::default() };
     (Disks { opened, settings }, notes)
 }
 

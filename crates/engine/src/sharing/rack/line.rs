@@ -16,7 +16,7 @@ use transport::{Endpoint, connect};
 use wire::{HasHeader, Kind, Wants, WireError};
 
 use super::super::Sharing;
-use super::super::coming::{Bringer, CLAIM_MAX};
+use super::super::in_flight::{CLAIM_MAX, Provider};
 use super::Rack;
 use crate::host::Peer;
 
@@ -206,7 +206,7 @@ impl Taking {
             if let Some(line) = self.line.upgrade() {
                 *line.heard.lock() = Instant::now();
             }
-            let by = Bringer::Peer(self.number);
+            let by = Provider::Peer(self.number);
             let wrong =
                 sharing.brought(by, &here, &|nth| &bodies[nth * PAGE_BYTES..][..PAGE_BYTES]);
             if wrong > 0 {

@@ -24,7 +24,7 @@ const WAITING_MAX: usize = 1 << 18;
 
 /// One who asks from afar, for as long as something is to come for him.
 #[derive(Debug)]
-pub(in super::super) struct Far {
+pub(in super::super) struct RemoteWaiter {
     domain: Domain,
     come: Sender<Come>,
     waiting: Arc<AtomicUsize>,
@@ -37,7 +37,7 @@ enum Come {
     NotHere(Name),
 }
 
-impl Far {
+impl RemoteWaiter {
     /// It should be here now.
     pub(in super::super) fn here(&self, name: Name) {
         self.tell(Come::Here(self.domain.clone(), name));
@@ -63,14 +63,14 @@ pub(crate) fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<()
     let closer = connection.closer();
     let (mut reader, writer) = connection.into_halves();
     let (ask, asked) = bounded(ASKED_MAX);
-    let (come, coming) = unbounded();
+    let (come, in_flight) = unbounded();
     let waiting = Arc::default();
     let mut answering =
         Answering { sharing: Arc::clone(sharing), writer, come, waiting, work: Work::default() };
     let ended = closer.clone();
     let answering = thread::Builder::new().name("content".to_owned()).spawn(move || {
         // Whoever reads finds out.
-        let _ = answering.all(&asked, &coming);
+        let _ = answering.all(&asked, &in_flight);
         ended.close();
     })?;
     let mut head = [0; Wants::HEAD_BYTES];
@@ -131,26 +131,26 @@ struct Work {
 }
 
 impl Answering {
-    fn all(&mut self, asked: &Receiver<Wants>, coming: &Receiver<Come>) -> io::Result<()> {
+    fn all(&mut self, asked: &Receiver<Wants>, in_flight: &Receiver<Come>) -> io::Result<()> {
         loop {
             select! {
                 recv(asked) -> wants => {
                     let Ok(wants) = wants else { return Ok(()) };
                     self.answer(&wants.domain, &wants.names, true)?;
                 }
-                recv(coming) -> come => {
+                recv(in_flight) -> come => {
                     let Ok(first) = come else { return Ok(()) };
-                    self.settle(first, coming)?;
+                    self.settle(first, in_flight)?;
                 }
             }
         }
     }
 
     /// Says what has become of contents that were waited for, some at once.
-    fn settle(&mut self, first: Come, coming: &Receiver<Come>) -> io::Result<()> {
+    fn settle(&mut self, first: Come, in_flight: &Receiver<Come>) -> io::Result<()> {
         let mut here: Vec<(Domain, Name)> = Vec::new();
         let mut not_here = Vec::new();
-        for come in std::iter::once(first).chain(coming.try_iter().take(BATCH_PAGES - 1)) {
+        for come in std::iter::once(first).chain(in_flight.try_iter().take(BATCH_PAGES - 1)) {
             match come {
                 Come::Here(domain, name) => here.push((domain, name)),
                 Come::NotHere(name) => not_here.push(name),
@@ -221,23 +221,24 @@ impl Answering {
     fn wait(&mut self, domain: &Domain) -> Vec<Name> {
         let names = std::mem::take(&mut self.work.not_here);
         let room = WAITING_MAX.saturating_sub(self.waiting.load(Relaxed));
-        let far = Arc::new(Far {
+        let remote = Arc::new(RemoteWaiter {
             domain: domain.clone(),
             come: self.come.clone(),
             waiting: Arc::clone(&self.waiting),
         });
         let now = Instant::now();
         let mut joined = 0;
-        let mut coming = self.sharing.coming.lock();
+        let mut in_flight = self.sharing.in_flight.lock();
         let joins = |name: &Name| {
-            let joins = joined < room && coming.join(name, now, || Waiter::Far(Arc::clone(&far)));
+            let joins =
+                joined < room && in_flight.join(name, now, || Waiter::Remote(Arc::clone(&remote)));
             joined += usize::from(joins);
             joins
         };
         let (_, absent) = names.into_iter().partition(joins);
         // Counted before any of them can have come: under the lock.
         self.waiting.fetch_add(joined, Relaxed);
-        drop(coming);
+        drop(in_flight);
         absent
     }
 

@@ -6,10 +6,10 @@
 //! or the operator says, and shows the operator what can't be known.
 
 mod case;
-mod coming;
+mod destination_effects;
 pub(crate) mod kept;
-mod leaving;
 mod restart;
+mod source_effects;
 mod thread;
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::Unsettled;
 use identity::Security;
 use parking_lot::Mutex;
-use switchover::journal::{Kept, Opened, Shelf, Side};
+use switchover::journal::{JournalDir, Kept, Opened, Side};
 use switchover::{MigrationId, Resolution, source};
 use wire::{Inquiry, Word};
 
@@ -32,9 +32,9 @@ use crate::denied::Denied;
 use crate::registry::Registry;
 use crate::vm::Vm;
 use case::Case;
-use coming::{Coming, Place};
-use leaving::Leaving;
-use thread::{Settler, Told};
+use destination_effects::{DestinationEffects, Place};
+use source_effects::SourceEffects;
+use thread::{Request, Settler};
 
 /// For an answer to somebody who waits for it on a connection: less than he
 /// waits. A later one is said on a connection of our own.
@@ -45,7 +45,7 @@ const RESOLVE_MAX: Duration = Duration::from_secs(60);
 /// The switchovers of this host that are not over.
 pub(crate) struct Settlers {
     pub(crate) registry: Arc<Registry>,
-    shelf: Shelf,
+    journals: JournalDir,
     agent: String,
     security: Security,
     peers: Vec<PeerEntry>,
@@ -56,20 +56,20 @@ pub(crate) struct Settlers {
 struct Desk {
     vm: String,
     peer: String,
-    tell: Sender<Told>,
+    tell: Sender<Request>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Settlers {
     pub(crate) fn new(
         registry: Arc<Registry>,
-        shelf: Shelf,
+        journals: JournalDir,
         agent: &str,
         security: Security,
         peers: &[PeerEntry],
     ) -> Arc<Self> {
         let (agent, peers) = (agent.to_owned(), peers.to_vec());
-        Arc::new(Self { registry, shelf, agent, security, peers, desks: Mutex::default() })
+        Arc::new(Self { registry, journals, agent, security, peers, desks: Mutex::default() })
     }
 
     /// Goes on with what an earlier run of the agent left.
@@ -97,13 +97,13 @@ impl Settlers {
 
     /// A migration's journal at its destination, if it is kept.
     pub(crate) fn kept_of(&self, migration: &MigrationId) -> Option<Kept> {
-        self.shelf.find(migration, Side::Destination)
+        self.journals.find(migration, Side::Destination)
     }
 
     /// The journal of a VM that was to leave, if there is one that nobody goes on
     /// with.
     pub(crate) fn kept_leaving(&self, name: &str) -> Option<Kept> {
-        let contents = match self.shelf.contents() {
+        let contents = match self.journals.contents() {
             Ok(contents) => contents,
             // There may be one.
             Err(error) => vec![Kept::Unreadable(error)],
@@ -136,8 +136,9 @@ impl Settlers {
             self.registry.unsettled(&vm.name);
         }
         let registry = Arc::clone(&self.registry);
-        let hands = Leaving::new(registry, &opened, vm.machine().filter(|_| !decided), !decided);
-        self.open_desk(opened, Side::Source, move |_| Some(Case::Leaving(driver, hands)));
+        let effects =
+            SourceEffects::new(registry, &opened, vm.machine().filter(|_| !decided), !decided);
+        self.open_desk(opened, Side::Source, move |_| Some(Case::Source(driver, effects)));
     }
 
     /// Goes on with a VM that was to come.
@@ -148,8 +149,10 @@ impl Settlers {
             self.registry.unsettled(&opened.vm);
         }
         let (registry, place) = (Arc::clone(&self.registry), arriving.map(Place::Live));
-        let hands = Coming::new(registry, &opened.vm, Some(machine), incoming, place);
-        self.open_desk(opened, Side::Destination, move |_| Some(Case::Coming(driver, hands)));
+        let effects = DestinationEffects::new(registry, &opened.vm, Some(machine), incoming, place);
+        self.open_desk(opened, Side::Destination, move |_| {
+            Some(Case::Destination(driver, effects))
+        });
     }
 
     /// `begin` runs on the switchover's thread: it may take its time.
@@ -194,11 +197,11 @@ impl Settlers {
         };
         let Some(tell) = tell else {
             // One that moves right now, or that can't be read, has no answer.
-            let strange = !self.shelf.keeps(&id, side);
+            let strange = !self.journals.keeps(&id, side);
             return if strange { word.from_a_stranger() } else { None };
         };
         let (reply, answer) = bounded(1);
-        tell.send(Told::Word(word, reply)).ok()?;
+        tell.send(Request::Word(word, reply)).ok()?;
         answer.recv_timeout(ANSWER_MAX).ok().flatten()
     }
 
@@ -260,7 +263,7 @@ impl Settlers {
             Denied::Conflict(format!("{vm} is not in doubt: there is nothing to decide"));
         for tell in desks {
             let (reply, done) = bounded(1);
-            if tell.send(Told::Resolve(resolution, reply)).is_err() {
+            if tell.send(Request::Resolve(resolution, reply)).is_err() {
                 continue;
             }
             match done.recv_timeout(RESOLVE_MAX) {
@@ -277,7 +280,7 @@ impl Settlers {
     pub(crate) fn left(&self, vm: &str) {
         for tell in self.tells(vm, Side::Destination) {
             let (reply, noted) = bounded(1);
-            if tell.send(Told::Left(reply)).is_ok() {
+            if tell.send(Request::Left(reply)).is_ok() {
                 let _ = noted.recv_timeout(ANSWER_MAX);
             }
         }
@@ -296,7 +299,7 @@ impl Settlers {
         }
     }
 
-    fn tells(&self, vm: &str, side: Side) -> Vec<Sender<Told>> {
+    fn tells(&self, vm: &str, side: Side) -> Vec<Sender<Request>> {
         let desks = self.desks.lock();
         let theirs = desks.iter().filter(|((_, of), desk)| *of == side && desk.vm == vm);
         theirs.map(|(_, desk)| desk.tell.clone()).collect()

@@ -1,4 +1,4 @@
-//! The hands of a source's switchover that nobody migrates any more.
+//! Carries out what the source side decides once its migration has ended.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use qemu::machine::Machine;
 use qemu::outgoing;
 use switchover::journal::Opened;
-use switchover::source::{By, Event, Hands, Noted, Outcome, Phase};
+use switchover::source::{By, Effects, Event, Noted, Outcome, Phase};
 use switchover::{Doubt, Envelope, Found, ToDestination};
 use wire::Word;
 
 use crate::registry::Registry;
 
-pub(super) struct Leaving {
+pub(super) struct SourceEffects {
     registry: Arc<Registry>,
     vm: String,
     /// None once it is gone.
@@ -22,7 +22,7 @@ pub(super) struct Leaving {
     pub(super) outbox: VecDeque<Word>,
 }
 
-impl Leaving {
+impl SourceEffects {
     pub(super) fn new(
         registry: Arc<Registry>,
         opened: &Opened,
@@ -50,7 +50,7 @@ impl Leaving {
     }
 }
 
-impl Hands for Leaving {
+impl Effects for SourceEffects {
     fn say(&mut self, said: &Envelope<ToDestination>) {
         self.outbox.push_back(Word::ToDestination(said.clone()));
     }

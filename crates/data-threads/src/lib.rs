@@ -1,10 +1,10 @@
 //! The threads of one migration that carry data, and what of the CPUs they get.
 //!
-//! Such a thread says [`Crew::join`] when it starts; from then on the crew's
-//! terms hold for it, also those that come later. Threads that only lead or
+//! Such a thread says [`DataThreads::join`] when it starts; from then on the
+//! scheduling parameters hold for it, also later ones. Threads that only lead or
 //! watch don't join, so a migration answers however busy its host is.
 //!
-//! A thread of a crew that panics ends the migration: what it held is lost, and a
+//! A data thread that panics ends the migration: what it held is lost, and a
 //! migration that lacks it looks like one that is only slow.
 
 #![forbid(unsafe_code)]
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use cpus::{Cpus, CpusError};
 pub use faults::point;
 
-/// How far the crew's nice value is from the agent's own: about a tenth of an
+/// How far their nice value is from the agent's own: about a tenth of an
 /// even share of a CPU that others want, or ten times one.
 const NICE_STEP: i32 = 10;
 const NICE: std::ops::RangeInclusive<i32> = -20..=19;
@@ -54,9 +54,9 @@ impl Priority {
     }
 }
 
-/// What holds for all threads of a crew.
+/// How all data threads of a migration are scheduled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terms {
+pub struct SchedParams {
     /// Who goes first.
     pub priority: Priority,
     /// The CPUs they run on; none for those of the agent.
@@ -65,8 +65,8 @@ pub struct Terms {
 }
 
 /// The threads of one migration that carry data, at one of its ends.
-pub struct Crew {
-    /// What the thread had that made the crew, as the agent's others have.
+pub struct DataThreads {
+    /// What the thread that made this has, as the agent's others have.
     base: Base,
     state: Mutex<State>,
     /// Hears the name of each thread that panics.
@@ -82,15 +82,15 @@ struct Base {
 
 #[derive(Debug)]
 struct State {
-    terms: Terms,
+    params: SchedParams,
     members: Vec<Pid>,
     refused: Vec<String>,
 }
 
-/// A thread's place in a crew: kept until the thread ends.
-#[must_use = "the thread leaves its crew when this is dropped"]
+/// A thread's place among the data threads: kept until the thread ends.
+#[must_use = "the thread leaves its threads when this is dropped"]
 pub struct Member {
-    crew: Arc<Crew>,
+    threads: Arc<DataThreads>,
     thread: Pid,
     _guard: Guard,
     /// The thread that joined is the one that leaves.
@@ -99,19 +99,19 @@ pub struct Member {
 
 /// Reports if its thread panics, until this is dropped.
 #[must_use = "a panic is reported only while this is there"]
-pub struct Guard(Arc<Crew>);
+pub struct Guard(Arc<DataThreads>);
 
-impl Crew {
-    /// A crew without threads yet, to be made on a thread that runs as the
+impl DataThreads {
+    /// No threads yet, to be made on a thread that runs as the
     /// agent's others do. `panicked` is told the name of each thread that panics, by
     /// that thread.
     #[must_use]
-    pub fn new(terms: Terms, panicked: impl Fn(&str) + Send + Sync + 'static) -> Arc<Self> {
+    pub fn new(params: SchedParams, panicked: impl Fn(&str) + Send + Sync + 'static) -> Arc<Self> {
         let base = Base {
             nice: getpriority_process(None).unwrap_or(0),
             cpus: sched_getaffinity(None).ok(),
         };
-        let state = State { terms, members: Vec::new(), refused: Vec::new() };
+        let state = State { params, members: Vec::new(), refused: Vec::new() };
         Arc::new(Self { base, state: Mutex::new(state), panicked: Box::new(panicked) })
     }
 
@@ -121,34 +121,34 @@ impl Crew {
         Guard(Arc::clone(self))
     }
 
-    /// The calling thread is one of the crew from now on.
+    /// The calling thread is a data thread from now on.
     pub fn join(self: &Arc<Self>) -> Member {
         let thread = gettid();
         let mut state = self.state.lock();
         state.members.push(thread);
         // A thread starts as the agent's others are: nothing to undo.
-        let terms = state.terms.clone();
-        if terms.priority != Priority::Normal {
-            state.note(self.renice(thread, terms.priority));
+        let params = state.params.clone();
+        if params.priority != Priority::Normal {
+            state.note(self.renice(thread, params.priority));
         }
-        if terms.cpus.is_some() {
-            state.note(self.pin(thread, terms.cpus.as_ref()));
+        if params.cpus.is_some() {
+            state.note(self.pin(thread, params.cpus.as_ref()));
         }
         drop(state);
-        let crew = Arc::clone(self);
-        Member { crew, thread, _guard: self.guard(), _of_this_thread: PhantomData }
+        let threads = Arc::clone(self);
+        Member { threads, thread, _guard: self.guard(), _of_this_thread: PhantomData }
     }
 
-    /// Other terms from now on, for those who have joined too.
-    pub fn set(&self, terms: &Terms) {
+    /// Other parameters from now on, for those who have joined too.
+    pub fn set(&self, params: &SchedParams) {
         let mut state = self.state.lock();
-        let before = std::mem::replace(&mut state.terms, terms.clone());
+        let before = std::mem::replace(&mut state.params, params.clone());
         for thread in state.members.clone() {
-            if terms.priority != before.priority {
-                state.note(self.renice(thread, terms.priority));
+            if params.priority != before.priority {
+                state.note(self.renice(thread, params.priority));
             }
-            if terms.cpus != before.cpus {
-                state.note(self.pin(thread, terms.cpus.as_ref()));
+            if params.cpus != before.cpus {
+                state.note(self.pin(thread, params.cpus.as_ref()));
             }
         }
     }
@@ -198,10 +198,13 @@ impl State {
     }
 }
 
-impl fmt::Debug for Crew {
+impl fmt::Debug for DataThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { base, state, panicked: _ } = self;
-        f.debug_struct("Crew").field("base", base).field("state", state).finish_non_exhaustive()
+        f.debug_struct("DataThreads")
+            .field("base", base)
+            .field("state", state)
+            .finish_non_exhaustive()
     }
 }
 
@@ -216,7 +219,7 @@ impl Drop for Guard {
 impl Drop for Member {
     fn drop(&mut self) {
         // Under the lock: a number of a thread that has ended may be another's.
-        let mut state = self.crew.state.lock();
+        let mut state = self.threads.state.lock();
         if let Some(place) = state.members.iter().position(|member| *member == self.thread) {
             state.members.swap_remove(place);
         }
@@ -237,12 +240,12 @@ mod tests {
         Cpus::of(&sched_getaffinity(Some(thread)).unwrap()).to_string()
     }
 
-    /// A thread that is in `crew` while `meanwhile` looks at it.
-    fn with_member(crew: &Arc<Crew>, meanwhile: impl FnOnce(Pid)) {
+    /// A data thread while `meanwhile` looks at it.
+    fn with_member(threads: &Arc<DataThreads>, meanwhile: impl FnOnce(Pid)) {
         let ((tell, told), (end, over)) = (channel(), channel::<()>());
         thread::scope(|scope| {
             scope.spawn(move || {
-                let _member = crew.join();
+                let _member = threads.join();
                 tell.send(gettid()).unwrap();
                 let _ = over.recv();
             });
@@ -251,8 +254,8 @@ mod tests {
         });
     }
 
-    fn terms(priority: Priority, cpus: Option<&str>) -> Terms {
-        Terms { priority, cpus: cpus.map(|list| list.parse().unwrap()) }
+    fn params(priority: Priority, cpus: Option<&str>) -> SchedParams {
+        SchedParams { priority, cpus: cpus.map(|list| list.parse().unwrap()) }
     }
 
     #[test]
@@ -261,39 +264,41 @@ mod tests {
         let own = sched_getaffinity(None).unwrap();
         let first = (0..CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu)).unwrap().to_string();
         let before = nice(gettid());
-        let crew = Crew::new(terms(Priority::Low, Some(&first)), |_| {});
-        with_member(&crew, |thread| {
+        let threads = DataThreads::new(params(Priority::Low, Some(&first)), |_| {});
+        with_member(&threads, |thread| {
             assert_eq!(nice(thread), Priority::Low.nice(before));
             assert_eq!(cpus(thread), first);
-            crew.set(&terms(Priority::Low, None));
+            threads.set(&params(Priority::Low, None));
             assert_eq!((nice(thread), cpus(thread)), (Priority::Low.nice(before), all));
         });
         // Whoever did not join is as before; who has left is forgotten.
         assert_eq!(nice(gettid()), before);
-        assert!(crew.state.lock().members.is_empty());
-        assert_eq!(crew.refused(), Vec::<String>::new());
+        assert!(threads.state.lock().members.is_empty());
+        assert_eq!(threads.refused(), Vec::<String>::new());
     }
 
     #[test]
     fn a_refusal_is_said_once_and_in_words() {
         let nobody_has = (CpuSet::MAX_CPU - 1).to_string();
-        let crew = Crew::new(terms(Priority::Low, Some(&nobody_has)), |_| {});
-        with_member(&crew, |_| with_member(&crew, |_| {}));
-        let refused = crew.refused();
+        let threads = DataThreads::new(params(Priority::Low, Some(&nobody_has)), |_| {});
+        with_member(&threads, |_| with_member(&threads, |_| {}));
+        let refused = threads.refused();
         let [refused] = refused.as_slice() else { panic!("{refused:?}") };
         assert!(refused.contains(&nobody_has) && refused.contains("only"), "{refused}");
-        assert!(crew.refused().is_empty());
+        assert!(threads.refused().is_empty());
     }
 
     #[test]
     fn a_panic_of_a_thread_is_reported_and_an_ordinary_end_is_not() {
         let (tell, told) = channel();
-        let crew = Crew::new(Terms::default(), move |name| tell.send(name.to_owned()).unwrap());
+        let threads = DataThreads::new(SchedParams::default(), move |name| {
+            tell.send(name.to_owned()).unwrap()
+        });
         for (name, panics) in [("member", true), ("guarded", true), ("ordinary", false)] {
-            let crew = Arc::clone(&crew);
+            let threads = Arc::clone(&threads);
             let run = move || {
-                let _member = (name != "guarded").then(|| crew.join());
-                let _guard = crew.guard();
+                let _member = (name != "guarded").then(|| threads.join());
+                let _guard = threads.guard();
                 assert!(!panics, "on purpose");
             };
             let ended = thread::Builder::new().name(name.to_owned()).spawn(run).unwrap().join();

@@ -13,9 +13,9 @@ use switchover::journal::Reopened;
 use switchover::{Found, destination, source};
 
 use super::case::Case;
-use super::coming::{Coming, Place};
-use super::leaving::Leaving;
-use super::thread::{Settler, Told};
+use super::destination_effects::{DestinationEffects, Place};
+use super::source_effects::SourceEffects;
+use super::thread::{Request, Settler};
 
 /// A QEMU that is there and does not answer is asked again after this.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
@@ -29,10 +29,10 @@ pub(super) fn leaving(settler: &Settler, kept: Reopened<source::Record>) -> Opti
     let noted = kept.noted();
     let registry = Arc::clone(&settler.settlers.registry);
     let holds = registry.is_unsettled(&settler.opened.vm);
-    let mut hands = Leaving::new(registry, &settler.opened, machine, holds);
-    let driver = source::Driver::restart(kept, found, &mut hands);
-    hands.restarted(noted, found);
-    Some(Case::Leaving(driver, hands))
+    let mut effects = SourceEffects::new(registry, &settler.opened, machine, holds);
+    let driver = source::Driver::restart(kept, found, &mut effects);
+    effects.restarted(noted, found);
+    Some(Case::Source(driver, effects))
 }
 
 pub(super) fn coming(settler: &Settler, kept: Reopened<destination::Record>) -> Option<Case> {
@@ -43,10 +43,10 @@ pub(super) fn coming(settler: &Settler, kept: Reopened<destination::Record>) -> 
     let vm = &settler.opened.vm;
     let place = registry.is_unsettled(vm);
     let place = place.then(|| Place::Found(registry.claim_found(vm)));
-    let mut hands = Coming::new(registry, vm, machine, None, place);
-    let driver = destination::Driver::restart(kept, found, &mut hands);
-    hands.restarted(noted, found);
-    Some(Case::Coming(driver, hands))
+    let mut effects = DestinationEffects::new(registry, vm, machine, None, place);
+    let driver = destination::Driver::restart(kept, found, &mut effects);
+    effects.restarted(noted, found);
+    Some(Case::Destination(driver, effects))
 }
 
 /// What its migration left of a VM at its source.
@@ -100,7 +100,7 @@ impl Settler {
     /// Nobody is answered meanwhile.
     fn wait(&self) -> Result<(), Closing> {
         match self.told.recv_timeout(ASK_AGAIN) {
-            Ok(Told::Word(..) | Told::Resolve(..) | Told::Left(_))
+            Ok(Request::Word(..) | Request::Resolve(..) | Request::Left(_))
             | Err(RecvTimeoutError::Timeout) => Ok(()),
             Err(RecvTimeoutError::Disconnected) => Err(Closing),
         }

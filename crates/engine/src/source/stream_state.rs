@@ -34,7 +34,7 @@ pub(crate) struct Traits {
     pub(crate) sectioned: bool,
 }
 
-pub(crate) struct Live {
+pub(crate) struct StreamState {
     pub(crate) pool: Arc<Pool>,
     pub(crate) pool_bytes: u64,
     /// The blackout that is accepted, in nanoseconds.
@@ -52,20 +52,20 @@ pub(crate) struct Live {
     bodies_per_s: AtomicU64,
     /// QEMU is held, whatever is left, and its passes chase the guest.
     chasing: AtomicBool,
-    /// The sieve has dropped pages just now.
+    /// The filter has dropped pages just now.
     dropping: AtomicBool,
     /// It is not known yet what the guest dirties.
     learning: AtomicBool,
     passes: Passes,
 }
 
-impl Live {
+impl StreamState {
     /// For a migration of a QEMU with these `traits`.
     pub(crate) fn new(pools: &Pools, goal: Duration, traits: Traits) -> Self {
         // One slot for QEMU's side and one on the wire keep a slow link busy.
         let least_bytes = 2 * SLOT_BYTES as u64;
         let pool_bytes = (pools.bound_bytes as u64).max(least_bytes);
-        let live = Self {
+        let state = Self {
             pool: Arc::clone(&pools.pages),
             pool_bytes,
             goal_nanos: AtomicU64::new(nanos(goal)),
@@ -84,8 +84,8 @@ impl Live {
             learning: AtomicBool::new(false),
             passes: Passes::new(traits.sectioned),
         };
-        live.adjust_pool();
-        live
+        state.adjust_pool();
+        state
     }
 
     /// The block list is known.
@@ -149,7 +149,7 @@ impl Live {
         })
     }
 
-    /// Whether the sieve has dropped pages just now: while it does not, a large
+    /// Whether the filter has dropped pages just now: while it does not, a large
     /// pool is of no use.
     pub(crate) fn set_dropping(&self, dropping: bool) {
         self.dropping.store(dropping, Relaxed);
@@ -207,14 +207,14 @@ mod tests {
     fn the_pool_shrinks_as_soon_as_the_tap_has_taken_enough() {
         let pools = Resources::new(128 << 20).leaving(false).unwrap();
         let traits = Traits { told_bandwidth: false, held: false, sectioned: true };
-        let live = Live::new(&pools, Duration::from_millis(300), traits);
-        live.announce_ram(8 << 30);
-        assert_eq!(live.limit_bytes(), pools.bound_bytes as u64);
-        let mut batch = live.pool.take().unwrap();
+        let state = StreamState::new(&pools, Duration::from_millis(300), traits);
+        state.announce_ram(8 << 30);
+        assert_eq!(state.limit_bytes(), pools.bound_bytes as u64);
+        let mut batch = state.pool.take().unwrap();
         for page in 0..(8u32 << 18) - 1000 {
             batch.push_fill(page::PageIndex(page), 0);
         }
-        live.took(&batch);
-        assert_eq!(live.limit_bytes(), 2 * SLOT_BYTES as u64);
+        state.took(&batch);
+        assert_eq!(state.limit_bytes(), 2 * SLOT_BYTES as u64);
     }
 }

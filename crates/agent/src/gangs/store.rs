@@ -18,11 +18,11 @@ const MARK: char = 'g';
 
 /// The directory of them.
 #[derive(Clone, Debug)]
-pub(super) struct Shelf {
+pub(super) struct GangStore {
     dir: PathBuf,
 }
 
-impl Shelf {
+impl GangStore {
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { dir }
     }
@@ -115,20 +115,20 @@ mod tests {
     #[test]
     fn what_is_kept_is_found_and_old_ones_go() {
         let dir = tempfile::tempdir().unwrap();
-        let shelf = Shelf::new(dir.path().to_owned());
-        let id = shelf.unused_id().unwrap();
-        assert!(shelf.read(&id).unwrap().is_none());
-        shelf.save(&report(&id, 1, None)).unwrap();
-        assert_eq!(shelf.read(&id).unwrap().unwrap().id, id);
+        let store = GangStore::new(dir.path().to_owned());
+        let id = store.unused_id().unwrap();
+        assert!(store.read(&id).unwrap().is_none());
+        store.save(&report(&id, 1, None)).unwrap();
+        assert_eq!(store.read(&id).unwrap().unwrap().id, id);
         for wrong in ["../gdeadbeef", "deadbeef", "g", "gdeadbeeg", "gdeadbeef0"] {
-            assert!(shelf.read(wrong).unwrap().is_none(), "{wrong}");
+            assert!(store.read(wrong).unwrap().is_none(), "{wrong}");
         }
         for number in 0..KEPT_MAX as u64 {
             let id = format!("g{number:08x}");
-            shelf.save(&report(&id, 2 + number, Some(GangOutcome::Done))).unwrap();
+            store.save(&report(&id, 2 + number, Some(GangOutcome::Done))).unwrap();
         }
-        shelf.prune().unwrap();
-        let all = shelf.all().unwrap();
+        store.prune().unwrap();
+        let all = store.all().unwrap();
         assert_eq!(all.len(), KEPT_MAX);
         assert_eq!(all.first().unwrap().started_unix_s, 1 + KEPT_MAX as u64, "the latest first");
         assert_eq!(all.last().unwrap().id, id, "one that has not ended stays");

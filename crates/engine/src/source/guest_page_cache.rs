@@ -26,7 +26,7 @@ use qemu::guest_port::{self, Patience};
 use qemu::machine::Machine;
 use qemu::ram_blocks::RamBlocks;
 
-use crate::story::Story;
+use crate::report_builder::ReportBuilder;
 use bits::Bits;
 use map::{Map, Parts, on_disks, stretches};
 pub(super) use map::{OnDisk, Places, Room};
@@ -41,7 +41,7 @@ const NO_ROOM: &str = "only a part of what the guest's helper tells is read from
 
 /// What is known of it.
 #[derive(Debug, Default)]
-pub(super) struct Cached {
+pub(super) struct GuestPageCache {
     announced: OnceLock<Announced>,
     known: Mutex<Known>,
     /// More is known, or nothing more will be.
@@ -66,7 +66,7 @@ struct Announced {
     bits: Vec<Bits>,
 }
 
-impl Cached {
+impl GuestPageCache {
     /// The block list is known.
     pub(super) fn announce(&self, blocks: &[tap::Block]) {
         let names = blocks.iter().map(|block| block.name.clone()).collect();
@@ -183,16 +183,16 @@ impl Asking {
         ram: &RamBlocks,
         (budget, room): (Budget, Room),
         percent: Option<u8>,
-        story: &Arc<Story>,
-    ) -> std::io::Result<(Self, Arc<Cached>)> {
-        let (cached, stream) = (Arc::<Cached>::default(), Arc::<Mutex<_>>::default());
+        report_builder: &Arc<ReportBuilder>,
+    ) -> std::io::Result<(Self, Arc<GuestPageCache>)> {
+        let (cached, stream) = (Arc::<GuestPageCache>::default(), Arc::<Mutex<_>>::default());
         let blocks = ram.reached.iter().map(|block| (block.name.clone(), block.bytes)).collect();
         let thread = thread::Builder::new().name("guest-asked".to_owned()).spawn({
-            let (machine, story) = (Arc::clone(machine), Arc::clone(story));
+            let (machine, report_builder) = (Arc::clone(machine), Arc::clone(report_builder));
             let (cached, stream) = (Arc::clone(&cached), Arc::clone(&stream));
             move || {
                 let asking = Ask { machine: &machine, disks: &disks, blocks, budget, percent };
-                let noted = |note: String| story.note(note);
+                let noted = |note: String| report_builder.note(note);
                 if let Err(why) = asking.ask(room, &stream, &cached, &noted) {
                     noted(cached.without_the_rest(&why));
                 }
@@ -231,7 +231,7 @@ impl Ask<'_> {
         &self,
         mut room: Room,
         shared: &Mutex<Option<UnixStream>>,
-        cached: &Cached,
+        cached: &GuestPageCache,
         note: &dyn Fn(String),
     ) -> Result<(), String> {
         let Self { machine, blocks, budget, .. } = self;
@@ -313,8 +313,8 @@ mod tests {
     use super::map::tests::map;
     use super::*;
 
-    fn known() -> Cached {
-        let cached = Cached::default();
+    fn known() -> GuestPageCache {
+        let cached = GuestPageCache::default();
         cached.learn(map());
         cached.knows_all();
         assert!(cached.of(BlockId(0)).is_none(), "not announced");

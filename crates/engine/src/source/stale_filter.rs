@@ -16,14 +16,14 @@ use super::audit::HandedOver;
 
 /// Compares batches with the source QEMU's RAM.
 #[derive(Debug, Default)]
-pub(crate) struct Sieve {
+pub(crate) struct StaleFilter {
     ram: RamBlocks,
     handed_over: Arc<HandedOver>,
     /// By block number, once the block list is known.
     blocks: OnceLock<Vec<Option<Arc<Mapping>>>>,
 }
 
-impl Sieve {
+impl StaleFilter {
     pub(super) fn new(ram: RamBlocks, handed_over: Arc<HandedOver>) -> Self {
         Self { ram, handed_over, blocks: OnceLock::new() }
     }
@@ -53,8 +53,8 @@ impl Sieve {
     }
 }
 
-impl transport::Sieve for Sieve {
-    fn sift(&self, batch: &mut Batch, scratch: &mut Vec<u8>) -> usize {
+impl transport::StaleFilter for StaleFilter {
+    fn drop_stale(&self, batch: &mut Batch, scratch: &mut Vec<u8>) -> usize {
         let Some(ram) = self.block(batch.block) else { return 0 };
         let bytes = batch.bodies().len() * PAGE_BYTES;
         scratch.resize(scratch.len().max(bytes), 0);

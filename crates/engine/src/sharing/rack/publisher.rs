@@ -1,4 +1,4 @@
-//! Tells the directory what is here, and what is not. Nobody waits for that.
+//! Publishes to the directory which content is here, and which is not. Nobody waits for it.
 
 use std::io;
 use std::sync::Arc;
@@ -9,62 +9,62 @@ use content::Name;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use directory::{Directory, HostName};
 
-/// Batches that wait to be told. More are not told: it is a hint.
+/// Batches that wait to be published. More are dropped: the directory holds hints.
 const WAITING_MAX: usize = 4096;
-/// Names that are told at once.
+/// Names that are published at once.
 const AT_ONCE: usize = 8192;
 const WAIT: Duration = Duration::from_secs(2);
 
-enum Told {
+enum Change {
     Holds(Vec<Name>),
     Lacks(Vec<Name>),
 }
 
 /// Dropping it ends its thread.
 #[derive(Debug)]
-pub(super) struct Teller {
-    tell: Option<Sender<Told>>,
+pub(super) struct Publisher {
+    changes: Option<Sender<Change>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Teller {
+impl Publisher {
     /// For the host `me`, of which the directory forgets at first what it knew: this
     /// agent doesn't know any more.
     pub(super) fn start(me: HostName, directory: Arc<dyn Directory>) -> io::Result<Self> {
-        let (tell, told) = bounded(WAITING_MAX);
+        let (changes, published) = bounded(WAITING_MAX);
         let thread = thread::Builder::new().name("directory-tell".to_owned()).spawn(move || {
             // One that isn't there has nothing to forget.
             let _ = directory.forget(&me, Instant::now() + WAIT);
-            run(&me, &*directory, &told);
+            run(&me, &*directory, &published);
         })?;
-        Ok(Self { tell: Some(tell), thread: Some(thread) })
+        Ok(Self { changes: Some(changes), thread: Some(thread) })
     }
 
     pub(super) fn holds(&self, names: Vec<Name>) {
-        self.tell(Told::Holds(names));
+        self.publish(Change::Holds(names));
     }
 
     pub(super) fn lacks(&self, names: Vec<Name>) {
-        self.tell(Told::Lacks(names));
+        self.publish(Change::Lacks(names));
     }
 
-    fn tell(&self, told: Told) {
-        match self.tell.as_ref().map(|tell| tell.try_send(told)) {
+    fn publish(&self, change: Change) {
+        match self.changes.as_ref().map(|changes| changes.try_send(change)) {
             None | Some(Ok(()) | Err(TrySendError::Disconnected(_))) => {}
             Some(Err(TrySendError::Full(_))) => tracing::debug!("the directory is slow; not told"),
         }
     }
 }
 
-fn run(me: &HostName, directory: &dyn Directory, told: &Receiver<Told>) {
+fn run(me: &HostName, directory: &dyn Directory, published: &Receiver<Change>) {
     let (mut held, mut lacked) = (Vec::new(), Vec::new());
-    while let Ok(first) = told.recv() {
+    while let Ok(first) = published.recv() {
         held.clear();
         lacked.clear();
-        for one in std::iter::once(first).chain(told.try_iter()) {
+        for one in std::iter::once(first).chain(published.try_iter()) {
             match one {
-                Told::Holds(names) => held.extend(names),
-                Told::Lacks(names) => lacked.extend(names),
+                Change::Holds(names) => held.extend(names),
+                Change::Lacks(names) => lacked.extend(names),
             }
             if held.len() + lacked.len() >= AT_ONCE {
                 break;
@@ -79,9 +79,9 @@ fn run(me: &HostName, directory: &dyn Directory, told: &Receiver<Told>) {
     }
 }
 
-impl Drop for Teller {
+impl Drop for Publisher {
     fn drop(&mut self) {
-        self.tell = None;
+        self.changes = None;
         if let Some(thread) = self.thread.take() {
             // It says what it has to say to nobody.
             let _ = thread.join();

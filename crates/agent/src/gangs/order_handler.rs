@@ -20,7 +20,7 @@ use crate::arrivals::fitness;
 use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::examiner::{Examiner, at_once, vms};
-use crate::migrations::{Migrations, Roads};
+use crate::migrations::{Migrations, Routes};
 use crate::registry::Registry;
 
 /// How long one look at a migration may take.
@@ -29,7 +29,7 @@ const WATCH_MAX: Duration = Duration::from_secs(2);
 const QEMU_WAIT: Duration = Duration::from_millis(500);
 
 /// What follows orders.
-pub(crate) struct Office {
+pub(crate) struct OrderHandler {
     migrations: Arc<Migrations>,
     examiner: Arc<Examiner>,
     registry: Arc<Registry>,
@@ -37,7 +37,7 @@ pub(crate) struct Office {
     rack: Option<String>,
 }
 
-impl Office {
+impl OrderHandler {
     pub(crate) fn new(
         migrations: Arc<Migrations>,
         examiner: Arc<Examiner>,
@@ -57,15 +57,15 @@ impl Office {
     }
 
     pub(super) fn peers(&self) -> &[PeerEntry] {
-        &self.roads().peers
+        &self.routes().peers
     }
 
     pub(super) fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    fn roads(&self) -> &Roads {
-        self.migrations.roads()
+    fn routes(&self) -> &Routes {
+        self.migrations.routes()
     }
 
     /// Follows another agent's order, if it may give one.

@@ -23,7 +23,7 @@ const WORDS_MAX: usize = 8;
 const PATIENCE_MAX: u32 = 3;
 
 /// Something for a switchover's thread.
-pub(super) enum Told {
+pub(super) enum Request {
     /// The other side's word, and where the answer goes.
     Word(Word, Sender<Option<Word>>),
     /// The operator's decision, and where to say whether it was taken.
@@ -36,7 +36,7 @@ pub(super) struct Settler {
     pub(super) settlers: Arc<Settlers>,
     pub(super) opened: Opened,
     side: Side,
-    pub(super) told: Receiver<Told>,
+    pub(super) told: Receiver<Request>,
     tries: u32,
 }
 
@@ -45,7 +45,7 @@ impl Settler {
         settlers: Arc<Settlers>,
         opened: Opened,
         side: Side,
-        told: Receiver<Told>,
+        told: Receiver<Request>,
     ) -> Self {
         Self { settlers, opened, side, told, tries: 0 }
     }
@@ -136,9 +136,9 @@ impl Settler {
     }
 }
 
-fn hear(told: Told, case: &mut Case, vm: &str) {
+fn hear(told: Request, case: &mut Case, vm: &str) {
     match told {
-        Told::Word(word, reply) => {
+        Request::Word(word, reply) => {
             // What waits to be said is older than the answer to this.
             case.outbox().clear();
             case.heard(word);
@@ -149,7 +149,7 @@ fn hear(told: Told, case: &mut Case, vm: &str) {
                 case.outbox().push_front(answer);
             }
         }
-        Told::Resolve(resolution, reply) => {
+        Request::Resolve(resolution, reply) => {
             let taken = case.resolve(resolution);
             let _ = reply.send(if taken {
                 Ok(())
@@ -160,7 +160,7 @@ fn hear(told: Told, case: &mut Case, vm: &str) {
                 )))
             });
         }
-        Told::Left(reply) => {
+        Request::Left(reply) => {
             case.left();
             let _ = reply.send(());
         }

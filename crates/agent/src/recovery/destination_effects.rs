@@ -1,4 +1,4 @@
-//! The hands of a destination's switchover whose arrival has ended.
+//! Carries out what the destination side decides once its arrival has ended.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -10,7 +10,7 @@ use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::outgoing;
 use qemu::qmp::QmpError;
-use switchover::destination::{Event, Hands, Noted, Outcome};
+use switchover::destination::{Effects, Event, Noted, Outcome};
 use switchover::{Doubt, Envelope, Found, Reason, ToSource};
 use wire::Word;
 
@@ -50,7 +50,7 @@ impl Place {
     }
 }
 
-pub(super) struct Coming {
+pub(super) struct DestinationEffects {
     registry: Arc<Registry>,
     vm: String,
     /// None once it is gone.
@@ -63,7 +63,7 @@ pub(super) struct Coming {
     pub(super) outbox: VecDeque<Word>,
 }
 
-impl Coming {
+impl DestinationEffects {
     pub(super) fn new(
         registry: Arc<Registry>,
         vm: &str,
@@ -93,7 +93,7 @@ impl Coming {
     }
 }
 
-impl Hands for Coming {
+impl Effects for DestinationEffects {
     fn say(&mut self, said: &Envelope<ToSource>) {
         self.outbox.push_back(Word::ToSource(said.clone()));
     }

@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 
 use content::Name;
-use crew::Crew;
+use data_threads::DataThreads;
 use page::{BATCH_PAGES, BlockId, Epoch, PAGE_BYTES, PageIndex, is_zero};
 use transport::Lanes;
 
-use super::cached::{Cached, OnDisk};
+use super::guest_page_cache::{GuestPageCache, OnDisk};
 use super::naming::Naming;
 
 /// What is told ahead is older than all that QEMU hands over.
@@ -28,24 +28,25 @@ pub(super) fn after(epoch: Epoch) -> Epoch {
 }
 
 /// The thread that tells. Dropping it ends it.
-pub(super) struct Ahead {
-    cached: Arc<Cached>,
+pub(super) struct Announcer {
+    cached: Arc<GuestPageCache>,
     lanes: Arc<Lanes>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Ahead {
+impl Announcer {
     /// Tells of what disks have that the destination reads.
     pub(super) fn start(
         naming: Arc<Naming>,
-        cached: &Arc<Cached>,
+        cached: &Arc<GuestPageCache>,
         lanes: &Arc<Lanes>,
-        crew: &Arc<Crew>,
+        threads: &Arc<DataThreads>,
     ) -> std::io::Result<Self> {
         let thread = thread::Builder::new().name("ahead".to_owned()).spawn({
-            let (cached, lanes, crew) = (Arc::clone(cached), Arc::clone(lanes), Arc::clone(crew));
+            let (cached, lanes, threads) =
+                (Arc::clone(cached), Arc::clone(lanes), Arc::clone(threads));
             move || {
-                let _member = crew.join();
+                let _member = threads.join();
                 Telling { naming: &naming, cached: &cached, lanes: &lanes }.run();
             }
         })?;
@@ -54,7 +55,7 @@ impl Ahead {
     }
 }
 
-impl Drop for Ahead {
+impl Drop for Announcer {
     fn drop(&mut self) {
         self.cached.end();
         self.lanes.wake_reserving();
@@ -69,7 +70,7 @@ type Chunk = (BlockId, Vec<PageIndex>);
 
 struct Telling<'a> {
     naming: &'a Naming,
-    cached: &'a Cached,
+    cached: &'a GuestPageCache,
     lanes: &'a Lanes,
 }
 
@@ -78,7 +79,7 @@ impl Telling<'_> {
         let mut bytes = vec![0; BATCH_PAGES * PAGE_BYTES];
         let mut part = 0;
         while let Some(mut rows) = self.cached.wait(part) {
-            crew::point();
+            data_threads::point();
             rows.retain(|row| self.naming.reads(row.disk));
             for (block, pages) in chunks(&rows) {
                 if self.is_over() || self.tell(block, &pages, &mut bytes).is_none() {
@@ -91,7 +92,7 @@ impl Telling<'_> {
 
     /// After the first pass all of it is on its way.
     fn is_over(&self) -> bool {
-        self.cached.is_over() || self.naming.live.first_pass_over.load(Relaxed)
+        self.cached.is_over() || self.naming.state.first_pass_over.load(Relaxed)
     }
 
     /// None if there is nothing more to be told.
@@ -100,7 +101,7 @@ impl Telling<'_> {
         let mut places = self.cached.of(block)?;
         // A QEMU that is gone shows elsewhere; a block that is not mapped goes by
         // QEMU alone.
-        if !self.naming.sieve.read(block, pages, bytes) {
+        if !self.naming.stale_filter.read(block, pages, bytes) {
             return Some(());
         }
         let names = |(page, bytes): (&PageIndex, &[u8])| -> Option<(PageIndex, Name)> {

@@ -361,7 +361,7 @@ pub(super) mod tests {
         assert_eq!(blocks[0].1, expected);
     }
 
-    pub(in crate::source::cached) fn map() -> Map {
+    pub(in crate::source::guest_page_cache) fn map() -> Map {
         let stretches = [stretch(10, 4, 1, 800), stretch(14, 1, 0, 64), stretch(20, 2, 1, 8)];
         let blocks = vec![("rom".into(), vec![]), ("ram".into(), stretches.to_vec())];
         let mut map = Map { blocks, ..Map::default() };

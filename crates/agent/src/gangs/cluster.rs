@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use engine::{Orders, Peer};
 
-use super::office::Office;
+use super::order_handler::OrderHandler;
 use super::orders::{Answer, Census, Counted, Order, Want};
 use super::sampled::Content;
 use crate::denied::Denied;
@@ -21,11 +21,11 @@ const TEXT_LETTERS_MAX: usize = 1024;
 
 /// All agents that this one can reach.
 #[derive(Clone)]
-pub(super) struct Ways(Arc<Office>);
+pub(super) struct Agents(Arc<OrderHandler>);
 
 /// A conversation with one of them.
 pub(super) enum Session {
-    Near(Arc<Office>),
+    Near(Arc<OrderHandler>),
     Far(Orders),
 }
 
@@ -41,9 +41,9 @@ pub(super) trait Cluster: Sync {
     fn contents(&self, host: &str, vms: &[Counted], one_in: u32) -> Vec<Result<Content, String>>;
 }
 
-impl Ways {
-    pub(super) fn new(office: &Arc<Office>) -> Self {
-        Self(Arc::clone(office))
+impl Agents {
+    pub(super) fn new(order_handler: &Arc<OrderHandler>) -> Self {
+        Self(Arc::clone(order_handler))
     }
 
     /// Begins to speak with the agent of a host.
@@ -66,7 +66,7 @@ impl Session {
     /// Gives an order. After an error the session is of no use any more.
     pub(super) fn give(&mut self, order: &Order, within: Duration) -> Result<Answer, String> {
         let orders = match self {
-            Self::Near(office) => return Ok(office.follow(order)),
+            Self::Near(order_handler) => return Ok(order_handler.follow(order)),
             Self::Far(orders) => orders,
         };
         let order = serde_json::to_value(order).map_err(|error| error.to_string())?;
@@ -78,7 +78,7 @@ impl Session {
     }
 }
 
-impl Cluster for Ways {
+impl Cluster for Agents {
     fn hosts(&self) -> Vec<(String, Option<String>)> {
         let peers = self.0.peers().iter().map(|peer| (peer.name.clone(), peer.rack.clone()));
         std::iter::once((self.0.local().agent.clone(), self.0.rack())).chain(peers).collect()

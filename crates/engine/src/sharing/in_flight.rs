@@ -16,7 +16,7 @@ const WAIT_MAX: Duration = Duration::from_secs(40);
 
 /// Who brings it, by a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Bringer {
+pub(super) enum Provider {
     /// A VM that arrives: its source sends it.
     Vm(u64),
     /// A connection to another host of the rack.
@@ -25,7 +25,7 @@ pub(super) enum Bringer {
     Disk(u64),
 }
 
-impl Bringer {
+impl Provider {
     /// How what it brings comes to the VM's RAM.
     pub(super) fn delivery(self) -> Delivery {
         match self {
@@ -42,7 +42,7 @@ pub(super) enum Standing {
     /// He needs it no more.
     Over,
     /// He can have it himself.
-    Brings(Bringer),
+    Brings(Provider),
     /// He can't, and has to be told.
     Leaves,
 }
@@ -67,7 +67,7 @@ struct Waiting<W> {
 
 #[derive(Debug)]
 struct Entry<W> {
-    by: Bringer,
+    by: Provider,
     since: Instant,
     waiting: Vec<Waiting<W>>,
 }
@@ -84,7 +84,7 @@ impl<W> Entry<W> {
         let mut heir = None;
         let mut kept = Vec::new();
         for waiting in self.waiting.drain(..) {
-            let is_tired = !matches!(self.by, Bringer::Disk(_))
+            let is_tired = !matches!(self.by, Provider::Disk(_))
                 && now.duration_since(waiting.since) > WAIT_MAX;
             match standing(&waiting.who) {
                 Standing::Over => {}
@@ -107,22 +107,22 @@ impl<W> Entry<W> {
 
 /// All content that is on its way, by name.
 #[derive(Debug)]
-pub(super) struct Coming<W> {
+pub(super) struct InFlight<W> {
     entries: HashMap<Name, Entry<W>>,
 }
 
-impl<W> Default for Coming<W> {
+impl<W> Default for InFlight<W> {
     fn default() -> Self {
         Self { entries: HashMap::new() }
     }
 }
 
-impl<W> Coming<W> {
+impl<W> InFlight<W> {
     /// Somebody needs the content with this name. `waits` is who, if he can wait.
     pub(super) fn claim(
         &mut self,
         name: Name,
-        by: Bringer,
+        by: Provider,
         now: Instant,
         waits: impl FnOnce() -> Option<W>,
     ) -> Claim {
@@ -146,7 +146,7 @@ impl<W> Coming<W> {
     pub(super) fn hand_over(
         &mut self,
         name: &Name,
-        (from, to): (Bringer, Bringer),
+        (from, to): (Provider, Provider),
         now: Instant,
         who: W,
     ) -> bool {
@@ -162,7 +162,7 @@ impl<W> Coming<W> {
     /// waits for one who waits himself may do so for ever.
     pub(super) fn join(&mut self, name: &Name, now: Instant, who: impl FnOnce() -> W) -> bool {
         match self.entries.get_mut(name) {
-            Some(entry) if matches!(entry.by, Bringer::Vm(_)) => {
+            Some(entry) if matches!(entry.by, Provider::Vm(_)) => {
                 entry.waiting.push(Waiting { since: now, who: who() });
                 true
             }
@@ -179,7 +179,7 @@ impl<W> Coming<W> {
     /// This one has brought it. Who waits for it? Nobody, if he was not to. It counts
     /// as on its way until, asked again, nobody has begun to wait: what is brought and
     /// not yet placed is not found here, and would be brought once more.
-    pub(super) fn brought(&mut self, name: &Name, by: Bringer) -> Vec<W> {
+    pub(super) fn brought(&mut self, name: &Name, by: Provider) -> Vec<W> {
         let Some(entry) = self.entries.get_mut(name).filter(|entry| entry.by == by) else {
             return Vec::new();
         };
@@ -190,11 +190,11 @@ impl<W> Coming<W> {
     }
 
     /// This one does not bring it. Says who has to look elsewhere, as
-    /// [`Coming::pass_on`].
+    /// [`InFlight::pass_on`].
     pub(super) fn fails(
         &mut self,
         name: &Name,
-        by: Bringer,
+        by: Provider,
         now: Instant,
         standing: impl Fn(&W) -> Standing,
     ) -> Vec<W> {
@@ -213,7 +213,7 @@ impl<W> Coming<W> {
     pub(super) fn pass_on(
         &mut self,
         now: Instant,
-        is_lost: impl Fn(Bringer, Instant) -> bool,
+        is_lost: impl Fn(Provider, Instant) -> bool,
         standing: impl Fn(&W) -> Standing,
     ) -> Vec<(Name, W)> {
         let (mut all, mut have_it) = (Vec::new(), Vec::new());
@@ -236,10 +236,10 @@ impl<W> Coming<W> {
 mod tests {
     use super::*;
 
-    const A: Bringer = Bringer::Vm(1);
-    const B: Bringer = Bringer::Vm(2);
+    const A: Provider = Provider::Vm(1);
+    const B: Provider = Provider::Vm(2);
 
-    fn late(now: Instant) -> impl Fn(Bringer, Instant) -> bool {
+    fn late(now: Instant) -> impl Fn(Provider, Instant) -> bool {
         move |_, since| now.duration_since(since) > CLAIM_MAX
     }
 
@@ -249,65 +249,65 @@ mod tests {
 
     #[test]
     fn one_brings_it_and_the_others_wait() {
-        let (mut coming, now) = (Coming::default(), Instant::now());
-        assert_eq!(coming.claim(name(1), A, now, || Some("a")), Claim::Yours);
-        assert_eq!(coming.claim(name(1), B, now, || Some("b")), Claim::Waits);
-        assert_eq!(coming.claim(name(1), B, now, || None), Claim::OnItsWay);
+        let (mut in_flight, now) = (InFlight::default(), Instant::now());
+        assert_eq!(in_flight.claim(name(1), A, now, || Some("a")), Claim::Yours);
+        assert_eq!(in_flight.claim(name(1), B, now, || Some("b")), Claim::Waits);
+        assert_eq!(in_flight.claim(name(1), B, now, || None), Claim::OnItsWay);
         // The same content twice in one VM.
-        assert_eq!(coming.claim(name(1), A, now, || Some("a again")), Claim::Waits);
-        assert_eq!(coming.claim(name(2), B, now, || Some("b")), Claim::Yours);
-        assert_eq!(coming.came(&name(1)), ["b", "a again"]);
-        assert!(coming.came(&name(1)).is_empty());
-        assert_eq!(coming.claim(name(1), B, now, || Some("b")), Claim::Yours);
-        assert_eq!(coming.len(), 2);
+        assert_eq!(in_flight.claim(name(1), A, now, || Some("a again")), Claim::Waits);
+        assert_eq!(in_flight.claim(name(2), B, now, || Some("b")), Claim::Yours);
+        assert_eq!(in_flight.came(&name(1)), ["b", "a again"]);
+        assert!(in_flight.came(&name(1)).is_empty());
+        assert_eq!(in_flight.claim(name(1), B, now, || Some("b")), Claim::Yours);
+        assert_eq!(in_flight.len(), 2);
     }
 
     #[test]
     fn what_is_late_or_whose_bringer_is_gone_is_brought_by_the_next() {
-        let (mut coming, start) = (Coming::default(), Instant::now());
+        let (mut in_flight, start) = (InFlight::default(), Instant::now());
         let waits = |nth: u64| move || Some(nth);
         for one in [1, 2] {
-            coming.claim(name(one), A, start, waits(1));
-            coming.claim(name(one), B, start, waits(2));
-            coming.claim(name(one), B, start, waits(3));
+            in_flight.claim(name(one), A, start, waits(1));
+            in_flight.claim(name(one), B, start, waits(2));
+            in_flight.claim(name(one), B, start, waits(3));
         }
-        coming.came(&name(2));
-        let by = |who: &u64| Standing::Brings(Bringer::Vm(*who));
+        in_flight.came(&name(2));
+        let by = |who: &u64| Standing::Brings(Provider::Vm(*who));
         let now = start + CLAIM_MAX;
-        assert!(coming.pass_on(now, late(now), by).is_empty());
+        assert!(in_flight.pass_on(now, late(now), by).is_empty());
         // Who is over himself is passed by, and forgotten.
         let now = start + CLAIM_MAX + Duration::from_millis(1);
         let by_the_third = |who: &u64| match who {
             2 => Standing::Over,
             _ => Standing::Brings(B),
         };
-        let passed = coming.pass_on(now, late(now), by_the_third);
+        let passed = in_flight.pass_on(now, late(now), by_the_third);
         assert_eq!(passed, [(name(1), 3)]);
-        assert!(coming.came(&name(1)).is_empty());
+        assert!(in_flight.came(&name(1)).is_empty());
         // Gone at once.
-        coming.claim(name(3), A, start, waits(1));
-        coming.claim(name(3), B, start, waits(2));
-        coming.claim(name(4), A, start, waits(1));
-        let passed = coming.pass_on(start, |bringer, _| bringer == A, by);
+        in_flight.claim(name(3), A, start, waits(1));
+        in_flight.claim(name(3), B, start, waits(2));
+        in_flight.claim(name(4), A, start, waits(1));
+        let passed = in_flight.pass_on(start, |bringer, _| bringer == A, by);
         assert_eq!(passed, [(name(3), 2)]);
-        assert_eq!(coming.len(), 1, "nobody waits for the other");
-        assert_eq!(coming.claim(name(4), B, start, waits(2)), Claim::Yours);
+        assert_eq!(in_flight.len(), 1, "nobody waits for the other");
+        assert_eq!(in_flight.claim(name(4), B, start, waits(2)), Claim::Yours);
     }
 
     #[test]
     fn nobody_waits_for_ever_whoever_brings_it() {
-        let (mut coming, start) = (Coming::default(), Instant::now());
-        coming.claim(name(1), A, start, || Some(0_u64));
-        coming.claim(name(1), B, start, || Some(7));
+        let (mut in_flight, start) = (InFlight::default(), Instant::now());
+        in_flight.claim(name(1), A, start, || Some(0_u64));
+        in_flight.claim(name(1), B, start, || Some(7));
         for heir in 1..10 {
-            coming.claim(name(1), B, start + CLAIM_MAX * heir, || Some(100));
+            in_flight.claim(name(1), B, start + CLAIM_MAX * heir, || Some(100));
         }
         let mut now = start;
         let mut served = Vec::new();
         for _ in 0..20 {
             now += Duration::from_secs(5);
-            let by = |who: &u64| Standing::Brings(Bringer::Vm(*who));
-            served.extend(coming.pass_on(now, late(now), by));
+            let by = |who: &u64| Standing::Brings(Provider::Vm(*who));
+            served.extend(in_flight.pass_on(now, late(now), by));
         }
         assert!(served.iter().any(|(_, who)| *who == 7));
         assert!(served.len() >= 4, "{served:?}");
@@ -315,36 +315,36 @@ mod tests {
 
     #[test]
     fn what_another_host_was_to_bring_comes_from_the_source_if_it_does_not() {
-        const PEER: Bringer = Bringer::Peer(1);
-        let (mut coming, now) = (Coming::default(), Instant::now());
+        const PEER: Provider = Provider::Peer(1);
+        let (mut in_flight, now) = (InFlight::default(), Instant::now());
         let standing = |who: &u64| match who {
             9 => Standing::Leaves,
-            who => Standing::Brings(Bringer::Vm(*who)),
+            who => Standing::Brings(Provider::Vm(*who)),
         };
         for one in [1, 2] {
-            assert_eq!(coming.claim(name(one), A, now, || None), Claim::Yours);
+            assert_eq!(in_flight.claim(name(one), A, now, || None), Claim::Yours);
             // Nobody of another host waits for what comes from another host.
-            assert!(coming.join(&name(one), now, || 9));
-            assert!(coming.hand_over(&name(one), (A, PEER), now, 1));
-            assert!(!coming.hand_over(&name(one), (A, PEER), now, 1), "it is his no more");
-            assert!(!coming.join(&name(one), now, || 9));
-            assert_eq!(coming.claim(name(one), B, now, || Some(2)), Claim::Waits);
+            assert!(in_flight.join(&name(one), now, || 9));
+            assert!(in_flight.hand_over(&name(one), (A, PEER), now, 1));
+            assert!(!in_flight.hand_over(&name(one), (A, PEER), now, 1), "it is his no more");
+            assert!(!in_flight.join(&name(one), now, || 9));
+            assert_eq!(in_flight.claim(name(one), B, now, || Some(2)), Claim::Waits);
         }
-        assert!(coming.brought(&name(1), A).is_empty(), "somebody else brings it");
-        assert_eq!(coming.brought(&name(1), PEER), [9, 1, 2]);
+        assert!(in_flight.brought(&name(1), A).is_empty(), "somebody else brings it");
+        assert_eq!(in_flight.brought(&name(1), PEER), [9, 1, 2]);
         // Who needs it while it is being placed does not have it brought again.
-        assert_eq!(coming.claim(name(1), B, now, || Some(2)), Claim::Waits);
-        assert_eq!(coming.brought(&name(1), PEER), [2]);
-        assert!(coming.brought(&name(1), PEER).is_empty());
-        assert_eq!(coming.claim(name(1), B, now, || Some(2)), Claim::Yours);
-        assert!(coming.came(&name(1)).is_empty());
-        assert!(coming.fails(&name(2), A, now, standing).is_empty());
-        assert_eq!(coming.fails(&name(2), PEER, now, standing), [9, 1]);
-        assert_eq!(coming.came(&name(2)), [2], "its source brings it now");
+        assert_eq!(in_flight.claim(name(1), B, now, || Some(2)), Claim::Waits);
+        assert_eq!(in_flight.brought(&name(1), PEER), [2]);
+        assert!(in_flight.brought(&name(1), PEER).is_empty());
+        assert_eq!(in_flight.claim(name(1), B, now, || Some(2)), Claim::Yours);
+        assert!(in_flight.came(&name(1)).is_empty());
+        assert!(in_flight.fails(&name(2), A, now, standing).is_empty());
+        assert_eq!(in_flight.fails(&name(2), PEER, now, standing), [9, 1]);
+        assert_eq!(in_flight.came(&name(2)), [2], "its source brings it now");
         // Nobody is left who could.
-        coming.claim(name(3), A, now, || None);
-        coming.join(&name(3), now, || 9);
-        assert_eq!(coming.fails(&name(3), A, now, standing), [9]);
-        assert_eq!(coming.len(), 0);
+        in_flight.claim(name(3), A, now, || None);
+        in_flight.join(&name(3), now, || 9);
+        assert_eq!(in_flight.fails(&name(3), A, now, standing), [9]);
+        assert_eq!(in_flight.len(), 0);
     }
 }

@@ -20,7 +20,7 @@ const NOTES_MAX: usize = 64;
 /// Most changes of bounds kept; the oldest go.
 const CHANGES_MAX: usize = 100;
 
-pub(crate) struct Story {
+pub(crate) struct ReportBuilder {
     started: Instant,
     watch: Arc<Watch>,
     state: Mutex<State>,
@@ -33,7 +33,7 @@ struct State {
     passed: u32,
 }
 
-impl Story {
+impl ReportBuilder {
     pub(crate) fn new(watch: Arc<Watch>, goal_ms: u64) -> Self {
         let (_, progress) = watch.progress();
         let started_unix_s =

@@ -15,7 +15,7 @@ use qemu::process::Process;
 use ram::Mapping;
 use wire::Late;
 
-use super::coming::Bringer;
+use super::in_flight::Provider;
 
 /// Pages that one VM waits for at most: what they cost here and at the source is
 /// some 150 bytes each. More are sent at once.
@@ -140,7 +140,7 @@ pub(super) struct Place {
     pub(super) nth: u8,
 }
 
-pub(super) struct Taker {
+pub(super) struct Recipient {
     pub(super) number: u64,
     pub(super) key: Key,
     pub(super) placer: Arc<Placer>,
@@ -162,7 +162,7 @@ pub(super) struct Taker {
     over: AtomicBool,
 }
 
-impl Taker {
+impl Recipient {
     pub(super) fn new(
         number: u64,
         key: Key,
@@ -200,7 +200,7 @@ impl Taker {
         !self.is_over() && self.waiting.load(Relaxed) < WAITING_MAX
     }
 
-    /// Its source is told of the batch only after [`Taker::close_ticket`]: until
+    /// Its source is told of the batch only after [`Recipient::close_ticket`]: until
     /// then more of its pages may wait.
     pub(super) fn open_ticket(tickets: &mut HashMap<u32, usize>, ticket: u32) {
         tickets.insert(ticket, 1);
@@ -218,17 +218,17 @@ impl Taker {
     /// them, if it `is_told` that some do.
     pub(super) fn close_ticket(&self, ticket: u32, is_told: bool) {
         if is_told {
-            self.less(ticket, None);
+            self.release_one(ticket, None);
         } else {
             self.tickets.lock().remove(&ticket);
         }
     }
 
     /// So many pages have come from elsewhere.
-    pub(super) fn brought(&self, by: Bringer, pages: usize) {
+    pub(super) fn brought(&self, by: Provider, pages: usize) {
         let count = match by {
-            Bringer::Disk(_) => &self.stored,
-            Bringer::Peer(_) | Bringer::Vm(_) => &self.fetched,
+            Provider::Disk(_) => &self.stored,
+            Provider::Peer(_) | Provider::Vm(_) => &self.fetched,
         };
         count.fetch_add(pages as u64, Relaxed);
     }
@@ -347,10 +347,10 @@ impl Taker {
     /// This page is placed, or wanted from its source after all.
     pub(super) fn settled(&self, place: Place, wanted: bool) {
         self.waiting.fetch_sub(1, Relaxed);
-        self.less(place.ticket, wanted.then_some(place.nth));
+        self.release_one(place.ticket, wanted.then_some(place.nth));
     }
 
-    fn less(&self, ticket: u32, wanted: Option<u8>) {
+    fn release_one(&self, ticket: u32, wanted: Option<u8>) {
         let mut tickets = self.tickets.lock();
         let Some(left) = tickets.get_mut(&ticket) else { return };
         *left -= 1;

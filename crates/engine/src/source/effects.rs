@@ -6,7 +6,7 @@ use std::time::Instant;
 use api::Phase;
 use qemu::qmp::QmpError;
 use switchover::journal::Opened;
-use switchover::source::{Driver, Event as Step, Hands, Outcome as Fate};
+use switchover::source::{Driver, Effects, Event as Step, Outcome as Fate};
 use switchover::{Doubt, Envelope, MigrationId};
 use wire::ToDestination;
 
@@ -27,7 +27,7 @@ impl Source<'_> {
             run: self.was_running,
             qemu,
         };
-        let journal = self.local.shelf.create(opened);
+        let journal = self.local.journals.create(opened);
         let journal =
             journal.map_err(|error| local("opening its journal", std::io::Error::other(error)))?;
         self.driver = Some(Driver::new(journal));
@@ -53,11 +53,11 @@ impl Source<'_> {
     }
 }
 
-impl Hands for Source<'_> {
+impl Effects for Source<'_> {
     fn say(&mut self, said: &Envelope<switchover::ToDestination>) {
         if matches!(said.message, switchover::ToDestination::Go { .. }) && !self.committed {
             self.committed = true;
-            self.story.enter(Phase::Committed);
+            self.report_builder.enter(Phase::Committed);
         }
         // What is lost is said again, or asked for.
         if let Err(error) = self.send(&ToDestination::Switchover { said: said.clone() }) {
@@ -106,7 +106,7 @@ impl Hands for Source<'_> {
         match self.vm.machine.quit() {
             Ok(()) => true,
             Err(error) => {
-                self.story.note(format!("the source's QEMU does not end: {error}"));
+                self.report_builder.note(format!("the source's QEMU does not end: {error}"));
                 false
             }
         }

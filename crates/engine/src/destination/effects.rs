@@ -9,7 +9,7 @@ use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use qemu::qmp::QmpError;
-use switchover::destination::{Event as Step, Hands, Outcome};
+use switchover::destination::{Effects, Event as Step, Outcome};
 use switchover::{Doubt, Envelope, Reason};
 use wire::ToSource;
 
@@ -105,7 +105,7 @@ impl Keeper {
     }
 }
 
-impl Hands for Keeper {
+impl Effects for Keeper {
     fn say(&mut self, said: &Envelope<switchover::ToSource>) {
         // What is lost is said again, or asked for.
         if let Err(error) = self.link.say(&ToSource::Switchover { said: said.clone() }) {

@@ -36,7 +36,7 @@ fn opened(kept: &Kept) -> Option<&Opened> {
 #[cfg(test)]
 mod tests {
     use switchover::MigrationId;
-    use switchover::journal::{Journal, Shelf};
+    use switchover::journal::{Journal, JournalDir};
     use switchover::{destination, source};
 
     use super::*;
@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn hosts_of_either_side_are_known_and_a_name_is_no_address() {
         let dir = tempfile::tempdir().unwrap();
-        let shelf = Shelf::open(dir.path()).unwrap();
+        let journals = JournalDir::open(dir.path()).unwrap();
         let opened = |vm: &str, peer_address: &str| Opened {
             migration: MigrationId::random().unwrap(),
             vm: vm.to_owned(),
@@ -53,12 +53,13 @@ mod tests {
             run: true,
             qemu: serde_json::Value::Null,
         };
-        let left: Journal<source::Record> = shelf.create(opened("web1", "10.0.0.2:7800")).unwrap();
+        let left: Journal<source::Record> =
+            journals.create(opened("web1", "10.0.0.2:7800")).unwrap();
         let came: Journal<destination::Record> =
-            shelf.create(opened("web2", "[2001:db8::3]:7800")).unwrap();
-        let odd: Journal<source::Record> = shelf.create(opened("web3", "host-b")).unwrap();
+            journals.create(opened("web2", "[2001:db8::3]:7800")).unwrap();
+        let odd: Journal<source::Record> = journals.create(opened("web3", "host-b")).unwrap();
         drop((left, came, odd));
-        let kept = shelf.contents().unwrap();
+        let kept = journals.contents().unwrap();
         let mut addresses: Vec<String> = hosts(&kept).map(|at| at.to_string()).collect();
         addresses.sort();
         assert_eq!(addresses, ["10.0.0.2", "2001:db8::3"]);

@@ -1,0 +1,94 @@
+//! One switchover, of either side.
+
+use std::collections::VecDeque;
+
+use switchover::{Doubt, Resolution, Wait, destination, source};
+use wire::Word;
+
+use super::destination_effects::DestinationEffects;
+use super::source_effects::SourceEffects;
+
+/// The state machine that decides, and what carries its decisions out.
+pub(super) enum Case {
+    Source(source::Driver, SourceEffects),
+    Destination(destination::Driver, DestinationEffects),
+}
+
+impl Case {
+    /// What it waits for; none when it is over.
+    pub(super) fn wait(&self) -> Option<Wait> {
+        match self {
+            Self::Source(driver, _) => driver.machine().wait(),
+            Self::Destination(driver, _) => driver.machine().wait(),
+        }
+    }
+
+    pub(super) fn doubt(&self) -> Option<&Doubt> {
+        match self {
+            Self::Source(driver, _) => driver.machine().doubt(),
+            Self::Destination(driver, _) => driver.machine().doubt(),
+        }
+    }
+
+    /// What is to be said to the other side.
+    pub(super) fn outbox(&mut self) -> &mut VecDeque<Word> {
+        match self {
+            Self::Source(_, effects) => &mut effects.outbox,
+            Self::Destination(_, effects) => &mut effects.outbox,
+        }
+    }
+
+    pub(super) fn heard(&mut self, word: Word) {
+        match (self, word) {
+            (Self::Source(driver, effects), Word::ToSource(said)) => {
+                driver.step(source::Event::Heard(said), effects);
+            }
+            (Self::Destination(driver, effects), Word::ToDestination(said)) => {
+                driver.step(destination::Event::Heard(said), effects);
+            }
+            (_, word) => tracing::warn!(?word, "not a word to this side"),
+        }
+    }
+
+    /// Nothing has come for a while.
+    pub(super) fn late(&mut self) {
+        match self {
+            Self::Source(driver, effects) => {
+                let event = match effects.qemu_has_gone() {
+                    true => source::Event::QemuGone,
+                    false => source::Event::Timeout,
+                };
+                driver.step(event, effects);
+            }
+            Self::Destination(driver, effects) => {
+                let event = match effects.qemu_has_gone() {
+                    true => destination::Event::QemuGone,
+                    false => destination::Event::Timeout,
+                };
+                driver.step(event, effects);
+            }
+        }
+    }
+
+    /// Whether the operator's decision changes anything.
+    pub(super) fn resolve(&mut self, resolution: Resolution) -> bool {
+        match self {
+            Self::Source(driver, effects) if driver.machine().takes(resolution) => {
+                driver.step(source::Event::Resolve(resolution), effects);
+                true
+            }
+            Self::Destination(driver, effects) if driver.machine().takes(resolution) => {
+                driver.step(destination::Event::Resolve(resolution), effects);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The VM is its owner's matter from now on.
+    pub(super) fn left(&mut self) {
+        if let Self::Destination(driver, effects) = self {
+            driver.step(destination::Event::Left, effects);
+        }
+    }
+}
