@@ -155,6 +155,10 @@ pub(crate) fn is_blank(dir: &Path) -> bool {
 /// Removes a VM's directory, its record last: after a crash in between, what is
 /// left still says what it was.
 pub(crate) fn remove_with(dir: &Path) -> io::Result<()> {
+    // One with nothing in it goes also where no file can be opened any more.
+    if fs::remove_dir(dir).is_ok() {
+        return Ok(());
+    }
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,

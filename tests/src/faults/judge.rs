@@ -67,8 +67,13 @@ fn lost_there(vm: &VmSummary) -> bool {
     vm.problem.as_ref().is_some_and(|problem| problem.contains("and died there"))
 }
 
-/// Where the VM runs, if it does; else where its end is reported.
-pub(super) fn where_is(world: &World) -> Result<Option<(Side, VmSummary)>, String> {
+/// Where the VM runs, if it does; else where its end is reported. A QEMU that hung
+/// while it was being started shows only when it goes on, and is ended then.
+pub(super) fn where_is(world: &World, gone: bool) -> Result<Option<(Side, VmSummary)>, String> {
+    let arrives = |side| world.vms(side).iter().any(|vm| vm.status == VmStatus::Arriving);
+    if arrives(Side::A) || arrives(Side::B) {
+        settled(world, gone)?;
+    }
     let mut running = Vec::new();
     for side in [Side::A, Side::B] {
         for vm in world.vms(side) {

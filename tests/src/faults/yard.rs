@@ -175,7 +175,7 @@ impl Yard {
         }
         let killed = plan.fault.kills();
         judge::settled(world, killed)?;
-        let found = judge::where_is(world)?;
+        let found = judge::where_is(world, killed)?;
         let Some((side, vm)) = found else {
             if !killed {
                 return Err("the VM is gone, and its QEMU was not killed".to_owned());
