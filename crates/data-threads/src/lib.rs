@@ -292,7 +292,7 @@ mod tests {
     fn a_panic_of_a_thread_is_reported_and_an_ordinary_end_is_not() {
         let (tell, told) = channel();
         let threads = DataThreads::new(SchedParams::default(), move |name| {
-            tell.send(name.to_owned()).unwrap()
+            tell.send(name.to_owned()).unwrap();
         });
         for (name, panics) in [("member", true), ("guarded", true), ("ordinary", false)] {
             let threads = Arc::clone(&threads);

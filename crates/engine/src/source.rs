@@ -282,7 +282,7 @@ impl<'m> Source<'m> {
                     look = Instant::now() + LOOK;
                 }
                 Happening::Notice(Notice::FirstPassBegins) => {
-                    self.report_builder.enter(Phase::FirstPass)
+                    self.report_builder.enter(Phase::FirstPass);
                 }
                 Happening::Notice(Notice::TailBegins) => {
                     self.report_builder.enter(Phase::Stopped);
