@@ -301,7 +301,7 @@ mod tests {
         lanes.with_disks(Arc::new(Faulty));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let remote = listener.local_addr().unwrap();
-        let destination = std::thread::spawn(move || {
+        let destination = std::thread::Builder::new().name("peer-7".to_owned()).spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let mut connection = Connection::plain(stream);
             connection.read_exact(&mut [0; Preamble::BYTES]).unwrap();
@@ -321,8 +321,9 @@ mod tests {
         let mut blocks = Pool::new(SLOT_BYTES).take_blocks().unwrap();
         blocks.push_data(4096);
         source.submit(blocks).unwrap();
-        assert_eq!(hear.recv().unwrap(), "a fault in the agent");
-        assert!(destination.join().is_err());
+        let why = hear.recv().unwrap();
+        assert!(why.contains("a fault in the agent") && why.contains("peer-7"), "{why}");
+        assert!(destination.unwrap().join().is_err());
         source.stop();
     }
 
