@@ -7,10 +7,9 @@
 //! *placed*, so the pool bounds everything between QEMU and the far RAM.
 //!
 //! At the destination, [`receive`] reads one lane and hands pages to the
-//! placer, raw bodies from the socket straight into guest RAM, and disk blocks
+//! placer, once all of a batch is in a buffer of the lane's own, and disk blocks
 //! to a [`BlockSink`], raw ones from the socket straight into its buffers. What
-//! is encrypted is opened on the way there (crate `identity`), which takes one
-//! buffer more for pages and none for blocks.
+//! is encrypted is opened on the way there (crate `identity`).
 
 #![forbid(unsafe_code)]
 
