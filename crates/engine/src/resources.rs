@@ -86,11 +86,6 @@ impl Resources {
 }
 
 impl Pools {
-    /// What they and those of other migrations share.
-    pub(crate) fn budget(&self) -> &Arc<Budget> {
-        &self.budget
-    }
-
     /// How many batches of blocks the source may send before the first of them
     /// is written: a quarter of all buffers. So four migrations with slow disks
     /// have room for what they allow, and no lane waits for any of them.

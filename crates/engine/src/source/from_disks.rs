@@ -70,7 +70,7 @@ impl Source<'_> {
         };
         let (budget, share) = (budget(self.request.storage.helper), self.request.storage.share);
         let pools = self.pools.as_ref().ok_or("it has no buffers")?;
-        let bounds = (budget, Room::of(pools.budget()));
+        let bounds = (budget, Room::beside(pools.bound_bytes));
         let (asking, cached) =
             Asking::start(machine, disks, ram, bounds, share, &self.report_builder)
                 .map_err(|error| error.to_string())?;

@@ -34,10 +34,9 @@ pub(super) use map::{OnDisk, Places, Room};
 /// Another one who speaks at the port is waited for so long.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
-/// What is read from storage takes the place of buffers.
 const NO_ROOM: &str = "only a part of what the guest's helper tells is read from storage: what is \
-                       kept of it may take a quarter of this agent's buffers, as far as they are \
-                       free; a larger pool-mib has room for more";
+                       kept of it may be as large as a quarter of this agent's buffers; a larger \
+                       pool-mib allows more";
 
 /// What is known of it.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use cachemap::{CacheMap, PAGE_SECTORS, Run};
 use content::Name;
-use page::{BlockId, Budget, PageIndex, SLOT_BYTES, SetAside};
+use page::{BlockId, PageIndex};
 use qemu::guest_memory::GuestMemory;
 use wire::DiskPlace;
 
@@ -48,37 +48,32 @@ pub(super) struct Map {
     /// The name that the destination was told ahead; none for a page that QEMU has
     /// handed over before that. Whichever comes first stays.
     told: Vec<OnceLock<Option<Name>>>,
-    /// What its memory is taken from.
-    _room: Option<SetAside>,
 }
 
-/// The buffers that maps of one migration may take the place of. A helper that names
-/// each page twice costs no more than that.
+/// What the maps of one migration may take of memory, beside its buffers. A helper
+/// that names everything, or each page twice, costs no more than that.
 #[derive(Debug)]
 pub(in crate::source) struct Room {
-    budget: Arc<Budget>,
     left_bytes: usize,
 }
 
 impl Room {
-    /// A part of what all migrations have together.
+    /// A part of what all migrations have of buffers.
     const PART: usize = 4;
 
-    pub(in crate::source) fn of(budget: &Arc<Budget>) -> Self {
-        Self { budget: Arc::clone(budget), left_bytes: budget.bytes() / Self::PART }
+    pub(in crate::source) fn beside(buffers_bytes: usize) -> Self {
+        Self { left_bytes: buffers_bytes / Self::PART }
     }
 
     /// As much of a map as there is room for. Says whether that is all of it.
     pub(super) fn take(&mut self, mut map: Map) -> (Map, bool) {
         let wanted = map.bytes();
-        let room = self.budget.set_aside(self.left_bytes.min(wanted.next_multiple_of(SLOT_BYTES)));
-        self.left_bytes -= room.bytes();
-        let is_all = wanted <= room.bytes();
+        let is_all = wanted <= self.left_bytes;
         if !is_all {
-            map.cut(room.bytes() as u64 * 100 / wanted as u64);
+            map.cut(self.left_bytes as u64 * 100 / wanted as u64);
         }
+        self.left_bytes = self.left_bytes.saturating_sub(map.bytes());
         map.number();
-        map._room = Some(room);
         (map, is_all)
     }
 }
@@ -303,8 +298,6 @@ fn add(run: &Run, disk: u16, memory: &GuestMemory, blocks: &mut [(String, Vec<St
 
 #[cfg(test)]
 pub(super) mod tests {
-    use page::Pool;
-
     use super::*;
 
     fn stretch(first: u32, pages: u32, disk: u16, sector: u64) -> Stretch {
@@ -376,30 +369,17 @@ pub(super) mod tests {
 
     #[test]
     fn a_helper_that_names_much_is_heard_as_far_as_there_is_room() {
-        let budget = Budget::new(16 * SLOT_BYTES);
-        let (mut room, pages) = (Room::of(&budget), 1 << 16);
+        const MIB: usize = 1 << 20;
+        let (mut room, pages) = (Room::beside(8 * MIB), 1 << 16);
         let (first, is_all) = room.take(long(pages));
         assert!(is_all && first.told.len() == pages as usize);
-        assert!(first.bytes() <= 4 * SLOT_BYTES, "{} bytes", first.bytes());
         let (second, is_all) = room.take(long(pages));
         assert!(!is_all && second.pages() < pages.into(), "{}", second.pages());
-        assert!(first.bytes() + second.bytes() <= 4 * SLOT_BYTES);
-        assert!(budget.promised_bytes() <= 4 * SLOT_BYTES, "others have theirs");
+        assert_eq!(second.told.len() as u64, second.pages());
         let (third, is_all) = room.take(long(pages));
-        assert_eq!((third.pages(), third.told.len(), is_all), (0, 0, false));
-        drop((first, second, third));
-        assert_eq!(budget.promised_bytes(), 0);
-    }
-
-    /// Nobody waits for a map: what pools use is theirs.
-    #[test]
-    fn a_map_takes_no_buffer_that_is_used() {
-        let budget = Budget::new(16 * SLOT_BYTES);
-        let pool = Pool::within(&budget, usize::MAX).unwrap();
-        let out: Vec<_> = (0..15).map(|_| pool.take().unwrap()).collect();
-        let (map, is_all) = Room::of(&budget).take(long(1 << 20));
-        assert!(!is_all && map.bytes() <= SLOT_BYTES, "{} bytes", map.bytes());
-        drop((map, out));
+        assert!(!is_all, "{}", third.pages());
+        let all = first.bytes() + second.bytes() + third.bytes();
+        assert!(all <= 2 * MIB, "{all} bytes");
     }
 
     #[test]
