@@ -1,6 +1,5 @@
 //! Where on disks the pages of RAM blocks are, and what was told of them.
 
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use cachemap::{CacheMap, PAGE_SECTORS, Run};
@@ -10,6 +9,9 @@ use qemu::guest_memory::GuestMemory;
 use wire::DiskPlace;
 
 use super::bits::Bits;
+
+/// What a page costs; its stretch costs [`Stretch`]'s size beside.
+const TOLD_BYTES: usize = size_of::<OnceLock<Option<Name>>>();
 
 /// Pages of a RAM block that follow each other, and are on a disk in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +72,10 @@ impl Room {
         let wanted = map.bytes();
         let is_all = wanted <= self.left_bytes;
         if !is_all {
-            map.cut(self.left_bytes as u64 * 100 / wanted as u64);
+            map.keep_lowest(u64::MAX, self.left_bytes);
         }
+        // What a vector has in reserve was not counted.
+        map.blocks.iter_mut().for_each(|(_, stretches)| stretches.shrink_to_fit());
         self.left_bytes = self.left_bytes.saturating_sub(map.bytes());
         map.number();
         (map, is_all)
@@ -88,7 +92,7 @@ impl Map {
     fn bytes(&self) -> usize {
         let stretches: usize = self.blocks.iter().map(|(_, each)| each.len()).sum();
         let pages = usize::try_from(self.pages()).unwrap_or(usize::MAX);
-        let told = pages.saturating_mul(size_of::<OnceLock<Option<Name>>>());
+        let told = pages.saturating_mul(TOLD_BYTES);
         told.saturating_add(stretches.saturating_mul(size_of::<Stretch>()))
     }
 
@@ -99,38 +103,52 @@ impl Map {
             stretch.at = pages;
             pages += stretch.pages as usize;
         }
+        self.told.reserve_exact(pages);
         self.told.resize_with(pages, OnceLock::new);
     }
 
     /// Of all stretches the lowest, disk by disk, with `percent` of the pages: by how
     /// much storage brings, if that is not to be found out.
     pub(super) fn cut(&mut self, percent: u64) {
-        let all: Vec<Stretch> = self.in_disk_order().map(|(_, stretch)| stretch).collect();
-        let mut left = self.pages() * percent / 100;
-        let mut kept = HashMap::new();
-        for stretch in all {
-            let pages = left.min(stretch.pages.into());
-            left -= pages;
-            kept.insert(stretch.place, pages);
+        self.keep_lowest(self.pages() * percent / 100, usize::MAX);
+    }
+
+    /// Of all stretches the lowest, disk by disk: so many pages at most, and no more
+    /// than has room in so many bytes. A stretch is known by where it stands: a helper
+    /// that lies has many at one place of a disk.
+    fn keep_lowest(&mut self, mut pages: u64, mut bytes: usize) {
+        for (block, nth) in self.disk_order() {
+            let stretch = &mut self.blocks[block].1[nth];
+            let room = bytes.saturating_sub(size_of::<Stretch>()) / TOLD_BYTES;
+            let fit = u32::try_from(pages.min(room as u64)).unwrap_or(u32::MAX);
+            stretch.pages = stretch.pages.min(fit);
+            if stretch.pages > 0 {
+                pages -= u64::from(stretch.pages);
+                bytes -= size_of::<Stretch>() + stretch.pages as usize * TOLD_BYTES;
+            }
         }
         for (_, stretches) in &mut self.blocks {
-            for stretch in stretches.iter_mut() {
-                let pages = kept.get(&stretch.place).copied().unwrap_or(0);
-                stretch.pages = u32::try_from(pages).unwrap_or(0);
-            }
             stretches.retain(|stretch| stretch.pages > 0);
-            stretches.shrink_to_fit();
         }
     }
 
-    /// Each stretch with its block's place in the list.
-    fn in_disk_order(&self) -> impl Iterator<Item = (usize, Stretch)> + use<> {
-        let each = self.blocks.iter().enumerate().flat_map(|(block, (_, stretches))| {
-            stretches.iter().map(move |stretch| (block, *stretch))
+    /// Where each stretch stands: its block's place in the list, and its own there.
+    fn disk_order(&self) -> Vec<(usize, usize)> {
+        let each = self.blocks.iter().enumerate();
+        let mut all: Vec<_> = each
+            .flat_map(|(block, (_, stretches))| (0..stretches.len()).map(move |nth| (block, nth)))
+            .collect();
+        all.sort_unstable_by_key(|&(block, nth)| {
+            let DiskPlace { disk, sector } = self.blocks[block].1[nth].place;
+            (disk, sector, block, nth)
         });
-        let mut all: Vec<_> = each.collect();
-        all.sort_unstable_by_key(|(_, stretch)| (stretch.place.disk, stretch.place.sector));
-        all.into_iter()
+        all
+    }
+
+    /// Each stretch with its block's place in the list.
+    fn in_disk_order(&self) -> impl Iterator<Item = (usize, Stretch)> {
+        let all = self.disk_order().into_iter();
+        all.map(|(block, nth)| (block, self.blocks[block].1[nth]))
     }
 }
 
@@ -380,6 +398,45 @@ pub(super) mod tests {
         assert!(!is_all, "{}", third.pages());
         let all = first.bytes() + second.bytes() + third.bytes();
         assert!(all <= 2 * MIB, "{all} bytes");
+    }
+
+    fn of(stretches: Vec<Stretch>) -> Map {
+        Map { blocks: vec![("ram".into(), stretches)], ..Map::default() }
+    }
+
+    /// Rows of one page cost more a page than long ones, and are the lowest here.
+    #[test]
+    fn a_map_of_short_rows_stays_within_its_room() {
+        const ROOM: usize = 2 << 20;
+        let short = (0..50_000).map(|nth| stretch(2 * nth, 1, 0, 8 * u64::from(nth)));
+        let rows = short.chain([stretch(1 << 20, 50_000, 1, 8)]).collect();
+        let (map, is_all) = Room::beside(Room::PART * ROOM).take(of(rows));
+        assert!(!is_all && map.pages() > 0);
+        assert!(map.bytes() <= ROOM, "{} bytes", map.bytes());
+    }
+
+    /// As a liar has it: many pages at one place.
+    #[test]
+    fn rows_at_one_place_become_no_longer_than_they_are() {
+        const ROOM: usize = 1 << 20;
+        let short = (0..2_000).map(|nth| stretch(2 * nth, 1, 0, 8));
+        let rows: Vec<_> = short.chain([stretch(1 << 20, 50_000, 0, 8)]).collect();
+        for rows in [rows.clone(), rows.into_iter().rev().collect()] {
+            let (map, is_all) = Room::beside(Room::PART * ROOM).take(of(rows));
+            assert!(!is_all && map.pages() <= 52_000, "{} pages", map.pages());
+            assert!(map.bytes() <= ROOM, "{} bytes", map.bytes());
+        }
+    }
+
+    /// What a vector holds in reserve is memory, too.
+    #[test]
+    fn a_map_holds_no_more_places_than_it_counts() {
+        let rows = (0..1_000).map(|nth| stretch(2 * nth, 1, 0, 8 * u64::from(nth)));
+        let mut rows: Vec<_> = rows.collect();
+        rows.reserve_exact(50_000);
+        let (map, is_all) = Room::beside(8 << 20).take(of(rows));
+        assert!(is_all);
+        assert_eq!(map.blocks[0].1.capacity(), map.blocks[0].1.len());
     }
 
     #[test]
