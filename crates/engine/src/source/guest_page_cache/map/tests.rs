@@ -1,0 +1,138 @@
+use super::*;
+
+fn stretch(first: u32, pages: u32, disk: u16, sector: u64) -> Stretch {
+    Stretch { first, pages, place: DiskPlace { disk, sector }, at: 100 * first as usize }
+}
+
+#[test]
+fn pages_are_found_in_any_order() {
+    let part = |stretches: &[Stretch]| {
+        let blocks = vec![("ram".into(), stretches.to_vec())];
+        Arc::new(Map { blocks, ..Map::default() })
+    };
+    let first = part(&[stretch(10, 4, 0, 800), stretch(14, 1, 1, 63), stretch(20, 2, 0, 8)]);
+    let second = part(&[stretch(13, 1, 4, 0), stretch(16, 1, 3, 24)]);
+    let bits = Bits::new(0);
+    assert!(Places::of("rom", Arc::new([Arc::clone(&first)]), &bits).is_none());
+    let mut places = Places::of("ram", Arc::new([first, second]), &bits).unwrap();
+    for (page, expected) in [
+        (10, Some((0, 800, 0, 1000))),
+        (13, Some((0, 824, 0, 1003))),
+        (14, Some((1, 63, 0, 1400))),
+        (15, None),
+        (21, Some((0, 16, 0, 2001))),
+        (16, Some((3, 24, 1, 1600))),
+        (11, Some((0, 808, 0, 1001))),
+        (9, None),
+        (22, None),
+        (20, Some((0, 8, 0, 2000))),
+    ] {
+        let found = places.find(PageIndex(page));
+        let expected = expected.map(|(disk, sector, part, at)| Found {
+            place: DiskPlace { disk, sector },
+            part,
+            at,
+        });
+        assert_eq!(found, expected, "{page}");
+    }
+}
+
+/// A run from below the gap to above it, as q35 has it.
+#[test]
+fn a_run_is_cut_where_memory_is() {
+    let text = "FlatView #0\n AS \"memory\", root: system\n \
+        0000000000000000-0000000000003fff (prio 0, ram): pc.ram\n \
+        0000000100000000-0000000100001fff (prio 0, ram): pc.ram @0000000000004000\n";
+    let memory = GuestMemory::read(text, [("pc.ram", 0x6000)]);
+    assert_eq!(memory.pages(), 6);
+    let mut blocks = vec![("pc.ram".to_owned(), Vec::new())];
+    let run = |page, pages| Run { page, sector: 1000, pages, device: 0 };
+    add(&run(2, 9), 3, &memory, &mut blocks);
+    add(&run(0xf_ffff, 3), 4, &memory, &mut blocks);
+    let expected = [stretch(2, 2, 3, 1000), stretch(4, 2, 4, 1008)];
+    let expected = expected.map(|stretch| Stretch { at: 0, ..stretch });
+    assert_eq!(blocks[0].1, expected);
+}
+
+pub(in crate::source::guest_page_cache) fn map() -> Map {
+    let stretches = [stretch(10, 4, 1, 800), stretch(14, 1, 0, 64), stretch(20, 2, 1, 8)];
+    let blocks = vec![("rom".into(), vec![]), ("ram".into(), stretches.to_vec())];
+    let mut map = Map { blocks, ..Map::default() };
+    map.number();
+    map
+}
+
+/// One that names so many pages, in one row.
+fn long(pages: u32) -> Map {
+    Map { blocks: vec![("ram".into(), vec![stretch(0, pages, 0, 8)])], ..Map::default() }
+}
+
+#[test]
+fn a_helper_that_names_much_is_heard_as_far_as_there_is_room() {
+    const MIB: usize = 1 << 20;
+    let (mut room, pages) = (Room::beside(8 * MIB), 1 << 16);
+    let (first, is_all) = room.take(long(pages));
+    assert!(is_all && first.told.len() == pages as usize);
+    let (second, is_all) = room.take(long(pages));
+    assert!(!is_all && second.pages() < pages.into(), "{}", second.pages());
+    assert_eq!(second.told.len() as u64, second.pages());
+    let (third, is_all) = room.take(long(pages));
+    assert!(!is_all, "{}", third.pages());
+    let all = first.bytes() + second.bytes() + third.bytes();
+    assert!(all <= 2 * MIB, "{all} bytes");
+}
+
+fn of(stretches: Vec<Stretch>) -> Map {
+    Map { blocks: vec![("ram".into(), stretches)], ..Map::default() }
+}
+
+/// Rows of one page cost more a page than long ones, and are the lowest here.
+#[test]
+fn a_map_of_short_rows_stays_within_its_room() {
+    const ROOM: usize = 2 << 20;
+    let short = (0..50_000).map(|nth| stretch(2 * nth, 1, 0, 8 * u64::from(nth)));
+    let rows = short.chain([stretch(1 << 20, 50_000, 1, 8)]).collect();
+    let (map, is_all) = Room::beside(Room::PART * ROOM).take(of(rows));
+    assert!(!is_all && map.pages() > 0);
+    assert!(map.bytes() <= ROOM, "{} bytes", map.bytes());
+}
+
+/// As a liar has it: many pages at one place.
+#[test]
+fn rows_at_one_place_become_no_longer_than_they_are() {
+    const ROOM: usize = 1 << 20;
+    let short = (0..2_000).map(|nth| stretch(2 * nth, 1, 0, 8));
+    let rows: Vec<_> = short.chain([stretch(1 << 20, 50_000, 0, 8)]).collect();
+    for rows in [rows.clone(), rows.into_iter().rev().collect()] {
+        let (map, is_all) = Room::beside(Room::PART * ROOM).take(of(rows));
+        assert!(!is_all && map.pages() <= 52_000, "{} pages", map.pages());
+        assert!(map.bytes() <= ROOM, "{} bytes", map.bytes());
+    }
+}
+
+/// What a vector holds in reserve is memory, too.
+#[test]
+fn a_map_holds_no_more_places_than_it_counts() {
+    let rows = (0..1_000).map(|nth| stretch(2 * nth, 1, 0, 8 * u64::from(nth)));
+    let mut rows: Vec<_> = rows.collect();
+    rows.reserve_exact(50_000);
+    let (map, is_all) = Room::beside(8 << 20).take(of(rows));
+    assert!(is_all);
+    assert_eq!(map.blocks[0].1.capacity(), map.blocks[0].1.len());
+}
+
+#[test]
+fn the_lowest_on_disks_are_kept() {
+    for (percent, expected) in [
+        (0, vec![]),
+        (15, vec![(14, 1)]),
+        (50, vec![(14, 1), (20, 2)]),
+        (58, vec![(10, 1), (14, 1), (20, 2)]),
+        (100, vec![(10, 4), (14, 1), (20, 2)]),
+    ] {
+        let mut map = map();
+        map.cut(percent);
+        let kept = map.blocks[1].1.iter().map(|stretch| (stretch.first, stretch.pages));
+        assert_eq!(kept.collect::<Vec<_>>(), expected, "{percent} %");
+    }
+}
