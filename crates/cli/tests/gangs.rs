@@ -32,8 +32,9 @@ fn begin(host: &Host, args: &[&str], says: &str) -> Child {
     child
 }
 
-/// Slow enough to be still under way when something happens.
-const SLOWLY: [&str; 5] = ["--parallel", "1", "--limit", "1M", "--json"];
+/// Slow enough to be still under way when something happens, also while the VM stands
+/// still.
+const SLOWLY: [&str; 7] = ["--parallel", "1", "--limit", "1M", "--blackout-max", "60", "--json"];
 
 fn slowly<'a>(moves: &[&'a str]) -> Vec<&'a str> {
     ["gang"].iter().chain(moves).chain(&SLOWLY).copied().collect()
