@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use crate::batch::SLOT_BYTES;
 use crate::pool::{PoolClosed, Slot};
@@ -47,8 +47,6 @@ struct Member {
     limit: usize,
     waiting: usize,
     closed: bool,
-    /// Bytes outside of pools: all of them are in use.
-    is_aside: bool,
     freed: Arc<Condvar>,
 }
 
@@ -151,10 +149,8 @@ impl State {
 
     /// As many buffers are kept as the pools can use at once, no more.
     fn trim(&mut self) {
-        let aside: usize = self.members().filter(|one| one.is_aside).map(|one| one.minimum).sum();
-        let pools = self.members().filter(|one| !one.is_aside);
-        let limits = pools.map(|one| one.limit).fold(0, usize::saturating_add);
-        let keep = limits.min(self.total - aside).saturating_sub(self.out);
+        let limits = self.members().map(|one| one.limit).fold(0, usize::saturating_add);
+        let keep = limits.min(self.total).saturating_sub(self.out);
         self.free.truncate(keep);
     }
 
@@ -194,27 +190,13 @@ impl Budget {
         Arc::new(Self { state: Mutex::new(state) })
     }
 
-    /// Sets bytes aside for memory that comes from no pool, until the answer is
-    /// dropped: what is neither promised nor lent now, and at most so much. Does not
-    /// wait.
-    pub fn set_aside(self: &Arc<Self>, most_bytes: usize) -> SetAside {
-        let mut state = self.state.lock();
-        // Nobody is owed while there is something common.
-        let slots = (most_bytes / SLOT_BYTES).min(state.common).min(state.total - state.promised);
-        let aside = Member { minimum: slots, is_aside: true, ..Member::new(Arc::default()) };
-        let place = state.admit(aside).expect("that much is left");
-        state.trim();
-        drop(state);
-        SetAside { budget: Arc::clone(self), place, bytes: slots * SLOT_BYTES }
-    }
-
     /// What there is.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.state.lock().total * SLOT_BYTES
     }
 
-    /// What is promised to pools, and set aside.
+    /// What is promised to pools.
     #[must_use]
     pub fn promised_bytes(&self) -> usize {
         self.state.lock().promised * SLOT_BYTES
@@ -290,11 +272,8 @@ impl Budget {
     }
 
     pub(crate) fn leave(&self, seat: &Seat) {
-        self.leave_place(&mut self.state.lock(), seat.place);
-    }
-
-    fn leave_place(&self, state: &mut MutexGuard<'_, State>, place: usize) {
-        state.leave(place);
+        let mut state = self.state.lock();
+        state.leave(seat.place);
         state.trim();
         state.wake(true);
     }
@@ -317,7 +296,6 @@ impl Member {
             limit: 0,
             waiting: 0,
             closed: false,
-            is_aside: false,
             freed,
         }
     }
@@ -328,29 +306,6 @@ impl Member {
 pub(crate) struct Seat {
     place: usize,
     freed: Arc<Condvar>,
-}
-
-/// Bytes of a budget that are outside of its pools. Dropping it gives them back.
-#[derive(Debug)]
-#[must_use = "the bytes are given back when this is dropped"]
-pub struct SetAside {
-    budget: Arc<Budget>,
-    place: usize,
-    bytes: usize,
-}
-
-impl SetAside {
-    /// How many they are.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for SetAside {
-    fn drop(&mut self) {
-        self.budget.leave_place(&mut self.budget.state.lock(), self.place);
-    }
 }
 
 /// A limit in slots, at least one.
@@ -371,7 +326,6 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Join { limit: usize },
-        SetAside { slots: usize },
         Take(usize),
         GiveBack(usize),
         Limit(usize, usize),
@@ -382,7 +336,6 @@ mod tests {
         let which = 0..8_usize;
         prop_oneof![
             1 => (1..20_usize).prop_map(|limit| Step::Join { limit }),
-            1 => (0..6_usize).prop_map(|slots| Step::SetAside { slots }),
             8 => which.clone().prop_map(Step::Take),
             6 => which.clone().prop_map(Step::GiveBack),
             1 => (which.clone(), 1..20_usize).prop_map(|(one, limit)| Step::Limit(one, limit)),
@@ -398,10 +351,9 @@ mod tests {
         prop_assert_eq!(sum(|one| one.minimum), state.promised);
         prop_assert_eq!(sum(|one| one.out), state.out);
         prop_assert!(state.promised <= state.total);
-        let aside = sum(|one| if one.is_aside { one.backed } else { 0 });
-        prop_assert!(state.out + aside <= state.total, "the bound holds");
+        prop_assert!(state.out <= state.total, "the bound holds");
         prop_assert!(state.common == 0 || sum(Member::owed) == 0, "debts first");
-        for member in state.members().filter(|one| !one.is_aside && one.owed() == 0) {
+        for member in state.members().filter(|one| one.owed() == 0) {
             let below = member.out < member.minimum.min(member.limit);
             prop_assert!(!below || state.may_take(member), "a minimum can always be had");
         }
@@ -428,11 +380,6 @@ mod tests {
                         let place = state.admit(Member { minimum, limit, ..member() });
                         prop_assert_eq!(place.is_ok(), fits);
                     }
-                    Step::SetAside { slots } => {
-                        let fits = state.promised + slots <= total;
-                        let aside = Member { minimum: slots, is_aside: true, ..member() };
-                        prop_assert_eq!(state.admit(aside).is_ok(), fits);
-                    }
                     Step::Take(nth) => {
                         if let Some(place) = one(nth) {
                             let before = state.member(place).out;
@@ -447,7 +394,7 @@ mod tests {
                         }
                     }
                     Step::Limit(nth, limit) => {
-                        if let Some(place) = one(nth).filter(|place| !state.member(*place).is_aside) {
+                        if let Some(place) = one(nth) {
                             state.member(place).limit = limit;
                         }
                     }
@@ -532,27 +479,6 @@ mod tests {
             kept.extend((0..4).map(|_| pool.take().unwrap()));
         }
         assert_eq!(budget.out_bytes(), budget.bytes());
-    }
-
-    #[test]
-    fn only_what_nobody_has_is_set_aside_and_given_back() {
-        let budget = Budget::new(12 * SLOT_BYTES);
-        let pool = Pool::within(&budget, usize::MAX).unwrap();
-        let out: Vec<_> = (0..6).map(|_| pool.take().unwrap()).collect();
-        let some = budget.set_aside(2 * SLOT_BYTES + 1);
-        let rest = budget.set_aside(usize::MAX);
-        assert_eq!((some.bytes(), rest.bytes()), (2 * SLOT_BYTES, 4 * SLOT_BYTES));
-        assert_eq!(budget.set_aside(usize::MAX).bytes(), 0);
-        assert!(Pool::within(&budget, usize::MAX).is_err(), "no minimum is left");
-        drop(rest);
-        let more: Vec<_> = (0..4).map(|_| pool.take().unwrap()).collect();
-        thread::scope(|scope| {
-            let one_more = scope.spawn(|| pool.take().map(drop));
-            drop(some);
-            assert_eq!(one_more.join().unwrap(), Ok(()));
-        });
-        drop((out, more));
-        assert_eq!(budget.promised_bytes(), 4 * SLOT_BYTES);
     }
 
     #[test]

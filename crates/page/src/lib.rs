@@ -24,7 +24,7 @@ pub use batch::{BATCH_PAGES, Batch, Body, Fill, PagesMut, SLOT_BYTES};
 pub use block_batch::{
     BLOCK_BYTES_MAX, BlockBatch, BlockIssuer, DiskId, EXTENT_BYTES_MAX, EXTENTS_MAX, Extent, Piece,
 };
-pub use budget::{Budget, BudgetFull, SetAside};
+pub use budget::{Budget, BudgetFull};
 pub use encoding::{
     DecodeError, Decoder, Encoded, Encoder, Encoding, SHRINK_WORTH, encoded_bytes_max,
 };
