@@ -32,7 +32,12 @@ fn ledger(criterion: &mut Criterion) {
     let ledger = Ledger::new([u64::from(RAM_PAGES)]).expect("memory");
     for (name, is_zero) in [("bodies", false), ("zeros", true)] {
         let batch = batch(0, is_zero);
-        group.bench_function(name, |bench| bench.iter(|| ledger.handed_over(&batch)));
+        group.bench_function(name, |bench| {
+            bench.iter(|| {
+                ledger.bodies_handed_over(&batch, batch.bodies(), batch.epoch);
+                ledger.fills_handed_over(&batch, batch.epoch);
+            });
+        });
     }
     assert!(ledger.block(BlockId(0)).is_some());
     let (from, mut to) = (vec![1_u8; BATCH_BYTES], vec![0; BATCH_BYTES]);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytemuck::allocation::try_zeroed_slice_box;
-use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
+use page::{Batch, BlockId, Body, Epoch, PAGE_BYTES, PageIndex};
 
 use crate::entry::{Delivery, Entry};
 use crate::fingerprint::Fingerprint;
@@ -58,18 +58,24 @@ impl Ledger {
         self.blocks.iter().map(|block| block.entries.len() as u64).sum()
     }
 
-    /// QEMU handed this over at the source.
-    pub fn handed_over(&self, batch: &Batch) {
+    /// QEMU hands these bodies of a batch over at the source, in this epoch.
+    pub fn bodies_handed_over(&self, batch: &Batch, bodies: &[Body], epoch: Epoch) {
         let Some(block) = self.block(batch.block) else { return };
         let mut writing = block.write();
-        for &body in batch.bodies() {
+        for &body in bodies {
             let fingerprint = Fingerprint::of(batch.bytes_of(body));
-            writing.handed_over(body.page, fingerprint, batch.epoch);
+            writing.handed_over(body.page, fingerprint, epoch);
         }
+    }
+
+    /// QEMU hands the fills of a batch over at the source, in this epoch.
+    pub fn fills_handed_over(&self, batch: &Batch, epoch: Epoch) {
+        let Some(block) = self.block(batch.block) else { return };
+        let mut writing = block.write();
         for fill in batch.fills() {
             let fingerprint = Fingerprint::of_fill(fill.byte);
             for page in (fill.first.0..).take(fill.count as usize) {
-                writing.handed_over(PageIndex(page), fingerprint, batch.epoch);
+                writing.handed_over(PageIndex(page), fingerprint, epoch);
             }
         }
     }

@@ -117,7 +117,8 @@ fn hand_over(ledger: &Ledger, dice: &mut Dice) -> (Vec<Delivered>, Last) {
                     let (block, bytes) = (BlockId(block), content.bytes());
                     deliveries.push(Delivered { block, epoch, page, bytes, fill, by });
                 }
-                ledger.handed_over(&batch);
+                ledger.bodies_handed_over(&batch, batch.bodies(), batch.epoch);
+                ledger.fills_handed_over(&batch, batch.epoch);
             }
         }
     }

@@ -6,6 +6,7 @@ use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 
 use crate::accept::Shared;
 use crate::error::TapError;
+use crate::output::Output;
 
 /// Fill runs after which a batch goes on, and guest bytes of fills: zero pages
 /// take no room in a buffer, but they are not to be late either.
@@ -27,13 +28,14 @@ impl<'t> Filling<'t> {
         Self { shared, reader, batch: None, fill_pages: 0 }
     }
 
-    /// A batch for pages of `block` and `epoch` that takes `bodies` more.
+    /// A batch for pages of `block` and `epoch` that takes `bodies` more, and where
+    /// it will go.
     pub(crate) fn batch(
         &mut self,
         block: BlockId,
         epoch: Epoch,
         bodies: usize,
-    ) -> Result<&mut Batch, TapError> {
+    ) -> Result<(&mut Batch, &dyn Output), TapError> {
         let fits = self.batch.as_ref().is_some_and(|batch| {
             batch.block == block && batch.epoch == epoch && batch.room() >= bodies
         });
@@ -44,7 +46,8 @@ impl<'t> Filling<'t> {
             batch.epoch = epoch;
             self.batch = Some(batch);
         }
-        self.batch.as_mut().ok_or(TapError::Stopped)
+        let batch = self.batch.as_mut().ok_or(TapError::Stopped)?;
+        Ok((batch, &*self.shared.output))
     }
 
     /// Adds one page of a repeated byte.
@@ -55,7 +58,7 @@ impl<'t> Filling<'t> {
         page: PageIndex,
         byte: u8,
     ) -> Result<(), TapError> {
-        let batch = self.batch(block, epoch, 0)?;
+        let (batch, _) = self.batch(block, epoch, 0)?;
         batch.push_fill(page, byte);
         let full = batch.fills().len() >= FILLS_MAX;
         self.fill_pages += 1;

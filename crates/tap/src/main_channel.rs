@@ -92,7 +92,9 @@ impl Reader<'_> {
             let mut ended = false;
             idle = false;
             let step = loop {
+                let bodies = batch.bodies().len();
                 let progress = self.parse(&mut splitter, &mut batch, start, filled)?;
+                self.shared.output.arrived(&batch, bodies);
                 start += progress.consumed;
                 let Step::More { need } = progress.step else { break progress.step };
                 if batch.is_empty() {

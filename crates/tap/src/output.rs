@@ -35,6 +35,11 @@ pub trait Output: Send + Sync + 'static {
     /// To end the tap.
     fn head(&self, head: Head) -> Result<(), Stopped>;
 
+    /// Bodies of a batch from this number on are there. Said of all of them before
+    /// the batch is handed on, and as soon as they are read: what looks at their
+    /// bytes now finds them in the processor's cache.
+    fn arrived(&self, _batch: &Batch, _first: usize) {}
+
     /// Pages. From all threads at once; epochs tell which version is newer.
     ///
     /// # Errors

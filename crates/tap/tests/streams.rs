@@ -1,5 +1,6 @@
 //! Streams over real sockets: whole, cut short, hostile, and stopped.
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
 
-use page::{Batch, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use page::{Batch, Body, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use stream::multifd::{Init, write_head};
 use stream::{PartSection, write};
@@ -25,6 +26,8 @@ struct Kept {
     pages: Mutex<Vec<Page>>,
     tail: Mutex<Vec<u8>>,
     whole: Mutex<(Vec<u8>, Option<String>)>,
+    /// Bodies that were said to be there, and how many times.
+    arrived: Mutex<HashMap<Page, u32>>,
     slow: bool,
 }
 
@@ -34,7 +37,21 @@ impl Output for Kept {
         Ok(())
     }
 
+    fn arrived(&self, batch: &Batch, first: usize) {
+        let bodies = batch.bodies()[first..].iter();
+        let page =
+            |body: &Body| (batch.block.0, body.page.0, batch.epoch.0, batch.bytes_of(*body)[0]);
+        let mut arrived = self.arrived.lock();
+        bodies.for_each(|body| *arrived.entry(page(body)).or_default() += 1);
+    }
+
     fn batch(&self, batch: Batch) -> Result<(), Stopped> {
+        let mut arrived = self.arrived.lock();
+        for body in batch.bodies() {
+            let page = (batch.block.0, body.page.0, batch.epoch.0, batch.bytes_of(*body)[0]);
+            assert_eq!(arrived.remove(&page), Some(1), "{page:?} arrives once, and first");
+        }
+        drop(arrived);
         let mut pages = self.pages.lock();
         for body in batch.bodies() {
             let bytes = batch.bytes_of(*body);

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use api::{Audit, Audited};
 use audit::Ledger;
-use page::{Batch, BlockId, Epoch, PageIndex};
+use page::{Batch, BlockId, Body, Epoch, PageIndex};
 use wire::{ToDestination, ToSource};
 
 use super::Source;
@@ -40,9 +40,15 @@ impl HandedOver {
         let _ = self.ledger.set(if self.wanted { Ledger::new(pages) } else { None });
     }
 
-    pub(super) fn take(&self, batch: &Batch) {
+    pub(super) fn bodies(&self, batch: &Batch, bodies: &[Body], epoch: Epoch) {
         if let Some(ledger) = self.ledger() {
-            ledger.handed_over(batch);
+            ledger.bodies_handed_over(batch, bodies, epoch);
+        }
+    }
+
+    pub(super) fn fills(&self, batch: &Batch, epoch: Epoch) {
+        if let Some(ledger) = self.ledger() {
+            ledger.fills_handed_over(batch, epoch);
         }
     }
 

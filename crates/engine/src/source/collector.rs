@@ -67,11 +67,16 @@ impl Output for Collector {
         Ok(())
     }
 
+    fn arrived(&self, batch: &Batch, first: usize) {
+        let bodies = &batch.bodies()[first..];
+        self.handed_over.bodies(batch, bodies, announcer::after(batch.epoch));
+    }
+
     fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
         data_threads::point();
         batch.epoch = announcer::after(batch.epoch);
         self.state.took(&batch);
-        self.handed_over.take(&batch);
+        self.handed_over.fills(&batch, batch.epoch);
         if let Some(naming) = &self.naming {
             naming.hand_over(&mut batch);
             if batch.is_empty() {
