@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use parking_lot::Mutex;
@@ -35,6 +35,24 @@ use reader::Shared;
 
 /// How long a command may take that does nothing long.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where QEMU runs a command.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Band {
+    /// In its main loop, after those before it.
+    In,
+    /// At once, in the thread that reads.
+    Out,
+}
+
+impl Band {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::In => "execute",
+            Self::Out => "exec-oob",
+        }
+    }
+}
 
 /// A connection to one QEMU.
 pub struct Qmp {
@@ -123,7 +141,7 @@ impl Qmp {
         arguments: Value,
         timeout: Duration,
     ) -> Result<Value, QmpError> {
-        self.call("execute", command, arguments, timeout, None)
+        self.call(Band::In, command, arguments, timeout, None)
     }
 
     /// Runs a command that takes an open file, such as `add-fd` or `getfd`.
@@ -136,7 +154,7 @@ impl Qmp {
         command: &str,
         arguments: Value,
     ) -> Result<Value, QmpError> {
-        self.call("execute", command, arguments, TIMEOUT, Some(file))
+        self.call(Band::In, command, arguments, TIMEOUT, Some(file))
     }
 
     /// Runs a command that QEMU executes even while its main loop is blocked
@@ -152,7 +170,7 @@ impl Qmp {
                 desc: "this QEMU offers no out-of-band commands".to_owned(),
             });
         }
-        self.call("exec-oob", command, arguments, TIMEOUT, None)
+        self.call(Band::Out, command, arguments, TIMEOUT, None)
     }
 
     /// Every event from now on. The receiver disconnects when the connection
@@ -196,14 +214,16 @@ impl Qmp {
 
     fn call(
         &self,
-        how: &str,
+        band: Band,
         command: &str,
         arguments: Value,
         timeout: Duration,
         file: Option<BorrowedFd<'_>>,
     ) -> Result<Value, QmpError> {
+        let timed_out = || QmpError::Timeout { command: command.to_owned(), waited: timeout };
+        let deadline = Instant::now() + timeout;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let mut message = json!({ how: command, "id": id });
+        let mut message = json!({ band.verb(): command, "id": id });
         if arguments.as_object().is_some_and(|members| !members.is_empty()) {
             message["arguments"] = arguments;
         }
@@ -211,7 +231,10 @@ impl Qmp {
         text.push(b'\n');
 
         let (answer, answered) = bounded(1);
-        self.shared.expect(id, answer)?;
+        if !self.shared.expect(id, band == Band::In, answer, timeout)? {
+            tracing::debug!(command, "not sent: QEMU answers none of those before it");
+            return Err(timed_out());
+        }
         tracing::trace!(command, id, "to QEMU");
         let written = write(&mut self.writer.lock(), &text, file);
         if let Err(error) = written {
@@ -220,11 +243,11 @@ impl Qmp {
             self.shut_down();
             return Err(QmpError::Closed);
         }
-        let outcome = match answered.recv_timeout(timeout) {
+        let outcome = match answered.recv_deadline(deadline) {
             Ok(outcome) => outcome,
             Err(RecvTimeoutError::Timeout) => {
                 self.shared.forget(id);
-                return Err(QmpError::Timeout { command: command.to_owned(), waited: timeout });
+                return Err(timed_out());
             }
             Err(RecvTimeoutError::Disconnected) => return Err(QmpError::Closed),
         };

@@ -47,8 +47,11 @@ fn end_migration(machine: &Machine) -> Result<bool, QmpError> {
     let Some(before) = Before::read(&machine.dir)? else { return Ok(false) };
     let qmp = &machine.qmp;
     let events = qmp.events_named(&["MIGRATION"]);
-    if Progress::query(qmp, CANCEL_WAIT)?.status.is_going_on() {
-        cancel(qmp, &events)?;
+    match Progress::query(qmp, PROGRESS_WAIT) {
+        Ok(progress) if !progress.status.is_going_on() => {}
+        // One that hangs may do so for this migration's sockets.
+        Ok(_) | Err(QmpError::Timeout { .. }) => drop(cancel(qmp, &events)?),
+        Err(error) => return Err(error),
     }
     before.put_back(qmp, &machine.dir)?;
     Ok(true)

@@ -1,10 +1,11 @@
 //! The thread that reads: answers go to who waits, events to who subscribed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use serde_json::Value;
 
 use super::line::Lines;
@@ -13,6 +14,11 @@ use super::{Event, QmpError};
 /// Events that a subscriber may leave unread. QEMU limits most kinds to one a
 /// second; this is for a guest that makes disk errors as fast as it can.
 const EVENTS_UNREAD_MAX: usize = 4096;
+
+/// In-band commands that QEMU may leave unanswered. It queues eight and then
+/// stops reading, so that what is out of band would no longer be heard either:
+/// and that is what gets a QEMU going again whose main loop is blocked.
+const IN_BAND_MAX: usize = 6;
 
 /// QEMU's error answer.
 pub(super) struct Refusal {
@@ -30,31 +36,54 @@ struct Subscriber {
 #[derive(Default)]
 struct State {
     waiting: HashMap<u64, Answer>,
+    /// Sent in band and not answered, whether or not somebody still waits.
+    in_band: HashSet<u64>,
     subscribers: Vec<Subscriber>,
     closed: bool,
 }
 
 /// What the reader and the callers share.
 #[derive(Default)]
-pub(super) struct Shared(Mutex<State>);
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// An in-band command was answered, or the connection ended.
+    answered: Condvar,
+}
 
 impl Shared {
-    pub(super) fn expect(&self, id: u64, answer: Answer) -> Result<(), QmpError> {
-        let mut state = self.0.lock();
+    /// Says whether the command may be sent: not if QEMU left too many in-band
+    /// ones unanswered all the time.
+    pub(super) fn expect(
+        &self,
+        id: u64,
+        is_in_band: bool,
+        answer: Answer,
+        timeout: Duration,
+    ) -> Result<bool, QmpError> {
+        let mut state = self.state.lock();
+        if is_in_band {
+            let full = |state: &mut State| !state.closed && state.in_band.len() >= IN_BAND_MAX;
+            if self.answered.wait_while_for(&mut state, full, timeout).timed_out() {
+                return Ok(false);
+            }
+        }
         if state.closed {
             return Err(QmpError::Closed);
         }
+        if is_in_band {
+            state.in_band.insert(id);
+        }
         state.waiting.insert(id, answer);
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn forget(&self, id: u64) {
-        self.0.lock().waiting.remove(&id);
+        self.state.lock().waiting.remove(&id);
     }
 
     pub(super) fn subscribe(&self, names: Option<&'static [&'static str]>) -> Receiver<Event> {
         let (to, from) = bounded(EVENTS_UNREAD_MAX);
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         // After the end `to` is dropped here, and the receiver says so.
         if !state.closed {
             state.subscribers.push(Subscriber { names, to });
@@ -63,7 +92,7 @@ impl Shared {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.0.lock().closed
+        self.state.lock().closed
     }
 
     fn answer(&self, message: &Value) {
@@ -71,8 +100,15 @@ impl Shared {
             tracing::debug!(%message, "QMP answered nobody");
             return;
         };
-        // Nobody waits any more after a timeout.
-        let Some(answer) = self.0.lock().waiting.remove(&id) else { return };
+        let answer = {
+            let mut state = self.state.lock();
+            if state.in_band.remove(&id) {
+                self.answered.notify_one();
+            }
+            // Nobody waits any more after a timeout.
+            let Some(answer) = state.waiting.remove(&id) else { return };
+            answer
+        };
         let outcome = match message.get("return") {
             Some(value) => Ok(value.clone()),
             None => Err(Refusal {
@@ -84,7 +120,7 @@ impl Shared {
     }
 
     fn tell(&self, event: &Event) {
-        self.0.lock().subscribers.retain(|subscriber| {
+        self.state.lock().subscribers.retain(|subscriber| {
             if subscriber.names.is_some_and(|names| !names.contains(&event.name.as_str())) {
                 return true;
             }
@@ -102,11 +138,12 @@ impl Shared {
     }
 
     fn close(&self) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.closed = true;
         // Dropping their senders wakes everybody who waits.
         state.waiting.clear();
         state.subscribers.clear();
+        self.answered.notify_all();
     }
 }
 

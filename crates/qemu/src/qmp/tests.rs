@@ -127,6 +127,32 @@ fn no_answer_is_a_timeout_and_a_late_one_is_dropped() {
     player.join().unwrap();
 }
 
+/// As QEMU: with eight commands unanswered it reads no more.
+#[test]
+fn what_is_out_of_band_is_heard_however_many_were_left_unanswered() {
+    let unanswered = Mutex::new(Vec::new());
+    let (_dir, qmp, player) = played(move |command| {
+        let mut unanswered = unanswered.lock();
+        unanswered.push(command["id"].clone());
+        if command["exec-oob"] != "yank" {
+            return (unanswered.len() < 8).then(String::new);
+        }
+        let answer = |id| format!("{{\"return\": {{}}, \"id\": {id}}}\n");
+        Some(unanswered.drain(..).map(answer).collect())
+    });
+    let qmp = qmp.unwrap();
+    for _ in 0..2 {
+        for _ in 0..10 {
+            let asked = qmp.execute_within("query-migrate", json!({}), Duration::from_millis(5));
+            assert!(matches!(asked, Err(QmpError::Timeout { .. })));
+        }
+        // QEMU answers what was left, and there is room again.
+        qmp.execute_oob("yank", json!({})).unwrap();
+    }
+    drop(qmp);
+    player.join().unwrap();
+}
+
 #[test]
 fn garbage_ends_the_connection() {
     for garbage in ["}{\n", "\u{0}\u{1}\n", "[[[[\n", "{\"event\": \n", "nul\n"] {
