@@ -353,6 +353,7 @@ pub fn prepared() -> ToSource {
         qemu: "10.0.0".to_owned(),
         notes: Vec::new(),
         sharing: false,
+        storage_notes: Vec::new(),
         storage: Vec::new(),
     })
 }

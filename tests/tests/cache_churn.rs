@@ -36,7 +36,7 @@ fn of_files_nothing_is_lost() {
             |now: &BTreeMap<String, u64>| DEEDS.iter().all(|deed| now[*deed] > before[*deed]);
         until("each thing was done", || grew(&deeds(&guest, "on")));
         let before = deeds(&guest, "on");
-        let moving = world.begin(&guest, from, &["--shared-disks", "--storage", "auto"]);
+        let moving = world.begin(&guest, from, &["--shared-disks"]);
         let report = world.arrive(&guest, from, moving);
         let after = deeds(&guest, "off");
         let total = |deeds: &BTreeMap<String, u64>| deeds.values().sum::<u64>();

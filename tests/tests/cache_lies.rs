@@ -11,7 +11,7 @@ use lab::hosts::Link;
 const NAME: &str = "web1";
 /// What an agent has at most, without the memory of its VM.
 const AGENT_BYTES_MAX: u64 = 250 * MIB;
-const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "auto"];
+const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "on"];
 
 /// Its agents hold back little, so that most of memory waits for what is said.
 fn world(link: Link) -> World {

@@ -18,7 +18,7 @@ use lab::hosts::Link;
 const NAME: &str = "web1";
 /// Longer than an answer is waited for.
 const STALLED: Duration = Duration::from_secs(8);
-const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "auto"];
+const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "on"];
 
 /// Changes on disk each page of the second half of a map; done twice, nothing is
 /// changed.

@@ -11,6 +11,7 @@ use lab::hosts::Link;
 /// The same content in each, written with the same seed.
 const COMMON: u64 = 48 * MIB;
 const SHARE: [&str; 2] = ["--share", "host"];
+const OFF: [&str; 2] = ["--share", "off"];
 
 fn twin(name: &str) -> GuestSpec {
     end_to_end::twin(name, "160M", COMMON, 0)
@@ -44,7 +45,7 @@ fn what_runs_at_the_destination_is_not_sent() {
     let guests = ["web1", "web2"].map(|name| world.boot(&twin(name)));
     // It is looked at where it is, also by an agent that starts anew.
     world.wait_looked_at(Side::A, "web1");
-    let first = moved(&world, &guests[0], &[]);
+    let first = moved(&world, &guests[0], &OFF);
     assert_eq!(first.named_bytes, 0);
     world.kill_agent(Side::B);
     world.start_agent(Side::B);
@@ -102,7 +103,7 @@ fn a_vm_takes_its_domain_along() {
         boot(&world, "web4", "red"),
     ];
     let arguments: [&[&str]; 4] =
-        [&[], &SHARE, &SHARE, &["--share", "host", "--share-domain", "blue"]];
+        [&OFF, &SHARE, &SHARE, &["--share", "host", "--share-domain", "blue"]];
     let mut named = Vec::new();
     for (guest, arguments) in guests.iter().zip(arguments) {
         named.push(moved(&world, guest, arguments).named_bytes);
@@ -128,7 +129,7 @@ fn a_dry_run_tells_what_need_not_be_sent() {
     let mut world = world();
     let guests = ["web1", "web2", "web3"].map(|name| world.boot(&twin(name)));
     // One is there already, and brings what all have.
-    moved(&world, &guests[0], &[]);
+    moved(&world, &guests[0], &OFF);
     let evacuate = ["evacuate", "host-a", "--share", "host", "--json"];
     let dry = |world: &World| -> GangPlan {
         let said = world.tells(Side::B, &[&evacuate[..], &["--dry-run"]].concat());

@@ -184,7 +184,7 @@ fn is_told_after_a_move() {
     }
 }
 
-const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "auto"];
+const FROM_DISKS: [&str; 3] = ["--shared-disks", "--storage", "on"];
 
 /// What its disks have need not cross the network, and arrives as it was.
 #[test]
@@ -193,10 +193,10 @@ fn comes_from_its_disks() {
     let guest = world.boot(&with_files(&world));
     let cached = cached_pages(&guest);
     wait_helper(&world, Side::A, NAME);
-    let report = world.migrate(&guest, Side::A, &["--shared-disks"]);
-    assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "nobody said so");
-    for from in [Side::B, Side::A] {
-        let moved = world.migrate(&guest, from, &FROM_DISKS);
+    let report = world.migrate(&guest, Side::A, &["--shared-disks", "--storage", "off"]);
+    assert_eq!((report.stored_bytes, report.storage_read_bytes), (0, 0), "it is off");
+    for (from, args) in [(Side::B, &FROM_DISKS[..]), (Side::A, &["--shared-disks"])] {
+        let moved = world.migrate(&guest, from, args);
         let pages = moved.stored_bytes / 4096;
         println!("{pages} of {cached} pages from disks; {} bytes on the wire", moved.wire_bytes);
         assert!(pages * 2 > cached, "{pages} of {cached}; {:?}", moved.notes);
@@ -259,11 +259,12 @@ fn refuses_a_second_one(world: &World) {
 fn of_a_guest_without_a_helper_is_not_told() {
     let world = World::new(Link::one(1000));
     let guest = world.boot(&with_port(&world));
-    let report = world.migrate(&guest, Side::A, &["--storage", "auto"]);
-    assert_eq!(report.stored_bytes, 0);
     let is_said = |note: &String| note.starts_with("no page is read from storage: ");
-    assert!(report.notes.iter().any(is_said), "{:?}", report.notes);
-    drop(world.migrate(&guest, Side::B, &[]));
+    for (from, args, says) in [(Side::A, &["--storage", "on"][..], true), (Side::B, &[], false)] {
+        let report = world.migrate(&guest, from, args);
+        assert_eq!(report.stored_bytes, 0);
+        assert_eq!(report.notes.iter().any(is_said), says, "{args:?}: {:?}", report.notes);
+    }
     let stream = guest_port::connect(&socket(&world, Side::A, NAME)).unwrap();
     let patience = Patience { greeting: Duration::from_secs(1), all: Duration::from_secs(30) };
     let limits = guest_port::limits(end_to_end::files::RAM_BYTES);

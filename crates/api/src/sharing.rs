@@ -6,10 +6,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Share {
-    /// From nowhere.
+    /// As far as both hosts are configured for it; where they are not, nothing is
+    /// said of it.
     #[default]
+    Auto,
+    /// From nowhere.
     Off,
-    /// From VMs on the destination host, and such that are on their way there.
+    /// From VMs on the destination host, and those on their way there.
     Host,
     /// From those of all hosts of its rack.
     Rack,

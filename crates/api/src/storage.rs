@@ -9,11 +9,14 @@ use crate::helper_budget::HelperBudget;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReadDisks {
-    /// They are not.
+    /// Those that the guest's helper names, where the disks can be read. Without a
+    /// helper nothing is said of it.
     #[default]
-    Off,
-    /// What the guest's helper says that disks have, where these can be read.
     Auto,
+    /// They are not.
+    Off,
+    /// As `Auto`, and the report says why not where they are not.
+    On,
 }
 
 /// How storage is used that both hosts see.

@@ -7,7 +7,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 pub(crate) struct SharingArgs {
     /// Where pages may come from that need not be sent, because a VM of the same
     /// sharing domain has the same content
-    #[arg(long, value_enum, default_value_t = ShareArg::Off)]
+    #[arg(long, value_enum, default_value_t = ShareArg::Auto)]
     pub(crate) share: ShareArg,
     /// The VM's sharing domain from now on: only VMs of the same one have content in
     /// common [default: the one that it has]
@@ -23,9 +23,11 @@ impl From<SharingArgs> for Sharing {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShareArg {
+    /// As far as both hosts are configured for it
+    Auto,
     /// From nowhere
     Off,
-    /// From VMs on the destination host, and such that are on their way there
+    /// From VMs on the destination host, and those on their way there
     Host,
     /// From those of all hosts of its rack
     Rack,
@@ -34,6 +36,7 @@ pub(crate) enum ShareArg {
 impl From<ShareArg> for Share {
     fn from(arg: ShareArg) -> Self {
         match arg {
+            ShareArg::Auto => Self::Auto,
             ShareArg::Off => Self::Off,
             ShareArg::Host => Self::Host,
             ShareArg::Rack => Self::Rack,

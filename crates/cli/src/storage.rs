@@ -7,7 +7,7 @@ use clap::{Args as ClapArgs, ValueEnum};
 pub(crate) struct StorageArgs {
     /// Whether the destination reads pages from the VM's disks that have the same
     /// content, by what the helper in the guest says
-    #[arg(long, value_enum, default_value_t = StorageArg::Off)]
+    #[arg(long, value_enum, default_value_t = StorageArg::Auto)]
     pub(crate) storage: StorageArg,
     /// The most that is read from storage, in bits per second: 500M, 2G
     #[arg(long, value_name = "RATE")]
@@ -35,17 +35,20 @@ impl From<StorageArgs> for FromStorage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StorageArg {
-    /// It does not
-    Off,
     /// Where the guest has a helper and the disks can be read
     Auto,
+    /// It does not
+    Off,
+    /// As auto, and the report says why not where it does not
+    On,
 }
 
 impl From<StorageArg> for ReadDisks {
     fn from(arg: StorageArg) -> Self {
         match arg {
-            StorageArg::Off => Self::Off,
             StorageArg::Auto => Self::Auto,
+            StorageArg::Off => Self::Off,
+            StorageArg::On => Self::On,
         }
     }
 }

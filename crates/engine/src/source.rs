@@ -27,6 +27,7 @@ mod saying;
 mod settle;
 mod stale_filter;
 mod start;
+mod storage_notes;
 mod stream_state;
 mod throttle;
 mod undo;

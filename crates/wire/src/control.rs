@@ -108,6 +108,10 @@ pub struct SharingOrder {
     /// Content may come from other hosts of the destination's rack.
     #[serde(default)]
     pub rack: bool,
+    /// Nobody asked for it by name: what the destination is not configured for is
+    /// no news.
+    #[serde(default)]
+    pub auto: bool,
 }
 
 /// Which disks pages may be read from, and how these are named.
@@ -154,6 +158,9 @@ pub struct Prepared {
     pub qemu: String,
     /// Features not used at the destination, and why.
     pub notes: Vec<String>,
+    /// Why pages are not read from storage, or not well.
+    #[serde(default)]
+    pub storage_notes: Vec<String>,
     /// Pages may come by name, as was ordered.
     #[serde(default)]
     pub sharing: bool,

@@ -64,14 +64,9 @@ fn spec(world: &World) -> GuestSpec {
 impl Plan {
     /// What its migration is told.
     fn arguments(&self) -> Vec<&'static str> {
-        let mut told = vec!["--shared-disks"];
-        if self.share {
-            told.extend(["--share", "host"]);
-        }
-        if self.storage {
-            told.extend(["--storage", "auto"]);
-        }
-        told
+        let share = if self.share { "host" } else { "off" };
+        let storage = if self.storage { "on" } else { "off" };
+        vec!["--shared-disks", "--share", share, "--storage", storage]
     }
 }
 

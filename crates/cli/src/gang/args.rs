@@ -127,7 +127,7 @@ pub(crate) struct HowArgs {
     #[arg(long, value_name = "LIST")]
     pub(super) cpus: Option<Cpus>,
     /// Where pages may come from that need not be sent, because a VM of the same
-    /// sharing domain has the same content [default: off]
+    /// sharing domain has the same content [default: auto]
     #[arg(long, value_enum)]
     pub(super) share: Option<ShareArg>,
     /// The VMs' sharing domain from now on: only VMs of the same one have content in
@@ -135,7 +135,7 @@ pub(crate) struct HowArgs {
     #[arg(long, value_name = "LABEL")]
     pub(super) share_domain: Option<String>,
     /// Whether the destinations read pages from the VMs' disks that have the same
-    /// content, by what helpers in the guests say [default: off]
+    /// content, by what helpers in the guests say [default: auto]
     #[arg(long, value_enum)]
     pub(super) storage: Option<StorageArg>,
     /// The most that is read from storage for each VM, in bits per second

@@ -138,7 +138,7 @@ impl Arrival<'_> {
         let mut keeper = Keeper::new(arriving, Arc::clone(&self.link), Arc::clone(&self.lanes));
         let mut driver = self.open_journal(&order, &keeper)?;
         let wanted = Wanted {
-            sharing: order.sharing.as_ref().map(|wanted| self.agree(wanted)),
+            sharing: order.sharing.as_ref().map(|wanted| self.agree(wanted)).unwrap_or_default(),
             storage: order.storage.clone(),
             audit: order.audit,
         };

@@ -13,12 +13,14 @@ use wire::StorageOrder;
 
 use super::Source;
 use super::guest_page_cache::{Asking, GuestPageCache, Room};
+use super::storage_notes::StorageNotes;
 
 /// Pages that the destination may read from the VM's disks.
 pub(super) struct FromDisks {
     pub(super) cached: Arc<GuestPageCache>,
     _asking: Asking,
     pub(super) order: StorageOrder,
+    pub(super) notes: Arc<StorageNotes>,
 }
 
 impl FromDisks {
@@ -35,13 +37,19 @@ impl Source<'_> {
         if self.request.storage.read == ReadDisks::Off {
             return None;
         }
-        let begun = self.try_to_ask(ram, moving);
-        begun
-            .map_err(|why| self.report_builder.note(format!("no page is read from storage: {why}")))
-            .ok()
+        let report_builder = Arc::clone(&self.report_builder);
+        let report = move |note| report_builder.note(note);
+        let notes = Arc::new(StorageNotes::new(self.request.storage.read, report));
+        let begun = self.try_to_ask(ram, moving, &notes);
+        begun.map_err(|why| notes.note(format!("no page is read from storage: {why}"))).ok()
     }
 
-    fn try_to_ask(&self, ram: &RamBlocks, moving: &[Disk]) -> Result<FromDisks, String> {
+    fn try_to_ask(
+        &self,
+        ram: &RamBlocks,
+        moving: &[Disk],
+        notes: &Arc<StorageNotes>,
+    ) -> Result<FromDisks, String> {
         if ram.reached.is_empty() {
             // What is named is read there.
             let why = ram.notes.first().map_or("it has none that is large", String::as_str);
@@ -71,10 +79,9 @@ impl Source<'_> {
         let (budget, share) = (budget(self.request.storage.helper), self.request.storage.share);
         let pools = self.pools.as_ref().ok_or("it has no buffers")?;
         let bounds = (budget, Room::beside(pools.bound_bytes));
-        let (asking, cached) =
-            Asking::start(machine, disks, ram, bounds, share, &self.report_builder)
-                .map_err(|error| error.to_string())?;
-        Ok(FromDisks { cached, _asking: asking, order })
+        let (asking, cached) = Asking::start(machine, disks, ram, bounds, share, notes)
+            .map_err(|error| error.to_string())?;
+        Ok(FromDisks { cached, _asking: asking, order, notes: Arc::clone(notes) })
     }
 }
 

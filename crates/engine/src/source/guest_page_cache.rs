@@ -26,7 +26,7 @@ use qemu::guest_port::{self, Patience};
 use qemu::machine::Machine;
 use qemu::ram_blocks::RamBlocks;
 
-use crate::report_builder::ReportBuilder;
+use super::storage_notes::StorageNotes;
 use bits::Bits;
 use map::{Map, Parts, on_disks, stretches};
 pub(super) use map::{OnDisk, Places, Room};
@@ -182,18 +182,17 @@ impl Asking {
         ram: &RamBlocks,
         (budget, room): (Budget, Room),
         percent: Option<u8>,
-        report_builder: &Arc<ReportBuilder>,
+        notes: &Arc<StorageNotes>,
     ) -> std::io::Result<(Self, Arc<GuestPageCache>)> {
         let (cached, stream) = (Arc::<GuestPageCache>::default(), Arc::<Mutex<_>>::default());
         let blocks = ram.reached.iter().map(|block| (block.name.clone(), block.bytes)).collect();
         let thread = thread::Builder::new().name("guest-asked".to_owned()).spawn({
-            let (machine, report_builder) = (Arc::clone(machine), Arc::clone(report_builder));
+            let (machine, notes) = (Arc::clone(machine), Arc::clone(notes));
             let (cached, stream) = (Arc::clone(&cached), Arc::clone(&stream));
             move || {
                 let asking = Ask { machine: &machine, disks: &disks, blocks, budget, percent };
-                let noted = |note: String| report_builder.note(note);
-                if let Err(why) = asking.ask(room, &stream, &cached, &noted) {
-                    noted(cached.without_the_rest(&why));
+                if let Err(why) = asking.ask(room, &stream, &cached, &notes) {
+                    notes.note(cached.without_the_rest(&why));
                 }
                 cached.knows_all();
                 // QEMU serves one at a time, and the helper waits for whom it answers.
@@ -231,7 +230,7 @@ impl Ask<'_> {
         mut room: Room,
         shared: &Mutex<Option<UnixStream>>,
         cached: &GuestPageCache,
-        note: &dyn Fn(String),
+        notes: &StorageNotes,
     ) -> Result<(), String> {
         let Self { machine, blocks, budget, .. } = self;
         let said = |error: &dyn std::fmt::Display| error.to_string();
@@ -243,16 +242,17 @@ impl Ask<'_> {
         let patience = Patience::of(*budget);
         let mut looked_at = 0;
         let mut understood = |part: CacheMap| {
-            let (map, notes) = self.understood(&part, &memory, looked_at);
+            notes.helper_answers();
+            let (map, unread) = self.understood(&part, &memory, looked_at);
             looked_at = part.devices().len();
-            notes.into_iter().for_each(note);
+            unread.into_iter().for_each(|note| notes.note(note));
             map
         };
         let mut is_full = false;
         let mut learn = |map: Map| {
             let (map, is_all) = room.take(map);
             if !is_all && !std::mem::replace(&mut is_full, true) {
-                note(NO_ROOM.to_owned());
+                notes.note(NO_ROOM);
             }
             cached.learn(map);
         };
@@ -269,7 +269,8 @@ impl Ask<'_> {
             let heard = port.ask_in_parts(limits, *budget, patience, &mut part);
             heard.map_err(|error| said(&error))?
         };
-        unfinished(summary.end).into_iter().for_each(note);
+        notes.helper_answers();
+        unfinished(summary.end).into_iter().for_each(|note| notes.note(note));
         Ok(())
     }
 

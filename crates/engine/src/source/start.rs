@@ -119,6 +119,9 @@ impl Source<'_> {
         for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
             self.report_builder.note(note);
         }
+        if let Some(storage) = &self.storage {
+            prepared.storage_notes.iter().for_each(|note| storage.notes.note(note));
+        }
         let theirs = Reason::new(prepared.qemu.as_str()).into();
         let qemu = [self.vm.machine.version.clone(), theirs];
         let prepare_s = self.report_builder.elapsed_s();
@@ -138,17 +141,21 @@ impl Source<'_> {
 
     /// What the destination is asked for, for pages to go by name.
     fn sharing(&self) -> Option<SharingOrder> {
-        if self.request.sharing.share == Share::Off {
-            return None;
-        }
+        let (rack, auto) = match self.request.sharing.share {
+            Share::Off => return None,
+            Share::Auto => (true, true),
+            Share::Host => (false, false),
+            Share::Rack => (true, false),
+        };
         let Some(sharing) = &self.local.sharing else {
-            self.report_builder.note("content is not shared: the agent here is told not to");
+            if !auto {
+                self.report_builder.note("content is not shared: the agent here is told not to");
+            }
             return None;
         };
         let domain = self.domain();
         let print = sharing.key(&domain).print().to_string();
-        let rack = self.request.sharing.share == Share::Rack;
-        Some(SharingOrder { domain, print, rack })
+        Some(SharingOrder { domain, print, rack, auto })
     }
 
     /// What names pages, if the destination takes names.
@@ -168,9 +175,8 @@ impl Source<'_> {
             (None, Some(storage)) => storage.key(),
             (None, None) => return None,
         };
-        if storage.is_some() && !held {
-            self.report_builder
-                .note("no page is read from storage: this QEMU can't be held for it");
+        if let Some(storage) = storage.filter(|_| !held) {
+            storage.notes.note("no page is read from storage: this QEMU can't be held for it");
         }
         let cached = storage.map(|storage| (Arc::clone(&storage.cached), prepared.storage.clone()));
         Some(Arc::new(Naming {

@@ -42,7 +42,7 @@ impl Planner<'_> {
             let sample = content.sample.clone().thinned(coarsest);
             let estimate = tally.add(&sample, |hint| there.contains(&hint));
             if content.rounds == 0 {
-                self.notes.push(format!(
+                self.note(format!(
                     "{} on {} has not been looked at whole yet, so it may share more",
                     one.vm.name, one.from
                 ));
@@ -50,6 +50,13 @@ impl Planner<'_> {
             shares.push(Some(parts(estimate.of_pages(content.pages))));
         }
         shares
+    }
+
+    /// By default what isn't known is no news.
+    fn note(&mut self, note: String) {
+        if self.request.options.sharing.share != Share::Auto {
+            self.notes.push(note);
+        }
     }
 
     /// What those contain that go, and those that are where they go to.
@@ -64,7 +71,7 @@ impl Planner<'_> {
         self.ask(hosts.iter().filter(|host| !self.known.contains_key(*host)).cloned().collect());
         for host in hosts {
             if let Some(Err(why)) = self.known.get(&host) {
-                self.notes.push(format!("what VMs on {host} contain isn't known: {why}"));
+                self.note(format!("what VMs on {host} contain isn't known: {why}"));
             }
             let residents = self.residents(&host, chosen);
             wanted.entry(host).or_default().extend(residents);
@@ -79,7 +86,7 @@ impl Planner<'_> {
                     Ok(content) => drop(known.insert(which(host, vm), content)),
                     Err(why) => {
                         let vm = &vm.name;
-                        self.notes.push(format!("what {vm} on {host} contains isn't known: {why}"));
+                        self.note(format!("what {vm} on {host} contains isn't known: {why}"));
                     }
                 }
             }
@@ -93,7 +100,7 @@ impl Planner<'_> {
         let stays = wanted.is_none_or(|domain| *domain == vm.share_domain);
         if !stays {
             let vm = &vm.name;
-            self.notes.push(format!("what {vm} shares in another domain is not known before"));
+            self.note(format!("what {vm} shares in another domain is not known before"));
         }
         stays
     }
@@ -101,7 +108,7 @@ impl Planner<'_> {
     /// The hosts of which one has what the others have too, with a VM on this one.
     fn mates(&self, host: &str) -> Vec<String> {
         let rack = match self.request.options.sharing.share {
-            Share::Rack => self.racks.get(host).and_then(Option::as_ref),
+            Share::Auto | Share::Rack => self.racks.get(host).and_then(Option::as_ref),
             Share::Off | Share::Host => None,
         };
         let Some(rack) = rack else { return vec![host.to_owned()] };

@@ -65,12 +65,13 @@ impl Arrival<'_> {
         let feeder = Arc::new(feeder);
         let ram = RamBlocks::of(machine);
         let mut notes = ram.notes.clone();
-        let told = self.share(machine, wanted, &mut notes)?;
-        let Told { shares, sharing, storage } = told;
+        let Told { shares, sharing, note, storage, storage_notes } = self.share(machine, wanted)?;
+        notes.extend(note);
         let prepared = Prepared {
             token: hex(self.token),
             qemu: machine.version.clone(),
             notes,
+            storage_notes,
             sharing,
             storage,
         };

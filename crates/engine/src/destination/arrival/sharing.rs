@@ -30,13 +30,23 @@ impl Shares {
     }
 }
 
-/// That, or why none may; and what is not used of it.
-pub(super) type Agreed = Result<(Shares, Option<&'static str>), &'static str>;
+/// What pages may come by name by, and what the source is told of it.
+#[derive(Default)]
+pub(super) struct Agreed {
+    shares: Option<Shares>,
+    note: Option<String>,
+}
+
+impl Agreed {
+    fn to_nothing(why: &str) -> Self {
+        Self { shares: None, note: Some(format!("content is not shared: {why}")) }
+    }
+}
 
 /// What the source's order says of how pages come.
 pub(super) struct Wanted {
     /// How content is to be shared.
-    pub(super) sharing: Option<Agreed>,
+    pub(super) sharing: Agreed,
     /// Which disks are to be read.
     pub(super) storage: Option<StorageOrder>,
     /// How it is audited.
@@ -44,61 +54,59 @@ pub(super) struct Wanted {
 }
 
 /// What the source is told of it.
+#[derive(Default)]
 pub(super) struct Told {
     pub(super) shares: Option<Shares>,
     /// Content is shared.
     pub(super) sharing: bool,
+    /// Why it is not, or not as far as was wanted.
+    pub(super) note: Option<String>,
     /// Which disks are read.
     pub(super) storage: Vec<bool>,
+    /// Why others are not.
+    pub(super) storage_notes: Vec<String>,
 }
 
 impl Arrival<'_> {
     /// Whether pages may come by name, as the source wants; or why not.
     pub(super) fn agree(&self, wanted: &SharingOrder) -> Agreed {
         let Some(sharing) = &self.shared.local.sharing else {
-            return Err("the agent at the destination is told not to");
+            if wanted.auto {
+                return Agreed::default();
+            }
+            return Agreed::to_nothing("the agent at the destination is told not to");
         };
         if sharing.key(&wanted.domain).print().to_string() != wanted.print {
-            return Err("both hosts' content.key differ");
+            return Agreed::to_nothing("both hosts' content.key differ");
         }
-        let alone = (wanted.rack && sharing.rack().is_none())
-            .then_some("the agent at the destination knows of no rack, or of no directory");
-        let rack = wanted.rack && alone.is_none();
+        let rack = wanted.rack && sharing.rack().is_some();
+        let note = (rack != wanted.rack && !wanted.auto).then(|| {
+            "content is shared with this host's VMs only: the agent at the destination knows \
+             of no rack, or of no directory"
+                .to_owned()
+        });
         let (sharing, domain) = (Arc::clone(sharing), wanted.domain.clone());
-        Ok((Shares { sharing, domain, rack, keeps: true, disks: None }, alone))
+        Agreed { shares: Some(Shares { sharing, domain, rack, keeps: true, disks: None }), note }
     }
 
-    /// Makes ready for what is agreed on; `notes` say what is not.
+    /// Makes ready for what is agreed on.
     pub(super) fn share(
         &self,
         machine: &Machine,
-        Wanted { sharing: agreed, storage: from_disks, .. }: Wanted,
-        notes: &mut Vec<String>,
+        Wanted { sharing: Agreed { shares, note }, storage: from_disks, .. }: Wanted,
     ) -> Result<Told, End> {
-        let shares = match agreed {
-            None => None,
-            Some(Ok((shares, alone))) => {
-                let text = |why| format!("content is shared with this host's VMs only: {why}");
-                notes.extend(alone.map(text));
-                Some(shares)
-            }
-            Some(Err(why)) => {
-                notes.push(format!("content is not shared: {why}"));
-                None
-            }
-        };
         let sharing = shares.is_some();
         let Some(wanted) = from_disks else {
-            return Ok(Told { shares, sharing, storage: Vec::new() });
+            return Ok(Told { shares, sharing, note, ..Told::default() });
         };
-        let (disks, why) =
+        let (disks, storage_notes) =
             storage::open(machine, &wanted, &self.shared.local, self.lanes.threads());
-        notes.extend(why);
         let storage = disks.opened.iter().map(Option::is_some).collect();
         let shares = match shares {
             Some(shares) => shares,
             None => Shares::alone(&wanted).map_err(End::failed)?,
         };
-        Ok(Told { shares: Some(Shares { disks: Some(disks), ..shares }), sharing, storage })
+        let shares = Some(Shares { disks: Some(disks), ..shares });
+        Ok(Told { shares, sharing, note, storage, storage_notes })
     }
 }
