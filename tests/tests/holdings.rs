@@ -45,12 +45,13 @@ fn what_runs_at_the_destination_is_not_sent() {
     let guests = ["web1", "web2"].map(|name| world.boot(&twin(name)));
     // It is looked at where it is, also by an agent that starts anew.
     world.wait_looked_at(Side::A, "web1");
-    let first = moved(&world, &guests[0], &OFF);
+    // By default nothing is looked for where there is nothing to find.
+    let first = moved(&world, &guests[0], &[]);
     assert_eq!(first.named_bytes, 0);
     world.kill_agent(Side::B);
     world.start_agent(Side::B);
     world.wait_looked_at(Side::B, "web1");
-    let second = moved(&world, &guests[1], &SHARE);
+    let second = moved(&world, &guests[1], &[]);
     println!("{} by name", second.named_bytes);
     assert!(second.named_bytes >= COMMON, "{second:?}");
     guests.iter().for_each(|guest| world.assert_intact(guest));

@@ -124,7 +124,7 @@ impl GangOptions {
             bounds: self.bounds.clone(),
             incoming_qmp: None,
             overcommit_memory: self.overcommit_memory,
-            sharing: self.sharing.clone(),
+            sharing: Sharing { together: true, ..self.sharing.clone() },
             storage: self.storage.clone(),
             audit: self.audit,
         }

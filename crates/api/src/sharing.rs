@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Share {
-    /// As far as both hosts are configured for it; where they are not, nothing is
-    /// said of it.
+    /// As far as both hosts are configured for it, if there is anything to find: the
+    /// destination has a rack, or has or gets VMs of the same domain. Where they are
+    /// not, nothing is said of it.
     #[default]
     Auto,
     /// From nowhere.
@@ -29,6 +30,9 @@ pub struct Sharing {
     /// the VM. It is the VM's from then on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
+    /// Others move at the same time that may have the same content: a gang.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub together: bool,
 }
 
 /// It is no domain.

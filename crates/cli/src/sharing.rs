@@ -17,13 +17,14 @@ pub(crate) struct SharingArgs {
 
 impl From<SharingArgs> for Sharing {
     fn from(args: SharingArgs) -> Self {
-        Self { share: args.share.into(), domain: args.share_domain }
+        Self { share: args.share.into(), domain: args.share_domain, together: false }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShareArg {
-    /// As far as both hosts are configured for it
+    /// As far as both hosts are configured for it, if there is anything to find: a
+    /// rack, or VMs of the same domain at the destination
     Auto,
     /// From nowhere
     Off,

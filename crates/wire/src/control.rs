@@ -112,6 +112,9 @@ pub struct SharingOrder {
     /// no news.
     #[serde(default)]
     pub auto: bool,
+    /// It is not worth its while unless there is anything to find.
+    #[serde(default)]
+    pub if_any: bool,
 }
 
 /// Which disks pages may be read from, and how these are named.

@@ -150,6 +150,7 @@ impl From<Options> for GangOptions {
             sharing: Sharing {
                 share: options.share.unwrap_or_default(),
                 domain: options.share_domain,
+                together: true,
             },
             storage: FromStorage {
                 read: options.storage.unwrap_or_default(),

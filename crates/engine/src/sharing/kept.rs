@@ -138,6 +138,13 @@ impl Sharing {
         drop(before);
     }
 
+    /// Whether a VM that comes may find content here: of one that runs here, or that
+    /// comes too.
+    pub(crate) fn has_any(&self, key: &Key) -> bool {
+        let holds = |kept: &Kept| kept.key == *key && kept.member.scanned().named > 0;
+        !self.arriving.lock().is_empty() || self.kept.lock().iter().any(holds)
+    }
+
     /// What is known of a VM; none if it is not watched.
     #[must_use]
     pub fn known(&self, pid: u32) -> Option<Known> {
@@ -202,6 +209,8 @@ mod tests {
         let name = sharing.key(&Domain("red".to_owned())).name(&[7; 4096]);
         sharing.member(child.id()).unwrap().note(&[(3, name)]);
         assert!(sharing.index.has(&name));
+        let has_any = |domain: &str| sharing.has_any(&sharing.key(&Domain(domain.to_owned())));
+        assert!(has_any("red") && !has_any("blue"));
         assert_eq!(sharing.known(child.id()), Some(Known { rounds: 0, pages: 1 }));
         assert_eq!(sharing.sample(child.id(), 1).unwrap().hints.len(), 1);
         // It is of another domain now, and nothing of the first one is left.

@@ -155,7 +155,8 @@ impl Source<'_> {
         };
         let domain = self.domain();
         let print = sharing.key(&domain).print().to_string();
-        Some(SharingOrder { domain, print, rack, auto })
+        let if_any = auto && !self.request.sharing.together;
+        Some(SharingOrder { domain, print, rack, auto, if_any })
     }
 
     /// What names pages, if the destination takes names.

@@ -120,12 +120,17 @@ impl Source<'_> {
         stream.state.end_chase();
         let outcome = stream.outgoing.back_out(run);
         self.cut_control_if_stuck();
-        stream.tap.cut();
-        match outcome {
+        let outcome = match outcome {
             // It hangs: whoever settles the migration later asks again.
             Err(QmpError::Timeout { .. }) => outcome,
             other => other.or_else(|_| stream.outgoing.back_out(run)),
+        };
+        // Channels that break under a QEMU that still migrates can hang it for good:
+        // they stay, and are read, until it closes them.
+        if outcome.is_ok() {
+            stream.tap.cut();
         }
+        outcome
     }
 
     /// Ends everything that lives while QEMU streams. With `in_order` all was

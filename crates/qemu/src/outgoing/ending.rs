@@ -49,7 +49,7 @@ fn end_migration(machine: &Machine) -> Result<bool, QmpError> {
     let events = qmp.events_named(&["MIGRATION"]);
     match Progress::query(qmp, PROGRESS_WAIT) {
         Ok(progress) if !progress.status.is_going_on() => {}
-        // One that hangs may do so for this migration's sockets.
+        // One that does not answer now may cancel later.
         Ok(_) | Err(QmpError::Timeout { .. }) => drop(cancel(qmp, &events)?),
         Err(error) => return Err(error),
     }
@@ -89,18 +89,20 @@ pub fn announce(machine: &Machine) {
 /// Ends it, if it has not ended, and says how it came out: it may have
 /// completed just before.
 ///
+/// A QEMU that does not answer now, since its storage hangs or it writes to a
+/// socket, cancels later: the tap reads all that it writes until then. It must not
+/// be yanked: if one multifd channel breaks while QEMU 10.0 waits for another one's
+/// end of a pass, that one's thread ends without a word, and QEMU waits for ever,
+/// with its big lock held.
+///
 /// # Errors
-/// A timeout if QEMU answers nothing at all, not even out of band: its process
-/// hangs, and nothing is gained by waiting for it here.
+/// If QEMU is gone, or has not ended it after a while.
 pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpError> {
     wait_set_up(qmp, events)?;
-    if let Err(error) = qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
-        match error {
-            QmpError::Timeout { .. } => yank(qmp)?,
-            error => return Err(error),
-        }
+    match qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
+        Ok(_) | Err(QmpError::Timeout { .. }) => wait_end(qmp, events, CANCEL_WAIT),
+        Err(error) => Err(error),
     }
-    wait_end(qmp, events, CANCEL_WAIT)
 }
 
 /// Waits until QEMU is through with its set-up, or has ended. A QEMU 10.0 that
@@ -141,17 +143,6 @@ pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
         // Nothing tells of it; it takes QEMU's main loop one round.
         std::thread::sleep(LET_GO_ASK);
     }
-}
-
-/// Out of band: ends QEMU's sockets while it holds its big lock.
-fn yank(qmp: &Qmp) -> Result<(), QmpError> {
-    let instances = json!({ "instances": [{ "type": "migration" }] });
-    match qmp.execute_oob("yank", instances) {
-        Err(error @ QmpError::Timeout { .. }) => return Err(error),
-        Err(error) => tracing::warn!(%error, "QEMU's migration sockets can't be yanked"),
-        Ok(_) => {}
-    }
-    Ok(())
 }
 
 /// Blocks until it has ended, and says how.

@@ -80,6 +80,9 @@ impl Arrival<'_> {
             return Agreed::to_nothing("both hosts' content.key differ");
         }
         let rack = wanted.rack && sharing.rack().is_some();
+        if wanted.if_any && !rack && !sharing.has_any(&sharing.key(&wanted.domain)) {
+            return Agreed::default();
+        }
         let note = (rack != wanted.rack && !wanted.auto).then(|| {
             "content is shared with this host's VMs only: the agent at the destination knows \
              of no rack, or of no directory"
