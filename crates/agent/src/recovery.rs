@@ -270,7 +270,7 @@ impl Settlers {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(reason)) => denied = reason,
                 Err(_) => {
-                    denied = Denied::Local(format!("{vm}: this takes a while; look again soon"))
+                    denied = Denied::Local(format!("{vm}: this takes a while; look again soon"));
                 }
             }
         }
