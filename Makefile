@@ -1,4 +1,4 @@
-# make demo | demo-gang | test | bench-NAME [RUNS=5] | fuzz [FUZZ_SECONDS=600] | faults [N=1000] [SEED=1]
+# make demo | demo-gang | check | test | bench-NAME [RUNS=5] | fuzz [FUZZ_SECONDS=600] | faults [N=1000] [SEED=1]
 
 RUNS ?= 5
 FUZZ_SECONDS ?= 600
@@ -20,6 +20,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help:
 	@echo 'make demo         two hosts, one VM that writes and checks itself; there and back'
 	@echo 'make demo-gang    two racks, four VMs with content in common; all leave the one, and come back'
+	@echo 'make check        format, lints, dependencies (licences, vulnerabilities), unit tests'
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
 	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200); make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
@@ -47,6 +48,14 @@ demo-gang: setup build
 lint: toolchain
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
+
+# Of the dependencies: licences, versions, sources, advisories.
+.PHONY: deny check
+deny: toolchain
+	@scripts/deny
+
+# Before a commit: all that needs no VM to move.
+check: lint deny unit
 
 # With the tests, the programs that they run: droveway, lab and suite.
 tests: toolchain

@@ -78,7 +78,7 @@ fn a_vm_that_is_looked_at_gets_no_memory_for_it() {
     world.start_agent(Side::A);
     for name in ["web1", "web2"] {
         world.wait_looked_at(Side::A, name);
-        assert!(world.tells(Side::A, &["show", name]).contains("known by name, all looked at"));
+        assert!(world.tells(Side::A, &["show", name]).contains("known by name, all scanned"));
     }
     let pids = ["web1", "web2"].map(|name| world.vm(Side::A, name).unwrap().pid);
     let after = pids.map(|pid| bytes(pid, "VmRSS:"));
@@ -163,5 +163,5 @@ fn a_dry_run_tells_what_need_not_be_sent() {
     // Where nobody looks nobody knows, and that is said.
     world.restart_agent_with(Side::B, &["--scan-cpu", "0"]);
     let said = world.tells(Side::A, &["evacuate", "host-b", "--share", "host", "--dry-run"]);
-    assert!(said.contains("what web1 on host-b contains isn't known: its agent looks at no VM"));
+    assert!(said.contains("what web1 on host-b contains isn't known: its agent scans no VM"));
 }

@@ -227,7 +227,7 @@ fn questions_start_what_is_listed_and_only_as_that_user() {
     let dump = format!("tcg,dumpdtb={}", inside("marks/dtb"));
     let system = prey.world.kit.qemu.display().to_string();
     let answer = asked(&caller, &json!([[ends, dump], [system, dump]])).to_string();
-    assert_eq!(answer.matches("is no accelerator").count(), 2, "{answer}");
+    assert_eq!(answer.matches("is not an accelerator").count(), 2, "{answer}");
     prey.assert_untouched();
 
     drop(asked(&caller, &json!([[ends, "tcg"]])));
@@ -238,7 +238,7 @@ fn questions_start_what_is_listed_and_only_as_that_user() {
     let wants = json!([want(&evil, "tcg"), want("/bin/sh", "tcg"), want(&ends, &dump)]);
     let answer = able(wants).to_string();
     assert_eq!(answer.matches("is not in qemu-programs").count(), 2, "{answer}");
-    assert_eq!(answer.matches("is no accelerator").count(), 1, "{answer}");
+    assert_eq!(answer.matches("is not an accelerator").count(), 1, "{answer}");
     prey.assert_theirs("qemu-ends", 1);
     drop(able(json!([want(&ends, "tcg")])));
     prey.assert_theirs("qemu-ends", 2);

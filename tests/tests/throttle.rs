@@ -101,7 +101,7 @@ fn a_migration_that_is_cancelled_leaves_nobody_slow() {
     let guest = world.boot(&writer("web1", HARD));
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let mut moving = world.begin(&guest, Side::A, &[]);
-    moving.wait_line("slowed to");
+    moving.wait_line("throttled to");
     assert!(is_slow(pid));
     moving.interrupt();
     assert_eq!(moving.wait().report.outcome, Outcome::Cancelled);
@@ -115,7 +115,7 @@ fn a_destination_that_dies_leaves_nobody_slow() {
     let guest = world.boot(&writer("web1", HARD));
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let mut moving = world.begin(&guest, Side::A, &[]);
-    moving.wait_line("slowed to");
+    moving.wait_line("throttled to");
     world.kill_agent(Side::B);
     assert!(matches!(moving.wait().report.outcome, Outcome::Failed(_)));
     assert!(!is_slow(pid));
@@ -130,7 +130,7 @@ fn an_agent_that_was_killed_lets_go_what_it_slowed_when_it_starts_again() {
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let before = groups(pid);
     let mut moving = world.begin(&guest, Side::A, &[]);
-    moving.wait_line("slowed to");
+    moving.wait_line("throttled to");
     world.kill_agent(Side::A);
     assert!(is_slow(pid), "nobody is there to let it go");
     drop(moving.wait_any());
@@ -156,7 +156,7 @@ fn a_guest_that_can_not_be_followed_even_at_its_floor() {
     world.assert_stayed(&guest, Side::A, pid);
     let report = world.migrate(&guest, Side::A, &[&floor[..], &["--on-stall", "stop"]].concat());
     assert!(report.stopped_bytes > fits_goal_bytes(&report, LINK), "{report:?}");
-    assert!(report.notes.iter().any(|note| note.contains("longer blackout")), "{:?}", report.notes);
+    assert!(report.notes.iter().any(|note| note.contains("longer downtime")), "{:?}", report.notes);
 }
 
 /// Without cgroups.
@@ -189,7 +189,7 @@ fn a_guest_that_its_owner_stops_between_our_stops_stays_stopped() {
     spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);
     let mut moving = world.begin(&guest, Side::A, &LOW);
-    moving.wait_line("slowed to");
+    moving.wait_line("throttled to");
     let owners = world.own_qmp(Side::A, "web1");
     for command in ["cont", "stop"] {
         owners.execute(command, json!({})).unwrap();
@@ -231,7 +231,7 @@ fn a_vcpu_that_idles_is_left_alone() {
     let guest = world.boot(&spec);
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let mut moving = world.begin(&guest, Side::A, &LOW);
-    moving.wait_line("slowed to");
+    moving.wait_line("throttled to");
     let slow = groups(pid).iter().filter(|groups| groups.contains("droveway-slow")).count();
     let report = world.arrive(&guest, Side::A, moving);
     assert_followed(&report);

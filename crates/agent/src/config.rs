@@ -203,7 +203,7 @@ pub enum ConfigError {
         any: SocketAddr,
     },
     /// A speed of something else.
-    #[error("nic-speed: {0} is none of this host's nics")]
+    #[error("nic-speed: {0} is not one of this host's nics")]
     NicSpeed(IpAddr),
     /// A pool of a strange size.
     #[error("pool-mib: {0} is outside {low} to {high}", low = POOL_MIB.start(), high = POOL_MIB.end())]

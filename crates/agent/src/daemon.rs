@@ -73,8 +73,8 @@ pub enum AgentError {
     },
     /// Its certificate isn't there.
     #[error(
-        "{source}; what belongs in {dir} is made by `droveway ca issue {name}` (and the CA by \
-         `droveway ca init`)",
+        "{source}; `droveway ca issue {name}` makes what belongs in {dir} (and `droveway ca init` \
+         the CA)",
         dir = dir.display()
     )]
     NoCertificate {
@@ -193,7 +193,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let server = engine::serve(listener, hosts, arrivals, local)
         .map_err(|source| local_error("listening to peers", source))?;
     if config.insecure_plaintext {
-        tracing::warn!(listen = %config.listen, "guest memory travels unencrypted");
+        tracing::warn!(listen = %config.listen, "guest memory crosses the network unencrypted");
     }
     let host = Arc::new(host_info(&config));
     let api = |closing| Api {
@@ -208,7 +208,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let served = serve((api_listener, port), api, server);
     settlers.close();
     drop(socket);
-    tracing::info!("ended; VMs live on");
+    tracing::info!("ended; VMs keep running");
     served
 }
 
@@ -221,8 +221,8 @@ fn let_go(state: &StateDir) -> Result<Notes, AgentError> {
             left.lift().map(|()| pid)
         });
         match lifted {
-            Ok(pid) => tracing::info!(pid, "a VM that was left slow runs as it did"),
-            Err(error) => tracing::error!(%error, "a VM may be left slow"),
+            Ok(pid) => tracing::info!(pid, "a throttle that an agent left behind is lifted"),
+            Err(error) => tracing::error!(%error, "a VM may still be throttled"),
         }
     }
     Ok(notes)
@@ -274,7 +274,7 @@ fn serve(
             }
         };
         signals().await;
-        tracing::info!("stopping; migrations are cancelled, VMs go on");
+        tracing::info!("stopping; migrations are cancelled, VMs keep running");
         // While it winds down the API answers, but starts nothing.
         let _ = refuse.send(true);
         let winding_down = tokio::task::spawn_blocking(move || {
@@ -329,7 +329,7 @@ fn sharing(config: &Config, security: Security) -> Result<Option<Arc<Sharing>>, 
     };
     let Some(secret) = secret.map_err(AgentError::Certificate)? else {
         tracing::warn!(
-            "VMs that come here share no content: content.key is missing beside the certificate; \
+            "VMs that arrive here share no content: content.key is missing beside the certificate; \
              issue the certificate again"
         );
         return Ok(None);

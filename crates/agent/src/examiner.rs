@@ -102,7 +102,7 @@ impl Examiner {
         let findings = match self.ask(name, direct(&peer), &Question::Facts { programs }, FACTS_MAX)
         {
             Ok((Answer::Facts(there), _)) => doctor::of_pair(&here, &there, &meeting),
-            Ok(_) => vec![silent(&of, name, "it does not say what it is like")],
+            Ok(_) => vec![silent(&of, name, "it does not describe itself")],
             Err(why) => vec![silent(&of, name, &why)],
         };
         Ok(Examination { of, findings })
@@ -226,7 +226,10 @@ impl Examiner {
         let examined = engine::examine(&self.local, peer, way, question, within)
             .map_err(|error| error.to_string())?;
         let answer = serde_json::from_value(examined.answer);
-        Ok((answer.map_err(|error| format!("its answer is odd ({error})"))?, examined.took))
+        Ok((
+            answer.map_err(|error| format!("its answer can't be understood ({error})"))?,
+            examined.took,
+        ))
     }
 
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {

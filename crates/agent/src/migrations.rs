@@ -100,7 +100,7 @@ impl Migrations {
         request: MigrateRequest,
     ) -> Result<(), Denied> {
         if !Reports::is_id(id) {
-            return Err(Denied::Asked("that is no migration's id".to_owned()));
+            return Err(Denied::Asked("that is not a migration's id".to_owned()));
         }
         match self.show(id) {
             Ok(known) if known.vm == request.vm && known.to == request.to => Ok(()),
@@ -359,7 +359,7 @@ impl Migrations {
     /// Changes what a migration may use. Says what it may use from now on.
     pub(crate) fn set(&self, id: &str, change: BoundsChange) -> Result<Bounds, Denied> {
         if change.is_empty() {
-            return Err(Denied::Asked("there is nothing to change in it".to_owned()));
+            return Err(Denied::Asked("there is nothing to change".to_owned()));
         }
         Ok(self.running(id)?.set(change))
     }

@@ -269,7 +269,9 @@ impl Settlers {
             match done.recv_timeout(RESOLVE_MAX) {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(reason)) => denied = reason,
-                Err(_) => denied = Denied::Local(format!("{vm}: this takes long; look again soon")),
+                Err(_) => {
+                    denied = Denied::Local(format!("{vm}: this takes a while; look again soon"));
+                }
             }
         }
         Err(denied)

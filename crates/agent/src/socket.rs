@@ -19,7 +19,7 @@ pub enum SocketError {
     )]
     InUse(PathBuf),
     /// Something else is there.
-    #[error("{} is there and is no socket: remove it, or choose another --api", .0.display())]
+    #[error("{} exists and is not a socket: remove it, or choose another --api", .0.display())]
     NotASocket(PathBuf),
     /// The kernel has a limit.
     #[error(

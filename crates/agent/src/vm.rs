@@ -311,7 +311,7 @@ impl Vm {
                 return self.known.lock().status;
             }
             if let Ok(machine) = machine::reopen(&machine.record(), &self.dir) {
-                tracing::info!(vm = self.name, "met its QEMU again");
+                tracing::info!(vm = self.name, "connected to its QEMU again");
                 self.make_up(&machine);
                 let mut known = self.known.lock();
                 known.qemu = Qemu::alive(machine);
@@ -355,7 +355,7 @@ impl Vm {
         if let Qemu::Alive { machine, .. } = &known.qemu {
             let (pid, version) = (machine.process.pid(), machine.version.clone());
             let (argv, attached) = (machine.argv.clone(), machine.is_attached());
-            let why = "its QEMU is being met anew".to_owned();
+            let why = "connecting to its QEMU again".to_owned();
             known.qemu = Qemu::Dead { pid, version, argv, attached, why };
         }
     }

@@ -14,7 +14,7 @@ pub struct BitRate(NonZeroU64);
 
 /// What was typed is no rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no rate: write bits per second, such as 200M or 1.5G")]
+#[error("`{0}` is not a rate: write bits per second, such as 200M or 1.5G")]
 pub struct BitRateError(String);
 
 /// More bits per second than any link has, and exact as a float.

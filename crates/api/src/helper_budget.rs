@@ -37,19 +37,19 @@ impl Default for HelperBudget {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelperBudgetError {
     /// A word that means nothing here.
-    #[error("`{0}` is no part of a helper's budget: write cpu=20%,time=2s,memory=16M")]
+    #[error("`{0}` is not a part of a helper's budget: write cpu=20%,time=2s,memory=16M")]
     Word(String),
     /// Said twice.
     #[error("`{0}` is in the helper's budget twice")]
     Twice(String),
     /// Not a share of a CPU.
-    #[error("`{0}` is no share of a CPU: write 1% to 100%")]
+    #[error("`{0}` is not a share of a CPU: write 1% to 100%")]
     Cpu(String),
     /// Not a time.
-    #[error("`{0}` is no time for the helper: write up to 600s, or milliseconds as 500ms")]
+    #[error("`{0}` is not a time for the helper: write up to 600s, or milliseconds as 500ms")]
     Time(String),
     /// Not an amount of memory.
-    #[error("`{0}` is no memory for the helper: write 4M to 1G")]
+    #[error("`{0}` is not an amount of memory for the helper: write 4M to 1G")]
     Memory(String),
 }
 

@@ -121,8 +121,8 @@ pub fn check_blackout(downtime_ms: u64, blackout_max_s: Option<u64>) -> Result<(
     }
     match blackout_max_s {
         Some(seconds) if seconds.saturating_mul(1000) < downtime_ms => Err(format!(
-            "a VM whose move is taken back after {seconds} s can't be gone for {downtime_ms} ms: \
-             raise --blackout-max, or lower --downtime-ms"
+            "a move that is taken back after {seconds} s can't have a downtime of {downtime_ms} \
+             ms: raise --blackout-max, or lower --downtime-ms"
         )),
         _ => Ok(()),
     }

@@ -93,11 +93,11 @@ impl Default for Slowing {
 pub enum SlowingError {
     /// No share.
     #[error(
-        "a throttle floor of {0} is no share of the VM's CPU time: it is above 0 and at most 1"
+        "a throttle floor of {0} is not a share of the VM's CPU time: it is above 0 and at most 1"
     )]
     Floor(f64),
     /// No ratio.
-    #[error("a throttle ratio of {0} is none: it is above 0 and below 1")]
+    #[error("{0} is not a throttle ratio: that is above 0 and below 1")]
     Ratio(f64),
 }
 

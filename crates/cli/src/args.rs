@@ -20,13 +20,13 @@ use crate::storage::StorageArgs;
 #[derive(Debug, Parser)]
 #[command(name = "droveway", version, about, max_term_width = 100)]
 pub(crate) struct Args {
-    /// The agent's socket [default: /run/droveway/api.sock], or another host's
-    /// agent: https://HOST:PORT, with --tls
+    /// The agent's socket [default: /run/droveway/api.sock], or the API of a host
+    /// over TCP: https://HOST:PORT, with --tls
     #[arg(long, value_name = "SOCKET", env = "DROVEWAY_API", global = true)]
     pub(crate) api: Option<PathBuf>,
-    /// The directory with a certificate and its key, as `droveway ca issue` made
-    /// them: the host's, for its agent [default: /etc/droveway/tls, if it is
-    /// there]; or yours, to speak to an agent over https
+    /// The directory of a certificate and its key, as `droveway ca issue` wrote it:
+    /// for `agent` the host's [default: /etc/droveway/tls, if it exists], for other
+    /// commands yours, to use an agent over https
     #[arg(long, value_name = "DIR", env = "DROVEWAY_TLS", global = true)]
     pub(crate) tls: Option<PathBuf>,
 
@@ -46,7 +46,7 @@ pub(crate) enum Command {
     Show(ShowArgs),
     /// Shut a VM down
     Stop(StopArgs),
-    /// Adopt a VM that somebody else started
+    /// Adopt a VM that was started outside of the agent
     Attach(AttachArgs),
     /// Move a VM to another host while it runs
     Migrate(MigrateArgs),
@@ -54,31 +54,31 @@ pub(crate) enum Command {
     Gang(GangArgs),
     /// Move all VMs of a host to others, by free memory
     Evacuate(EvacuateArgs),
-    /// Watch a VM for some seconds, and say what moving it would take
+    /// Watch a VM for a few seconds, and predict what moving it would take
     Predict(PredictArgs),
-    /// Change what a migration may use, while it runs
+    /// Change a migration's limits while it runs
     Set(SetArgs),
     /// Cancel a migration, or a gang; VMs that have not moved stay where they are
     Cancel(CancelArgs),
-    /// Decide whose a VM is that is in doubt
+    /// Decide which host a VM in doubt belongs to
     Resolve(ResolveArgs),
     /// Show how a migration, or a gang, went
     Report(ReportArgs),
-    /// Examine this host, or whether VMs can go from it to another
+    /// Check this host, or whether its VMs can move to another host
     Doctor(DoctorArgs),
-    /// Make certificates for hosts, and for those who use the API
+    /// Issue certificates for hosts, and for people who use the API
     Ca(CaArgs),
 }
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct AgentArgs {
-    /// A TOML file with any of these settings; what is typed here wins
+    /// A TOML file with any of these settings; flags win over it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// This host's name, as in the peers file
     #[arg(long)]
     name: Option<String>,
-    /// The rack it stands in
+    /// The rack that this host is in
     #[arg(long)]
     rack: Option<String>,
     /// Where other agents reach this one
@@ -87,42 +87,42 @@ pub(crate) struct AgentArgs {
     /// The address of a network card that carries data; may be repeated
     #[arg(long = "nic", value_name = "ADDR")]
     nics: Vec<IpAddr>,
-    /// What a network card carries, where the card itself can't say: its address
-    /// and bits per second; may be repeated
+    /// The speed of a network card that doesn't report it: its address and bits per
+    /// second; may be repeated
     #[arg(long = "nic-speed", value_name = "ADDR=RATE")]
     nic_speeds: Vec<NicSpeed>,
     /// The file that names the other hosts
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
-    /// Where the rack's hosts learn what content the others have: `auto` (the agent
-    /// of the rack's first host), `off`, `host:NAME`, or `redis://HOST[:PORT],...`
-    /// [default: auto]
+    /// Where the rack's directory is, in which its hosts look up each other's
+    /// content: `auto` (in the agent of the rack's first host), `off`, `host:NAME`,
+    /// `redis://HOST[:PORT],...`, or `redis+unix://PATH` [default: auto]
     #[arg(long, value_name = "WHERE")]
     directory: Option<DirectoryChoice>,
     /// Where the agent keeps its VMs' records and logs, and reports
     /// [default: /var/lib/droveway]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Buffers of all migrations in one direction, in MiB [default: 128]
+    /// Buffers for all migrations in one direction, in MiB [default: 128]
     #[arg(long, value_name = "MIB")]
     pool_mib: Option<u32>,
-    /// The user that VMs' QEMUs run as [default: the agent's own]
+    /// The user that QEMU runs as [default: the agent's own]
     #[arg(long, value_name = "NAME")]
     qemu_user: Option<String>,
-    /// A program that other hosts can have started here: its path, with a * in the
-    /// last part for any letters; may be repeated [default: where distributions
-    /// have QEMU]
+    /// A program that other hosts may have started here: its path, where a * in the
+    /// last part stands for any characters; may be repeated [default: where
+    /// distributions install QEMU]
     #[arg(long, value_name = "PATH")]
     qemu_programs: Vec<String>,
     /// Serve the API over TCP too, to people with certificates
     #[arg(long, value_name = "ADDR:PORT")]
     api_listen: Option<SocketAddr>,
-    /// Allow guest memory to cross the network unencrypted, and anybody there to
-    /// speak
+    /// Neither encrypt nor authenticate: guest memory crosses the network as it is,
+    /// and anyone who reaches the port can start programs here
     #[arg(long)]
     insecure_plaintext: bool,
-    /// What looking at the content of VMs, to find what they have in common, may
-    /// take of one CPU when nobody else wants it; 0 doesn't look [default: 5%]
+    /// How much of one CPU the scan of VMs' memory for common content may use while
+    /// nothing else wants it; 0: no scan [default: 5%]
     #[arg(long, value_name = "PERCENT")]
     scan_cpu: Option<CpuShare>,
 }
@@ -155,11 +155,12 @@ impl AgentArgs {
 pub(crate) struct RunArgs {
     /// The VM's name
     pub(crate) name: String,
-    /// Its sharing domain: only VMs of the same one ever have content in common
-    /// [default: the cluster's]
+    /// Its sharing domain. VMs of one domain share content when they move, so how
+    /// long a move takes can tell that another VM has the same; VMs of different
+    /// domains share nothing [default: the cluster's own domain]
     #[arg(long, value_name = "LABEL", default_value = "", hide_default_value = true)]
     pub(crate) share_domain: String,
-    /// Don't add the port at which a helper in the guest can be asked
+    /// Don't add the port for the guest helper
     #[arg(long)]
     pub(crate) no_guest_port: bool,
     /// QEMU and its arguments
@@ -190,7 +191,8 @@ pub(crate) struct StopArgs {
     /// Pull the plug at once instead of pressing the power button
     #[arg(long)]
     pub(crate) force: bool,
-    /// How long the guest may take before the plug is pulled, in seconds
+    /// How long the guest may take to shut down before the plug is pulled, in
+    /// seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub(crate) timeout: u64,
 }
@@ -202,8 +204,9 @@ pub(crate) struct AttachArgs {
     /// Its QMP socket
     #[arg(long, value_name = "SOCKET")]
     pub(crate) qmp: PathBuf,
-    /// Its sharing domain: only VMs of the same one ever have content in common
-    /// [default: the cluster's]
+    /// Its sharing domain. VMs of one domain share content when they move, so how
+    /// long a move takes can tell that another VM has the same; VMs of different
+    /// domains share nothing [default: the cluster's own domain]
     #[arg(long, value_name = "LABEL", default_value = "", hide_default_value = true)]
     pub(crate) share_domain: String,
 }
@@ -214,16 +217,16 @@ pub(crate) struct MigrateArgs {
     pub(crate) name: String,
     /// The host to move it to
     pub(crate) host: String,
-    /// Connections to carry it [default: one per core up to 8, at least one per
-    /// network card]
+    /// Data connections [default: one per core up to 8, at least one per network
+    /// card]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) lanes: Option<u16>,
-    /// How long the VM may be gone, in milliseconds
+    /// The downtime goal, in milliseconds
     #[arg(long, value_name = "N", default_value_t = 300,
           value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) downtime_ms: u64,
     /// How long the VM may stand still before its move is taken back, in seconds
-    /// [default: ten times --downtime-ms, and 3 at least]
+    /// [default: ten times --downtime-ms, at least 3]
     #[arg(long, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) blackout_max: Option<u64>,
@@ -236,42 +239,42 @@ pub(crate) struct MigrateArgs {
     /// How memory is compressed
     #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
     pub(crate) compress: CompressArg,
-    /// Which of QEMU's streams is read
+    /// Which kind of migration stream QEMU is to send
     #[arg(long, value_enum, default_value_t = TapArg::Auto)]
     pub(crate) tap: TapArg,
-    /// Both hosts see the same storage: don't check
+    /// Don't check that both hosts see the same storage. If they don't, the VM's
+    /// data is destroyed
     #[arg(long)]
     pub(crate) shared_disks: bool,
-    /// A text of the command line that differs at the destination: a path, a
+    /// Replace OLD by NEW in the VM's command line at the destination: a path, a
     /// tap, an address; may be repeated
     #[arg(long, value_name = "OLD=NEW", value_parser = parse_set)]
     pub(crate) set: Vec<String>,
-    /// Disks to move with the VM: all of this host's, or some by name. Others
-    /// must be on storage that both hosts see
+    /// Disks to move with the VM: all that are local to this host, or some by name.
+    /// The others must be on storage that both hosts see
     #[arg(long, value_name = "all|NAME,...")]
     pub(crate) disks: Option<String>,
-    /// Make the images of disks that move at the destination, where there are
-    /// none
+    /// Create the images of moved disks at the destination where there are none
     #[arg(long, requires = "disks")]
     pub(crate) create_disks: bool,
-    /// Let disks that move overwrite images at the destination that hold data
+    /// Overwrite images at the destination that hold data
     #[arg(long, requires = "disks")]
     pub(crate) overwrite_disks: bool,
-    /// How long it may take, in seconds; a VM that is not given up by then stays
-    /// [default: as long as it takes]
+    /// How long the move may take until its commit, in seconds; after that it ends,
+    /// and the VM stays [default: no limit]
     #[arg(long, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) timeout: Option<u64>,
     #[command(flatten)]
     pub(crate) bounds: BoundsArgs,
-    /// QMP socket, at the destination, of a QEMU that somebody else started
-    /// with `-incoming defer -S`
+    /// QMP socket, at the destination, of a QEMU that you started there with
+    /// `-incoming defer -S`
     #[arg(long, value_name = "SOCKET")]
     pub(crate) incoming_qmp: Option<String>,
-    /// Move it to a host that has less memory free than its RAM
+    /// Move it even to a host with less free memory than its RAM
     #[arg(long)]
     pub(crate) overcommit_memory: bool,
-    /// What is compared before the VM is given up
+    /// What is compared before the source gives the VM up
     #[arg(long, value_enum, default_value_t = AuditArg::On)]
     pub(crate) audit: AuditArg,
     /// Print the report as JSON on standard output, and nothing else there
@@ -308,7 +311,7 @@ impl MigrateArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CompressArg {
-    /// By who waits for whom
+    /// Whatever delivers more
     Auto,
     Off,
     Lz4,

@@ -12,17 +12,17 @@ use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct BoundsArgs {
-    /// The most that it ever sends, headers included: bits per second, such as
-    /// 200M or 1.5G [default: what others leave of the network cards]
+    /// The most that it sends, headers included, in bits per second, such as 200M
+    /// or 1.5G [default: what others leave of the network cards]
     #[arg(long, value_name = "RATE")]
     pub(crate) limit: Option<BitRate>,
-    /// What it gets even if others want everything: bits per second
+    /// What it gets even if others want everything, in bits per second
     #[arg(long, value_name = "RATE")]
     pub(crate) reserve: Option<BitRate>,
-    /// Whether its data threads go before others that want the same CPUs
+    /// The scheduling priority of its data threads
     #[arg(long, value_enum, default_value_t = PriorityArg::Low)]
     pub(crate) priority: PriorityArg,
-    /// The CPUs that its data threads run on, at both hosts: such as 0-3,8
+    /// The CPUs that its data threads run on, at both hosts, such as 0-3,8
     #[arg(long, value_name = "LIST")]
     pub(crate) cpus: Option<Cpus>,
 }
@@ -40,11 +40,11 @@ impl From<BoundsArgs> for Bounds {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PriorityArg {
-    /// VMs and everybody else go first
+    /// Lower than VMs and other programs
     Low,
-    /// As everybody else
+    /// The same as other programs
     Normal,
-    /// It goes first; the agents must have the right to that
+    /// Higher than other programs; the agents must be allowed to raise it
     High,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct SetArgs {
     /// What it gets even if others want everything, in bits per second
     #[arg(long, value_name = "RATE|none")]
     reserve: Option<Or<BitRate>>,
-    /// Whether its data threads go before others that want the same CPUs
+    /// The scheduling priority of its data threads
     #[arg(long, value_enum)]
     priority: Option<PriorityArg>,
     /// The CPUs that its data threads run on, at both hosts

@@ -20,28 +20,28 @@ pub(crate) struct CaArgs {
 
 #[derive(Debug, Subcommand)]
 enum CaCommand {
-    /// Make a CA: its key and its certificate
+    /// Create a CA: its key and its certificate
     Init(InitArgs),
-    /// Make a key and a certificate for a host's agent, or for somebody with a role
+    /// Issue a key and a certificate for a host's agent, or for a person with a
+    /// role
     Issue(IssueArgs),
 }
 
 #[derive(Debug, ClapArgs)]
 struct InitArgs {
-    /// Where the CA is kept: not on a host that runs VMs, if you can choose
+    /// Where the CA is kept: if you can choose, not on a host that runs VMs
     #[arg(long, value_name = "DIR", default_value = "droveway-ca")]
     dir: PathBuf,
-    /// How long it holds
+    /// How long it is valid
     #[arg(long, value_name = "DAYS", default_value_t = CA_DAYS, value_parser = days())]
     days: u32,
 }
 
 #[derive(Debug, ClapArgs)]
 struct IssueArgs {
-    /// The host's name, as in the peers file; with --role, whose it is
+    /// The host's name, as in the peers file; with --role, the person's
     name: String,
-    /// For the API and not for a host: what it lets its holder do (observe,
-    /// migrate, admin)
+    /// Issue it to a person, for the API, with this role (observe, migrate, admin)
     #[arg(long)]
     role: Option<Role>,
     /// Where the CA is
@@ -50,7 +50,7 @@ struct IssueArgs {
     /// Where the files go [default: hosts/NAME or clients/NAME beside the CA]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// How long it holds; never longer than its CA
+    /// How long it is valid; never longer than its CA
     #[arg(long, value_name = "DAYS", default_value_t = DAYS, value_parser = days())]
     days: u32,
     /// Replace files that are there
@@ -97,8 +97,8 @@ fn issue(args: &IssueArgs) -> Result<String, AuthorityError> {
     }
     said.push_str(match subject {
         Subject::Host(_) => {
-            "Copy ca.crt, droveway.crt and droveway.key to /etc/droveway/tls on that host, readable \
-             by its agent alone, and start that again.\n"
+            "Copy ca.crt, droveway.crt, droveway.key and content.key to /etc/droveway/tls on that \
+             host, readable by its agent alone, and restart the agent.\n"
         }
         Subject::Client { .. } => "Give ca.crt, droveway.crt and droveway.key to its holder.\n",
     });

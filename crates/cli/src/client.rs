@@ -51,7 +51,7 @@ impl Client {
             // An answer without a body reads as `null`: `()`.
             let json: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
             serde_json::from_slice(json).map_err(|error| {
-                self.lost(format!("its answer is of another version of droveway ({error})"))
+                self.lost(format!("its answer is from another version of droveway ({error})"))
             })
         } else {
             Err(Problem::Refused(refusal(&bytes)))
@@ -90,7 +90,7 @@ impl Client {
         };
         let request = request
             .body(Full::new(Bytes::from(body)))
-            .map_err(|_| Problem::Typed(format!("`{path}` is no name")))?;
+            .map_err(|_| Problem::Typed(format!("`{path}` is not a name")))?;
         sender.send_request(request).await.map_err(|error| self.broken(&error))
     }
 

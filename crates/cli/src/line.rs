@@ -166,7 +166,7 @@ fn pressure(progress: &Progress) -> Vec<String> {
     }
     let mut parts = vec![format!("dirties {}", amount::rate(progress.dirty_bytes_per_s))];
     if progress.share < 1.0 {
-        parts.push(format!("slowed to {:.0} %", progress.share * 100.0));
+        parts.push(format!("throttled to {:.0} %", progress.share * 100.0));
     }
     parts.extend(limit(progress.limit).map(str::to_owned));
     parts
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_vm_that_is_slowed_is_shown_to_be() {
         let slowed = Progress { share: 0.204, ..progress() };
-        assert!(plain(&slowed).contains(" · slowed to 20 % · "), "{}", plain(&slowed));
+        assert!(plain(&slowed).contains(" · throttled to 20 % · "), "{}", plain(&slowed));
     }
 
     #[test]

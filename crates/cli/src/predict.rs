@@ -18,12 +18,12 @@ pub(crate) struct PredictArgs {
     name: String,
     /// The host to move it to
     host: String,
-    /// How long the VM may be gone, in milliseconds
+    /// The downtime goal, in milliseconds
     #[arg(long, value_name = "N", default_value_t = 300,
           value_parser = clap::value_parser!(u64).range(1..=60_000))]
     downtime_ms: u64,
-    /// What the migration can have of the network, in bits per second, such as
-    /// 200M [default: what this host's network cards carry]
+    /// The bandwidth that the migration can have, in bits per second, such as 200M
+    /// [default: what this host's network cards carry]
     #[arg(long, value_name = "RATE")]
     rate: Option<BitRate>,
     #[command(flatten)]
@@ -61,17 +61,17 @@ fn sentences(prediction: &Prediction) -> String {
         amount::rate(prediction.dirty_bytes_per_s),
         amount::rate(prediction.delivered_bytes_per_s),
     );
-    out += &format!("Without slowing it: {}.", outlook(free, prediction));
+    out += &format!("Without throttling: {}.", outlook(free, prediction));
     if *share < 1.0 {
         out += &format!(
-            "\nSlowed to {:.0} % of its CPU time: {}; {} of its work lost.",
+            "\nThrottled to {:.0} % of its CPU time: {}; {} of its work lost.",
             share * 100.0,
             outlook(slowed, prediction),
             amount::seconds(*lost_s)
         );
     }
     if !slowed.met {
-        out += "\nIt can't be followed like that: allow a lower --throttle-floor or a longer \
+        out += "\nIt does not converge like that: allow a lower --throttle-floor or a longer \
                 --downtime-ms.";
     }
     if let Some(least) = prediction.misses_deadline_s {
@@ -85,7 +85,7 @@ fn outlook(outlook: &Outlook, prediction: &Prediction) -> String {
     #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
     let goal = amount::milliseconds(prediction.downtime_goal_ms as f64);
     format!(
-        "about {} for {}, gone for {} (goal {goal})",
+        "about {} for {}, downtime {} (goal {goal})",
         amount::seconds(outlook.total_s),
         amount::size(outlook.bytes),
         amount::milliseconds(outlook.downtime_ms)
@@ -121,9 +121,9 @@ mod tests {
         assert_eq!(
             text,
             "web1 has touched 400 MiB and dirties 50.0 MiB/s, over and over in some 64.0 MiB. 23.0 \
-             MiB/s can be delivered to host-b.\nWithout slowing it: about 40.0 s for 900 MiB, gone \
-             for 2.10 s (goal 300 ms).\nSlowed to 18 % of its CPU time: about 21.0 s for 500 MiB, \
-             gone for 298 ms (goal 300 ms); 6.10 s of its work lost."
+             MiB/s can be delivered to host-b.\nWithout throttling: about 40.0 s for 900 MiB, \
+             downtime 2.10 s (goal 300 ms).\nThrottled to 18 % of its CPU time: about 21.0 s for \
+             500 MiB, downtime 298 ms (goal 300 ms); 6.10 s of its work lost."
         );
     }
 

@@ -16,13 +16,13 @@ const CERTAIN: &str = "certain";
 pub(crate) struct ResolveArgs {
     /// The VM
     pub(crate) name: String,
-    /// It goes on here; it can't run on the other host any more
+    /// It goes on here; you made sure that it can't run on the other host any more
     #[arg(long, required_unless_present = "there", conflicts_with = "there")]
     pub(crate) here: bool,
-    /// It is the other host's; what is left of it here goes
+    /// It belongs to the other host; what is left of it here is removed
     #[arg(long)]
     pub(crate) there: bool,
-    /// Don't ask: what has to be made sure of is made sure of
+    /// Don't ask for confirmation: you made sure
     #[arg(long)]
     pub(crate) yes: bool,
 }
@@ -38,14 +38,14 @@ pub(crate) async fn resolve(client: &Client, args: &ResolveArgs) -> Result<ExitC
     let after: Option<api::VmSummary> =
         client.ask(Method::POST, &format!("{path}/resolve"), Some(&request)).await?;
     match (side, after) {
-        (api::ResolveSide::There, None) => println!("{} is gone here.", args.name),
+        (api::ResolveSide::There, None) => println!("{} is removed here.", args.name),
         (_, Some(after)) => {
             println!("{} is {} here.", args.name, crate::vms::status(&after));
             if let Some(problem) = after.problem {
                 println!("{problem}");
             }
         }
-        (api::ResolveSide::Here, None) => println!("{} is decided.", args.name),
+        (api::ResolveSide::Here, None) => println!("{} is resolved.", args.name),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -67,7 +67,7 @@ fn confirm(vm: &api::VmSummary, here: bool) -> Result<(), Problem> {
         )
     } else {
         format!(
-            "What is left of {0} here will be gone for good. Is it certain that {0} runs on the \
+            "What is left of {0} here will be removed for good. Is it certain that {0} runs on the \
              other host?",
             vm.name
         )

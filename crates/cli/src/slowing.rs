@@ -5,21 +5,21 @@ use clap::{Args as ClapArgs, ValueEnum};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SlowingArgs {
-    /// Whether a VM that writes too fast to be followed is slowed: auto, as far
-    /// as it takes; off; or so that it dirties this share of what can be
+    /// Whether a VM that writes faster than its memory can be sent is throttled:
+    /// auto, as far as needed; off; or so that it dirties this share of what can be
     /// delivered, such as 0.7
     #[arg(long, value_name = "auto|off|C", default_value_t = Throttle::Auto)]
     pub(crate) throttle: Throttle,
-    /// The percentage of its CPU time that a slowed VM keeps in any case
+    /// The percentage of its CPU time that a throttled VM keeps in any case
     #[arg(long, value_name = "PERCENT", default_value_t = 20,
           value_parser = clap::value_parser!(u8).range(1..=100))]
     pub(crate) throttle_floor: u8,
-    /// When the VM shall be there, in seconds from now; it is slowed as far as
-    /// that takes
+    /// When the VM is to have arrived, in seconds from now; it is throttled as far
+    /// as that takes
     #[arg(long, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) deadline: Option<u64>,
-    /// What to do with a VM that can't be followed even at its floor [default:
+    /// What to do with a VM that does not converge even at its floor [default:
     /// cancel; with --throttle off, keep]
     #[arg(long, value_enum)]
     pub(crate) on_stall: Option<OnStallArg>,
@@ -40,9 +40,9 @@ impl From<SlowingArgs> for Slowing {
 pub(crate) enum OnStallArg {
     /// Keep trying
     Keep,
-    /// Stop it and move what is left, however long it is gone
+    /// Stop it and move what is left, however long the downtime
     Stop,
-    /// Give up; it stays where it is
+    /// Cancel the move; the VM stays where it is
     Cancel,
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn without_report(last: &Progress) -> String {
 fn done(report: &Report) -> String {
     let gone = match report.downtime_ms {
         Some(ms) => format!(
-            "{} runs on {}. It was gone for {} (goal {}).",
+            "{} runs on {}. Downtime {} (goal {}).",
             report.vm,
             report.to,
             amount::milliseconds(ms),
@@ -111,8 +111,8 @@ fn done(report: &Report) -> String {
 fn slowed(report: &Report) -> String {
     report.slowed.as_ref().map_or_else(String::new, |slowed| {
         format!(
-            " It wrote faster than it could be followed: for {} it was slowed to as little as \
-             {:.0} % of its CPU time.",
+            " It wrote faster than its memory could be sent: for {} it was throttled to as little \
+             as {:.0} % of its CPU time.",
             amount::seconds(slowed.to_s - slowed.from_s),
             slowed.lowest_share * 100.0
         )
@@ -173,7 +173,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact("Tap", report.tap.clone()),
         fact("Placement", report.placement.clone()),
         fact("Total", amount::seconds(report.total_s)),
-        fact("Until ready", amount::seconds(report.prepare_s)),
+        fact("Preparation", amount::seconds(report.prepare_s)),
     ];
     if let Some(ms) = report.downtime_ms {
         let predicted = match report.predicted_downtime_ms {
@@ -181,7 +181,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
             None => String::new(),
         };
         facts.push(fact(
-            "Gone for",
+            "Downtime",
             format!("{} (goal {}{predicted})", amount::milliseconds(ms), goal(report)),
         ));
     }
@@ -189,7 +189,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         facts.push(fact(
             "Slowed",
             format!(
-                "from {} to {}, to {:.0} % at least, by {}; {} of its work lost",
+                "from {} to {}, down to {:.0} %, by {}; {} of its work lost",
                 amount::seconds(slowed.from_s),
                 amount::seconds(slowed.to_s),
                 slowed.lowest_share * 100.0,
@@ -201,12 +201,12 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
     facts.extend([
         fact("Page bodies", amount::size(report.body_bytes)),
         fact("Zero and fill pages", amount::size(report.fill_bytes)),
-        fact("Changed before they were sent", amount::size(report.dropped_bytes)),
-        fact("Of them, not sent: there already", amount::size(report.named_bytes)),
-        fact("Of these, from hosts of its rack", amount::size(report.peer_bytes)),
-        fact("Of these, from its disks", from_disks(report)),
-        fact("Sent, and waited for elsewhere in vain", amount::size(report.again_bytes)),
-        fact("Of them, after the VM had stopped", amount::size(report.stopped_bytes)),
+        fact("Stale, not sent", amount::size(report.dropped_bytes)),
+        fact("Not sent, already there", amount::size(report.named_bytes)),
+        fact("Of that, from hosts of its rack", amount::size(report.peer_bytes)),
+        fact("Of that, from its disks", from_disks(report)),
+        fact("Sent although it was expected elsewhere", amount::size(report.again_bytes)),
+        fact("Arrived while the VM was stopped", amount::size(report.stopped_bytes)),
         fact("Residue", amount::size(report.residue_bytes)),
         fact("On the wire", amount::size(report.wire_bytes)),
         fact("CPU, source agent", amount::seconds(report.cpu_source_s)),
@@ -322,7 +322,7 @@ mod tests {
     fn a_person_understands_the_summary() {
         let text = sentences(&example());
         assert!(text.starts_with(
-            "web1 runs on host-b. It was gone for 38 ms (goal 300 ms). 1.00 GiB of RAM moved in"
+            "web1 runs on host-b. Downtime 38 ms (goal 300 ms). 1.00 GiB of RAM moved in"
         ));
         assert!(text.contains("as 106 MiB on the wire"), "{text}");
         assert!(text.ends_with("More: droveway report 3f2a91c0"), "{text}");

@@ -176,8 +176,8 @@ fn details(vm: &api::VmSummary) -> String {
     }
     if let Some(content) = vm.content {
         let known = match content.rounds {
-            0 => "not all looked at yet".to_owned(),
-            rounds => format!("all looked at {}", amount::counted(rounds, "time")),
+            0 => "not all scanned yet".to_owned(),
+            rounds => format!("all scanned {}", amount::counted(rounds, "time")),
         };
         let named = amount::size(content.named_bytes);
         rows.push(["Content".to_owned(), format!("{named} known by name, {known}")]);
@@ -274,7 +274,7 @@ mod tests {
         let shown =
             details(&api::VmSummary { share_domain: "tenant-7".to_owned(), content, ..vm("web1") });
         assert!(shown.contains("Sharing domain  tenant-7\n"), "{shown}");
-        assert!(shown.contains("48.0 MiB known by name, all looked at 2 times\n"), "{shown}");
+        assert!(shown.contains("48.0 MiB known by name, all scanned 2 times\n"), "{shown}");
     }
 
     #[test]

@@ -121,7 +121,7 @@ fn who_may_coordinate_is_up_to_each_host() {
     a.more = vec!["--config".to_owned(), dir.join("a.toml").display().to_string()];
     a.start();
     let why = c.refuses(&["evacuate", "a", "--to", "b"]);
-    assert!(why.contains("c is none of the coordinators that a takes orders from"), "{why}");
+    assert!(why.contains("c is not one of the coordinators that a takes orders from"), "{why}");
     assert!(b.says(&["evacuate", "a", "--to", "b"]).contains("1 VM moved."));
     a.assert_clean();
 }
@@ -138,7 +138,7 @@ fn bad_plans_are_refused_with_what_is_wrong() {
         (vec!["gang", "web1=q"], "no host `q` in the peers file; there is: a, b"),
         (vec!["gang", "web2=b"], "no VM `web2` on any host"),
         (vec!["gang", "web1=a"], "web1 is on a already"),
-        (vec!["gang", "web1=b", "web1=b"], "web1 is to move twice"),
+        (vec!["gang", "web1=b", "web1=b"], "web1 is named twice"),
         (vec!["gang", "--file", path], "plan.toml:6: "),
         (vec!["gang", "--file", "/nowhere/plan.toml"], "reading /nowhere/plan.toml"),
         (vec!["gang", "--dry-run"], "nothing to plan"),

@@ -13,7 +13,7 @@ fn a_vm_moves_there_and_back() {
     let [a, b] = &hosts.hosts[..] else { unreachable!() };
     let first = a.run("web1", "-m 64");
     let said = a.says(&["migrate", "web1", "b"]);
-    assert!(said.starts_with("web1 runs on b. It was gone for "), "{said}");
+    assert!(said.starts_with("web1 runs on b. Downtime "), "{said}");
     assert!(said.contains("64.0 MiB") || said.contains("MiB of RAM moved in"), "{said}");
     assert!(!is_alive(first));
     a.assert_clean();

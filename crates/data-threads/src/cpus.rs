@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 
 /// What was typed is no list of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no list of CPUs: write it like 0-3,8, with numbers below {max}", max = CpuSet::MAX_CPU)]
+#[error(
+    "`{0}` is not a list of CPUs: write it like 0-3,8, with numbers below {max}",
+    max = CpuSet::MAX_CPU
+)]
 pub struct CpusError(String);
 
 /// Some CPUs; at least one.

@@ -112,7 +112,7 @@ fn kvm(facts: &Facts, findings: &mut Findings) {
             "kvm",
             format!(
                 "There is no /dev/kvm: VMs run under TCG here, many times slower, and none that \
-                 needs KVM can come{}.",
+                 needs KVM can arrive{}.",
                 if of_vms > 0 { " any more" } else { "" }
             ),
             "switch virtualization on in the firmware and load kvm_intel or kvm_amd; in a VM, \
@@ -132,7 +132,7 @@ fn user(facts: &Facts, findings: &mut Findings) {
         (true, _) => findings.note(
             about,
             "QEMUs are started as root, unless a command line says otherwise: a guest that breaks \
-             out of one has the host.",
+             out of one owns the host.",
             "give them a user of their own: --qemu-user NAME, who has to be allowed to open the \
              VMs' images, and /dev/kvm",
         ),
@@ -187,7 +187,8 @@ fn cgroups(cgroups: &Cgroups, findings: &mut Findings) {
         None => findings.note(
             "cgroups",
             "There are no control groups.",
-            "nothing needs them yet; how much CPU VMs and migrations get can't be bounded",
+            "throttling needs them: without, a VM that writes too fast is stopped for moments \
+             instead",
         ),
         Some(version) if cgroups.delegated => {
             let controllers = cgroups.controllers.join(", ");
@@ -196,7 +197,8 @@ fn cgroups(cgroups: &Cgroups, findings: &mut Findings) {
         Some(version) => findings.note(
             "cgroups",
             format!("{}, and may not make groups there.", shown(version)),
-            "nothing needs it yet; Delegate=yes in the agent's unit would allow it",
+            "throttling needs it: without, a VM that writes too fast is stopped for moments \
+             instead; Delegate=yes in the agent's unit allows it",
         ),
     }
 }
@@ -231,7 +233,7 @@ fn memory(facts: &Facts, findings: &mut Findings) {
     }
     text += ".";
     if available < memory.total_bytes / MEMORY_PARTS {
-        findings.warning("memory", text, "VMs that come need room: stop or move others");
+        findings.warning("memory", text, "arriving VMs need room: stop or move others");
     } else {
         findings.ok("memory", text);
     }
@@ -274,9 +276,10 @@ fn nic(nic: &Nic, findings: &mut Findings) {
         }
         None => findings.note(
             "network card",
-            format!("{name} ({address}) doesn't say what it carries{mtu}: that is learned."),
+            format!("{name} ({address}) doesn't say what it carries{mtu}: its speed is learned."),
             &format!(
-                "say it, so that migrations leave others their part: --nic-speed {address}=1G"
+                "set its speed, so that migrations leave room for other traffic: --nic-speed \
+                 {address}=1G"
             ),
         ),
     }
@@ -294,7 +297,7 @@ fn network(facts: &Facts, findings: &mut Findings) {
     if let Some(warning) = &facts.network.certificate {
         findings.warning(
             "encryption",
-            format!("Other agents will not speak to this one for ever: {warning}."),
+            format!("Other agents will refuse this one some day: {warning}."),
             "`droveway ca issue HOST --replace`, copy its files again, and restart the agent",
         );
     }
@@ -309,8 +312,8 @@ fn network(facts: &Facts, findings: &mut Findings) {
             Severity::Warning,
             "encryption",
             format!(
-                "The agent listens at {listen} with --insecure-plaintext: who reaches that port \
-                 can start programs here, and guest memory travels readable."
+                "The agent listens at {listen} with --insecure-plaintext: anyone who reaches that \
+                 port can start programs here, and guest memory crosses the network unencrypted."
             ),
             Some("let only agents reach that port, over a network of your own"),
         );

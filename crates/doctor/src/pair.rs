@@ -82,7 +82,7 @@ fn met_one(droveway: &str, peer: &str, meeting: &Meeting, findings: &mut Finding
         findings.error(
             "peer",
             format!("At the address of {peer} it is {} that answers.", said.host),
-            "mend the peers file",
+            "correct the peers file",
         );
     } else if meeting.skew() > SKEW_MUCH {
         findings.warning("peer", text, "let both hosts take their time from the same servers");
@@ -187,7 +187,7 @@ fn qemu(vm: &VmFacts, there: &Facts, program: &Program, findings: &mut Findings)
         findings.note(
             "vm",
             format!(
-                "{}: {} of {} can't be had at {}: {}.",
+                "{}: {} of {} are not available at {}: {}.",
                 vm.name,
                 if here_lacks.len() == 1 { "a feature" } else { "features" },
                 cpu.unwrap_or_default(),
@@ -357,7 +357,7 @@ mod tests {
         let found = of_pair(&here, &there, &meeting());
         assert!(errors(&found).is_empty(), "{found:#?}");
         assert!(found.iter().any(|one| one.text.contains("not all can go there")), "{found:#?}");
-        assert!(found.iter().any(|one| one.text.contains("features of Haswell can't be had")));
+        assert!(found.iter().any(|one| one.text.contains("features of Haswell are not available")));
     }
 
     #[test]

@@ -42,8 +42,8 @@ const PROBLEMS: [Problem; 6] = [
         fixed: (8, 1),
         tcg_only: false,
         severity: Severity::Note,
-        text: "stops a VM when it thinks best: it is held by small buffers alone, so VMs that \
-               write much take longer and stand still less exactly",
+        text: "decides by itself when to stop a VM: only small buffers hold it, so busy VMs take \
+               longer and their downtime is less exact",
         advice: "use QEMU 8.2 or newer where that matters",
     },
     Problem {
@@ -51,8 +51,8 @@ const PROBLEMS: [Problem; 6] = [
         fixed: (8, 2),
         tcg_only: false,
         severity: Severity::Note,
-        text: "estimates by itself how fast its last pages go, so VMs may stand still less exactly \
-               as long as they were allowed to",
+        text: "estimates by itself how fast its last pages are sent, so downtime meets its goal \
+               less exactly",
         advice: "use QEMU 8.2 or newer where that matters",
     },
     Problem {
@@ -60,8 +60,8 @@ const PROBLEMS: [Problem; 6] = [
         fixed: (9, 1),
         tcg_only: false,
         severity: Severity::Note,
-        text: "ends when it can't load a VM that comes, so that the reason is only in its log; \
-               the VM goes on at its source",
+        text: "ends when it can't load an arriving VM, so that the reason is only in its log; the \
+               VM goes on at its source",
         advice: "",
     },
     Problem {
@@ -69,9 +69,9 @@ const PROBLEMS: [Problem; 6] = [
         fixed: NEVER,
         tcg_only: false,
         severity: Severity::Note,
-        text: "may hang when connections break at a moment of a move, and crashes if a move is \
-               cancelled while it is set up (Droveway waits with that)",
-        advice: "if a VM hangs so, its QEMU has to be killed",
+        text: "may hang when connections break at certain moments of a move, and crashes if a move \
+               is cancelled while it is set up (Droveway waits with that)",
+        advice: "if a VM hangs like that, its QEMU has to be killed",
     },
 ];
 

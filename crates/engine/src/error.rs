@@ -75,7 +75,7 @@ pub enum MigrationError {
     /// Nothing arrives.
     #[error(
         "nothing of the VM has arrived at {host} for {} s; `stall` under [waits] in the agent's \
-         file says how long that may last", waited.as_secs()
+         file is that limit", waited.as_secs()
     )]
     Stalled {
         /// The destination.
@@ -85,9 +85,9 @@ pub enum MigrationError {
     },
     /// The VM stood still for as long as it may.
     #[error(
-        "the VM had stood still for {:.1} s, which is all that --blackout-max allows, and {left}. \
-         Try again when {host} and the network to it have less to do, or allow more; by default it \
-         is ten times --downtime-ms, and 3 s at least", allowed.as_secs_f64()
+        "the VM had stood still for {:.1} s, the most that --blackout-max allows, and {left}. Try \
+         again when {host} and the network to it have less to do, or allow more; by default it is \
+         ten times --downtime-ms, and 3 s at least", allowed.as_secs_f64()
     )]
     Blackout {
         /// The destination.

@@ -23,8 +23,8 @@ pub struct Resources {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no buffers are left for it: at most {most} VMs can {verb} at a time with pool-mib {mib}, and \
-     those that bring their disks count twice. Wait until one has ended, or give the agent there a \
-     larger pool-mib"
+     those that move with their disks count twice. Wait until one has ended, or give the agent \
+     there a larger pool-mib"
 )]
 pub struct BuffersFull {
     verb: &'static str,

@@ -38,7 +38,7 @@ pub fn run() -> Result<ExitCode> {
     println!("\nIn short");
     for (way, report) in ["there", "back"].iter().zip(&reports) {
         println!(
-            "  {way:5}  moved in {:.2} s, gone for {:.0} ms, {:.0} MB on the wire",
+            "  {way:5}  moved in {:.2} s, downtime {:.0} ms, {:.0} MB on the wire",
             report.total_s - report.prepare_s,
             report.downtime_ms.unwrap_or(0.0),
             report.wire_bytes as f64 / 1e6,
@@ -46,7 +46,7 @@ pub fn run() -> Result<ExitCode> {
     }
     if let Some(run) = qemu.filter(|run| run.ok) {
         println!(
-            "  QEMU   moved in {:.2} s, gone for {:.0} ms, {:.0} MB on the wire",
+            "  QEMU   moved in {:.2} s, downtime {:.0} ms, {:.0} MB on the wire",
             run.total_s,
             run.downtime_ms,
             run.wire_bytes as f64 / 1e6,

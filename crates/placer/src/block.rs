@@ -50,8 +50,8 @@ impl Block {
         });
         let Some(table) = table else { return Err(PlaceError::BadBlock { name, bytes }) };
         let versions = match &placement {
-            // What QEMU put there by itself (firmware, option ROMs) is not
-            // known, so the first page of zeros is sent whatever it replaces.
+            // What QEMU has put there by itself (firmware, option ROMs) is not
+            // known, so the first fill with zeros is fed whatever it replaces.
             Placement::Inline => Versions::new(table, false),
             Placement::Mapped(mapping) if mapping.bytes() != bytes => {
                 let here_bytes = mapping.bytes();
@@ -125,7 +125,7 @@ fn run(fill: &Fill) -> Range<u64> {
     first..first + u64::from(fill.count)
 }
 
-/// From the first start to the last end; of nothing, nothing.
+/// From the first start to the last end; an empty range if there is none.
 fn span(ranges: impl Iterator<Item = Range<u64>>) -> Range<u64> {
     ranges
         .reduce(|all, range| all.start.min(range.start)..all.end.max(range.end))

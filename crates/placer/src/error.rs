@@ -52,7 +52,7 @@ pub enum PlaceError {
         /// How many pages they were to be.
         pages: usize,
     },
-    /// The source announced a block that can't be.
+    /// The source announced a block that can't exist.
     #[error(
         "the source announced RAM block {name:?} with {bytes} bytes: a name has 1 to 255 bytes, \
          a block whole pages, below 16 TiB"
@@ -63,7 +63,7 @@ pub enum PlaceError {
         /// Its size.
         bytes: u64,
     },
-    /// The source announced more blocks than a VM has.
+    /// The source announced more blocks than a VM can have.
     #[error("the source announced {blocks} RAM blocks; {max} are the most")]
     TooManyBlocks {
         /// How many.
@@ -118,8 +118,8 @@ pub enum PlaceError {
 }
 
 impl PlaceError {
-    /// Whether only the lane is lost that brought the pages, and not the
-    /// migration: the source sends them again by another.
+    /// Whether only the lane that delivered the pages is lost, and not the
+    /// migration: the source sends them again over another one.
     #[must_use]
     pub fn only_this_lane(&self) -> bool {
         matches!(self, Self::Closed)
@@ -129,7 +129,7 @@ impl PlaceError {
 impl From<FeederError> for PlaceError {
     fn from(error: FeederError) -> Self {
         match error {
-            // A copy of something that was placed long ago.
+            // A repetition of something that was placed long ago.
             FeederError::Ended => Self::Closed,
             error => Self::Feeder(error),
         }

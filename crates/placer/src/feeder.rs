@@ -1,10 +1,10 @@
 //! What writes the stream that the destination's QEMU loads.
 //!
-//! One thread owns the writing end of the socket. Whoever has something for
-//! QEMU puts it into a chunk and queues the chunk; the order of the queue is
-//! the order of the stream. Chunks are counted, so a QEMU that reads slowly
-//! makes lanes wait instead of filling memory; a chunk is obtained *before* any
-//! range is locked, and queueing one never waits.
+//! One thread owns the writing end of the socket. Data for QEMU is put into a
+//! chunk, and the chunk is queued; the order of the queue is the order of the
+//! stream. Chunks are counted, so a QEMU that reads slowly makes lanes wait
+//! instead of filling memory. A chunk is obtained *before* any range is locked,
+//! and queueing one never waits.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -20,7 +20,7 @@ use crate::FeederError;
 
 /// A section with a whole batch fits.
 const CHUNK_BYTES: usize = 520 * 1024;
-/// What a section of one block has besides its records: 5 bytes before them,
+/// What a section of one block takes besides its records: 5 bytes before them,
 /// the block's name once, and 8 + 5 bytes after them.
 const SECTION_BYTES_MAX: usize = 5 + 256 + 8 + 5;
 /// The pool counts each as one of its own.
@@ -30,8 +30,8 @@ const _: () = assert!(CHUNK_BYTES >= SECTION_BYTES_MAX + BATCH_PAGES * (8 + PAGE
 /// As many fill records as fit a chunk.
 pub(crate) const FILLS_MAX: usize = (CHUNK_BYTES - SECTION_BYTES_MAX) / (8 + 1);
 
-/// What is queued behind a chunk with room is copied into it if it is no larger
-/// than this: a few fills must not take up a chunk.
+/// A chunk that is queued behind one with room is copied into that if it is no
+/// larger than this: a few fills must not take up a whole chunk.
 const JOIN_BYTES_MAX: usize = 64 * 1024;
 
 /// How the stream's RAM sections look.
@@ -44,14 +44,14 @@ pub(crate) struct RamSection {
 #[derive(Debug)]
 struct State {
     queue: VecDeque<(Vec<u8>, Room)>,
-    /// Buffers for the next chunks; at most as many as are out.
+    /// Buffers for the next chunks; at most as many as are in use.
     free: Vec<Vec<u8>>,
     begun: bool,
     /// Known when the head is queued.
     ram: Option<RamSection>,
     /// The tail was fed.
     ended: bool,
-    /// Nothing will be fed any more; the thread ends when the queue is empty.
+    /// No more chunks will be queued; the thread ends when the queue is empty.
     finishing: bool,
     failed: Option<FeederError>,
 }
@@ -60,10 +60,10 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     queued: Condvar,
-    /// Has room for each chunk that is being filled, queued or written.
+    /// Accounts for each chunk that is being filled, queued or written.
     pool: Arc<Pool>,
-    /// For [`FeederHandle::stop`]: shutting it down ends a write that QEMU
-    /// doesn't read.
+    /// For [`FeederHandle::stop`]: shutting it down ends a write that is
+    /// blocked because QEMU doesn't read.
     socket: UnixStream,
 }
 
@@ -75,7 +75,7 @@ pub struct Feeder {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The feeder for those who don't end it.
+/// The feeder for users that don't end it.
 #[derive(Clone, Debug)]
 pub struct FeederHandle {
     shared: Arc<Shared>,
@@ -122,7 +122,7 @@ impl Feeder {
         Ok(Self { handle: FeederHandle { shared }, thread: Mutex::new(Some(thread)) })
     }
 
-    /// For the placer, and for whoever may have to stop it.
+    /// For the placer, and for stopping the feeder from another thread.
     #[must_use]
     pub fn handle(&self) -> FeederHandle {
         self.handle.clone()
@@ -177,8 +177,7 @@ impl Feeder {
         self.handle.shared.pool.high_water_bytes() as u64
     }
 
-    /// Waits until QEMU has read everything, and tells it that nothing more
-    /// comes.
+    /// Waits until QEMU has read everything, and ends the stream.
     ///
     /// # Errors
     /// If anything of the stream was not written; the first reason.
@@ -186,7 +185,7 @@ impl Feeder {
         let shared = &self.handle.shared;
         shared.state.lock().finishing = true;
         shared.queued.notify_one();
-        // Whoever still waits for room comes too late.
+        // Those that still wait for room are too late.
         shared.pool.close();
         self.join();
         shared.state.lock().failed.clone().map_or(Ok(()), Err)
@@ -211,14 +210,14 @@ impl Drop for Feeder {
 
 impl FeederHandle {
     /// Stops feeding at once, also in the middle of a write. QEMU sees its
-    /// stream end early, and everybody who waits here gets
+    /// stream end early, and every waiting call returns
     /// [`FeederError::Stopped`]. Does nothing after [`Feeder::finish`].
     pub fn stop(&self) {
         self.shared.fail(FeederError::Stopped);
     }
 
-    /// An empty chunk for pages, and how their section looks. Waits for QEMU
-    /// to read if too much is waiting for it.
+    /// An empty chunk for pages, and the format of their section. Waits for
+    /// QEMU to read if too much is waiting for it.
     pub(crate) fn chunk_for_pages(&self) -> Result<(Chunk<'_>, RamSection), FeederError> {
         let chunk = self.shared.chunk()?;
         let state = self.shared.state.lock();
@@ -240,7 +239,8 @@ impl FeederHandle {
     }
 }
 
-/// A buffer on its way to QEMU. Dropped without being queued, it is given back.
+/// A buffer that is being filled for QEMU. Dropped without being queued, it is
+/// given back.
 pub(crate) struct Chunk<'f> {
     pub(crate) bytes: Vec<u8>,
     /// None once it is queued.
@@ -284,7 +284,8 @@ impl Chunk<'_> {
 
 impl Drop for Chunk<'_> {
     fn drop(&mut self) {
-        // One that was queued has left nothing here, and is out still.
+        // A chunk that was queued has left nothing here, and is still accounted
+        // for.
         if let Some(room) = self.room.take() {
             self.shared.give_back(std::mem::take(&mut self.bytes), room);
         }
@@ -313,12 +314,13 @@ impl Shared {
 
     fn give_back(&self, mut bytes: Vec<u8>, room: Room) {
         bytes.clear();
-        // Before the room: who gets that finds a buffer.
+        // Before the room is released: a thread that gets the room finds a
+        // buffer.
         self.state.lock().free.push(bytes);
         drop(room);
     }
 
-    /// Keeps the first reason, and ends everybody's wait.
+    /// Keeps the first reason, and ends all waiting.
     fn fail(&self, error: FeederError) {
         let mut state = self.state.lock();
         if state.failed.is_none() {
@@ -367,7 +369,7 @@ impl Shared {
     }
 }
 
-/// Without the thread that writes, everybody would wait for it.
+/// Without the thread that writes, all callers would wait for ever.
 struct EndsOnFault<'s>(&'s Shared);
 
 impl Drop for EndsOnFault<'_> {

@@ -1,8 +1,9 @@
 //! Pages as records of the stream that QEMU loads.
 //!
 //! A chunk is obtained before the range is locked, and queued before it is
-//! unlocked: so nobody waits for QEMU with a lock, and of two versions of a
-//! page the one that the epochs call newer is also the later in the stream.
+//! unlocked. So no thread waits for QEMU while holding a lock, and of two
+//! versions of a page the newer one by epoch is also the later one in the
+//! stream.
 
 use audit::Fingerprint;
 use page::{Fill, PAGE_BYTES, PageIndex};
@@ -83,7 +84,7 @@ impl Inline<'_> {
         Ok(counts)
     }
 
-    /// Whether QEMU must be told of a page of `byte`.
+    /// Whether a page of `byte` has to be fed to QEMU.
     fn claim_fill(&self, page: PageIndex, byte: u8, counts: &mut Counts) -> bool {
         let versions = &self.place.block.versions;
         if !versions.claim(page, self.place.epoch) {

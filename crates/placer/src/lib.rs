@@ -1,8 +1,8 @@
 //! What writes pages into the destination's RAM.
 //!
 //! Lanes deliver batches in any order, some twice, and the same page in several
-//! epochs at once. The [`Placer`] is shared by all
-//! of their receivers and makes one RAM out of that, by three rules:
+//! epochs at once. All their receivers share one [`Placer`], which turns that
+//! into consistent RAM by three rules:
 //!
 //! 1. **The newest epoch wins.** For each page it keeps the epoch of what it
 //!    last began to write. Older content is dropped. Content of the same epoch
@@ -22,9 +22,9 @@
 //! QEMU that is waiting for it. There, the place in the queue is what counts,
 //! and it is taken under the same lock as the look at the epochs.
 //!
-//! A page of zeros for memory that is zero already touches nothing: holes stay
-//! holes, at both ends. RAM is never read to find that out; the placer knows
-//! what it wrote, and what was there before from the kernel's page map.
+//! A page of zeros for memory that is zero already is not written: holes stay
+//! holes, at both ends. RAM is not read to find that out: the placer knows what
+//! it wrote, and takes what was there before from the kernel's page map.
 
 #![forbid(unsafe_code)]
 

@@ -110,8 +110,8 @@ impl Mapped<'_> {
         Ok(u64::from(pages))
     }
 
-    /// Makes pages zero that may not be so. They are read first: behind a file of which
-    /// nobody knows what it holds, writing zeros would fill all of its holes.
+    /// Zeroes pages that may not be zero. They are read first: with RAM in a file
+    /// of unknown content, writing zeros would fill all of the file's holes.
     fn zero(&self, run: Range<u32>) -> Result<(), PlaceError> {
         let mut read = [0; ZEROED_AT_ONCE as usize * PAGE_BYTES];
         for first in run.clone().step_by(ZEROED_AT_ONCE as usize) {

@@ -1,4 +1,4 @@
-//! What pages of one epoch are placed with, however that is done.
+//! What placing pages of one epoch needs, whichever way they are placed.
 
 use audit::{BlockLedger, Delivery, Fingerprint};
 use page::{BATCH_PAGES, Epoch, PAGE_BYTES, PageIndex};
@@ -6,7 +6,7 @@ use page::{BATCH_PAGES, Epoch, PAGE_BYTES, PageIndex};
 use crate::block::Block;
 use crate::placer::Gate;
 
-/// Where pages of one epoch go that came in one way.
+/// Where pages of one epoch go, all delivered in the same way.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'p> {
     pub(crate) block: &'p Block,

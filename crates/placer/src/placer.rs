@@ -1,4 +1,4 @@
-//! The placer: checks what came, and hands it to the block's placement.
+//! The placer: checks what arrived, and hands it to the block's placement.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use crate::mapped::Mapped;
 use crate::place::Place;
 use crate::{FeederHandle, PlaceError};
 
-/// RAM may be promised several times over, but not without end: the placer's
-/// own tables take a thousandth of what is announced.
+/// RAM may be overcommitted several times over, but not without a limit: the
+/// placer's own tables take a thousandth of what is announced.
 const OVERCOMMIT_MAX: u64 = 4;
 
-/// A VM with hundreds of devices and DIMMs has some hundreds. A name may be there
-/// once: of a block that is mapped the tables cost as much each time.
+/// A VM with hundreds of devices and DIMMs has some hundreds of blocks. Each
+/// name may be announced once: a mapped block's tables would cost as much again
+/// each time.
 const BLOCKS_MAX: usize = 4096;
 
 /// What was done with pages.
@@ -42,8 +43,8 @@ struct Counters {
     fills_written: AtomicU64,
 }
 
-/// Shut when RAM is complete. Looked at under a range's lock, so that whoever
-/// shuts it can wait for those who passed it.
+/// Closed when RAM is complete. Read under a range's lock, so that the thread
+/// that closes it can wait for those that have passed it.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     shut: AtomicBool,
@@ -55,8 +56,8 @@ impl Gate {
     }
 }
 
-/// Writes the pages that lanes bring into the RAM of the VM that arrives.
-/// Shared by all lanes.
+/// Writes the pages that lanes deliver into the RAM of the arriving VM. Shared
+/// by all lanes.
 #[derive(Debug)]
 pub struct Placer {
     blocks: Vec<Block>,
@@ -69,11 +70,11 @@ pub struct Placer {
 impl Placer {
     /// A placer for `blocks`, in the order of the source's block list.
     ///
-    /// What mapped RAM holds already is found out here: QEMU must have built
-    /// its machine before, and must not write RAM by itself afterwards.
+    /// Finds out what mapped RAM already holds: QEMU must have built its
+    /// machine before, and must not write RAM by itself afterwards.
     ///
     /// # Errors
-    /// If a block is not as it is here, or can't be.
+    /// If a block differs from the one here, or can't exist.
     pub fn new(blocks: Vec<BlockPlan>, feeder: FeederHandle) -> Result<Self, PlaceError> {
         if blocks.len() > BLOCKS_MAX {
             return Err(PlaceError::TooManyBlocks { blocks: blocks.len(), max: BLOCKS_MAX });
@@ -96,7 +97,8 @@ impl Placer {
         Ok(Self { blocks, feeder, gate, counters, ledger: None })
     }
 
-    /// The same; what is placed is noted, to be compared with what was handed over.
+    /// The same, and notes what is placed, to be compared with what was handed
+    /// over.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -115,8 +117,8 @@ impl Placer {
     /// Places runs of one byte.
     ///
     /// # Errors
-    /// If the source sent what can't be, with nothing placed; or if RAM can't
-    /// be written or QEMU stopped reading.
+    /// If what the source sent is not valid, and then nothing is placed; or if
+    /// RAM can't be written or QEMU stopped reading.
     pub fn place_fills(
         &self,
         block: BlockId,
@@ -165,14 +167,15 @@ impl Placer {
         Ok(())
     }
 
-    /// Lets nothing be placed any more. When this returns, nobody writes RAM:
-    /// to be called when RAM is complete and before the VM runs, since a lane
-    /// given up long ago may still come back with a batch that arrived by
-    /// another.
+    /// Places nothing any more. When this returns, no thread writes RAM. To be
+    /// called when RAM is complete and before the VM runs, because a lane that
+    /// was given up long ago may still deliver a batch that has arrived over
+    /// another one.
     pub fn close(&self) {
         self.gate.shut.store(true, Relaxed);
-        // Whoever passed the gate before holds a range; whoever locks one after
-        // this sees the gate shut, because the lock orders it.
+        // A thread that passed the gate before holds a range; one that locks a
+        // range after this sees the gate closed, because the lock orders the
+        // two.
         for block in &self.blocks {
             drop(block.lock.lock(0..block.pages));
         }

@@ -1,5 +1,5 @@
-//! What is known of each page of a block: which version was written last, and
-//! whether it may hold anything but zeros.
+//! What is known about each page of a block: which version was written last,
+//! and whether it may hold anything but zeros.
 //!
 //! Both are read and written only for pages whose range the caller has locked;
 //! the atomics are there because neighbours in a word, or in the table, may be
@@ -11,8 +11,8 @@ use page::{Epoch, PageIndex};
 
 #[derive(Debug)]
 pub(crate) struct Versions {
-    /// Epoch of what was last begun to be written; 0 also for pages that never
-    /// were, since that is not newer than anything.
+    /// Epoch of the write that began last; 0 also for pages that were never
+    /// written, since 0 is not newer than anything.
     epochs: Box<[AtomicU32]>,
     /// A bit for each page that may hold anything but zeros.
     nonzero: Box<[AtomicU64]>,
@@ -46,8 +46,8 @@ impl Versions {
 
     pub(crate) fn set_nonzero(&self, page: PageIndex) {
         let (word, bit) = self.place(page);
-        // Looked at first, because most pages have the bit already after the
-        // first pass, and a write would take the line from the other lanes.
+        // Read first, because most pages have the bit after the first pass, and
+        // a write would take the cache line from the other lanes.
         if word.load(Relaxed) & bit == 0 {
             word.fetch_or(bit, Relaxed);
         }

@@ -1,27 +1,27 @@
 //! Whether to chase a guest that writes, or to have QEMU finish.
 //!
-//! QEMU copies a page when it comes to it in a pass, and learns of what was
-//! written meanwhile only at the pass's end: a page that is written before its
-//! turn is sent, and sent once more in the next pass though nothing has changed
-//! since. So the longer a pass takes, the more is sent for nothing. As long as
-//! QEMU is held and can't finish, a large pool lets it run through pass after
-//! pass in no time: what is dirty waits in the pool rather than in QEMU, a page
-//! that was written while it waited is dropped before it is sent, and hardly any
-//! is sent twice.
+//! QEMU copies a page when the pass reaches it, and collects dirty marks only
+//! at the pass's end. So a page that is written before its turn is sent, and
+//! sent again in the next pass although it has not changed since: the longer a
+//! pass takes, the more is sent for nothing. While QEMU is held and can't
+//! finish, a large pool lets it run through its passes in no time. Dirty pages
+//! then wait in the pool and not in QEMU, a page that is written while it waits
+//! is dropped before it is sent, and hardly any page is sent twice.
 //!
-//! But all that waits would have to be delivered in the blackout. So before QEMU
-//! may finish the pool is drained to its small bound, which costs a little
-//! of what was gained.
+//! But everything in the pool would have to be delivered in the blackout. So
+//! before QEMU may finish, the pool is drained to its small bound, which costs
+//! a little of the gain.
 
 use std::time::Duration;
 
-/// A chase that gains no ground for this long is over. A pass takes 0.1 s or
-/// more, and what is left goes up and down with them.
+/// A chase without progress for this long is over. A pass takes 0.1 s or more,
+/// and the remainder goes up and down with the passes.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// What counts as ground gained: this share less left than ever before.
+/// What counts as progress: a remainder smaller than ever before, by this
+/// share.
 const GAIN: f64 = 0.05;
-/// How long what waits may take to be delivered. More would only keep pages
-/// until the guest has changed them.
+/// How long the pool's content may take to be delivered. A larger pool would
+/// only keep pages until the guest has changed them.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// What may be done now.
@@ -29,7 +29,7 @@ const WAIT: Duration = Duration::from_secs(1);
 pub enum Stage {
     /// QEMU is held, the pool may be large.
     Chasing,
-    /// QEMU is held, the pool is small, and what was in it is on its way.
+    /// QEMU is held, the pool is small, and what was in it is in flight.
     Draining,
     /// QEMU may finish, and the pool stays small.
     Over,
@@ -38,15 +38,16 @@ pub enum Stage {
 /// What the next stage depends on. All in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// Dirty, as far as QEMU knows, or on their way.
+    /// Dirty as far as QEMU knows, or in flight.
     pub left: u64,
-    /// What the downtime goal has room for; none while no rate is known.
+    /// What can be delivered within the downtime goal; none while no rate is
+    /// known.
     pub budget: Option<u64>,
     /// Out of the pool.
     pub pool: u64,
     /// The small bound that the pool has to be drained to.
     pub bound: u64,
-    /// The guest is being slowed, or about to be: ground will be gained.
+    /// The guest is being throttled, or about to be: there will be progress.
     pub helped: bool,
 }
 
@@ -82,7 +83,8 @@ impl Chase {
     }
 
     fn chase(self, look: Look, elapsed: Duration) -> Self {
-        // Without a rate next to nothing was delivered: there is nobody to chase.
+        // Without a rate next to nothing was delivered: there is nothing to
+        // chase.
         if look.budget.is_none_or(|budget| look.left <= budget) {
             return self.drain(look);
         }
@@ -105,7 +107,7 @@ impl Chase {
     }
 }
 
-/// The pool's bound while a guest is chased, of `pool_bytes` that it has.
+/// The pool's bound while a guest is chased, out of its `pool_bytes`.
 #[must_use]
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn pool_bytes(bodies_per_s: Option<f64>, least_bytes: u64, pool_bytes: u64) -> u64 {
@@ -162,7 +164,7 @@ mod tests {
         // Nothing counts that is worse than what was reached once.
         let worse = |tick| Look { left: LOOK.left + tick * MIB, ..LOOK };
         assert_eq!(lasts(Chase::default(), worse), 31);
-        // Nor does it end while the guest is being slowed.
+        // Nor does it end while the guest is being throttled.
         let slowed = |tick| Look { helped: tick < 500, ..LOOK };
         assert_eq!(lasts(Chase::default(), slowed), 529);
     }
@@ -173,7 +175,7 @@ mod tests {
         while chase.stage() == Stage::Chasing {
             chase = chase.next(LOOK, TICK);
         }
-        // Whatever is left by now: there is no way back to a large pool.
+        // Whatever is left: the pool never becomes large again.
         for pool in [60 * MIB, 30 * MIB, 4 * MIB + 1] {
             for left in [0, 1 << 40] {
                 chase = chase.next(Look { left, pool, ..LOOK }, TICK);

@@ -1,12 +1,13 @@
-//! How hard to compress: by who waits for whom.
+//! How hard to compress, decided by what the lanes wait for.
 //!
-//! Lanes that wait in their sockets have CPU to spare, so a harder encoding may
-//! deliver more; but a full socket can also mean a receiver without CPU, and
-//! content may not shrink. So a change is an experiment: if lanes now spend much
-//! of their time encoding, it stays only if it delivers clearly more guest bytes
-//! per second than what it replaced, and each failed one is repeated half as
-//! often. If they don't, it does no harm whatever the content is: what doesn't
-//! shrink is passed by at little cost, and better content may come.
+//! Lanes that wait in their sockets have CPU time to spare, so a harder
+//! encoding may deliver more. But a full socket can also mean a receiver
+//! without CPU time, and content may not compress. So a change is an
+//! experiment. If lanes now spend much of their time encoding, it stays only if
+//! it delivers clearly more guest bytes per second than the level before, and
+//! each failed experiment is repeated half as often. If they don't, it does no
+//! harm whatever the content is: what doesn't compress is skipped at little
+//! cost, and later content may be better.
 
 /// The encodings in order of effort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,9 +37,9 @@ pub struct Sample {
 const WRITING_MUCH: f64 = 0.5;
 /// Lanes that encode this much are what limits.
 const ENCODING_MUCH: f64 = 0.85;
-/// Lanes that encode less than this give nothing up for it.
+/// Lanes that encode for less than this lose nothing by it.
 const ENCODING_LITTLE: f64 = 0.5;
-/// Lanes that have nothing to send this much say nothing about the link.
+/// Lanes that are idle for this share of the time say nothing about the link.
 const WAITING_MUCH: f64 = 0.6;
 /// What an experiment must gain to stay.
 const GAIN_MIN: f64 = 1.05;

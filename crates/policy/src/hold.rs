@@ -1,27 +1,27 @@
-//! Whether QEMU's next pass waits while the destination still gets content from
-//! elsewhere.
+//! Whether QEMU's next pass waits while another host, VM or disk still provides
+//! content to the destination.
 //!
-//! Until it has all of that, QEMU can't stop the VM; what a pass brings meanwhile the
-//! guest writes once more, and it is sent once more. So the next one begins when what
-//! it will bring takes as long to send as the rest takes to come.
+//! Until all of that has arrived QEMU can't stop the VM, and the guest rewrites
+//! what a pass sends meanwhile, so it is sent again. So the next pass begins when
+//! its pages will take as long to send as the rest takes to arrive.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How fast the rest comes is the mean over so many looks.
+/// The rate of arrival is the mean over so many samples.
 const LOOKS: usize = 10;
-/// The last pass begins so much before it has to.
+/// The last pass begins this much earlier than it has to.
 const MARGIN_S: f64 = 0.3;
-/// A pass waits no longer than that, whatever is to come: nobody knows how much of
-/// its memory a guest writes.
+/// A pass waits no longer than this, whatever is still to arrive: how much of its
+/// memory a guest writes is not known.
 const HELD_MAX: Duration = Duration::from_secs(2);
 
-/// What is seen, each time after about the same time.
+/// One sample, taken at about equal intervals.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// Bytes that come from elsewhere.
+    /// Bytes that another host, VM or disk is to provide.
     pub pending_bytes: u64,
-    /// Since the look before.
+    /// Since the sample before.
     pub elapsed: Duration,
     /// Since the last pass began.
     pub age: Duration,
@@ -47,14 +47,14 @@ impl Hold {
         if look.pending_bytes == 0 || look.age >= HELD_MAX {
             return false;
         }
-        // Nobody knows how long it takes.
+        // How long it takes is not known.
         let Some(rest_s) = self.rest_s(look.pending_bytes) else { return true };
         let dirty_bytes = look.dirty_bytes_per_s.unwrap_or(0.0) * look.age.as_secs_f64();
         let sends_s = dirty_bytes / look.delivered_bytes_per_s.unwrap_or(0.0).max(1.0);
         rest_s > sends_s + MARGIN_S
     }
 
-    /// How long the rest takes, as fast as it came of late.
+    /// How long the rest takes at the recent rate of arrival.
     fn rest_s(&self, pending_bytes: u64) -> Option<f64> {
         let (first, _) = self.seen.front()?;
         let elapsed: Duration = self.seen.iter().skip(1).map(|(_, elapsed)| *elapsed).sum();
@@ -69,8 +69,8 @@ mod tests {
 
     const TICK: Duration = Duration::from_millis(50);
 
-    /// When passes begin while `pending` bytes come at a rate: of a guest that writes
-    /// `dirty` a second, over a network of 50 MB/s.
+    /// When passes begin while `pending` bytes arrive at a rate, for a guest that
+    /// writes `dirty` a second, over a network of 50 MB/s.
     fn passes(pending: u64, rate: u64, dirty: f64) -> Vec<u64> {
         let mut hold = Hold::default();
         let (mut age, mut began) = (Duration::ZERO, Vec::new());
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(passes(100_000_000, 100_000_000, 0.0)[0], 700);
         // What 0.6 s dirty takes 0.1 s.
         assert_eq!(passes(100_000_000, 100_000_000, 10e6)[0], 600);
-        // It can't be followed: half of the time.
+        // It writes faster than the network: half of the time.
         assert!((300..=400).contains(&passes(100_000_000, 100_000_000, 50e6)[0]));
     }
 

@@ -1,5 +1,6 @@
-//! Decisions as pure functions: a sample of what is, in; what to do, out.
-//! No sockets, no clocks, no threads: tested with tables and simulated time.
+//! Decisions as pure functions: a sample of the current state goes in, what to
+//! do comes out. No sockets, no clocks, no threads: tested with tables and
+//! simulated time.
 
 #![forbid(unsafe_code)]
 

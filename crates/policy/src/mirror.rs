@@ -1,24 +1,26 @@
 //! When a disk's mirror needs help to keep up with its guest.
 //!
-//! A mirror copies in the background and leaves the guest's writes alone. One
-//! whose guest writes as fast as it copies never gets there. Having writes wait
-//! for their copy helps always, but while there is much left to copy each takes
-//! hundreds of milliseconds: so this is done late, when little is left, or when
-//! for long enough nothing was gained.
+//! A mirror copies in the background and doesn't delay the guest's writes. If
+//! the guest writes as fast as the mirror copies, it never converges. Making
+//! writes wait for their copy always helps, but while much is left to copy each
+//! write then takes hundreds of milliseconds. So this is done late: when little
+//! is left, or after long enough without progress.
 
 use std::time::Duration;
 
 /// Net progress is judged over this much time.
 const WINDOW: Duration = Duration::from_secs(4);
-/// A mirror that gains less than this share of what it copies gets nowhere.
+/// A mirror that gains less than this share of what it copies makes no
+/// progress.
 const GAIN_MIN: f64 = 0.1;
 /// So little left that writes wait only briefly.
 const LITTLE_BYTES: u64 = 64 << 20;
-/// What a mirror that was copied once may be behind, as time to copy it.
+/// How far a mirror that has copied everything once may be behind, as time to
+/// copy it.
 const BEHIND_S: f64 = 0.1;
 /// And in any case.
 const BEHIND_BYTES: u64 = 1 << 20;
-/// Windows without gain after which it is done with much left, too.
+/// Windows without progress after which it is done even with much left.
 const WINDOWS_MAX: u32 = 3;
 
 /// One look at a mirror.
@@ -42,8 +44,8 @@ pub struct Catching {
 }
 
 impl Catching {
-    /// The state after `elapsed` more; and at most how fast the guest may write
-    /// to the disk, if its mirror needs help now.
+    /// The state after `elapsed` more, and how fast the guest may write to the
+    /// disk at most, if its mirror needs help now.
     #[must_use]
     pub fn next(self, sample: Sample, elapsed: Duration) -> (Self, Option<u64>) {
         let left = sample.total_bytes.saturating_sub(sample.done_bytes);
@@ -72,8 +74,8 @@ impl Catching {
 }
 
 impl Catching {
-    /// Whether the mirror has caught up so far that the VM may stop: what is
-    /// left takes a moment.
+    /// Whether the mirror has caught up far enough for the VM to stop: the
+    /// remainder takes a moment.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn is_close(self, sample: Sample) -> bool {
@@ -84,15 +86,15 @@ impl Catching {
 
 /// A flush that takes no longer fits a blackout.
 const FLUSH_MAX: Duration = Duration::from_millis(100);
-/// What counts as a flush that was faster than the best: by this share.
+/// What counts as a flush faster than the best one: faster by this share.
 const FLUSH_GAIN: f64 = 0.2;
-/// Flushes in a row that were not: the storage takes that long.
+/// Flushes in a row that were not faster: the storage takes that long.
 const FLUSHES_MAX: u32 = 3;
 
-/// How far the destination's storage is behind its mirrors, by how long it takes
-/// to have everything there durable. In a blackout that would be waited for, and
-/// a mirror that has caught up says nothing of it: what it has written may still
-/// be on its way.
+/// How far the destination's storage is behind its mirrors, measured by how
+/// long a flush takes. A blackout would include that flush, and a mirror that
+/// has caught up says nothing about it: what it has written may still be in
+/// flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Behind {
     best: Option<Duration>,
@@ -100,8 +102,8 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// The state after a flush that took so long; and whether the VM may stop:
-    /// the next will be short, or won't be shorter.
+    /// The state after a flush that took so long, and whether the VM may stop:
+    /// the next flush will be short, or won't be any shorter.
     #[must_use]
     pub fn next(self, took: Duration) -> (Self, bool) {
         if took <= FLUSH_MAX {

@@ -1,11 +1,12 @@
-//! How fast each lane may go: what others leave of the NICs at both of its ends.
+//! How fast each lane may send: what other traffic leaves of the NICs at both
+//! of its ends.
 //!
-//! Once a second both ends say what crossed their NICs. A NIC's spare is what it
-//! can carry less what others use (`nic`); the lanes on a NIC share it, and a
-//! lane goes as fast as the tighter of its two ends allows. Nobody has to be
-//! spared on a NIC that only migrations use: lanes there are not paced at all.
-//! The operator's two bounds are over all lanes: a reserve that the migration
-//! gets even if others want everything, and a cap, which is stronger.
+//! Once a second both ends report what crossed their NICs. A NIC's spare
+//! bandwidth is its speed less what others use (`nic`). The lanes on a NIC
+//! share it, and a lane sends as fast as the tighter of its two ends allows.
+//! Lanes on a NIC that only migrations use are not paced at all. The operator's
+//! two bounds apply to all lanes together: a reserve that the migration gets
+//! even if others want everything, and a cap, which wins over the reserve.
 
 mod nic;
 mod share;
@@ -22,7 +23,7 @@ use share::{Part, share};
 const WIRE_PER_CONTENT: f64 = 1514.0 / 1448.0;
 /// What a migration gets even without a reserve, or it would never end.
 const RESERVE_LEAST: u64 = 1 << 20;
-/// A lane that uses less than this share of its pace has no use for more...
+/// A lane that uses less than this share of its pace needs no more...
 const USES_LITTLE: f64 = 0.8;
 /// ...than this much above what it uses, as long as others have.
 const ROOM_TO_GROW: f64 = 1.25;
@@ -34,14 +35,14 @@ const NICS_MAX: usize = 64;
 /// migration goes: out at the source, in at the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicUse {
-    /// What it can carry, as configured or as the hardware says; none where
-    /// nobody knows (virtual NICs): then it is learned.
+    /// Its speed, as configured or as the hardware says; none if it is not
+    /// known (virtual NICs): then it is learned.
     pub speed_bytes_per_s: Option<u64>,
     /// Everything, as the NIC counts it: with headers.
     pub all_bytes_per_s: u64,
     /// The same without headers.
     pub content_bytes_per_s: u64,
-    /// What of that this agent's migrations wrote or read, all of them.
+    /// The part of it that all of this agent's migrations wrote or read.
     pub ours_bytes_per_s: u64,
     /// How many migrations of this agent use the NIC in this direction.
     pub migrations: u32,
@@ -74,7 +75,7 @@ pub struct PaceSample<'s> {
     pub nics: &'s [NicUse],
     /// The lanes by number.
     pub lanes: &'s [LaneUse],
-    /// The destination's last word; none if it never said anything.
+    /// The destination's last report; none before its first.
     pub destination: Option<&'s DestinationUse>,
 }
 
@@ -83,7 +84,7 @@ pub struct PaceSample<'s> {
 pub struct PaceBounds {
     /// What all lanes together get, whatever others want.
     pub reserve_bytes_per_s: u64,
-    /// What all lanes together never pass, on the wire.
+    /// What all lanes together never exceed, on the wire.
     pub cap_bytes_per_s: Option<u64>,
 }
 
@@ -118,7 +119,7 @@ impl Pace {
         Self::default()
     }
 
-    /// Nothing is known yet of so many lanes; what the operator set holds at
+    /// Nothing is known yet about so many lanes; the operator's bounds apply at
     /// once.
     #[must_use]
     pub fn start(lanes: usize, bounds: PaceBounds) -> Self {
@@ -128,7 +129,7 @@ impl Pace {
         pace
     }
 
-    /// The operator has set something else: decides anew from the last second.
+    /// The operator has changed the bounds: decides again from the last second.
     pub fn rebound(&mut self, bounds: PaceBounds) -> &[Option<u64>] {
         self.lanes = bounded(&self.spare, &self.wants, bounds);
         &self.lanes
@@ -155,7 +156,7 @@ impl Pace {
         let there = End { nics: bounded_list(far_nics), of: &there_of };
 
         let may_there = Self::end(&mut self.there, there, here, sample.lanes, &wants, &self.lanes);
-        // What the far end does not let through, others may use here.
+        // What the far end does not take, other lanes may use here.
         let wants: Vec<f64> =
             wants.iter().zip(&may_there).map(|(want, far)| want.min(*far)).collect();
         let may_here = Self::end(&mut self.here, here, there, sample.lanes, &wants, &self.lanes);
@@ -165,7 +166,8 @@ impl Pace {
     }
 
     /// How much a lane can use. One that stays far below its pace is dead, or
-    /// its path is narrow: others on its NIC, or under the cap, get its part.
+    /// its path is narrow: the other lanes on its NIC, or under the cap, get
+    /// its part.
     fn want(&self, lane: usize, used: LaneUse) -> f64 {
         match self.lanes.get(lane).copied().flatten() {
             Some(pace) if (used.bytes_per_s as f64) < pace as f64 * USES_LITTLE => {
@@ -221,9 +223,9 @@ impl End<'_> {
         (0..self.of.len()).filter(|lane| self.of[*lane] == Some(place)).collect()
     }
 
-    /// Whether it is this end that may be in the way of lanes which have all that
-    /// their path lets through: one of its NICs carries more than the one at the
-    /// far end, and most of it is not of this migration.
+    /// Whether this end may be the bottleneck of lanes that fill their path:
+    /// one of its NICs carries more than the one at the far end, and most of
+    /// that is not this migration's.
     fn may_be_full(self, lanes: &[usize], far: &NicUse, used: &[LaneUse]) -> bool {
         lanes.iter().filter_map(|lane| self.of[*lane]).any(|place| {
             let Some(here) = self.nics.get(place) else { return false };

@@ -1,10 +1,10 @@
 //! What a migration will take: the model of pre-copy.
 //!
 //! A pass sends what got dirty during the pass before; the first sends all of
-//! RAM. If less gets dirty in a pass than it sends, passes get shorter until what
-//! is left fits into the blackout. This is section 3 of "Optimizing the live
-//! migration of virtual machine by CPU scheduling" (Jin et al.), whose equations
-//! are named below, with two things put right:
+//! RAM. If less gets dirty in a pass than it sends, passes get shorter until
+//! the remainder fits into the blackout. This is section 3 of "Optimizing the
+//! live migration of virtual machine by CPU scheduling" (Jin et al.), whose
+//! equations are named below, with two corrections:
 //!
 //! - A guest rewrites a bounded set of pages, so what gets dirty in a pass has a
 //!   bound. A guest that writes faster than the path is not left with all of its
@@ -18,7 +18,7 @@ use crate::chase::pool_bytes;
 
 /// The least that a quick pass takes.
 const QUICK_PASS_S: f64 = 0.1;
-/// A bound on the time that a prediction takes, and not on what it predicts.
+/// Bounds the time that a prediction takes, not what it predicts.
 const QUICK_PASSES_MAX: u32 = 100_000;
 
 /// The VM, as far as pre-copy sees it.
@@ -26,7 +26,8 @@ const QUICK_PASSES_MAX: u32 = 100_000;
 pub struct Vm {
     /// RAM that the first pass sends.
     pub ram_bytes: u64,
-    /// What it writes to over and over; none if unknown: then RAM is the bound.
+    /// Its working set, which it writes over and over; none if unknown: then
+    /// RAM is the bound.
     pub working_set_bytes: Option<u64>,
 }
 
@@ -56,7 +57,7 @@ pub enum Passes {
     Quick,
 }
 
-/// What the pages go through, and when it is good enough.
+/// The path that pages take, and when the remainder is small enough.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Path {
     /// Guest bytes delivered per second (the paper's B).
@@ -182,8 +183,8 @@ pub fn boundary(ram_bytes: u64, threshold_bytes: u64, passes_max: u32) -> f64 {
     (threshold_bytes as f64 / ram_bytes as f64).powf(1.0 / passes)
 }
 
-/// What a guest writes per second, and to what over and over, from the rates at
-/// which pages got dirty over two times, each page counted once. None: as far as
+/// What a guest writes per second, and its working set, from the rates at which
+/// pages got dirty over two intervals, each page counted once. None: as far as
 /// can be told, it writes to new pages all the time.
 #[must_use]
 pub fn working_set(rates: [f64; 2], seconds: [f64; 2]) -> (f64, Option<u64>) {
@@ -207,7 +208,7 @@ pub fn working_set(rates: [f64; 2], seconds: [f64; 2]) -> (f64, Option<u64>) {
     (set * low, Some(bytes))
 }
 
-/// Rates nearer to each other than this say nothing of a set.
+/// Rates closer to each other than this say nothing about a set.
 const NO_SET: f64 = 0.95;
 /// How often a set can be written in a second, and be told from one that is
 /// written all the time.
@@ -252,8 +253,8 @@ pub struct Throttled {
     pub work_lost: Duration,
 }
 
-/// Predicts a migration in which the VM is slowed to a share of its CPU after the
-/// second pass, which is when it is known how much it writes.
+/// Predicts a migration in which the VM is throttled to a share of its CPU time
+/// after the second pass, when it is known how much it writes.
 #[must_use]
 pub fn predict_throttled(vm: Vm, path: Path, dirty_bytes_per_s: f64, share: f64) -> Throttled {
     let slowed = |pass| dirty_bytes_per_s * if pass <= 2 { 1.0 } else { share };

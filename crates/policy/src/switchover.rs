@@ -1,18 +1,18 @@
-//! When QEMU may finish, and how much may be on its way until then.
+//! When QEMU may finish, and how much may be in flight until then.
 //!
-//! QEMU decides from how fast our socket took bytes, which says nothing about
-//! how fast the destination gets them. Left alone it stops a VM with a full
-//! pool behind it. So the pool is kept small from before the end of the first
-//! pass on, and QEMU is told a threshold that counts what the pool holds.
+//! QEMU decides by how fast our socket took bytes, which says nothing about how
+//! fast the destination gets them. Left alone it stops a VM with a full pool
+//! behind it. So the pool is small from before the end of the first pass on,
+//! and QEMU gets a threshold that accounts for the pool's content.
 
 use std::time::Duration;
 
-/// Share of the downtime goal that the backlog may use. The rest is for what
-/// QEMU still has, the device state and the load at the destination.
+/// Share of the downtime goal that the backlog may use. The rest is for QEMU's
+/// own remainder, the device state and the load at the destination.
 const BACKLOG_SHARE: f64 = 0.25;
 
-/// Least time to plan for moving pages, when fixed cost and backlog already eat
-/// the goal: QEMU must be let finish at some time.
+/// Least time to plan for moving pages when the fixed cost and the backlog use
+/// up the goal: QEMU has to be allowed to finish at some time.
 const MOVE_MS_MIN: f64 = 1.0;
 
 /// What the backlog's bound depends on.
@@ -73,7 +73,7 @@ pub struct FinishInput {
     pub bodies_per_s: Option<f64>,
     /// The downtime goal.
     pub goal: Duration,
-    /// What a blackout costs without any page: device state, load, `cont`.
+    /// What a blackout takes without any page: device state, load, `cont`.
     pub fixed: Duration,
     /// The backlog's bound, all of which may have to be delivered in it.
     pub backlog_bytes: u64,

@@ -1,19 +1,20 @@
-//! How much to slow a VM that writes faster than its pages are delivered.
+//! How much to throttle a VM that writes faster than its pages are delivered.
 //!
-//! While slowed to a share `s` of its CPU, a VM makes `s p` dirty per second of
-//! which `B` are delivered, so what is left falls by `B - s p`. The work lost is
-//! `(1 - s) / (B - s p)` for each byte left: where `p > B` that *falls* with `s`.
-//! A VM that has to be slowed at all is best slowed well below what just
-//! converges: it loses less and is there sooner. Where `p < B` it is best left
-//! alone. So there are two bounds, both from equation 5 of the model: one with
-//! many passes, below which nothing is done, and one with few, which is aimed at.
+//! A VM that is throttled to a share `s` of its CPU time dirties `s p` bytes
+//! per second, and `B` are delivered, so the remainder shrinks by `B - s p`.
+//! The work lost is `(1 - s) / (B - s p)` for each byte of it; where `p > B`
+//! that *falls* with `s`. So a VM that has to be throttled at all is best
+//! throttled well below what just converges: it loses less work and arrives
+//! sooner. Where `p < B` it is best left alone. Hence two bounds, both from
+//! equation 5 of the model: one with many passes, below which nothing is done,
+//! and one with few, which is the target.
 //!
-//! The share follows equation 9, `s' = C B s / p`, but `p` is what the change of
-//! what is left says (`trend`), as long as it says anything: a CPU quota limits
-//! CPU and not writes, so what counts is what comes of it.
+//! The share follows equation 9, `s' = C B s / p`, but `p` is taken from how
+//! the remainder changes (`trend`) as long as that is known: a CPU quota limits
+//! CPU time and not writes, so its effect is what counts.
 //!
-//! In the first pass nothing is slowed: what is written in it is sent once,
-//! whenever it was written.
+//! Nothing is throttled in the first pass: what is written during it is sent
+//! once, whenever it was written.
 
 mod decide;
 mod forecast;
@@ -46,7 +47,7 @@ pub struct Settings {
     pub floor: f64,
     /// What to slow the VM to.
     pub ratio: Ratio,
-    /// When the VM should be there, from the migration's beginning.
+    /// When the VM should have arrived, from the migration's beginning.
     pub deadline: Option<Duration>,
     /// What to do when the floor isn't enough.
     pub on_stall: OnStall,
@@ -65,8 +66,8 @@ impl Default for Settings {
     }
 }
 
-/// What to slow a VM to that has to be slowed: a ratio of its dirty rate to the
-/// delivered rate (the paper's C).
+/// The target for a VM that has to be throttled: a ratio of its dirty rate to
+/// the delivered rate (the paper's C).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ratio {
     /// From the model, for the VM and the goal.
@@ -88,15 +89,15 @@ pub struct Look {
     pub left_bytes: u64,
     /// Guest bytes delivered per second while there is something to deliver.
     pub delivered_bytes_per_s: Option<f64>,
-    /// What QEMU says that the guest makes dirty, in the last second or pass.
+    /// The guest's dirty rate by QEMU's account, over the last second or pass.
     pub dirty_bytes_per_s: Option<f64>,
     /// QEMU's passes, counted.
     pub pass: u32,
     /// Whether only what the guest writes keeps it here: the first pass is over,
     /// and disks are copied.
     pub first_pass_over: bool,
-    /// CPU seconds per second that the vCPUs to be slowed used since the last
-    /// look.
+    /// CPU seconds per second that the vCPUs to be throttled used since the
+    /// last sample.
     pub used_cpus: f64,
 }
 
@@ -131,7 +132,7 @@ pub enum Step {
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// Of the CPU that the VM used when nothing slowed it.
+    /// Of the CPU time that the VM used when nothing throttled it.
     pub share: f64,
     /// The same in CPUs; none: no quota.
     pub quota_cpus: Option<f64>,
@@ -141,24 +142,24 @@ pub struct Decision {
     pub why: Why,
     /// The blackout if the VM stopped now.
     pub predicted_blackout: Option<Duration>,
-    /// What the guest would make dirty at full speed, as far as is known.
+    /// The guest's dirty rate at full speed, as far as it is known.
     pub full_dirty_bytes_per_s: Option<f64>,
     /// The ratio in use (the paper's C).
     pub ratio: Option<f64>,
     /// Time until the goal is met, if it goes on like this.
     pub time_left: Option<Duration>,
-    /// When the deadline can't be met: when the VM will be there instead, from
+    /// When the deadline can't be met: when the VM will arrive instead, from
     /// the migration's beginning; `Duration::MAX` where no end is in sight.
     pub misses_deadline: Option<Duration>,
-    /// Whether the floor gets nowhere, whatever is done about that.
+    /// Whether there is no progress at the floor, whatever is done about that.
     pub stalled: Option<Stall>,
-    /// Work lost by slowing the VM so far, as time at full speed: at most, for a
-    /// guest that rests loses nothing.
+    /// Work lost by throttling the VM so far, as time at full speed. An upper
+    /// bound: a guest that rests loses nothing.
     pub work_lost: Duration,
 }
 
-/// The controller of one migration. Looks come at any pace, best some in each
-/// 100 ms.
+/// The controller of one migration. Samples may come at any rate, best several
+/// in each 100 ms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Throttle {
     share: f64,
@@ -166,7 +167,8 @@ pub struct Throttle {
     at_s: f64,
     /// Since the look before.
     elapsed_s: f64,
-    /// When the first look after the first pass was, and the last change.
+    /// When the first sample after the first pass was taken, and the last
+    /// change.
     begun_s: Option<f64>,
     changed_s: f64,
     /// Sums since the beginning: bytes delivered, seconds times share.
@@ -175,7 +177,7 @@ pub struct Throttle {
     lost_s: f64,
     trend: Trend,
     told: Told,
-    /// Whether the trend has said anything, and what was new in this look.
+    /// Whether the trend is known, and what was new in this sample.
     read: bool,
     pass_over: bool,
     /// Dirty rate: as it counts now, and at a share of 1.
@@ -195,8 +197,8 @@ pub struct Throttle {
     late_since: Option<f64>,
     raises: u32,
     almost: u32,
-    /// Whether it was slowed because the goal would be missed, and not only the
-    /// deadline.
+    /// Whether it was throttled because the goal would be missed, and not only
+    /// the deadline.
     missed_alone: bool,
     /// The rate that the share was chosen for.
     rate_then: f64,

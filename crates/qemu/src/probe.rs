@@ -48,7 +48,7 @@ pub enum ProbeError {
     #[error(transparent)]
     NotAllowed(#[from] NotAllowed),
     /// What it was to use is nothing that QEMU could know.
-    #[error("`{accelerator}` is no accelerator")]
+    #[error("`{accelerator}` is not an accelerator")]
     Accelerator {
         /// As it was called.
         accelerator: String,

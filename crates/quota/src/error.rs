@@ -26,7 +26,7 @@ pub enum QuotaError {
         source: io::Error,
     },
     /// A note says something else than it may.
-    #[error("{} is no note about slowed threads: {why}", path.display())]
+    #[error("{} is not a note about throttled threads: {why}", path.display())]
     Note {
         /// The file.
         path: PathBuf,

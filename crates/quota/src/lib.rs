@@ -102,7 +102,7 @@ impl Slowed {
 impl Drop for Slowed {
     fn drop(&mut self) {
         if let Err(error) = self.lift() {
-            tracing::error!(%error, "threads may stay slow until the agent starts again");
+            tracing::error!(%error, "threads may stay throttled until the agent starts again");
         }
     }
 }

@@ -28,7 +28,8 @@
 //! left behind and counted; too many of them, and no new reader is started.
 //!
 //! **Threads, not io_uring.** A request takes them 11 µs of CPU, as much as it
-//! takes a ring, and both read as fast as the storage does (docs/BENCHMARKS.md).
+//! takes a ring, and both read as fast as the storage does
+//! (docs/benchmarks/parts.md).
 //! Pages are named by the thread that read them, so on several CPUs. A ring
 //! whose storage has died can't be closed, and needs `unsafe` for each request.
 

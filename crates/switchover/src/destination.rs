@@ -1,5 +1,5 @@
 //! The destination's side: it gets the VM when the source says so, and decides
-//! nothing alone before.
+//! nothing by itself before that.
 
 mod driver;
 mod heard;
@@ -34,7 +34,7 @@ pub enum Event {
         /// What.
         reason: Reason,
     },
-    /// What [`Machine::wait`] says has not come in its time.
+    /// What [`Machine::wait`] waits for did not happen in time.
     Timeout,
     /// As [`Action::QemuCont`] wanted it.
     Runs,
@@ -42,13 +42,13 @@ pub enum Event {
     ContFailed {
         /// QEMU's words.
         reason: Reason,
-        /// QEMU itself refused, so the VM did not run for a moment. An answer
-        /// that did not come proves nothing.
+        /// QEMU itself refused, so the VM never ran, not even briefly. A
+        /// missing answer proves nothing.
         never_ran: bool,
     },
     /// QEMU's process has ended, whoever ended it.
     QemuGone,
-    /// The VM ended here in order, or moves on: its owner's matter. Before
+    /// The VM was shut down here, or moves on, as its owner wants. Sent before
     /// its QEMU ends for that.
     Left,
     /// The [`Action::Journal`] or [`Action::Forget`] of the last step failed,
@@ -69,7 +69,7 @@ pub enum Action {
     Journal(Record),
     /// Remove the journal, durably; if that fails, as with a record.
     Forget,
-    /// Say it, by whatever connection there is. It may be lost.
+    /// Send it, over whatever connection there is. It may be lost.
     Say(Envelope<ToSource>),
     /// Run the VM: [`Event::Runs`], [`Event::ContFailed`] or
     /// [`Event::QemuGone`]. Doing it to a VM that runs is [`Event::Runs`].

@@ -77,7 +77,7 @@ impl Doubt {
                  {there}"
             ),
             Self::RunsHere => format!(
-                "{vm} was given to {peer}, and yet it runs here: somebody said `cont` to its \
+                "{vm} was given to {peer}, and yet it runs here: something sent `cont` to its \
                  QEMU. {peer} is being asked. If it runs there too: {there}. If not: {here}"
             ),
             Self::RunsThereToo => format!(

@@ -2,12 +2,11 @@
 //!
 //! Both sides of a switchover are state machines without I/O:
 //! [`source::Machine`] and [`destination::Machine`] take what happened (an
-//! `Event`) and answer with what to do (`Action`s, in their order). A
-//! [`journal::Journal`] keeps what each side has decided, on disk before
-//! anybody acts on it, so that an agent that restarts goes on where it was.
-//! [`source::Driver`] and [`destination::Driver`] join the two for a blocking
-//! thread: they do the actions in order, and whatever can't be written down
-//! stops those behind it.
+//! `Event`) and return what to do (`Action`s, in order). A [`journal::Journal`]
+//! keeps each side's decisions, on disk before anything acts on them, so that
+//! an agent that restarts continues where it was. [`source::Driver`] and
+//! [`destination::Driver`] join the two for a blocking thread: they perform the
+//! actions in order, and a record that can't be written stops those behind it.
 //!
 //! ```text
 //! source       opened  stopped ---------------- committed ------------- (forgotten)
@@ -15,13 +14,13 @@
 //! destination  opened ------------------ loaded -----|--- starting ---- running
 //! ```
 //!
-//! Four sentences hold it together:
+//! Four rules hold it together:
 //! - The source has the VM until `committed` is on its disk, and never again
 //!   after, unless the destination says `refused` or an operator decides.
 //! - The destination writes `starting` before it runs the VM. So a journal of
 //!   the destination without it proves that the VM never ran there.
-//! - Each side says what it is in, again and again, until the other side's
-//!   answer ends it; messages may be lost, repeated and late.
+//! - Each side sends its state again and again, until the other side's answer
+//!   ends that; messages may be lost, repeated and late.
 //! - A side forgets its journal only when the other side can no longer need
 //!   it, and says `unknown` from then on.
 //!
@@ -61,28 +60,28 @@ pub enum Found {
     Runs,
 }
 
-/// An operator's decision, who has seen to it that the VM can't run on the
+/// The decision of an operator, who has made sure that the VM can't run on the
 /// other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resolution {
     /// The VM runs on this side from now on.
     Here,
-    /// The VM is the other side's; what is left of it here goes.
+    /// The VM is the other side's; what is left of it here is removed.
     There,
 }
 
-/// What a machine waits for; whoever drives it knows how long that may take
-/// and tells it of a `Timeout` then.
+/// What a machine waits for. Its driver knows how long that may take, and then
+/// passes it a `Timeout`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wait {
-    /// The other side's next word before the commit: seconds, as the phase
+    /// The other side's next message before the commit: seconds, as the phase
     /// allows.
     Peer,
     /// An answer that the VM's running depends on: ask soon, and again.
     Answer,
     /// A QEMU or a disk that failed just now: try again in a moment.
     Retry,
-    /// The other side's word that it needs nothing more: there is no hurry.
+    /// The other side's message that it needs nothing more: there is no hurry.
     Settled,
 }

@@ -1,8 +1,8 @@
-//! What the two sides say to each other from `loaded` on.
+//! What the two sides send each other from `loaded` on.
 //!
-//! Every message says what its speaker is in, and is a question too: whoever
-//! hears it answers with what he is in. So a message that was lost is simply
-//! said again, and there is nothing else to ask with.
+//! Every message carries its sender's state, and is a query too: the receiver
+//! answers with its own state. So a lost message is simply sent again, and no
+//! other query is needed.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::reason::Reason;
 /// A message and the migration that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Envelope<M> {
-    /// Which migration; a machine is deaf to any other.
+    /// Which migration; a machine ignores messages of any other.
     pub migration: MigrationId,
     /// What is said.
     #[serde(flatten)]
@@ -33,8 +33,9 @@ pub enum ToDestination {
         /// Why.
         reason: Reason,
     },
-    /// It has no journal of this migration, or no more: the migration is over
-    /// for the source. It had never given the VM up, or it knows how it ended.
+    /// It has no journal of this migration, or no longer: the migration is over
+    /// for the source. It never gave the VM up, or it knows how the migration
+    /// ended.
     Unknown,
 }
 
@@ -42,7 +43,7 @@ pub enum ToDestination {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "say")]
 pub enum ToSource {
-    /// The VM is loaded and waits for the source's word.
+    /// The VM is loaded and waits for the source's decision.
     Loaded,
     /// The VM is its own now: it runs, or is paused as its owner left it.
     Running,

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// Longest id.
 const LETTERS_MAX: usize = 64;
 
-/// One migration's id: letters, digits and `-`. It becomes a file's name, and
-/// comes from a peer; so it is checked where it is made.
+/// One migration's id: letters, digits and `-`. It becomes a file's name and
+/// may come from a peer, so it is checked where it is made.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MigrationId(Arc<str>);
@@ -26,7 +26,7 @@ impl MigrationId {
     /// From a text.
     ///
     /// # Errors
-    /// If it has other letters, or too many.
+    /// If it has other characters, or too many.
     pub fn new(text: &str) -> Result<Self, NotAnId> {
         let sound = text.bytes().all(|letter| letter.is_ascii_alphanumeric() || letter == b'-');
         if !sound || text.is_empty() || text.len() > LETTERS_MAX || text.starts_with('-') {
@@ -35,8 +35,8 @@ impl MigrationId {
         Ok(Self(text.into()))
     }
 
-    /// One that no migration ever had: 128 random bits. Old messages and old
-    /// journals are told apart from new ones by nothing else.
+    /// One that no migration ever had: 128 random bits. Nothing else tells old
+    /// messages and old journals from new ones.
     ///
     /// # Errors
     /// If the kernel has no randomness.

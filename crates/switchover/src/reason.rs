@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Longest text kept: a QEMU's error, not its log.
 const BYTES_MAX: usize = 1024;
 
-/// Words for an operator. They may come from a peer, so they are cut short;
-/// no machine decides by them, so they don't count for a hash: states that
-/// differ in words only are one state to whoever counts states.
+/// A text for an operator. It may come from a peer, so it is truncated. No
+/// machine decides by it, so it doesn't count for a hash: states that differ in
+/// texts only are one state when states are counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct Reason(String);

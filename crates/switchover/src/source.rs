@@ -45,7 +45,7 @@ pub enum Event {
         /// What.
         reason: Reason,
     },
-    /// What [`Machine::wait`] says has not come in its time.
+    /// What [`Machine::wait`] waits for did not happen in time.
     Timeout,
     /// As [`Action::QemuGoOn`] wanted it.
     WentOn,
@@ -76,7 +76,7 @@ pub enum Action {
     Note(Record),
     /// Remove the journal, durably; if that fails, as with a record.
     Forget,
-    /// Say it, by whatever connection there is. It may be lost.
+    /// Send it, over whatever connection there is. It may be lost.
     Say(Envelope<ToDestination>),
     /// Wait until QEMU says how its migration ended: [`Event::Completed`],
     /// [`Event::NotCompleted`] or [`Event::QemuGone`].
@@ -120,7 +120,7 @@ pub enum Outcome {
 enum Copy {
     /// Its QEMU holds it, and does not run it once the VM was given up.
     Kept,
-    /// It was given up, and runs: somebody else said `cont` to it.
+    /// It was given up, and runs: something else sent `cont` to it.
     Runs,
     /// Its QEMU died.
     Dead,
@@ -273,8 +273,8 @@ impl Machine {
         }
     }
 
-    /// The VM stays. `aborted` is on disk before the VM goes on; and the VM goes on
-    /// before the destination is told, which may read slowly, or not at all.
+    /// The VM stays. `aborted` is on disk before the VM goes on, and the VM goes on
+    /// before the destination is told, because that may read slowly, or not at all.
     fn abort(&mut self, reason: Reason) -> Vec<Action> {
         self.reason = reason;
         if self.copy == Copy::Dead {
@@ -291,14 +291,15 @@ impl Machine {
 
     fn unwritten(&mut self, reason: Reason) -> Vec<Action> {
         match self.state {
-            // It is the only copy, and nobody was told: try again later.
+            // It is the only copy, and the destination was not told: try again
+            // later.
             State::Committed if self.copy == Copy::Dead => {
                 self.state = State::Ours { stopped: true, loaded: true, completed: true };
                 self.doubting(Doubt::CannotNote { reason }, Vec::new())
             }
-            // `go` was not said, but the record may be on disk: whoever reads
-            // it would say `go`. So the VM does not go on before `aborted` is
-            // on disk, or the destination has refused.
+            // `go` was not sent, but the record may be on disk, and an agent
+            // that reads it would send `go`. So the VM does not go on before
+            // `aborted` is on disk, or the destination has refused.
             State::Committed => {
                 self.reason = reason;
                 self.state = State::Aborting { risky: true };

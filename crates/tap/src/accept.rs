@@ -28,8 +28,9 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<Counters>,
     pub(crate) channels: Channels,
     pub(crate) epochs: Epochs,
-    /// To wake the accept with. It closes when the tap ends, and with it what
-    /// waits there: a QEMU whose connection nobody takes would wait for ever.
+    /// Wakes the thread that accepts. It is closed when the tap ends, together
+    /// with the connections in its backlog: a QEMU whose connection is never
+    /// accepted would wait for ever.
     pub(crate) listener: Mutex<Option<UnixListener>>,
     /// The thread that accepts, and joins the others.
     pub(crate) accepting: Mutex<Option<JoinHandle<()>>>,
@@ -103,11 +104,11 @@ impl Shared {
         }
     }
 
-    /// Effects nothing on from now on; the first error stays.
+    /// Hands nothing on from now on; the first error stays.
     pub(crate) fn end(&self, error: TapError) {
-        // First of all, so that a tap that has failed lets nothing finish. And a
-        // QEMU that fails by itself waits, with its big lock held, until the
-        // answers have ended.
+        // First, so that a failed tap lets nothing finish. And a QEMU that
+        // fails by itself waits, with its big lock held, until the answers have
+        // ended.
         if let Some(answer) = &self.answer {
             answer.end();
         }
@@ -120,7 +121,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Wakes the accept, once those are taken that QEMU made already.
+    /// Wakes the accepting thread once the connections that QEMU has made are
+    /// accepted.
     pub(crate) fn refuse_connections(&self) {
         if let Some(listener) = self.listener.lock().take() {
             let _ = shutdown(&listener, Shutdown::Both);
@@ -143,7 +145,7 @@ impl Shared {
         }
         drop(state);
         self.changed.notify_all();
-        // QEMU makes all its connections before it writes; whichever is still
+        // QEMU makes all its connections before it writes; one that is still
         // missing won't come.
         self.refuse_connections();
         outcome.map(drop)
@@ -259,7 +261,8 @@ fn serve(shared: &Shared, socket: &UnixStream, number: usize) -> Result<(), TapE
     }
     let mut magic = [0; 4];
     let mut seen = 0;
-    // Four bytes come in one piece from QEMU; anybody else may dribble.
+    // Four bytes come in one piece from QEMU; from anything else they may
+    // trickle.
     while seen < magic.len() {
         let (count, _) =
             recv(socket, &mut magic[..], RecvFlags::PEEK | RecvFlags::WAITALL).map_err(

@@ -1,4 +1,5 @@
-//! What QEMU hears on its main channel, in place of a destination's answers.
+//! What QEMU gets on its main channel's return path, in place of a
+//! destination's answers.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -39,8 +40,8 @@ impl Answer {
         self.finish(&mut words);
     }
 
-    /// Nothing more is said: a QEMU that was not allowed to stop the VM won't,
-    /// but can end its migration otherwise.
+    /// Sends no more answers: a QEMU that was not allowed to stop the VM won't
+    /// stop it, but can end its migration in another way.
     pub(crate) fn end(&self) {
         self.finish(&mut self.words.lock());
     }
@@ -60,8 +61,8 @@ impl Answer {
 }
 
 impl Words {
-    /// Says what there is to say, once. Twelve bytes, the first ever on this
-    /// way: they find room in the socket. If QEMU is gone, its stream ends.
+    /// Sends the answer, once. Twelve bytes, the first ever in this direction:
+    /// they fit into the socket's buffer. If QEMU is gone, its stream ends.
     fn say(&mut self) {
         if !self.over {
             return;

@@ -1,4 +1,4 @@
-//! What the tap has taken, for whoever watches while it runs.
+//! What the tap has read, for those who watch it while it runs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

@@ -22,7 +22,8 @@ pub enum TapError {
         /// Of what.
         what: &'static str,
     },
-    /// QEMU made a connection too many, or one of a kind not asked for.
+    /// QEMU made one connection too many, or one of a kind that was not
+    /// expected.
     #[error("QEMU made a connection that was not expected: {0}")]
     Connection(&'static str),
     /// QEMU ended the main channel without making all its connections.
@@ -51,8 +52,8 @@ pub enum TapError {
         /// Rounds that the main channel counted.
         main: u32,
     },
-    /// The stream can't be split, and by its channels it can't be passed on
-    /// whole either.
+    /// The stream can't be split, and with its several channels it can't be
+    /// passed through whole either.
     #[error("the stream can't be split ({0}); migrate with the classic stream")]
     Unsplittable(String),
     /// The system failed us.
@@ -63,7 +64,7 @@ pub enum TapError {
         /// Why it failed.
         source: io::Error,
     },
-    /// The tap was stopped, or nobody takes its output any more.
+    /// The tap was stopped, or its output is no longer accepted.
     #[error("the tap was stopped")]
     Stopped,
 }

@@ -8,14 +8,14 @@ use crate::accept::Shared;
 use crate::error::TapError;
 use crate::output::Output;
 
-/// Fill runs after which a batch goes on, and guest bytes of fills: zero pages
-/// take no room in a buffer, but they are not to be late either.
+/// Fill runs after which a batch is handed on, and guest bytes of fills: zero
+/// pages take no room in a buffer, but they must not be late either.
 const FILLS_MAX: usize = 1024;
 const FILL_PAGES_MAX: u64 = (64 << 20) / PAGE_BYTES as u64;
 
-/// Collects pages of one block and epoch, over packets, until the batch is
-/// full, something changes, or the thread is about to wait: a thread that waits
-/// holds no buffer, or the others might wait for it.
+/// Collects pages of one block and epoch, across packets, until the batch is
+/// full, block or epoch change, or the thread is about to wait. A waiting
+/// thread holds no buffer, or the others might wait for it.
 pub(crate) struct Filling<'t> {
     shared: &'t Shared,
     reader: usize,

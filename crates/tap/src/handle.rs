@@ -44,16 +44,16 @@ pub struct Summary {
 
 /// The threads that read one migration of QEMU.
 ///
-/// A tap that fails or is stopped reads on and throws away, until QEMU closes
-/// its connections or they are cut. QEMU 10.0 whose multifd channels break
-/// while it sets its migration up waits for them for ever, and can't be
-/// cancelled any more: cancel it first, and cut last.
+/// A tap that fails or is stopped goes on reading and discards what it reads,
+/// until QEMU closes its connections or they are cut. QEMU 10.0 waits for ever,
+/// and can't be cancelled any more, if its multifd channels break while it sets
+/// up its migration: cancel it first, and cut last.
 #[derive(Debug)]
 pub struct Tap {
     shared: Arc<Shared>,
 }
 
-/// Ends a tap from elsewhere, or lets QEMU end it.
+/// Ends a tap from another thread, or lets QEMU end it.
 #[derive(Clone, Debug)]
 pub struct Stopper {
     shared: Arc<Shared>,
@@ -147,8 +147,8 @@ impl Stopper {
         self.shared.let_finish();
     }
 
-    /// Effects nothing on any more. What QEMU still writes is thrown away, so
-    /// that it can be cancelled whatever it is doing.
+    /// Hands nothing on any more. What QEMU still writes is discarded, so that
+    /// its migration can be cancelled whatever it is doing.
     pub fn stop(&self) {
         self.shared.end(TapError::Stopped);
     }

@@ -22,10 +22,11 @@ use crate::socket::{Found, read_some, read_soon, wait};
 const BATCH_READ_BYTES: usize = BATCH_PAGES * (8 + PAGE_BYTES) + 256;
 /// Bytes read at a time where no bodies are.
 const RESIDUE_READ_BYTES: usize = 256 << 10;
-/// A QEMU that is held with nothing to send looks for dirty pages thousands of
-/// times a second, which takes most of a core and its big lock; then QMP takes
-/// 0.1 s and the guest gets less. After so many looks in vain it is not read for
-/// a while, and blocks once its socket is full of them, some hundreds later.
+/// A QEMU that is held with nothing to send searches for dirty pages thousands
+/// of times a second, which takes most of a core and its big lock; then QMP
+/// takes 0.1 s and the guest is slower. After this many empty searches its main
+/// channel is not read for a while, and it blocks once its socket is full of
+/// their marks, some hundreds later.
 const IDLE_EPOCHS: u32 = 32;
 const IDLE_PAUSE: Duration = Duration::from_millis(250);
 /// Fill runs in a batch; then it goes on.
@@ -148,7 +149,7 @@ impl Reader<'_> {
         }
     }
 
-    /// One look of the splitter at the batch's buffer.
+    /// Parses the batch's buffer once.
     fn parse(
         &mut self,
         splitter: &mut Splitter,
@@ -211,7 +212,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Does what a step asks for, when all pages before it have gone on.
+    /// Does what a step asks for, after all pages before it have been handed
+    /// on.
     fn follow(&self, step: Step, blocks: &stream::Blocks) -> Result<Next, TapError> {
         let output = &self.shared.output;
         match step {
@@ -228,7 +230,7 @@ impl Reader<'_> {
                 Ok(Next::Parse)
             }
             Step::Tail(bytes) => {
-                // Of a VM that does not run; else it is said already.
+                // For a VM that does not run; otherwise it was sent before.
                 if self.shared.output.ram_ended() {
                     self.shared.let_finish();
                 }

@@ -21,7 +21,8 @@ pub struct Head {
     pub footers: bool,
 }
 
-/// Whoever takes the tap's output wants no more of it. Why is for them to say.
+/// The receiver of the tap's output takes no more of it, and reports why
+/// itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("nobody takes the stream any more")]
 pub struct Stopped;
@@ -63,13 +64,13 @@ pub trait Output: Send + Sync + 'static {
     /// To end the tap.
     fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped>;
 
-    /// RAM has ended. Whether QEMU may end its migration now; if not, somebody
-    /// says [`Stopper::let_finish`](crate::Stopper::let_finish) later.
+    /// RAM has ended. Whether QEMU may end its migration now; if not,
+    /// [`Stopper::let_finish`](crate::Stopper::let_finish) is called later.
     fn ram_ended(&self) -> bool {
         true
     }
 
-    /// What threads that read QEMU's sockets join, if anything.
+    /// The data threads that those reading QEMU's sockets join, if any.
     fn threads(&self) -> Option<Arc<DataThreads>> {
         None
     }

@@ -10,9 +10,9 @@ use rustix::net::{RecvFlags, recv};
 use crate::error::TapError;
 
 /// How long a thread that has begun a batch waits for more of it. QEMU writes
-/// 32 KiB at a time, and slower than the tap reads: without a moment's patience
-/// a batch would hold eight pages of the 128 that its buffer has room for. Short
-/// enough that pages aren't late and no other thread starves for the buffer.
+/// 32 KiB at a time, and slower than the tap reads: without this wait a batch
+/// would hold eight pages, and its buffer has room for 128. Short enough that
+/// pages aren't late and no other thread starves for the buffer.
 const LINGER: Duration = Duration::from_millis(1);
 
 /// What a read found.
@@ -29,7 +29,7 @@ pub(crate) enum Found {
 /// Reads what is there, without waiting.
 fn read_ready(socket: &UnixStream, buffer: &mut [u8]) -> Result<Found, TapError> {
     match recv(socket, buffer, RecvFlags::DONTWAIT) {
-        // QEMU cut off is the end of what it says; what is missing shows.
+        // A reset is the end of QEMU's stream; what is missing is noticed.
         Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => Ok(Found::End),
         Ok((count, _)) => Ok(Found::Bytes(count)),
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(Found::Nothing),

@@ -9,9 +9,9 @@ use crate::name;
 /// What was written names no directory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no directory: write `auto` for one in the agent of the rack's first host, `off`, \
-     `host:NAME` for another host's agent, `redis://HOST[:PORT]` for a server of Redis or Valkey, \
-     or several of those with commas between them for a cluster"
+    "`{0}` is not a place for the directory: write `auto` for one in the agent of the rack's first \
+     host, `off`, `host:NAME` for another host's agent, `redis://HOST[:PORT]` for a server of \
+     Redis or Valkey, or several of those with commas between them for a cluster"
 )]
 pub struct DirectoryChoiceError(String);
 

@@ -9,8 +9,7 @@ use serde::Deserialize;
 /// What was typed is no speed of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no speed of a network card: write ADDR=RATE in bits per second, such as \
-         10.0.0.1=1G"
+    "`{0}` is not a network card's speed: write ADDR=RATE in bits per second, such as 10.0.0.1=1G"
 )]
 pub struct NicSpeedError(String);
 

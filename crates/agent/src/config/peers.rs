@@ -58,7 +58,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<PeerEntry>, ConfigError> {
 fn check<'f>(entry: &'f PeerEntry, names: &mut HashSet<&'f str>) -> Result<(), String> {
     name::check(&entry.name).map_err(|error| error.to_string())?;
     if !names.insert(&entry.name) {
-        return Err("is there twice: give each host one entry".to_owned());
+        return Err("is listed twice: give each host one entry".to_owned());
     }
     if entry.address.port() == 0 || entry.address.ip().is_unspecified() {
         return Err(format!(

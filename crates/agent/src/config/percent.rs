@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 /// What was typed is no share of a CPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no share of a CPU: write 0 to 100 with a percent sign, such as 5%")]
+#[error("`{0}` is not a share of a CPU: write 0 to 100 with a percent sign, such as 5%")]
 pub struct CpuShareError(String);
 
 /// A share of one CPU.

@@ -158,7 +158,7 @@ fn errors_say_where_and_what_to_do() {
         (
             "name = 'a'\npeers = 'peers.toml'",
             "[[host]]\nname = 'b'\naddress = '10.0.0.1:1'\n[[host]]\nname = 'b'\naddress = '10.0.0.1:1'",
-            "host `b`: is there twice",
+            "host `b`: is listed twice",
         ),
     ] {
         let error = Files::new(config, peers).read().unwrap_err().to_string();

@@ -72,7 +72,7 @@ impl Session {
         let order = serde_json::to_value(order).map_err(|error| error.to_string())?;
         let answer = orders.give(order, within).map_err(|error| error.to_string())?;
         let mut answer = serde_json::from_value(answer)
-            .map_err(|error| format!("its answer is odd ({error})"))?;
+            .map_err(|error| format!("its answer can't be understood ({error})"))?;
         clean(&mut answer);
         Ok(answer)
     }
@@ -122,7 +122,7 @@ fn content(answer: Answer, vm: &Counted, one_in: u32) -> Result<Content, String>
     match answer {
         Answer::Sample(sampled) => {
             let understood = sampled.understood(vm.ram_bytes, one_in);
-            understood.ok_or_else(|| "what its agent says of it can't be so".to_owned())
+            understood.ok_or_else(|| "its agent's answer contradicts itself".to_owned())
         }
         answer => Err(unexpected(answer)),
     }

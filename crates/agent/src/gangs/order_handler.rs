@@ -95,7 +95,7 @@ impl OrderHandler {
         }
         match &self.coordinators {
             Some(named) if !named.iter().any(|name| name == from) => Err(Denied::Forbidden(
-                format!("{from} is none of the coordinators that {here} takes orders from"),
+                format!("{from} is not one of the coordinators that {here} takes orders from"),
             )),
             _ => Ok(()),
         }
@@ -135,7 +135,7 @@ impl OrderHandler {
     /// What is known of a VM's content.
     fn sample(&self, name: &str, one_in: u32) -> Result<Sampled, Denied> {
         let nobody = || {
-            let why = "its agent looks at no VM (scan-cpu is 0, or sharing = false)";
+            let why = "its agent scans no VM (scan-cpu is 0, or sharing = false)";
             Denied::Conflict(why.to_owned())
         };
         let holdings = self.registry.holdings().ok_or_else(nobody)?;
@@ -148,7 +148,7 @@ impl OrderHandler {
             Some(Sampled::new(known.rounds, pages, sample))
         });
         sampled.ok_or_else(|| {
-            Denied::Conflict("its agent has not looked at it, or may not read it".to_owned())
+            Denied::Conflict("its agent has not scanned it, or may not read it".to_owned())
         })
     }
 

@@ -27,7 +27,9 @@ pub(super) fn plan(request: &GangRequest, cluster: &dyn Cluster) -> Result<GangP
     };
     if moves.len() > MOVES_MAX {
         let count = moves.len();
-        return Err(Denied::Asked(format!("{count} VMs are more than {MOVES_MAX}: make it two")));
+        return Err(Denied::Asked(format!(
+            "{count} VMs are more than {MOVES_MAX}: make it two gangs"
+        )));
     }
     Ok(planner.sum_up(moves))
 }
@@ -52,10 +54,10 @@ fn check(request: &GangRequest) -> Result<(), Denied> {
     let mut seen = HashSet::new();
     for wanted in &request.moves {
         if !seen.insert((&wanted.vm, &wanted.from)) {
-            return Err(Denied::Asked(format!("{} is to move twice: name it once", wanted.vm)));
+            return Err(Denied::Asked(format!("{} is named twice: name it once", wanted.vm)));
         }
         if wanted.from.as_ref() == Some(&wanted.to) {
-            return Err(Denied::Asked(format!("{} is to move to where it is", wanted.vm)));
+            return Err(Denied::Asked(format!("{} is at that host already", wanted.vm)));
         }
     }
     Ok(())
@@ -101,7 +103,7 @@ impl<'r> Planner<'r> {
             wanted.iter().map(|one| self.find(one)).collect::<Result<_, _>>()?;
         let mut named = HashSet::new();
         if let Some(twice) = chosen.iter().find(|one| !named.insert((&one.vm.name, &one.from))) {
-            return Err(Denied::Asked(format!("{} is to move twice: name it once", twice.vm.name)));
+            return Err(Denied::Asked(format!("{} is named twice: name it once", twice.vm.name)));
         }
         if self.request.dry_run {
             self.note_refusals(&chosen);
@@ -304,7 +306,7 @@ impl<'r> Planner<'r> {
         match self.known.get(host) {
             Some(Ok(census)) => Ok(census),
             Some(Err(why)) => Err(silent(host, why)),
-            None => Err(silent(host, "nobody asked it")),
+            None => Err(silent(host, "it was not asked")),
         }
     }
 
@@ -328,7 +330,7 @@ impl<'r> Planner<'r> {
             };
             if needed > free_bytes {
                 short.push(format!(
-                    "{host} has {} MiB to give now, and {} MiB are to come: VMs that find no room \
+                    "{host} has {} MiB free now, and {} MiB are to arrive: VMs that find no room \
                      are refused",
                     free_bytes >> 20,
                     needed >> 20

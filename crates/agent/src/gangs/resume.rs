@@ -59,7 +59,7 @@ fn look(one: &MoveReport, known: &BTreeMap<String, Result<Census, String>>) -> F
         match known.get(host) {
             Some(Ok(census)) => Ok(census.vms.iter().find(|vm| vm.name == one.vm)),
             Some(Err(why)) => Err(format!("the agent of {host} can't be asked: {why}")),
-            None => Err(format!("nobody asked {host}")),
+            None => Err(format!("{host} was not asked")),
         }
     };
     let here = match at(&one.from) {

@@ -165,7 +165,7 @@ async fn identify(
                     return Some((stream, Caller { name, role }));
                 }
                 // Verified already, so it is never seen.
-                _ => "its certificate is nobody's".to_owned(),
+                _ => "its certificate names no person".to_owned(),
             }
         }
         Ok(Err((error, stream))) => {
@@ -174,7 +174,7 @@ async fn identify(
             let _ = timeout(LINGER_MAX, linger(stream)).await;
             why
         }
-        Err(_) => format!("it took more than {} s to say who it is", HANDSHAKE_MAX.as_secs()),
+        Err(_) => format!("it took more than {} s to identify itself", HANDSHAKE_MAX.as_secs()),
     };
     tracing::warn!(from = %address, why, "turned away from the API");
     None

@@ -134,7 +134,7 @@ impl Effects for DestinationEffects {
         match machine.quit() {
             Ok(()) => true,
             Err(error) => {
-                tracing::error!(%error, "the QEMU of a VM that doesn't come can't be ended");
+                tracing::error!(%error, "the QEMU of a VM that doesn't arrive can't be ended");
                 false
             }
         }

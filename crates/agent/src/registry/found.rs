@@ -123,7 +123,7 @@ fn one(name: &str, dir: PathBuf, held: &Held) -> Option<Found> {
             Some(dead(name, dir, record, &error))
         }
         (Err(error), _) => {
-            let why = format!("its QEMU, process {}, can't be met: {error}", recorded.pid());
+            let why = format!("its QEMU, process {}, can't be reached: {error}", recorded.pid());
             Some(left_alone(name, dir, Some(record), &why))
         }
     }

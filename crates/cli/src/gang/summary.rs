@@ -90,7 +90,7 @@ pub(super) fn sentences(report: &GangReport) -> String {
         }
         Some(GangOutcome::Cancelled) => format!("Cancelled. {done} of {all} VMs moved."),
         Some(GangOutcome::Interrupted) => {
-            format!("Its agent ended before it did. {done} of {all} VMs had moved.")
+            format!("Its coordinator ended before it did. {done} of {all} VMs had moved.")
         }
         Some(GangOutcome::Failed) => format!("{done} of {all} VMs moved."),
         None => format!("It still runs. {done} of {all} VMs moved so far."),
@@ -102,13 +102,13 @@ pub(super) fn sentences(report: &GangReport) -> String {
     );
     if report.named_bytes() > 0 {
         let named = amount::size(report.named_bytes());
-        out += &format!(" {named} were not sent: they were there already.");
+        out += &format!(" {named} were not sent: the destinations had them.");
     }
     if let Some((vm, ms)) = report.longest_downtime() {
         #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
         let goal = amount::milliseconds(report.options.downtime_ms as f64);
         let gone = amount::milliseconds(ms);
-        out += &format!(" The longest that one was gone: {vm}, for {gone} (goal {goal}).");
+        out += &format!(" Longest downtime: {gone}, of {vm} (goal {goal}).");
     }
     for one in of(MoveState::Failed).chain(of(MoveState::Cancelled)) {
         out += &format!("\n{}", stayed(one));
@@ -124,7 +124,7 @@ pub(super) fn sentences(report: &GangReport) -> String {
         Some(GangOutcome::Failed | GangOutcome::Cancelled | GangOutcome::Interrupted)
     );
     if left {
-        out += &format!("\nTo move the others after all: droveway gang --resume {}", report.id);
+        out += &format!("\nTo move the others: droveway gang --resume {}", report.id);
     }
     out + &format!("\nMore: droveway report {}", report.id)
 }
@@ -145,7 +145,7 @@ pub(super) fn text(report: &GangReport) -> String {
     let said: Vec<&str> = sentences.lines().filter(|line| !line.starts_with("More: ")).collect();
     let mut out = said.join("\n") + "\n";
     let mut rows = vec![
-        ["VM", "FROM", "TO", "RAM", "MIGRATION", "STATE", "WIRE", "TOOK", "GONE FOR"]
+        ["VM", "FROM", "TO", "RAM", "MIGRATION", "STATE", "WIRE", "TOOK", "DOWNTIME"]
             .map(str::to_owned),
     ];
     let none = || "-".to_owned();
@@ -261,8 +261,8 @@ mod tests {
         ];
         assert_eq!(
             sentences(&report(GangOutcome::Done, moves)),
-            "2 VMs moved. 128 MiB on the wire in 9.00 s. The longest that one was gone: web2, for \
-             120 ms (goal 300 ms).\nMore: droveway report gdeadbeef"
+            "2 VMs moved. 128 MiB on the wire in 9.00 s. Longest downtime: 120 ms, of web2 (goal \
+             300 ms).\nMore: droveway report gdeadbeef"
         );
     }
 

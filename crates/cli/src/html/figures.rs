@@ -11,7 +11,7 @@ pub(super) fn tiles(report: &Report) -> String {
     let mut tiles = Vec::new();
     if let Some(ms) = report.downtime_ms {
         tiles.push(tile(
-            "Gone for",
+            "Downtime",
             &amount::milliseconds(ms),
             &format!("goal {}", summary::goal(report)),
         ));
@@ -19,7 +19,7 @@ pub(super) fn tiles(report: &Report) -> String {
     tiles.push(tile(
         "Took",
         &amount::seconds(report.total_s),
-        &format!("of it {} until ready", amount::seconds(report.prepare_s)),
+        &format!("{} of it to prepare", amount::seconds(report.prepare_s)),
     ));
     tiles.push(tile(
         "On the wire",

@@ -72,7 +72,7 @@ fn header(report: &Report) -> String {
         }
         Outcome::Done => match report.downtime_ms {
             Some(ms) => format!(
-                "From {} to {} in {}. The guest was gone for {}; up to {} were accepted.",
+                "From {} to {} in {}. Downtime was {} (goal {}).",
                 report.from,
                 report.to,
                 amount::seconds(report.total_s),

@@ -18,7 +18,7 @@ const BOTTOM: f64 = HEIGHT - 24.0;
 /// A blackout of 2 ms in a minute must still be seen.
 const BLACKOUT_WIDTH_MIN: f64 = 2.0;
 /// Of the blackout's label, which ends where the blackout ends.
-const BLACKOUT_LABEL: f64 = 88.0;
+const BLACKOUT_LABEL: f64 = 112.0;
 /// A letter of a band's label is about this wide.
 const LETTER: f64 = 6.2;
 
@@ -331,7 +331,8 @@ fn blackout(report: &Report, time: Scale) -> String {
     };
     format!(
         "<g class=\"blackout\"><rect x=\"{left:.1}\" y=\"{TOP}\" width=\"{:.1}\" \
-         height=\"{:.1}\"/><text x=\"{right:.1}\" y=\"{}\" text-anchor=\"end\">gone {}</text></g>\n",
+         height=\"{:.1}\"/><text x=\"{right:.1}\" y=\"{}\" text-anchor=\"end\">downtime \
+         {}</text></g>\n",
         right - left,
         BOTTOM - TOP,
         TOP - 8.0,

@@ -53,7 +53,7 @@ fn share<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
     });
     Plot {
         title: "CPU time that the VM kept",
-        about: "Its share of what it used before it was slowed",
+        about: "Its share of what it used before it was throttled",
         unit: Unit::Percent,
         style: Style::Lines,
         series: series.collect(),

@@ -104,10 +104,10 @@ pub(super) fn run(
     match arrival.admit(place) {
         Ok(()) => {}
         Err(End::Failed(reason)) => {
-            tracing::warn!(reason, "the VM does not come");
+            tracing::warn!(reason, "the VM does not arrive");
             let _ = arrival.link.say(&ToSource::Refused { reason });
         }
-        Err(End::Over(why)) => tracing::warn!(why, "the VM does not come"),
+        Err(End::Over(why)) => tracing::warn!(why, "the VM does not arrive"),
     }
     arrival.link.close();
     Ok(())
@@ -242,7 +242,8 @@ impl Arrival<'_> {
                         continue;
                     }
                     let seconds = silent_max.as_secs();
-                    return Err(End::failed(format!("nothing of the VM has come for {seconds} s")));
+                    let why = format!("nothing of the VM has arrived for {seconds} s");
+                    return Err(End::failed(why));
                 }
                 recv(self.hear) -> heard => {
                     heard.map_err(|_| End::Over("the source's connection has ended".to_owned()))?
@@ -282,7 +283,7 @@ fn ended(heard: Heard<ToDestination>) -> End {
             }
         },
         Heard::Gone(error) => End::Over(format!("the source is gone: {error}")),
-        _ => End::failed("the source said something out of turn"),
+        _ => End::failed("the source sent a message out of turn"),
     }
 }
 

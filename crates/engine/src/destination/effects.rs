@@ -152,7 +152,7 @@ impl Effects for Keeper {
         match self.machine.quit() {
             Ok(()) => true,
             Err(error) => {
-                tracing::error!(%error, "the QEMU of a VM that doesn't come can't be ended");
+                tracing::error!(%error, "the QEMU of a VM that doesn't arrive can't be ended");
                 false
             }
         }
@@ -173,7 +173,7 @@ impl Effects for Keeper {
                 }
             }
             Outcome::NotHere { reason } => {
-                tracing::warn!(%reason, "the VM does not come");
+                tracing::warn!(%reason, "the VM does not arrive");
                 if let Some(arriving) = self.arriving.take() {
                     arriving.discard();
                 }

@@ -35,7 +35,7 @@ pub enum WatchError {
     #[error("its RAM can't be read: {0}")]
     Unreadable(String),
     /// The index is full.
-    #[error("more VMs hold content here than can be told apart")]
+    #[error("more VMs hold content here than the index can number")]
     TooMany,
 }
 

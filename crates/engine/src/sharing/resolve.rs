@@ -56,7 +56,7 @@ impl Sharing {
         let blocks = Arc::new(blocks);
         let member = self.index.join(Arc::clone(&blocks) as _, key.clone(), blocks.pages());
         let member = Arc::new(member.ok_or_else(|| {
-            std::io::Error::other("more VMs hold content here than can be told apart")
+            std::io::Error::other("more VMs hold content here than the index can number")
         })?);
         let (tell, told) = unbounded();
         let recipient = Arc::new(Recipient::new(number, key, placer, (member, blocks), tell));

@@ -116,7 +116,7 @@ impl std::fmt::Display for Left<'_> {
             (0, 0) if *draining => write!(f, "its disks were not flushed at {host}"),
             (0, 0) => write!(f, "QEMU here had not handed over all of it"),
             (0, bytes) => write!(f, "{} KiB of its disks were not written at {host}", bytes >> 10),
-            (bytes, _) => write!(f, "{} KiB of its memory had not come to {host}", bytes >> 10),
+            (bytes, _) => write!(f, "{} KiB of its memory had not arrived at {host}", bytes >> 10),
         }
     }
 }
@@ -145,7 +145,7 @@ mod tests {
             Left { host: "b", memory_bytes, disk_bytes, draining, loading }.to_string()
         };
         for (said, expected) in [
-            (says(5 << 20, 1 << 20, true, false), "5120 KiB of its memory had not come to b"),
+            (says(5 << 20, 1 << 20, true, false), "5120 KiB of its memory had not arrived at b"),
             (says(0, 1 << 20, true, false), "1024 KiB of its disks were not written at b"),
             (says(0, 0, true, false), "its disks were not flushed at b"),
             (says(0, 0, false, false), "QEMU here had not handed over all of it"),

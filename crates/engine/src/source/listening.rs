@@ -118,7 +118,7 @@ impl Source<'_> {
                 }
                 Ok(Heard::Message(message)) => Ok(Some(Happening::Peer(message))),
                 Ok(Heard::Gone(error)) => Err(lost(error.to_string())),
-                Ok(_) => Err(lost("it sent residue, which only a source does".to_owned())),
+                Ok(_) => Err(lost("it sent device state, which only a source does".to_owned())),
                 Err(_) => Err(lost("the connection has ended".to_owned())),
             },
             recv(self.notices.1) -> notice => match notice {
@@ -177,7 +177,7 @@ impl Source<'_> {
     pub(super) fn unexpected(&self, message: &ToSource) -> MigrationError {
         MigrationError::PeerLost {
             host: self.peer.name.clone(),
-            why: Reason::new(format!("it said something out of turn: {message:?}")).into(),
+            why: Reason::new(format!("it sent a message out of turn: {message:?}")).into(),
         }
     }
 }

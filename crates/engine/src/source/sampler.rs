@@ -281,7 +281,7 @@ impl Sampling {
                     return;
                 }
                 state.accept(blackout.mul_f64(ACCEPT_MORE));
-                report_builder.note("the VM could not be followed: a longer blackout was accepted");
+                report_builder.note("the VM does not converge: a longer downtime was accepted");
                 self.ended = true;
             }
             Step::GiveUp(stall) => {
@@ -398,9 +398,9 @@ fn stalled(stall: &Stall, goal: Duration) -> String {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     format!(
         "the VM writes {:.0} MiB/s with {:.0} % of its CPU time, {:.0} MiB/s are delivered, and \
-         {:.0} MiB are left: it would be gone for {} ms, of {} ms that are allowed. Let it be \
-         slowed further (--throttle-floor), let it be gone for longer (--downtime-ms, or \
-         --on-stall stop), or give it more of the network",
+         {:.0} MiB are left: downtime would be {} ms, and {} ms are allowed. Throttle it further \
+         (--throttle-floor), allow a longer downtime (--downtime-ms, or --on-stall stop), or give \
+         the migration more of the network",
         mib(stall.dirty_bytes_per_s),
         stall.share * 100.0,
         mib(stall.delivered_bytes_per_s),
@@ -413,8 +413,8 @@ fn stalled(stall: &Stall, goal: Duration) -> String {
 /// Why a VM that can't be followed is not stopped either.
 fn too_long(blackout: Duration, max: Duration) -> String {
     format!(
-        "the VM could not be followed, and if it were stopped now it would be gone for {} ms; its \
-         move would be taken back after {} s (--blackout-max)",
+        "the VM does not converge, and if it were stopped now downtime would be {} ms; its move \
+         would be taken back after {} s (--blackout-max)",
         blackout.as_millis(),
         max.as_secs(),
     )

@@ -101,7 +101,7 @@ impl Throttling {
         if let Means::Group(group) = &mut self.means
             && let Err(error) = group.lift()
         {
-            tracing::error!(%error, "the VM may stay slow until the agent starts again");
+            tracing::error!(%error, "the VM may stay throttled until the agent starts again");
         }
         self.means = Means::Unused;
     }
@@ -121,7 +121,7 @@ impl Throttling {
                 if let Err(error) = writers.and_then(|()| group.set(cpus)) {
                     self.around
                         .report_builder
-                        .note(format!("the VM was not slowed further: {error}"));
+                        .note(format!("the VM was not throttled further: {error}"));
                 }
             }
         }
@@ -139,19 +139,20 @@ impl Throttling {
         };
         if !held {
             report_builder.note(format!(
-                "the VM was not slowed: {why}, and its QEMU is older than 8.1, where stopping it \
-                 for moments is not safe"
+                "the VM was not throttled: {why}, and its QEMU is older than 8.1, where stopping \
+                 it for moments is not safe"
             ));
             return Means::Missing;
         }
         match Slices::start(Arc::clone(&machine.qmp), Arc::clone(stops), tap.clone()) {
             Ok(slices) => {
-                report_builder.note(format!("the VM was slowed by stopping it for moments: {why}"));
+                report_builder
+                    .note(format!("the VM was throttled by stopping it for moments: {why}"));
                 Means::Slices(slices)
             }
             Err(error) => {
                 report_builder
-                    .note(format!("the VM was not slowed: {why}; starting a thread: {error}"));
+                    .note(format!("the VM was not throttled: {why}; starting a thread: {error}"));
                 Means::Missing
             }
         }
@@ -217,7 +218,7 @@ fn late(deadline: Duration, when: Duration) -> String {
     if when == Duration::MAX {
         return format!(
             "the deadline of {asked} s can't be met: even at its floor the VM writes as fast as \
-             it is followed"
+             its memory is sent"
         );
     }
     format!("the deadline of {asked} s can't be met: it takes about {} s", when.as_secs())

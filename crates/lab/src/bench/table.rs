@@ -1,4 +1,5 @@
-//! A benchmark's outcome as Markdown, for docs/BENCHMARKS.md and the terminal.
+//! A benchmark's outcome as Markdown, for the terminal, docs/BENCHMARKS.md and
+//! docs/benchmarks/.
 
 use std::fmt::Write;
 

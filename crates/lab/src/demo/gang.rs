@@ -58,8 +58,8 @@ pub fn run() -> Result<ExitCode> {
     println!("\nIn short");
     for (how, left) in [("sharing", &there), ("without", &back)] {
         println!(
-            "  {how:8} {VMS} VMs moved in {:.1} s, {:.0} MB between the racks, no VM gone for more \
-             than {:.0} ms",
+            "  {how:8} {VMS} VMs moved in {:.1} s, {:.0} MB between the racks, longest downtime \
+             {:.0} ms",
             left.took.as_secs_f64(),
             left.crossed.bytes() as f64 / 1e6,
             left.longest_silence.as_secs_f64() * 1e3,

@@ -35,7 +35,8 @@ pub struct Costs {
 }
 
 impl Default for Costs {
-    /// As measured on the machine of docs/BENCHMARKS.md, which says how.
+    /// As measured on the machine of docs/benchmarks/method.md; where each comes from is in
+    /// docs/benchmarks/simulator.md.
     fn default() -> Self {
         Self {
             hand_over_ns: 0.33,

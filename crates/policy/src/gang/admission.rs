@@ -1,19 +1,19 @@
 //! Which VMs of a gang may begin to move now.
 //!
-//! A host has so many places for VMs that leave, and as many for VMs that
-//! arrive; a VM that moves takes one of each. One that is about to be through
-//! gives its places up, so that the next one's destination starts its QEMU and
-//! makes its lanes while the link empties; but no more than one at a time does
-//! so at each end, so that VMs that never come to their end do not pile up.
+//! A host has a number of places for VMs that leave, and as many for VMs that
+//! arrive; a moving VM takes one of each. A VM that is about to finish gives up
+//! its places, so that the next one can start its QEMU and connect its lanes
+//! while the link drains. Only one at a time may do so at each end, so that VMs
+//! that never finish do not pile up.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// More at a time share a link into pieces in which no VM gets ahead of its own
-/// writes.
+/// With more at a time each has so little of the link that no VM gets ahead of
+/// its own writes.
 pub const PARALLEL_MAX: usize = 16;
-/// A migration that ends in less is about to be through: to prepare the next
-/// one takes about that.
+/// A migration that ends in less than this is about to finish: preparing the
+/// next one takes about that long.
 const LANDING_S: f64 = 2.0;
 
 /// How far a VM of a gang is.
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(admitted(&all, 2), ["b", "c"]);
     }
 
-    /// What is under way at x, and how many more may begin there.
+    /// What is moving at x, and how many more may begin there.
     #[test]
     fn one_that_is_about_to_be_through_lets_one_more_begin() {
         for (under_way, parallel, more) in [

@@ -1,5 +1,5 @@
-//! Which VM goes to which host: spread, so that each host keeps about as much
-//! memory free as the others; packed, where all fit only so.
+//! Which VM goes to which host: spread, so that all hosts keep about the same
+//! free memory, or packed, if they fit only that way.
 //!
 //! The largest VM goes first, to the host that has most left (worst fit,
 //! decreasing). Nothing depends on chance or on the order of the lists, so that
@@ -34,7 +34,7 @@ pub struct Vm<'v> {
     pub ram_bytes: u64,
     /// Its virtual CPUs.
     pub vcpus: u32,
-    /// What speaks against each host, in the order of the hosts.
+    /// Why each host can't take it, if so, in the order of the hosts.
     pub unfit: Vec<Unfit>,
 }
 
@@ -76,8 +76,8 @@ pub enum NoPlace {
 /// # Errors
 /// With the first VM that has no place.
 pub fn place(vms: &[Vm<'_>], hosts: &[Host<'_>], overcommit: bool) -> Result<Vec<usize>, NoPlace> {
-    // What is spread may leave a hole everywhere, and for the last VM nowhere a
-    // large one; packed it may fit.
+    // Spreading may leave a small hole everywhere and none that is large enough
+    // for the last VM; packed, it may fit.
     assign(vms, hosts, overcommit, Way::Spread)
         .or_else(|refused| assign(vms, hosts, overcommit, Way::Packed).map_err(|_| refused))
 }

@@ -1,17 +1,17 @@
 //! What others leave of one NIC.
 //!
-//! What others take is seen, what they want is not: on a full NIC they may want
-//! more. So a NIC is never filled while others use it. If it is full all the
-//! same, somebody grew. What they took is theirs; if the NIC stays full a quarter
-//! more, half, three quarters; and if they grew by much, twice that at once. As
-//! soon as it is no longer full, what others take is what they want, and the rest
-//! is spare.
+//! What others use can be measured, what they want can't: on a full NIC they
+//! may want more. So a NIC is never filled while others use it. If it is full
+//! all the same, others have grown. They keep what they took; if the NIC stays
+//! full, a quarter more, half, three quarters; and if they grew by much, twice
+//! that at once. As soon as it is no longer full, others use what they want,
+//! and the rest is spare.
 
 use super::NicUse;
 
 /// Lanes that spend this much of their time in writes fill their path.
 pub(super) const FILLING: f64 = 0.5;
-/// Of what crosses the NIC, what is theirs at least when it is they that fill it.
+/// The lanes' least share of what crosses the NIC when it is they that fill it.
 const FILLED_BY: f64 = 0.25;
 /// A NIC that carries more than the one at the other end, by this factor...
 pub(super) const CARRIES_MORE: f64 = 1.25;
@@ -26,13 +26,13 @@ const FULL: f64 = 0.5;
 /// second's counters are exact to; the most is for when nothing was meant.
 const FULL_LEAST: f64 = 0.002;
 const FULL_MOST: f64 = 0.01;
-/// Others that use less than this are protocols talking to themselves, or the
-/// difference between bytes written and bytes on the wire.
+/// Others that use less than this are background protocols, or the difference
+/// between bytes written and bytes on the wire.
 const QUIET: f64 = 0.03;
-/// Samples without others until nobody has to be spared any more.
+/// Samples without other traffic until none has to be spared any more.
 const QUIET_SAMPLES: u32 = 5;
-/// What of the spare is left free, so that others show when they want more: at
-/// least, at most, and in mean changes of what they use.
+/// How much of the spare bandwidth is left free, so that it shows when others
+/// want more: at least, at most, and in mean changes of what they use.
 const FREE_LEAST: f64 = 0.08;
 const FREE_MOST: f64 = 0.12;
 const FREE_CHANGES: f64 = 1.0;
@@ -52,8 +52,8 @@ const TRY_FIRST: u32 = 4;
 const TRY_LAST: u32 = 512;
 const TRY_GAIN: f64 = 1.005;
 const TRY_SHOWN: f64 = 0.5;
-/// What a migration leaves beside what its fellows use, when it takes what they
-/// don't.
+/// What a migration leaves beside what other migrations use, when it takes what
+/// they don't.
 const FELLOWS: f64 = 1.1;
 
 /// One NIC in one direction.
@@ -89,8 +89,8 @@ impl Default for Nic {
 
 impl Nic {
     /// Bytes per second for a migration that now writes `mine` over it. None if
-    /// nobody has to be spared, or it is not known yet what the NIC can carry.
-    /// `filling`: its lanes wrote as fast as their path let them.
+    /// no other traffic has to be spared, or if the NIC's speed is not known
+    /// yet. `filling`: its lanes wrote as fast as their path allowed.
     pub(super) fn next(&mut self, used: NicUse, mine: f64, filling: bool) -> Option<f64> {
         let all = used.all_bytes_per_s as f64;
         self.highest = self.highest.max(all);

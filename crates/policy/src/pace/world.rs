@@ -136,7 +136,8 @@ impl World {
                     let on = |lane: usize| [self.lanes[lane].0, self.lanes[lane].1][end] == place;
                     let offered: f64 =
                         (0..lanes.len()).filter(|lane| on(*lane)).map(|lane| sends[lane]).sum();
-                    // Who pushes gets at least half, as flows of TCP share.
+                    // A flow that pushes gets at least half, as TCP flows
+                    // share.
                     let room = (wire.can - want).max(wire.can / 2.0);
                     if offered > room {
                         (0..lanes.len())
@@ -404,8 +405,8 @@ fn two_migrations_on_a_nic_divide_its_spare() {
     }
 }
 
-/// A fellow migration leaves by the same NIC until a second before it ends, to
-/// another destination; nobody knows what NICs carry.
+/// Another migration leaves by the same NIC until a second before it ends, to
+/// another destination; the NICs' speeds are not known.
 #[test]
 fn who_has_had_little_beside_a_fellow_has_all_when_that_ends() {
     let mut random = Random(7);

@@ -1,4 +1,4 @@
-//! From a look to a decision.
+//! From a sample to a decision.
 
 use std::time::Duration;
 
@@ -7,58 +7,60 @@ use super::wave::Trough;
 use super::{Decision, Look, OnStall, Ratio, Settings, Stall, Step, Throttle, Why};
 use crate::switchover::predicted_blackout;
 
-/// How long later passes are looked at before the VM is slowed. QEMU's rates are
-/// over a second, and a burst that is over by then needs nothing. Longer looks
-/// spare only guests that rest soon, which mostly showed in the first pass; each
-/// second of them is one in which the others get nowhere.
+/// How long later passes are observed before the VM is throttled. QEMU's rates
+/// are over a second, and a burst that is over by then needs nothing. Longer
+/// observation spares only guests that rest soon, which mostly showed in the
+/// first pass, and for all others it is time without progress.
 const LOOK_S: f64 = 1.5;
 /// A rate near the boundary has to stay above it for this long...
 const NEED_S: f64 = 1.0;
 /// ...and one this many times above it doesn't.
 const FAR: f64 = 1.3;
-/// Below this part of the boundary a slowed VM is let go again.
+/// Below this part of the boundary a VM is no longer throttled.
 const LET_GO: f64 = 0.7;
-/// A share is kept for this long at least: what comes of it shows then.
+/// A share is kept for at least this long, until its effect shows.
 const KEEP_S: f64 = 0.4;
-/// Changes smaller than this aren't worth one. Where the ratio is near 1 a little
-/// more is all of the gain: so much of it may not be lost.
+/// Smaller changes aren't made. Where the ratio is near 1 a small excess is all
+/// of the gain, so only this much of it may be lost.
 const LOWER: f64 = 0.85;
 const LOWER_LEAST: f64 = 0.95;
 const RAISE: f64 = 1.2;
-/// The most a share changes at once. Down it has to be fast; up it's tried.
+/// The most that a share changes at once. Down has to be fast; up is an
+/// experiment.
 const LOWER_MOST: f64 = 0.25;
 const RAISE_MOST: f64 = 1.3;
-/// A share this near to 1 is none.
+/// A share this close to 1 doesn't throttle.
 const ALL: f64 = 0.97;
-/// A rate this many times what was believed is believed at once.
+/// A rate that is this many times the believed one is believed at once.
 const JUMP: f64 = 1.5;
-/// So near its end (times the budget) a VM isn't let go faster, for so long.
+/// This close to its end (times the budget) a VM's share isn't raised, for this
+/// long.
 const NEAR: f64 = 2.0;
 const NEAR_S: f64 = 5.0;
 /// Waiting for troughs ends after this long in all.
 const WAIT_S: f64 = 20.0;
-/// Passes in a row with little enough left when they were looked at, and QEMU has
-/// not stopped the VM: it was not little enough for that, by a hair.
+/// Passes in a row whose sampled remainder was small enough, and yet QEMU has
+/// not stopped the VM: it just wasn't small enough for QEMU.
 const ALMOST: u32 = 10;
-/// CPU use without quota is the most of about the last so many seconds.
+/// CPU use without a quota is the maximum over about this many seconds.
 const USE_S: f64 = 10.0;
 const USE_SMOOTH_S: f64 = 0.5;
-/// A VM that used less is given this much to have a share of.
+/// A VM that used less is taken to have used this much.
 const USE_LEAST: f64 = 0.01;
-/// Readings are smoothed over this part of their span: quick passes give ten in
-/// a second, and one over a long pass counts in full.
+/// Readings are smoothed over this part of their span: quick passes give ten a
+/// second, while one over a long pass counts in full.
 const BELIEVE: f64 = 0.5;
 /// Readings in a row that have to ask for a higher share.
 const RAISE_SURE: u32 = 2;
 
 impl Throttle {
-    /// Nothing is known yet, nothing is slowed.
+    /// Nothing is known yet, and nothing is throttled.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What to do, as of one more look. Settings may change between looks.
+    /// What to do after one more sample. Settings may change between samples.
     pub fn next(&mut self, settings: &Settings, look: &Look) -> Decision {
         let view = View::new(settings, look);
         self.note(look, view.as_ref());
@@ -101,7 +103,7 @@ impl Throttle {
         }
     }
 
-    /// What the VM's vCPUs use tells what a share of it is.
+    /// What the VM's vCPUs use is what a share is a share of.
     fn note_use(&mut self, used_cpus: f64, elapsed_s: f64) {
         let weight = 1.0 - (-elapsed_s / USE_SMOOTH_S).exp();
         self.used += (used_cpus - self.used) * weight;
@@ -114,8 +116,8 @@ impl Throttle {
         }
     }
 
-    /// Takes in a dirty rate, as it counts now and at full speed. Noise is
-    /// smoothed; a jump up is believed at once, for it costs most.
+    /// Takes in a dirty rate, as it is now and at full speed. Noise is
+    /// smoothed; a jump up is believed at once, because it costs most.
     fn believe(&mut self, dirty: f64, full: f64) {
         let weight = 1.0 - (-(self.at_s - self.believed_s) / (self.trend.span_s() * BELIEVE)).exp();
         let blend = |before: Option<f64>, now: f64| match before {
@@ -167,8 +169,8 @@ impl Throttle {
         }
         let is_little = view.missing() <= 0.0;
         self.almost = if is_little { self.almost + 1 } else { 0 };
-        // When the pass ended, and QEMU looked whether it is little enough, there was
-        // more: what has been delivered since.
+        // When the pass ended and QEMU compared the remainder with its threshold,
+        // there was more: what has been delivered since.
         let left_then = view.left + view.rate * self.elapsed_s;
         let ends_soon = is_little && (self.almost < ALMOST || left_then <= view.budget);
         if ends_soon || dirty <= bound {
@@ -203,7 +205,7 @@ impl Throttle {
         self.waited_s < WAIT_S && troughs.into_iter().flatten().any(enough)
     }
 
-    /// Whether a slowed VM has to be slowed more, or less.
+    /// Whether a throttled VM has to be throttled more, or less.
     fn decide_slowed(&mut self, view: &View, full: f64) {
         let near = view.left <= view.budget * NEAR;
         self.near_since = near.then(|| self.near_since.unwrap_or(view.at_s));
@@ -250,7 +252,7 @@ impl Throttle {
         };
     }
 
-    /// What was read at another share says nothing about this one.
+    /// Readings at another share say nothing about this one.
     fn set(&mut self, share: f64) {
         if share == self.share {
             return;
@@ -313,7 +315,7 @@ impl Throttle {
         (gain > 0.0).then(|| duration(view.missing() / gain))
     }
 
-    /// When the VM will be there at the earliest, if that is past the deadline.
+    /// When the VM will arrive at the earliest, if that is past the deadline.
     fn misses(&mut self, settings: &Settings, view: &View) -> Option<Duration> {
         let deadline = settings.deadline?;
         let least = if settings.ratio == Ratio::Off { 1.0 } else { view.floor };

@@ -9,26 +9,27 @@ use crate::precopy::{Passes, Path, Prediction, Throttled, Vm, predict, predict_t
 /// Halvings of what is between two shares: to a thousandth.
 const HALVINGS: u32 = 10;
 
-/// What a migration would take. Blackouts and totals have the fixed cost in them.
+/// What a migration would take. Blackouts and totals include the fixed cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forecast {
     /// With nothing slowed.
     pub free: Prediction,
     /// As the settings are.
     pub slowed: Throttled,
-    /// The ratio of dirty rate to delivered rate below which nothing is slowed.
+    /// The ratio of dirty rate to delivered rate below which nothing is
+    /// throttled.
     pub boundary: f64,
-    /// The ratio that a slowed VM is slowed to; none: it's off.
+    /// The ratio that a VM is throttled to; none: throttling is off.
     pub ratio: Option<f64>,
     /// When the deadline can't be met: what the migration takes at the least.
     pub misses_deadline: Option<Duration>,
 }
 
-/// Predicts what a migration of a VM that makes `dirty_bytes_per_s` dirty takes
-/// when `bytes_per_s` are delivered, with the same aims as the controller has.
+/// Predicts what a migration of a VM with this dirty rate takes when
+/// `bytes_per_s` are delivered, with the controller's own targets.
 ///
-/// A little too good where the guest writes in order, or in waves: the controller
-/// may have to look at it for longer.
+/// A little optimistic where the guest writes in order, or in waves: the
+/// controller may have to observe it for longer.
 #[must_use]
 pub fn forecast(
     settings: &Settings,
@@ -60,7 +61,8 @@ pub fn forecast(
     }
 }
 
-/// The largest share up to the wanted one that is in time, or the floor.
+/// The largest share, up to the wanted one, that meets the deadline; or the
+/// floor.
 fn in_time(wanted: f64, floor: f64, is_in_time: impl Fn(f64) -> bool) -> f64 {
     if is_in_time(wanted) {
         return wanted;

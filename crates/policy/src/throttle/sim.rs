@@ -18,11 +18,11 @@ pub(super) const MIB: f64 = (1 << 20) as f64;
 pub(super) const LINK: f64 = 23.9e6;
 const STEP_S: f64 = 0.01;
 const LOOK_STEPS: u64 = 5;
-/// A quick pass takes at least this, and QEMU tells a rate this often.
+/// A quick pass takes at least this long, and QEMU reports a rate this often.
 const PASS_LEAST_S: f64 = 0.1;
 const TOLD_S: f64 = 1.0;
-/// What waits in front of the lanes while QEMU is held, and when it isn't: as
-/// time to deliver it.
+/// What waits in front of the lanes while QEMU is held, and while it isn't, as
+/// the time to deliver it.
 pub(super) const POOL_LARGE_S: f64 = 6.0;
 pub(super) const POOL_S: f64 = 1.0;
 pub(super) const POOL_SMALL_S: f64 = 0.05;
@@ -61,7 +61,8 @@ pub(super) struct Sim {
     /// What the guest does over time, and the link.
     pub(super) activity: Over,
     pub(super) link: Over,
-    /// What QEMU says of the dirty rate, and what is believed of the link.
+    /// The dirty rate that QEMU reports, and the rate that the link is taken to
+    /// have.
     pub(super) told: Over,
     pub(super) measured: Over,
     /// How much QEMU can be ahead: the more, the quicker are passes.
@@ -86,7 +87,7 @@ pub(super) struct Outcome {
     pub(super) step: Step,
     /// As the guest sees it: CPU that it wanted and didn't get, as a share.
     pub(super) lost_s: f64,
-    /// Before the first pass was over anything was slowed.
+    /// Something was throttled before the first pass was over.
     pub(super) early: bool,
 }
 

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-/// What counts as ground gained: this share less left than ever before.
+/// What counts as progress: a remainder smaller than ever before, by this
+/// share.
 const GAIN: f64 = 0.1;
-/// At the floor: both have to pass without ground gained. What is left goes up
-/// and down with passes, and a slow link takes long for each.
+/// At the floor: both have to pass without progress. The remainder goes up and
+/// down with passes, and a slow link takes long for each.
 const SECONDS: f64 = 6.0;
 const PASSES: u32 = 3;
-/// Above the floor it may take this many times as long: there is still something
-/// to try, but not for ever.
+/// Above the floor it may take this many times as long: there is still
+/// something to try, but not without end.
 const ABOVE_FLOOR: f64 = 5.0;
 
 /// What to do when the floor isn't enough.

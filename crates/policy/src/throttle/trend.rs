@@ -1,9 +1,9 @@
-//! How fast the guest makes pages dirty, from how what is left changes.
+//! How fast the guest dirties pages, derived from how the remainder changes.
 //!
-//! `left' = dirty - delivered`: so what is left at the ends of two passes and
-//! what was delivered between them tell the dirty rate that counts. QEMU's own
-//! figure is up to a second or a whole pass old, and off where pages are written
-//! again and again.
+//! `left' = dirty - delivered`: so the remainders at the ends of two passes,
+//! and what was delivered between them, give the dirty rate that counts. QEMU's
+//! own figure is up to a second or a whole pass old, and wrong where pages are
+//! written over and over.
 
 use std::collections::VecDeque;
 
@@ -11,17 +11,18 @@ use super::view::View;
 
 /// Passes that count at most.
 const POINTS_MAX: usize = 64;
-/// How long a trend is looked at before it says anything, within bounds. What is
-/// left is known to a percent or so, of `left` that is an error in the slope of
-/// about `left / t^1.5` with ten passes a second: this makes it a twentieth of
-/// what is delivered. With much left there is time to look.
+/// How long a trend is observed before it is used, within bounds. The remainder
+/// is known to a percent or so of `left`. With ten passes a second that is an
+/// error in the slope of about `left / t^1.5`; this makes it a twentieth of
+/// what is delivered. With much left there is time to observe.
 const SPAN_FACTOR: f64 = 0.25;
 const SPAN_POWER: f64 = 2.0 / 3.0;
 const SPAN_S: (f64, f64) = (0.4, 3.0);
 /// And at most: times that.
 const WINDOW: f64 = 1.5;
-/// How much more the guest writes than gets dirty is believed at most: the more
-/// of the set is dirty, the less is known of it.
+/// The most of the working set that is taken to be dirty already when writes
+/// are derived from pages that got dirty: the more of it is dirty, the less is
+/// known.
 const SATURATED_MOST: f64 = 0.8;
 
 /// Sums at the end of a pass.
@@ -50,8 +51,8 @@ pub(super) struct Trend {
     points: VecDeque<Point>,
     pass: u32,
     span_s: f64,
-    /// The most that was ever left after the first pass: the working set, or
-    /// what of it was seen.
+    /// The largest remainder after the first pass: the working set, or the part
+    /// of it that was seen.
     most_left: f64,
 }
 
@@ -79,7 +80,7 @@ impl Trend {
         true
     }
 
-    /// The share has changed: what was before says nothing about what comes.
+    /// The share has changed: earlier readings say nothing about later ones.
     pub(super) fn restart(&mut self) {
         let last = self.points.pop_back();
         self.points.clear();
@@ -96,7 +97,8 @@ impl Trend {
         self.most_left
     }
 
-    /// What the passes say since the last change of share, if they say enough.
+    /// The dirty rate since the last change of the share, if there are enough
+    /// passes.
     pub(super) fn reading(&self) -> Option<Reading> {
         let (first, last) = (self.points.front()?, self.points.back()?);
         let span_s = last.at_s - first.at_s;
@@ -109,15 +111,15 @@ impl Trend {
         Some(Reading { dirty, full: dirty / share.max(1e-3) * self.unsaturated(last.left) })
     }
 
-    /// How much more is written than gets dirty while so much is: writes to pages
-    /// that are dirty already don't show. The most that was ever left is taken to
-    /// be all that is written to, in random order.
+    /// How much more is written than gets dirty while `left` is dirty: writes
+    /// to pages that are dirty already don't show. The largest remainder so far
+    /// is taken for the whole working set, written in random order.
     pub(super) fn unsaturated(&self, left: f64) -> f64 {
         let dirty_share = (left / self.most_left.max(1.0)).clamp(1e-6, SATURATED_MOST);
         -(-dirty_share).ln_1p() / dirty_share
     }
 
-    /// Of what is left, over time: the line with the least squares.
+    /// The slope of the remainder over time, by least squares.
     fn slope(&self) -> f64 {
         let count = self.points.len() as f64;
         let mean = |of: fn(&Point) -> f64| self.points.iter().map(of).sum::<f64>() / count;
@@ -128,8 +130,8 @@ impl Trend {
     }
 }
 
-/// The rate that QEMU tells. It is over at least a second, in which the share may
-/// have changed.
+/// The rate that QEMU reports. It is over at least a second, in which the share
+/// may have changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Told {
     rate: Option<f64>,
@@ -138,7 +140,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// What a new rate would be at a share of 1; none if it isn't new.
+    /// What a new rate would be at a share of 1; none if the rate isn't new.
     pub(super) fn note(&mut self, rate: Option<f64>, at_s: f64, shared_s: f64) -> Option<f64> {
         if rate == self.rate {
             return None;

@@ -1,4 +1,4 @@
-//! What follows from the settings, for the VM and the rate that there are.
+//! What follows from the settings for this VM at this rate.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use super::{Look, Ratio, Settings};
 use crate::precopy::boundary;
 use crate::switchover::budget_bytes;
 
-/// Passes in which a VM may get there by itself: what QEMU and Xen allow.
+/// Passes in which a VM may converge by itself: what QEMU and Xen allow.
 pub(super) const PASSES_ALONE: u32 = 30;
-/// Passes in which a slowed VM should get there: the ratio with which it takes
-/// less than twice the time that a stopped guest would take.
+/// Passes in which a throttled VM should converge: with the ratio that gives,
+/// it takes less than twice as long as a stopped guest would.
 const PASSES_SLOWED: u32 = 5;
 /// Bounds of that ratio. Below, hardly any time is gained; above, a rate that is
 /// a little off means no gain at all.
 const RATIO: (f64, f64) = (0.25, 0.8);
-/// What moving pages may take at least, when the fixed cost eats the goal.
+/// The least time for moving pages, when the fixed cost uses up the goal.
 const MOVE_LEAST: Duration = Duration::from_millis(10);
 /// No share is smaller, whatever the floor.
 const SHARE_LEAST: f64 = 1e-3;
-/// What of a trough, or of a deadline's time, is counted on.
+/// The part of a trough, or of a deadline's time, that is relied on.
 pub(super) const COUNTED_ON: f64 = 0.8;
 
-/// What is aimed at.
+/// The targets.
 #[derive(Clone, Copy)]
 pub(super) struct Aims {
-    /// What may be left.
+    /// The largest remainder with which the VM may be stopped.
     pub(super) budget_bytes: u64,
     /// The ratio of rates below which nothing has to be done.
     pub(super) boundary: f64,
-    /// The one to slow a VM to; none: it's off.
+    /// The one to throttle a VM to; none: throttling is off.
     pub(super) ratio: Option<f64>,
     pub(super) floor: f64,
 }
@@ -51,7 +51,7 @@ impl Aims {
     }
 }
 
-/// A look with what follows from the settings.
+/// A sample with what follows from the settings.
 #[derive(Clone, Copy)]
 pub(super) struct View {
     pub(super) at_s: f64,
@@ -60,13 +60,13 @@ pub(super) struct View {
     pub(super) left: f64,
     /// Delivered per second.
     pub(super) rate: f64,
-    /// What may be left.
+    /// The largest remainder with which the VM may be stopped.
     pub(super) budget: f64,
-    /// Ratio of rates below which nothing has to be done; and what is aimed at.
+    /// The ratio of rates below which nothing has to be done, and the target.
     pub(super) boundary: f64,
     pub(super) ratio: f64,
     pub(super) floor: f64,
-    /// Seconds until what is left should be within the budget.
+    /// Seconds until the remainder should be within the budget.
     pub(super) time: Option<f64>,
 }
 
@@ -90,8 +90,8 @@ impl View {
         })
     }
 
-    /// Whether there is enough left to keep the path busy: else what is delivered
-    /// is less than what could be.
+    /// Whether there is enough left to keep the path busy: otherwise less is
+    /// delivered than could be.
     pub(super) fn is_busy(&self) -> bool {
         self.left >= self.budget
     }
@@ -100,7 +100,7 @@ impl View {
         (self.left - self.budget).max(0.0)
     }
 
-    /// The rate of dirty bytes with which the deadline is met.
+    /// The dirty rate with which the deadline is met.
     pub(super) fn in_time(&self) -> f64 {
         self.time.map_or(f64::INFINITY, |time| {
             if self.missing() <= 0.0 {

@@ -1,11 +1,12 @@
 //! Whether a guest works in waves, and when the next trough is due.
 //!
-//! A guest that works hard for some seconds and then rests is best moved while
-//! it rests: nothing has to be slowed for that. What it does is read from its CPU
+//! A guest that works hard for some seconds and then rests is best switched
+//! over while it rests, without throttling. Its activity is read from its CPU
 //! use, known from the beginning of the first pass on, and from its dirty rate,
 //! known only later.
 
-/// The peak is forgotten over this long, the swing is smoothed over this short.
+/// The peak is forgotten over this long a time, the swing is smoothed over this
+/// short one.
 const PEAK_S: f64 = 30.0;
 const SMOOTH_S: f64 = 0.3;
 /// At rest below this share of the peak, at work above that.
@@ -13,7 +14,7 @@ const REST: f64 = 0.3;
 const WORK: f64 = 0.5;
 /// A rest that was longer ago than this may not come again.
 const FORGOTTEN_S: f64 = 30.0;
-/// Shorter ones are no troughs that a migration could be ended in.
+/// Shorter rests are too short for a switchover.
 const REST_LEAST_S: f64 = 0.5;
 /// A trough with less than this share of it to go counts as over.
 const NEARLY_OVER: f64 = 0.2;
@@ -69,8 +70,8 @@ impl Wave {
         if self.at_rest {
             let lasts_s = self.rest_s.unwrap_or(lasted_s).max(lasted_s);
             let left_s = lasts_s - lasted_s;
-            // Near its end, or in the first one, the next one is meant: what is
-            // known of the guest is a little old.
+            // Near a trough's end, or in the first one, the next one is meant:
+            // what is known about the guest is a little old.
             return Some(if left_s > lasts_s * NEARLY_OVER {
                 Trough { within_s: 0.0, lasts_s: left_s }
             } else {

@@ -250,7 +250,10 @@ fn stays(disk: &Disk, inserted: &Value, shape: &Shape) -> Option<Stays> {
     }
     let network = super::challenge::NETWORK.contains(&disk.protocol.as_str());
     if network || super::challenge::EMPTY.contains(&disk.protocol.as_str()) {
-        return Some(Stays::ByNature(format!("it is no image of this host ({})", disk.protocol)));
+        return Some(Stays::ByNature(format!(
+            "it is not an image of this host ({})",
+            disk.protocol
+        )));
     }
     if !LOCAL.contains(&disk.protocol.as_str()) {
         return refused(format!("Droveway can't move a disk of the protocol `{}`", disk.protocol));
@@ -342,7 +345,7 @@ mod tests {
         type Row = (Value, &'static str, bool, &'static str);
         let table: [Row; 8] = [
             (json!({"ro": true}), "file", true, "can't write"),
-            (whole("a"), "rbd", true, "no image of this host (rbd)"),
+            (whole("a"), "rbd", true, "not an image of this host (rbd)"),
             (whole("a"), "vvfat", false, "protocol `vvfat`"),
             (json!({"drv": "vmdk"}), "file", false, "format is `vmdk`"),
             (json!({"encrypted": true}), "file", false, "encrypted"),

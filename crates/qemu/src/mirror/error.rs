@@ -37,7 +37,7 @@ pub enum MirrorError {
         words: String,
     },
     /// Its job ended, and not by us.
-    #[error("disk `{disk}` can't move: somebody else ended its mirror in QEMU")]
+    #[error("disk `{disk}` can't move: another program ended its mirror in QEMU")]
     Ended {
         /// The disk.
         disk: String,

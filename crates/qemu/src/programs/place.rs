@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 /// A line that can't be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "qemu-programs: `{0}` is no place of programs: write an absolute path, in whose last part a * \
-     may stand for any letters, such as /opt/qemu/bin/qemu-system-*"
+    "qemu-programs: `{0}` is not a path of programs: write an absolute path, in whose last part a \
+     * may stand for any letters, such as /opt/qemu/bin/qemu-system-*"
 )]
 pub struct PlaceError(String);
 

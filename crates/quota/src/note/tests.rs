@@ -14,6 +14,6 @@ fn a_note_that_is_none_is_named_and_stays() {
     assert_eq!(left.len(), 4);
     for note in left {
         let error = note.unwrap_err();
-        assert!(error.to_string().contains(".slowed is no note"), "{error}");
+        assert!(error.to_string().contains(".slowed is not a note"), "{error}");
     }
 }

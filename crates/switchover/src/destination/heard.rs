@@ -1,5 +1,5 @@
-//! What the destination makes of the source's words, of what its QEMU does,
-//! and of the operator's decision.
+//! How the destination reacts to the source's messages, to what its QEMU does,
+//! and to the operator's decision.
 
 use super::{Action, Machine, Outcome, Record, State};
 use crate::Resolution;
@@ -41,13 +41,13 @@ impl Machine {
             (ToDestination::Go { .. } | ToDestination::Aborted { .. }, State::Over) => {
                 vec![self.say(ToSource::Unknown)]
             }
-            // QEMU is busy: it will be said what became of it.
+            // QEMU is busy: its result will be reported.
             _ => Vec::new(),
         }
     }
 
-    /// The source gave the VM up. One that its owner paused is here as soon as
-    /// that is written down; it never ran, and can be refused until then.
+    /// The source gave the VM up. A VM that its owner paused is here as soon as
+    /// that is on disk; it never ran, and can be refused until then.
     fn take(&mut self, run: bool) -> Vec<Action> {
         self.run = run;
         if run {

@@ -1,4 +1,4 @@
-//! What the destination's journal holds, and what it amounts to.
+//! What the destination's journal holds, and which state that means.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub enum Record {
     Left,
 }
 
-/// What a journal's records amount to: the last of them.
+/// The state that a journal's records mean: the last record's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Noted {
     /// There is none.

@@ -1,4 +1,4 @@
-//! Where a destination goes on that an earlier run of the agent left.
+//! Where a destination's machine continues after the agent was restarted.
 
 use super::{Action, Machine, Noted, State, writes};
 use crate::Found;

@@ -1,5 +1,5 @@
-//! What the source makes of the destination's words, of QEMU's end, and of the
-//! operator's decision.
+//! How the source reacts to the destination's messages, to QEMU's end, and to
+//! the operator's decision.
 
 use super::{Action, By, Copy, Machine, Outcome, Record, State};
 use crate::Resolution;
@@ -75,8 +75,9 @@ impl Machine {
                 let record = Record::Reclaimed { by: By::Destination, reason };
                 vec![Action::Journal(record), Action::QemuGoOn { run: self.run }]
             }
-            // It has been written to and heard since it left: what is here is
-            // the past. Only an operator can know whether it is of use.
+            // Since it left it may have written to its disks and talked to its
+            // network: the copy here is out of date. Only an operator can know
+            // whether it is of use.
             (ToSource::Lost { reason }, _) => {
                 self.doubting(Doubt::LostThere { reason }, Vec::new())
             }
@@ -99,7 +100,8 @@ impl Machine {
         }
         self.copy = Copy::Dead;
         match self.state {
-            // It had let go of the VM: the destination's copy is as good.
+            // It had completed its migration: the destination's copy is as
+            // good.
             State::Ours { completed: true, .. } => Vec::new(),
             State::Ours { .. } | State::Aborting { .. } | State::Reclaiming | State::TakingBack => {
                 self.reason = Reason::new("its QEMU ended");

@@ -1,4 +1,4 @@
-//! What the source's journal holds, and what it amounts to.
+//! What the source's journal holds, and which state that means.
 
 use serde::{Deserialize, Serialize};
 

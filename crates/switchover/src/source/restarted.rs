@@ -1,4 +1,4 @@
-//! Where a source goes on that an earlier run of the agent left.
+//! Where a source's machine continues after the agent was restarted.
 
 use super::{Action, By, Copy, Machine, Noted, Phase, State, writes};
 use crate::Found;
@@ -39,7 +39,7 @@ impl Machine {
             (Phase::Reclaimed(By::Destination), found) => {
                 self.resume_here(State::Reclaiming, found)
             }
-            // It went on, and what became of it since is its owner's matter.
+            // It went on, and what happened to it since is up to its owner.
             (Phase::Reclaimed(By::Operator), Found::Gone | Found::Runs) => {
                 self.state = State::TakenBack;
                 vec![self.say_aborted()]

@@ -43,7 +43,7 @@ impl Planner<'_> {
             let estimate = tally.add(&sample, |hint| there.contains(&hint));
             if content.rounds == 0 {
                 self.note(format!(
-                    "{} on {} has not been looked at whole yet, so it may share more",
+                    "{} on {} has not been scanned completely yet, so it may share more",
                     one.vm.name, one.from
                 ));
             }
@@ -100,7 +100,7 @@ impl Planner<'_> {
         let stays = wanted.is_none_or(|domain| *domain == vm.share_domain);
         if !stays {
             let vm = &vm.name;
-            self.note(format!("what {vm} shares in another domain is not known before"));
+            self.note(format!("what {vm} shares in another domain is not known in advance"));
         }
         stays
     }

@@ -161,7 +161,7 @@ fn vms_by_name_are_found_where_they_are() {
     assert_eq!(plan.notes, ["a would be refused by y: it has no KVM"]);
     let small = Stage::default().host("x", 9, vec![vm("a", 4)]).host("y", 3, vec![]);
     let plan = small.plan(&named(r#"{"vm":"a","to":"y"}"#)).unwrap();
-    assert!(plan.notes[0].contains("y has 3072 MiB to give now"), "{:?}", plan.notes);
+    assert!(plan.notes[0].contains("y has 3072 MiB free now"), "{:?}", plan.notes);
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn what_makes_no_sense_is_refused_with_the_reason() {
         (request(r#"{"evacuate":{"host":"w"}}"#), "agent of w can't be asked: nobody"),
         (named(r#"{"vm":"a","to":"y"},{"vm":"a","to":"y"}"#), "twice"),
         (named(r#"{"vm":"a","to":"y"},{"vm":"a","from":"x","to":"y"}"#), "twice"),
-        (named(r#"{"vm":"a","from":"x","to":"x"}"#), "where it is"),
+        (named(r#"{"vm":"a","from":"x","to":"x"}"#), "at that host already"),
         (named(r#"{"vm":"a","to":"x"}"#), "a is on x already"),
         (named(r#"{"vm":"a","to":"w"}"#), "agent of w can't be asked"),
         (named(r#"{"vm":"q","to":"y"}"#), "no VM `q` on any host (w did not answer)"),
@@ -239,7 +239,7 @@ fn a_dry_run_says_what_is_shared_and_why() {
     assert_eq!(plan.moves[1].shared_bytes, Some(3 * page));
     let notes = plan.notes.join("; ");
     assert!(notes.contains("what c on x contains isn't known: nobody has looked"), "{notes}");
-    assert!(notes.contains("b on x has not been looked at whole yet"), "{notes}");
+    assert!(notes.contains("b on x has not been scanned completely yet"), "{notes}");
     // Elsewhere nobody has anything.
     let plan = stage.plan(&asked(r#""z""#, r#"{"share":"host"}"#)).unwrap();
     assert_eq!(shared(&plan)[..2], [Some([0, 1, 0]), Some([0, 0, 2])]);

@@ -165,7 +165,7 @@ impl Arrival<'_> {
                     let came = tail.len() as u64 + whole_bytes;
                     if residue_bytes != came {
                         return Err(End::failed(format!(
-                            "{came} bytes of residue came, {residue_bytes} were sent"
+                            "{came} bytes of the non-RAM stream arrived, {residue_bytes} were sent"
                         )));
                     }
                     return Ok(Residue { tail, audit });
@@ -186,7 +186,7 @@ impl Arrival<'_> {
             return Ok(None);
         }
         let Some(pool) = &pools.blocks else {
-            return Err(End::failed("images were prepared for a VM that brings no disks"));
+            return Err(End::failed("images were prepared for a VM that moves without disks"));
         };
         let local = &self.shared.local;
         let socket = local.scratch.join(format!("disks-{}.sock", hex(self.token)));

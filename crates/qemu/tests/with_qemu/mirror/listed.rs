@@ -46,7 +46,7 @@ fn disks_are_listed_as_their_owner_knows_them() {
     assert_eq!(disk1.notes.len(), 2, "{:?}", disk1.notes);
     assert!(reason("cd0").contains("can't write"), "{}", reason("cd0"));
     assert!(reason("cd1").contains("no medium"));
-    assert!(reason("null").contains("no image of this host"));
+    assert!(reason("null").contains("not an image of this host"));
     assert!(reason("disk2").contains("(node `b`)"), "{}", reason("disk2"));
     let named = |text: &str| disks::choose(&listed, &text.parse().unwrap());
     assert_eq!(named("virtio0,n").unwrap().moving.len(), 2);
