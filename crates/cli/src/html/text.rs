@@ -1,20 +1,4 @@
-//! Text for HTML: escaped, dated.
-
-/// A text as the content of an element or of a quoted attribute.
-pub(super) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
+//! Dates as text.
 
 /// `2026-11-21 04:57 UTC`.
 pub(super) fn utc(unix_s: u64) -> String {
@@ -36,11 +20,6 @@ pub(super) fn utc(unix_s: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn markup_becomes_text() {
-        assert_eq!(escape("a<b>&\"'ä"), "a&lt;b&gt;&amp;&quot;&#39;ä");
-    }
 
     #[test]
     fn days_are_right() {
