@@ -1,12 +1,12 @@
 //! A report as one HTML page: styles, plots and the few lines of script are all
 //! in it, so that it can be mailed, archived and opened offline.
 
+mod date;
 mod figures;
 mod plot;
 mod plots;
 mod scale;
 mod switchover;
-mod text;
 
 use api::{Outcome, Report};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -96,7 +96,7 @@ fn header(report: &Report) -> Markup {
             p.kicker {
                 span.badge.(class) { (badge) }
                 span { "Migration " (report.id) }
-                span { (text::utc(report.started_unix_s)) }
+                span { (date::utc(report.started_unix_s)) }
             }
             h1 { (headline) }
             p.lede { (lede) }
