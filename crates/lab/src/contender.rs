@@ -6,7 +6,7 @@ mod qemu;
 
 use std::time::{Duration, Instant};
 
-pub use droveway::{Agent, Droveway, Options, binary};
+pub use droveway::{Droveway, Options};
 pub use qemu::{Mode, Qemu};
 
 use crate::error::Result;

@@ -8,9 +8,10 @@ use std::time::Duration;
 use api::{Outcome, Report};
 use lab_guest::orders::Orders;
 
+use crate::agent::Agent;
 use crate::bench::contest;
 use crate::bench::scenario::Scenario;
-use crate::contender::{Agent, Mode};
+use crate::contender::Mode;
 use crate::error::{LabError, Result, SystemContext};
 use crate::guest::{Checked, Guest, GuestSpec};
 use crate::hosts::{Host, Hosts, Link};

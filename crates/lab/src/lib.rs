@@ -1,5 +1,6 @@
 //! Hosts as network namespaces, tiny Linux guests, and QEMU's own migration to compare with.
 
+pub mod agent;
 pub mod bench;
 pub mod certificates;
 pub mod contender;

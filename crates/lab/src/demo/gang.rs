@@ -7,10 +7,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::agent::{Agent, agents};
 use crate::bench::gang::conditions::Conditions;
 use crate::bench::gang::scenarios;
-use crate::contender::Agent;
-use crate::contender::gang::{Share, agents, sharing};
+use crate::contender::gang::{Share, sharing};
 use crate::error::{LabError, Result, SystemContext};
 use crate::guest::Guest;
 use crate::hosts::{Crossed, Layout, RackHost, Racks};

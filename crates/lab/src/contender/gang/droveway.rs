@@ -11,10 +11,10 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::{GangContender, GangGround, GangMoved, Member};
-use crate::contender::droveway::{moved, peer_entry, report, within};
-use crate::contender::{Agent, binary};
+use crate::agent::{Agent, agents, binary};
+use crate::contender::droveway::{moved, report, within};
 use crate::error::{LabError, Result, SystemContext};
-use crate::hosts::{RackHost, Racks};
+use crate::hosts::RackHost;
 use crate::program;
 
 /// With whom a VM's content is shared.
@@ -45,34 +45,6 @@ pub struct DrovewayGang {
     /// By the name of their host.
     agents: Vec<Agent>,
     reports: Vec<Report>,
-}
-
-/// An agent on each host of all racks.
-///
-/// # Errors
-/// If one doesn't come up.
-pub fn agents(racks: &Racks) -> Result<Vec<Agent>> {
-    agents_with(racks, "", &[])
-}
-
-/// The same with more entries in the peers file; those in the target rack are told
-/// more.
-///
-/// # Errors
-/// As [`agents`].
-pub fn agents_with(racks: &Racks, others: &str, told: &[&str]) -> Result<Vec<Agent>> {
-    let target = racks.targets().first().map_or("", |host| host.rack.as_str());
-    let hosts = racks.hosts();
-    let entry = |host: &&RackHost| {
-        format!("{}rack = \"{}\"\n", peer_entry(&host.name, &host.host), host.rack)
-    };
-    let peers: String = hosts.iter().map(entry).chain([others.to_owned()]).collect();
-    let start = |host: &&RackHost| {
-        let told = if host.rack == target { told } else { &[] };
-        let told = [&["--rack", host.rack.as_str()], told].concat();
-        Agent::start_as(&host.name, &host.host, &peers, &[], &told)
-    };
-    hosts.iter().map(start).collect()
 }
 
 /// How a command of `droveway` is told with whom a VM's content is shared; none
