@@ -42,7 +42,8 @@ pub struct Agent {
 }
 
 /// The name that a host has in the peers file.
-pub(crate) fn peer_name(hosts: &Hosts, host: &Host) -> &'static str {
+#[must_use]
+pub fn peer_name(hosts: &Hosts, host: &Host) -> &'static str {
     if host.name == hosts.a.name { "host-a" } else { "host-b" }
 }
 
