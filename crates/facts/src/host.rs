@@ -1,9 +1,10 @@
 //! What an agent sees of its host. A newer agent may tell more, and an older
 //! one less: what is missing has its default, which means that it isn't known.
 
-use qemu::probe::Capabilities;
-use qemu::room::HostMemory;
 use serde::{Deserialize, Serialize};
+
+use crate::memory::HostMemory;
+use crate::program::Capabilities;
 
 /// One host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
