@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use identity::{Connection, Security};
 use lab::guest::Guest;
-use qemu::shape::Shape;
+use qemu::shape;
 use serde_json::json;
 use switchover::MigrationId;
 use transport::{Endpoint, LaneError, connect};
@@ -55,7 +55,7 @@ impl<'w> Caller<'w> {
         run.extend(argv(world));
         run.extend(own_qmp_argument("shape"));
         world.says(Side::A, &run.iter().map(String::as_str).collect::<Vec<_>>());
-        let shape = Shape::of(&world.own_qmp(Side::A, "shape")).unwrap();
+        let shape = shape::of(&world.own_qmp(Side::A, "shape")).unwrap();
         world.says(Side::A, &["stop", "shape", "--force"]);
         let shape = serde_json::to_value(shape).unwrap();
         Self { world, security, from: from.to_owned(), shape }

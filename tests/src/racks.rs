@@ -1,8 +1,7 @@
 //! A rack that VMs leave and one that they come to, with an agent on each host.
 
 use api::{Outcome, Report};
-use lab::contender::Agent;
-use lab::contender::gang::agents_with;
+use lab::agent::{Agent, agents_with};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Layout, RackHost, Racks};
 use lab::setup::{self, Kit};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{Outcome, Report, VmStatus, VmSummary};
+use lab::agent::Agent;
 use lab::certificates::Certificates;
-use lab::contender::Agent;
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, Hosts, Link, RUN_DIR};
 use lab::setup::{self, Kit};

@@ -7,8 +7,8 @@ use std::process::Stdio;
 use end_to_end::strangers::Strangers;
 use end_to_end::{Side, World, guest, until};
 use identity::Role;
+use lab::agent::binary;
 use lab::certificates::Certificates;
-use lab::contender::binary;
 use lab::hosts::Link;
 
 const RATE: u64 = 2_000_000;

@@ -13,7 +13,7 @@ use qemu::disks::{self as images, Challenge, PreparedImage};
 use qemu::machine::{self, By, GuestPort, Machine, Start};
 use qemu::programs::Programs;
 use qemu::qmp::RunState;
-use qemu::shape::Shape;
+use qemu::shape::{self, Shape};
 use switchover::MigrationId;
 use wire::{Inquiry, Prepare, Word};
 
@@ -95,9 +95,9 @@ impl Arrivals {
         let machine =
             vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
         claim.note(Standing::Arriving)?;
-        let here = Shape::of(&machine.qmp).map_err(|error| Denied::Qemu(error.to_string()))?;
+        let here = shape::of(&machine.qmp).map_err(|error| Denied::Qemu(error.to_string()))?;
         fitness::check_features(&shape, &here)?;
-        let differences = shape.differences(&here, &order.overrides);
+        let differences = shape::differences(&shape, &here, &order.overrides);
         if differences.is_empty() {
             let peer = self.peers.iter().find(|peer| peer.name == order.from);
             let source_address = peer.map(|peer| peer.address);
@@ -172,7 +172,7 @@ fn check_disks(order: &Prepare) -> Result<(), Denied> {
     }
     let unshown: Vec<String> = disks
         .iter()
-        .filter_map(|disk| disk.verify(&order.overrides).err())
+        .filter_map(|disk| images::verify(disk, &order.overrides).err())
         .map(|not_shared| not_shared.to_string())
         .collect();
     if unshown.is_empty() {

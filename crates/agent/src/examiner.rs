@@ -21,7 +21,7 @@ use doctor::{
 use engine::{Endpoint, Local, Peer};
 use identity::Security;
 use qemu::probe::Probes;
-use qemu::room::HostMemory;
+use qemu::room::host_memory;
 
 use crate::config::NicSpeed;
 use crate::denied::Denied;
@@ -143,7 +143,7 @@ impl Examiner {
             cgroups: sight::cgroups(),
             reach: sight::reach(),
             nics: self.nics(),
-            memory: HostMemory::now(),
+            memory: host_memory(),
             state: sight::state(self.registry.state().path()),
             network: Network {
                 listen: self.listen.to_string(),

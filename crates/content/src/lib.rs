@@ -6,8 +6,6 @@
 //! for VMs that run here, and a [`Tally`] says from samples of it what a gang would
 //! share.
 
-#![deny(unsafe_code)]
-
 mod estimate;
 mod index;
 mod name;

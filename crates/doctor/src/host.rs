@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use api::{Finding, Severity};
 
-use crate::facts::{Cgroups, Facts, Kvm, Nic, Program};
 use crate::versions::problems;
 use crate::{Findings, size};
+use facts::host::{Cgroups, Facts, Kvm, Nic, Program};
 
 /// A few reports and logs; below it VMs' records can't be written any more.
 const STATE_FREE_MIN: u64 = 64 << 20;
@@ -324,11 +324,11 @@ fn network(facts: &Facts, findings: &mut Findings) {
 
 #[cfg(test)]
 mod tests {
-    use qemu::probe::Capabilities;
-    use qemu::room::{HostMemory, HugePages};
+    use facts::memory::{HostMemory, HugePages};
+    use facts::program::Capabilities;
 
     use super::*;
-    use crate::facts::{Network, Reach, State, VmFacts};
+    use facts::host::{Network, Reach, State, VmFacts};
 
     fn healthy() -> Facts {
         let known = Capabilities { version: (9, 2, 1), ..Capabilities::default() };

@@ -7,13 +7,14 @@
 
 #![forbid(unsafe_code)]
 
-mod facts;
 mod host;
 mod pair;
 mod question;
 mod versions;
 
-pub use facts::{Cgroups, Facts, Kvm, Network, Nic, Program, QemuUser, Reach, State, VmFacts};
+pub use facts::host::{
+    Cgroups, Facts, Kvm, Network, Nic, Program, QemuUser, Reach, State, VmFacts,
+};
 pub use host::of_host;
 pub use pair::{LaneMet, Meeting, of_pair, of_peer};
 pub use question::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached};

@@ -5,9 +5,9 @@ use std::time::Duration;
 use api::{Finding, Severity};
 use qemu::probe::Verdict;
 
-use crate::facts::{Facts, Kvm, Program, VmFacts};
 use crate::question::Reached;
 use crate::{Findings, of_host, size};
+use facts::host::{Facts, Kvm, Program, VmFacts};
 
 /// Guests see no other time after a move, but certificates and logs do.
 const SKEW_MUCH: Duration = Duration::from_secs(2);
@@ -233,8 +233,8 @@ fn room(here: &Facts, there: &Facts, findings: &mut Findings) {
 
 #[cfg(test)]
 mod tests {
-    use qemu::probe::{Capabilities, CpuModel, MachineType};
-    use qemu::room::HostMemory;
+    use facts::memory::HostMemory;
+    use facts::program::{Capabilities, CpuModel, MachineType};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Facts;
+use facts::host::Facts;
 
 /// More than a packet of any network card carries, so that packets of full
 /// length have to get through.

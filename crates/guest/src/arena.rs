@@ -4,6 +4,8 @@
 //! Linux 6.1: it takes ten times as long with a thousand mappings that are far
 //! apart.
 
+#![expect(unsafe_code, reason = "files are mapped over one range of addresses")]
+
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::with_exposed_provenance_mut;

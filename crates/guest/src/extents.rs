@@ -111,6 +111,7 @@ impl Extents {
         Ok(())
     }
 
+    #[expect(unsafe_code, reason = "rustix has no FIEMAP")]
     fn ask(&mut self, file: BorrowedFd<'_>, start: u64, length: u64) -> io::Result<&[Entry]> {
         let question = &mut *self.0;
         (question.start, question.length) = (start, length);

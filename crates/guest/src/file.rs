@@ -1,5 +1,7 @@
 //! Opening files without anybody noticing, and what kind they are.
 
+#![expect(unsafe_code, reason = "rustix has no GETFLAGS and no cachestat")]
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 

@@ -1,5 +1,7 @@
 //! A thread that works only when nobody else would.
 
+#![expect(unsafe_code, reason = "rustix has no call for scheduling policies and classes")]
+
 use std::io;
 
 use rustix::process::setpriority_process;

@@ -53,6 +53,7 @@ impl Toucher {
     }
 
     /// In halves where one of them can't be read: the kernel doesn't say which.
+    #[expect(unsafe_code, reason = "the kernel reads at addresses that may be gone")]
     fn write(&mut self, pieces: &[libc::iovec]) -> io::Result<()> {
         if pieces.is_empty() {
             return Ok(());

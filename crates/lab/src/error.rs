@@ -107,7 +107,12 @@ pub enum LabError {
 /// The lab's results.
 pub type Result<T> = std::result::Result<T, LabError>;
 
-pub(crate) trait FileContext<T> {
+/// Says what was tried on which path.
+pub trait FileContext<T> {
+    /// With the path.
+    ///
+    /// # Errors
+    /// The system's, as a [`LabError::File`].
     fn at(self, action: &'static str, path: impl Into<PathBuf>) -> Result<T>;
 }
 
@@ -117,7 +122,12 @@ impl<T> FileContext<T> for io::Result<T> {
     }
 }
 
-pub(crate) trait SystemContext<T> {
+/// Says what was tried of the system.
+pub trait SystemContext<T> {
+    /// In a few words, after "can't".
+    ///
+    /// # Errors
+    /// The system's, as a [`LabError::System`].
     fn doing(self, action: &'static str) -> Result<T>;
 }
 

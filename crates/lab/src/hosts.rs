@@ -85,7 +85,10 @@ fn begin() -> Result<(File, String)> {
 }
 
 /// A directory that is removed with this, or by the next lab if this one is killed.
-pub(crate) fn scratch(name: &str) -> Result<tempfile::TempDir> {
+///
+/// # Errors
+/// If there is no room for it.
+pub fn scratch(name: &str) -> Result<tempfile::TempDir> {
     let prefix = format!("{PREFIX}{}-{name}-", std::process::id());
     tempfile::Builder::new().prefix(&prefix).tempdir().doing("make a directory")
 }

@@ -18,7 +18,8 @@ pub fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// A command for a program that may be in a system path.
-pub(crate) fn command(name: &str) -> Command {
+#[must_use]
+pub fn command(name: &str) -> Command {
     Command::new(find(name).unwrap_or_else(|| name.into()))
 }
 
@@ -31,12 +32,18 @@ pub(crate) fn shown(command: &Command) -> String {
 }
 
 /// Runs it to its end, whatever it says.
-pub(crate) fn run(command: &mut Command) -> Result<Output> {
+///
+/// # Errors
+/// If it can't be started.
+pub fn run(command: &mut Command) -> Result<Output> {
     command.output().map_err(|error| LabError::Run { program: shown(command), error })
 }
 
 /// Runs it to its end, and gives its output if it succeeds.
-pub(crate) fn output(command: &mut Command) -> Result<String> {
+///
+/// # Errors
+/// If it can't be started, or fails.
+pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes(command)?).into_owned())
 }
 

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use rustix::net::{AddressFamily, SocketType, socket};
 
 /// In bytes, without what the wire adds; none if there is no such interface.
+#[expect(unsafe_code, reason = "a C structure with a union, for an ioctl")]
 pub(crate) fn bytes(name: &str) -> Option<u32> {
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
     // SAFETY: all zeros are a valid `ifreq`: arrays of numbers, and a union of

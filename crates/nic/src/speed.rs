@@ -58,6 +58,7 @@ fn driver(socket: &OwnedFd, name: &str) -> Option<String> {
 }
 
 /// Asks the driver of `name`: a command in the first word, the answer in all.
+#[expect(unsafe_code, reason = "a C structure with a pointer, for an ioctl")]
 fn ask<const WORDS: usize>(socket: &OwnedFd, name: &str, words: &mut [u32; WORDS]) -> Option<()> {
     // SAFETY: all zeros are a valid `ifreq`: arrays of numbers, and a union of
     // numbers, addresses and pointers.

@@ -23,6 +23,7 @@ impl TcpCounts {
     ///
     /// # Errors
     /// If it is no TCP socket.
+    #[expect(unsafe_code, reason = "the kernel fills in a C structure")]
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
         let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
         let mut length = u32::try_from(size_of::<libc::tcp_info>()).expect("it is small");

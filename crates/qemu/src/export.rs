@@ -26,7 +26,7 @@ use serde_json::json;
 use crate::disks::{Disk, Format, PreparedImage, disks};
 use crate::process::directory_of;
 use crate::qmp::{Qmp, QmpError, RunState, odd};
-use crate::shape::Shape;
+use crate::shape::{self, Shape};
 
 /// How the names begin that everything made here has.
 const PREFIX: &str = "droveway-export-";
@@ -133,7 +133,7 @@ impl Exports {
         if state != RunState::InMigrate {
             return Err(ExportError::NotWaiting { state });
         }
-        let shape = Shape::of(&qmp)?;
+        let shape = shape::of(&qmp)?;
         let there = disks(&qmp, &shape)?;
         let socket = socket.to_owned();
         let mut exports =

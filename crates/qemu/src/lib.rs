@@ -3,8 +3,6 @@
 //!
 //! Nothing here reads QEMU's migration stream: that is `tap`'s.
 
-#![deny(unsafe_code)]
-
 pub mod command_line;
 pub mod dirty_rate;
 pub mod disks;

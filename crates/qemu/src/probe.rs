@@ -17,8 +17,8 @@ use std::time::Duration;
 use crate::launch::{User, prepare_child};
 use crate::programs::NotAllowed;
 
-pub use answers::{Capabilities, CpuModel, MachineType};
 pub use cache::Probes;
+pub use facts::program::{Capabilities, CpuModel, MachineType};
 pub use verdict::{Unfit, Verdict};
 
 /// How long it may say nothing. A tenth of a second is usual, on a busy host

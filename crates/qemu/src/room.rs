@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+pub use facts::memory::{HostMemory, HugePages};
 
 use crate::command_line::CommandLine;
 use crate::shape::Memory;
@@ -18,32 +18,6 @@ const HUGETLBFS: i64 = 0x9584_58f6;
 /// And for the one whose files are memory.
 const TMPFS: i64 = 0x0102_1994;
 const SYS_HUGE: &str = "/sys/kernel/mm/hugepages";
-
-/// Huge pages of one size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HugePages {
-    /// How large each is.
-    pub page_bytes: u64,
-    /// How many there are.
-    pub total: u64,
-    /// How many nobody has or was promised.
-    pub free: u64,
-}
-
-/// A host's memory as it is now.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostMemory {
-    /// All of it.
-    pub total_bytes: u64,
-    /// What can be had without swapping; none if the kernel does not say.
-    pub available_bytes: Option<u64>,
-    /// Swap that is free.
-    pub swap_free_bytes: u64,
-    /// How large a huge page is where nobody says.
-    pub huge_default_bytes: u64,
-    /// Huge pages, by size; sizes without any are left out.
-    pub huge: Vec<HugePages>,
-}
 
 /// What a VM takes of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,25 +60,23 @@ pub enum NoRoom {
     },
 }
 
-impl HostMemory {
-    /// This host's.
-    #[must_use]
-    pub fn now() -> Self {
-        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let mut memory = Self::in_meminfo(&meminfo);
-        memory.huge = huge_pages(Path::new(SYS_HUGE));
-        memory
-    }
+/// The memory of this host.
+#[must_use]
+pub fn host_memory() -> HostMemory {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let mut memory = in_meminfo(&meminfo);
+    memory.huge = huge_pages(Path::new(SYS_HUGE));
+    memory
+}
 
-    fn in_meminfo(meminfo: &str) -> Self {
-        let bytes = |name| kib(meminfo, name).map(|kib| kib.saturating_mul(1024));
-        Self {
-            total_bytes: bytes("MemTotal:").unwrap_or(0),
-            available_bytes: bytes("MemAvailable:"),
-            swap_free_bytes: bytes("SwapFree:").unwrap_or(0),
-            huge_default_bytes: bytes("Hugepagesize:").unwrap_or(2 << 20),
-            huge: Vec::new(),
-        }
+fn in_meminfo(meminfo: &str) -> HostMemory {
+    let bytes = |name| kib(meminfo, name).map(|kib| kib.saturating_mul(1024));
+    HostMemory {
+        total_bytes: bytes("MemTotal:").unwrap_or(0),
+        available_bytes: bytes("MemAvailable:"),
+        swap_free_bytes: bytes("SwapFree:").unwrap_or(0),
+        huge_default_bytes: bytes("Hugepagesize:").unwrap_or(2 << 20),
+        huge: Vec::new(),
     }
 }
 
@@ -215,7 +187,7 @@ mod tests {
         let meminfo = "MemTotal: 9000 kB\nMemAvailable:    4096 kB\nSwapFree:  1024 kB\n\
                        Hugepagesize:       2048 kB\n";
         let huge = vec![HugePages { page_bytes: 2 << 20, total: 8, free: 4 }];
-        HostMemory { huge, ..HostMemory::in_meminfo(meminfo) }
+        HostMemory { huge, ..in_meminfo(meminfo) }
     }
 
     fn needs(line: &str, memory: &[(&str, u64)]) -> Needs {

@@ -12,156 +12,42 @@ mod differences;
 mod features;
 mod query;
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
-
 use crate::qmp::{Qmp, QmpError};
 
-pub use features::FeatureWord;
+pub use facts::shape::{Device, Drive, FeatureWord, Image, Medium, Memory, Node, Shape};
 pub(crate) use query::drive_name;
 
-/// What a VM is made of.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
-    /// The machine type with its version, such as `pc-q35-7.2`.
-    pub machine: String,
-    /// The model of the vCPUs, such as `qemu64-x86_64-cpu`.
-    pub cpu: String,
-    /// What the vCPUs offer the guest; empty if QEMU doesn't say.
-    #[serde(default)]
-    pub cpu_features: Vec<FeatureWord>,
-    /// How many vCPUs are plugged in.
-    pub vcpus: u32,
-    /// RAM without plugged memory devices.
-    pub ram_bytes: u64,
-    /// RAM blocks that are backend objects, sorted by id.
-    pub memory: Vec<Memory>,
-    /// Memory devices (DIMMs).
-    pub memory_devices: Vec<Device>,
-    /// Devices that the command line or a hotplug made.
-    pub devices: Vec<Device>,
-    /// Drives, with the medium in each.
-    pub drives: Vec<Drive>,
-    /// Block nodes that have names of the user's.
-    pub nodes: Vec<Node>,
-    /// Files and host devices that hold the VM's disks, each once.
-    pub images: Vec<Image>,
-    /// The process, if it is one of this host that we can see.
-    #[serde(skip)]
-    pub pid: Option<u32>,
+/// What the live VM is made of.
+///
+/// # Errors
+/// If QEMU doesn't say.
+pub fn of(qmp: &Qmp) -> Result<Shape, QmpError> {
+    query::shape(qmp)
 }
 
-/// A memory backend.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Memory {
-    /// Its id, which is the RAM block's name.
-    pub id: String,
-    /// Its size.
-    pub bytes: u64,
+/// A live VM's machine type alone, with its version.
+///
+/// # Errors
+/// If QEMU doesn't say.
+pub fn machine_of(qmp: &Qmp) -> Result<String, QmpError> {
+    query::machine(qmp)
 }
 
-/// A device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Device {
-    /// The user's name for it, if it has one.
-    pub id: Option<String>,
-    /// Its type, such as `virtio-net-pci`.
-    pub kind: String,
+/// How the VM that waits at the destination differs from the one `here`, in
+/// sentences for the operator; none if it may be loaded. File names of the one
+/// here are compared as `overrides` make them.
+#[must_use]
+pub fn differences(here: &Shape, there: &Shape, overrides: &[(String, String)]) -> Vec<String> {
+    differences::differences(here, there, overrides)
 }
 
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.id {
-            Some(id) => write!(f, "the {} device `{id}`", self.kind),
-            None => write!(f, "a {} device without id", self.kind),
-        }
+/// What the vCPUs of the one `here` offer the guest and those of the VM that
+/// waits at the destination don't, by name. Of another model, which is a
+/// difference by itself, nothing is said.
+#[must_use]
+pub fn missing_features(here: &Shape, there: &Shape) -> Vec<String> {
+    if here.cpu != there.cpu {
+        return Vec::new();
     }
-}
-
-/// A drive: what the guest sees as one disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Drive {
-    /// The drive's or the device's name, the same in every version of QEMU.
-    pub name: String,
-    /// Whether its medium can be changed.
-    pub removable: bool,
-    /// What is in it.
-    pub medium: Option<Medium>,
-}
-
-/// What is in a drive.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Medium {
-    /// Its format, such as `raw`.
-    pub driver: String,
-    /// The file, as QEMU names it; then the files behind it, nearest first.
-    pub files: Vec<String>,
-    /// Whether the guest can't write to it.
-    pub read_only: bool,
-    /// The size that the guest sees.
-    pub bytes: u64,
-}
-
-/// A block node with a name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Node {
-    /// Its name.
-    pub name: String,
-    /// Its driver.
-    pub driver: String,
-    /// What it opens, as QEMU names it.
-    pub file: String,
-    /// Whether it was opened read-only.
-    pub read_only: bool,
-}
-
-/// Where the bytes of a disk are.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Image {
-    /// The protocol: `file`, `host_device`, `nbd`, `rbd`...
-    pub driver: String,
-    /// The file or URL.
-    pub file: String,
-    /// Whether nothing writes to it.
-    pub read_only: bool,
-    /// Its size as QEMU sees it.
-    pub bytes: u64,
-}
-
-impl Shape {
-    /// What the live VM is made of.
-    ///
-    /// # Errors
-    /// If QEMU doesn't say.
-    pub fn of(qmp: &Qmp) -> Result<Self, QmpError> {
-        query::shape(qmp)
-    }
-
-    /// A live VM's machine type alone, with its version.
-    ///
-    /// # Errors
-    /// If QEMU doesn't say.
-    pub fn machine_of(qmp: &Qmp) -> Result<String, QmpError> {
-        query::machine(qmp)
-    }
-
-    /// How the VM that waits at the destination differs from this one, in
-    /// sentences for the operator; none if it may be loaded. File names of
-    /// this one are compared as `overrides` make them.
-    #[must_use]
-    pub fn differences(&self, destination: &Self, overrides: &[(String, String)]) -> Vec<String> {
-        differences::differences(self, destination, overrides)
-    }
-
-    /// What the vCPUs of this one offer the guest and those of the VM that
-    /// waits at the destination don't, by name. Of another model, which is a
-    /// difference by itself, nothing is said.
-    #[must_use]
-    pub fn missing_features(&self, destination: &Self) -> Vec<String> {
-        if self.cpu != destination.cpu {
-            return Vec::new();
-        }
-        features::missing(&self.cpu_features, &destination.cpu_features)
-    }
+    features::missing(&here.cpu_features, &there.cpu_features)
 }

@@ -1,5 +1,7 @@
 //! A range of another process's memory.
 
+#![expect(unsafe_code, reason = "another process's memory has addresses, and no references")]
+
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 

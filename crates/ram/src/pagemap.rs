@@ -231,6 +231,7 @@ mod tests {
         bytes: u64,
     }
 
+    #[expect(unsafe_code, reason = "a mapped file is what is looked at")]
     impl MappedFile {
         fn new(file: &File, bytes: u64, flags: MapFlags) -> Self {
             let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -249,6 +250,7 @@ mod tests {
         }
     }
 
+    #[expect(unsafe_code, reason = "unmaps what was mapped")]
     impl Drop for MappedFile {
         fn drop(&mut self) {
             let base = std::ptr::with_exposed_provenance_mut(self.address);

@@ -12,8 +12,8 @@ use qemu::command_line::{CommandLine, apply_overrides, overridden};
 use qemu::machine::StartError;
 use qemu::probe::{Capabilities, Probes, Verdict};
 use qemu::programs::Programs;
-use qemu::room::{HostMemory, Needs};
-use qemu::shape::Shape;
+use qemu::room::{Needs, host_memory};
+use qemu::shape::{Shape, missing_features};
 use wire::Prepare;
 
 use crate::denied::Denied;
@@ -73,7 +73,7 @@ impl Wanted {
             let count = shape.memory.len();
             return Err(Denied::Asked(format!("{count} RAM blocks are more than {MEMORY_MAX}")));
         }
-        let host = HostMemory::now();
+        let host = host_memory();
         Needs::of(&self.line, &shape.memory, &self.cwd, &host)
             .fit(&host, overcommit)
             .map_err(|no_room| Denied::Local(no_room.to_string()))
@@ -115,7 +115,7 @@ pub(crate) fn able(
         verdict.check().map_err(|unfit| Denied::Conflict(unfit.to_string()))?;
     }
     let needs = Needs { pages_bytes: 0, huge_bytes: huge_bytes.iter().copied().collect() };
-    needs.fit(&HostMemory::now(), true).map_err(|no_room| Denied::Local(no_room.to_string()))
+    needs.fit(&host_memory(), true).map_err(|no_room| Denied::Local(no_room.to_string()))
 }
 
 fn has_kvm(kvm: &Kvm) -> Result<(), Denied> {
@@ -132,7 +132,7 @@ fn has_kvm(kvm: &Kvm) -> Result<(), Denied> {
 
 /// What the guest was told that it has, and would not have here.
 pub(super) fn check_features(there: &Shape, here: &Shape) -> Result<(), Denied> {
-    let mut missing = there.missing_features(here);
+    let mut missing = missing_features(there, here);
     if missing.is_empty() {
         return Ok(());
     }

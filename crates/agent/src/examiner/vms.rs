@@ -6,7 +6,7 @@ use doctor::VmFacts;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
 use qemu::ram_blocks::RamBlocks;
-use qemu::shape::Shape;
+use qemu::shape;
 
 use super::at_once;
 use crate::registry::Registry;
@@ -25,7 +25,7 @@ fn one(name: &str, ram_bytes: u64, machine: &Machine) -> VmFacts {
         program: program.unwrap_or_default(),
         qemu: machine.qmp.version(),
         accelerator: line.as_ref().map(CommandLine::accelerator).unwrap_or_default(),
-        machine: Shape::machine_of(&machine.qmp).unwrap_or_default(),
+        machine: shape::machine_of(&machine.qmp).unwrap_or_default(),
         cpu: line.as_ref().and_then(CommandLine::cpu_model),
         ram_bytes: ram_bytes.max(backed_bytes(machine)),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),

@@ -10,8 +10,8 @@ use doctor::PROGRAMS_MAX;
 use engine::Local;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
-use qemu::room::{HostMemory, Needs};
-use qemu::shape::{Memory, Shape};
+use qemu::room::{HostMemory, Needs, host_memory};
+use qemu::shape::{self, Memory};
 use serde_json::{Value, json};
 
 use super::orders::{Answer, Census, Counted, Order, WANTS_MAX, Want};
@@ -191,7 +191,7 @@ impl OrderHandler {
     }
 
     fn census(&self) -> Census {
-        let memory = HostMemory::now();
+        let memory = host_memory();
         let vms = at_once(&self.registry.list(), |vm| self.counted(vm, &memory));
         // What comes is promised, and not yet there.
         let promised = vms.iter().filter(|vm| vm.status == VmStatus::Arriving);
@@ -253,7 +253,7 @@ fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
     if let Ok(vcpus) = machine.qmp.vcpus() {
         counted.vcpus = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
     }
-    counted.want.machine = Shape::machine_of(&machine.qmp).unwrap_or_default();
+    counted.want.machine = shape::machine_of(&machine.qmp).unwrap_or_default();
     let Ok(line) = CommandLine::parse(&machine.argv) else { return };
     let backends = machine.qmp.memory_backends().unwrap_or_default();
     if backends.is_empty() {

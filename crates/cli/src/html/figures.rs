@@ -1,13 +1,13 @@
 //! The few figures that people look for first.
 
 use api::Report;
+use maud::{Markup, html};
 
 use super::plot::ratio;
-use super::text::escape;
 use crate::{amount, summary};
 
 /// A row of tiles.
-pub(super) fn tiles(report: &Report) -> String {
+pub(super) fn tiles(report: &Report) -> Markup {
     let mut tiles = Vec::new();
     if let Some(ms) = report.downtime_ms {
         tiles.push(tile(
@@ -44,7 +44,11 @@ pub(super) fn tiles(report: &Report) -> String {
             &format!("of {} handed over", amount::size(handed)),
         ));
     }
-    format!("<section class=\"tiles\">\n{}</section>\n", tiles.concat())
+    html! {
+        section.tiles {
+            @for tile in tiles { (tile) }
+        }
+    }
 }
 
 /// Unlike [`ratio`], may exceed 1: a VM that writes is sent more than once.
@@ -65,14 +69,15 @@ fn percent(share: f64) -> String {
     }
 }
 
-fn tile(name: &str, value: &str, about: &str) -> String {
+fn tile(name: &str, value: &str, about: &str) -> Markup {
     let (number, unit) = value.split_once(' ').unwrap_or((value, ""));
-    format!(
-        "<div class=\"tile\"><p>{name}</p><strong>{}<small> {unit}</small></strong>\
-         <p class=\"quiet\">{}</p></div>\n",
-        escape(number),
-        escape(about)
-    )
+    html! {
+        div.tile {
+            p { (name) }
+            strong { (number) small { " " (unit) } }
+            p.quiet { (about) }
+        }
+    }
 }
 
 fn how(report: &Report) -> String {

@@ -1,57 +1,61 @@
 //! A report as one HTML page: styles, plots and the few lines of script are all
 //! in it, so that it can be mailed, archived and opened offline.
 
+mod date;
 mod figures;
 mod plot;
 mod plots;
 mod scale;
 mod switchover;
-mod text;
 
 use api::{Outcome, Report};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::amount;
 use crate::line::phase_name;
 use crate::summary;
-use text::escape;
 
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("script.js");
 
+/// The page loads nothing, whatever a VM is called.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+
 /// The whole page.
 pub(crate) fn page(report: &Report) -> String {
     let title = format!("{}: {} to {}", report.vm, report.from, report.to);
-    let mut out = String::with_capacity(64 << 10);
-    out.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
-    // The page loads nothing, whatever a VM is called.
-    out.push_str(
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
-         style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n",
-    );
-    out.push_str(&format!("<title>{} · Droveway</title>\n", escape(&title)));
-    out.push_str(&format!("<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n"));
-    out.push_str(&header(report));
-    out.push_str(&figures::tiles(report));
-    out.push_str(&switchover::section(report));
-    out.push_str(&plots::sections(report));
-    out.push_str("<div class=\"pair\">\n");
-    out.push_str(&phases(report));
-    out.push_str(&lanes(report));
-    out.push_str("</div>\n");
-    out.push_str(&details(report));
-    out.push_str(&format!(
-        "<footer>Droveway {} · {} is guest memory, {} are lane bytes with their headers</footer>\n",
-        env!("CARGO_PKG_VERSION"),
-        "“delivered”",
-        "“on the wire”"
-    ));
-    out.push_str(&format!("</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"));
-    out
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " · Droveway" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                main {
+                    (header(report))
+                    (figures::tiles(report))
+                    (switchover::section(report))
+                    (plots::sections(report))
+                    div.pair { (phases(report)) (lanes(report)) }
+                    (details(report))
+                    footer {
+                        "Droveway " (env!("CARGO_PKG_VERSION")) " · “delivered” is guest memory, \
+                         “on the wire” are lane bytes with their headers"
+                    }
+                }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
+    };
+    page.into_string() + "\n"
 }
 
-fn header(report: &Report) -> String {
+fn header(report: &Report) -> Markup {
     let (class, badge, headline) = match &report.outcome {
         Outcome::Done => ("good", "Moved", format!("{} moved to {}", report.vm, report.to)),
         Outcome::Failed(_) => {
@@ -87,88 +91,94 @@ fn header(report: &Report) -> String {
             ),
         },
     };
-    let mut out = format!(
-        "<header>\n<p class=\"kicker\"><span class=\"badge {class}\">{badge}</span>\
-         <span>Migration {}</span><span>{}</span></p>\n<h1>{}</h1>\n<p class=\"lede\">{}</p>\n",
-        escape(&report.id),
-        text::utc(report.started_unix_s),
-        escape(&headline),
-        escape(&lede)
-    );
-    if !report.notes.is_empty() {
-        out.push_str("<ul class=\"notes\">\n");
-        for note in &report.notes {
-            out.push_str(&format!("<li>{}</li>\n", escape(&summary::full_stop(note))));
-        }
-        out.push_str("</ul>\n");
-    }
-    out.push_str("</header>\n");
-    out
-}
-
-fn phases(report: &Report) -> String {
-    if report.phases.is_empty() {
-        return String::new();
-    }
-    let mut out = String::from(
-        "<section class=\"card\"><h2>Phases</h2><table><thead><tr><th>Phase</th>\
-         <th class=\"n\">Began</th><th class=\"n\">Lasted</th></tr></thead><tbody>\n",
-    );
-    let ends = report.phases.iter().skip(1).map(|next| next.start_s).chain([report.total_s]);
-    for (phase, end) in report.phases.iter().zip(ends) {
-        out.push_str(&format!(
-            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
-            phase_name(phase.phase),
-            amount::seconds(phase.start_s),
-            if phase.phase == api::Phase::Running {
-                "—".to_owned()
-            } else {
-                amount::seconds(end - phase.start_s)
+    html! {
+        header {
+            p.kicker {
+                span.badge.(class) { (badge) }
+                span { "Migration " (report.id) }
+                span { (date::utc(report.started_unix_s)) }
             }
-        ));
+            h1 { (headline) }
+            p.lede { (lede) }
+            @if !report.notes.is_empty() {
+                ul.notes {
+                    @for note in &report.notes { li { (summary::full_stop(note)) } }
+                }
+            }
+        }
     }
-    out.push_str("</tbody></table></section>\n");
-    out
 }
 
-fn lanes(report: &Report) -> String {
+fn phases(report: &Report) -> Markup {
+    if report.phases.is_empty() {
+        return Markup::default();
+    }
+    let ends = report.phases.iter().skip(1).map(|next| next.start_s).chain([report.total_s]);
+    html! {
+        section.card {
+            h2 { "Phases" }
+            table {
+                thead { tr { th { "Phase" } th.n { "Began" } th.n { "Lasted" } } }
+                tbody {
+                    @for (phase, end) in report.phases.iter().zip(ends) {
+                        tr {
+                            td { (phase_name(phase.phase)) }
+                            td.n { (amount::seconds(phase.start_s)) }
+                            td.n {
+                                @if phase.phase == api::Phase::Running { "—" }
+                                @else { (amount::seconds(end - phase.start_s)) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn lanes(report: &Report) -> Markup {
     if report.lanes.is_empty() {
-        return String::new();
+        return Markup::default();
     }
     let most = report.lanes.iter().map(|lane| lane.wire_bytes).max().unwrap_or(0).max(1);
-    let mut out = String::from(
-        "<section class=\"card\"><h2>Lanes</h2><table><thead><tr><th>Lane</th>\
-         <th class=\"n\">Sent</th><th></th><th class=\"n\">Batches</th><th class=\"n\">Died</th>\
-         </tr></thead><tbody>\n",
-    );
-    for (index, lane) in report.lanes.iter().enumerate() {
-        out.push_str(&format!(
-            "<tr><td><i class=\"key\" style=\"background:{}\"></i>{}</td><td class=\"n\">{}</td>\
-             <td class=\"share\"><i style=\"width:{:.1}%\"></i></td><td class=\"n\">{}</td>\
-             <td class=\"n\">{}</td></tr>\n",
-            plots::lane_colour(index, report.lanes.len()),
-            escape(&lane.name),
-            amount::size(lane.wire_bytes),
-            plot::ratio(lane.wire_bytes, most) * 100.0,
-            lane.batches,
-            if lane.deaths == 0 { "—".to_owned() } else { lane.deaths.to_string() }
-        ));
+    html! {
+        section.card {
+            h2 { "Lanes" }
+            table {
+                thead {
+                    tr {
+                        th { "Lane" } th.n { "Sent" } th {} th.n { "Batches" } th.n { "Died" }
+                    }
+                }
+                tbody {
+                    @for (index, lane) in report.lanes.iter().enumerate() {
+                        @let colour = plots::lane_colour(index, report.lanes.len());
+                        @let percent = plot::ratio(lane.wire_bytes, most) * 100.0;
+                        tr {
+                            td { i.key style={ "background:" (colour) } {} (lane.name) }
+                            td.n { (amount::size(lane.wire_bytes)) }
+                            td.share { i style=(format!("width:{percent:.1}%")) {} }
+                            td.n { (lane.batches) }
+                            td.n { @if lane.deaths == 0 { "—" } @else { (lane.deaths) } }
+                        }
+                    }
+                }
+            }
+        }
     }
-    out.push_str("</tbody></table></section>\n");
-    out
 }
 
-fn details(report: &Report) -> String {
-    let mut out = String::from("<section class=\"card\"><h2>Details</h2><dl>\n");
-    for [name, value] in summary::facts(report) {
-        out.push_str(&format!(
-            "<div><dt>{}</dt><dd>{}</dd></div>\n",
-            escape(&name),
-            escape(&value)
-        ));
+fn details(report: &Report) -> Markup {
+    html! {
+        section.card {
+            h2 { "Details" }
+            dl {
+                @for [name, value] in summary::facts(report) {
+                    div { dt { (name) } dd { (value) } }
+                }
+            }
+        }
     }
-    out.push_str("</dl></section>\n");
-    out
 }
 
 /// A migration as it might have been, for tests.

@@ -2,9 +2,9 @@
 //! or stacked areas, axes.
 
 use api::{Phase, Report};
+use maud::{Markup, html};
 
 use super::scale::{Scale, positive, time_label};
-use super::text::escape;
 use crate::amount;
 use crate::line::phase_name;
 
@@ -86,36 +86,28 @@ const LEGEND_MAX: usize = 12;
 
 impl Plot<'_> {
     /// A `<figure>` with its legend.
-    pub(super) fn figure(&self) -> String {
+    pub(super) fn figure(&self) -> Markup {
         let time = time_axis(self.report, self.at);
         let values = match self.unit {
             Unit::Percent => Scale::percent(),
             Unit::Bytes | Unit::Rate => Scale::bytes(self.most()),
         };
-        let mut out = format!(
-            "<figure class=\"card plot\" data-unit=\"{}\">\n<figcaption><h2>{}</h2><p>{}</p>\n{}\
-             </figcaption>\n<div class=\"scroll\"><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
-             aria-label=\"{}\">\n",
-            self.unit.behind(),
-            self.title,
-            self.about,
-            self.legend(),
-            self.title
-        );
-        out.push_str(&bands(self.report, time));
-        out.push_str(&self.grid(time, values));
-        out.push_str(&self.curves(time, values));
-        out.push_str(&format!(
-            "<line class=\"zero\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{BOTTOM}\" y2=\"{BOTTOM}\"/>\n"
-        ));
-        out.push_str(&blackout(self.report, time));
-        out.push_str(&format!(
-            "<line class=\"cross\" x1=\"0\" x2=\"0\" y1=\"{TOP}\" y2=\"{BOTTOM}\"/>\n\
-             <text class=\"when\" y=\"{}\"></text>\n",
-            BOTTOM + 16.0
-        ));
-        out.push_str("</svg></div>\n</figure>\n");
-        out
+        html! {
+            figure.card.plot data-unit=(self.unit.behind()) {
+                figcaption { h2 { (self.title) } p { (self.about) } (self.legend()) }
+                div.scroll {
+                    svg viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } role="img" aria-label=(self.title) {
+                        (bands(self.report, time))
+                        (self.grid(time, values))
+                        (self.curves(time, values))
+                        line.zero x1=(LEFT) x2=(RIGHT) y1=(BOTTOM) y2=(BOTTOM) {}
+                        (blackout(self.report, time))
+                        line.cross x1="0" x2="0" y1=(TOP) y2=(BOTTOM) {}
+                        text.when y=(BOTTOM + 16.0) {}
+                    }
+                }
+            }
+        }
     }
 
     fn most(&self) -> f64 {
@@ -144,47 +136,47 @@ impl Plot<'_> {
     }
 
     /// Names with their peaks; the script puts the values at the pointer there.
-    fn legend(&self) -> String {
+    fn legend(&self) -> Markup {
         if self.series.len() > LEGEND_MAX {
-            return format!("<p class=\"legend\">{} curves</p>\n", self.series.len());
+            return html! { p.legend { (self.series.len()) " curves" } };
         }
-        let mut out = String::from("<ul class=\"legend\">");
-        for series in &self.series {
-            let peak = self.shown(series.values.iter().copied().map(positive).fold(0.0, f64::max));
-            out.push_str(&format!(
-                "<li><i style=\"background:{}\"></i>{} <b data-rest=\"{peak}\">{peak}</b></li>",
-                series.colour,
-                escape(&series.name),
-            ));
+        let peak = |series: &Series| {
+            self.shown(series.values.iter().copied().map(positive).fold(0.0, f64::max))
+        };
+        html! {
+            ul.legend {
+                @for series in &self.series {
+                    @let peak = peak(series);
+                    li {
+                        i style={ "background:" (series.colour) } {}
+                        (series.name) " " b data-rest=(peak) { (peak) }
+                    }
+                }
+                li.mode { "peak" }
+            }
         }
-        out.push_str("<li class=\"mode\">peak</li></ul>\n");
-        out
     }
 
-    fn grid(&self, time: Scale, values: Scale) -> String {
-        let mut out = String::from("<g class=\"grid\">\n");
-        for tick in values.ticks() {
-            let y = y(values, tick);
-            out.push_str(&format!(
-                "<line class=\"tick\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
-                LEFT - 8.0,
-                y + 4.0,
-                if tick == 0.0 { "0".to_owned() } else { self.tick(tick) }
-            ));
+    fn grid(&self, time: Scale, values: Scale) -> Markup {
+        html! {
+            g.grid {
+                @for tick in values.ticks() {
+                    @let y = y(values, tick);
+                    line.tick x1=(LEFT) x2=(RIGHT) y1=(tenths(y)) y2=(tenths(y)) {}
+                    text x=(tenths(LEFT - 8.0)) y=(tenths(y + 4.0)) text-anchor="end" {
+                        @if tick == 0.0 { "0" } @else { (self.tick(tick)) }
+                    }
+                }
+                @for tick in time.ticks() {
+                    @let x = x(time, tick);
+                    // A label at the very edge would be cut.
+                    @let anchor = if x > RIGHT - 16.0 { "end" } else { "middle" };
+                    text x=(tenths(x)) y=(tenths(BOTTOM + 16.0)) text-anchor=(anchor) {
+                        (time_label(tick, time.step))
+                    }
+                }
+            }
         }
-        for tick in time.ticks() {
-            let x = x(time, tick);
-            // A label at the very edge would be cut.
-            let anchor = if x > RIGHT - 16.0 { "end" } else { "middle" };
-            out.push_str(&format!(
-                "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\">{}</text>\n",
-                BOTTOM + 16.0,
-                time_label(tick, time.step)
-            ));
-        }
-        out.push_str("</g>\n");
-        out
     }
 
     /// A tick is round: `150 MiB/s`, not `1.50`.
@@ -199,50 +191,47 @@ impl Plot<'_> {
         format!("{number} {unit}")
     }
 
-    fn curves(&self, time: Scale, values: Scale) -> String {
-        let mut out = String::new();
+    fn curves(&self, time: Scale, values: Scale) -> Markup {
         match self.style {
-            Style::Lines => {
-                for (index, series) in self.series.iter().enumerate() {
-                    let line = points(time, values, self.at, |n| value(series, n));
-                    if index == 0 && !line.is_empty() {
-                        out.push_str(&format!(
-                            "<path class=\"area\" style=\"fill:{}\" d=\"{}\"/>\n",
-                            series.colour,
-                            closed(&line, self.at, time)
-                        ));
-                    }
-                    out.push_str(&format!(
-                        "<path class=\"line\" style=\"stroke:{}\" d=\"{line}\"/>\n",
-                        series.colour
-                    ));
+            Style::Lines => self.lines(time, values),
+            Style::Stacked => self.layers(time, values),
+        }
+    }
+
+    fn lines(&self, time: Scale, values: Scale) -> Markup {
+        html! {
+            @for (index, series) in self.series.iter().enumerate() {
+                @let line = points(time, values, self.at, |n| value(series, n));
+                @if index == 0 && !line.is_empty() {
+                    @let area = closed(&line, self.at, time);
+                    path.area style={ "fill:" (series.colour) } d=(area) {}
                 }
+                path.line style={ "stroke:" (series.colour) } d=(line) {}
             }
-            Style::Stacked => {
-                let mut below = vec![0.0; self.at.len()];
-                let mut layers = Vec::new();
-                for series in &self.series {
-                    for (n, sum) in below.iter_mut().enumerate() {
-                        *sum += value(series, n);
-                    }
-                    layers.push((series, below.clone()));
-                }
-                // The highest first, so that each covers the part that is not
-                // its own and the edge of its own layer stays on top.
-                for (series, sums) in layers.iter().rev() {
-                    let line =
-                        points(time, values, self.at, |n| sums.get(n).copied().unwrap_or(0.0));
-                    if !line.is_empty() {
-                        out.push_str(&format!(
-                            "<path class=\"layer\" style=\"fill:{}\" d=\"{}\"/>\n",
-                            series.colour,
-                            closed(&line, self.at, time)
-                        ));
-                    }
+        }
+    }
+
+    fn layers(&self, time: Scale, values: Scale) -> Markup {
+        let mut below = vec![0.0; self.at.len()];
+        let mut layers = Vec::new();
+        for series in &self.series {
+            for (n, sum) in below.iter_mut().enumerate() {
+                *sum += value(series, n);
+            }
+            layers.push((series, below.clone()));
+        }
+        html! {
+            // The highest first, so that each covers the part that is not its own
+            // and the edge of its own layer stays on top.
+            @for (series, sums) in layers.iter().rev() {
+                @let edge = |n: usize| sums.get(n).copied().unwrap_or(0.0);
+                @let line = points(time, values, self.at, edge);
+                @if !line.is_empty() {
+                    @let area = closed(&line, self.at, time);
+                    path.layer style={ "fill:" (series.colour) } d=(area) {}
                 }
             }
         }
-        out
     }
 }
 
@@ -275,6 +264,11 @@ fn y(values: Scale, value: f64) -> f64 {
     BOTTOM - values.place(value) * (BOTTOM - TOP)
 }
 
+/// As precise as a drawing needs.
+fn tenths(length: f64) -> String {
+    format!("{length:.1}")
+}
+
 fn points(time: Scale, values: Scale, at: &[f64], value: impl Fn(usize) -> f64) -> String {
     let mut out = String::new();
     for (n, &at) in at.iter().enumerate() {
@@ -291,53 +285,50 @@ fn closed(line: &str, at: &[f64], time: Scale) -> String {
 }
 
 /// Phases behind the curves, every other one tinted, named where there is room.
-fn bands(report: &Report, time: Scale) -> String {
-    let mut out = String::from("<g class=\"bands\">\n");
+fn bands(report: &Report, time: Scale) -> Markup {
     // The blackout's own label needs its place.
     let room = blackout_span(report, time).map_or(RIGHT, |(_, right)| right - BLACKOUT_LABEL);
     let ends = report.phases.iter().skip(1).map(|next| next.start_s).chain([time.max]);
-    for (index, (phase, end)) in report.phases.iter().zip(ends).enumerate() {
-        // The blackout is marked by itself.
-        if phase.phase >= Phase::Stopped {
-            continue;
-        }
-        let (from, to) = (x(time, phase.start_s), x(time, end));
-        let width = (to - from).max(0.0);
-        if index % 2 == 0 {
-            out.push_str(&format!(
-                "<rect x=\"{from:.1}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{:.1}\"/>\n",
-                BOTTOM - TOP
-            ));
-        }
-        let name = phase_name(phase.phase);
-        #[allow(clippy::cast_precision_loss, reason = "a dozen letters")]
-        let end = from + name.len() as f64 * LETTER;
-        if end < to && end < room {
-            out.push_str(&format!(
-                "<text x=\"{:.1}\" y=\"{}\">{name}</text>\n",
-                from + 1.0,
-                TOP - 8.0
-            ));
+    let bands = report.phases.iter().zip(ends).enumerate();
+    // The blackout is marked by itself.
+    let before = bands.filter(|(_, (phase, _))| phase.phase < Phase::Stopped);
+    html! {
+        g.bands {
+            @for (index, (phase, end)) in before {
+                @let (from, to) = (x(time, phase.start_s), x(time, end));
+                @if index % 2 == 0 {
+                    @let width = (to - from).max(0.0);
+                    rect x=(tenths(from)) y=(TOP) width=(tenths(width)) height=(tenths(BOTTOM - TOP)) {}
+                }
+                @let name = phase_name(phase.phase);
+                @let end = from + label_width(name);
+                @if end < to && end < room {
+                    text x=(tenths(from + 1.0)) y=(TOP - 8.0) { (name) }
+                }
+            }
         }
     }
-    out.push_str("</g>\n");
-    out
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a dozen letters")]
+fn label_width(label: &str) -> f64 {
+    label.len() as f64 * LETTER
 }
 
 /// The time without the VM, on top of everything.
-fn blackout(report: &Report, time: Scale) -> String {
+fn blackout(report: &Report, time: Scale) -> Markup {
     let (Some((left, right)), Some(ms)) = (blackout_span(report, time), report.downtime_ms) else {
-        return String::new();
+        return Markup::default();
     };
-    format!(
-        "<g class=\"blackout\"><rect x=\"{left:.1}\" y=\"{TOP}\" width=\"{:.1}\" \
-         height=\"{:.1}\"/><text x=\"{right:.1}\" y=\"{}\" text-anchor=\"end\">downtime \
-         {}</text></g>\n",
-        right - left,
-        BOTTOM - TOP,
-        TOP - 8.0,
-        amount::milliseconds(ms)
-    )
+    let (width, height) = (tenths(right - left), tenths(BOTTOM - TOP));
+    html! {
+        g.blackout {
+            rect x=(tenths(left)) y=(TOP) width=(width) height=(height) {}
+            text x=(tenths(right)) y=(TOP - 8.0) text-anchor="end" {
+                "downtime " (amount::milliseconds(ms))
+            }
+        }
+    }
 }
 
 /// Where the blackout is drawn.

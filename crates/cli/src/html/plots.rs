@@ -1,25 +1,26 @@
 //! The plots of a report, and the numbers that the script shows at the pointer.
 
 use api::Report;
+use maud::{Markup, PreEscaped, html};
 
 use super::plot::{Plot, Series, Style, Unit, time_axis, time_span};
 use super::scale::positive;
 
 /// All plots, or a word on why there is none.
-pub(super) fn sections(report: &Report) -> String {
+pub(super) fn sections(report: &Report) -> Markup {
     if report.samples.len() < 2 {
-        return "<section class=\"card\"><p class=\"quiet\">It ended before there was anything to \
-                plot.</p></section>\n"
-            .to_owned();
+        return html! {
+            section.card { p.quiet { "It ended before there was anything to plot." } }
+        };
     }
     let at: Vec<f64> = report.samples.iter().map(|sample| positive(sample.at_s)).collect();
-    let plots = [rates(report, &at), share(report, &at), left(report, &at), lanes(report, &at)];
-    let mut out = String::new();
-    for plot in plots.iter().filter(|plot| !plot.series.is_empty()) {
-        out.push_str(&plot.figure());
+    let mut plots =
+        vec![rates(report, &at), share(report, &at), left(report, &at), lanes(report, &at)];
+    plots.retain(|plot| !plot.series.is_empty());
+    html! {
+        @for plot in &plots { (plot.figure()) }
+        script #numbers type="application/json" { (numbers(report, &at, &plots)) }
     }
-    out.push_str(&numbers(report, &at, &plots));
-    out
 }
 
 fn rates<'r>(report: &'r Report, at: &'r [f64]) -> Plot<'r> {
@@ -114,10 +115,9 @@ pub(super) fn lane_colour(lane: usize, count: usize) -> String {
 }
 
 /// Numbers only: nothing in it can end the script element.
-fn numbers(report: &Report, at: &[f64], plots: &[Plot<'_>]) -> String {
+fn numbers(report: &Report, at: &[f64], plots: &[Plot<'_>]) -> PreEscaped<String> {
     let values: Vec<Vec<Vec<f64>>> = plots
         .iter()
-        .filter(|plot| !plot.series.is_empty())
         .map(|plot| {
             let clean = |values: &Vec<f64>| values.iter().map(|v| positive(*v).round()).collect();
             plot.series.iter().map(|series| clean(&series.values)).collect()
@@ -130,5 +130,5 @@ fn numbers(report: &Report, at: &[f64], plots: &[Plot<'_>]) -> String {
         "width": super::plot::WIDTH,
         "values": values,
     });
-    format!("<script type=\"application/json\" id=\"numbers\">{json}</script>\n")
+    PreEscaped(json.to_string())
 }

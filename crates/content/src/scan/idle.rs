@@ -16,8 +16,7 @@ pub(super) fn only_when_idle() -> io::Result<()> {
     Ok(nice?)
 }
 
-// rustix has no call for scheduling policies.
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "rustix has no call for scheduling policies")]
 fn set_policy_idle() -> io::Result<()> {
     let none = libc::sched_param { sched_priority: 0 };
     // SAFETY: 0 is the calling thread, and the kernel copies the parameter, which

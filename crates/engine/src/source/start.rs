@@ -12,7 +12,7 @@ use qemu::disks::Allowed;
 use qemu::outgoing::{self, Outgoing, StreamKind};
 use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
-use qemu::shape::Shape;
+use qemu::shape;
 use switchover::Reason;
 use tap::{Channels, Tap};
 use transport::{Endpoint, Lanes, LanesPlan, connect};
@@ -64,7 +64,7 @@ impl Source<'_> {
     pub(super) fn prepare(&mut self) -> Result<(), MigrationError> {
         let qmp = &self.vm.machine.qmp;
         self.was_running = outgoing::runs(qmp)?;
-        let shape = Shape::of(qmp)?;
+        let shape = shape::of(qmp)?;
         let id = self.report_builder.watch().progress().1.id;
         let (chosen, shape) =
             disks::choose(&self.vm.machine, shape, self.request, &id, &self.report_builder)?;

@@ -11,10 +11,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 
 use super::other::{self, Kinship};
-use super::{Challenge, Cleanup, Disk, Format, ImageError, ImageProblem, QemuImg, challenge};
+use super::{Allowed, Cleanup, Disk, Format, ImageError, ImageProblem, Moving, QemuImg, challenge};
 use crate::command_line::overridden;
 use crate::launch::User;
 use crate::shape::Image;
@@ -26,21 +25,6 @@ const SECTOR: u64 = 512;
 const ZEROS_READ_MAX: usize = 256 << 20;
 /// No disk is larger: QEMU's own limit is near.
 const DISK_BYTES_MAX: u64 = 1 << 62;
-
-/// A disk that moves, as the source tells the destination of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Moving {
-    /// Its name.
-    pub disk: String,
-    /// The image's format.
-    pub format: Format,
-    /// The size that the guest sees.
-    pub bytes: u64,
-    /// What it takes up at the source.
-    pub allocated_bytes: u64,
-    /// The image, and what shows whether another is the same.
-    pub challenge: Challenge,
-}
 
 /// What is to be said of the disks that move, and what removes the files that
 /// were made for it: keep it until the destination has answered. `id` names
@@ -67,15 +51,6 @@ pub fn moving(disks: &[Disk], pid: Option<u32>, id: &str) -> (Vec<Moving>, Clean
         });
     }
     (all, cleanup)
-}
-
-/// What an operator allows at the destination.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Allowed {
-    /// To make images that aren't there.
-    pub create: bool,
-    /// To overwrite images that hold data.
-    pub overwrite: bool,
 }
 
 /// An image that is there and may be written.

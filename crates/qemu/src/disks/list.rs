@@ -1,6 +1,6 @@
 //! The VM's disks, as an operator knows them, and which of them can move.
 
-use serde::{Deserialize, Serialize};
+use facts::disks::{Format, Qcow2};
 use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError};
@@ -62,54 +62,6 @@ impl Stays {
     pub fn reason(&self) -> &str {
         match self {
             Self::ByNature(reason) | Self::Refused(reason) => reason,
-        }
-    }
-}
-
-/// The formats of images that can be made and exported.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Format {
-    /// As the guest sees it.
-    Raw,
-    /// QEMU's own.
-    Qcow2(Qcow2),
-}
-
-impl Format {
-    /// QEMU's name for it.
-    #[must_use]
-    pub fn driver(&self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Qcow2(_) => "qcow2",
-        }
-    }
-}
-
-/// What of a qcow2 image matters for the one that takes its place.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Qcow2 {
-    /// The size of its clusters.
-    pub cluster_bytes: u64,
-    /// Its version: `0.10` or `1.1`.
-    pub compat: String,
-    /// Whether reference counts may be rebuilt after a crash.
-    pub lazy_refcounts: bool,
-    /// The width of reference counts.
-    pub refcount_bits: u64,
-    /// Whether clusters have parts.
-    pub extended_l2: bool,
-}
-
-impl Default for Qcow2 {
-    fn default() -> Self {
-        Self {
-            cluster_bytes: 64 << 10,
-            compat: "1.1".to_owned(),
-            lazy_refcounts: false,
-            refcount_bits: 16,
-            extended_l2: false,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Settings;
 use crate::qmp::{Qmp, QmpError};
-use crate::shape::Shape;
+use crate::shape::{self, Shape};
 
 /// QEMU's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub fn choose_stream(qmp: &Qmp, channels: u8) -> Result<(StreamKind, Option<Stri
     if !settings.has_capability("multifd") {
         return Ok((StreamKind::Classic, Some("this QEMU has no multifd".to_owned())));
     }
-    let shape = Shape::of(qmp)?;
+    let shape = shape::of(qmp)?;
     Ok(match iterating(&shape) {
         Some(reason) => (StreamKind::Classic, Some(reason)),
         None => (StreamKind::Multifd(channels), None),

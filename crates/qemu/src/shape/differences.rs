@@ -266,18 +266,18 @@ mod tests {
         for (change, piece) in table {
             let mut source = vm();
             change(&mut source);
-            let told = source.differences(&vm(), &[]);
+            let told = differences(&source, &vm(), &[]);
             assert!(told.iter().any(|one| one.contains(piece)), "{piece}: {told:?}");
         }
     }
 
     #[test]
     fn what_is_equal_but_for_overrides_order_and_empty_drives_is_equal() {
-        assert_eq!(vm().differences(&vm(), &[]), Vec::<String>::new());
+        assert_eq!(differences(&vm(), &vm(), &[]), Vec::<String>::new());
         let mut destination = vm();
         destination.devices.reverse();
         destination.drives = vec![drive("cd", Some("/mnt/a.iso"))];
         let overrides = [("/a.iso".to_owned(), "/mnt/a.iso".to_owned())];
-        assert_eq!(vm().differences(&destination, &overrides), Vec::<String>::new());
+        assert_eq!(differences(&vm(), &destination, &overrides), Vec::<String>::new());
     }
 }

@@ -4,42 +4,24 @@
 //! the destination's vCPU has to offer all of it. QEMU does not check that: a
 //! feature that its host lacks is left out with a line in its log.
 
-use serde::{Deserialize, Serialize};
+use facts::shape::FeatureWord;
+use serde::Deserialize;
 use serde_json::Value;
 
-/// One register of one CPUID leaf: the features that it stands for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FeatureWord {
-    /// The leaf.
-    #[serde(rename = "cpuid-input-eax")]
-    pub leaf: u32,
-    /// The part of the leaf, where it has several.
-    #[serde(rename = "cpuid-input-ecx", default, skip_serializing_if = "Option::is_none")]
-    pub part: Option<u32>,
-    /// The register.
-    #[serde(rename = "cpuid-register")]
-    pub register: String,
-    /// A bit for each feature that is offered.
-    #[serde(rename = "features")]
-    pub bits: u32,
+fn is_same_register(word: &FeatureWord, other: &FeatureWord) -> bool {
+    (word.leaf, word.part, &word.register) == (other.leaf, other.part, &other.register)
 }
 
-impl FeatureWord {
-    fn is_of(&self, other: &Self) -> bool {
-        (self.leaf, self.part, &self.register) == (other.leaf, other.part, &other.register)
-    }
-
-    /// What bit `bit` of it is called.
-    fn name(&self, bit: usize) -> String {
-        let table = NAMES.iter().find(|(leaf, part, register, _)| {
-            (*leaf, *part, *register) == (self.leaf, self.part.unwrap_or(0), &*self.register)
-        });
-        let name = table.and_then(|(_, _, _, names)| names.split_ascii_whitespace().nth(bit));
-        name.filter(|name| *name != "-").map_or_else(
-            || format!("bit {bit} of CPUID {:x}h {}", self.leaf, self.register),
-            str::to_owned,
-        )
-    }
+/// What bit `bit` of a word is called.
+fn name(word: &FeatureWord, bit: usize) -> String {
+    let table = NAMES.iter().find(|(leaf, part, register, _)| {
+        (*leaf, *part, *register) == (word.leaf, word.part.unwrap_or(0), &*word.register)
+    });
+    let name = table.and_then(|(_, _, _, names)| names.split_ascii_whitespace().nth(bit));
+    name.filter(|name| *name != "-").map_or_else(
+        || format!("bit {bit} of CPUID {:x}h {}", word.leaf, word.register),
+        str::to_owned,
+    )
 }
 
 /// As `feature-words` says it. Empty where QEMU says something else: then
@@ -54,9 +36,10 @@ pub(super) fn missing(here: &[FeatureWord], there: &[FeatureWord]) -> Vec<String
         return Vec::new();
     }
     let lacking = here.iter().flat_map(|word| {
-        let offered = there.iter().find(|other| other.is_of(word)).map_or(0, |other| other.bits);
+        let offered =
+            there.iter().find(|other| is_same_register(other, word)).map_or(0, |other| other.bits);
         let lacking = word.bits & !offered;
-        (0..32).filter(move |bit| lacking >> bit & 1 == 1).map(|bit| word.name(bit))
+        (0..32).filter(move |bit| lacking >> bit & 1 == 1).map(|bit| name(word, bit))
     });
     lacking.collect()
 }

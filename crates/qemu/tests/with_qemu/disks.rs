@@ -1,8 +1,8 @@
 use std::fs;
 use std::path::Path;
 
-use qemu::disks::{Proof, challenges};
-use qemu::shape::Shape;
+use qemu::disks::{Proof, challenges, verify};
+use qemu::shape;
 
 use crate::{Vm, try_start};
 
@@ -19,7 +19,7 @@ fn images_of_a_live_vm_are_challenged_where_they_are() {
     )
     .unwrap();
     let vm = Vm { machine: Some(machine), dir };
-    let shape = Shape::of(&vm.qmp).unwrap();
+    let shape = shape::of(&vm.qmp).unwrap();
     let (made, cleanup) = challenges(&shape, "move-1");
     assert_eq!(made.len(), 2);
     for challenge in &made {
@@ -27,12 +27,12 @@ fn images_of_a_live_vm_are_challenged_where_they_are() {
         assert!(matches!(challenge.proof, Proof::Nonce { .. }), "{challenge:?}");
         let sent = serde_json::to_string(challenge).unwrap();
         let heard: qemu::disks::Challenge = serde_json::from_str(&sent).unwrap();
-        assert_eq!(heard.verify(&[]), Ok(()));
+        assert_eq!(verify(&heard, &[]), Ok(()));
     }
     let copy = tempfile::tempdir().unwrap();
     fs::copy(vm.dir.path().join("disk.img"), copy.path().join("disk.img")).unwrap();
     let elsewhere = [(vm.dir.path().display().to_string(), copy.path().display().to_string())];
-    assert!(made.iter().all(|challenge| challenge.verify(&elsewhere).is_err()));
+    assert!(made.iter().all(|challenge| verify(challenge, &elsewhere).is_err()));
     drop(cleanup);
     let left = fs::read_dir(vm.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with(".droveway")));
@@ -41,6 +41,6 @@ fn images_of_a_live_vm_are_challenged_where_they_are() {
 #[test]
 fn a_vm_without_disks_has_nothing_to_show() {
     let vm = crate::start("-machine q35 -m 64 -S");
-    let (made, _cleanup) = challenges(&Shape::of(&vm.qmp).unwrap(), "move-1");
+    let (made, _cleanup) = challenges(&shape::of(&vm.qmp).unwrap(), "move-1");
     assert_eq!(made, []);
 }

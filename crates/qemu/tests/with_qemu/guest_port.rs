@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use qemu::guest_port::{self, GuestError, NoPort, Port};
 use qemu::machine::{self, By, GuestPort, Start, StartError};
-use qemu::shape::Shape;
+use qemu::shape;
 
 use crate::{Vm, argv};
 
@@ -37,8 +37,8 @@ fn a_vm_gets_a_port_and_so_does_the_one_that_waits_for_it() {
         let port = guest_port::find(&vm.qmp, LONG).unwrap();
         assert_eq!(port, Port { socket: socket.clone(), taken: false, open: false });
         let waiting = try_start(arguments, GuestPort::Needed, true).unwrap();
-        let shapes = [&vm, &waiting].map(|vm| Shape::of(&vm.qmp).unwrap());
-        assert_eq!(shapes[0].differences(&shapes[1], &[]), Vec::<String>::new());
+        let shapes = [&vm, &waiting].map(|vm| shape::of(&vm.qmp).unwrap());
+        assert_eq!(shape::differences(&shapes[0], &shapes[1], &[]), Vec::<String>::new());
         let record = serde_json::to_string(&vm.record()).unwrap();
         assert!(vm.found_again(&record).guest_port);
     }

@@ -21,7 +21,7 @@ use qemu::mirror::{Mirrors, Target};
 use qemu::outgoing::{Outgoing, StreamKind};
 use qemu::qmp::{Qmp, RunState};
 use qemu::rendezvous::Rendezvous;
-use qemu::shape::Shape;
+use qemu::shape;
 use serde_json::json;
 
 use crate::migrate::{PLAIN, TYPE, carry, socket};
@@ -104,7 +104,7 @@ impl Source {
     }
 
     fn disks(&self) -> Vec<Disk> {
-        let shape = Shape::of(&self.vm.qmp).unwrap();
+        let shape = shape::of(&self.vm.qmp).unwrap();
         let listed = disks::disks(&self.vm.qmp, &shape).unwrap();
         disks::choose(&listed, &WhichDisks::All).unwrap().moving
     }
@@ -141,7 +141,7 @@ struct Destination {
 }
 
 fn prepared(source: &Source, disks: &[Disk], there: &Path) -> Prepared {
-    let shape = Shape::of(&source.vm.qmp).unwrap();
+    let shape = shape::of(&source.vm.qmp).unwrap();
     let (moving, _cleanup) = disks::moving(disks, shape.pid, "m1");
     let overrides = [(source.images.path().display().to_string(), there.display().to_string())];
     let allowed = Allowed { create: true, overwrite: false };

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use qemu::shape::Shape;
+use qemu::shape::{self, Shape, differences};
 use serde_json::json;
 
 use crate::{start, wait_for};
@@ -26,10 +26,10 @@ fn a_vm_equals_the_one_that_waits_for_it_and_drift_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let arguments = disks(dir.path());
     let source = start(&arguments);
-    let shape = Shape::of(&source.qmp).unwrap();
+    let shape = shape::of(&source.qmp).unwrap();
     let waiting = wait_for(&arguments, &shape.machine);
-    let other = Shape::of(&waiting.qmp).unwrap();
-    assert_eq!(shape.differences(&other, &[]), Vec::<String>::new());
+    let other = shape::of(&waiting.qmp).unwrap();
+    assert_eq!(differences(&shape, &other, &[]), Vec::<String>::new());
     assert!(shape.machine.starts_with("pc-q35-"), "{}", shape.machine);
     assert_eq!((shape.vcpus, shape.ram_bytes), (2, 64 << 20));
     assert_eq!(shape.pid, Some(source.process.pid()));
@@ -43,7 +43,7 @@ fn a_vm_equals_the_one_that_waits_for_it_and_drift_is_found() {
 
     source.qmp.execute("object-add", json!({"qom-type": "rng-builtin", "id": "r"})).unwrap();
     source.qmp.execute("eject", json!({"id": "ide0", "force": true})).unwrap();
-    let told = Shape::of(&source.qmp).unwrap().differences(&other, &[]);
+    let told = differences(&shape::of(&source.qmp).unwrap(), &other, &[]);
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("is empty in the VM"), "{told:?}");
 }
@@ -51,7 +51,7 @@ fn a_vm_equals_the_one_that_waits_for_it_and_drift_is_found() {
 #[test]
 fn a_destination_gets_the_machine_type_that_the_name_meant_at_the_source() {
     let waiting = wait_for("-machine q35,usb=on -m 64", "pc-q35-7.2");
-    assert_eq!(Shape::of(&waiting.qmp).unwrap().machine, "pc-q35-7.2");
+    assert_eq!(shape::of(&waiting.qmp).unwrap().machine, "pc-q35-7.2");
 }
 
 #[test]
@@ -63,8 +63,8 @@ fn a_plugged_device_is_found() {
         .qmp
         .execute("object-add", json!({"qom-type": "memory-backend-ram", "id": "m", "size": 4096}))
         .unwrap();
-    let shapes = (Shape::of(&source.qmp).unwrap(), Shape::of(&other.qmp).unwrap());
-    let told = shapes.0.differences(&shapes.1, &[]);
+    let shapes = (shape::of(&source.qmp).unwrap(), shape::of(&other.qmp).unwrap());
+    let told = differences(&shapes.0, &shapes.1, &[]);
     assert!(told.iter().any(|one| one.contains("virtio-rng-pci device `late`")), "{told:?}");
     assert!(told.iter().any(|one| one.contains("memory `m`")), "{told:?}");
 }

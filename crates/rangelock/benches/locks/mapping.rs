@@ -1,6 +1,8 @@
 //! Threads that read batches from one guest's RAM: mapped for each batch, mapped
 //! once, or copied by the kernel.
 
+#![expect(unsafe_code, reason = "what mapping guest memory costs is measured")]
+
 use std::fs::File;
 use std::hint::black_box;
 use std::io::Write;

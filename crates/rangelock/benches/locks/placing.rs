@@ -34,6 +34,7 @@ impl Exclusion for Mutex<()> {
 /// One for each page, taken in ascending order.
 struct PerPage(Vec<Mutex<()>>);
 
+#[expect(unsafe_code, reason = "guards of many mutexes would need an allocation")]
 impl Exclusion for PerPage {
     fn with(&self, pages: Range<usize>, work: &mut dyn FnMut()) {
         let mutexes = &self.0[pages];

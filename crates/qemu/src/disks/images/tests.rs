@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
-use crate::disks::{Proof, Qcow2};
+use crate::disks::{Challenge, Proof, Qcow2};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,7 +1,7 @@
 //! What disks a VM has, which of them can move, and why others can't.
 
 use qemu::disks;
-use qemu::shape::Shape;
+use qemu::shape;
 
 use super::{text, tool};
 use crate::{Vm, try_start};
@@ -34,7 +34,7 @@ fn disks_are_listed_as_their_owner_knows_them() {
     )
     .unwrap();
     let vm = Vm { machine: Some(machine), dir };
-    let shape = Shape::of(&vm.qmp).unwrap();
+    let shape = shape::of(&vm.qmp).unwrap();
     let listed = disks::disks(&vm.qmp, &shape).unwrap();
     let of = |name: &str| listed.iter().find(|disk| disk.name == name).unwrap();
     let reason = |name: &str| of(name).stays.as_ref().unwrap().reason().to_owned();

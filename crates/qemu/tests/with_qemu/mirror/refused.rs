@@ -8,7 +8,7 @@ use std::sync::Arc;
 use qemu::disks::{self, Allowed, QemuImg};
 use qemu::export::{ExportError, Exports};
 use qemu::mirror::{MirrorError, Mirrors};
-use qemu::shape::Shape;
+use qemu::shape;
 
 use super::{Destination, FORMATS, MIB, Source, WAIT, drives, prepared, text, tool};
 use crate::migrate::{PLAIN, TYPE};
@@ -87,7 +87,7 @@ fn images_are_exported_only_where_they_are_what_was_prepared() {
     let user = Vm { machine: Some(machine), dir };
     let error = refused(&waits).to_string();
     assert!(error.starts_with("disk `d0` can't be written") && error.contains("lock"), "{error}");
-    let shape = Shape::of(&source.vm.qmp).unwrap();
+    let shape = shape::of(&source.vm.qmp).unwrap();
     let (moving, _cleanup) = disks::moving(&disks, shape.pid, "m2");
     let overrides =
         [(source.images.path().display().to_string(), mine.path().display().to_string())];
@@ -105,7 +105,7 @@ fn images_are_exported_only_where_they_are_what_was_prepared() {
 #[test]
 fn a_disk_is_never_copied_onto_itself() {
     let source = Source::start();
-    let shape = Shape::of(&source.vm.qmp).unwrap();
+    let shape = shape::of(&source.vm.qmp).unwrap();
     let (moving, cleanup) = disks::moving(&source.disks(), shape.pid, "m1");
     let allowed = Allowed { create: true, overwrite: true };
     let img = QemuImg::new("qemu-img".into(), None);

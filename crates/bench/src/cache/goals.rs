@@ -1,0 +1,162 @@
+//! What page cache from storage is to reach, and whether it did.
+
+use super::scenarios::{Links, MBIT, San};
+use crate::goals::{Goal, shown};
+use crate::result::{Outcome, Run};
+
+const ADAPTIVE: &str = "droveway-adaptive";
+const PRECOPY: &str = "qemu-precopy";
+const DROPS: &str = "qemu-drop";
+/// How near adaptive must come to the best share.
+const NEAR: f64 = 1.05;
+/// A guest reads as before within that.
+const BACK_S: f64 = 1.0;
+
+/// By what was measured; how much faster than QEMU is for both links alike.
+pub(super) fn of(outcome: &Outcome, links: Links) -> Vec<Goal> {
+    let most = match outcome.scenario.as_str() {
+        "cache-web" | "cache-postmark" => Some(0.55),
+        "cache-db" => Some(0.75),
+        _ => None,
+    };
+    let usual = links == Links { mbit: MBIT, san: San::Same };
+    let mut goals = vec![intact(outcome)];
+    if let Some(most) = most {
+        if usual {
+            goals.push(against_qemu(outcome, most));
+        }
+        goals.push(against_shares(outcome));
+    } else {
+        goals.push(back(outcome));
+        goals.extend([PRECOPY, DROPS].map(|name| lost(outcome, name)));
+    }
+    goals
+}
+
+fn intact(outcome: &Outcome) -> Goal {
+    let runs = outcome.contenders.values().flat_map(|contender| &contender.runs);
+    let runs: Vec<&Run> = runs.filter(|run| run.ok).collect();
+    let wrong = runs.iter().filter(|run| !run.intact).count();
+    Goal {
+        goal: "every guest's memory and files are intact".to_owned(),
+        reached: (!runs.is_empty()).then_some(wrong == 0),
+        detail: format!("{} runs", runs.len()),
+    }
+}
+
+/// The best total of those whose names begin so, and who has it.
+fn best<'o>(outcome: &'o Outcome, begins: &str) -> Option<(f64, &'o str)> {
+    let named = outcome.contenders.iter().filter(|(name, _)| {
+        // Without its cache a guest has less to move.
+        name.starts_with(begins) && *name != DROPS
+    });
+    let totals = named.filter_map(|(name, one)| Some((*one.median.get("total_s")?, name.as_str())));
+    totals.min_by(|one, other| one.0.total_cmp(&other.0))
+}
+
+/// Ours over the best of those.
+fn ratio(outcome: &Outcome, begins: &str) -> Option<(f64, String)> {
+    let ours = *outcome.contenders.get(ADAPTIVE)?.median.get("total_s")?;
+    let (theirs, name) = best(outcome, begins)?;
+    Some((ours / theirs, name.to_owned()))
+}
+
+fn against_qemu(outcome: &Outcome, most: f64) -> Goal {
+    judge(format!("total at most {most} of QEMU's best"), ratio(outcome, "qemu-"), most)
+}
+
+fn against_shares(outcome: &Outcome) -> Goal {
+    let goal = format!("total at most {NEAR} of the best share's");
+    judge(goal, ratio(outcome, "droveway-r"), NEAR)
+}
+
+fn judge(goal: String, found: Option<(f64, String)>, most: f64) -> Goal {
+    let reached = found.as_ref().map(|(ratio, _)| *ratio <= most);
+    let detail = found.map_or_else(String::new, |(ratio, name)| format!("{ratio:.3} of {name}"));
+    Goal { goal, reached, detail }
+}
+
+fn back(outcome: &Outcome) -> Goal {
+    let runs = outcome.contenders.get(ADAPTIVE).map_or(&[][..], |one| &one.runs);
+    let good = runs.iter().filter(|run| run.ok).filter_map(|run| run.cache.as_ref());
+    // Who never was is not within a second.
+    let backs: Vec<f64> = good.map(|cache| cache.back_to_full_s.unwrap_or(f64::INFINITY)).collect();
+    let worst = backs.into_iter().reduce(f64::max);
+    Goal {
+        goal: format!("reads as before within {BACK_S} s in every run"),
+        reached: worst.map(|worst| worst <= BACK_S),
+        detail: worst.map_or_else(String::new, |worst| format!("at most {worst:.2} s")),
+    }
+}
+
+fn lost(outcome: &Outcome, theirs: &str) -> Goal {
+    let of = |name: &str| Some(*outcome.contenders.get(name)?.median.get("pages_lost")?);
+    let both = of(ADAPTIVE).zip(of(theirs));
+    Goal {
+        goal: format!("loses no more reads than {theirs}"),
+        reached: both.map(|(ours, theirs)| ours <= theirs),
+        detail: both.map_or_else(String::new, |(ours, theirs)| {
+            format!("{} against {} pages", shown(ours.round()), shown(theirs.round()))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::figures::CacheFigures;
+
+    const USUAL: Links = Links { mbit: MBIT, san: San::Same };
+
+    fn outcome(scenario: &str, runs: &[(&str, f64, f64, Option<f64>)]) -> Outcome {
+        let mut outcome = Outcome { scenario: scenario.to_owned(), ..Outcome::default() };
+        for (name, total_s, pages_lost, back_to_full_s) in runs {
+            let figures = CacheFigures {
+                pages_lost: *pages_lost,
+                back_to_full_s: *back_to_full_s,
+                ..CacheFigures::default()
+            };
+            let cache = Some(figures);
+            let run = Run { ok: true, intact: true, total_s: *total_s, cache, ..Run::default() };
+            outcome.contenders.entry((*name).to_owned()).or_default().runs.push(run);
+        }
+        outcome.conclude(&[ADAPTIVE]);
+        outcome
+    }
+
+    fn reached(goals: &[Goal]) -> Vec<Option<bool>> {
+        goals.iter().map(|goal| goal.reached).collect()
+    }
+
+    #[test]
+    fn totals_are_held_against_the_best_of_the_others() {
+        let runs = [
+            (PRECOPY, 8.0, 0.0, None),
+            ("qemu-zstd", 7.0, 0.0, None),
+            (DROPS, 1.0, 0.0, None),
+            ("droveway-r40", 4.0, 0.0, None),
+            ("droveway-r60", 3.8, 0.0, None),
+            (ADAPTIVE, 3.9, 0.0, None),
+        ];
+        let goals = of(&outcome("cache-web", &runs), USUAL);
+        assert_eq!(reached(&goals), [Some(true), Some(false), Some(true)]);
+        assert!(goals[1].to_string().ends_with("NOT REACHED (0.557 of qemu-zstd)"), "{}", goals[1]);
+        let quarter = Links { san: San::Quarter, ..USUAL };
+        assert_eq!(reached(&of(&outcome("cache-web", &runs), quarter)), [Some(true), Some(true)]);
+        assert_eq!(reached(&of(&outcome("cache-db", &runs), USUAL))[1], Some(true));
+    }
+
+    #[test]
+    fn what_readers_lose_is_held_against_both_others() {
+        let runs = [
+            (PRECOPY, 8.0, 500.0, Some(0.3)),
+            (DROPS, 2.0, 9000.0, None),
+            (ADAPTIVE, 4.0, 600.0, Some(0.4)),
+        ];
+        let goals = of(&outcome("cache-after", &runs), USUAL);
+        assert_eq!(reached(&goals), [Some(true), Some(true), Some(false), Some(true)]);
+        let never = [(ADAPTIVE, 4.0, 600.0, None)];
+        let goals = of(&outcome("cache-after", &never), USUAL);
+        assert_eq!(reached(&goals), [Some(true), Some(false), None, None]);
+    }
+}

@@ -1,0 +1,183 @@
+//! Droveway: an agent on each host of all racks, and a migration for each VM of
+//! a gang, all begun together.
+
+use std::fmt;
+use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use api::{Outcome, Report};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::{GangContender, GangGround, GangMoved, Member};
+use crate::contender::droveway::{moved, report, within};
+use lab::agent::{Agent, agents, binary};
+use lab::error::{LabError, Result, SystemContext};
+use lab::hosts::RackHost;
+use lab::program;
+
+/// With whom a VM's content is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Share {
+    /// With nobody.
+    Off,
+    /// With VMs on the same destination host.
+    Host,
+    /// With VMs in the same target rack.
+    Rack,
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Host => "host",
+            Self::Rack => "rack",
+        })
+    }
+}
+
+/// Agents on all hosts, and guests under them.
+pub struct DrovewayGang {
+    share: Share,
+    /// By the name of their host.
+    agents: Vec<Agent>,
+    reports: Vec<Report>,
+}
+
+/// How a command of `droveway` is told with whom a VM's content is shared; none
+/// if it can't be told so.
+///
+/// # Errors
+/// If it can't be run.
+pub fn sharing(command: &str, share: Share) -> Result<Option<Vec<String>>> {
+    let words = ["--share".to_owned(), share.to_string()];
+    // What stands before it is looked at first.
+    let asked = program::run(Command::new(binary()).arg(command).args(&words).arg("--help"))?;
+    Ok(asked.status.success().then(|| words.to_vec()))
+}
+
+impl DrovewayGang {
+    /// That shares content so far.
+    #[must_use]
+    pub fn new(share: Share) -> Self {
+        Self { share, agents: Vec::new(), reports: Vec::new() }
+    }
+
+    fn agent(&self, host: &RackHost) -> Result<&Agent> {
+        let agent = self.agents.iter().find(|agent| agent.host_name() == host.name);
+        agent.ok_or_else(|| LabError::Missing { what: format!("the agent of {}", host.name) })
+    }
+
+    fn failed(&self, reason: String) -> LabError {
+        LabError::Migration { contender: self.name(), reason }
+    }
+
+    fn sharing(&self) -> Result<Vec<String>> {
+        match sharing("migrate", self.share)? {
+            Some(words) => Ok(words),
+            // As a droveway without sharing does.
+            None if self.share == Share::Off => Ok(Vec::new()),
+            None => Err(self.failed("`droveway migrate` can't be told so".to_owned())),
+        }
+    }
+
+    fn command(
+        &self,
+        ground: &GangGround<'_>,
+        member: &Member<'_>,
+        to: &RackHost,
+        sharing: &[String],
+    ) -> Result<Command> {
+        let goal = ground.downtime_goal.as_millis().to_string();
+        let arguments = ["migrate", &member.spec.name, &to.name, "--json", "--downtime-ms", &goal];
+        let mut command = self.agent(member.from)?.command(&member.from.host, &arguments);
+        command.args(sharing);
+        Ok(command)
+    }
+
+    /// The report of a migration that should have brought its VM.
+    fn arrived(&self, member: &Member<'_>, output: &Output) -> Result<Report> {
+        let vm = &member.spec.name;
+        let report = report(output).ok_or_else(|| {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let log = self.agent(member.from).map_or_else(|_| String::new(), Agent::log_text);
+            self.failed(format!("{vm}: no report: {said} {log}"))
+        })?;
+        if report.outcome == Outcome::Done {
+            return Ok(report);
+        }
+        Err(self.failed(format!("{vm}: {:?}", report.outcome)))
+    }
+}
+
+impl GangContender for DrovewayGang {
+    fn name(&self) -> String {
+        format!("droveway-{}", self.share)
+    }
+
+    fn start(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<()> {
+        // Before anything boots in vain.
+        self.sharing()?;
+        self.agents = agents(ground.racks)?;
+        for Member { spec, from, .. } in members {
+            let mut run = self.agent(from)?.command(&from.host, &["run", &spec.name, "--"]);
+            program::output(run.args(spec.argv(ground.kit, &ground.kit.qemu)))?;
+        }
+        Ok(())
+    }
+
+    fn migrate(&mut self, ground: &GangGround<'_>, members: &[Member<'_>]) -> Result<GangMoved> {
+        self.reports.clear();
+        let sharing = self.sharing()?;
+        let going = members.iter().filter_map(|member| Some((member, member.to?)));
+        let command = |(member, to)| Ok((member, self.command(ground, member, to, &sharing)?));
+        let moves: Vec<_> = going.map(command).collect::<Result<_>>()?;
+        let started = Instant::now();
+        let ended = together(moves, ground.timeout)?;
+        if ended.iter().any(|(_, _, ended)| *ended - started >= ground.timeout) {
+            return Err(LabError::Late { contender: self.name(), waited: ground.timeout });
+        }
+        let mut vms = Vec::new();
+        for (member, output, ended) in ended {
+            let report = self.arrived(member, &output)?;
+            vms.push(moved(&report, started, ended));
+            self.reports.push(report);
+        }
+        Ok(GangMoved::new(started, vms))
+    }
+
+    fn reports(&self) -> &[Report] {
+        &self.reports
+    }
+
+    fn stop(&mut self) {
+        self.agents.clear();
+    }
+}
+
+/// Runs commands at the same time: what each said, and when it ended.
+fn together<'m, 'g>(
+    moves: Vec<(&'m Member<'g>, Command)>,
+    timeout: Duration,
+) -> Result<Vec<(&'m Member<'g>, Output, Instant)>> {
+    thread::scope(|scope| {
+        let mut running = Vec::new();
+        for (member, mut command) in moves {
+            let run = move || (within(&mut command, timeout), Instant::now());
+            let thread = thread::Builder::new().name(member.spec.name.clone());
+            let thread = thread.spawn_scoped(scope, run).doing("start a thread")?;
+            running.push((member, thread));
+        }
+        let end =
+            |(member, thread): (_, thread::ScopedJoinHandle<'_, (Result<Output>, Instant)>)| {
+                let joined = thread.join();
+                let (output, ended) =
+                    joined.unwrap_or_else(|fault| std::panic::resume_unwind(fault));
+                Ok((member, output?, ended))
+            };
+        running.into_iter().map(end).collect()
+    })
+}

@@ -1,0 +1,331 @@
+//! The contests of gangs: which VMs, which racks, who takes part.
+
+use std::time::Duration;
+
+use lab_guest::orders::Orders;
+use serde_json::{Value, json};
+
+use super::conditions::Conditions;
+use crate::contender::Mode;
+use crate::contender::gang::{DrovewayGang, GangContender, Member, QemuGang, Share};
+use lab::error::Result;
+use lab::guest::GuestSpec;
+use lab::hosts::{Layout, RackHost, Racks};
+use lab::setup::{self, Kit};
+
+const MIB: u64 = 1 << 20;
+const MB: u64 = 1_000_000;
+
+/// What each has.
+pub(crate) const MEMORY: &str = "256M";
+/// Which content all VMs have in common.
+const COMMON_SEED: u64 = 77;
+const SEED: u64 = 100;
+/// The addresses of two VMs that ask and answer each other.
+const PAIR: [u8; 2] = [21, 22];
+/// Idle guests that beat as often as others do would not be idle: under TCG each
+/// takes a tenth of a core.
+const TICK_MS: u64 = 50;
+/// And eight that wake up a thousand times a second, to write a page each time, take
+/// both cores of a small host before anything moves.
+const WRITE_STEP_MS: u64 = 10;
+/// The seed of a VM that runs in the target rack already.
+const RESIDENT_SEED: u64 = 99;
+
+/// A contest.
+pub struct GangScenario {
+    /// Its name: `make bench-NAME`.
+    pub name: &'static str,
+    /// What it is for, for a person.
+    pub about: &'static str,
+    /// The racks.
+    pub layout: Layout,
+    /// What the nth VM does, from 0.
+    pub orders: fn(u64) -> Orders,
+    /// Whether a VM of the same system runs in the target rack already.
+    pub resident: bool,
+    /// Whether the second VM asks the first one all the time.
+    pub pair: bool,
+    /// What else crosses the core, in bytes of UDP per second.
+    pub load_bytes_per_s: Option<u64>,
+    /// QEMU's contenders.
+    pub modes: &'static [Mode],
+    /// Droveway's.
+    pub shares: &'static [Share],
+    /// The downtime goal of each VM.
+    pub goal: Duration,
+    /// What a contender gives up after.
+    pub timeout: Duration,
+}
+
+/// The system, 32 MiB that all have, and 16 MiB of each VM's own.
+fn idle(nth: u64) -> Orders {
+    Orders {
+        seed: SEED + nth,
+        common_seed: COMMON_SEED,
+        common_bytes: 32 * MIB,
+        random_bytes: 16 * MIB,
+        tick_ms: TICK_MS,
+        ..Orders::default()
+    }
+}
+
+/// The same, and the second asks the first.
+fn apps(nth: u64) -> Orders {
+    Orders {
+        address: if nth < 2 { PAIR[usize::from(nth == 1)] } else { 0 },
+        answers: nth == 0,
+        asks: if nth == 1 { PAIR[0] } else { 0 },
+        ..idle(nth)
+    }
+}
+
+/// The same, and the first two write files.
+fn busy(nth: u64) -> Orders {
+    let writes = nth < 2;
+    Orders {
+        file_bytes: if writes { 32 * MIB } else { 0 },
+        file_rate: if writes { 4 * MB } else { 0 },
+        disk_run: 32,
+        ..idle(nth)
+    }
+}
+
+/// Nothing but the system is shared; each writes twice its memory in all.
+fn worst(nth: u64) -> Orders {
+    Orders {
+        seed: SEED + nth,
+        random_bytes: 16 * MIB,
+        working_set_bytes: 128 * MIB,
+        rate: 4 * MB,
+        write_max_bytes: 512 * MIB,
+        write_step_ms: WRITE_STEP_MS,
+        tick_ms: TICK_MS,
+        ..Orders::default()
+    }
+}
+
+impl GangScenario {
+    /// Every contender, new.
+    #[must_use]
+    pub fn contenders(&self) -> Vec<Box<dyn GangContender>> {
+        let qemu = self.modes.iter().map(|mode| Box::new(QemuGang::new(*mode)) as Box<_>);
+        let shares = self.shares.iter();
+        qemu.chain(shares.map(|share| Box::new(DrovewayGang::new(*share)) as Box<_>)).collect()
+    }
+
+    /// The same under other conditions than the usual ones. What else crosses the core
+    /// is scaled as its links are, and so is what a contender is given.
+    #[must_use]
+    pub fn under(self, conditions: &Conditions) -> Self {
+        let layout = Layout {
+            edge_mbit_per_s: conditions.mbit_per_s(self.layout.edge_mbit_per_s),
+            core_mbit_per_s: conditions.mbit_per_s(self.layout.core_mbit_per_s),
+            ..self.layout
+        };
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "scales are checked"
+        )]
+        let scaled = |rate: u64| (rate as f64 * conditions.links) as u64;
+        Self {
+            layout,
+            load_bytes_per_s: self.load_bytes_per_s.map(scaled),
+            timeout: self.timeout.div_f64(conditions.links.min(1.0)),
+            ..self
+        }
+    }
+
+    /// What the nth VM is.
+    #[must_use]
+    pub fn guest(&self, conditions: &Conditions, nth: u64) -> GuestSpec {
+        let orders = conditions.orders((self.orders)(nth));
+        let kernel_words = conditions.kernel_words();
+        GuestSpec { kernel_words, ..GuestSpec::new(&format!("vm{}", nth + 1), MEMORY, orders) }
+    }
+
+    /// The VMs: from one source host after the other, to one target host after
+    /// the other.
+    #[must_use]
+    pub fn members<'r>(&self, racks: &'r Racks, conditions: &Conditions) -> Vec<Member<'r>> {
+        let (sources, targets) = (racks.sources(), racks.targets());
+        let vms = 0..u64::from(conditions.vms);
+        let gang = vms.zip(sources.into_iter().cycle()).zip(targets.clone().into_iter().cycle());
+        let gang = gang.map(|((nth, from), to)| {
+            let spec = self.guest(conditions, nth);
+            Member { spec, from, to: Some(to) }
+        });
+        let resident = targets.first().copied().filter(|_| self.resident).map(|host| {
+            let orders = conditions.orders(Orders { seed: RESIDENT_SEED, ..idle(0) });
+            let kernel_words = conditions.kernel_words();
+            let spec = GuestSpec { kernel_words, ..GuestSpec::new("resident", MEMORY, orders) };
+            Member { spec, from: host, to: None }
+        });
+        gang.chain(resident).collect()
+    }
+
+    /// Gives the two VMs that talk to each other a way to do so.
+    ///
+    /// # Errors
+    /// If the hosts can't, or what guests need for a NIC can't be had.
+    pub fn join_pair(&self, kit: &Kit, racks: &Racks, members: &mut [Member<'_>]) -> Result<()> {
+        if !self.pair {
+            return Ok(());
+        }
+        let initrd = setup::server_initrd(kit)?;
+        let pair = members.iter_mut().filter(|member| member.spec.orders.address > 0);
+        let mut names = Vec::new();
+        for Member { spec, .. } in pair {
+            names.push(spec.name.clone());
+            spec.initrd = Some(initrd.clone());
+            spec.extra.extend(RackHost::nic_arguments(&spec.name, spec.orders.address));
+        }
+        racks.join_vms(&names.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// The guests, for the results.
+    #[must_use]
+    pub fn guest_json(&self, conditions: &Conditions) -> Value {
+        let one = |nth: u8| {
+            let orders = conditions.orders((self.orders)(nth.into()));
+            json!({
+                "common_bytes": orders.common_bytes,
+                "common_text_bytes": orders.common_text_bytes,
+                "random_bytes": orders.random_bytes,
+                "text_bytes": orders.text_bytes,
+                "working_set_bytes": orders.working_set_bytes,
+                "write_bytes_per_s": orders.rate,
+                "writes_in_all_bytes": (orders.write_max_bytes > 0).then_some(orders.write_max_bytes),
+                "file_bytes": orders.file_bytes,
+                "file_bytes_per_s": orders.file_rate,
+            })
+        };
+        json!({
+            "vms": conditions.vms,
+            "memory": MEMORY,
+            "kernel_words": conditions.kernel_words(),
+            "each": (0..conditions.vms).map(one).collect::<Vec<_>>(),
+            "resident": self.resident,
+        })
+    }
+
+    /// The links, for the results.
+    #[must_use]
+    pub fn links_json(&self, conditions: &Conditions, congestion_control: &str) -> Value {
+        let layout = &self.layout;
+        json!({
+            "scale": conditions.links,
+            "source_racks": layout.source_racks,
+            "hosts_in_each": layout.source_hosts,
+            "target_hosts": layout.target_hosts,
+            "edge_mbit_per_s": layout.edge_mbit_per_s,
+            "core_mbit_per_s": layout.core_mbit_per_s,
+            "load_bytes_per_s": self.load_bytes_per_s,
+            "congestion_control": congestion_control,
+            "downtime_goal_ms": u64::try_from(self.goal.as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+/// All of them.
+#[must_use]
+pub fn all() -> Vec<GangScenario> {
+    let idle = |name, about| GangScenario {
+        name,
+        about,
+        layout: Layout::default(),
+        orders: idle,
+        resident: false,
+        pair: false,
+        load_bytes_per_s: None,
+        modes: &[Mode::Precopy, Mode::Zstd],
+        shares: &[Share::Off, Share::Host, Share::Rack],
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(240),
+    };
+    vec![
+        idle(
+            "gang-idle",
+            "VMs of 256 MiB, same system, 32 MiB in common and 16 MiB of their own, from two racks \
+             to one",
+        ),
+        GangScenario {
+            orders: busy,
+            ..idle("gang-busy", "gang-idle with two VMs that write files at 4 MB/s each")
+        },
+        GangScenario {
+            resident: true,
+            ..idle("gang-resident", "gang-idle with a VM of the same system in the target rack")
+        },
+        GangScenario {
+            orders: worst,
+            modes: &[],
+            ..idle(
+                "gang-worst",
+                "gang-idle with no application data in common, each VM writing twice its memory",
+            )
+        },
+        GangScenario {
+            layout: Layout { target_hosts: 3, bystanders: true, ..Layout::default() },
+            load_bytes_per_s: Some(50 * MB),
+            modes: &[Mode::Precopy, Mode::Zstd],
+            shares: &[Share::Off, Share::Rack],
+            ..idle(
+                "gang-background",
+                "gang-idle to three hosts beside 400 Mbit/s of UDP on the core",
+            )
+        },
+        GangScenario {
+            orders: apps,
+            pair: true,
+            modes: &[Mode::Precopy, Mode::Zstd],
+            shares: &[Share::Off, Share::Rack],
+            ..idle(
+                "gang-apps",
+                "gang-idle with two VMs that ask and answer each other all the time",
+            )
+        },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vms_share_what_they_are_told_to() {
+        let of = |name: &str| all().into_iter().find(|one| one.name == name).unwrap();
+        let orders = |name: &str| (0..8).map(of(name).orders).collect::<Vec<_>>();
+        for name in ["gang-idle", "gang-busy", "gang-resident", "gang-background", "gang-apps"] {
+            for (nth, one) in orders(name).iter().enumerate() {
+                assert_eq!(one.common_bytes + one.random_bytes, 48 * MIB, "{name}");
+                assert_eq!((one.common_seed, one.seed), (COMMON_SEED, SEED + nth as u64));
+            }
+        }
+        let busy = orders("gang-busy").iter().filter(|one| one.file_rate > 0).count();
+        assert_eq!(busy, 2);
+        for one in orders("gang-worst") {
+            assert_eq!((one.common_bytes, one.write_max_bytes), (0, 2 * 256 * MIB));
+        }
+    }
+
+    #[test]
+    fn contenders_are_called_after_what_they_share() {
+        let names: Vec<_> = all()[0].contenders().iter().map(|one| one.name()).collect();
+        let expected =
+            ["qemu-precopy", "qemu-zstd", "droveway-off", "droveway-host", "droveway-rack"];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn links_and_what_else_crosses_them_are_scaled_together() {
+        let conditions = Conditions { links: 0.4, ..Conditions::default() };
+        let usual = all().into_iter().find(|one| one.load_bytes_per_s.is_some()).unwrap();
+        let (layout, timeout) = (usual.layout, usual.timeout);
+        let scaled = usual.under(&conditions);
+        let expected = Layout { edge_mbit_per_s: 100, core_mbit_per_s: 400, ..layout };
+        assert_eq!((scaled.layout, scaled.load_bytes_per_s), (expected, Some(20 * MB)));
+        assert!(scaled.timeout > timeout * 2);
+    }
+}

@@ -1,0 +1,25 @@
+//! Benchmarks: contenders move the same guest over the same links, in turn.
+
+mod beside;
+pub mod cache;
+pub mod contender;
+pub mod contest;
+mod count;
+mod cpu;
+pub mod demo;
+pub mod gang;
+pub mod goals;
+pub mod image;
+pub mod neighbour;
+pub mod paired;
+pub mod plain_tcp;
+pub mod result;
+pub mod scenario;
+pub mod served;
+pub mod simulate;
+mod slowed;
+pub mod sweep;
+pub mod table;
+pub mod visitors;
+mod warm;
+pub mod writers;

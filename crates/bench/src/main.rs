@@ -1,0 +1,257 @@
+//! The lab's command.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use bench::cache::scenarios::Links;
+use bench::gang::conditions::Conditions;
+use bench::result::{Outcome, Run};
+use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
+use bench::{demo, simulate};
+use clap::{Parser, Subcommand};
+use lab::error::LabError;
+use lab::{hosts, program, setup, unprivileged};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Hosts, guests and races on one machine.
+#[derive(Parser)]
+struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Install and make what the lab needs.
+    Setup,
+    /// Print where the lab's QEMU, kernel and initramfs are.
+    Env,
+    /// Remove what a killed run left behind.
+    Clean,
+    /// Move a writing VM there and back, and race QEMU's own migration.
+    Demo,
+    /// Move all VMs of a rack to another one and back, with shared content and
+    /// without.
+    DemoGang,
+    /// Run a benchmark; without a name, list them.
+    Bench {
+        /// Which.
+        name: Option<String>,
+        /// How often each contender runs.
+        #[arg(long, default_value_t = 5)]
+        runs: u32,
+        /// Only the contenders named so; may be repeated.
+        #[arg(long)]
+        only: Vec<String>,
+        /// Only these points of a sweep, such as 500x2; may be repeated.
+        #[arg(long)]
+        at: Vec<String>,
+        #[command(flatten)]
+        conditions: Conditions,
+        #[command(flatten)]
+        links: Links,
+    },
+    /// Predict what a gang of many VMs on many hosts would take, in simulated time.
+    Simulate(Box<simulate::Options>),
+    /// Write what the lab's own guests contain, for `simulate --trace`.
+    Trace {
+        /// The file.
+        file: PathBuf,
+        #[command(flatten)]
+        conditions: Conditions,
+    },
+    /// Run a program where hosts can be made: as root, else in a user namespace.
+    AsRoot {
+        /// The program and its arguments.
+        #[arg(last = true, required = true)]
+        argv: Vec<OsString>,
+    },
+    /// Receive one TCP stream (for the benchmark `line`).
+    #[command(hide = true)]
+    TcpSink {
+        /// Where.
+        port: u16,
+    },
+    /// Send one TCP stream, and print how long it took.
+    #[command(hide = true)]
+    TcpSource {
+        /// Where to.
+        address: String,
+        /// How much.
+        bytes: u64,
+    },
+    /// Serve a web load (for the benchmark `neighbour-net`).
+    #[command(hide = true)]
+    NeighbourServer {
+        /// Where.
+        port: u16,
+    },
+    /// Ask for one, and print what came.
+    #[command(hide = true)]
+    NeighbourClients {
+        /// Whom.
+        address: String,
+        /// For how much.
+        bytes_per_s: u64,
+    },
+    /// Receive a load (for the benchmark `gang-background`).
+    #[command(hide = true)]
+    LoadSink {
+        /// Where.
+        port: u16,
+    },
+    /// Send one.
+    #[command(hide = true)]
+    LoadSource {
+        /// Where to.
+        address: String,
+        /// How much.
+        bytes_per_s: u64,
+    },
+    /// Use the server in a guest, and print what was answered (for `web`).
+    #[command(hide = true)]
+    Visitors,
+    /// Keep all CPUs busy (for the benchmark `neighbour-cpu`).
+    #[command(hide = true)]
+    NeighbourComputing,
+}
+
+fn main() -> ExitCode {
+    if let Err(error) = clean_when_interrupted() {
+        eprintln!("lab: Ctrl-C will leave its hosts behind until the next run: {error}");
+    }
+    match run(&Options::parse().action) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("lab: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Ctrl-C and `kill` end the lab without unwinding: its hosts, and what runs on
+/// them, are removed all the same.
+fn clean_when_interrupted() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let (mut interrupt, mut end) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    let wait = move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = end.recv() => {}
+            }
+        });
+        if let Err(error) = hosts::abandon() {
+            eprintln!("lab: {error}");
+        }
+        // As a shell reports a program that Ctrl-C ended.
+        std::process::exit(130);
+    };
+    std::thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
+}
+
+fn run(action: &Action) -> Result<ExitCode, LabError> {
+    let system = |error| LabError::System { action: "be a part of a benchmark", error };
+    match action {
+        Action::Setup => {
+            setup::ensure()?;
+        }
+        Action::Env => println!("{}", setup::ensure()?),
+        Action::Clean => hosts::clean()?,
+        Action::Simulate(options) => options.run()?,
+        Action::Demo
+        | Action::DemoGang
+        | Action::Trace { .. }
+        | Action::Bench { name: Some(_), .. }
+            if !program::root() =>
+        {
+            // What is missing is installed by the real root.
+            setup::ensure()?;
+            let argv: Vec<OsString> = std::env::args_os().collect();
+            println!("Not root: the lab works in a user namespace.");
+            return unprivileged::run(&argv);
+        }
+        Action::AsRoot { argv } => return unprivileged::run(argv),
+        Action::Demo => return demo::run(),
+        Action::DemoGang => return demo::gang::run(),
+        Action::Trace { file, conditions } => simulate::record(file, conditions)?,
+        Action::Bench { name: None, .. } => {
+            let scenarios = scenario::all();
+            let contests = scenarios.iter().map(|one| (one.name, one.about));
+            let sweeps = writers::sweeps();
+            let sweeps = sweeps.iter().map(|one| (one.name, one.about));
+            let gangs = gang::scenarios::all();
+            let gangs = gangs.iter().map(|one| (one.name, one.about));
+            let caches = cache::scenarios::all();
+            let caches = caches.iter().map(|one| (one.name, one.about));
+            let caches = caches.chain([(cache::helper::NAME, cache::helper::ABOUT)]);
+            for (name, about) in contests.chain(sweeps).chain(gangs).chain(caches) {
+                println!("{name:15} {about}");
+            }
+        }
+        Action::Bench { name: Some(name), runs, only, at, conditions, links } => {
+            return bench(name, *runs, only, at, conditions, *links);
+        }
+        Action::TcpSink { port } => plain_tcp::sink(*port).map_err(system)?,
+        Action::TcpSource { address, bytes } => {
+            plain_tcp::source(address, *bytes).map_err(system)?;
+        }
+        Action::NeighbourServer { port } => neighbour::server(*port).map_err(system)?,
+        Action::NeighbourClients { address, bytes_per_s } => {
+            neighbour::clients(address, *bytes_per_s).map_err(system)?;
+        }
+        Action::LoadSink { port } => gang::load::sink(*port).map_err(system)?,
+        Action::LoadSource { address, bytes_per_s } => {
+            gang::load::source(address, *bytes_per_s).map_err(system)?;
+        }
+        Action::Visitors => visitors::visit().map_err(system)?,
+        Action::NeighbourComputing => neighbour::computing().map_err(system)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn bench(
+    name: &str,
+    runs: u32,
+    only: &[String],
+    at: &[String],
+    conditions: &Conditions,
+    links: Links,
+) -> Result<ExitCode, LabError> {
+    if name == cache::helper::NAME {
+        cache::helper::run(&setup::ensure()?, runs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let is_right = |run: &Run| !run.ok || (run.intact && run.disk_intact.unwrap_or(true));
+    let all_right = |outcome: &Outcome| {
+        outcome.contenders.values().flat_map(|contender| &contender.runs).all(is_right)
+    };
+    let contest = scenario::all().into_iter().find(|one| one.name == name);
+    let sweep = writers::sweeps().into_iter().find(|one| one.name == name);
+    let gang = gang::scenarios::all().into_iter().find(|one| one.name == name);
+    let cache = cache::scenarios::all().into_iter().find(|one| one.name == name);
+    let right = match (contest, sweep, gang, cache) {
+        (Some(contest), ..) => all_right(&contest::run(&setup::ensure()?, &contest, runs, only)?),
+        (.., Some(cache)) => all_right(&cache::run(&setup::ensure()?, &cache, links, runs, only)?),
+        (_, None, Some(gang), _) => {
+            all_right(&gang::run(&setup::ensure()?, gang, conditions, runs, only)?)
+        }
+        (_, Some(sweep), ..) => {
+            let outcome = sweep::run(&setup::ensure()?, &sweep, runs, only, at)?;
+            outcome.points.iter().all(|point| all_right(&point.outcome))
+        }
+        (None, None, None, None) => {
+            let text = format!("there is no benchmark {name}; `lab bench` lists them");
+            return Err(LabError::Unsupported(text));
+        }
+    };
+    if right {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("lab: a guest's memory or disk came out wrong");
+    Ok(ExitCode::FAILURE)
+}

@@ -1,0 +1,278 @@
+//! What stands beside a VM that moves, and how it fares: something that serves
+//! a web load from the NIC that the migration uses, or that keeps all CPUs busy.
+//!
+//! Each is a process that says every 50 ms how much it has done. What it does in
+//! the seconds before the migration is what it would have done all the time.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use lab_guest::random::Random;
+
+use crate::count;
+use lab::error::{Result, SystemContext};
+use lab::hosts::Hosts;
+
+const PORT: u16 = 7813;
+/// How often it says how much it has done.
+const TELL: Duration = Duration::from_millis(50);
+/// Who asks for pages: more than needed while the server answers at once.
+const CLIENTS: usize = 16;
+/// A request that nobody is free for is given up after this, as a visitor would.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// What is asked for, one as often as the other.
+const ANSWER_BYTES: [u64; 4] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Rounds of work between two looks at the clock.
+const ROUNDS: u64 = 100_000;
+
+/// Something that stands beside a VM that moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbour {
+    /// On host a, serves clients on host b, who ask for so much.
+    Web {
+        /// Of content.
+        bytes_per_s: u64,
+    },
+    /// Computes, with a thread for each CPU.
+    Computing,
+}
+
+/// How a neighbour fared.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Fared {
+    /// What it did per second before.
+    pub(super) before_per_s: f64,
+    /// What it did per second while the VM moved.
+    pub(super) meanwhile_per_s: f64,
+}
+
+impl Fared {
+    /// The share of its work that it kept.
+    pub(super) fn kept(self) -> f64 {
+        if self.before_per_s > 0.0 { self.meanwhile_per_s / self.before_per_s } else { 0.0 }
+    }
+}
+
+/// A neighbour at work. Dropping it ends it.
+pub(super) struct AtWork {
+    children: Vec<Child>,
+    done: Arc<Mutex<Vec<(Instant, u64)>>>,
+    listening: Option<JoinHandle<()>>,
+}
+
+impl Neighbour {
+    /// Has it begin.
+    pub(super) fn start(self, hosts: &Hosts) -> Result<AtWork> {
+        let own = std::env::current_exe().doing("find the lab's own program")?;
+        let mut children = Vec::new();
+        let start = |mut command: Command, arguments: &[&str]| {
+            command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+            command.spawn().doing("start a neighbour")
+        };
+        let mut told = match self {
+            Self::Web { bytes_per_s } => {
+                let mut server =
+                    start(hosts.a.command(&own), &["neighbour-server", &PORT.to_string()])?;
+                let mut ready = [0; 1];
+                let output = server.stdout.as_mut();
+                let heard = output.map(|output| output.read_exact(&mut ready));
+                children.push(server);
+                heard.transpose().doing("hear a neighbour")?;
+                let address = format!("{}:{PORT}", hosts.a.addresses[0]);
+                let rate = bytes_per_s.to_string();
+                start(hosts.b.command(&own), &["neighbour-clients", &address, &rate])?
+            }
+            // On no host: what it spends is not the migration's.
+            Self::Computing => start(Command::new(&own), &["neighbour-computing"])?,
+        };
+        let output = told.stdout.take();
+        children.push(told);
+        AtWork::hear(children, output)
+    }
+}
+
+impl AtWork {
+    /// Children, the last of whom tells on `output` how much it has done.
+    pub(super) fn hear(children: Vec<Child>, output: Option<ChildStdout>) -> Result<Self> {
+        let done = Arc::new(Mutex::new(Vec::new()));
+        let mut at_work = Self { children, done: Arc::clone(&done), listening: None };
+        let listen = move || {
+            let lines = output.map(|output| BufReader::new(output).lines());
+            for line in lines.into_iter().flatten().map_while(io::Result::ok) {
+                if let Ok(count) = line.trim().parse() {
+                    done.lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push((Instant::now(), count));
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("neighbour".to_owned()).spawn(listen);
+        at_work.listening = Some(thread.doing("start a thread")?);
+        Ok(at_work)
+    }
+
+    /// Its processes.
+    pub(super) fn pids(&self) -> Vec<u32> {
+        self.children.iter().map(Child::id).collect()
+    }
+
+    /// What it did between two instants.
+    pub(super) fn done(&self, from: Instant, to: Instant) -> f64 {
+        let counts = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        count::between(&counts, from, to)
+    }
+
+    /// How it fared between `from` and `to`, beside what it did since `before`.
+    pub(super) fn fared(&self, before: Instant, from: Instant, to: Instant) -> Fared {
+        let per_s = |from: Instant, to: Instant| {
+            self.done(from, to) / to.saturating_duration_since(from).as_secs_f64().max(1e-3)
+        };
+        Fared { before_per_s: per_s(before, from), meanwhile_per_s: per_s(from, to) }
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if let Some(listening) = self.listening.take() {
+            let _ = listening.join();
+        }
+    }
+}
+
+/// Says every 50 ms how much was done, until nobody hears it.
+pub(super) fn tell(done: &AtomicU64) -> io::Result<()> {
+    loop {
+        thread::sleep(TELL);
+        let mut output = io::stdout().lock();
+        writeln!(output, "{}", done.load(Relaxed))?;
+        output.flush()?;
+    }
+}
+
+/// The web server: answers each request, a length, with as many bytes.
+///
+/// # Errors
+/// If it can't listen.
+pub fn server(port: u16) -> io::Result<()> {
+    let listener = TcpListener::bind(("0.0.0.0", port))?;
+    print!("r");
+    io::stdout().flush()?;
+    for stream in listener.incoming() {
+        let mut stream = stream?;
+        thread::Builder::new().name("answer".to_owned()).spawn(move || {
+            let bytes = vec![7; 1 << 20];
+            let mut request = [0; 8];
+            while stream.read_exact(&mut request).is_ok() {
+                let asked = usize::try_from(u64::from_le_bytes(request)).unwrap_or(usize::MAX);
+                if stream.write_all(&bytes[..asked.min(bytes.len())]).is_err() {
+                    return;
+                }
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// When which request comes: whether others were answered or not.
+struct Requests {
+    random: Random,
+    due: Instant,
+    bytes_per_s: u64,
+}
+
+impl Requests {
+    fn next(&mut self) -> (Instant, u64) {
+        // Those that nobody took in time are gone.
+        if let Some(oldest) = Instant::now().checked_sub(PATIENCE) {
+            self.due = self.due.max(oldest);
+        }
+        let bytes = ANSWER_BYTES[self.random.below(ANSWER_BYTES.len())];
+        let due = self.due;
+        self.due += Duration::from_secs_f64(bytes as f64 / self.bytes_per_s.max(1) as f64);
+        (due, bytes)
+    }
+}
+
+/// Its clients, who ask for `bytes_per_s` and say how many bytes came.
+///
+/// # Errors
+/// If they can't connect, or nobody hears them.
+pub fn clients(address: &str, bytes_per_s: u64) -> io::Result<()> {
+    let requests = Requests { random: Random::new(1, 1), due: Instant::now(), bytes_per_s };
+    let requests = Arc::new(Mutex::new(requests));
+    let done = Arc::new(AtomicU64::new(0));
+    for _ in 0..CLIENTS {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        let (requests, done) = (Arc::clone(&requests), Arc::clone(&done));
+        thread::Builder::new()
+            .name("ask".to_owned())
+            .spawn(move || ask(stream, &requests, &done))?;
+    }
+    tell(&done)
+}
+
+fn ask(mut stream: TcpStream, requests: &Mutex<Requests>, done: &AtomicU64) -> io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let (due, bytes) = requests.lock().unwrap_or_else(PoisonError::into_inner).next();
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        stream.write_all(&bytes.to_le_bytes())?;
+        let mut left = bytes;
+        while left > 0 {
+            let room = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let count = stream.read(&mut buffer[..room])?;
+            if count == 0 {
+                return Ok(());
+            }
+            left -= count as u64;
+            done.fetch_add(count as u64, Relaxed);
+        }
+    }
+}
+
+/// Keeps all CPUs busy, and says how much it has computed.
+///
+/// # Errors
+/// If the system gives no threads, or nobody hears it.
+pub fn computing() -> io::Result<()> {
+    let done = Arc::new(AtomicU64::new(0));
+    for nth in 0..thread::available_parallelism()?.get() {
+        let done = Arc::clone(&done);
+        thread::Builder::new().name("compute".to_owned()).spawn(move || {
+            let mut random = Random::new(nth as u64, 0);
+            loop {
+                for _ in 0..ROUNDS {
+                    std::hint::black_box(random.draw());
+                }
+                done.fetch_add(1, Relaxed);
+            }
+        })?;
+    }
+    tell(&done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_nobody_took_are_gone() {
+        let now = Instant::now();
+        let due = now.checked_sub(Duration::from_secs(1)).unwrap_or(now);
+        let mut requests = Requests { random: Random::new(1, 1), due, bytes_per_s: 1 << 20 };
+        let (first, bytes) = requests.next();
+        assert!(first + PATIENCE >= now);
+        let (second, _) = requests.next();
+        assert!(second > first, "{bytes}");
+    }
+}

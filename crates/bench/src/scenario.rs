@@ -1,0 +1,415 @@
+//! The contests: what guest, what links, who takes part.
+
+use std::time::Duration;
+
+use lab_guest::orders::Orders;
+use serde_json::{Value, json};
+
+use super::neighbour::Neighbour;
+use super::writers::{swing, web};
+use crate::contender::{Contender, Droveway, Mode, Options, Qemu};
+use crate::image::Image;
+use lab::guest::GuestSpec;
+use lab::hosts::Link;
+
+const MIB: u64 = 1 << 20;
+const MB: u64 = 1_000_000;
+
+/// Contenders that slow no guest: where it writes too fast they never finish.
+const UNSLOWED: [&str; 2] = ["qemu-precopy", "droveway-off"];
+
+/// A contest.
+pub struct Scenario {
+    /// Its name: `make bench-NAME`.
+    pub name: &'static str,
+    /// What it is for, for a person.
+    pub about: &'static str,
+    /// The guest.
+    pub guest: GuestSpec,
+    /// Its disk, which moves too.
+    pub disk: Option<Image>,
+    /// What stands beside it.
+    pub neighbour: Option<Neighbour>,
+    /// The links.
+    pub link: Link,
+    /// The downtime goal.
+    pub goal: Duration,
+    /// What a contender gives up after.
+    pub timeout: Duration,
+    /// Those of QEMU.
+    pub modes: &'static [Mode],
+    /// Those of Droveway.
+    pub ours: Vec<Options>,
+    /// Whether a plain TCP stream is measured on the link too.
+    pub plain_tcp: bool,
+    /// Whether contenders may have to slow the guest: what that costs it is
+    /// measured, too.
+    pub slowing: Option<Slowing>,
+    /// Whether a server runs in the guest, and clients use it.
+    pub served: bool,
+}
+
+/// Where guests write faster than the link.
+#[derive(Clone, Copy, Debug)]
+pub struct Slowing {
+    /// What contenders give up after that slow no guest.
+    pub patience: Duration,
+}
+
+impl Scenario {
+    /// Every contender, new.
+    #[must_use]
+    pub fn contenders(&self) -> Vec<Box<dyn Contender>> {
+        let qemu = self.modes.iter().map(|mode| Box::new(Qemu::new(*mode)) as Box<dyn Contender>);
+        let ours = self.ours.iter().cloned();
+        let ours = ours.map(|options| Box::new(Droveway::new(options)) as Box<dyn Contender>);
+        qemu.chain(ours).collect()
+    }
+
+    /// What a contender gives up after.
+    #[must_use]
+    pub fn timeout_of(&self, contender: &str) -> Duration {
+        let slows = !UNSLOWED.contains(&contender);
+        self.slowing.filter(|_| !slows).map_or(self.timeout, |slowing| slowing.patience)
+    }
+
+    /// The guest, for the results.
+    #[must_use]
+    pub fn guest_json(&self) -> Value {
+        let orders = &self.guest.orders;
+        json!({
+            "memory": self.guest.memory,
+            "vcpus": self.guest.vcpus,
+            "machine": self.guest.machine,
+            "random_bytes": orders.random_bytes,
+            "text_bytes": orders.text_bytes,
+            "working_set_bytes": orders.working_set_bytes,
+            "write_bytes_per_s": orders.rate,
+            "uses_a_whole_cpu": orders.burn,
+            "writes_and_rests_s": (orders.swing_ms > 0).then(|| orders.swing_ms as f64 / 1e3),
+            "serves_bytes": orders.serve_bytes,
+            "disk": self.disk.map(|disk| json!({
+                "bytes": disk.bytes,
+                "guest_bytes": disk.guest_bytes,
+                "other_data_bytes": disk.data_bytes,
+                "write_bytes_per_s": orders.disk_rate,
+                "largest_write_pages": orders.disk_run.max(1),
+                "bytes_between_flushes": orders.disk_flush,
+            })),
+        })
+    }
+
+    /// The links, for the results.
+    #[must_use]
+    pub fn links_json(&self, congestion_control: &str) -> Value {
+        json!({
+            "nics": self.link.nics,
+            "mbit_per_s_each": self.link.mbit_per_s,
+            "congestion_control": congestion_control,
+            "downtime_goal_ms": u64::try_from(self.goal.as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+pub(super) fn plain() -> Vec<Options> {
+    vec![Options::default()]
+}
+
+pub(super) fn variant(name: &str, arguments: &[&str]) -> Options {
+    Options {
+        variant: Some(name.to_owned()),
+        arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+        ..Options::default()
+    }
+}
+
+/// The same, with certificates.
+fn encrypted(options: Options) -> Options {
+    Options { variant: Some("tls".to_owned()), tls: true, ..options }
+}
+
+/// All of them.
+#[must_use]
+pub fn all() -> Vec<Scenario> {
+    let rest = neighbours().into_iter().chain([cores(), tls()]);
+    memory().into_iter().chain(disks()).chain(rest).chain([swing(), web()]).collect()
+}
+
+/// Those that move a VM's memory only.
+fn memory() -> Vec<Scenario> {
+    let idle = Orders { working_set_bytes: 64 * MIB, rate: 5 * MB, seed: 1, ..Orders::default() };
+    let idle_guest = GuestSpec::new("bench", "1G", idle);
+    let goal = Duration::from_millis(300);
+    let timeout = Duration::from_secs(90);
+    vec![
+        Scenario {
+            name: "idle",
+            about: "1 GiB, 64 MiB random working set, 5 MB/s writes, one link of 1 Gbit/s",
+            guest: idle_guest.clone(),
+            disk: None,
+            neighbour: None,
+            link: Link::one(1000),
+            goal,
+            timeout,
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Zstd],
+            ours: vec![
+                Options::default(),
+                variant("raw", &["--compress", "off"]),
+                variant("unaudited", &["--audit", "off"]),
+                variant("unshared", &["--share", "off"]),
+            ],
+            plain_tcp: false,
+            slowing: None,
+            served: false,
+        },
+        Scenario {
+            name: "nics",
+            about: "the same over four NICs of 250 Mbit/s each; QEMU can use one address",
+            guest: idle_guest,
+            disk: None,
+            neighbour: None,
+            link: Link { nics: 4, mbit_per_s: Some(250) },
+            goal,
+            timeout,
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Zstd],
+            ours: plain(),
+            plain_tcp: false,
+            slowing: None,
+            served: false,
+        },
+        Scenario {
+            name: "busy",
+            about: "512 MiB, 128 MiB random working set written at 0.8 of a 500 Mbit/s link",
+            guest: GuestSpec::new(
+                "bench",
+                "512M",
+                Orders {
+                    working_set_bytes: 128 * MIB,
+                    rate: 48 * MB,
+                    seed: 2,
+                    ..Orders::default()
+                },
+            ),
+            disk: None,
+            neighbour: None,
+            link: Link::one(500),
+            goal,
+            timeout,
+            modes: &[Mode::Precopy, Mode::Multifd, Mode::Zstd, Mode::AutoConverge],
+            ours: plain(),
+            plain_tcp: false,
+            slowing: None,
+            served: false,
+        },
+        Scenario {
+            name: "unshaped",
+            about: "1.5 GiB with 1,000 MB random, no shaping: what standing in the path costs",
+            guest: GuestSpec::new(
+                "bench",
+                "1536M",
+                Orders { random_bytes: 1000 * MB / 4096 * 4096, seed: 3, ..Orders::default() },
+            ),
+            disk: None,
+            neighbour: None,
+            link: Link::unshaped(),
+            goal,
+            timeout,
+            modes: &[Mode::Precopy, Mode::Multifd],
+            ours: vec![
+                Options::default(),
+                variant("raw", &["--compress", "off"]),
+                variant("raw-unaudited", &["--compress", "off", "--audit", "off"]),
+                variant("raw-unshared", &["--compress", "off", "--share", "off"]),
+            ],
+            plain_tcp: false,
+            slowing: None,
+            served: false,
+        },
+        Scenario {
+            name: "line",
+            about: "768 MiB with 500 MB random, no compression, 1 Gbit/s, beside one plain TCP stream",
+            guest: GuestSpec::new(
+                "bench",
+                "768M",
+                Orders { random_bytes: 500 * MB / 4096 * 4096, seed: 4, ..Orders::default() },
+            ),
+            disk: None,
+            neighbour: None,
+            link: Link::one(1000),
+            goal,
+            timeout,
+            modes: &[],
+            ours: vec![variant("raw", &["--compress", "off"])],
+            plain_tcp: true,
+            slowing: None,
+            served: false,
+        },
+    ]
+}
+
+/// What it costs that nobody reads along.
+fn tls() -> Scenario {
+    let raw = Options { variant: None, ..variant("", &["--compress", "off"]) };
+    Scenario {
+        name: "tls",
+        about: "1.5 GiB with 1,000 MB random, no compression, no shaping: plain beside encrypted",
+        guest: GuestSpec::new(
+            "bench",
+            "1536M",
+            Orders { random_bytes: 1000 * MB / 4096 * 4096, seed: 6, ..Orders::default() },
+        ),
+        disk: None,
+        neighbour: None,
+        link: Link::unshaped(),
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(90),
+        modes: &[],
+        ours: vec![raw.clone(), encrypted(raw)],
+        plain_tcp: false,
+        slowing: None,
+        served: false,
+    }
+}
+
+/// Those that move a disk of a host's own too.
+fn disks() -> Vec<Scenario> {
+    let disk = |guest_bytes| Image {
+        bytes: 4096 * MIB,
+        guest_bytes,
+        data_bytes: 1024 * MIB - guest_bytes,
+        seed: 5,
+    };
+    let idle = Orders { working_set_bytes: 64 * MIB, rate: 5 * MB, seed: 5, ..Orders::default() };
+    let ours = Options { variant: None, ..variant("", &["--disks", "all", "--create-disks"]) };
+    let guest = |guest_bytes, rate| {
+        let orders = Orders {
+            disk_bytes: guest_bytes,
+            disk_rate: rate,
+            disk_run: 32,
+            disk_flush: 4 * MIB,
+            ..idle.clone()
+        };
+        GuestSpec::new("bench", "512M", orders)
+    };
+    let scenario = |name, about, guest_bytes, rate, link| Scenario {
+        name,
+        about,
+        guest: guest(guest_bytes, rate),
+        disk: Some(disk(guest_bytes)),
+        neighbour: None,
+        link,
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(120),
+        modes: &[Mode::Mirror, Mode::MirrorZstd],
+        ours: vec![ours.clone()],
+        plain_tcp: false,
+        slowing: None,
+        served: false,
+    };
+    vec![
+        scenario(
+            "disk",
+            "512 MiB, a disk of 4 GiB with 1 GiB of mixed data, idle; four NICs of 250 Mbit/s",
+            64 * MIB,
+            0,
+            Link { nics: 4, mbit_per_s: Some(250) },
+        ),
+        scenario(
+            "disk-busy",
+            "the same with 256 MiB of files rewritten at 20 MB/s, over one link of 1 Gbit/s",
+            256 * MIB,
+            20 * MB,
+            Link::one(1000),
+        ),
+    ]
+}
+
+/// What the neighbour's clients ask for, and what that leaves of 1 Gbit/s, in
+/// bytes of content.
+const WEB_BYTES_PER_S: u64 = 75 * MB;
+const SPARE_BYTES_PER_S: u64 = 44 * MB;
+
+/// Those with a neighbour that should not suffer.
+fn neighbours() -> Vec<Scenario> {
+    let orders = Orders {
+        random_bytes: 500 * MB / 4096 * 4096,
+        working_set_bytes: 64 * MIB,
+        rate: 5 * MB,
+        seed: 6,
+        ..Orders::default()
+    };
+    let scenario = |name, about, neighbour| Scenario {
+        name,
+        about,
+        guest: GuestSpec::new("bench", "1G", orders.clone()),
+        disk: None,
+        neighbour: Some(neighbour),
+        link: Link::one(1000),
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(90),
+        modes: &[Mode::Multifd],
+        ours: plain(),
+        plain_tcp: false,
+        slowing: None,
+        served: false,
+    };
+    let web = Neighbour::Web { bytes_per_s: WEB_BYTES_PER_S };
+    vec![
+        Scenario {
+            modes: &[Mode::Multifd, Mode::Limited { bytes_per_s: SPARE_BYTES_PER_S }],
+            ours: vec![
+                Options { nic_speeds: true, ..Options::default() },
+                variant("learning", &[]),
+            ],
+            ..scenario(
+                "neighbour-net",
+                "1 GiB with 500 MB random beside a web server that sends 75 MB/s over the same \
+                 1 Gbit/s",
+                web,
+            )
+        },
+        Scenario {
+            modes: &[Mode::Precopy, Mode::Multifd],
+            ..scenario(
+                "neighbour-cpu",
+                "the same beside a program that keeps all CPUs busy, 1 Gbit/s",
+                Neighbour::Computing,
+            )
+        },
+    ]
+}
+
+/// How lanes, and compressing in them, scale.
+fn cores() -> Scenario {
+    let orders = Orders {
+        random_bytes: 500 * MB / 4096 * 4096,
+        text_bytes: 500 * MB / 4096 * 4096,
+        seed: 7,
+        ..Orders::default()
+    };
+    let lanes = |count: &str, compress: &str, name: &str| {
+        variant(name, &["--lanes", count, "--compress", compress])
+    };
+    Scenario {
+        name: "cores",
+        about: "1.5 GiB with 500 MB random and 500 MB text, no shaping: 1, 2 and 4 lanes",
+        guest: GuestSpec::new("bench", "1536M", orders),
+        disk: None,
+        neighbour: None,
+        link: Link::unshaped(),
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(90),
+        modes: &[Mode::Multifd],
+        ours: vec![
+            lanes("1", "off", "1-lane"),
+            lanes("2", "off", "2-lanes"),
+            lanes("4", "off", "4-lanes"),
+            lanes("1", "zstd", "1-lane-zstd"),
+            lanes("2", "zstd", "2-lanes-zstd"),
+            lanes("4", "zstd", "4-lanes-zstd"),
+        ],
+        plain_tcp: false,
+        slowing: None,
+        served: false,
+    }
+}

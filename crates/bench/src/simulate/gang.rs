@@ -1,0 +1,538 @@
+//! A gang in simulated time: step after step, who begins, what is named, what each
+//! link carries, and what has arrived.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use policy::gang::{Move, Stage, admit};
+use serde::Serialize;
+
+use super::content::{Contents, Delivery, Fetch};
+use super::cores::{Cores, Costs, Machines};
+use super::ground::Ground;
+use super::links::{Way, fair};
+use super::trace::{BATCH, Trace};
+use super::vm::{Parcel, Phase, Vm, take};
+use crate::contender::gang::Share;
+use lab::error::Result;
+
+/// A page's name, its bit of the answer and its part of the heads around them.
+const NAMED_PAGE_BYTES: f64 = 24.0;
+const PAGE_BYTES: u64 = 4096;
+/// Simulated seconds: longer than a day is nothing to plan with.
+const TIME_MAX_S: f64 = 86_400.0;
+
+/// What of it is not the network.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// VMs that leave a host, and arrive at one, at a time.
+    pub parallel: usize,
+    /// From a VM's turn to its first page.
+    pub prepare_s: f64,
+    /// From its last page to its running.
+    pub switchover_s: f64,
+    /// What each may be gone for.
+    pub goal_s: f64,
+    /// What a migration's buffers hold.
+    pub pool_bytes: f64,
+    /// What a host can hash of the VMs that leave it.
+    pub naming_bytes_per_s: f64,
+    /// What one VM's pages come with at most.
+    pub vm_bytes_per_s: f64,
+    /// How long a step is.
+    pub step_s: f64,
+    /// Whose cores there are.
+    pub machines: Machines,
+    /// What work takes of them.
+    pub costs: Costs,
+}
+
+/// What a gang came to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// How far content was shared.
+    pub share: Share,
+    /// From the first VM's turn to the last one's running; none: it took more than a
+    /// day.
+    pub total_s: Option<f64>,
+    /// Of it, what passed before the first VM's QEMU was there.
+    pub prepared_s: f64,
+    /// What it took of all cores.
+    pub cpu_s: f64,
+    /// Of it, what guests did.
+    pub guests_cpu_s: f64,
+    /// What crossed the core, compressed, with what is around it.
+    pub core_bytes: f64,
+    /// Pages that sources sent.
+    pub body_bytes: f64,
+    /// Pages of which they sent the name.
+    pub named_bytes: f64,
+    /// What targets sent each other, compressed.
+    pub peer_bytes: f64,
+    /// For each target rack, pages that came to it again though it had them.
+    pub rack_duplicate_bytes: Vec<u64>,
+    /// Names that the directories were asked about.
+    pub lookups: u64,
+}
+
+struct Gang<'t> {
+    ground: &'t Ground,
+    pace: &'t Pace,
+    share: Share,
+    trace: &'t Trace,
+    vms: Vec<Vm>,
+    contents: Contents,
+    cores: Cores,
+    capacities: Vec<f64>,
+    /// What targets are to send each other.
+    fetches: BTreeMap<(usize, usize), VecDeque<Parcel>>,
+    now_s: f64,
+    outcome: Outcome,
+}
+
+/// Runs a gang of all VMs of a trace. The last `residents` of them are at the
+/// targets already.
+///
+/// # Errors
+/// If there are more target hosts than a directory can know.
+pub fn run(
+    share: Share,
+    ground: &Ground,
+    pace: &Pace,
+    trace: &Trace,
+    residents: usize,
+) -> Result<Outcome> {
+    let going = trace.vms.len().saturating_sub(residents);
+    let grains = trace.vms.iter().map(|vm| vm.contents.len()).sum();
+    let mut contents = Contents::new(share, ground, grains)?;
+    for (nth, vm) in trace.vms[going..].iter().enumerate() {
+        let to = ground.target_of(nth);
+        for content in vm.contents.iter().filter(|content| **content != 0) {
+            contents.arrived(to, *content, &mut Vec::new())?;
+        }
+    }
+    let vm = |nth: usize| {
+        let (from, to) = (ground.source_of(nth), ground.target_of(nth));
+        Vm {
+            name: format!("v{nth}"),
+            from,
+            to,
+            way: ground.way(from, to),
+            phase: Phase::Waiting,
+            next: 0,
+            queue: VecDeque::new(),
+            queued_bytes: 0.0,
+            pending: 0,
+            sent_bytes: 0.0,
+            rate: 0.0,
+            landing: false,
+        }
+    };
+    let outcome = Outcome {
+        share,
+        total_s: None,
+        prepared_s: 0.0,
+        cpu_s: 0.0,
+        guests_cpu_s: 0.0,
+        core_bytes: 0.0,
+        body_bytes: 0.0,
+        named_bytes: 0.0,
+        peer_bytes: 0.0,
+        rack_duplicate_bytes: Vec::new(),
+        lookups: 0,
+    };
+    let (vms, capacities) = ((0..going).map(vm).collect(), ground.capacities());
+    let cores = Cores::new(pace.machines, ground.hosts());
+    let (fetches, now_s) = (BTreeMap::new(), 0.0);
+    let gang = Gang {
+        ground,
+        pace,
+        share,
+        trace,
+        vms,
+        contents,
+        cores,
+        capacities,
+        fetches,
+        now_s,
+        outcome,
+    };
+    gang.run()
+}
+
+impl Gang<'_> {
+    fn run(mut self) -> Result<Outcome> {
+        let mut changed = true;
+        while self.now_s < TIME_MAX_S {
+            if changed {
+                self.begin_next();
+            }
+            self.be_there();
+            self.carry()?;
+            self.name_pages()?;
+            self.now_s += self.pace.step_s;
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "at most a day"
+            )]
+            self.contents.at((self.now_s * 1e9) as u64);
+            changed = self.go_on();
+            if self.vms.iter().all(|vm| vm.phase == Phase::Over) {
+                self.outcome.total_s = Some(self.now_s);
+                break;
+            }
+        }
+        self.outcome.cpu_s = self.cores.spent_s;
+        let grain = self.trace.grain_bytes;
+        let repeated = self.contents.repeated().into_iter();
+        self.outcome.rack_duplicate_bytes = repeated.map(|grains| grains * grain).collect();
+        self.outcome.lookups = self.contents.lookups;
+        Ok(self.outcome)
+    }
+
+    /// Those whose turn it is, as an agent that coordinates has it.
+    fn begin_next(&mut self) {
+        let hosts: Vec<String> = (0..self.ground.hosts()).map(|nth| format!("h{nth}")).collect();
+        let sources = hosts.len() - self.ground.target_racks * self.ground.target_hosts;
+        let stage = |vm: &Vm| match vm.phase {
+            Phase::Waiting => Stage::Waiting,
+            Phase::Over => Stage::Over,
+            _ if vm.landing => Stage::Landing,
+            _ => Stage::Flying,
+        };
+        let moves: Vec<Move<'_>> = self
+            .vms
+            .iter()
+            .zip(&self.trace.vms)
+            .map(|(vm, traced)| Move {
+                vm: &vm.name,
+                from: &hosts[vm.from],
+                to: &hosts[sources + vm.to],
+                bytes: traced.contents.len() as u64 * self.trace.grain_bytes,
+                stage: stage(vm),
+            })
+            .collect();
+        let until_s = self.now_s + self.pace.prepare_s;
+        for number in admit(&moves, self.pace.parallel) {
+            self.vms[number].phase = Phase::Preparing { until_s, work_s: self.pace.costs.start_s };
+        }
+    }
+
+    /// The number of a target among all hosts.
+    fn host_of(&self, target: usize) -> usize {
+        self.ground.hosts() - self.ground.target_racks * self.ground.target_hosts + target
+    }
+
+    /// What VMs take that are there, those that start, and those that move.
+    fn be_there(&mut self) {
+        let (step_s, costs) = (self.pace.step_s, &self.pace.costs);
+        self.cores.step(step_s);
+        for number in 0..self.vms.len() {
+            let (from, to) = (self.vms[number].from, self.host_of(self.vms[number].to));
+            let vm = &mut self.vms[number];
+            let at = if vm.phase == Phase::Over { to } else { from };
+            self.cores.spend(at, (costs.vm_cores + costs.vcpu_cores) * step_s);
+            self.outcome.guests_cpu_s += costs.vcpu_cores * step_s;
+            match &mut vm.phase {
+                Phase::Waiting | Phase::Over => continue,
+                Phase::Preparing { work_s, .. } if self.cores.has(to) => {
+                    let done_s = work_s.min(step_s);
+                    *work_s -= done_s;
+                    self.cores.spend(to, done_s);
+                }
+                _ => {}
+            }
+            for end in [from, to] {
+                self.cores.spend(end, costs.moving_cores * step_s);
+            }
+        }
+    }
+
+    /// Fills the buffers of those that send their memory.
+    fn name_pages(&mut self) -> Result<()> {
+        let mut room = vec![self.pace.naming_bytes_per_s * self.pace.step_s; self.ground.hosts()];
+        let step_bytes = self.pace.vm_bytes_per_s * self.pace.step_s;
+        for number in 0..self.vms.len() {
+            let mut handed_over = 0.0;
+            loop {
+                let vm = &self.vms[number];
+                let queued_bytes = vm.queued_grains() as f64 * self.trace.grain_bytes as f64;
+                let sweeps = matches!(vm.phase, Phase::Passing { pass: 1, .. });
+                let host_may = self.share == Share::Off || room[vm.from] > 0.0;
+                let may = sweeps
+                    && host_may
+                    && self.cores.has(vm.from)
+                    && vm.next < self.trace.vms[number].contents.len()
+                    && queued_bytes < self.pace.pool_bytes
+                    && handed_over < step_bytes;
+                if !may {
+                    break;
+                }
+                let batch_bytes = self.name_batch(number)?;
+                handed_over += batch_bytes;
+                room[self.vms[number].from] -= batch_bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// The VM's next pages: what of them is sent waits for its lane.
+    fn name_batch(&mut self, number: usize) -> Result<f64> {
+        let vm = &mut self.vms[number];
+        let grain_bytes = self.trace.grain_bytes as f64;
+        let (costs, from) = (&self.pace.costs, vm.from);
+        let all = &self.trace.vms[number].contents;
+        let batch = &all[vm.next..all.len().min(vm.next + BATCH)];
+        vm.next += batch.len();
+        self.cores.work(from, batch.len() as f64 * grain_bytes, costs.hand_over_ns);
+        let batch: Vec<u64> = batch.iter().copied().filter(|content| *content != 0).collect();
+        let mut fetches = Vec::new();
+        let deliveries = self.contents.deliver(number, vm.to, &batch, &mut fetches)?;
+        let pages = (batch.len() as u64 * self.trace.grain_bytes / PAGE_BYTES) as f64;
+        let named = batch.len() as f64 * grain_bytes;
+        self.cores.work(from, named, costs.tap_ns);
+        if self.share != Share::Off {
+            vm.push(pages * NAMED_PAGE_BYTES, None);
+            self.cores.work(from, named, costs.name_ns);
+        }
+        let bodies = deliveries.iter().filter(|delivery| **delivery == Delivery::Body).count();
+        let (mut sent, mut found) = (0.0, 0.0);
+        for (content, delivery) in batch.iter().zip(deliveries) {
+            match delivery {
+                Delivery::Body => {
+                    vm.push(self.trace.body_bytes(*content, bodies), Some(*content));
+                    sent += grain_bytes;
+                    continue;
+                }
+                Delivery::Later => vm.pending += 1,
+                Delivery::Held => {}
+            }
+            found += grain_bytes;
+        }
+        self.outcome.body_bytes += sent;
+        self.outcome.named_bytes += found;
+        let to = self.host_of(self.vms[number].to);
+        self.cores.work(from, sent, costs.encode_ns);
+        self.cores.work(to, found, costs.find_ns);
+        self.fetch(&fetches);
+        Ok(named)
+    }
+
+    /// Targets are to send each other what these are: compressed, as sources do.
+    fn fetch(&mut self, fetches: &[Fetch]) {
+        for Fetch { from, to, content } in fetches.iter().copied() {
+            let left_bytes = self.trace.body_bytes(content, fetches.len());
+            let line = self.fetches.entry((from, to)).or_default();
+            line.push_back(Parcel { left_bytes, content: Some(content) });
+        }
+    }
+
+    /// What the links carry in one step.
+    fn carry(&mut self) -> Result<()> {
+        let has = |vm: &Vm| self.cores.has(vm.from) && self.cores.has(self.host_of(vm.to));
+        let sends = |number: &usize| !self.vms[*number].queue.is_empty() && has(&self.vms[*number]);
+        let sending: Vec<usize> = (0..self.vms.len()).filter(sends).collect();
+        let can = |target: &usize| self.cores.has(self.host_of(*target));
+        let pairs = self.fetches.keys().copied().filter(|(from, to)| can(from) && can(to));
+        let pairs: Vec<(usize, usize)> = pairs.collect();
+        let mut ways: Vec<Way> = sending.iter().map(|number| self.vms[*number].way).collect();
+        ways.extend(pairs.iter().map(|(from, to)| self.ground.way_within(*from, *to)));
+        let rates = fair(&self.capacities, &ways);
+        let (of_vms, of_pairs) = rates.split_at(sending.len());
+        for (number, rate) in sending.into_iter().zip(of_vms) {
+            let vm = &mut self.vms[number];
+            let (sent, contents) = take(&mut vm.queue, rate * self.pace.step_s);
+            vm.queued_bytes -= sent;
+            vm.sent_bytes += sent;
+            vm.rate = *rate;
+            self.outcome.core_bytes += Ground::on_wire(sent);
+            let (from, to) = (vm.from, vm.to);
+            self.spend_on(sent, contents.len(), from, self.host_of(to));
+            for content in contents {
+                self.contents.sent(to, content);
+                self.has_come(to, content)?;
+            }
+        }
+        for ((from, to), rate) in pairs.into_iter().zip(of_pairs) {
+            let Some(line) = self.fetches.get_mut(&(from, to)) else { continue };
+            let (sent, contents) = take(line, rate * self.pace.step_s);
+            if line.is_empty() {
+                self.fetches.remove(&(from, to));
+            }
+            self.outcome.peer_bytes += sent;
+            let host = self.host_of(from);
+            self.spend_on(sent, contents.len(), host, self.host_of(to));
+            let raw = contents.len() as f64 * self.trace.grain_bytes as f64;
+            self.cores.work(host, raw, self.pace.costs.find_ns + self.pace.costs.encode_ns);
+            for content in contents {
+                self.has_come(to, content)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What it takes that so many bytes, and grains, went from host to host.
+    fn spend_on(&mut self, bytes: f64, grains: usize, from: usize, to: usize) {
+        let costs = &self.pace.costs;
+        self.cores.work(from, bytes, costs.wire_ns / 2.0);
+        self.cores.work(to, bytes, costs.wire_ns / 2.0);
+        self.cores.work(to, grains as f64 * self.trace.grain_bytes as f64, costs.place_ns);
+    }
+
+    fn has_come(&mut self, to: usize, content: u64) -> Result<()> {
+        let mut fetches = Vec::new();
+        for number in self.contents.arrived(to, content, &mut fetches)? {
+            self.vms[number].pending -= 1;
+        }
+        self.fetch(&fetches);
+        Ok(())
+    }
+
+    /// What follows. Says whether others may begin.
+    fn go_on(&mut self) -> bool {
+        let mut changed = false;
+        if self.vms.iter().all(|vm| matches!(vm.phase, Phase::Waiting | Phase::Preparing { .. })) {
+            self.outcome.prepared_s = self.now_s;
+        }
+        for (vm, traced) in self.vms.iter_mut().zip(&self.trace.vms) {
+            changed |= vm.go_on(traced, self.now_s, self.pace, self.trace.grain_bytes as f64);
+        }
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trace::Mix;
+    use super::super::vm::PASSES_MAX;
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn ground() -> Ground {
+        Ground {
+            source_racks: 2,
+            source_hosts: 2,
+            target_racks: 1,
+            target_hosts: 2,
+            edge_bits_per_s: 250e6,
+            core_bits_per_s: 1e9,
+        }
+    }
+
+    fn pace() -> Pace {
+        Pace {
+            parallel: 16,
+            prepare_s: 0.5,
+            switchover_s: 0.1,
+            goal_s: 0.3,
+            pool_bytes: 8e6,
+            naming_bytes_per_s: 1e9,
+            vm_bytes_per_s: 600e6,
+            step_s: 0.01,
+            machines: Machines::Unlimited,
+            costs: Costs::default(),
+        }
+    }
+
+    fn mix() -> Mix {
+        Mix {
+            vms: 8,
+            systems: 1,
+            system_bytes: 32 * MIB,
+            common_bytes: 32 * MIB,
+            repeated_bytes: 4 * MIB,
+            own_bytes: 16 * MIB,
+            dirty_bytes_per_s: 0,
+            working_set_bytes: 0,
+        }
+    }
+
+    fn near(figure: f64, expected: f64) -> bool {
+        (figure - expected).abs() <= expected * 0.03
+    }
+
+    fn runs(trace: &Trace, residents: usize) -> [Outcome; 3] {
+        let run = |share| run(share, &ground(), &pace(), trace, residents).unwrap();
+        [Share::Off, Share::Host, Share::Rack].map(run)
+    }
+
+    #[test]
+    fn each_page_crosses_the_core_as_often_as_it_is_to() {
+        let [off, host, rack] = runs(&mix().trace(), 0);
+        let mib = |bytes: f64| bytes / MIB as f64;
+        assert!(near(mib(off.body_bytes), 8.0 * 84.0), "{off:?}");
+        // All of one host come once: the system, what is common, a page, their own.
+        assert!(near(mib(host.body_bytes), 2.0 * 64.0 + 8.0 * 16.0), "{host:?}");
+        assert!(near(mib(rack.body_bytes), 64.0 + 8.0 * 16.0), "{rack:?}");
+        assert!(near(mib(rack.peer_bytes), 64.0), "{rack:?}");
+        for one in [&off, &host, &rack] {
+            assert!(near(one.body_bytes + one.named_bytes, off.body_bytes), "{one:?}");
+            assert!(one.core_bytes > one.body_bytes && one.core_bytes < one.body_bytes * 1.1);
+        }
+        assert_eq!(rack.rack_duplicate_bytes, [0]);
+        assert!(off.rack_duplicate_bytes[0] > host.rack_duplicate_bytes[0]);
+        assert!(near(mib(host.rack_duplicate_bytes[0] as f64), 64.0), "{host:?}");
+        // Two edges of the target rack are what limits it.
+        let edge = 250e6 / 8.0 / 1.046;
+        let expected_s = off.body_bytes / (2.0 * edge) + 0.6;
+        assert!(near(off.total_s.unwrap(), expected_s), "{off:?}, not {expected_s}");
+        // And they limit what is shared in the rack too: what one gets from the other
+        // crosses their edges as well.
+        let [off_s, host_s, rack_s] = [off, host, rack].map(|one| one.total_s.unwrap());
+        assert!(host_s < off_s / 1.5 && rack_s < host_s * 1.1, "{off_s} {host_s} {rack_s}");
+    }
+
+    #[test]
+    fn what_is_in_the_rack_need_not_come() {
+        let trace = mix().trace().repeated(9);
+        let [_, _, rack] = runs(&trace, 1);
+        // The resident is like the first one, so that one has nothing of its own.
+        assert!(near(rack.body_bytes / MIB as f64, 7.0 * 16.0), "{rack:?}");
+        assert_eq!(rack.rack_duplicate_bytes, [0]);
+    }
+
+    #[test]
+    fn a_vm_that_writes_goes_round_until_it_fits_or_is_stopped() {
+        let mix =
+            Mix { vms: 1, dirty_bytes_per_s: 10_000_000, working_set_bytes: 64 * MIB, ..mix() };
+        let trace = mix.trace();
+        let busy = run(Share::Off, &ground(), &pace(), &trace, 0).unwrap();
+        assert!(busy.core_bytes > busy.body_bytes * 1.2, "{busy:?}");
+        let faster = Mix { dirty_bytes_per_s: 1_000_000_000, ..mix };
+        let never = run(Share::Off, &ground(), &pace(), &faster.trace(), 0).unwrap();
+        let passes = (never.core_bytes / 1.046 - never.body_bytes) / (64 * MIB) as f64;
+        assert!(near(passes, f64::from(PASSES_MAX)), "{passes} passes");
+    }
+
+    #[test]
+    fn where_cores_are_few_they_limit_it() {
+        let trace = mix().trace();
+        let with = |machines| {
+            let pace = Pace { machines, ..pace() };
+            let outcome = run(Share::Rack, &ground(), &pace, &trace, 0).unwrap();
+            (outcome.total_s.unwrap(), outcome)
+        };
+        let (unlimited_s, unlimited) = with(Machines::Unlimited);
+        assert!(near(with(Machines::Each(16.0)).0, unlimited_s));
+        let (total_s, few) = with(Machines::One(1.5));
+        assert!(total_s > unlimited_s * 1.2, "{total_s}, {unlimited_s}");
+        // All of them was used, nearly all of the time, and not more.
+        let used = few.cpu_s / (1.5 * total_s);
+        assert!((0.9..1.01).contains(&used) && few.cpu_s > unlimited.cpu_s, "{used}, {few:?}");
+        assert!(near(few.body_bytes, unlimited.body_bytes), "{few:?}");
+    }
+
+    #[test]
+    fn as_many_at_a_time_as_may() {
+        let one_by_one = Pace { parallel: 1, ..pace() };
+        let ground = Ground { source_racks: 1, source_hosts: 1, target_hosts: 1, ..ground() };
+        let trace = Mix { vms: 3, ..mix() }.trace();
+        let alone = run(Share::Off, &ground, &one_by_one, &trace, 0).unwrap();
+        // The next is prepared while one lands.
+        let edge = 250e6 / 8.0 / 1.046;
+        let sending_s = alone.body_bytes / edge;
+        let total_s = alone.total_s.unwrap();
+        assert!(total_s > sending_s + 0.6 && total_s < sending_s + 3.0 * 0.6, "{total_s}");
+    }
+}

@@ -1,0 +1,121 @@
+//! What the source says of a VM's disks: those that both hosts see, and those
+//! that move.
+
+use serde::{Deserialize, Serialize};
+
+/// What the destination has to show for one image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Challenge {
+    /// The image, as an absolute path or as QEMU names it.
+    pub image: String,
+    /// How it can be shown.
+    pub proof: Proof,
+}
+
+/// How it can be shown that an image is the same at both hosts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "by")]
+pub enum Proof {
+    /// A file beside the image holds this.
+    Nonce {
+        /// The image's own file name.
+        image: String,
+        /// The file's name.
+        file: String,
+        /// What it holds.
+        nonce: String,
+        /// The image's length.
+        bytes: u64,
+    },
+    /// The image has this content, and nothing writes to it.
+    Content {
+        /// Its length.
+        bytes: u64,
+        /// Its BLAKE3 hash, in hex.
+        hash: String,
+    },
+    /// The block device has this identity.
+    Identity {
+        /// As sysfs tells it.
+        identity: String,
+    },
+    /// Its name is the same wherever it is opened: a network service.
+    Network,
+    /// It can't be shown.
+    Impossible {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A disk that moves, as the source tells the destination of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moving {
+    /// Its name.
+    pub disk: String,
+    /// The image's format.
+    pub format: Format,
+    /// The size that the guest sees.
+    pub bytes: u64,
+    /// What it takes up at the source.
+    pub allocated_bytes: u64,
+    /// The image, and what shows whether another is the same.
+    pub challenge: Challenge,
+}
+
+/// What an operator allows at the destination.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Allowed {
+    /// To make images that aren't there.
+    pub create: bool,
+    /// To overwrite images that hold data.
+    pub overwrite: bool,
+}
+
+/// The formats of images that can be made and exported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Format {
+    /// As the guest sees it.
+    Raw,
+    /// QEMU's own.
+    Qcow2(Qcow2),
+}
+
+impl Format {
+    /// QEMU's name for it.
+    #[must_use]
+    pub fn driver(&self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2(_) => "qcow2",
+        }
+    }
+}
+
+/// What of a qcow2 image matters for the one that takes its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Qcow2 {
+    /// The size of its clusters.
+    pub cluster_bytes: u64,
+    /// Its version: `0.10` or `1.1`.
+    pub compat: String,
+    /// Whether reference counts may be rebuilt after a crash.
+    pub lazy_refcounts: bool,
+    /// The width of reference counts.
+    pub refcount_bits: u64,
+    /// Whether clusters have parts.
+    pub extended_l2: bool,
+}
+
+impl Default for Qcow2 {
+    fn default() -> Self {
+        Self {
+            cluster_bytes: 64 << 10,
+            compat: "1.1".to_owned(),
+            lazy_refcounts: false,
+            refcount_bits: 16,
+            extended_l2: false,
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Droveway's agents on hosts.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use qemu::programs::USUAL;
+
+use crate::error::{FileContext, LabError, Result, SystemContext};
+use crate::hosts::{Host, Hosts, RUN_DIR, RackHost, Racks};
+use crate::{program, setup};
+
+const PORT: u16 = 7800;
+/// What says which programs other hosts can have started.
+const PROGRAMS: &str = "--qemu-programs";
+/// An agent listens within a tenth of a second.
+const UP_MAX: Duration = Duration::from_secs(20);
+
+/// The `droveway` that stands beside the running program, or `DROVEWAY`.
+#[must_use]
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("DROVEWAY") {
+        return path.into();
+    }
+    let here = std::env::current_exe().unwrap_or_default();
+    // A test's program is one directory deeper.
+    here.ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join("droveway"))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| "droveway".into())
+}
+
+/// An agent on a host. Dropping it kills it, and leaves its VMs running.
+pub struct Agent {
+    child: Child,
+    host_name: String,
+    api: String,
+    log: PathBuf,
+}
+
+/// The name that a host has in the peers file.
+#[must_use]
+pub fn peer_name(hosts: &Hosts, host: &Host) -> &'static str {
+    if host.name == hosts.a.name { "host-a" } else { "host-b" }
+}
+
+fn peers(hosts: &Hosts) -> String {
+    let entry = |host: &Host| peer_entry(peer_name(hosts, host), host);
+    entry(&hosts.a) + &entry(&hosts.b)
+}
+
+/// What the peers file says of a host.
+fn peer_entry(name: &str, host: &Host) -> String {
+    let nics: Vec<_> = host.addresses.iter().map(|nic| format!("\"{nic}\"")).collect();
+    let (address, nics) = (host.addresses[0], nics.join(", "));
+    format!("[[host]]\nname = \"{name}\"\naddress = \"{address}:{PORT}\"\nnics = [{nics}]\n")
+}
+
+/// The usual ones, and the lab's own; nothing for an older agent, which starts what it
+/// is told to start.
+fn programs(binary: &Path) -> Result<Vec<String>> {
+    let own = setup::newer_qemu().map(|path| path.display().to_string());
+    let listed = USUAL.map(str::to_owned).into_iter().chain(own);
+    let words: Vec<String> = listed.flat_map(|place| [PROGRAMS.to_owned(), place]).collect();
+    let asked = program::run(Command::new(binary).arg("agent").args(&words).arg("--help"))?;
+    Ok(if asked.status.success() { words } else { Vec::new() })
+}
+
+impl Agent {
+    /// Starts an agent on `host`, and waits until it answers.
+    ///
+    /// # Errors
+    /// If it doesn't come up; with the end of its log.
+    pub fn start(hosts: &Hosts, host: &Host) -> Result<Self> {
+        Self::start_by(hosts, host, &[])
+    }
+
+    /// Starts an agent by a program that becomes it, such as `setpriv` with
+    /// its options, and waits until it answers.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_by(hosts: &Hosts, host: &Host, by: &[&str]) -> Result<Self> {
+        Self::start_with(hosts, host, by, &[])
+    }
+
+    /// The same, with more arguments of its own: they stand in for what it would
+    /// be told. With `--tls` it speaks TLS (see [`Certificates`]), else plaintext.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_with(hosts: &Hosts, host: &Host, by: &[&str], more: &[&str]) -> Result<Self> {
+        Self::start_as(peer_name(hosts, host), host, &peers(hosts), by, more)
+    }
+
+    /// The same among other hosts, as the peers file has them.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_as(
+        name: &str,
+        host: &Host,
+        peers: &str,
+        by: &[&str],
+        more: &[&str],
+    ) -> Result<Self> {
+        let outside = |name: &str| host.run_dir.join(name);
+        std::fs::write(outside("peers.toml"), peers).at("write", outside("peers.toml"))?;
+        let log = outside("agent.log");
+        let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log);
+        let log_file = log_file.at("open", &log)?;
+        let inside = |name: &str| format!("{RUN_DIR}/{name}");
+        let binary = binary();
+        let words: Vec<&OsStr> = by.iter().map(OsStr::new).chain([binary.as_os_str()]).collect();
+        let mut command = host.command(words[0]);
+        command.args(&words[1..]).arg("agent").args(more);
+        let told = [
+            ("--name", name.to_owned()),
+            ("--listen", format!("0.0.0.0:{PORT}")),
+            ("--peers", inside("peers.toml")),
+            ("--state", inside("state")),
+            ("--api", inside("api.sock")),
+        ];
+        for (flag, value) in told.iter().filter(|(flag, _)| !more.contains(flag)) {
+            command.args([flag, value.as_str()]);
+        }
+        if !more.contains(&PROGRAMS) {
+            command.args(programs(&binary)?);
+        }
+        if !more.contains(&"--tls") {
+            command.arg("--insecure-plaintext");
+        }
+        for nic in &host.addresses {
+            command.args(["--nic", &nic.to_string()]);
+        }
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log_file.try_clone().doing("copy a descriptor")?)
+            .stderr(log_file)
+            .spawn()
+            .doing("start an agent")?;
+        let mut agent = Self { child, host_name: name.to_owned(), api: inside("api.sock"), log };
+        agent.wait_up(host)?;
+        Ok(agent)
+    }
+
+    fn wait_up(&mut self, host: &Host) -> Result<()> {
+        let until = Instant::now() + UP_MAX;
+        loop {
+            let answer = self.command(host, &["list"]).output().doing("run droveway")?;
+            if answer.status.success() {
+                return Ok(());
+            }
+            let ended = self.child.try_wait().doing("wait for the agent")?;
+            if ended.is_some() || Instant::now() > until {
+                return Err(LabError::Silent {
+                    what: format!("the agent of {}", self.host_name),
+                    waited: UP_MAX,
+                    detail: format!("; its log: {}", self.log_text()),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// `droveway` on its host, talking to it.
+    #[must_use]
+    pub fn command(&self, host: &Host, args: &[&str]) -> Command {
+        let mut command = host.command(binary());
+        command.arg("--api").arg(&self.api).args(args).stdin(Stdio::null());
+        command
+    }
+
+    /// The name of its host.
+    #[must_use]
+    pub fn host_name(&self) -> &str {
+        &self.host_name
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Kills it, as a crash would.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The end of what it logged.
+    #[must_use]
+    pub fn log_text(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(&text[text.len().saturating_sub(4000)..]).into_owned()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// An agent on each host of all racks.
+///
+/// # Errors
+/// If one doesn't come up.
+pub fn agents(racks: &Racks) -> Result<Vec<Agent>> {
+    agents_with(racks, "", &[])
+}
+
+/// The same with more entries in the peers file; those in the target rack are told
+/// more.
+///
+/// # Errors
+/// As [`agents`].
+pub fn agents_with(racks: &Racks, others: &str, told: &[&str]) -> Result<Vec<Agent>> {
+    let target = racks.targets().first().map_or("", |host| host.rack.as_str());
+    let hosts = racks.hosts();
+    let entry = |host: &&RackHost| {
+        format!("{}rack = \"{}\"\n", peer_entry(&host.name, &host.host), host.rack)
+    };
+    let peers: String = hosts.iter().map(entry).chain([others.to_owned()]).collect();
+    let start = |host: &&RackHost| {
+        let told = if host.rack == target { told } else { &[] };
+        let told = [&["--rack", host.rack.as_str()], told].concat();
+        Agent::start_as(&host.name, &host.host, &peers, &[], &told)
+    };
+    hosts.iter().map(start).collect()
+}
