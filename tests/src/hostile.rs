@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use identity::{Connection, Security};
 use lab::guest::Guest;
-use qemu::shape;
-use serde_json::json;
+use qemu::disks::Allowed;
+use qemu::shape::{self, Shape};
+use serde_json::Value;
 use switchover::MigrationId;
 use transport::{Endpoint, LaneError, connect};
 use wire::{
@@ -35,7 +36,7 @@ pub struct Caller<'w> {
     world: &'w World,
     security: Security,
     from: String,
-    shape: serde_json::Value,
+    shape: Shape,
 }
 
 /// An arrival that the agent has prepared for.
@@ -44,6 +45,10 @@ pub struct Accepted {
     pub control: Connection,
     /// What its lanes say.
     pub token: Token,
+}
+
+fn json(order: Prepare) -> Value {
+    serde_json::to_value(ToDestination::Prepare(Box::new(order))).unwrap()
 }
 
 impl<'w> Caller<'w> {
@@ -57,7 +62,6 @@ impl<'w> Caller<'w> {
         world.says(Side::A, &run.iter().map(String::as_str).collect::<Vec<_>>());
         let shape = shape::of(&world.own_qmp(Side::A, "shape")).unwrap();
         world.says(Side::A, &["stop", "shape", "--force"]);
-        let shape = serde_json::to_value(shape).unwrap();
         Self { world, security, from: from.to_owned(), shape }
     }
 
@@ -99,11 +103,11 @@ impl<'w> Caller<'w> {
             cwd: "/".to_owned(),
             overrides: Vec::new(),
             qemu: "10.0.0".to_owned(),
-            shape: self.shape.clone(),
-            disks: json!([]),
+            shape: self.shape.clone().into(),
+            disks: Vec::new().into(),
             shared_disks: false,
-            moving: json!([]),
-            allowed: json!({ "create": true, "overwrite": true }),
+            moving: Vec::new().into(),
+            allowed: Allowed { create: true, overwrite: true }.into(),
             incoming_qmp: None,
             overcommit: false,
             terms: Default::default(),
@@ -118,8 +122,20 @@ impl<'w> Caller<'w> {
     /// Why an order is refused.
     #[must_use]
     pub fn refused(&self, order: Prepare) -> String {
+        self.refused_json(&json(order))
+    }
+
+    /// Why one is refused in which a part is no part of an order.
+    #[must_use]
+    pub fn refused_with(&self, part: &str, said: Value) -> String {
+        let mut order = json(self.order());
+        order[part] = said;
+        self.refused_json(&order)
+    }
+
+    fn refused_json(&self, order: &Value) -> String {
         let mut control = self.call(Kind::Control).unwrap();
-        say(&mut control, &ToDestination::Prepare(Box::new(order)));
+        say(&mut control, order);
         ending(&mut control)
     }
 

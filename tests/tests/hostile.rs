@@ -51,18 +51,25 @@ fn orders_that_can_not_be_meant() {
     refused(&|order| order.argv.clear(), "");
     refused(&|order| order.argv = vec!["-m".to_owned(); 60_000], "");
     refused(&|order| order.argv[0] = "/bin/true".to_owned(), "");
-    refused(&|order| order.shape = json!({ "machine": [] }), "can't be understood");
-    refused(&|order| order.disks = json!(7), "can't be understood");
     refused(&|order| order.share_domain.0 = "../a".to_owned(), "a sharing domain has at most");
     refused(&|order| order.share_domain.0 = "a".repeat(1 << 20), "a sharing domain has at most");
-    refused(&|order| order.shape["ram_bytes"] = json!(u64::MAX), "");
+    let mut large = serde_json::to_value(caller.order().shape).unwrap();
+    large["ram_bytes"] = json!(u64::MAX);
+    for (part, said, reason) in [
+        ("shape", json!({ "machine": [] }), "the VM is made of can't be understood"),
+        ("disks", json!(7), "the VM's disks can't be understood"),
+        ("shape", large, ""),
+    ] {
+        let why = caller.refused_with(part, said);
+        assert!(!why.is_empty() && why.contains(reason), "{part}: {why}");
+    }
     // Another VM's QEMU that runs, or waits for somebody else, is left alone.
     let others = format!("{RUN_DIR}/web1.own");
     refused(&|order| order.incoming_qmp = Some(others.clone()), "is there already, as web1");
     refused(&|order| order.incoming_qmp = Some("/dev/zero".to_owned()), "");
     // What is short on the wire and large in memory.
     let bomb = serde_json::Value::Array(vec![json!(0); 900_000]);
-    assert_eq!(caller.refused(Prepare { shape: bomb, ..caller.order() }), "", "it hangs up");
+    assert_eq!(caller.refused_with("shape", bomb), "", "it hangs up");
     caller.assert_unharmed(&guest);
     drop(world.migrate(&guest, Side::B, &[]));
 }

@@ -14,7 +14,7 @@ use end_to_end::{MIB, Side, World, until};
 use identity::Security;
 use lab::hosts::{Link, RUN_DIR};
 use serde_json::{Value, json};
-use wire::{Frame, Kind, Order, Prepare, ToDestination, ToSource, read_frame, read_message};
+use wire::{Frame, Kind, Prepare, ToDestination, ToSource, read_frame, read_message};
 
 const USER: &str = "nobody";
 /// The hosts' directories, as agents see them.
@@ -115,16 +115,16 @@ fn making_a_file(caller: &Caller<'_>, name: &str, more: &[&str]) -> Prepare {
 fn asked(caller: &Caller<'_>, programs: &Value) -> Value {
     let mut control = caller.call(Kind::Control).unwrap();
     let question = json!({ "ask": "facts", "programs": programs });
-    say(&mut control, &ToDestination::Examine { question });
+    say(&mut control, &json!({ "say": "examine", "question": question }));
     match hear(&mut control) {
-        Some(ToSource::Examined { answer }) => answer,
+        Some(ToSource::Examined { answer }) => serde_json::to_value(answer).unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
-fn ordered(caller: &Caller<'_>, order: Value) -> Value {
+fn ordered(caller: &Caller<'_>, order: &Value) -> Value {
     let mut connection = caller.call(Kind::Orders).unwrap();
-    say(&mut connection, &Order { from: "host-a".to_owned(), order });
+    say(&mut connection, &json!({ "from": "host-a", "order": order }));
     match read_frame(&mut connection).unwrap() {
         Some(Frame::Message(answer)) => read_message(&answer).unwrap(),
         other => panic!("{other:?}"),
@@ -207,7 +207,7 @@ fn a_tool_beside_a_program_of_theirs_is_not_started() {
         order.argv[0] = inside("evil/qemu-system-x86_64");
         // So that nobody needs that program, and images come first.
         order.incoming_qmp = Some("/nonexistent/qmp".to_owned());
-        order.moving = disk(&image, &format);
+        order.moving = serde_json::from_value(disk(&image, &format)).unwrap();
         let why = caller.refused(order);
         assert!(why.contains("/nonexistent/qmp"), "{why}");
         prey.assert_untouched();
@@ -234,7 +234,7 @@ fn questions_start_what_is_listed_and_only_as_that_user() {
     prey.assert_theirs("qemu-ends", 1);
 
     let want = |program: &str, accelerator: &str| json!({ "program": program, "accelerator": accelerator, "machine": "q35" });
-    let able = |wants: Value| ordered(&caller, json!({ "order": "able", "wants": wants }));
+    let able = |wants: Value| ordered(&caller, &json!({ "order": "able", "wants": wants }));
     let wants = json!([want(&evil, "tcg"), want("/bin/sh", "tcg"), want(&ends, &dump)]);
     let answer = able(wants).to_string();
     assert_eq!(answer.matches("is not in qemu-programs").count(), 2, "{answer}");
@@ -259,7 +259,7 @@ fn images_are_made_where_that_user_may() {
     let refused = |path: &str| {
         let mut order = caller.order();
         order.incoming_qmp = Some("/nonexistent/qmp".to_owned());
-        order.moving = disk(path, &json!("raw"));
+        order.moving = serde_json::from_value(disk(path, &json!("raw"))).unwrap();
         caller.refused(order)
     };
     let may_not = "may not make files in its directory";

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use engine::{Arriving, Host, Refusal, Unsettled};
 use qemu::command_line::overridden;
-use qemu::disks::{self as images, Challenge, PreparedImage};
+use qemu::disks::{self as images, PreparedImage};
 use qemu::machine::{self, By, GuestPort, Machine, Start};
 use qemu::programs::Programs;
 use qemu::qmp::RunState;
-use qemu::shape::{self, Shape};
+use qemu::shape;
 use switchover::MigrationId;
-use wire::{Inquiry, Prepare, Word};
+use wire::examine::{self, Question};
+use wire::{Inquiry, Part, Prepare, Word, gang};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
@@ -68,7 +69,7 @@ impl Arrivals {
         }
         check_domain(&order.share_domain.0)?;
         let claim = self.registry.expect(&order.vm, &order.migration)?;
-        let shape: Shape = understood("what the VM is made of", &order.shape)?;
+        let shape = understood("what the VM is made of", &order.shape)?;
         let probes = self.examiner.probes();
         let wanted = match &order.incoming_qmp {
             // It is started already.
@@ -76,7 +77,7 @@ impl Arrivals {
             None => Some(Wanted::of(order, probes.programs())?),
         };
         if let Some(wanted) = &wanted {
-            wanted.check(&shape, order.overcommit, probes)?;
+            wanted.check(shape, order.overcommit, probes)?;
         }
         check_disks(order)?;
         let qemu = wanted.as_ref().map(|wanted| &*wanted.program);
@@ -96,8 +97,8 @@ impl Arrivals {
             vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
         claim.note(Standing::Arriving)?;
         let here = shape::of(&machine.qmp).map_err(|error| Denied::Qemu(error.to_string()))?;
-        fitness::check_features(&shape, &here)?;
-        let differences = shape::differences(&shape, &here, &order.overrides);
+        fitness::check_features(shape, &here)?;
+        let differences = shape::differences(shape, &here, &order.overrides);
         if differences.is_empty() {
             let peer = self.peers.iter().find(|peer| peer.name == order.from);
             let source_address = peer.map(|peer| peer.address);
@@ -152,18 +153,18 @@ impl Host for Arrivals {
         self.settlers.answer(inquiry)
     }
 
-    fn examine(&self, question: serde_json::Value) -> serde_json::Value {
+    fn examine(&self, question: Part<Question>) -> examine::Answer {
         self.examiner.answer(question)
     }
 
-    fn obey(&self, from: &str, order: serde_json::Value) -> serde_json::Value {
+    fn obey(&self, from: &str, order: &Part<gang::Order>) -> gang::Answer {
         self.order_handler.obey(from, order)
     }
 }
 
 /// Before there is a QEMU that could touch them.
 fn check_disks(order: &Prepare) -> Result<(), Denied> {
-    let disks: Vec<Challenge> = understood("the VM's disks", &order.disks)?;
+    let disks = understood("the VM's disks", &order.disks)?;
     if disks.len() > DISKS_MAX {
         return Err(Denied::Asked(format!("{} disks are more than {DISKS_MAX}", disks.len())));
     }
@@ -191,8 +192,8 @@ fn prepare_images(
     programs: &Programs,
     qemu: Option<&Path>,
 ) -> Result<images::Prepared, Denied> {
-    let moving: Vec<images::Moving> = understood("the disks that move", &order.moving)?;
-    let allowed: images::Allowed = understood("what may be done to images", &order.allowed)?;
+    let moving = understood("the disks that move", &order.moving)?;
+    let allowed = *understood("what may be done to images", &order.allowed)?;
     if moving.len() > DISKS_MAX {
         return Err(Denied::Asked(format!("{} disks are more than {DISKS_MAX}", moving.len())));
     }
@@ -203,7 +204,7 @@ fn prepare_images(
     let tool = programs.tool("qemu-img", qemu);
     let tool = tool.map_err(|not_allowed| Denied::Local(not_allowed.to_string()))?;
     let tool = images::QemuImg::new(tool, programs.user());
-    images::prepare(&moving, &order.overrides, Path::new(&cwd), allowed, &tool)
+    images::prepare(moving, &order.overrides, Path::new(&cwd), allowed, &tool)
         .map_err(|error| Denied::Conflict(error.to_string()))
 }
 
@@ -225,14 +226,11 @@ fn waiting(registry: &Registry, socket: &str, dir: &Path) -> Result<Machine, Den
     }
 }
 
-/// A part of the order that is JSON of another crate.
-fn understood<T: serde::de::DeserializeOwned>(
-    what: &str,
-    value: &serde_json::Value,
-) -> Result<T, Denied> {
-    T::deserialize(value).map_err(|error| {
+/// A part of the order that another version may put otherwise.
+fn understood<'p, T>(what: &str, part: &'p Part<T>) -> Result<&'p T, Denied> {
+    part.read().map_err(|why| {
         Denied::Asked(format!(
-            "{what} can't be understood ({error}): run the same version of droveway on both hosts"
+            "{what} can't be understood ({why}): run the same version of droveway on both hosts"
         ))
     })
 }

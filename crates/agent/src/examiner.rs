@@ -14,14 +14,14 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::{Examination, Finding};
-use doctor::{
-    Answer, FILLER_BYTES, Facts, Kvm, LaneMet, Meeting, Network, PROGRAMS_MAX, Program, Question,
-    Reached,
-};
+use doctor::{LaneMet, Meeting};
 use engine::{Endpoint, Local, Peer};
+use facts::host::{Facts, Kvm, Network, Program};
 use identity::Security;
 use qemu::probe::Probes;
 use qemu::room::host_memory;
+use wire::Part;
+use wire::examine::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached};
 
 use crate::config::NicSpeed;
 use crate::denied::Denied;
@@ -99,7 +99,7 @@ impl Examiner {
         };
         let here = self.facts(&[]);
         let programs = used(&here);
-        let findings = match self.ask(name, direct(&peer), &Question::Facts { programs }, FACTS_MAX)
+        let findings = match self.ask(name, direct(&peer), Question::Facts { programs }, FACTS_MAX)
         {
             Ok((Answer::Facts(there), _)) => doctor::of_pair(&here, &there, &meeting),
             Ok(_) => vec![silent(&of, name, "it does not describe itself")],
@@ -109,19 +109,20 @@ impl Examiner {
     }
 
     /// Answers another agent.
-    pub(crate) fn answer(&self, question: serde_json::Value) -> serde_json::Value {
-        let answer = match serde_json::from_value(question) {
-            Ok(Question::Reach { filler }) => Answer::Reached(Reached {
+    pub(crate) fn answer(&self, question: Part<Question>) -> Answer {
+        match question {
+            Part::Read(Question::Reach { filler }) => Answer::Reached(Reached {
                 host: self.local.agent.clone(),
                 droveway: version(),
                 at_unix_ms: now_unix_ms(),
                 // The caller's own bytes, no more of them than it may send.
                 filler: filler.chars().take(FILLER_BYTES).collect(),
             }),
-            Ok(Question::Facts { programs }) => Answer::Facts(Box::new(self.facts(&programs))),
-            Ok(Question::Unknown) | Err(_) => Answer::Unknown,
-        };
-        serde_json::to_value(&answer).unwrap_or_default()
+            Part::Read(Question::Facts { programs }) => {
+                Answer::Facts(Box::new(self.facts(&programs)))
+            }
+            Part::Read(Question::Unknown) | Part::Odd(_) => Answer::Unknown,
+        }
     }
 
     fn facts(&self, asked: &[(String, String)]) -> Facts {
@@ -167,7 +168,7 @@ impl Examiner {
         Program { name, accelerator, known, problem }
     }
 
-    fn nics(&self) -> Vec<doctor::Nic> {
+    fn nics(&self) -> Vec<facts::host::Nic> {
         let mut addresses = self.local.nics.clone();
         if addresses.is_empty() && !self.listen.ip().is_unspecified() {
             addresses.push(self.listen.ip());
@@ -206,7 +207,7 @@ impl Examiner {
     fn greet(&self, peer: &str, way: Endpoint) -> Result<Meeting, String> {
         let asked_at_unix_ms = now_unix_ms();
         let question = Question::Reach { filler: "-".repeat(FILLER_BYTES) };
-        match self.ask(peer, way, &question, GREETING_MAX)? {
+        match self.ask(peer, way, question, GREETING_MAX)? {
             (Answer::Reached(reached), round_trip) => {
                 let reached = Reached { filler: String::new(), ..reached };
                 Ok(Meeting { round_trip, asked_at_unix_ms, reached, lanes: Vec::new() })
@@ -219,17 +220,12 @@ impl Examiner {
         &self,
         peer: &str,
         way: Endpoint,
-        question: &Question,
+        question: Question,
         within: Duration,
     ) -> Result<(Answer, Duration), String> {
-        let question = serde_json::to_value(question).map_err(|error| error.to_string())?;
         let examined = engine::examine(&self.local, peer, way, question, within)
             .map_err(|error| error.to_string())?;
-        let answer = serde_json::from_value(examined.answer);
-        Ok((
-            answer.map_err(|error| format!("its answer can't be understood ({error})"))?,
-            examined.took,
-        ))
+        Ok((examined.answer, examined.took))
     }
 
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {

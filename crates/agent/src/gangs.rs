@@ -7,7 +7,6 @@ mod cluster;
 mod flight;
 mod gang;
 mod order_handler;
-mod orders;
 mod plan;
 mod resume;
 mod run;

@@ -6,7 +6,7 @@ use api::{Finding, Severity};
 
 use crate::versions::problems;
 use crate::{Findings, size};
-use facts::host::{Cgroups, Facts, Kvm, Nic, Program};
+use facts::host::{Cgroups, Facts, Kvm, Nic, Program, VmFacts};
 
 /// A few reports and logs; below it VMs' records can't be written any more.
 const STATE_FREE_MIN: u64 = 64 << 20;
@@ -86,8 +86,7 @@ fn programs(facts: &Facts, findings: &mut Findings) {
 
 /// Who uses a program.
 fn users(facts: &Facts, program: &Program) -> String {
-    let is_of =
-        |vm: &&crate::VmFacts| vm.program == program.name && vm.accelerator == program.accelerator;
+    let is_of = |vm: &&VmFacts| vm.program == program.name && vm.accelerator == program.accelerator;
     let names: Vec<&str> = facts.vms.iter().filter(is_of).map(|vm| vm.name.as_str()).collect();
     match names.as_slice() {
         [] => "in PATH".to_owned(),

@@ -1,23 +1,18 @@
 //! What the facts of a host, or of two, mean for migrations.
 //!
 //! Facts go in, findings come out: nothing here looks at anything. An agent
-//! gathers its own [`Facts`] and asks a peer for its ([`Question`],
-//! [`Answer`]); [`of_host`] judges one host, [`of_pair`] whether VMs can go from
+//! gathers its own [`Facts`] and asks a peer for its ([`wire::examine`]);
+//! [`of_host`] judges one host, [`of_pair`] whether VMs can go from
 //! one to the other.
 
 #![forbid(unsafe_code)]
 
 mod host;
 mod pair;
-mod question;
 mod versions;
 
-pub use facts::host::{
-    Cgroups, Facts, Kvm, Network, Nic, Program, QemuUser, Reach, State, VmFacts,
-};
 pub use host::of_host;
 pub use pair::{LaneMet, Meeting, of_pair, of_peer};
-pub use question::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached};
 
 use api::{Finding, Severity};
 

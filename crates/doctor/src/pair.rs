@@ -5,9 +5,9 @@ use std::time::Duration;
 use api::{Finding, Severity};
 use qemu::probe::Verdict;
 
-use crate::question::Reached;
 use crate::{Findings, of_host, size};
 use facts::host::{Facts, Kvm, Program, VmFacts};
+use wire::examine::Reached;
 
 /// Guests see no other time after a move, but certificates and logs do.
 const SKEW_MUCH: Duration = Duration::from_secs(2);

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use transport::{Endpoint, LaneError, connect};
+use wire::examine::{Answer, Question};
 use wire::{Frame, Kind, ToDestination, ToSource, WireError, read_frame, read_message};
 
 use crate::host::{Local, Peer, lane_endpoint};
@@ -11,8 +11,8 @@ use crate::host::{Local, Peer, lane_endpoint};
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Examined {
-    /// What it is (`doctor::Answer`).
-    pub answer: Value,
+    /// What it is.
+    pub answer: Answer,
     /// How long it took, without the making of the connection.
     pub took: Duration,
 }
@@ -42,7 +42,7 @@ pub fn examine(
     local: &Local,
     peer: &str,
     endpoint: Endpoint,
-    question: Value,
+    question: Question,
     within: Duration,
 ) -> Result<Examined, ExamineError> {
     tracing::debug!(peer, way = %endpoint, "asking");
@@ -50,7 +50,7 @@ pub fn examine(
     stream.set_write_timeout(Some(within)).map_err(WireError::from)?;
     let asked = Instant::now();
     stream.set_read_deadline(Some(asked + within)).map_err(WireError::from)?;
-    Frame::message(&ToDestination::Examine { question })?.write_to(&mut stream)?;
+    Frame::message(&ToDestination::Examine { question: question.into() })?.write_to(&mut stream)?;
     let frame = read_frame(&mut stream)?.ok_or(ExamineError::HungUp)?;
     let took = asked.elapsed();
     let Frame::Message(json) = frame else { return Err(ExamineError::OutOfTurn) };

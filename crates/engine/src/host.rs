@@ -16,7 +16,7 @@ use switchover::MigrationId;
 use switchover::destination::Driver;
 use switchover::journal::JournalDir;
 use transport::Endpoint;
-use wire::{Inquiry, Word};
+use wire::{Inquiry, Part, Word, examine, gang};
 
 use crate::resources::Resources;
 use crate::sharing::Sharing;
@@ -149,16 +149,16 @@ pub trait Host: Send + Sync + 'static {
 
     /// Answers another agent that examines this host (see
     /// [`examine`](crate::examine)).
-    fn examine(&self, question: serde_json::Value) -> serde_json::Value {
+    fn examine(&self, question: Part<examine::Question>) -> examine::Answer {
         drop(question);
-        serde_json::Value::Null
+        examine::Answer::Unknown
     }
 
     /// Does what the agent of the host `from` orders (see
     /// [`Orders`](crate::Orders)), and answers. May take some seconds.
-    fn obey(&self, from: &str, order: serde_json::Value) -> serde_json::Value {
-        drop((from, order));
-        serde_json::Value::Null
+    fn obey(&self, from: &str, order: &Part<gang::Order>) -> gang::Answer {
+        let _ = (from, order);
+        gang::Answer::Unknown
     }
 }
 

@@ -4,9 +4,8 @@
 use std::time::{Duration, Instant};
 
 use identity::Connection;
-use serde_json::Value;
 use transport::{Endpoint, connect};
-use wire::{Frame, Kind, Order, WireError, read_frame, read_message};
+use wire::{Frame, Kind, Order, WireError, gang, read_frame, read_message};
 
 use crate::examine::ExamineError;
 use crate::host::{Local, Peer};
@@ -34,11 +33,16 @@ impl Orders {
     ///
     /// # Errors
     /// If there is no answer `within` that time.
-    pub fn give(&mut self, order: Value, within: Duration) -> Result<Value, ExamineError> {
+    pub fn give(
+        &mut self,
+        order: gang::Order,
+        within: Duration,
+    ) -> Result<gang::Answer, ExamineError> {
         let connection = &mut self.connection;
         connection.set_write_timeout(Some(within)).map_err(WireError::from)?;
         connection.set_read_deadline(Some(Instant::now() + within)).map_err(WireError::from)?;
-        Frame::message(&Order { from: self.from.clone(), order })?.write_to(connection)?;
+        Frame::message(&Order { from: self.from.clone(), order: order.into() })?
+            .write_to(connection)?;
         match read_frame(connection)?.ok_or(ExamineError::HungUp)? {
             Frame::Message(json) => Ok(read_message(&json)?),
             _ => Err(ExamineError::OutOfTurn),

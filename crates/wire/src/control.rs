@@ -8,12 +8,16 @@ use std::io::{Read, Write};
 
 use content::Domain;
 use data_threads::SchedParams;
+use facts::disks::{Allowed, Challenge, Moving};
+use facts::shape::Shape;
 use policy::pace::DestinationUse;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use switchover::{Envelope, MigrationId};
 
 use crate::error::WireError;
+use crate::examine::{Answer, Question};
+use crate::part::Part;
 use crate::read::le32;
 
 /// Longest message. A shape of a VM with hundreds of devices is some 100 KiB.
@@ -48,18 +52,16 @@ pub struct Prepare {
     pub overrides: Vec<(String, String)>,
     /// The source QEMU's version.
     pub qemu: String,
-    /// What the live VM is made of (`qemu::shape::Shape`).
-    pub shape: serde_json::Value,
-    /// How the destination can see that storage is shared
-    /// (`qemu::disks::Challenge`s).
-    pub disks: serde_json::Value,
+    /// What the live VM is made of.
+    pub shape: Part<Shape>,
+    /// How the destination can see that storage is shared.
+    pub disks: Part<Vec<Challenge>>,
     /// The operator's word that it is.
     pub shared_disks: bool,
-    /// Disks that move (`qemu::disks::Moving`s); lanes number them in this
-    /// order.
-    pub moving: serde_json::Value,
-    /// What the operator allows for their images (`qemu::disks::Allowed`).
-    pub allowed: serde_json::Value,
+    /// Disks that move; lanes number them in this order.
+    pub moving: Part<Vec<Moving>>,
+    /// What the operator allows for their images.
+    pub allowed: Part<Allowed>,
     /// QMP socket of a QEMU that somebody else started there.
     pub incoming_qmp: Option<String>,
     /// The operator's word that less memory than its RAM is enough.
@@ -189,8 +191,8 @@ pub enum ToDestination {
     Prepare(Box<Prepare>),
     /// No VM comes; instead of an order to prepare.
     Examine {
-        /// What is asked (`doctor::Question`).
-        question: serde_json::Value,
+        /// What is asked.
+        question: Part<Question>,
     },
     /// The RAM blocks; a [`Frame::Head`] follows.
     Blocks {
@@ -252,8 +254,8 @@ pub enum ToSource {
     Prepared(Prepared),
     /// What was asked; the connection ends with it.
     Examined {
-        /// The answer (`doctor::Answer`).
-        answer: serde_json::Value,
+        /// The answer.
+        answer: Answer,
     },
     /// It can't or won't take the VM.
     Refused {
@@ -512,6 +514,34 @@ mod tests {
             tail += piece.len();
         }
         assert_eq!(tail, 1_500_000);
+    }
+
+    #[test]
+    fn what_a_vm_is_made_of_is_on_the_wire_as_it_always_was() {
+        let shape = r#"{"machine":"pc-q35-7.2","cpu":"max","cpu_features":[{"cpuid-input-eax":7,"cpuid-register":"EBX","features":9}],"vcpus":2,"ram_bytes":5,"memory":[{"id":"m","bytes":5}],"memory_devices":[],"devices":[{"id":null,"kind":"virtio-net-pci"}],"drives":[{"name":"d0","removable":false,"medium":{"driver":"qcow2","files":["/a"],"read_only":false,"bytes":9}}],"nodes":[{"name":"n","driver":"raw","file":"/a","read_only":true}],"images":[{"driver":"file","file":"/a","read_only":false,"bytes":9}]}"#;
+        let disks = r#"[{"image":"/a","proof":{"by":"nonce","image":"a","file":"f","nonce":"n","bytes":9}},{"image":"/b","proof":{"by":"network"}}]"#;
+        let moving = r#"[{"disk":"d0","format":{"qcow2":{"cluster_bytes":65536,"compat":"1.1","lazy_refcounts":false,"refcount_bits":16,"extended_l2":false}},"bytes":9,"allocated_bytes":5,"challenge":{"image":"/a","proof":{"by":"identity","identity":"i"}}},{"disk":"d1","format":"raw","bytes":9,"allocated_bytes":5,"challenge":{"image":"/a","proof":{"by":"content","bytes":9,"hash":"h"}}}]"#;
+        let said = format!(
+            r#"{{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu"],"cwd":"/","overrides":[],"qemu":"10.0.2","shape":{shape},"disks":{disks},"shared_disks":false,"moving":{moving},"allowed":{{"create":true,"overwrite":false}},"incoming_qmp":null"#
+        );
+        let heard = read_message::<ToDestination>(format!("{said}}}").as_bytes()).unwrap();
+        let ToDestination::Prepare(order) = &heard else { panic!("{heard:?}") };
+        assert!(order.shape.read().is_ok() && order.disks.read().is_ok(), "{order:?}");
+        assert!(order.moving.read().is_ok() && order.allowed.read().is_ok(), "{order:?}");
+        let again = serde_json::to_string(&heard).unwrap();
+        assert!(again.starts_with(&said), "{again}");
+    }
+
+    #[test]
+    fn what_another_version_says_of_a_vm_costs_that_part_alone() {
+        let said = r#"{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu"],"cwd":"/","overrides":[],"qemu":"10.0.2","shape":{"machine":[]},"disks":7,"shared_disks":false,"moving":[],"allowed":{"create":true,"overwrite":true,"more":1},"incoming_qmp":null}"#;
+        let heard = read_message::<ToDestination>(said.as_bytes()).unwrap();
+        let ToDestination::Prepare(order) = heard else { panic!("{heard:?}") };
+        assert!(order.shape.read().is_err() && order.disks.read().is_err());
+        assert!(order.moving.read().unwrap().is_empty() && order.allowed.read().unwrap().overwrite);
+        let examine = r#"{"say":"examine","question":{"ask":"facts","programs":"all"}}"#;
+        let heard = read_message::<ToDestination>(examine.as_bytes()).unwrap();
+        assert!(matches!(heard, ToDestination::Examine { question: Part::Odd(_) }), "{heard:?}");
     }
 
     #[test]

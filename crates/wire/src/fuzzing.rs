@@ -10,7 +10,7 @@ use page::{
 use crate::{
     Ack, Answer, BatchHeader, BlockHeader, DiskPlace, FILLS_MAX, Frame, HasHeader, Inquiry, Kind,
     LaneHeader, NamedTables, Names, Order, Preamble, Reply, Tables, ToDestination, ToSource, Token,
-    Wants, read_frame, read_message,
+    Wants, gang, read_frame, read_message,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
@@ -101,6 +101,7 @@ pub fn control(bytes: &[u8]) {
             let _ = read_message::<ToSource>(&json);
             let _ = read_message::<Inquiry>(&json);
             let _ = read_message::<Order>(&json);
+            let _ = read_message::<gang::Answer>(&json);
         }
     }
 }
@@ -218,7 +219,7 @@ pub fn seed_controls() -> Vec<Vec<u8>> {
 }
 
 /// As they are on the wire: what other versions may say has to be read too.
-const MESSAGES: [&str; 17] = [
+const MESSAGES: [&str; 23] = [
     r#"{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu","-m","1G"],"cwd":"/",
         "overrides":[["/a","/b"]],"qemu":"10.0.2","shape":{"machine":"q35"},"disks":[],
         "shared_disks":true,"moving":[],"allowed":{},"incoming_qmp":null,
@@ -242,6 +243,22 @@ const MESSAGES: [&str; 17] = [
     r#"{"say":"switchover","said":{"migration":"7f3a","say":"loaded"}}"#,
     r#"{"say":"cost","cpu_s":1.5,"pool_high_water_bytes":5,"ran_ms":2.5}"#,
     r#"{"from":"b","word":{"to-source":{"migration":"7f3a","say":"running"}}}"#,
+    r#"{"say":"examine","question":{"ask":"facts","programs":[["qemu","kvm"]]}}"#,
+    r#"{"say":"examined","answer":{"answer":"facts","host":"a","kvm":{"denied":"why"},
+        "memory":{"total_bytes":5,"available_bytes":null,"swap_free_bytes":0,"huge_default_bytes":1,"huge":[]}}}"#,
+    r#"{"from":"a","order":{"order":"able","wants":[{"program":"qemu","huge_bytes":[[2097152,9]]}]}}"#,
+    r#"{"from":"a","order":{"order":"dance"}}"#,
+    r#"{"answer":"sample","rounds":1,"pages":9,"one_in":2,"hints":"0000000a"}"#,
+    r#"{"say":"prepare","migration":"1","switchover":"7f3a","agent_port":7800,"from":"a","vm":"web1","argv":["qemu"],"cwd":"/",
+        "overrides":[],"qemu":"10.0.2","shape":{"machine":"pc-q35-7.2","cpu":"max","cpu_features":[{"cpuid-input-eax":7,
+        "cpuid-input-ecx":0,"cpuid-register":"EBX","features":9}],"vcpus":2,"ram_bytes":5,"memory":[{"id":"m","bytes":5}],
+        "memory_devices":[],"devices":[{"id":null,"kind":"virtio-net-pci"}],"drives":[{"name":"d0","removable":false,"medium":
+        {"driver":"qcow2","files":["/a"],"read_only":false,"bytes":9}}],"nodes":[],"images":[{"driver":"file","file":"/a",
+        "read_only":false,"bytes":9}]},"disks":[{"image":"/a","proof":{"by":"nonce","image":"a","file":"f","nonce":"n","bytes":9}},
+        {"image":"/b","proof":{"by":"network"}}],"shared_disks":false,"moving":[{"disk":"d0","format":{"qcow2":{"cluster_bytes":65536,
+        "compat":"1.1","lazy_refcounts":false,"refcount_bits":16,"extended_l2":false}},"bytes":9,"allocated_bytes":5,
+        "challenge":{"image":"/a","proof":{"by":"impossible","reason":"why"}}}],"allowed":{"create":true,"overwrite":false},
+        "incoming_qmp":null}"#,
 ];
 
 #[cfg(test)]
@@ -254,7 +271,10 @@ mod tests {
             let source: Result<ToDestination, _> = serde_json::from_str(message);
             let destination: Result<ToSource, _> = serde_json::from_str(message);
             let inquiry: Result<Inquiry, _> = serde_json::from_str(message);
+            let order: Result<Order, _> = serde_json::from_str(message);
+            let answer: Result<gang::Answer, _> = serde_json::from_str(message);
             let read = source.is_ok() || destination.is_ok() || inquiry.is_ok();
+            let read = read || order.is_ok() || answer.is_ok();
             assert!(read, "{message}: {source:?} {destination:?}");
         }
         for seed in seed_lanes() {

@@ -22,12 +22,15 @@ mod batch;
 mod block;
 mod control;
 mod error;
+pub mod examine;
 mod fetch;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod gang;
 mod inquiry;
 mod named;
 mod order;
+mod part;
 mod preamble;
 mod read;
 
@@ -42,4 +45,5 @@ pub use fetch::{HasHeader, Wants};
 pub use inquiry::{Inquiry, Word};
 pub use named::{Answer, DiskPlace, NamedHeader, NamedTables, Names};
 pub use order::Order;
+pub use part::Part;
 pub use preamble::{Kind, Preamble, Reply, Token, VERSION};

@@ -3,11 +3,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One order. Its answer is a message of the agents' own, as JSON.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+use crate::gang;
+use crate::part::Part;
+
+/// One order. Its answer is a [`gang::Answer`] by itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Order {
     /// The agent that gives it.
     pub from: String,
     /// What it wants.
-    pub order: serde_json::Value,
+    pub order: Part<gang::Order>,
 }

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use doctor::Kvm;
+use facts::host::Kvm;
 use qemu::command_line::{CommandLine, apply_overrides, overridden};
 use qemu::machine::StartError;
 use qemu::probe::{Capabilities, Probes, Verdict};

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use doctor::{Cgroups, Kvm, Nic, QemuUser, Reach, State};
+use facts::host::{Cgroups, Kvm, Nic, QemuUser, Reach, State};
 use qemu::launch::User;
 use rustix::fs::Access;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use doctor::VmFacts;
+use facts::host::VmFacts;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
 use qemu::ram_blocks::RamBlocks;

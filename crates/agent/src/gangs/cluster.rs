@@ -7,9 +7,9 @@ use std::time::Duration;
 use engine::{Orders, Peer};
 
 use super::order_handler::OrderHandler;
-use super::orders::{Answer, Census, Counted, Order, Want};
-use super::sampled::Content;
+use super::sampled::{self, Content};
 use crate::denied::Denied;
+use wire::gang::{Answer, Census, Counted, Order, Want};
 
 /// For an answer that takes a look at some QEMUs. Also what a host that hangs
 /// costs a gang at most, besides what it retries.
@@ -69,10 +69,8 @@ impl Session {
             Self::Near(order_handler) => return Ok(order_handler.follow(order)),
             Self::Far(orders) => orders,
         };
-        let order = serde_json::to_value(order).map_err(|error| error.to_string())?;
-        let answer = orders.give(order, within).map_err(|error| error.to_string())?;
-        let mut answer = serde_json::from_value(answer)
-            .map_err(|error| format!("its answer can't be understood ({error})"))?;
+        let order = order.clone();
+        let mut answer = orders.give(order, within).map_err(|error| error.to_string())?;
         clean(&mut answer);
         Ok(answer)
     }
@@ -121,7 +119,7 @@ impl Cluster for Agents {
 fn content(answer: Answer, vm: &Counted, one_in: u32) -> Result<Content, String> {
     match answer {
         Answer::Sample(sampled) => {
-            let understood = sampled.understood(vm.ram_bytes, one_in);
+            let understood = sampled::understood(&sampled, vm.ram_bytes, one_in);
             understood.ok_or_else(|| "its agent's answer contradicts itself".to_owned())
         }
         answer => Err(unexpected(answer)),

@@ -11,7 +11,7 @@ use api::{Figures, MigrateRequest, MoveState, Outcome, Progress, VmStatus};
 use crossbeam_channel::{Receiver, TryRecvError};
 
 use super::cluster::{ANSWER_MAX, Agents, Cluster, Session, unexpected};
-use super::orders::{Answer, Counted, Order};
+use wire::gang::{Answer, Counted, Order};
 
 /// Between two looks at a migration whose phase does not change.
 const LOOK: Duration = Duration::from_millis(500);

@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Figures, MigrateRequest, Phase, VmStatus, VmSummary};
-use doctor::PROGRAMS_MAX;
 use engine::Local;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
 use qemu::room::{HostMemory, Needs, host_memory};
 use qemu::shape::{self, Memory};
-use serde_json::{Value, json};
+use serde_json::json;
+use wire::Part;
+use wire::examine::PROGRAMS_MAX;
+use wire::gang::{Answer, Census, Counted, Order, Sampled, WANTS_MAX, Want};
 
-use super::orders::{Answer, Census, Counted, Order, WANTS_MAX, Want};
-use super::sampled::Sampled;
+use super::sampled;
 use crate::arrivals::fitness;
 use crate::config::PeerEntry;
 use crate::denied::Denied;
@@ -69,23 +70,22 @@ impl OrderHandler {
     }
 
     /// Follows another agent's order, if it may give one.
-    pub(crate) fn obey(&self, from: &str, order: Value) -> Value {
-        let answer = match self.may_order(from) {
-            Ok(()) => match serde_json::from_value(order) {
-                Ok(order) => {
-                    if let Order::Start { request, .. } = &order {
+    pub(crate) fn obey(&self, from: &str, order: &Part<Order>) -> Answer {
+        match self.may_order(from) {
+            Ok(()) => match order {
+                Part::Read(order) => {
+                    if let Order::Start { request, .. } = order {
                         tracing::info!(from, vm = request.vm, to = request.to, "told to move");
                     }
-                    self.follow(&order)
+                    self.follow(order)
                 }
-                Err(_) => Answer::Unknown,
+                Part::Odd(_) => Answer::Unknown,
             },
             Err(denied) => {
                 tracing::warn!(from, %denied, "an order is refused");
                 refused(&denied)
             }
-        };
-        serde_json::to_value(&answer).unwrap_or_default()
+        }
     }
 
     fn may_order(&self, from: &str) -> Result<(), Denied> {
@@ -144,8 +144,8 @@ impl OrderHandler {
         let sampled = pid.and_then(|pid| {
             let known = holdings.known(pid)?;
             let pages = known.named_bytes / page::PAGE_BYTES as u64;
-            let sample = holdings.sample(pid, Sampled::one_in(pages, one_in))?;
-            Some(Sampled::new(known.rounds, pages, sample))
+            let sample = holdings.sample(pid, sampled::one_in(pages, one_in))?;
+            Some(sampled::said(known.rounds, pages, sample))
         });
         sampled.ok_or_else(|| {
             Denied::Conflict("its agent has not scanned it, or may not read it".to_owned())

@@ -10,9 +10,9 @@ use api::{
 use policy::gang::{self, Host};
 
 use super::cluster::{Cluster, silent};
-use super::orders::{Census, Counted, WANTS_MAX, Want};
 use crate::denied::Denied;
 use crate::examiner::at_once;
+use wire::gang::{Census, Counted, WANTS_MAX, Want};
 
 /// VMs of one gang: a rack of hosts has that many.
 const MOVES_MAX: usize = 1000;

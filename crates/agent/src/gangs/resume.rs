@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::{GangReport, MoveReport, MoveState, VmStatus};
 
 use super::cluster::Cluster;
-use super::orders::{Census, Counted};
 use crate::examiner::at_once;
+use wire::gang::{Census, Counted};
 
 /// What was found out about a VM.
 enum Found {
@@ -89,9 +89,9 @@ fn look(one: &MoveReport, known: &BTreeMap<String, Result<Census, String>>) -> F
 mod tests {
     use api::{GangOptions, GangOutcome};
 
-    use super::super::orders::Want;
     use super::super::sampled::Content;
     use super::*;
+    use wire::gang::Want;
 
     /// Hosts x and y with these VMs; z is silent.
     struct Two([Vec<Counted>; 2]);

@@ -130,7 +130,7 @@ impl Arrival<'_> {
         self.check_name(&order)?;
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
         self.lanes.threads().set(&order.terms);
-        let with_disks = order.moving.as_array().is_some_and(|moving| !moving.is_empty());
+        let with_disks = order.moving.read().is_ok_and(|moving| !moving.is_empty());
         let pools = self.shared.local.resources.coming(with_disks).map_err(End::failed)?;
         place.is_known();
         let arriving = self.shared.host.receive(&order).map_err(End::failed)?;

@@ -17,7 +17,7 @@ pub(super) fn obey(shared: &Shared, connection: &mut Connection) -> Result<(), T
         let Some(Frame::Message(json)) = read_frame(connection)? else { return Ok(()) };
         let order: Order = read_message(&json)?;
         check_name(connection, &order.from)?;
-        let answer = shared.host.obey(&order.from, order.order);
+        let answer = shared.host.obey(&order.from, &order.order);
         Frame::message(&answer)?.write_to(connection)?;
     }
 }

@@ -74,9 +74,6 @@ impl Source<'_> {
         } else {
             qemu::disks::challenges(&shape, &id)
         };
-        let json = |value: Result<serde_json::Value, serde_json::Error>| {
-            value.map_err(|error| MigrationError::Qemu(error.to_string()))
-        };
         let switchover = self.switchover_id()?;
         let order = Prepare {
             migration: id,
@@ -88,16 +85,15 @@ impl Source<'_> {
             cwd: self.vm.cwd.clone(),
             overrides: overrides(&self.request.set)?,
             qemu: self.vm.machine.version.clone(),
-            shape: json(serde_json::to_value(&shape))?,
-            disks: json(serde_json::to_value(&challenges))?,
+            shape: shape.into(),
+            disks: challenges.into(),
             shared_disks: self.request.shared_disks,
-            moving: json(serde_json::to_value(
-                chosen.as_ref().map_or(&[][..], |chosen| &chosen.moving),
-            ))?,
-            allowed: json(serde_json::to_value(Allowed {
+            moving: chosen.as_ref().map_or_else(Vec::new, |chosen| chosen.moving.clone()).into(),
+            allowed: Allowed {
                 create: self.request.create_disks,
                 overwrite: self.request.overwrite_disks,
-            }))?,
+            }
+            .into(),
             incoming_qmp: self.request.incoming_qmp.clone(),
             overcommit: self.request.overcommit_memory,
             terms: sched_params(&self.report_builder.watch().bounds(), false),

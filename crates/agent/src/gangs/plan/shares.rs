@@ -9,8 +9,9 @@ use page::PAGE_BYTES;
 
 use super::{Chosen, Planner};
 use crate::examiner::at_once;
-use crate::gangs::orders::Counted;
-use crate::gangs::sampled::{Content, HINTS_MAX};
+use crate::gangs::sampled::Content;
+use wire::gang::Counted;
+use wire::gang::HINTS_MAX;
 
 /// Contents of all VMs that are looked at: 16 MiB of them.
 const ALL_HINTS_MAX: u64 = 1 << 22;

@@ -4,12 +4,10 @@
 use api::{Figures, MigrateRequest, Phase, Progress, VmStatus};
 use serde::{Deserialize, Serialize};
 
-use super::sampled::Sampled;
-
 /// From the agent that coordinates.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "order")]
-pub(crate) enum Order {
+pub enum Order {
     /// Say which VMs there are, and what memory.
     Census,
     /// Say which of these VMs the host could have.
@@ -51,28 +49,30 @@ pub(crate) enum Order {
 }
 
 /// Kinds of VMs that are asked about at a time.
-pub(crate) const WANTS_MAX: usize = 64;
+pub const WANTS_MAX: usize = 64;
 
+/// Contents of one VM that are said at most: half a MiB of text.
+pub const HINTS_MAX: usize = 1 << 16;
 /// What a VM takes of a host besides ordinary memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Want {
+pub struct Want {
     /// The program of its QEMU.
-    pub(crate) program: String,
+    pub program: String,
     /// As `accel=` takes it.
-    pub(crate) accelerator: String,
+    pub accelerator: String,
     /// Its machine type.
-    pub(crate) machine: String,
+    pub machine: String,
     /// Its CPU model, if its command line names one.
-    pub(crate) cpu: Option<String>,
+    pub cpu: Option<String>,
     /// Sizes of huge pages, and the bytes of each.
-    pub(crate) huge_bytes: Vec<(u64, u64)>,
+    pub huge_bytes: Vec<(u64, u64)>,
 }
 
 /// From the agent that is ordered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "answer")]
-pub(crate) enum Answer {
+pub enum Answer {
     /// To [`Order::Census`].
     Census(Census),
     /// To [`Order::Able`].
@@ -108,42 +108,55 @@ pub(crate) enum Answer {
 /// A host, as far as VMs can leave it or come to it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct Census {
+pub struct Census {
     /// What it can give to VMs that come; none if the kernel does not say.
-    pub(crate) free_bytes: Option<u64>,
+    pub free_bytes: Option<u64>,
     /// Its VMs, those that are arriving among them.
-    pub(crate) vms: Vec<Counted>,
+    pub vms: Vec<Counted>,
 }
 
 /// A VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Counted {
+pub struct Counted {
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// What it is doing.
-    pub(crate) status: VmStatus,
+    pub status: VmStatus,
     /// The migration that moves it now.
-    pub(crate) migration: Option<String>,
+    pub migration: Option<String>,
     /// Its RAM.
-    pub(crate) ram_bytes: u64,
+    pub ram_bytes: u64,
     /// Of it, what it has touched.
-    pub(crate) used_bytes: u64,
+    pub used_bytes: u64,
     /// What it takes of ordinary memory.
-    pub(crate) needed_bytes: u64,
+    pub needed_bytes: u64,
     /// Its virtual CPUs.
-    pub(crate) vcpus: u32,
+    pub vcpus: u32,
     /// What it takes besides.
-    pub(crate) want: Want,
+    pub want: Want,
     /// With which VMs it shares content.
     #[serde(default)]
-    pub(crate) share_domain: String,
+    pub share_domain: String,
 }
 
 impl Counted {
     /// Whether it is this host's, and nothing happens to it.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub fn is_settled(&self) -> bool {
         matches!(self.status, VmStatus::Running | VmStatus::Paused) && self.migration.is_none()
     }
+}
+
+/// As it is said: the sample of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sampled {
+    /// How many times all of its memory was looked at.
+    pub rounds: u64,
+    /// How many pages have a name.
+    pub pages: u64,
+    /// One in so many contents is in it; perhaps more than it was asked for.
+    pub one_in: u32,
+    /// Eight hex digits for each.
+    pub hints: String,
 }
 
 #[cfg(test)]

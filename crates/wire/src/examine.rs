@@ -1,8 +1,7 @@
 //! What one agent asks another, and its answer.
 
-use serde::{Deserialize, Serialize};
-
 use facts::host::Facts;
+use serde::{Deserialize, Serialize};
 
 /// More than a packet of any network card carries, so that packets of full
 /// length have to get through.
