@@ -4,12 +4,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
 
 use page::{Epoch, PAGE_BYTES};
+use stream::StreamError;
 use stream::multifd::{HEAD_BYTES, INIT_BYTES, Init, Packet, Pages};
-use stream::{Blocks, StreamError};
 
-use crate::accept::{Rounds, Shared};
 use crate::error::TapError;
 use crate::filling::Filling;
+use crate::shared::{Rounds, Shared};
 use crate::socket::{Found, read_all, read_some, read_soon};
 
 /// Reads a channel to its end.
@@ -86,6 +86,3 @@ fn take(
     }
     Ok(bytes)
 }
-
-/// Blocks of the VM, once the main channel has announced them.
-pub(crate) type Announced = Option<std::sync::Arc<Blocks>>;

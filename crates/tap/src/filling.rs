@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 
-use crate::accept::Shared;
 use crate::error::TapError;
+use crate::shared::Shared;
 
 /// Fill runs after which a batch goes on, and guest bytes of fills: zero pages
 /// take no room in a buffer, but they are not to be late either.
