@@ -4,6 +4,7 @@
 //! takes no VM with it.
 
 mod cluster;
+mod event;
 mod flight;
 mod gang;
 mod order_handler;
@@ -24,9 +25,10 @@ use parking_lot::Mutex;
 
 use crate::denied::Denied;
 use cluster::Agents;
+use event::{EVENTS_MAX, Event};
 use gang::{Gang, progress_of};
 pub(crate) use order_handler::OrderHandler;
-use run::{EVENTS_MAX, Event, Run};
+use run::Run;
 use store::GangStore;
 
 /// Gangs that one agent coordinates at a time.

@@ -23,7 +23,8 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::Unsettled;
 use identity::Security;
 use parking_lot::Mutex;
-use switchover::journal::{JournalDir, Kept, Opened, Side};
+use switchover::Kept;
+use switchover::journal::{JournalDir, Opened, Side};
 use switchover::{MigrationId, Resolution, source};
 use wire::{Inquiry, Word};
 

@@ -2,9 +2,8 @@
 //! reads, one writes, and any can end it.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustls::AlertDescription;
@@ -13,29 +12,9 @@ use crate::inbox::Inbox;
 use crate::keys::Keys;
 use crate::outbox::Outbox;
 use crate::reader::Reader;
-use crate::record::{RecordError, TrafficKey};
+use crate::record::TrafficKey;
+use crate::socket::{Closer, Socket};
 use crate::writer::Writer;
-
-/// What both halves and every closer have in common.
-#[derive(Debug)]
-pub(crate) struct Socket {
-    pub(crate) stream: TcpStream,
-    is_closed: AtomicBool,
-}
-
-impl Socket {
-    /// Ends both directions and wakes whoever waits in them.
-    pub(crate) fn close(&self) {
-        self.is_closed.store(true, Relaxed);
-        // An error means that it is gone already.
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
-    /// Whether this end has ended it.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.is_closed.load(Relaxed)
-    }
-}
 
 /// A connection, whole. [`Connection::halves`] or [`Connection::into_halves`]
 /// let two threads use it at a time.
@@ -51,7 +30,7 @@ impl Connection {
     /// A connection without protection, from somebody who may be anybody.
     #[must_use]
     pub fn plain(stream: TcpStream) -> Self {
-        let socket = socket(stream);
+        let socket = Socket::shared(stream);
         Self {
             reader: Reader::plain(Arc::clone(&socket)),
             writer: Writer::plain(socket),
@@ -71,7 +50,7 @@ impl Connection {
         peer: String,
         is_resumed: bool,
     ) -> Self {
-        let (socket, keys) = (socket(stream), Arc::new(keys));
+        let (socket, keys) = (Socket::shared(stream), Arc::new(keys));
         let inbox = Inbox::new(to_open, came);
         let outbox = Outbox::new(to_seal, Arc::clone(&keys));
         Self {
@@ -203,31 +182,4 @@ impl Write for Connection {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-fn socket(stream: TcpStream) -> Arc<Socket> {
-    Arc::new(Socket { stream, is_closed: AtomicBool::new(false) })
-}
-
-/// Ends a connection from another thread.
-#[derive(Clone, Debug)]
-pub struct Closer {
-    pub(crate) socket: Arc<Socket>,
-}
-
-impl Closer {
-    /// Ends both directions at once: whoever reads finds the end, whoever writes
-    /// an error.
-    pub fn close(&self) {
-        self.socket.close();
-    }
-}
-
-/// As an I/O error, whose text says it all.
-pub(crate) fn as_io(error: RecordError) -> io::Error {
-    let kind = match error {
-        RecordError::Refused(_) => io::ErrorKind::ConnectionAborted,
-        _ => io::ErrorKind::InvalidData,
-    };
-    io::Error::new(kind, error)
 }

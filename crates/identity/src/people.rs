@@ -14,9 +14,9 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, Error, ServerConfig};
 
 use crate::certificate;
+use crate::credentials::{self, IdentityError, VERSIONS};
 use crate::files::Files;
 use crate::handshake::HandshakeError;
-use crate::identity::{self, IdentityError, VERSIONS};
 use crate::subject::Subject;
 use crate::verify::{Called, Calling, Trust};
 
@@ -43,8 +43,8 @@ impl Person {
     /// # Errors
     /// If the files are not there, or a host's.
     pub fn load(files: &Files) -> Result<Self, IdentityError> {
-        let (trust, certified) = identity::read(files)?;
-        let subject = identity::check_key(files, &certified)?;
+        let (trust, certified) = credentials::read(files)?;
+        let subject = credentials::check_key(files, &certified)?;
         if let Subject::Host(_) = subject {
             return Err(IdentityError::NotAPerson { certificate: files.certificate.clone() });
         }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use crate::connection::{Closer, Socket, as_io};
 use crate::inbox::{Inbox, Taken};
 use crate::keys::Keys;
+use crate::socket::{Closer, Socket, as_io};
 
 /// What one thread reads with.
 pub struct Reader {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rustix::net::{SendFlags, send};
 use rustls::AlertDescription;
 
-use crate::connection::{Closer, Socket, as_io};
 use crate::outbox::Outbox;
+use crate::socket::{Closer, Socket, as_io};
 
 /// What one thread writes with.
 pub struct Writer {

@@ -11,6 +11,7 @@
 //! A record that was cut short by a crash, at the end of a file, was never
 //! acted upon: it is dropped. Damage anywhere else is an error for a human.
 
+mod entry;
 mod error;
 mod line;
 #[cfg(test)]
@@ -22,68 +23,17 @@ use std::marker::PhantomData;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-
 use crate::migration_id::MigrationId;
-use crate::{destination, source};
+pub use entry::{Keeps, Opened, Side};
 pub use error::JournalError;
-use line::Contents;
+use line::{Contents, FILE_BYTES_MAX};
 pub(crate) use line::{read, sealed};
 
 /// Room for records behind the first line. A migration writes three to five,
 /// each below 2 KiB.
 const ROOM_BYTES: usize = 8 << 10;
-/// A journal longer than this is none of ours.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Of a file that is not whole yet.
 const NEW: &str = "new";
-
-/// Which side of a migration a journal is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
-    /// The VM left, or was to leave.
-    Source,
-    /// The VM came, or was to come.
-    Destination,
-}
-
-impl Side {
-    fn extension(self) -> &'static str {
-        match self {
-            Self::Source => "source",
-            Self::Destination => "destination",
-        }
-    }
-}
-
-/// Records of one side, and what they amount to.
-pub trait Keeps: Serialize + DeserializeOwned {
-    /// Whose they are.
-    const SIDE: Side;
-    /// What they amount to.
-    type Noted;
-
-    /// What `records` amount to.
-    fn noted(opened: &Opened, records: &[Self]) -> Self::Noted;
-}
-
-/// What is known when a migration begins.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Opened {
-    /// Its id.
-    pub migration: MigrationId,
-    /// The VM's name.
-    pub vm: String,
-    /// The other side's host.
-    pub peer: String,
-    /// Where its agent listens.
-    pub peer_address: String,
-    /// Whether the VM runs; at the destination not known yet.
-    pub run: bool,
-    /// What finds the VM's QEMU again; the agent's business.
-    pub qemu: serde_json::Value,
-}
 
 /// A directory of journals.
 #[derive(Clone, Debug)]
@@ -125,17 +75,6 @@ impl<R: Keeps> Reopened<R> {
     pub fn noted(&self) -> R::Noted {
         R::noted(&self.journal.opened, &self.records)
     }
-}
-
-/// One file of a journals.
-#[derive(Debug)]
-pub enum Kept {
-    /// A VM that left, or was to leave.
-    Source(Reopened<source::Record>),
-    /// A VM that came, or was to come.
-    Destination(Reopened<destination::Record>),
-    /// A file that can't be read: its VM needs a human.
-    Unreadable(JournalError),
 }
 
 /// What names the time since this host was last booted.
@@ -221,38 +160,6 @@ impl JournalDir {
         Ok(file)
     }
 
-    /// Every journal that is kept.
-    ///
-    /// # Errors
-    /// If the directory can't be read. A file that can't is [`Kept::Unreadable`].
-    pub fn contents(&self) -> Result<Vec<Kept>, JournalError> {
-        let mut contents = Vec::new();
-        for path in self.paths()? {
-            let side = path.extension().and_then(|extension| extension.to_str());
-            let kept = match side {
-                Some("source") => self.reopen(path).map(Kept::Source),
-                Some("destination") => self.reopen(path).map(Kept::Destination),
-                _ => continue,
-            };
-            contents.push(kept.unwrap_or_else(Kept::Unreadable));
-        }
-        Ok(contents)
-    }
-
-    /// One migration's journal, if it is kept.
-    #[must_use]
-    pub fn find(&self, migration: &MigrationId, side: Side) -> Option<Kept> {
-        if !self.keeps(migration, side) {
-            return None;
-        }
-        let path = self.path(migration, side);
-        let kept = match side {
-            Side::Source => self.reopen(path).map(Kept::Source),
-            Side::Destination => self.reopen(path).map(Kept::Destination),
-        };
-        Some(kept.unwrap_or_else(Kept::Unreadable))
-    }
-
     /// Whether there is a journal of this migration, readable or not. An agent
     /// that keeps none is a stranger to the migration, and says so.
     #[must_use]
@@ -261,7 +168,7 @@ impl JournalDir {
         self.path(migration, side).try_exists().unwrap_or(true)
     }
 
-    fn reopen<R: Keeps>(&self, path: PathBuf) -> Result<Reopened<R>, JournalError> {
+    pub(crate) fn reopen<R: Keeps>(&self, path: PathBuf) -> Result<Reopened<R>, JournalError> {
         let io = |what| {
             let path = path.clone();
             move |source| JournalError::Io { path, what, source }
@@ -293,11 +200,11 @@ impl JournalDir {
         Ok(Reopened { journal, records, torn, same_boot })
     }
 
-    fn path(&self, migration: &MigrationId, side: Side) -> PathBuf {
+    pub(crate) fn path(&self, migration: &MigrationId, side: Side) -> PathBuf {
         self.dir.join(format!("{migration}.{}", side.extension()))
     }
 
-    fn paths(&self) -> Result<Vec<PathBuf>, JournalError> {
+    pub(crate) fn paths(&self) -> Result<Vec<PathBuf>, JournalError> {
         let listed = fs::read_dir(&self.dir)
             .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>());
         let mut paths: Vec<PathBuf> =

@@ -35,12 +35,14 @@ mod doubt;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod journal;
+mod kept;
 mod message;
 mod migration_id;
 mod reason;
 pub mod source;
 
 pub use doubt::Doubt;
+pub use kept::Kept;
 pub use message::{Envelope, ToDestination, ToSource};
 pub use migration_id::{MigrationId, NotAnId};
 pub use reason::Reason;

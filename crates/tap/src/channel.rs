@@ -4,12 +4,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
 
 use page::{Epoch, PAGE_BYTES};
+use stream::StreamError;
 use stream::multifd::{HEAD_BYTES, INIT_BYTES, Init, Packet, Pages};
-use stream::{Blocks, StreamError};
 
-use crate::accept::{Rounds, Shared};
 use crate::error::TapError;
 use crate::filling::Filling;
+use crate::shared::{Rounds, Shared};
 use crate::socket::{Found, read_all, read_some, read_soon};
 
 /// Bodies that are read at a time: 64 KiB, which the processor still has in its
@@ -98,6 +98,3 @@ fn take(
     }
     Ok(count * PAGE_BYTES)
 }
-
-/// Blocks of the VM, once the main channel has announced them.
-pub(crate) type Announced = Option<std::sync::Arc<Blocks>>;

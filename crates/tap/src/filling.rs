@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 
-use crate::accept::Shared;
 use crate::error::TapError;
 use crate::output::Output;
+use crate::shared::Shared;
 
 /// Fill runs after which a batch is handed on, and guest bytes of fills: zero
 /// pages take no room in a buffer, but they must not be late either.

@@ -9,31 +9,13 @@ use std::time::Duration;
 use page::Pool;
 use parking_lot::{Condvar, Mutex};
 
-use crate::accept::{Shared, accept};
+use crate::accept::accept;
 use crate::answer::Answer;
 use crate::counters::Counters;
 use crate::epochs::Epochs;
 use crate::error::TapError;
 use crate::output::Output;
-
-/// Which connections QEMU will make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Channels {
-    /// The main channel only, with the pages in it.
-    Classic,
-    /// The main channel and this many multifd channels.
-    Multifd(u8),
-}
-
-impl Channels {
-    /// How many connections QEMU makes.
-    pub(crate) fn connections(self) -> usize {
-        match self {
-            Self::Classic => 1,
-            Self::Multifd(count) => 1 + usize::from(count),
-        }
-    }
-}
+use crate::shared::{Channels, Shared};
 
 /// How a stream that came to its end went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,9 +21,11 @@ mod filling;
 mod handle;
 mod main_channel;
 mod output;
+mod shared;
 mod socket;
 
 pub use counters::Counters;
 pub use error::TapError;
-pub use handle::{Channels, Stopper, Summary, Tap};
+pub use handle::{Stopper, Summary, Tap};
 pub use output::{Block, Head, Output, Stopped};
+pub use shared::Channels;

@@ -10,11 +10,10 @@ use std::time::Duration;
 use page::{BATCH_PAGES, Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, PagesMut};
 use stream::{Progress, RECORD_BYTES_MAX, Sink, Splitter, Step, StreamKind};
 
-use crate::accept::Shared;
 use crate::error::TapError;
 use crate::filling::Filling;
-use crate::handle::Channels;
 use crate::output::Head;
+use crate::shared::{Channels, Shared};
 use crate::socket::{Found, read_some, read_soon, wait};
 
 /// Bytes read for one batch: its bodies with their records, and once a name. A

@@ -29,6 +29,7 @@ struct Kept {
     /// Bodies that were said to be there, and how many times.
     arrived: Mutex<HashMap<Page, u32>>,
     slow: bool,
+    panics: bool,
 }
 
 impl Output for Kept {
@@ -46,6 +47,7 @@ impl Output for Kept {
     }
 
     fn batch(&self, batch: Batch) -> Result<(), Stopped> {
+        assert!(!self.panics, "a fault of ours, on purpose");
         let mut arrived = self.arrived.lock();
         for body in batch.bodies() {
             let page = (batch.block.0, body.page.0, batch.epoch.0, batch.bytes_of(*body)[0]);
@@ -96,9 +98,13 @@ fn start(channels: Channels, slots: usize) -> Setup {
 }
 
 fn start_held(channels: Channels, slots: usize, held: bool) -> Setup {
+    start_with(channels, slots, held, Kept { slow: true, ..Kept::default() })
+}
+
+fn start_with(channels: Channels, slots: usize, held: bool, kept: Kept) -> Setup {
     let bound = tempfile::Builder::new().make(|path| UnixListener::bind(path)).unwrap();
     let (listener, path) = bound.into_parts();
-    let kept = Arc::new(Kept { slow: true, ..Kept::default() });
+    let kept = Arc::new(kept);
     let pool = Pool::new(slots * SLOT_BYTES);
     let tap =
         Tap::start(listener, channels, held, Arc::clone(&pool), Arc::clone(&kept) as _).unwrap();
@@ -403,6 +409,29 @@ fn a_tap_that_has_stopped_takes_all_that_qemu_still_writes() {
     }
     stopper.cut();
     assert!(main.write_all(&plenty).is_err());
+}
+
+/// As one that has stopped: QEMU is to be cancelled whatever became of us.
+#[test]
+fn a_tap_whose_thread_panics_takes_all_that_qemu_still_writes() {
+    let kept = Kept { panics: true, ..Kept::default() };
+    let setup = start_with(Channels::Multifd(1), 2, false, kept);
+    let mut main = setup.connect();
+    let mut channel = setup.connect();
+    main.write_all(&setup_bytes()).unwrap();
+    let mut out = Vec::new();
+    Init { uuid: [0; 16], id: 0 }.write(&mut out);
+    write_head(&mut out, "pc.ram", &[PageIndex(7)], &[], false);
+    out.extend_from_slice(&body(7));
+    write_head(&mut out, "", &[], &[], true);
+    channel.write_all(&out).unwrap();
+    let stopper = setup.tap.stopper();
+    assert!(matches!(setup.tap.join().unwrap_err(), TapError::Stopped));
+    let plenty = vec![1; 8 << 20];
+    for socket in [&mut main, &mut channel] {
+        socket.write_all(&plenty).unwrap();
+    }
+    stopper.cut();
 }
 
 /// SWITCHOVER_ACK, if it may finish, and SHUT.

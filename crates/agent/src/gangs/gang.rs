@@ -9,7 +9,7 @@ use api::{
 use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
 
-use super::run::Event;
+use super::event::Event;
 
 /// Shared by the thread that leads it and whoever watches.
 pub(super) struct Gang {

@@ -13,25 +13,11 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use policy::gang::{Move, Stage, admit, is_landing};
 
 use super::cluster::Agents;
+use super::event::Event;
 use super::flight::{End, Flight, Recall};
 use super::gang::{Gang, outcome};
 use super::store::GangStore;
 use crate::migrations::random_id;
-
-/// What the thread that leads is told.
-pub(super) enum Event {
-    /// A VM's migration goes on.
-    Progress(usize, Box<Progress>),
-    /// It has ended; none: it was left alone.
-    Ended(usize, Option<End>),
-    /// The operator wants no more of it.
-    Cancel,
-    /// This agent ends.
-    Leave,
-}
-
-/// What may be said of one VM before the others are heard.
-pub(super) const EVENTS_MAX: usize = 256;
 
 /// The thread that leads.
 pub(super) struct Run {

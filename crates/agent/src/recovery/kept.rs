@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use serde::Deserialize;
-use switchover::journal::{Kept, Opened};
+use switchover::Kept;
+use switchover::journal::Opened;
 
 use crate::registry::Held;
 

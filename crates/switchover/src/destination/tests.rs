@@ -1,8 +1,8 @@
 use serde_json::json;
 
 use super::*;
-use crate::Found;
-use crate::journal::{JournalDir, Kept, Opened};
+use crate::journal::{JournalDir, Opened};
+use crate::{Found, Kept};
 
 fn id() -> MigrationId {
     MigrationId::new("m1").unwrap()

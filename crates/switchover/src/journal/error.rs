@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::FILE_BYTES_MAX;
+use super::line::FILE_BYTES_MAX;
 use crate::migration_id::MigrationId;
 
 /// Why a journal can't be kept or read.

@@ -6,9 +6,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Keeps, Opened};
+use super::entry::{Keeps, Opened};
 use crate::migration_id::MigrationId;
 
+/// A journal longer than this is none of ours.
+pub(super) const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Hex digits of the checksum: half of what blake3 gives is plenty against
 /// what disks do.
 const SUM_DIGITS: usize = 32;

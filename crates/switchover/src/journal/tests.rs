@@ -3,6 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::source::{By, Noted, Phase, Record};
+use crate::{Kept, destination};
 
 fn journals(dir: &Path, boot: &str) -> JournalDir {
     JournalDir::open_in_boot(&dir.join("journals"), boot.to_owned()).unwrap()

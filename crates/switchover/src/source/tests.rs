@@ -3,8 +3,8 @@ use std::path::Path;
 use serde_json::json;
 
 use super::*;
-use crate::Found;
-use crate::journal::{JournalDir, Kept, Opened, Reopened};
+use crate::journal::{JournalDir, Opened, Reopened};
+use crate::{Found, Kept};
 
 fn id() -> MigrationId {
     MigrationId::new("m1").unwrap()

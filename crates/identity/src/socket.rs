@@ -1,0 +1,56 @@
+//! The socket below a connection, which both halves use and any thread can end.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::record::RecordError;
+
+/// What both halves and every closer have in common.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(crate) stream: TcpStream,
+    is_closed: AtomicBool,
+}
+
+impl Socket {
+    pub(crate) fn shared(stream: TcpStream) -> Arc<Self> {
+        Arc::new(Self { stream, is_closed: AtomicBool::new(false) })
+    }
+
+    /// Ends both directions and wakes whoever waits in them.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Relaxed);
+        // An error means that it is gone already.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Whether this end has ended it.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Relaxed)
+    }
+}
+
+/// Ends a connection from another thread.
+#[derive(Clone, Debug)]
+pub struct Closer {
+    pub(crate) socket: Arc<Socket>,
+}
+
+impl Closer {
+    /// Ends both directions at once: whoever reads finds the end, whoever writes
+    /// an error.
+    pub fn close(&self) {
+        self.socket.close();
+    }
+}
+
+/// As an I/O error, whose text says it all.
+pub(crate) fn as_io(error: RecordError) -> io::Error {
+    let kind = match error {
+        RecordError::Refused(_) => io::ErrorKind::ConnectionAborted,
+        _ => io::ErrorKind::InvalidData,
+    };
+    io::Error::new(kind, error)
+}
