@@ -1,5 +1,6 @@
 //! What noting pages for the audit takes, in bytes of guest RAM a second: the
 //! source's whole share of it. Beside it `copy`, which is as fast as memory.
+//! `totals` is what either end does of the audit while the VM stands still.
 
 #![allow(missing_docs, reason = "criterion's macros make a public function")]
 
@@ -8,6 +9,8 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use page::{BATCH_PAGES, Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, Pool};
 
 const RAM_PAGES: u32 = 1 << 18;
+/// 4 GiB.
+const LARGE_PAGES: u32 = 1 << 20;
 const BATCH_BYTES: usize = BATCH_PAGES * PAGE_BYTES;
 
 fn batch(first: u32, is_zero: bool) -> Batch {
@@ -45,6 +48,12 @@ fn ledger(criterion: &mut Criterion) {
         bench.iter(|| std::hint::black_box(&mut to).copy_from_slice(&from));
     });
     group.finish();
+    let ledger = Ledger::new([u64::from(LARGE_PAGES)]).expect("memory");
+    for first in (0..LARGE_PAGES).step_by(BATCH_PAGES * BATCH_PAGES) {
+        let batch = batch(first, false);
+        ledger.bodies_handed_over(&batch, batch.bodies(), batch.epoch);
+    }
+    criterion.bench_function("totals of 4 GiB", |bench| bench.iter(|| ledger.totals()));
 }
 
 criterion_group!(benches, ledger);

@@ -33,6 +33,8 @@ fn main() -> ExitCode {
     let (tell, told) = channel();
     let mut table: BTreeMap<(String, String), [u32; 3]> = BTreeMap::new();
     let mut wrong = 0;
+    // Runs in which something came by name, and from disks; and how much.
+    let (mut named, mut stored) = ((0_u32, 0), (0_u32, 0));
     thread::scope(|scope| {
         for _ in 0..at_once {
             let (tell, next) = (tell.clone(), &next);
@@ -40,6 +42,12 @@ fn main() -> ExitCode {
         }
         drop(tell);
         for (number, seen) in told {
+            let note = |(runs, sum): &mut (u32, u64), bytes: u64| {
+                *runs += u32::from(bytes > 0);
+                *sum += bytes;
+            };
+            note(&mut named, seen.unsent.named_bytes);
+            note(&mut stored, seen.unsent.stored_bytes);
             let what = format!("{number:4}  {}, {}", seen.fault, seen.phase);
             match &seen.fate {
                 Ok(fate) => {
@@ -59,6 +67,13 @@ fn main() -> ExitCode {
     for ((fault, phase), [stayed, moved, died]) in &table {
         println!("| {fault} | {phase} | {stayed} | {moved} | {died} |");
     }
+    println!(
+        "\n{} MB came by name, in {} of the runs; of that {} MB from disks, in {}",
+        named.1 / 1_000_000,
+        named.0,
+        stored.1 / 1_000_000,
+        stored.0
+    );
     let right: u32 = table.values().flatten().sum();
     println!("\nseed {seed}: {right} faults, and the VM was where it had to be; {wrong} wrong");
     if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,10 +1,11 @@
 //! Two hosts and a guest that goes to and fro between them while things break.
 
-use std::fmt;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
+use std::path::PathBuf;
+use std::{fmt, fs, thread};
 
-use api::Phase;
+use api::{Phase, Report};
 use lab::certificates::Certificates;
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
@@ -36,6 +37,29 @@ pub struct Seen {
     pub phase: String,
     /// What became of the VM; or what must not be.
     pub fate: Result<Fate, String>,
+    /// What its migrations did not send, by their reports.
+    pub unsent: Unsent,
+}
+
+/// What came otherwise than by the source sending it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unsent {
+    /// By name: from other VMs or from disks.
+    pub named_bytes: u64,
+    /// From disks.
+    pub stored_bytes: u64,
+}
+
+/// The reports of migrations that began at either host.
+fn reports(world: &World) -> BTreeMap<PathBuf, Unsent> {
+    let dirs = [Side::A, Side::B].map(|side| world.host(side).inside("state/reports"));
+    let files = dirs.into_iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    let read = |path: PathBuf| {
+        let report: Report = serde_json::from_slice(&fs::read(&path).ok()?).ok()?;
+        let Report { named_bytes, stored_bytes, .. } = report;
+        Some((path, Unsent { named_bytes, stored_bytes }))
+    };
+    files.filter_map(|file| read(file.path())).collect()
 }
 
 /// Where faults are tried. The guest lives on from one to the next.
@@ -108,6 +132,7 @@ impl Yard {
     /// yard is of no use any more then.
     pub fn try_one(&mut self, plan: &Plan) -> Seen {
         let mut phase = String::from("?");
+        let before = reports(&self.world);
         let tried = catch_unwind(AssertUnwindSafe(|| self.perform(plan, &mut phase)));
         let fate = tried.unwrap_or_else(|fault| {
             let text = fault.downcast_ref::<String>().cloned();
@@ -115,7 +140,14 @@ impl Yard {
             Err(text.unwrap_or_else(|| "a panic without words".to_owned()))
         });
         let fate = fate.map_err(|why| format!("{why}\n{}", self.logs()));
-        Seen { fault: plan.fault, phase, fate }
+        let mut unsent = Unsent::default();
+        for (path, of) in reports(&self.world) {
+            if !before.contains_key(&path) {
+                unsent.named_bytes += of.named_bytes;
+                unsent.stored_bytes += of.stored_bytes;
+            }
+        }
+        Seen { fault: plan.fault, phase, fate, unsent }
     }
 
     fn logs(&self) -> String {
