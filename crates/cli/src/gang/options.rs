@@ -150,7 +150,8 @@ impl From<Options> for GangOptions {
             sharing: Sharing {
                 share: options.share.unwrap_or_default(),
                 domain: options.share_domain,
-                together: true,
+                // The request for each VM says so.
+                together: false,
             },
             storage: FromStorage {
                 read: options.storage.unwrap_or_default(),
