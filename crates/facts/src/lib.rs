@@ -1,6 +1,6 @@
 //! What VMs, their disks and their hosts are, as one agent tells another: types,
-//! and what follows from them alone. Whoever asks QEMU or the kernel for them, and
-//! whoever sends them, has them from here.
+//! and what follows from them alone. The code that reads them from QEMU or the kernel
+//! and the code that sends them both depend on this crate.
 
 #![forbid(unsafe_code)]
 

@@ -19,7 +19,7 @@ impl Socket {
         Arc::new(Self { stream, is_closed: AtomicBool::new(false) })
     }
 
-    /// Ends both directions and wakes whoever waits in them.
+    /// Ends both directions; a blocked read or write returns.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Relaxed);
         // An error means that it is gone already.
@@ -39,8 +39,7 @@ pub struct Closer {
 }
 
 impl Closer {
-    /// Ends both directions at once: whoever reads finds the end, whoever writes
-    /// an error.
+    /// Ends both directions at once: a read finds the end, a write an error.
     pub fn close(&self) {
         self.socket.close();
     }

@@ -1,5 +1,5 @@
 //! Reads QEMU's migration stream from its sockets: pages go on as batches, the
-//! non-RAM stream (the residue) as it is.
+//! non-RAM stream (the residue) unchanged.
 //!
 //! QEMU connects to one unix socket, once for the main channel and once for
 //! each multifd channel, in no particular order. Each connection gets a thread.
