@@ -107,5 +107,5 @@ bench-%: setup build
 
 clean:
 	@$(AS_ROOT) $(DEBUG)/lab clean
+	@$(DEBUG)/lab clean --store
 	$(CARGO) clean
-	rm -rf .lab

@@ -28,7 +28,11 @@ enum Action {
     /// Print where the lab's QEMU, kernel and initramfs are.
     Env,
     /// Remove what a killed run left behind.
-    Clean,
+    Clean {
+        /// Remove what was unpacked for the lab as well.
+        #[arg(long)]
+        store: bool,
+    },
     /// Move a writing VM there and back, and race QEMU's own migration.
     Demo,
     /// Move all VMs of a rack to another one and back, with shared content and
@@ -161,7 +165,8 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             setup::ensure()?;
         }
         Action::Env => println!("{}", setup::ensure()?),
-        Action::Clean => hosts::clean()?,
+        Action::Clean { store: false } => hosts::clean()?,
+        Action::Clean { store: true } => setup::remove_store()?,
         Action::Simulate(options) => options.run()?,
         Action::Demo
         | Action::DemoGang

@@ -6,15 +6,18 @@ mod accelerator;
 mod download;
 mod initramfs;
 mod install;
+mod store;
 mod version;
 
 use std::path::{Path, PathBuf};
-use std::{env, fmt, fs};
+use std::{env, fmt};
 
 pub use accelerator::Accelerator;
+pub(crate) use store::VARIABLE as STORE_VARIABLE;
+pub use store::{remove_store, store};
 pub use version::Version;
 
-use crate::error::{FileContext, LabError, Result};
+use crate::error::{LabError, Result};
 use crate::program;
 
 /// The first QEMU whose own migration is correct under TCG.
@@ -61,12 +64,6 @@ pub fn repository() -> PathBuf {
     crates.and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// Where setup keeps what it made.
-#[must_use]
-pub fn store() -> PathBuf {
-    env::var_os("DROVEWAY_LAB").map_or_else(|| repository().join(".lab"), PathBuf::from)
-}
-
 /// Finds what is there, installs and makes what isn't.
 ///
 /// # Errors
@@ -76,8 +73,7 @@ pub fn ensure() -> Result<Kit> {
         let text = format!("the lab's guests are x86-64; this machine is {}", env::consts::ARCH);
         return Err(LabError::Unsupported(text));
     }
-    let store = store();
-    fs::create_dir_all(&store).at("create", &store)?;
+    let store = store::create()?;
     install::programs()?;
     let (kernel, modules) = download::kernel(&store)?;
     let initrd = initramfs::build(&store, &modules)?;

@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 
 use crate::error::{LabError, Result};
 use crate::program;
+use crate::setup::{self, STORE_VARIABLE};
 
 /// `ip netns` wants `/run/netns`, and the lab `/run/droveway-lab`.
 const PREPARE: &str = "mount -t tmpfs tmpfs /run && exec \"$@\"";
@@ -27,6 +28,8 @@ pub fn run(argv: &[OsString]) -> Result<ExitCode> {
         })?;
         let mut command = inside();
         command.arg(name);
+        // Inside, files look as if others owned them, and it would be looked for elsewhere.
+        command.env(STORE_VARIABLE, setup::store());
         command
     };
     let status = command.args(arguments).status();

@@ -190,6 +190,13 @@ impl Programs {
     }
 }
 
+/// Whether no user but root, and the agent's own, can put another file or directory in
+/// the place of this one: programs are started from no other.
+#[must_use]
+pub fn is_trusted(path: &Path) -> bool {
+    Trust::here().resolve(path).is_ok()
+}
+
 fn path_dirs() -> impl Iterator<Item = PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).filter(|dir| dir.is_absolute()).collect::<Vec<_>>().into_iter()

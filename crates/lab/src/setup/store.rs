@@ -1,0 +1,79 @@
+//! Where setup keeps what it made: in the checkout, unless another user could
+//! change it there. Agents start no QEMU that others can replace, and the lab's
+//! QEMU is among what is kept.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use qemu::programs;
+
+use crate::error::{FileContext, Result};
+use crate::program;
+use crate::setup::{repository, say};
+
+/// Says where the store is, and wins.
+pub(crate) const VARIABLE: &str = "DROVEWAY_LAB";
+const OF_ROOT: &str = "/var/cache";
+const NAME: &str = "droveway-lab";
+
+/// Where setup keeps what it made.
+#[must_use]
+pub fn store() -> PathBuf {
+    env::var_os(VARIABLE).map_or_else(usual, PathBuf::from)
+}
+
+/// Makes the directory; says so if it is not where one would look.
+pub(super) fn create() -> Result<PathBuf> {
+    let store = store();
+    let new = !store.is_dir();
+    fs::create_dir_all(&store).at("create", &store)?;
+    if new && !store.starts_with(repository()) {
+        say(&format!("what the lab needs is kept in {}", store.display()));
+    }
+    Ok(store)
+}
+
+/// Removes it; one that [`VARIABLE`] names may be used by others, and stays.
+///
+/// # Errors
+/// If it can't be removed.
+pub fn remove_store() -> Result<()> {
+    for store in [repository().join(".lab"), usual()] {
+        if store.is_dir() {
+            fs::remove_dir_all(&store).at("remove", &store)?;
+        }
+    }
+    Ok(())
+}
+
+fn usual() -> PathBuf {
+    let checkout = repository();
+    if programs::is_trusted(&checkout) {
+        return checkout.join(".lab");
+    }
+    caches().join(NAME).join(name_of(&checkout))
+}
+
+fn caches() -> PathBuf {
+    if program::root() {
+        return PathBuf::from(OF_ROOT);
+    }
+    let of_user = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let of_user = of_user.filter(|dir| dir.is_absolute());
+    of_user.unwrap_or_else(|| Path::new(&env::var_os("HOME").unwrap_or_default()).join(".cache"))
+}
+
+/// Checkouts have stores of their own: their guests differ.
+fn name_of(checkout: &Path) -> String {
+    checkout.display().to_string().trim_start_matches('/').replace('/', "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_checkout_has_a_store() {
+        assert_eq!(name_of(Path::new("/tmp/a/droveway")), "tmp-a-droveway");
+    }
+}
