@@ -117,6 +117,7 @@ impl Arrivals {
         wanted: &Wanted,
         machine: &str,
     ) -> Result<Machine, Denied> {
+        let probes = self.examiner.probes();
         let start = Start {
             name: &order.vm,
             argv: &wanted.argv,
@@ -125,10 +126,11 @@ impl Arrivals {
             incoming: true,
             machine: Some(machine),
             by: By::Peer { program: &wanted.program },
-            user: self.examiner.probes().programs().user(),
+            user: probes.programs().user(),
             guest_port: if order.guest_port { GuestPort::Needed } else { GuestPort::None },
+            knows_legacy_ack: probes.knows_legacy_ack(&wanted.argv, &wanted.cwd),
         };
-        let explain = |error| wanted.explain(error, machine, self.examiner.probes());
+        let explain = |error| wanted.explain(error, machine, probes);
         machine::start(&start).map_err(explain)
     }
 }

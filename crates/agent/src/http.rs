@@ -102,7 +102,9 @@ async fn run(State(api): State<Api>, body: Body<RunRequest>) -> Answer<VmSummary
         Ok(request)
     });
     match asked {
-        Ok(request) => Answer::created(blocking(move || api.registry.run(&request)).await),
+        Ok(request) => Answer::created(
+            blocking(move || api.registry.run(&request, api.examiner.probes())).await,
+        ),
         Err(denied) => Answer::denied(denied),
     }
 }

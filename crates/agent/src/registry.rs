@@ -21,6 +21,7 @@ use api::{AttachRequest, GuestHelper, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
 use qemu::launch::User;
 use qemu::machine::{self, By, GuestPort, Start};
+use qemu::probe::Probes;
 
 use crate::denied::Denied;
 use crate::holdings::Holdings;
@@ -104,8 +105,12 @@ impl Registry {
         &self.state
     }
 
-    /// Starts a VM.
-    pub(crate) fn run(self: &Arc<Self>, request: &RunRequest) -> Result<VmSummary, Denied> {
+    /// Starts a VM, by a QEMU that `probes` can be asked about.
+    pub(crate) fn run(
+        self: &Arc<Self>,
+        request: &RunRequest,
+        probes: &Probes,
+    ) -> Result<VmSummary, Denied> {
         let cwd = Path::new(&request.cwd);
         if !cwd.is_absolute() {
             return Err(Denied::Asked(format!("the directory `{}` is not absolute", request.cwd)));
@@ -123,6 +128,7 @@ impl Registry {
             by: By::Operator,
             user: self.qemu_user(),
             guest_port: if request.guest_port { GuestPort::Wanted } else { GuestPort::None },
+            knows_legacy_ack: probes.knows_legacy_ack(&request.argv, cwd),
         })?;
         let vm = claim.fill(machine, &request.share_domain)?;
         claim.keep()?;

@@ -259,7 +259,12 @@ mod tests {
         };
         let machine = MachineType { name: "pc-q35-7.2".to_owned(), alias: None, deprecated: false };
         let cpu = CpuModel { name: "Haswell".to_owned(), unavailable: Vec::new() };
-        let known = Capabilities { version: (9, 2, 0), machines: vec![machine], cpus: vec![cpu] };
+        let known = Capabilities {
+            version: (9, 2, 0),
+            machines: vec![machine],
+            cpus: vec![cpu],
+            ..Capabilities::default()
+        };
         let program = Program {
             name: "qemu".to_owned(),
             accelerator: "tcg".to_owned(),

@@ -8,7 +8,7 @@ use policy::pace::content_bytes_per_s;
 use policy::precopy::{self, Passes, Vm};
 use policy::throttle::forecast;
 use qemu::dirty_rate;
-use qemu::outgoing;
+use qemu::outgoing::{self, Hold};
 
 use crate::error::MigrationError;
 use crate::host::{Local, SourceVm};
@@ -17,8 +17,6 @@ use crate::source::throttle_settings;
 /// The VM is watched for a moment, and for a longer one: what it writes to over
 /// and over shows in the difference.
 const WATCHED_S: [u8; 2] = [1, 3];
-/// Older QEMUs can't be held, so passes can't chase the guest.
-const HELD_SINCE: (u32, u32) = (8, 1);
 
 /// What moving `vm` would take if lanes can write so many bytes per second. Takes
 /// some seconds: QEMU samples what the VM dirties.
@@ -45,8 +43,9 @@ pub fn predict(
     let seconds = WATCHED_S.map(f64::from);
     let (dirty, set) = precopy::working_set([rates[0], rates[1]], seconds);
     let set = set.filter(|set| *set < used_bytes);
-    let (major, minor, _) = machine.qmp.version();
-    let passes = if (major, minor) >= HELD_SINCE { Passes::Quick } else { Passes::Whole };
+    // Passes of a QEMU that can't be held can't chase the guest.
+    let is_held = outgoing::hold(machine)? == Hold::Awaited;
+    let passes = if is_held { Passes::Quick } else { Passes::Whole };
     let settings =
         throttle_settings(request.downtime_ms, &request.slowing, local.fixed_cost.expected());
     let fixed = settings.fixed;

@@ -318,6 +318,7 @@ impl<'m> Source<'m> {
                 }
                 Happening::Notice(Notice::Delivered(outcome)) => {
                     outcome.map_err(|error| self.behind(error))?;
+                    self.note_broken_hold();
                     return Ok(());
                 }
                 Happening::Qemu(event) => self.follow(&event)?,
@@ -334,6 +335,18 @@ impl<'m> Source<'m> {
         let how = if mapped.is_empty() { "inline" } else { "mapped" };
         tracing::debug!(?mapped, ?inline, "placement");
         self.report_builder.tell(|report| report.placement = how.to_owned());
+    }
+
+    /// A QEMU that stops the VM by itself, although it was to wait until it may, has
+    /// left more in flight than is meant for the blackout.
+    fn note_broken_hold(&self) {
+        let early = self.stream.as_ref().is_some_and(|stream| stream.tap.ended_early());
+        if early && self.stopped.is_some() {
+            self.report_builder.note(
+                "QEMU stopped the VM before it was allowed to: more was in flight than the \
+                 downtime goal has room for",
+            );
+        }
     }
 
     fn follow(&mut self, event: &Event) -> Result<(), MigrationError> {

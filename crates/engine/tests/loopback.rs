@@ -41,6 +41,7 @@ fn boot(dir: &Path, incoming: bool) -> Arc<Machine> {
         by: By::Operator,
         user: None,
         guest_port: GuestPort::None,
+        knows_legacy_ack: false,
     };
     Arc::new(start(&started).unwrap())
 }

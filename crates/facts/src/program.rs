@@ -11,6 +11,9 @@ pub struct Capabilities {
     pub machines: Vec<MachineType>,
     /// The CPU models that it knows.
     pub cpus: Vec<CpuModel>,
+    /// Whether its migration has the property `switchover-ack-legacy`.
+    #[serde(default)]
+    pub legacy_ack: bool,
 }
 
 /// A machine type.

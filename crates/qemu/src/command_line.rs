@@ -4,6 +4,7 @@
 //! stays where it is, letter by letter. QEMU itself judges it.
 
 mod guest_port;
+mod legacy_ack;
 mod machine;
 mod options;
 mod overrides;
@@ -12,6 +13,7 @@ mod user;
 use std::os::fd::RawFd;
 
 pub(crate) use guest_port::GUEST_ID;
+pub(crate) use legacy_ack::{LEGACY_ACK, MIGRATION, legacy_ack};
 pub use machine::Backend;
 pub use overrides::{apply_overrides, overridden, parse_override};
 
@@ -120,7 +122,9 @@ impl CommandLine {
                 name.filter(|name| options::takes_argument(name)).and_then(|_| words.next());
             let begins = name.is_some_and(|name| matches!(name, "daemonize" | "incoming"));
             let ours = argument.zip(name).is_some_and(|(argument, name)| {
-                is_our_qmp(name, argument) || with_port && guest_port::is_ours(name, argument)
+                is_our_qmp(name, argument)
+                    || legacy_ack::is_ours(name, argument)
+                    || with_port && guest_port::is_ours(name, argument)
             });
             if !begins && !ours {
                 kept.push(word.clone());

@@ -4,6 +4,7 @@
 //! people set them for reasons of their own. So all are noted before and put
 //! back after, and none is left to chance meanwhile.
 
+mod acknowledgement;
 mod before;
 mod ending;
 mod progress;
@@ -25,6 +26,7 @@ use before::Before;
 pub(crate) use settings::Settings;
 use wanted::{DOWNTIME_HELD_MS, DOWNTIME_MAX_MS};
 
+pub use acknowledgement::Hold;
 pub use ending::{announce, make_up, resume};
 pub use progress::{Progress, Status};
 pub use stream_kind::{StreamKind, choose_stream};
@@ -48,6 +50,14 @@ pub fn runs(qmp: &Qmp) -> Result<bool, QmpError> {
     }
 }
 
+/// Whether a migration of this VM can be held.
+///
+/// # Errors
+/// If QEMU doesn't say.
+pub fn hold(machine: &Machine) -> Result<Hold, QmpError> {
+    acknowledgement::of(machine, &Settings::of(&machine.qmp)?)
+}
+
 /// QEMU's migration from this host.
 #[derive(Debug)]
 pub struct Outgoing {
@@ -56,7 +66,7 @@ pub struct Outgoing {
     settings: Mutex<Settings>,
     events: Receiver<Event>,
     takes_bandwidth: bool,
-    held: bool,
+    hold: Hold,
 }
 
 impl Outgoing {
@@ -109,11 +119,11 @@ impl Outgoing {
         }
         let mut settings = Settings::of(&qmp)?;
         let takes_bandwidth = settings.has_parameter("avail-switchover-bandwidth");
-        let held = wanted::can_be_held(&settings);
-        let outcome = wanted::set_up(machine, &mut settings, kind, pauses);
+        let hold = acknowledgement::of(machine, &settings)?;
+        let outcome = wanted::set_up(machine, &mut settings, kind, pauses, hold);
         let uri = format!("unix:{}", socket.display());
         let settings = Mutex::new(settings);
-        let outgoing = Self { qmp, uri, settings, events, takes_bandwidth, held };
+        let outgoing = Self { qmp, uri, settings, events, takes_bandwidth, hold };
         // On an error what was set already is put back as `outgoing` goes.
         outcome.map(|()| outgoing)
     }
@@ -134,12 +144,18 @@ impl Outgoing {
         self.takes_bandwidth
     }
 
-    /// Whether QEMU (8.1 and newer) keeps a running VM running, whatever is left,
-    /// until it hears SWITCHOVER_ACK on its main channel; and does not end its
-    /// migration before it hears SHUT. Else it goes by [`Outgoing::allow`] alone.
+    /// Whether QEMU keeps a running VM running, whatever is left, until it hears
+    /// SWITCHOVER_ACK on its main channel; and does not end its migration before it
+    /// hears SHUT. Else it goes by [`Outgoing::allow`] alone.
+    #[must_use]
+    pub fn hold(&self) -> Hold {
+        self.hold
+    }
+
+    /// Whether it does.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held
+        self.hold == Hold::Awaited
     }
 
     /// Lets QEMU stop the VM once what is left would take `downtime_ms` at

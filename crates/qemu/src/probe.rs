@@ -3,7 +3,7 @@
 //! It is started without a machine, asked over QMP, and told to quit: all in
 //! one go, so that it ends by itself whatever becomes of us.
 
-mod answers;
+pub(crate) mod answers;
 mod cache;
 mod verdict;
 
@@ -36,6 +36,8 @@ const QUESTIONS: &str = concat!(
     r#"{"execute":"query-machines","id":"machines"}"#,
     "\n",
     r#"{"execute":"query-cpu-definitions","id":"cpus"}"#,
+    "\n",
+    r#"{"execute":"qom-list-properties","arguments":{"typename":"migration"},"id":"migration"}"#,
     "\n",
     r#"{"execute":"quit"}"#,
     "\n",

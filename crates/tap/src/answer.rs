@@ -22,6 +22,8 @@ struct Words {
     /// The main channel, once it is there and until all is said.
     socket: Option<UnixStream>,
     allowed: bool,
+    /// QEMU had ended its RAM section before it was allowed to.
+    early: bool,
     over: bool,
 }
 
@@ -38,6 +40,17 @@ impl Answer {
         let mut words = self.words.lock();
         words.allowed |= !words.over;
         self.finish(&mut words);
+    }
+
+    /// QEMU has ended its RAM section.
+    pub(crate) fn ram_ended(&self) {
+        let mut words = self.words.lock();
+        words.early = !words.allowed;
+    }
+
+    /// Whether it did so before it was allowed to.
+    pub(crate) fn was_early(&self) -> bool {
+        self.words.lock().early
     }
 
     /// Sends no more answers: a QEMU that was not allowed to stop the VM won't

@@ -129,6 +129,13 @@ impl Stopper {
         self.shared.let_finish();
     }
 
+    /// Whether QEMU, which is held, has ended its RAM section before it was let: as it
+    /// does if the VM stands still, and must not do by itself.
+    #[must_use]
+    pub fn ended_early(&self) -> bool {
+        self.shared.ended_early()
+    }
+
     /// Hands nothing on any more. What QEMU still writes is discarded, so that
     /// its migration can be cancelled whatever it is doing.
     pub fn stop(&self) {

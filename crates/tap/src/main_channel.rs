@@ -229,6 +229,7 @@ impl Reader<'_> {
                 Ok(Next::Parse)
             }
             Step::Tail(bytes) => {
+                self.shared.ram_ended();
                 // For a VM that does not run; otherwise it was sent before.
                 if self.shared.output.ram_ended() {
                     self.shared.let_finish();

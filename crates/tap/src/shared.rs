@@ -120,6 +120,18 @@ impl Shared {
         }
     }
 
+    /// QEMU has ended the RAM section of a stream that is split.
+    pub(crate) fn ram_ended(&self) {
+        if let Some(answer) = &self.answer {
+            answer.ram_ended();
+        }
+    }
+
+    /// See [`Stopper::ended_early`].
+    pub(crate) fn ended_early(&self) -> bool {
+        self.answer.as_ref().is_some_and(Answer::was_early)
+    }
+
     /// Effects nothing on from now on; the first error stays.
     pub(crate) fn end(&self, error: TapError) {
         // First of all, so that a tap that has failed lets nothing finish. And a

@@ -1,6 +1,8 @@
 use std::sync::mpsc::channel;
 
 use api::{ResolveRequest, ResolveSide, RunRequest, StopHow, VmStatus};
+use qemu::probe::Probes;
+use qemu::programs::Programs;
 use switchover::MigrationId;
 use switchover::journal::{Journal, JournalDir, Opened};
 use switchover::source::Record;
@@ -28,7 +30,7 @@ impl Site {
         let (cwd, share_domain) = ("/".to_owned(), String::new());
         let (name, guest_port) = ("web1".to_owned(), false);
         let request = RunRequest { name, argv, cwd, share_domain, guest_port };
-        registry.run(&request).unwrap();
+        registry.run(&request, &Probes::new(Arc::new(Programs::usual(None)))).unwrap();
         Self { registry, _dir: dir }
     }
 

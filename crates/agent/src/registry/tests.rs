@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use api::{StopEnd, StopHow};
 use qemu::machine::{By, GuestPort, Machine, Start};
 use qemu::process::Process;
+use qemu::programs::Programs;
 use test_scope::TestDir;
 
 use super::*;
@@ -27,6 +28,10 @@ fn request(name: &str) -> RunRequest {
 
 fn open(dir: &Path) -> Arc<Registry> {
     Arc::new(Registry::open(StateDir::open(dir).unwrap(), &Held::default()).unwrap())
+}
+
+fn probes() -> Probes {
+    Probes::new(Arc::new(Programs::usual(None)))
 }
 
 const FORCE: StopHow = StopHow { force: true, timeout_s: 0 };
@@ -57,6 +62,7 @@ fn leave(dir: &Path, standing: Option<Standing>, incoming: bool, run: bool) -> M
         by: By::Operator,
         user: None,
         guest_port: GuestPort::None,
+        knows_legacy_ack: false,
     };
     let machine = machine::start(&start).unwrap();
     if run {
@@ -74,10 +80,10 @@ fn leave(dir: &Path, standing: Option<Standing>, incoming: bool, run: bool) -> M
 fn a_vm_is_started_shown_found_again_and_stopped() {
     let dir = TestDir::new();
     let registry = open(dir.path());
-    let started = registry.run(&request("web1")).unwrap();
+    let started = registry.run(&request("web1"), &probes()).unwrap();
     assert_eq!((started.status, started.ram_bytes), (VmStatus::Paused, 32 << 20));
     assert!(!started.attached);
-    assert!(matches!(registry.run(&request("web1")), Err(Denied::Conflict(_))));
+    assert!(matches!(registry.run(&request("web1"), &probes()), Err(Denied::Conflict(_))));
 
     drop(registry);
     let registry = open(dir.path());
@@ -86,7 +92,7 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
     assert_eq!(found.argv, request("web1").argv);
     assert_eq!([&started.share_domain, &found.share_domain], ["tenant-7"; 2]);
     let strange = RunRequest { share_domain: "a b".to_owned(), ..request("web2") };
-    assert!(matches!(registry.run(&strange), Err(Denied::Asked(_))));
+    assert!(matches!(registry.run(&strange, &probes()), Err(Denied::Asked(_))));
 
     let button = registry.stop("web1", StopHow { force: false, timeout_s: 1 }).unwrap_err();
     assert!(button.to_string().contains("--force"), "{button}");
@@ -101,8 +107,9 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
 fn the_helper_is_asked_where_there_is_a_port_and_the_vm_runs() {
     let dir = TestDir::new();
     let mut registry = open(dir.path());
-    registry.run(&RunRequest { guest_port: true, ..request("web1") }).unwrap();
-    registry.run(&request("web2")).unwrap();
+    let with_port = RunRequest { guest_port: true, ..request("web1") };
+    registry.run(&with_port, &probes()).unwrap();
+    registry.run(&request("web2"), &probes()).unwrap();
     let helper = |registry: &Registry, name: &str| registry.examine(name).unwrap().helper;
     let found = helper(&registry, "web1");
     assert!(matches!(found, Some(GuestHelper::NotAsked { .. })), "{found:?}");
@@ -129,7 +136,7 @@ fn the_helper_is_asked_where_there_is_a_port_and_the_vm_runs() {
 fn a_dead_vm_stays_until_it_is_stopped() {
     let dir = TestDir::new();
     let registry = open(dir.path());
-    let pid = registry.run(&request("web1")).unwrap().pid;
+    let pid = registry.run(&request("web1"), &probes()).unwrap().pid;
     Process::now(pid).unwrap().kill().unwrap();
     Process::now(pid).map(|process| process.wait_gone(Duration::from_secs(10))).ok();
     // Seen by the agent that started it, and by the next one.
@@ -147,7 +154,7 @@ fn a_qemu_that_does_not_start_leaves_nothing() {
     let registry = open(dir.path());
     let mut wrong = request("web1");
     wrong.argv.extend(["-machine".to_owned(), "nonsense".to_owned()]);
-    let error = registry.run(&wrong).unwrap_err();
+    let error = registry.run(&wrong, &probes()).unwrap_err();
     assert!(matches!(&error, Denied::Qemu(text) if text.contains("nsupported machine type")));
     assert!(registry.list().is_empty() && registry.is_free("web1"));
     assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 0);
@@ -157,7 +164,7 @@ fn a_qemu_that_does_not_start_leaves_nothing() {
 fn one_thing_happens_to_a_vm_at_a_time() {
     let dir = TestDir::new();
     let registry = open(dir.path());
-    registry.run(&request("web1")).unwrap();
+    registry.run(&request("web1"), &probes()).unwrap();
     registry.begin_move("web1", "deadbeef").unwrap();
     assert_eq!(registry.show("web1").unwrap().migration.as_deref(), Some("deadbeef"));
     for denied in [
@@ -213,7 +220,7 @@ fn a_vm_that_runs_is_kept_even_if_its_record_came_too_late() {
 fn what_cannot_be_made_up_for_is_said() {
     let dir = TestDir::new();
     let registry = open(dir.path());
-    registry.run(&request("web1")).unwrap();
+    registry.run(&request("web1"), &probes()).unwrap();
     let note = registry.state().vm("web1").join("settings-before.json");
     drop(registry);
     fs::write(&note, "half a no").unwrap();
@@ -257,7 +264,7 @@ fn what_vms_hold_is_looked_at_from_their_start_and_after_that_of_the_agent() {
         }
     };
     let registry = open();
-    registry.run(&request("web1")).unwrap();
+    registry.run(&request("web1"), &probes()).unwrap();
     looked_at(&registry);
     drop(registry);
     let registry = open();

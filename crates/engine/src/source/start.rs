@@ -9,7 +9,7 @@ use api::{Compress, Share, TapChoice};
 use content::Domain;
 use page::Encoding;
 use qemu::disks::Allowed;
-use qemu::outgoing::{self, Outgoing, StreamKind};
+use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
 use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
 use qemu::shape;
@@ -215,6 +215,13 @@ impl Source<'_> {
         let (listener, socket) = Rendezvous::open(&self.vm.machine, &self.local.scratch)
             .map_err(|error| MigrationError::Qemu(error.to_string()))?;
         let outgoing = Arc::new(self.outgoing(kind, socket.path())?);
+        if outgoing.hold() == Hold::DevicesOnly {
+            self.report_builder.note(
+                "this QEMU stops the VM by itself: only small buffers keep it from doing so too \
+                 early. Started by `droveway run`, or with -global \
+                 migration.switchover-ack-legacy=on, it waits until it may",
+            );
+        }
         let traits = Traits {
             told_bandwidth: outgoing.takes_bandwidth(),
             held: outgoing.is_held(),

@@ -48,6 +48,7 @@ impl Vm {
             by: By::Operator,
             user: None,
             guest_port: qemu::machine::GuestPort::None,
+            knows_legacy_ack: false,
         };
         let machine = qemu::machine::start(&start).unwrap();
         let events = machine.qmp.events();

@@ -45,6 +45,9 @@ pub struct Start<'a> {
     pub user: Option<&'a User>,
     /// Whether it gets a port for the helper in the guest.
     pub guest_port: GuestPort,
+    /// Whether this QEMU knows `migration.switchover-ack-legacy` (11.1 and newer), and
+    /// so has to be told that it is to wait for our acknowledgement.
+    pub knows_legacy_ack: bool,
 }
 
 /// Who has a QEMU started.
@@ -123,6 +126,9 @@ fn start_line(
     let mut line = line.with_qmp(sockets.qmp.as_raw_fd());
     if let Some(port) = &sockets.guest {
         line = line.with_guest_port(port.as_raw_fd());
+    }
+    if start.knows_legacy_ack {
+        line = line.with_switchover_ack();
     }
     if start.incoming {
         line = line.waiting(start.machine);

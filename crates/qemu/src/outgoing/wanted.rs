@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Settings, StreamKind};
+use super::{Hold, Settings, StreamKind};
 use crate::machine::Machine;
 use crate::qmp::QmpError;
 
@@ -21,22 +21,17 @@ const BANDWIDTH_MAX: u64 = 1 << 50;
 /// has are switched off.
 const CAPABILITIES_ON: [&str; 2] = ["events", "multifd"];
 
-/// With these QEMU (8.1 and newer) does not stop a running VM before it is told
-/// on its main channel that it may. Without the first the second is refused.
-const CAPABILITIES_HELD: [&str; 2] = ["return-path", "switchover-ack"];
-
-/// Whether this QEMU can be held so.
-pub(super) fn can_be_held(settings: &Settings) -> bool {
-    CAPABILITIES_HELD.iter().all(|name| settings.has_capability(name))
-}
+/// With these QEMU does not stop a running VM before it is told on its main channel
+/// that it may, see [`Hold`]. Without the first the second is refused.
+pub(super) const CAPABILITIES_HELD: [&str; 2] = ["return-path", "switchover-ack"];
 
 pub(super) fn set_up(
     machine: &Machine,
     settings: &mut Settings,
     kind: StreamKind,
     pauses: bool,
+    hold: Hold,
 ) -> Result<(), QmpError> {
-    let held = can_be_held(settings);
     let (multifd, channels) = match kind {
         StreamKind::Classic => (false, None),
         StreamKind::Multifd(channels) => (true, Some(channels.max(1))),
@@ -44,7 +39,7 @@ pub(super) fn set_up(
     let wanted = |name: &str| match name {
         "multifd" => multifd,
         "pause-before-switchover" => pauses,
-        name if CAPABILITIES_HELD.contains(&name) => held,
+        name if CAPABILITIES_HELD.contains(&name) => hold == Hold::Awaited,
         name => CAPABILITIES_ON.contains(&name),
     };
     let mut parameters: Vec<(&str, Value)> = vec![

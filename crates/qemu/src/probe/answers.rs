@@ -3,6 +3,8 @@
 use facts::program::Capabilities;
 use serde_json::Value;
 
+use crate::command_line::LEGACY_ACK;
+
 /// More than these many of a kind are of no QEMU.
 const LISTED_MAX: usize = 10_000;
 
@@ -11,6 +13,7 @@ pub(super) fn understood(said: &str) -> Option<Capabilities> {
     let mut version = None;
     let mut machines = None;
     let mut cpus = None;
+    let mut legacy_ack = false;
     for line in said.lines() {
         let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
         if let Some(greeting) = value.get("QMP") {
@@ -20,10 +23,17 @@ pub(super) fn understood(said: &str) -> Option<Capabilities> {
             Some("machines") => machines = Some(listed(&value["return"])?),
             // A QEMU for machines without models answers with an error.
             Some("cpus") => cpus = Some(listed(&value["return"]).unwrap_or_default()),
+            Some("migration") => legacy_ack = has_property(&value["return"], LEGACY_ACK),
             _ => {}
         }
     }
-    Some(Capabilities { version: version?, machines: machines?, cpus: cpus? })
+    Some(Capabilities { version: version?, machines: machines?, cpus: cpus?, legacy_ack })
+}
+
+/// Whether the properties of a type that QEMU lists have one of this name.
+pub(crate) fn has_property(listed: &Value, name: &str) -> bool {
+    let is_it = |property: &Value| property["name"] == name;
+    listed.as_array().is_some_and(|listed| listed.iter().any(is_it))
 }
 
 fn greeted(greeting: &Value) -> Option<(u32, u32, u32)> {
@@ -71,6 +81,17 @@ pub(super) mod tests {
         assert_eq!(known.cpu("Haswell").unwrap().unavailable, ["pcid", "hle"]);
         assert!(known.cpu("qemu64-x86_64-cpu").unwrap().unavailable.is_empty());
         assert!(known.cpu("Skylake-Client").is_none() && known.cpu("-cpu").is_none());
+    }
+
+    #[test]
+    fn a_qemu_that_knows_the_legacy_acknowledgement_says_so() {
+        assert!(!understood(SAID).unwrap().legacy_ack);
+        let listed = concat!(
+            r#"{"return": [{"name": "type", "type": "string"}, "#,
+            r#"{"name": "switchover-ack-legacy", "type": "bool"}], "id": "migration"}"#,
+            "\n"
+        );
+        assert!(understood(&format!("{SAID}{listed}")).unwrap().legacy_ack);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use parking_lot::Mutex;
 
 use super::{Capabilities, ProbeError, ask};
+use crate::command_line::CommandLine;
 use crate::programs::{NotAllowed, Programs};
 
 /// A host has a handful of QEMUs.
@@ -72,6 +73,20 @@ impl Probes {
         }
         kept.push((key, Arc::clone(&known)));
         Ok(known)
+    }
+
+    /// Whether the program of a command line is known to have the property
+    /// `switchover-ack-legacy`. One that can't be asked, or not by us, is not.
+    #[must_use]
+    pub fn knows_legacy_ack(&self, argv: &[String], cwd: &Path) -> bool {
+        let Ok(line) = CommandLine::parse(argv) else { return false };
+        match self.of(line.program(), cwd, &line.accelerator()) {
+            Ok(known) => known.legacy_ack,
+            Err(error) => {
+                tracing::info!(program = line.program(), %error, "it can't be asked what it knows");
+                false
+            }
+        }
     }
 
     fn kept(&self, key: &Key) -> Option<Arc<Capabilities>> {

@@ -20,6 +20,7 @@ fn try_start(arguments: &str, guest_port: GuestPort, incoming: bool) -> Result<V
         by: By::Operator,
         user: None,
         guest_port,
+        knows_legacy_ack: false,
     })?;
     Ok(Vm { machine: Some(machine), dir })
 }

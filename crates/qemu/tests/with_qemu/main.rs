@@ -92,6 +92,7 @@ fn try_start_by(program: &str, arguments: &str, dir: &Path) -> Result<Machine, S
         by: By::Operator,
         user: None,
         guest_port: GuestPort::None,
+        knows_legacy_ack: false,
     };
     qemu::machine::start(&start)
 }
@@ -128,6 +129,7 @@ fn wait_for(arguments: &str, machine: &str) -> Vm {
         by: By::Operator,
         user: None,
         guest_port: GuestPort::None,
+        knows_legacy_ack: false,
     };
     let machine = qemu::machine::start(&start).unwrap();
     Vm { machine: Some(machine), dir }

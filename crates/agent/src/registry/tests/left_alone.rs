@@ -32,7 +32,7 @@ fn assert_unreadable(registry: &Arc<Registry>, says: &str) {
         registry.stop("web1", FORCE).map(drop),
         registry.begin_move("web1", "deadbeef").map(drop),
         registry.expect("web1", "deadbeef").map(drop),
-        registry.run(&request("web1")).map(drop),
+        registry.run(&request("web1"), &probes()).map(drop),
     ] {
         assert!(matches!(denied, Err(Denied::Conflict(_))), "{denied:?}");
     }
@@ -44,7 +44,7 @@ fn a_vm_whose_record_cannot_be_read_is_left_alone_until_it_is_attached() {
         let dir = TestDir::new();
         let registry = open(dir.path());
         let wanted = RunRequest { guest_port: true, ..request("web1") };
-        let pid = registry.run(&wanted).unwrap().pid;
+        let pid = registry.run(&wanted, &probes()).unwrap().pid;
         let vm = registry.state().vm("web1");
         drop(registry);
         damage(&vm.join("record.json"));
@@ -191,6 +191,7 @@ fn an_arrival_that_cannot_be_noted_stays_and_is_noted_later() {
         by: By::Operator,
         user: None,
         guest_port: GuestPort::None,
+        knows_legacy_ack: false,
     };
     let pid = claim.fill(machine::start(&start).unwrap(), "").unwrap().machine().unwrap();
     let pid = pid.process.pid();
