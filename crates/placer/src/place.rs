@@ -20,12 +20,14 @@ pub(crate) struct Place<'p> {
 pub(crate) type Fingerprints = [Fingerprint; BATCH_PAGES];
 
 impl Place<'_> {
-    /// To be found out before anything is locked.
+    /// To be found out before anything is locked. From the last page to the first:
+    /// what was received last is still in the processor's cache, and the copy into
+    /// RAM, which begins with the first, finds that there.
     pub(crate) fn fingerprints(&self, bytes: &[u8]) -> Fingerprints {
         let mut fingerprints = [Fingerprint::default(); BATCH_PAGES];
         if self.ledger.is_some() {
-            for (fingerprint, bytes) in fingerprints.iter_mut().zip(bytes.chunks_exact(PAGE_BYTES))
-            {
+            let pages = fingerprints.iter_mut().zip(bytes.chunks_exact(PAGE_BYTES));
+            for (fingerprint, bytes) in pages.rev() {
                 *fingerprint = Fingerprint::of(bytes);
             }
         }
