@@ -22,7 +22,7 @@ help:
 	@echo 'make demo-gang    two racks, four VMs with content in common; all leave the one, and come back'
 	@echo 'make check        format, lints, dependencies (licences, vulnerabilities), unit tests'
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
-	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200); make bench lists them'
+	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200; all: QEMU=11.1); make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
 	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
 	@echo 'make setup        install what is missing; the others do it too'
@@ -60,7 +60,7 @@ check: lint deny unit
 # With the tests, the programs that they run: droveway, lab and suite.
 tests: toolchain
 	$(CARGO) test --workspace --no-run --quiet
-	@$(DEBUG)/lab setup
+	@$(DEBUG)/lab setup --tests
 
 # The lab's own tests make hosts too.
 unit: tests
@@ -103,7 +103,7 @@ bench-storage: toolchain
 	@$(CARGO) bench --quiet --package storage --bench read
 
 bench-%: setup build
-	@$(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT))
+	@$(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
 
 clean:
 	@$(AS_ROOT) $(DEBUG)/lab clean

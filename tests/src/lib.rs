@@ -13,6 +13,7 @@ mod moving;
 pub mod proxy;
 mod racks;
 pub mod strangers;
+mod unmanaged;
 mod world;
 
 pub use goal::{assert_fits_goal, fits_goal_bytes};

@@ -277,13 +277,18 @@ impl World {
     /// If it stays silent.
     #[must_use]
     pub fn boot_by(&self, spec: &GuestSpec, qemu: &Path, options: &[&str]) -> Guest {
+        self.run(spec, qemu, options);
+        Guest::meet(spec.clone(), &self.hosts.a).unwrap()
+    }
+
+    /// Has the agent at A start a guest's QEMU.
+    pub fn run(&self, spec: &GuestSpec, qemu: &Path, options: &[&str]) {
         let argv = spec.argv(&self.kit, qemu);
         let mut run = vec!["run", spec.name.as_str()];
         run.extend(options);
         run.push("--");
         run.extend(argv.iter().map(String::as_str));
         self.says(Side::A, &run);
-        Guest::meet(spec.clone(), &self.hosts.a).unwrap()
     }
 
     fn output(&self, side: Side, args: &[&str]) -> Output {

@@ -3,29 +3,14 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Stdio};
 
 use api::Report;
-use end_to_end::{Side, World, guest, own_qmp_argument};
+use end_to_end::{Side, World, guest};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
 use lab::setup::Version;
 
 const RATE: u64 = 5_000_000;
-
-/// Starts a guest's QEMU as its owner would, without an agent.
-fn start(world: &World, side: Side, spec: &GuestSpec, more: &[&str]) -> Child {
-    let argv = spec.argv(&world.kit, &world.kit.qemu);
-    let mut command = world.host(side).command(&argv[0]);
-    command.args(&argv[1..]).args(own_qmp_argument(&spec.name)).args(more);
-    command.stdin(Stdio::null()).spawn().unwrap()
-}
-
-fn attach(world: &World) {
-    // QEMU has made its socket once this can be connected to.
-    drop(world.own_qmp(Side::A, "web1"));
-    world.says(Side::A, &["attach", "web1", "--qmp", &format!("{RUN_DIR}/web1.own")]);
-}
 
 #[test]
 fn mapped_where_the_agents_started_both() {
@@ -40,9 +25,9 @@ fn mapped_where_the_agents_started_both() {
 fn an_adopted_vm_moves_and_comes_back() {
     let world = World::new(Link::one(1000));
     let spec = guest("256M", RATE);
-    let mut adopted = start(&world, Side::A, &spec, &[]);
+    let mut adopted = world.start_unmanaged(Side::A, &spec, &world.kit.qemu, &[]);
     let guest = Guest::meet(spec, &world.hosts.a).unwrap();
-    attach(&world);
+    world.attach("web1");
     let vm = world.vm(Side::A, "web1").unwrap();
     assert_eq!((vm.attached, vm.pid), (true, adopted.id()));
     let moving = world.begin(&guest, Side::A, &[]);
@@ -58,10 +43,11 @@ fn into_a_qemu_that_somebody_else_started() {
     for tap in ["multifd", "classic"] {
         let world = World::new(Link::one(1000));
         let spec = guest("256M", RATE);
-        let mut adopted = start(&world, Side::A, &spec, &[]);
+        let mut adopted = world.start_unmanaged(Side::A, &spec, &world.kit.qemu, &[]);
         let guest = Guest::meet(spec.clone(), &world.hosts.a).unwrap();
-        attach(&world);
-        let mut waiting = start(&world, Side::B, &spec, &["-incoming", "defer", "-S"]);
+        world.attach("web1");
+        let mut waiting =
+            world.start_unmanaged(Side::B, &spec, &world.kit.qemu, &["-incoming", "defer", "-S"]);
         drop(world.own_qmp(Side::B, "web1"));
         let socket = format!("{RUN_DIR}/web1.own");
         let moving = world.begin(&guest, Side::A, &["--tap", tap, "--incoming-qmp", &socket]);
@@ -157,10 +143,11 @@ fn inline_where_somebody_elses_qemu_has_more_rights_than_the_agent() {
     let mut world = World::new(Link::one(1000));
     without_ptrace(&mut world);
     let spec = guest("256M", RATE);
-    let mut adopted = start(&world, Side::A, &spec, &[]);
+    let mut adopted = world.start_unmanaged(Side::A, &spec, &world.kit.qemu, &[]);
     let guest = Guest::meet(spec.clone(), &world.hosts.a).unwrap();
-    attach(&world);
-    let mut waiting = start(&world, Side::B, &spec, &["-incoming", "defer", "-S"]);
+    world.attach("web1");
+    let mut waiting =
+        world.start_unmanaged(Side::B, &spec, &world.kit.qemu, &["-incoming", "defer", "-S"]);
     drop(world.own_qmp(Side::B, "web1"));
     let socket = format!("{RUN_DIR}/web1.own");
     let moving = world.begin(&guest, Side::A, &["--incoming-qmp", &socket]);

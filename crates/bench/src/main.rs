@@ -11,6 +11,7 @@ use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitor
 use bench::{demo, simulate};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
+use lab::setup::Kit;
 use lab::{hosts, program, setup, unprivileged};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -24,7 +25,11 @@ struct Options {
 #[derive(Subcommand)]
 enum Action {
     /// Install and make what the lab needs.
-    Setup,
+    Setup {
+        /// What only tests need as well: a QEMU of each release.
+        #[arg(long)]
+        tests: bool,
+    },
     /// Print where the lab's QEMU, kernel and initramfs are.
     Env,
     /// Remove what a killed run left behind.
@@ -51,6 +56,9 @@ enum Action {
         /// Only these points of a sweep, such as 500x2; may be repeated.
         #[arg(long)]
         at: Vec<String>,
+        /// With the QEMU of this release, such as 11.1.
+        #[arg(long)]
+        qemu: Option<String>,
         #[command(flatten)]
         conditions: Conditions,
         #[command(flatten)]
@@ -161,8 +169,11 @@ fn clean_when_interrupted() -> std::io::Result<()> {
 fn run(action: &Action) -> Result<ExitCode, LabError> {
     let system = |error| LabError::System { action: "be a part of a benchmark", error };
     match action {
-        Action::Setup => {
-            setup::ensure()?;
+        Action::Setup { tests } => {
+            let kit = setup::ensure()?;
+            if *tests {
+                setup::qemus(&kit)?;
+            }
         }
         Action::Env => println!("{}", setup::ensure()?),
         Action::Clean { store: false } => hosts::clean()?,
@@ -175,7 +186,10 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             if !program::root() =>
         {
             // What is missing is installed by the real root.
-            setup::ensure()?;
+            let kit = setup::ensure()?;
+            if let Action::Bench { qemu: Some(release), .. } = action {
+                setup::with_release(kit, release)?;
+            }
             let argv: Vec<OsString> = std::env::args_os().collect();
             println!("Not root: the lab works in a user namespace.");
             return unprivileged::run(&argv);
@@ -198,8 +212,13 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 println!("{name:15} {about}");
             }
         }
-        Action::Bench { name: Some(name), runs, only, at, conditions, links } => {
-            return bench(name, *runs, only, at, conditions, *links);
+        Action::Bench { name: Some(name), runs, only, at, qemu, conditions, links } => {
+            let kit = setup::ensure()?;
+            let kit = match qemu {
+                Some(release) => setup::with_release(kit, release)?,
+                None => kit,
+            };
+            return bench(&kit, name, *runs, only, at, conditions, *links);
         }
         Action::TcpSink { port } => plain_tcp::sink(*port).map_err(system)?,
         Action::TcpSource { address, bytes } => {
@@ -220,6 +239,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
 }
 
 fn bench(
+    kit: &Kit,
     name: &str,
     runs: u32,
     only: &[String],
@@ -228,7 +248,7 @@ fn bench(
     links: Links,
 ) -> Result<ExitCode, LabError> {
     if name == cache::helper::NAME {
-        cache::helper::run(&setup::ensure()?, runs)?;
+        cache::helper::run(kit, runs)?;
         return Ok(ExitCode::SUCCESS);
     }
     let is_right = |run: &Run| !run.ok || (run.intact && run.disk_intact.unwrap_or(true));
@@ -240,13 +260,11 @@ fn bench(
     let gang = gang::scenarios::all().into_iter().find(|one| one.name == name);
     let cache = cache::scenarios::all().into_iter().find(|one| one.name == name);
     let right = match (contest, sweep, gang, cache) {
-        (Some(contest), ..) => all_right(&contest::run(&setup::ensure()?, &contest, runs, only)?),
-        (.., Some(cache)) => all_right(&cache::run(&setup::ensure()?, &cache, links, runs, only)?),
-        (_, None, Some(gang), _) => {
-            all_right(&gang::run(&setup::ensure()?, gang, conditions, runs, only)?)
-        }
+        (Some(contest), ..) => all_right(&contest::run(kit, &contest, runs, only)?),
+        (.., Some(cache)) => all_right(&cache::run(kit, &cache, links, runs, only)?),
+        (_, None, Some(gang), _) => all_right(&gang::run(kit, gang, conditions, runs, only)?),
         (_, Some(sweep), ..) => {
-            let outcome = sweep::run(&setup::ensure()?, &sweep, runs, only, at)?;
+            let outcome = sweep::run(kit, &sweep, runs, only, at)?;
             outcome.points.iter().all(|point| all_right(&point.outcome))
         }
         (None, None, None, None) => {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use api::{Finding, Severity};
 
-use crate::versions::problems;
+use crate::versions::{problems, unknown};
 use crate::{Findings, size};
 use facts::host::{Cgroups, Facts, Kvm, Nic, Program, VmFacts};
 
@@ -48,6 +48,22 @@ fn programs(facts: &Facts, findings: &mut Findings) {
                 for problem in problems(known.version, tcg) {
                     let text = format!("QEMU {version} {}.", problem.text);
                     findings.add(problem.severity, "qemu", text, Some(problem.advice));
+                }
+                if known.legacy_ack {
+                    findings.note(
+                        "qemu",
+                        format!(
+                            "QEMU {version} waits with the end of a migration until it may only \
+                             where it was told so when it started, or has a machine type up to \
+                             11.0: an agent tells those that it starts. Others stop their VM by \
+                             themselves, held by small buffers only."
+                        ),
+                        "start them with -global migration.switchover-ack-legacy=on",
+                    );
+                }
+                if let Some(unknown) = unknown(known) {
+                    let advice = "try a move with a VM that matters little first";
+                    findings.note("qemu", unknown, advice);
                 }
             }
             None => {

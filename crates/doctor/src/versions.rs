@@ -1,6 +1,7 @@
 //! What is known to be wrong with versions of QEMU.
 
 use api::Severity;
+use facts::program::Capabilities;
 
 /// Major and minor.
 type Version = (u32, u32);
@@ -19,7 +20,10 @@ const ALWAYS: Version = (0, 0);
 /// No version that has it right is known.
 const NEVER: Version = (u32::MAX, 0);
 
-const PROBLEMS: [Problem; 6] = [
+/// The newest version that Droveway is tested with.
+const NEWEST_TESTED: Version = (11, 1);
+
+const PROBLEMS: [Problem; 7] = [
     Problem {
         since: ALWAYS,
         fixed: (7, 2),
@@ -73,7 +77,34 @@ const PROBLEMS: [Problem; 6] = [
                is cancelled while it is set up (Droveway waits with that)",
         advice: "if a VM hangs like that, its QEMU has to be killed",
     },
+    Problem {
+        since: (11, 1),
+        fixed: NEVER,
+        tcg_only: false,
+        severity: Severity::Note,
+        text: "has no machine types older than 5.2: VMs with one of them can't arrive",
+        advice: "start such VMs anew with a newer machine type",
+    },
 ];
+
+/// What to say of a version that nothing is known of, since it is newer than those
+/// that are; none of another.
+pub(crate) fn unknown(known: &Capabilities) -> Option<String> {
+    let (major, minor, _) = known.version;
+    let (tested_major, tested_minor) = NEWEST_TESTED;
+    ((major, minor) > NEWEST_TESTED).then(|| {
+        let held = if known.legacy_ack { "has" } else { "has not" };
+        format!(
+            "QEMU {} is newer than those that Droveway is tested with (up to \
+             {tested_major}.{tested_minor}), so what is wrong with it isn't known. It was asked: \
+             it knows {} machine types and {} CPU models, and its migration {held} the property \
+             switchover-ack-legacy.",
+            known.version_text(),
+            known.machines.len(),
+            known.cpus.len(),
+        )
+    })
+}
 
 /// What is known to be wrong with a version.
 pub(crate) fn problems(
@@ -100,7 +131,19 @@ mod tests {
         assert_eq!(count((9, 0, 4), true), 1);
         assert_eq!(count((9, 1, 0), true), 0);
         assert_eq!(count((10, 0, 2), true), 1);
+        assert_eq!(count((11, 0, 0), true), 1);
+        assert_eq!(count((11, 1, 3), true), 2);
         let tcg = problems((7, 2, 22), true).find(|problem| problem.tcg_only).unwrap();
         assert_eq!(tcg.severity, Severity::Warning);
+    }
+
+    #[test]
+    fn a_newer_version_is_said_to_be_unknown() {
+        let of = |version| Capabilities { version, legacy_ack: true, ..Capabilities::default() };
+        assert_eq!(unknown(&of((11, 1, 9))), None);
+        for newer in [(11, 2, 0), (12, 0, 1)] {
+            let text = unknown(&of(newer)).unwrap();
+            assert!(text.contains("up to 11.1") && text.contains("has the property"), "{text}");
+        }
     }
 }

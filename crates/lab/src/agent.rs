@@ -62,7 +62,7 @@ fn peer_entry(name: &str, host: &Host) -> String {
 /// The usual ones, and the lab's own; nothing for an older agent, which starts what it
 /// is told to start.
 fn programs(binary: &Path) -> Result<Vec<String>> {
-    let own = setup::newer_qemu().map(|path| path.display().to_string());
+    let own = setup::own_qemus().into_iter().map(|path| path.display().to_string());
     let listed = USUAL.map(str::to_owned).into_iter().chain(own);
     let words: Vec<String> = listed.flat_map(|place| [PROGRAMS.to_owned(), place]).collect();
     let asked = program::run(Command::new(binary).arg("agent").args(&words).arg("--help"))?;

@@ -3,9 +3,11 @@
 //! does nothing where nothing is missing.
 
 mod accelerator;
+mod apt;
 mod download;
 mod initramfs;
 mod install;
+mod qemus;
 mod store;
 mod version;
 
@@ -81,7 +83,7 @@ pub fn ensure() -> Result<Kit> {
     let qemu_system_version = version::of(&qemu_system)?;
     let accelerator = accelerator::find(&store, &qemu_system, &kernel, &initrd)?;
     let wanted = accelerator == Accelerator::Tcg && qemu_system_version < QEMU_CORRECT_UNDER_TCG;
-    let qemu = if wanted { download::newer_qemu(&store)? } else { qemu_system.clone() };
+    let qemu = if wanted { qemus::newer(&store)? } else { qemu_system.clone() };
     let qemu_version = version::of(&qemu)?;
     Ok(Kit { qemu, qemu_version, qemu_system, qemu_system_version, kernel, initrd, accelerator })
 }
@@ -107,11 +109,64 @@ pub fn helper_initrd(kit: &Kit) -> Result<PathBuf> {
     initramfs::with_helper(&store, &kit.initrd, &modules)
 }
 
-/// Where the newer QEMU is, where one is wanted: what starts it, and itself.
+/// A QEMU, and which one it is.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    /// What starts it.
+    pub program: PathBuf,
+    /// Its version.
+    pub version: Version,
+}
+
+impl Qemu {
+    /// The newest machine type of its own that `q35` means.
+    #[must_use]
+    pub fn machine(&self) -> String {
+        format!("pc-q35-{}.{}", self.version.major, self.version.minor)
+    }
+}
+
+/// All QEMUs that can be had here, from the oldest to the newest, one of each release:
+/// the distribution's, the one of `kit`, and the current one where Debian's packages
+/// can be had.
+///
+/// # Errors
+/// If the current one can't be had although it should.
+pub fn qemus(kit: &Kit) -> Result<Vec<Qemu>> {
+    let mut all = vec![
+        Qemu { program: kit.qemu_system.clone(), version: kit.qemu_system_version },
+        Qemu { program: kit.qemu.clone(), version: kit.qemu_version },
+    ];
+    if let Some(program) = qemus::current(&store())? {
+        let version = version::of(&program)?;
+        all.push(Qemu { program, version });
+    }
+    let release = |qemu: &Qemu| (qemu.version.major, qemu.version.minor);
+    all.sort_by_key(release);
+    all.dedup_by_key(|qemu| release(qemu));
+    Ok(all)
+}
+
+/// The same kit with the QEMU of another release, such as `11.1`.
+///
+/// # Errors
+/// If there is none; with those that there are.
+pub fn with_release(kit: Kit, release: &str) -> Result<Kit> {
+    let all = qemus(&kit)?;
+    let name = |qemu: &Qemu| format!("{}.{}", qemu.version.major, qemu.version.minor);
+    if let Some(qemu) = all.iter().find(|qemu| name(qemu) == release) {
+        let (qemu, qemu_version) = (qemu.program.clone(), qemu.version);
+        return Ok(Kit { qemu, qemu_version, ..kit });
+    }
+    let known: Vec<String> = all.iter().map(name).collect();
+    let text = format!("there is no QEMU {release} here, but {}", known.join(", "));
+    Err(LabError::Unsupported(text))
+}
+
+/// Where QEMUs besides the distribution's are, where they are wanted.
 #[must_use]
-pub fn newer_qemu() -> [PathBuf; 2] {
-    let (wrapper, home) = (download::newer_qemu_in(&store()), download::newer_home(&store()));
-    [wrapper, home.join("usr/bin/qemu-system-x86_64")]
+pub fn own_qemus() -> Vec<PathBuf> {
+    qemus::places(&store()).to_vec()
 }
 
 fn system_qemu() -> Result<PathBuf> {

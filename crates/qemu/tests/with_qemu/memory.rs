@@ -91,7 +91,7 @@ fn a_page_of_the_guest_is_found_in_its_block() {
             &[32 << 20, gib4 + (1 << 20)],
         ),
         (
-            "-machine pc-i440fx-3.1 -m 64 -S -smp 2 \
+            "-machine pc -m 64 -S -smp 2 \
              -object memory-backend-memfd,id=a,size=32M -object memory-backend-ram,id=b,size=32M \
              -numa node,nodeid=0,memdev=a,cpus=0 -numa node,nodeid=1,memdev=b,cpus=1",
             &[1 << 20, 40 << 20],

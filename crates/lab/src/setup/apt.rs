@@ -1,0 +1,226 @@
+//! Packages from the distribution, unpacked into the lab's own store and not
+//! installed. Apt is used with a configuration of the lab's own, so that the system's
+//! lists, sources and packages stay as they are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{FileContext, LabError, Result};
+use crate::program;
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const COMPONENT: &str = "main";
+
+/// A directory that is removed unless it was renamed.
+pub(super) struct Scratch(pub(super) PathBuf);
+
+impl Scratch {
+    pub(super) fn new(store: &Path, name: &str) -> Result<Self> {
+        let path = store.join(format!("{name}.{}.partial", std::process::id()));
+        fs::create_dir_all(&path).at("create", &path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Gone already where it was renamed.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Where packages come from.
+#[derive(Clone, Copy)]
+pub(super) enum Sources<'s> {
+    /// As the system has it.
+    System,
+    /// Suites of Debian, from where the system gets its own.
+    Suites(&'s [&'s str]),
+}
+
+/// Apt with lists and cache of its own.
+pub(super) struct Apt {
+    home: PathBuf,
+    config: PathBuf,
+}
+
+impl Apt {
+    pub(super) fn new(store: &Path, name: &str, sources: Sources<'_>) -> Result<Self> {
+        if program::find("apt-get").is_none() {
+            let text = "the lab unpacks its guests' kernel from a Debian or Ubuntu package, and \
+                        this system has no apt-get";
+            return Err(LabError::Unsupported(text.to_owned()));
+        }
+        let home = store.join("apt").join(name);
+        for dir in ["lists/partial", "cache/archives/partial"] {
+            let dir = home.join(dir);
+            fs::create_dir_all(&dir).at("create", &dir)?;
+        }
+        let at = home.display();
+        let mut text = format!(
+            "Dir::State::Lists \"{at}/lists\";\nDir::Cache \"{at}/cache\";\n\
+             APT::Sandbox::User \"\";\n"
+        );
+        if let Sources::Suites(suites) = sources {
+            let mirror = debian_mirror()?;
+            let line = |suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} {COMPONENT}\n");
+            let list = home.join("sources.list");
+            fs::write(&list, suites.iter().map(line).collect::<String>()).at("write", &list)?;
+            text += &format!(
+                "Dir::Etc::SourceList \"{at}/sources.list\";\nDir::Etc::SourceParts \"-\";\n"
+            );
+        }
+        let config = home.join("apt.conf");
+        fs::write(&config, text).at("write", &config)?;
+        Ok(Self { home, config })
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = program::command(program);
+        command.env("APT_CONFIG", &self.config).env("LC_ALL", "C");
+        command
+    }
+
+    pub(super) fn update(&self) -> Result<()> {
+        program::output(self.command("apt-get").args(["update", "-q"])).map(|_| ())
+    }
+
+    /// The package that a kernel's meta package stands for.
+    pub(super) fn kernel_behind(&self, meta: &str) -> Option<String> {
+        let text = program::output(self.command("apt-cache").args(["depends", meta])).ok()?;
+        kernel_dependency(&text)
+    }
+
+    /// The libraries that a package wants.
+    pub(super) fn libraries_of(&self, package: &str) -> Vec<String> {
+        let text = program::output(self.command("apt-cache").args(["depends", package]));
+        library_dependencies(&text.unwrap_or_default())
+    }
+
+    /// Downloads packages and unpacks them into a directory.
+    pub(super) fn unpack(&self, packages: &[&str], into: &Path) -> Result<()> {
+        let downloads = Scratch::new(&self.home, "downloads")?;
+        let mut download = self.command("apt-get");
+        program::output(download.arg("download").args(packages).current_dir(&downloads.0))?;
+        unpack_all(&downloads.0, into)
+    }
+
+    /// Downloads a package as `suite` has it, with all that it depends on, and unpacks
+    /// them into a directory: a root of their own, whatever the system has.
+    pub(super) fn unpack_root(&self, package: &str, suite: &str, into: &Path) -> Result<()> {
+        // Nothing counts as installed.
+        let status = self.home.join("status");
+        fs::write(&status, "").at("write", &status)?;
+        let archives = Scratch::new(&self.home, "archives")?;
+        fs::create_dir_all(archives.0.join("partial")).at("create", &archives.0)?;
+        let mut download = self.command("apt-get");
+        download
+            .arg("-o")
+            .arg(format!("Dir::State::status={}", status.display()))
+            .arg("-o")
+            .arg(format!("Dir::Cache::archives={}", archives.0.display()))
+            .args(["-y", "-q", "--no-install-recommends", "--download-only"])
+            .args(["-t", suite, "install", package]);
+        program::output(&mut download)?;
+        unpack_all(&archives.0, into)
+    }
+}
+
+/// Unpacks all packages in a directory.
+fn unpack_all(packages: &Path, into: &Path) -> Result<()> {
+    for entry in fs::read_dir(packages).at("list", packages)? {
+        let package = entry.at("list", packages)?.path();
+        if package.extension().is_some_and(|end| end == "deb") {
+            program::output(program::command("dpkg-deb").arg("-x").arg(&package).arg(into))?;
+        }
+    }
+    Ok(())
+}
+
+/// Debian's name for the release that this system is, if it is one.
+pub(super) fn debian_release() -> Option<String> {
+    let text = fs::read_to_string("/etc/os-release").ok()?;
+    release_of(&text)
+}
+
+fn release_of(os_release: &str) -> Option<String> {
+    let value = |key: &str| {
+        let line = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        line.map(|value| value.trim_matches('"'))
+    };
+    (value("ID") == Some("debian")).then(|| value("VERSION_CODENAME").map(str::to_owned))?
+}
+
+/// Where the system gets Debian from. Apt itself is asked, which knows both forms of
+/// its sources.
+fn debian_mirror() -> Result<String> {
+    let mut ask = program::command("apt-get");
+    let format = "$(RELEASE) $(COMPONENT) $(REPO_URI)";
+    let ask = ask.args(["indextargets", "--format", format, "Created-By: Packages"]);
+    let listed = program::output(ask.env("LC_ALL", "C"))?;
+    let mirror = debian_release().and_then(|release| mirror_in(&listed, &release));
+    mirror.ok_or_else(|| {
+        let text = "apt's sources don't have Debian's main component for this release of Debian: \
+                    the lab takes a QEMU from the same place";
+        LabError::Unsupported(text.to_owned())
+    })
+}
+
+fn mirror_in(listed: &str, release: &str) -> Option<String> {
+    listed.lines().find_map(|line| {
+        let (suite, rest) = line.split_once(' ')?;
+        let (component, mirror) = rest.split_once(' ')?;
+        (suite == release && component == COMPONENT).then(|| mirror.to_owned())
+    })
+}
+
+fn library_dependencies(text: &str) -> Vec<String> {
+    text.lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .filter(|name| name.starts_with("lib"))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn kernel_dependency(text: &str) -> Option<String> {
+    text.lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .find(|name| name.starts_with("linux-image-"))
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_libraries_of_a_package() {
+        let depends = "memcached\n  PreDepends: init-system-helpers\n  Depends: adduser\n \
+                       |Depends: <perl:any>\n  Depends: libc6\n  Depends: libssl3\n  \
+                       Suggests: libanyevent-perl\n";
+        assert_eq!(library_dependencies(depends), ["libc6", "libssl3"]);
+    }
+
+    #[test]
+    fn finds_the_kernel_behind_a_meta_package() {
+        let debian = "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n";
+        let expected = Some("linux-image-6.1.0-56-cloud-amd64".to_owned());
+        assert_eq!(kernel_dependency(debian), expected);
+        assert_eq!(kernel_dependency("linux-image-virtual\n  Depends: <none>\n"), None);
+    }
+
+    #[test]
+    fn knows_a_release_of_debian_and_its_mirror() {
+        let debian = "PRETTY_NAME=\"Debian GNU/Linux 12\"\nVERSION_CODENAME=bookworm\nID=debian\n";
+        assert_eq!(release_of(debian).as_deref(), Some("bookworm"));
+        assert_eq!(release_of("ID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME=noble\n"), None);
+        let listed = "bookworm-updates main http://mirror.example/debian/\n\
+                      bookworm contrib http://other.example/debian/\n\
+                      bookworm main http://mirror.example/debian/\n";
+        let mirror = Some("http://mirror.example/debian/".to_owned());
+        assert_eq!(mirror_in(listed, "bookworm"), mirror);
+        assert_eq!(mirror_in(listed, "trixie"), None);
+        assert_eq!(mirror_in("", "bookworm"), None);
+    }
+}
