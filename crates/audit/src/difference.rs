@@ -37,7 +37,7 @@ impl Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { page, handed_over, left_out, placed } = self;
-        write!(f, "page {page}: handed over in epoch {handed_over}")?;
+        write!(f, "{page}: handed over in epoch {handed_over}")?;
         if *left_out {
             f.write_str(", left out as out of date and not handed over again")?;
         }

@@ -99,6 +99,16 @@ pub fn server_initrd(kit: &Kit) -> Result<PathBuf> {
     initramfs::with_server(&store, &kit.initrd, &server, &modules)
 }
 
+/// The initramfs of guests that can use memory which is plugged while they run.
+///
+/// # Errors
+/// With what is missing and can't be had.
+pub fn plugged_memory_initrd(kit: &Kit) -> Result<PathBuf> {
+    let store = store();
+    let modules = download::plugged_memory_modules(&store)?;
+    initramfs::with_modules(&store, &kit.initrd, "initrd-plugged-memory", &modules)
+}
+
 /// The initramfs of guests with a helper, and what it needs to be reached.
 ///
 /// # Errors

@@ -18,6 +18,18 @@ pub enum Unsplittable {
         /// The section's number.
         section: u32,
     },
+    /// The migration has turned to postcopy.
+    #[error("the migration turns to postcopy (command {command})")]
+    Postcopy {
+        /// The command that shows it.
+        command: u16,
+    },
+    /// Bits of dirty bitmaps before the VM has stopped.
+    #[error("dirty bitmaps have records with the flags {flags:#x} before RAM has ended")]
+    Bitmaps {
+        /// All flags of the record.
+        flags: u8,
+    },
     /// A capability that changes the block list or the records.
     #[error("QEMU's capability {name:?} is on")]
     Capability {

@@ -123,7 +123,7 @@ pub fn split(
                     };
                 }
                 to = (to + piece_bytes.max(1)).min(data.len());
-                assert!(need <= RECORD_BYTES_MAX || taken.head.is_none() || need < 70_000);
+                assert!(need <= RECORD_BYTES_MAX);
             }
             Step::Paused => assert!(progress.consumed > 0, "a sink with room is not refused"),
             Step::Head(head) => assert!(taken.head.replace(head).is_none(), "one head"),

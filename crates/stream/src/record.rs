@@ -58,6 +58,12 @@ pub(crate) const SECTION_BYTES: usize = 5;
 /// The name of the RAM's section.
 pub(crate) const RAM: &[u8] = b"ram";
 
-/// Bytes of the longest classic record that carries a page: word, block name,
-/// body. Whoever reads ahead must be able to hold that much.
-pub const RECORD_BYTES_MAX: usize = WORD_BYTES + 1 + 255 + PAGE_BYTES;
+/// Most bytes of what a virtio-mem device says before RAM has ended: 4 TiB in blocks
+/// of 2 MiB.
+pub(crate) const VIRTIO_MEM_BYTES_MAX: usize = 256 << 10;
+
+/// Bytes of the longest record: a virtio-mem device's, with its section's header.
+/// Whoever reads ahead must be able to hold that much.
+pub const RECORD_BYTES_MAX: usize = VIRTIO_MEM_BYTES_MAX + 1024;
+/// One that carries a page: word, block name, body.
+const _: () = assert!(WORD_BYTES + 1 + 255 + PAGE_BYTES <= RECORD_BYTES_MAX);

@@ -6,6 +6,7 @@
 //! page was taken out also everything else, so that a stream that turns out not
 //! to be splittable can be passed on whole.
 
+mod early;
 mod pages;
 mod setup;
 
@@ -118,6 +119,7 @@ enum Place {
     SetupFooter,
     Pages { end: bool },
     Footer,
+    EarlyFooter { section: u32, is_dropped: bool },
     Over,
 }
 
@@ -165,6 +167,10 @@ pub struct Splitter {
     epoch_by_flush: bool,
     blocks: Blocks,
     ram_section: Option<u32>,
+    /// The section of disks' dirty bitmaps, once it has begun.
+    bitmap_section: Option<u32>,
+    /// The block list may say of blocks how large their pages are.
+    may_turn_to_postcopy: bool,
     /// The block that a record with CONTINUE belongs to.
     block: Option<BlockId>,
     epoch: Epoch,
@@ -187,6 +193,8 @@ impl Splitter {
             epoch_by_flush: false,
             blocks: Blocks::default(),
             ram_section: None,
+            bitmap_section: None,
+            may_turn_to_postcopy: false,
             block: None,
             epoch: Epoch::default(),
             tail: Vec::new(),
@@ -239,7 +247,9 @@ impl Splitter {
             Place::Configuration | Place::ConfigurationParts => "in its configuration",
             Place::Between if self.ram_section.is_none() => "before RAM's setup",
             Place::RamSetup { .. } | Place::BlockList { .. } => "within RAM's setup",
-            Place::SetupFooter | Place::Between | Place::Footer => "between two RAM sections",
+            Place::SetupFooter | Place::Between | Place::Footer | Place::EarlyFooter { .. } => {
+                "between two RAM sections"
+            }
             Place::Pages { end: false } => "within a RAM section",
             Place::Pages { end: true } => "within RAM's last section",
         };
@@ -259,6 +269,9 @@ impl Splitter {
             Place::SetupFooter => *at += self.setup_footer(rest)?,
             Place::Pages { end } => self.pages(input, end, at, sink)?,
             Place::Footer => *at += self.footer(rest)?,
+            Place::EarlyFooter { section, is_dropped } => {
+                *at += self.early_footer(rest, section, is_dropped)?;
+            }
             Place::Over => return Err(Halt::Short(0)),
         }
         Ok(())
@@ -273,6 +286,9 @@ impl Splitter {
             kind::START | kind::FULL => self.section_start(rest),
             kind::PART | kind::END => {
                 let section = cursor.u32()?;
+                if kind == kind::PART && Some(section) == self.bitmap_section {
+                    return self.bitmap_part(rest, section);
+                }
                 if Some(section) != self.ram_section {
                     return Err(Unsplittable::SectionId { section }.into());
                 }
@@ -304,11 +320,11 @@ impl Splitter {
         match command {
             command::SWITCHOVER_START => {}
             _ if asks => {}
+            // It may; it has not, and may never do so.
+            command::POSTCOPY_ADVISE if !self.head_sent => self.may_turn_to_postcopy = true,
             command::POSTCOPY_ADVISE..=command::POSTCOPY_RESUME
             | command::PACKAGED
-            | command::RECV_BITMAP => {
-                return Err(capability("postcopy-ram or dirty-bitmaps").into());
-            }
+            | command::RECV_BITMAP => return Err(Unsplittable::Postcopy { command }.into()),
             command::ENABLE_COLO => return Err(capability("x-colo").into()),
             command => return Err(Unsplittable::Command { command }.into()),
         }
@@ -334,11 +350,10 @@ impl Splitter {
         let kind = cursor.u8()?;
         let section = cursor.u32()?;
         let name = cursor.name()?;
-        cursor.take(8)?;
         if kind != kind::START || name != RAM {
-            let name = String::from_utf8_lossy(name).into_owned();
-            return Err(Unsplittable::Section { name }.into());
+            return self.early_section(rest);
         }
+        cursor.take(8)?;
         if self.ram_section.is_some() {
             return Err(StreamError::OutOfPlace { kind }.into());
         }

@@ -21,6 +21,7 @@ use crate::socket::{Found, read_some, read_soon, wait};
 const BATCH_READ_BYTES: usize = BATCH_PAGES * (8 + PAGE_BYTES) + 256;
 /// Bytes read at a time where no bodies are.
 const RESIDUE_READ_BYTES: usize = 256 << 10;
+const _: () = assert!(RECORD_BYTES_MAX <= BATCH_READ_BYTES);
 /// A QEMU that is held with nothing to send searches for dirty pages thousands
 /// of times a second, which takes most of a core and its big lock; then QMP
 /// takes 0.1 s and the guest is slower. After this many empty searches its main

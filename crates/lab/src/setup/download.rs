@@ -33,12 +33,22 @@ const NIC_MODULES: [&str; 3] = ["failover", "net_failover", "virtio_net"];
 /// For a helper's port, and a file system that kernels don't have built in.
 const HELPER_MODULES: [&str; 3] = ["libcrc32c", "xfs", "virtio_console"];
 
+/// For memory that is plugged while the guest runs.
+const PLUGGED_MEMORY_MODULES: [&str; 1] = ["virtio_mem"];
+
 /// The server that a guest may have, and the package that brings it.
 const SERVER_PACKAGE: &str = "memcached";
 /// Where packages have libraries, in a distribution that has merged `/usr` or not.
 const LIBRARY_PLACES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 const NIC_MODULES_DIR: &str = "nic-modules";
 const HELPER_MODULES_DIR: &str = "helper-modules";
+const PLUGGED_MEMORY_MODULES_DIR: &str = "plugged-memory-modules";
+/// All of them beside the usual ones, each with its directory.
+const MORE_MODULES: [(&str, &[&str]); 3] = [
+    (NIC_MODULES_DIR, &NIC_MODULES),
+    (HELPER_MODULES_DIR, &HELPER_MODULES),
+    (PLUGGED_MEMORY_MODULES_DIR, &PLUGGED_MEMORY_MODULES),
+];
 /// What loads a program's libraries.
 pub(super) const LINKER: &str = "ld-linux-x86-64.so.2";
 
@@ -46,7 +56,7 @@ pub(super) const LINKER: &str = "ld-linux-x86-64.so.2";
 pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
     let home = store.join("kernel");
     let kernel = (home.join("vmlinuz"), home.join("modules"));
-    let is_whole = [NIC_MODULES_DIR, HELPER_MODULES_DIR].iter().all(|dir| home.join(dir).is_dir());
+    let is_whole = MORE_MODULES.iter().all(|(dir, _)| home.join(dir).is_dir());
     if kernel.0.is_file() && is_whole {
         return Ok(kernel);
     }
@@ -71,8 +81,9 @@ pub(super) fn kernel(store: &Path) -> Result<(PathBuf, PathBuf)> {
     let new = Scratch::new(store, "kernel-kept")?;
     fs::rename(&image, new.0.join("vmlinuz")).at("take", &image)?;
     keep_modules(&MODULES, &scratch.0.join("lib"), &new.0.join("modules"))?;
-    keep_modules(&NIC_MODULES, &scratch.0.join("lib"), &new.0.join(NIC_MODULES_DIR))?;
-    keep_modules(&HELPER_MODULES, &scratch.0.join("lib"), &new.0.join(HELPER_MODULES_DIR))?;
+    for (dir, names) in MORE_MODULES {
+        keep_modules(names, &scratch.0.join("lib"), &new.0.join(dir))?;
+    }
     // A store of an earlier time has fewer modules.
     if home.is_dir() {
         fs::remove_dir_all(&home).at("remove", &home)?;
@@ -91,6 +102,12 @@ pub(super) fn nic_modules(store: &Path) -> Result<PathBuf> {
 pub(super) fn helper_modules(store: &Path) -> Result<PathBuf> {
     kernel(store)?;
     Ok(store.join("kernel").join(HELPER_MODULES_DIR))
+}
+
+/// The directory of the modules for memory that is plugged while the guest runs.
+pub(super) fn plugged_memory_modules(store: &Path) -> Result<PathBuf> {
+    kernel(store)?;
+    Ok(store.join("kernel").join(PLUGGED_MEMORY_MODULES_DIR))
 }
 
 /// The directory of the server that a guest may have, with its libraries.

@@ -51,6 +51,19 @@ pub(super) fn with_helper(store: &Path, initrd: &Path, modules: &Path) -> Result
     after(store, initrd, "initrd-helper", archive)
 }
 
+/// The same with more drivers.
+pub(super) fn with_modules(
+    store: &Path,
+    initrd: &Path,
+    name: &str,
+    modules: &Path,
+) -> Result<PathBuf> {
+    let mut archive = Archive::default();
+    archive.directory("modules");
+    add_files(&mut archive, "modules", modules)?;
+    after(store, initrd, name, archive)
+}
+
 /// The same with a server and what it needs in a second archive, which the
 /// kernel unpacks over the first.
 pub(super) fn with_server(

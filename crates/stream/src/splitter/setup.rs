@@ -121,6 +121,9 @@ impl Splitter {
         let mut cursor = Cursor::new(rest);
         let name = cursor.name()?;
         let bytes = cursor.u64()?;
+        if self.may_turn_to_postcopy {
+            page_size(&mut cursor)?;
+        }
         self.blocks.push(name, bytes)?;
         let Some(left) = bytes_left.checked_sub(bytes) else {
             return Err(StreamError::Total { excess_bytes: bytes - bytes_left }.into());
@@ -173,6 +176,18 @@ impl Splitter {
         self.keep_whole(record)?;
         self.keep_head(record)
     }
+}
+
+/// The size of a block's pages, which is there only if it isn't the usual one. What
+/// else can follow is a block's name, which is never empty, or the word that ends the
+/// section, which has flags.
+fn page_size(cursor: &mut Cursor<'_>) -> Result<(), Halt> {
+    let mut ahead = cursor.clone();
+    let is_size = ahead.u64().map(|word| word.is_power_of_two() && word & FLAGS_MASK == 0)?;
+    if is_size {
+        *cursor = ahead;
+    }
+    Ok(())
 }
 
 /// The list names only capabilities that both ends must have: ignore-shared and

@@ -127,14 +127,26 @@ fn a_multifd_flush_without_one_in_setup_is_refused() {
 fn passes_whole_what_it_cannot_split() {
     let mut foreign = Vec::new();
     write::header(&mut foreign, Some("pc"));
-    write::section_header(&mut foreign, true, 0, "virtio-mem-device-early", 1);
+    write::section_header(&mut foreign, true, 0, "0000:00:02.0/vfio", 1);
     foreign.extend_from_slice(b"anything at all");
     whole(&foreign);
 
     let mut bitmaps = setup_that_asks(true);
     write::section_header(&mut bitmaps, false, 3, "dirty-bitmap", 1);
-    bitmaps.extend_from_slice(&[1; 5000]);
+    bitmaps.extend_from_slice(&[0x42; 5000]);
     whole(&bitmaps);
+
+    // Of another version, or with more blocks than there can be.
+    for (version, blocks) in [(2, 64_u64), (1, u64::MAX)] {
+        let mut plugged = Vec::new();
+        write::header(&mut plugged, Some("pc"));
+        write::section_header(&mut plugged, true, 0, "m/virtio-mem-device-early", version);
+        for word in [1 << 32, blocks, 1] {
+            plugged.extend_from_slice(&word.to_be_bytes());
+        }
+        plugged.extend_from_slice(&[0; 100]);
+        whole(&plugged);
+    }
 
     let mut shared = Vec::new();
     write::header(&mut shared, Some("pc"));
@@ -144,7 +156,8 @@ fn passes_whole_what_it_cannot_split() {
 
     let mut postcopy = Vec::new();
     write::header(&mut postcopy, Some("pc"));
-    postcopy.extend_from_slice(&[8, 0, 3, 0, 0]);
+    // It has turned to it.
+    postcopy.extend_from_slice(&[8, 0, 3, 0, 0, 8, 0, 4, 0, 0]);
     whole(&postcopy);
 
     for flags in [flag::XBZRLE, flag::COMPRESS_PAGE, flag::HOOK, 0x400, flag::PAGE | flag::ZERO] {
@@ -169,6 +182,17 @@ fn after_pages_it_is_too_late_to_pass_whole() {
     data.truncate(before);
     data.extend_from_slice(&[2, 0, 0, 0, 9]);
     let expected = Unsplittable::SectionId { section: 9 };
+    assert_eq!(error(StreamKind::Classic, &data), StreamError::Late(expected));
+}
+
+#[test]
+fn bits_of_dirty_bitmaps_before_ram_has_ended_come_too_late() {
+    let mut data = setup(true);
+    write::section_header(&mut data, false, 3, "dirty-bitmap", 1);
+    data.extend_from_slice(&[1, 0x7e, 0, 0, 0, 3]);
+    part(&mut data, true, 0);
+    data.extend_from_slice(&[2, 0, 0, 0, 3, 1, 0x7e, 0, 0, 0, 3, 2, 0, 0, 0, 3, 0x42]);
+    let expected = Unsplittable::Bitmaps { flags: 0x42 };
     assert_eq!(error(StreamKind::Classic, &data), StreamError::Late(expected));
 }
 

@@ -1,0 +1,135 @@
+//! What QEMU 7.2, 10.0 and 11.1 wrote, see `recorded/README.md`.
+
+use stream::StreamKind;
+use stream::fuzzing::{Taken, split};
+
+const VERSIONS: [&str; 3] = ["7.2", "10.0", "11.1"];
+/// What each stream goes on for behind RAM's end, and that end with its footer.
+const BEHIND_BYTES: usize = 64;
+const END_BYTES: usize = 5 + 8 + 5;
+
+fn recorded(version: &str, what: &str) -> Vec<u8> {
+    let home = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recorded");
+    std::fs::read(format!("{home}/{version}-{what}.stream")).unwrap()
+}
+
+/// Splits it however it arrives.
+fn taken(stream: StreamKind, data: &[u8]) -> Taken {
+    let all_at_once = split(stream, data, usize::MAX >> 1, 1).unwrap();
+    for piece_bytes in [1, 7, 100] {
+        assert_eq!(split(stream, data, piece_bytes, 1).unwrap(), all_at_once);
+    }
+    assert_eq!(all_at_once.whole, None, "it is not split");
+    all_at_once
+}
+
+fn has(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}
+
+/// What the tail has before RAM's end, but for the word of QEMU 10 and newer that the
+/// switchover begins.
+fn before_end(tail: &[u8]) -> &[u8] {
+    let (before, end) = tail.split_at(tail.len() - END_BYTES - BEHIND_BYTES);
+    assert_eq!(end[0], 3, "RAM's END");
+    before.strip_suffix(&[8, 0, 11, 0, 0]).unwrap_or(before)
+}
+
+fn names(taken: &Taken) -> Vec<&str> {
+    let blocks = &taken.head.as_ref().unwrap().blocks;
+    blocks.iter().map(|block| block.name.as_str()).collect()
+}
+
+#[test]
+fn each_is_split_and_its_devices_are_left_alone() {
+    let what = ["plain", "postcopy", "postcopy-huge", "bitmaps", "postcopy-bitmaps", "virtio-mem"];
+    for version in VERSIONS {
+        for what in what {
+            let data = recorded(version, what);
+            let taken = taken(StreamKind::Classic, &data);
+            let tail = taken.tail.as_ref().unwrap();
+            assert!(tail.ends_with(&data[data.len() - BEHIND_BYTES..]), "{version} {what}");
+            let head = taken.head.as_ref().unwrap();
+            assert!(head.footers && names(&taken).contains(&"pc.bios"), "{version} {what}");
+        }
+    }
+}
+
+/// The destination, which a manager has set up in the same way, is told.
+#[test]
+fn a_migration_that_may_turn_to_postcopy_says_so_in_its_head() {
+    // The command, with the sizes of pages in RAM, and of the guest's.
+    let advises = [8, 0, 3, 0, 16, 0, 0, 0, 0, 0];
+    for version in VERSIONS {
+        for (what, is_advised) in
+            [("plain", false), ("bitmaps", false), ("postcopy", true), ("postcopy-bitmaps", true)]
+        {
+            let taken = taken(StreamKind::Classic, &recorded(version, what));
+            assert_eq!(has(&taken.head.unwrap().bytes, &advises), is_advised, "{version} {what}");
+        }
+    }
+}
+
+#[test]
+fn a_block_of_huge_pages_is_a_block_as_any_other() {
+    for version in VERSIONS {
+        let taken = taken(StreamKind::Classic, &recorded(version, "postcopy-huge"));
+        let head = taken.head.as_ref().unwrap();
+        let ram = head.blocks.iter().find(|block| block.bytes == 32 << 20).unwrap();
+        assert!(ram.name.ends_with('m'), "{ram:?}");
+        // The list goes to the destination with the size behind the block's own.
+        assert!(has(&head.bytes, &[0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0]));
+        assert_eq!(
+            names(&taken).len(),
+            names(&self::taken(StreamKind::Classic, &recorded(version, "plain"),)).len()
+        );
+    }
+}
+
+/// Which bitmaps come is said in the head; what QEMU writes of them until the VM has
+/// stopped says nothing, and the rest is behind RAM's end.
+#[test]
+fn dirty_bitmaps_begin_in_the_head() {
+    for version in VERSIONS {
+        for what in ["bitmaps", "postcopy-bitmaps"] {
+            let taken = taken(StreamKind::Classic, &recorded(version, what));
+            let head = taken.head.unwrap().bytes;
+            assert!(has(&head, b"dirty-bitmap") && has(&head, b"\x02d0\x02b1"), "{version} {what}");
+            assert_eq!(before_end(taken.tail.as_ref().unwrap()), b"", "{version} {what}");
+        }
+    }
+}
+
+/// Beside channels the head has gone when they begin: they go with the tail, before
+/// RAM's end, with their footer.
+#[test]
+fn dirty_bitmaps_begin_in_the_tail_beside_channels() {
+    for version in VERSIONS {
+        let taken = taken(StreamKind::Multifd, &recorded(version, "bitmaps"));
+        let head = taken.head.unwrap().bytes;
+        assert!(!has(&head, b"dirty-bitmap"));
+        let tail = taken.tail.unwrap();
+        assert!(tail[6..].starts_with(b"dirty-bitmap"), "{version}");
+        let begin = before_end(&tail);
+        assert_eq!(begin[begin.len() - 5], 0x7e, "{version}");
+    }
+}
+
+/// 7.2 says all of it with the other devices; 10.0 behind RAM's setup; 11.1 before it.
+#[test]
+fn what_a_virtio_mem_device_has_plugged_reaches_the_destination() {
+    let early = b"/virtio-mem-device-early";
+    for (version, stream, in_head) in [
+        ("7.2", StreamKind::Classic, None),
+        ("10.0", StreamKind::Classic, Some(true)),
+        ("10.0", StreamKind::Multifd, Some(false)),
+        ("11.1", StreamKind::Classic, Some(true)),
+        ("11.1", StreamKind::Multifd, Some(true)),
+    ] {
+        let taken = taken(stream, &recorded(version, "virtio-mem"));
+        let (head, tail) = (taken.head.as_ref().unwrap(), taken.tail.as_ref().unwrap());
+        assert!(names(&taken).iter().any(|name| name.ends_with("/vmem0")), "{version}");
+        assert_eq!(has(&head.bytes, early), in_head == Some(true), "{version} {stream:?}");
+        assert_eq!(has(before_end(tail), early), in_head == Some(false), "{version} {stream:?}");
+    }
+}
