@@ -125,6 +125,12 @@ impl<'m> Area<'m> {
         wrong
     }
 
+    /// Changes a page as a fault would: the next check finds it.
+    pub fn spoil(&mut self, index: usize) {
+        let Page(page) = &mut self.pages[index];
+        page[PAGE_WORDS / 2] ^= 1;
+    }
+
     /// Checks one page.
     #[must_use]
     pub fn check_page(&self, index: usize) -> Checked {
@@ -180,6 +186,16 @@ mod tests {
         assert!(text.ends_with("-version-1-holds-version-0"), "{text}");
         assert!(area.rewrite(5).is_some());
         assert_eq!(area.check().wrong, 0);
+    }
+
+    #[test]
+    fn a_spoiled_page_is_found() {
+        let (mut pages, mut versions) = (vec![Page::ZERO; 8], [0; 8]);
+        let mut area = working_set(&mut pages, &mut versions);
+        area.spoil(3);
+        let text = area.check().to_string();
+        assert!(text.starts_with("pages=8 wrong=1 first=ws-page-3-at-0x"), "{text}");
+        assert!(text.ends_with("-holds-other-from-byte-2048"), "{text}");
     }
 
     #[test]

@@ -55,6 +55,13 @@ impl<'m> Writer<'m> {
         &self.area
     }
 
+    /// As [`Area::spoil`], if there is such a page.
+    pub fn spoil(&mut self, index: usize) {
+        if index < self.area.count() {
+            self.area.spoil(index);
+        }
+    }
+
     /// Pages that were wrong when they were to be rewritten, and the first: pages
     /// that a check counts beside those that it looks at.
     #[must_use]
