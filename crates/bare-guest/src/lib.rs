@@ -2,8 +2,8 @@
 //! where a hypervisor can't boot Linux.
 //!
 //! This library is what needs no hardware: it speaks as `lab-guest` does, so the lab
-//! hears no difference, and writes to its memory. `main.rs` is the kernel around it,
-//! for one CPU that speaks and one that writes, which may be the same.
+//! hears no difference, and writes to its memory. `kernel/` is what is around it, for
+//! one CPU that speaks and one that writes, which may be the same.
 #![cfg_attr(not(test), no_std)]
 
 mod lines;

@@ -4,11 +4,8 @@
 #![no_main]
 #![expect(unsafe_code, reason = "there is no operating system below")]
 
-#[path = "kernel/cpu.rs"]
 mod cpu;
-#[path = "kernel/memory.rs"]
 mod memory;
-#[path = "kernel/ports.rs"]
 mod ports;
 
 use core::arch::global_asm;
@@ -29,7 +26,7 @@ use cpu::Clock;
 use memory::{Info, Memory};
 use ports::{CONSOLE, TALK};
 
-global_asm!(include_str!("kernel/boot.s"), options(att_syntax));
+global_asm!(include_str!("boot.s"), options(att_syntax));
 
 type Work = (Writing<'static, 'static>, Clock);
 
