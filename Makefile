@@ -48,6 +48,7 @@ demo-gang: setup build
 lint: toolchain
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- --deny warnings
+	$(CARGO) clippy --package bare-guest --features kernel --target x86_64-unknown-none -- --deny warnings
 
 # Of the dependencies: licences, versions, sources, advisories.
 .PHONY: deny check

@@ -19,7 +19,7 @@ mod world;
 pub use goal::{assert_fits_goal, fits_goal_bytes};
 pub use moving::{Ended, Frozen, Moving, kill};
 pub use racks::RackWorld;
-pub use world::{Side, World, assert_intact, guest, own_qmp_argument, twin, until};
+pub use world::{Side, World, assert_intact, bare, guest, own_qmp_argument, twin, until};
 
 /// A MiB.
 pub const MIB: u64 = 1 << 20;

@@ -66,18 +66,27 @@ pub struct World {
 }
 
 /// A guest with `memory`, that holds 32 MiB of content and rewrites 16 of it
-/// at `rate` bytes per second.
+/// at `rate` bytes per second. With Linux.
 #[must_use]
 pub fn guest(memory: &str, rate: u64) -> GuestSpec {
-    let orders = Orders {
+    GuestSpec::new("web1", memory, orders(rate))
+}
+
+/// The same without an operating system: for all that doesn't depend on one.
+#[must_use]
+pub fn bare(memory: &str, rate: u64) -> GuestSpec {
+    GuestSpec::bare("web1", memory, orders(rate))
+}
+
+fn orders(rate: u64) -> Orders {
+    Orders {
         seed: 5,
         random_bytes: 8 << 20,
         text_bytes: 8 << 20,
         working_set_bytes: 16 << 20,
         rate,
         ..Orders::default()
-    };
-    GuestSpec::new("web1", memory, orders)
+    }
 }
 
 /// One of those with `memory` that hold the same `common_bytes`, which do not

@@ -1,7 +1,6 @@
 //! What the guest does and answers when it is asked.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use lab_guest::burn::Burner;
 use lab_guest::files::{Files, Way};
@@ -59,7 +58,7 @@ impl Guest {
                 self.set_rate(rate)
             }
             "burst" => {
-                lock(&self.swing).restart(Instant::now());
+                lock(&self.swing).restart(self.began.elapsed());
                 Ok(String::new())
             }
             "reboot" => system::end(rustix::system::RebootCommand::Restart),
@@ -76,15 +75,13 @@ impl Guest {
     fn check(&self) -> Result<String, String> {
         let mut checked = Checked::default();
         for area in &self.fixed {
-            checked.add(area.check());
+            checked.add(area.check().into());
         }
         self.wanted.store(true, Ordering::Relaxed);
         let writer = lock(&self.writer);
         self.wanted.store(false, Ordering::Relaxed);
-        checked.add(writer.area().check());
-        let (wrong, first_wrong) = writer.wrong();
-        let first_wrong = first_wrong.map(str::to_owned);
-        checked.add(Checked { pages: 0, wrong, first_wrong });
+        checked.add(writer.area().check().into());
+        checked.add(writer.wrong().into());
         let file = self.file.check().map_err(|error| format!("{FILE}: {error}"))?;
         checked.add(file.unwrap_or_default());
         Ok(shown(checked))

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+pub use guest_pages::orders::Use;
 pub use load::Load;
 
 use crate::content::{self, Identity, Kind, PageWords};
@@ -37,52 +38,14 @@ const DIRECTORIES: u64 = 256;
 /// Written at once.
 const CHUNK_PAGES: u64 = 64;
 
-/// What the files are for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Use {
-    /// There are none.
-    #[default]
-    None,
-    /// Static files of the same size, read at random.
-    Web,
-    /// Files that are made, read, appended to and deleted.
-    Mail,
-    /// A few big files, read and written at random.
-    Database,
-    /// One file, read from its beginning to its end, and again.
-    Reading,
-    /// One file that nobody reads.
-    Big,
-    /// Files of a page that nobody reads.
-    Small,
-}
-
-/// In the order of their numbers.
-const USES: [Use; 7] =
-    [Use::None, Use::Web, Use::Mail, Use::Database, Use::Reading, Use::Big, Use::Small];
-
-impl Use {
-    /// As it stands in orders.
-    #[must_use]
-    pub fn number(self) -> u64 {
-        self as u64
-    }
-
-    /// The other way round.
-    #[must_use]
-    pub fn of(number: u64) -> Option<Self> {
-        USES.get(usize::try_from(number).ok()?).copied()
-    }
-
-    /// The most pages that a file may have: pages are numbered by it.
-    fn file_pages_max(self) -> u64 {
-        match self {
-            Self::None | Self::Small => 1,
-            Self::Web => 128,
-            Self::Mail => MAIL_PAGES_MAX,
-            Self::Database => 1 << 17,
-            Self::Reading | Self::Big => 1 << 20,
-        }
+/// The most pages that a file may have: pages are numbered by it.
+fn file_pages_max(kind: Use) -> u64 {
+    match kind {
+        Use::None | Use::Small => 1,
+        Use::Web => 128,
+        Use::Mail => MAIL_PAGES_MAX,
+        Use::Database => 1 << 17,
+        Use::Reading | Use::Big => 1 << 20,
     }
 }
 
@@ -146,7 +109,7 @@ impl Layout {
     /// Whether a page of a file is in use; only a database has others.
     #[must_use]
     pub fn in_use(&self, file: u64, page: u64) -> bool {
-        let piece = file * self.kind.file_pages_max() + page / PIECE_PAGES;
+        let piece = file * file_pages_max(self.kind) + page / PIECE_PAGES;
         self.kind != Use::Database
             || (Random::new(!self.seed, piece).draw() >> 32) % 100 < IN_USE_PERCENT
     }
@@ -180,7 +143,7 @@ impl Layout {
 
     fn identity(&self, file: u64, page: u64, version: u32) -> Identity {
         // A word has room for 32 bits of it.
-        let page = (file * self.kind.file_pages_max() + page) & u64::from(u32::MAX);
+        let page = (file * file_pages_max(self.kind) + page) & u64::from(u32::MAX);
         Identity { seed: self.seed, page, version }
     }
 
@@ -236,7 +199,7 @@ mod tests {
 
     #[test]
     fn numbers_and_uses_are_the_same() {
-        for kind in USES {
+        for kind in (1..).map_while(Use::of) {
             assert_eq!(Use::of(kind.number()), Some(kind));
         }
         assert_eq!(Use::of(7), None);
@@ -254,7 +217,7 @@ mod tests {
             let cached: u64 = (0..layout.files()).map(in_use).sum();
             assert!(cached.abs_diff(wanted) < wanted / 50, "{kind:?}: {cached}");
             let pages_max = (0..layout.files()).map(|file| layout.bytes_of(file) / PAGE).max();
-            assert!(pages_max <= Some(kind.file_pages_max()), "{kind:?}");
+            assert!(pages_max <= Some(file_pages_max(kind)), "{kind:?}");
         }
     }
 

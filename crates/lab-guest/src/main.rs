@@ -24,28 +24,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use guest_pages::memory::Area;
+use guest_pages::plan::Plans;
 use lab_guest::PAGE_BYTES;
 use lab_guest::burn::Burner;
 use lab_guest::cache::{Layout, Load, Use};
 use lab_guest::churn::{Churn, Churning};
-use lab_guest::content::Kind;
 use lab_guest::disk::{Disk, Habits};
 use lab_guest::files::Files;
-use lab_guest::memory::Area;
+use lab_guest::memory;
 use lab_guest::net;
-use lab_guest::orders::Orders;
+use lab_guest::orders::{BadOrder, Orders};
+use lab_guest::pace::Pacer;
 use lab_guest::pair;
 use lab_guest::storing::Storing;
 use lab_guest::swing::Swing;
-use lab_guest::writer::{Pacer, Writer};
+use lab_guest::writer::Writer;
 
 use helper::Helper;
 
 const DISK: &str = "/dev/vda";
 /// The root of an initramfs is in memory.
 const FILE: &str = "/file";
-/// Content that guests have in common is numbered apart from what else each has.
-const COMMON_FIRST_PAGE: u64 = 1 << 31;
 const SERVER: &str = "/server/memcached";
 const LIBRARIES: &str = "/server";
 
@@ -54,8 +54,9 @@ struct Guest {
     boot_id: String,
     orders: Orders,
     port: Mutex<File>,
-    fixed: Vec<Area>,
-    writer: Mutex<Writer>,
+    began: Instant,
+    fixed: [Area<'static>; 5],
+    writer: Mutex<Writer<'static>>,
     pacer: Mutex<Pacer>,
     /// How a writer keeps pace that uses all of a CPU.
     burner: Option<Burner>,
@@ -108,7 +109,8 @@ fn run() -> std::io::Result<()> {
     system::mount("proc", "/proc")?;
     system::load_modules()?;
     let line = fs::read_to_string("/proc/cmdline")?;
-    let orders: Orders = line.parse().map_err(std::io::Error::other)?;
+    let bad = |error: BadOrder<'_>| std::io::Error::other(error.to_string());
+    let orders = Orders::read(&line).map_err(bad)?;
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
     let port = system::open_port()?;
     let questions = BufReader::new(port.try_clone()?);
@@ -192,30 +194,14 @@ fn talk(guest: &Arc<Guest>) -> std::io::Result<()> {
 }
 
 fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
-    let mut first_page = 0;
-    let mut area = |name, kind, bytes, rewritten| {
-        let area = Area::fill(name, kind, orders.seed, first_page, bytes, rewritten);
-        first_page += bytes / PAGE_BYTES as u64;
-        area
-    };
-    let mut next_common = COMMON_FIRST_PAGE;
-    let mut common = |name, kind, bytes| {
-        let area = Area::fill(name, kind, orders.common_seed, next_common, bytes, false);
-        next_common += bytes / PAGE_BYTES as u64;
-        area
-    };
-    let fixed = vec![
-        common("common", Kind::Random, orders.common_bytes),
-        common("common_text", Kind::Text, orders.common_text_bytes),
-        area("random", Kind::Random, orders.random_bytes, false),
-        area("text", Kind::Text, orders.text_bytes, false),
-        area("zero", Kind::Zero, orders.zero_bytes, false),
-    ];
-    let working_set = area("ws", Kind::Random, orders.working_set_bytes, true);
-    let mut writer = Writer::new(working_set, orders.order, orders.seed);
+    let Plans { fixed, working_set } = Plans::of(&orders);
+    let fixed = fixed.map(|plan| memory::fill(plan, false));
+    let mut writer = Writer::new(memory::fill(working_set, true), orders.order, orders.seed);
     // While nothing else runs.
-    let burner = orders.burn.then(|| Burner::calibrate(|pages| writer.write(pages as usize)));
-    let swing = Swing::new(Duration::from_millis(orders.swing_ms), Instant::now());
+    let began = Instant::now();
+    let write = |pages| writer.write(pages as usize);
+    let burner = orders.burn.then(|| Burner::calibrate(write, || began.elapsed()));
+    let swing = Swing::new(Duration::from_millis(orders.swing_ms), began.elapsed());
     let mut pacer = Pacer::with_step(Duration::from_millis(orders.write_step_ms));
     pacer.set_rate(orders.rate);
     let (disk, file) = stores(&orders)?;
@@ -230,6 +216,7 @@ fn fill(orders: Orders, boot_id: String, port: File) -> std::io::Result<Guest> {
         boot_id,
         orders,
         port: Mutex::new(port),
+        began,
         fixed,
         writer: Mutex::new(writer),
         pacer: Mutex::new(pacer),
@@ -304,7 +291,7 @@ impl Guest {
     }
 
     fn rests(&self) -> bool {
-        self.orders.swing_ms > 0 && lock(&self.swing).rests(Instant::now())
+        self.orders.swing_ms > 0 && lock(&self.swing).rests(self.began.elapsed())
     }
 
     fn has_written_all(&self) -> bool {

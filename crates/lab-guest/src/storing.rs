@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::disk::Disk;
 use crate::memory::Checked;
-use crate::writer::Pacer;
+use crate::pace::Pacer;
 
 /// A disk or a file, if there is one, and who rewrites it.
 pub struct Storing {

@@ -1,26 +1,27 @@
 //! A guest that checks its own memory, and the lab's talk with it.
 //!
 //! The guest speaks on its second serial port, a socket in its host's
-//! [`RUN_DIR`]; after a move the same path on the other host. Heartbeats are
+//! [`crate::hosts::RUN_DIR`]; after a move the same path on the other host. Heartbeats are
 //! judged by when they arrive here: the guest's own clocks stand still while
 //! QEMU has stopped it, so nothing inside could see a blackout.
 
 mod felt;
 mod heard;
+mod spec;
 
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use felt::{Felt, Silences, Written};
 use heard::Heard;
 pub use heard::Pulse;
-use lab_guest::orders::Orders;
+pub(crate) use spec::BARE_CPU;
+pub use spec::{GuestSpec, System};
 
 use crate::error::{LabError, Result};
-use crate::hosts::{Host, RUN_DIR};
-use crate::setup::{Accelerator, Kit};
+use crate::hosts::Host;
 
 /// A tiny guest boots in 2 s with KVM, in 10 under TCG on a busy machine; and
 /// fills its memory.
@@ -29,117 +30,6 @@ const BOOT_MAX: Duration = Duration::from_secs(120);
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 /// A guest that moved has a socket at the other host before that.
 const ARRIVE_MAX: Duration = Duration::from_secs(600);
-
-/// What a guest is.
-#[derive(Clone, Debug)]
-pub struct GuestSpec {
-    /// Its name, in paths.
-    pub name: String,
-    /// QEMU's `-m`, such as `512M`.
-    pub memory: String,
-    /// Its machine type.
-    pub machine: String,
-    /// How many virtual CPUs it has.
-    pub vcpus: u32,
-    /// What it does.
-    pub orders: Orders,
-    /// Whether QEMU ends when it reboots, as it does after a panic.
-    pub no_reboot: bool,
-    /// More words for its kernel.
-    pub kernel_words: &'static str,
-    /// Its initramfs, if it is not the usual one.
-    pub initrd: Option<PathBuf>,
-    /// More arguments of QEMU.
-    pub extra: Vec<String>,
-}
-
-impl GuestSpec {
-    /// A guest of `memory` that follows `orders`.
-    #[must_use]
-    pub fn new(name: &str, memory: &str, orders: Orders) -> Self {
-        Self {
-            name: name.to_owned(),
-            memory: memory.to_owned(),
-            machine: "q35".to_owned(),
-            vcpus: 1,
-            orders,
-            no_reboot: true,
-            kernel_words: "",
-            initrd: None,
-            extra: Vec::new(),
-        }
-    }
-
-    /// QEMU and its arguments, as a user would write them.
-    #[must_use]
-    pub fn argv(&self, kit: &Kit, qemu: &Path) -> Vec<String> {
-        // `max` under TCG has features that 7.2 can't migrate.
-        let cpu = if kit.accelerator == Accelerator::Kvm { "host" } else { "qemu64" };
-        // Huge pages in the guest would move memory that it left alone. And a kernel that
-        // waits for its timer while a busy host lets QEMU wait takes it for a broken one.
-        let mut quiet =
-            "console=ttyS0 quiet panic=1 transparent_hugepage=never no_timer_check".to_owned();
-        for word in self.kernel_words.split_whitespace() {
-            quiet += " ";
-            quiet += word;
-        }
-        let mut argv: Vec<String> = [
-            &qemu.display().to_string(),
-            // With named threads, what a vCPU spends is told from what the migration does.
-            "-name",
-            &format!("{},debug-threads=on", self.name),
-            "-machine",
-            &format!("{},accel={}", self.machine, kit.accelerator),
-            "-cpu",
-            cpu,
-            "-m",
-            &self.memory,
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-kernel",
-            &kit.kernel.display().to_string(),
-            "-initrd",
-            &self.initrd.as_ref().unwrap_or(&kit.initrd).display().to_string(),
-            "-append",
-            &format!("{quiet} {}", self.orders),
-            "-serial",
-            &format!("file:{RUN_DIR}/{}.console", self.name),
-            "-chardev",
-            &format!("socket,id=talk,path={},server=on,wait=off", self.talk_path()),
-            "-serial",
-            "chardev:talk",
-        ]
-        .map(str::to_owned)
-        .to_vec();
-        if self.vcpus != 1 {
-            argv.extend(["-smp".to_owned(), self.vcpus.to_string()]);
-        }
-        if self.no_reboot {
-            argv.push("-no-reboot".to_owned());
-        }
-        argv.extend(self.extra.iter().cloned());
-        argv
-    }
-
-    fn talk_path(&self) -> String {
-        format!("{RUN_DIR}/{}.talk", self.name)
-    }
-
-    /// The socket on `host`, as seen from outside.
-    fn socket(&self, host: &Host) -> PathBuf {
-        host.run_dir.join(format!("{}.talk", self.name))
-    }
-
-    /// What the guest's kernel said on `host`, for messages of failure.
-    #[must_use]
-    pub fn console(&self, host: &Host) -> String {
-        let console = host.run_dir.join(format!("{}.console", self.name));
-        let text = std::fs::read(console).unwrap_or_default();
-        String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned()
-    }
-}
 
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]

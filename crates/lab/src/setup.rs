@@ -4,6 +4,7 @@
 
 mod accelerator;
 mod apt;
+mod bare;
 mod download;
 mod initramfs;
 mod install;
@@ -40,7 +41,9 @@ pub struct Kit {
     pub kernel: PathBuf,
     /// The guests' initramfs.
     pub initrd: PathBuf,
-    /// KVM where it can boot a guest, else TCG.
+    /// The kernel of guests without an operating system.
+    pub bare_kernel: PathBuf,
+    /// KVM where it can boot Linux, else TCG.
     pub accelerator: Accelerator,
 }
 
@@ -55,6 +58,7 @@ impl fmt::Display for Kit {
         writeln!(f, "QEMU={qemu}")?;
         writeln!(f, "KERNEL={}", self.kernel.display())?;
         writeln!(f, "INITRD={}", self.initrd.display())?;
+        writeln!(f, "BARE_KERNEL={}", self.bare_kernel.display())?;
         write!(f, "ACCEL={}", self.accelerator)
     }
 }
@@ -79,13 +83,32 @@ pub fn ensure() -> Result<Kit> {
     install::programs()?;
     let (kernel, modules) = download::kernel(&store)?;
     let initrd = initramfs::build(&store, &modules)?;
+    let bare_kernel = bare::build(&store)?;
     let qemu_system = system_qemu()?;
     let qemu_system_version = version::of(&qemu_system)?;
     let accelerator = accelerator::find(&store, &qemu_system, &kernel, &initrd)?;
     let wanted = accelerator == Accelerator::Tcg && qemu_system_version < QEMU_CORRECT_UNDER_TCG;
     let qemu = if wanted { qemus::newer(&store)? } else { qemu_system.clone() };
     let qemu_version = version::of(&qemu)?;
-    Ok(Kit { qemu, qemu_version, qemu_system, qemu_system_version, kernel, initrd, accelerator })
+    Ok(Kit {
+        qemu,
+        qemu_version,
+        qemu_system,
+        qemu_system_version,
+        kernel,
+        initrd,
+        bare_kernel,
+        accelerator,
+    })
+}
+
+/// Whether KVM runs guests without an operating system here, which it may where it
+/// can't boot Linux.
+///
+/// # Errors
+/// If it can't be tried.
+pub fn kvm_runs_bare(kit: &Kit) -> Result<bool> {
+    accelerator::runs_bare(&store(), &kit.qemu, &kit.bare_kernel)
 }
 
 /// The initramfs of guests with a server and a NIC.

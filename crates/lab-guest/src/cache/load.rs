@@ -14,8 +14,8 @@ use rustix::fs::{Advice, fadvise};
 use super::{CHUNK_PAGES, Layout, MAIL_PAGES_MAX, PAGE, PIECE_PAGES, Use, as_usize};
 use crate::PAGE_BYTES;
 use crate::memory::Checked;
+use crate::pace::Pacer;
 use crate::random::Random;
-use crate::writer::Pacer;
 
 /// Works this often; what is due then and can't be done within twice that is lost.
 const STEP: Duration = Duration::from_millis(10);

@@ -1,6 +1,8 @@
-//! KVM or TCG: found out by booting a guest, since a `/dev/kvm` that opens may
-//! still be unable to run one (nested virtualization is often half there).
+//! KVM or TCG: found out by booting guests, since a `/dev/kvm` that opens may still be
+//! unable to run one, or run only one that asks little of it (nested virtualization is
+//! often half there).
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,8 +10,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 use std::{fmt, fs, thread};
 
-use crate::error::{FileContext, LabError, Result};
-use crate::setup::say;
+use crate::error::{LabError, Result};
+use crate::guest::BARE_CPU;
+use crate::setup::{say, store};
 
 /// What runs the guests' instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,44 +32,55 @@ impl fmt::Display for Accelerator {
     }
 }
 
-const BOOT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Of Linux; where it boots at all it takes two seconds.
+const LINUX_MAX: Duration = Duration::from_secs(10);
+/// Where all is emulated the firmware alone takes four.
+const BARE_MAX: Duration = Duration::from_secs(30);
 
-/// Tries KVM once on each machine and boot, and remembers the answer.
+/// KVM if it boots Linux.
 pub(super) fn find(store: &Path, qemu: &Path, kernel: &Path, initrd: &Path) -> Result<Accelerator> {
-    let note = store.join("accelerator");
-    let here = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let here = here.trim();
-    if let Ok(text) = fs::read_to_string(&note) {
-        if text == noted(Accelerator::Kvm, here) {
-            return Ok(Accelerator::Kvm);
+    let found = remembered(&store.join("kvm-runs-linux"), || {
+        say("trying whether KVM boots a guest");
+        let runs = boots(qemu, &["-initrd".as_ref(), initrd.as_ref()], kernel, LINUX_MAX)?;
+        if !runs {
+            say("KVM can't boot a guest here: using TCG, which is slower");
         }
-        if text == noted(Accelerator::Tcg, here) {
-            return Ok(Accelerator::Tcg);
-        }
-    }
-    let usable = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-    let found = if usable && boots(qemu, kernel, initrd)? {
-        Accelerator::Kvm
-    } else {
-        say("KVM can't boot a guest here: using TCG, which is slower");
-        Accelerator::Tcg
-    };
-    fs::write(&note, noted(found, here)).at("write", &note)?;
-    Ok(found)
+        Ok(runs)
+    });
+    Ok(if found? { Accelerator::Kvm } else { Accelerator::Tcg })
 }
 
-fn noted(accelerator: Accelerator, boot_id: &str) -> String {
-    format!("{accelerator} {boot_id}\n")
+/// Whether KVM runs a guest without an operating system.
+pub(super) fn runs_bare(store: &Path, qemu: &Path, kernel: &Path) -> Result<bool> {
+    remembered(&store.join("kvm-runs-bare"), || {
+        say("trying whether KVM runs a guest without an operating system");
+        boots(qemu, &["-cpu".as_ref(), BARE_CPU.as_ref()], kernel, BARE_MAX)
+    })
+}
+
+/// Tries something with KVM once on each machine and boot, and notes the answer.
+fn remembered(note: &Path, try_it: impl FnOnce() -> Result<bool>) -> Result<bool> {
+    let here = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let here = here.trim();
+    let noted = |answer: bool| format!("{answer} {here}\n");
+    if let Ok(text) = fs::read_to_string(note)
+        && let Some(answer) = [true, false].into_iter().find(|answer| text == noted(*answer))
+    {
+        return Ok(answer);
+    }
+    let usable = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    let answer = usable && try_it()?;
+    store::replace(note, noted(answer).as_bytes())?;
+    Ok(answer)
 }
 
 /// Whether a guest says hello under KVM.
-fn boots(qemu: &Path, kernel: &Path, initrd: &Path) -> Result<bool> {
-    say("trying whether KVM boots a guest");
+fn boots(qemu: &Path, more: &[&OsStr], kernel: &Path, within: Duration) -> Result<bool> {
     let mut command = Command::new(qemu);
     command.args(["-accel", "kvm", "-machine", "q35", "-m", "256", "-nodefaults"]);
     command.args(["-no-user-config", "-display", "none", "-no-reboot"]);
     command.args(["-serial", "null", "-serial", "stdio"]);
-    command.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
+    command.arg("-kernel").arg(kernel).args(more);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let failed = |error| LabError::Run { program: qemu.display().to_string(), error };
     let mut child = command.spawn().map_err(failed)?;
@@ -78,11 +92,30 @@ fn boots(qemu: &Path, kernel: &Path, initrd: &Path) -> Result<bool> {
         // Nobody listens any more after the timeout.
         let _ = said.send(booted.take(1000).any(|line| line.starts_with("boot ")));
     });
-    let booted = hear.recv_timeout(BOOT_TIMEOUT).unwrap_or(false);
+    let booted = hear.recv_timeout(within).unwrap_or(false);
     // It may have ended by itself.
     let _ = child.kill();
     child.wait().map_err(failed)?;
     // Its output ended with it.
     let _ = reader.join();
     Ok(booted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_tried_in_this_boot_is_not_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let note = dir.path().join("note");
+        let here = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        for answer in [true, false] {
+            fs::write(&note, format!("{answer} {here}")).unwrap();
+            assert_eq!(remembered(&note, || unreachable!()).unwrap(), answer);
+        }
+        fs::write(&note, "true another-boot\n").unwrap();
+        assert!(!remembered(&note, || Ok(false)).unwrap());
+        assert_eq!(fs::read_to_string(&note).unwrap(), format!("false {here}"));
+    }
 }

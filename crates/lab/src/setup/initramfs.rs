@@ -8,7 +8,7 @@ use std::{env, fs};
 use crate::cpio::Archive;
 use crate::error::{FileContext, Result};
 use crate::program;
-use crate::setup::{download::LINKER, repository, say};
+use crate::setup::{download::LINKER, repository, say, store};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
@@ -19,10 +19,7 @@ pub(super) fn build(store: &Path, modules: &Path) -> Result<PathBuf> {
         say("building the guests' initramfs");
     }
     let archive = pack(&linked_statically(store, "lab-guest")?, modules)?;
-    if fs::read(&initrd).is_ok_and(|old| old == archive) {
-        return Ok(initrd);
-    }
-    replace(store, &initrd, &archive)?;
+    store::replace(&initrd, &archive)?;
     Ok(initrd)
 }
 
@@ -88,18 +85,8 @@ pub(super) fn with_server(
 fn after(store: &Path, initrd: &Path, name: &str, archive: Archive) -> Result<PathBuf> {
     let both = [fs::read(initrd).at("read", initrd)?, archive.finish()].concat();
     let path = store.join(name);
-    if fs::read(&path).is_ok_and(|old| old == both) {
-        return Ok(path);
-    }
-    replace(store, &path, &both)?;
+    store::replace(&path, &both)?;
     Ok(path)
-}
-
-/// In two steps: a guest that boots meanwhile never sees half of it.
-fn replace(store: &Path, initrd: &Path, archive: &[u8]) -> Result<()> {
-    let partial = store.join(format!("initrd.{}", std::process::id()));
-    fs::write(&partial, archive).at("write", &partial)?;
-    fs::rename(&partial, initrd).at("create", initrd)
 }
 
 fn pack(program: &[u8], modules: &Path) -> Result<Vec<u8>> {

@@ -33,6 +33,17 @@ pub(super) fn create() -> Result<PathBuf> {
     Ok(store)
 }
 
+/// Has a file there hold these bytes. In two steps: a guest that boots meanwhile never
+/// sees half of it.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|old| old == bytes) {
+        return Ok(());
+    }
+    let partial = path.with_extension(std::process::id().to_string());
+    fs::write(&partial, bytes).at("write", &partial)?;
+    fs::rename(&partial, path).at("create", path)
+}
+
 /// Removes it; one that [`VARIABLE`] names may be used by others, and stays.
 ///
 /// # Errors

@@ -1,12 +1,8 @@
-//! The writer: rewrites pages of the working set at a given rate, evenly, and
-//! counts what it did.
+//! How a writer keeps to its rate, evenly.
 
-use std::time::Duration;
+use core::time::Duration;
 
 use crate::PAGE_BYTES;
-use crate::memory::Area;
-use crate::orders::Order;
-use crate::random::Random;
 
 /// Work that a stalled writer makes up for; what is older is lost. So the
 /// rate that it achieved tells what share of its time the guest really had.
@@ -16,12 +12,16 @@ const DEBT_MAX: Duration = Duration::from_millis(20);
 const STEP_MIN: Duration = Duration::from_millis(1);
 const STEP_MAX: Duration = Duration::from_millis(10);
 
+/// What a page is in what a rate amounts to: bytes, times a second in nanoseconds.
+const PAGE: u128 = PAGE_BYTES as u128 * 1_000_000_000;
+
 /// Turns passing time into pages to write.
 #[derive(Debug, Default)]
 pub struct Pacer {
     rate: u64,
     step_min: Duration,
-    due_bytes: f64,
+    /// What is due and less than a page.
+    due: u128,
 }
 
 impl Pacer {
@@ -34,7 +34,7 @@ impl Pacer {
     /// Sets the rate, in bytes per second.
     pub fn set_rate(&mut self, rate: u64) {
         self.rate = rate;
-        self.due_bytes = 0.0;
+        self.due = 0;
     }
 
     /// The rate, in bytes per second.
@@ -54,82 +54,16 @@ impl Pacer {
 
     /// Pages to write, `elapsed` after the last call.
     pub fn pages_due(&mut self, elapsed: Duration) -> usize {
-        let elapsed = elapsed.min(DEBT_MAX);
-        self.due_bytes += self.rate as f64 * elapsed.as_secs_f64();
-        let pages = (self.due_bytes / PAGE_BYTES as f64).floor();
-        self.due_bytes -= pages * PAGE_BYTES as f64;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "floor of a positive number"
-        )]
-        let pages = pages as usize;
-        pages
-    }
-}
-
-/// Rewrites pages of an area.
-pub struct Writer {
-    area: Area,
-    order: Order,
-    random: Random,
-    next: usize,
-    written: u64,
-    wrong: u64,
-    first_wrong: Option<String>,
-}
-
-impl Writer {
-    /// A writer for `area`.
-    #[must_use]
-    pub fn new(area: Area, order: Order, seed: u64) -> Self {
-        let random = Random::new(seed, u64::MAX);
-        Self { area, order, random, next: 0, written: 0, wrong: 0, first_wrong: None }
-    }
-
-    /// Rewrites `count` pages.
-    pub fn write(&mut self, count: usize) {
-        let pages = self.area.count();
-        if pages == 0 {
-            return;
-        }
-        for _ in 0..count {
-            let index = match self.order {
-                Order::Random => self.random.below(pages),
-                Order::Sequential => self.next,
-            };
-            self.next = (index + 1) % pages;
-            if let Some(wrong) = self.area.rewrite(index) {
-                self.wrong += 1;
-                self.first_wrong.get_or_insert(wrong);
-            }
-        }
-        self.written += count as u64;
-    }
-
-    /// Pages written so far.
-    #[must_use]
-    pub fn written(&self) -> u64 {
-        self.written
-    }
-
-    /// The area.
-    #[must_use]
-    pub fn area(&self) -> &Area {
-        &self.area
-    }
-
-    /// Pages that were wrong when they were to be rewritten, and the first.
-    #[must_use]
-    pub fn wrong(&self) -> (u64, Option<&str>) {
-        (self.wrong, self.first_wrong.as_deref())
+        self.due += u128::from(self.rate) * elapsed.min(DEBT_MAX).as_nanos();
+        let pages = self.due / PAGE;
+        self.due %= PAGE;
+        usize::try_from(pages).unwrap_or(usize::MAX)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::Kind;
 
     #[test]
     fn pace_is_kept_over_uneven_steps() {
@@ -164,25 +98,5 @@ mod tests {
         let mut pacer = Pacer::default();
         pacer.set_rate(1000 * PAGE_BYTES as u64);
         assert_eq!(pacer.pages_due(Duration::from_secs(10)), 20);
-    }
-
-    #[test]
-    fn both_orders_stay_inside_and_right() {
-        for order in [Order::Random, Order::Sequential] {
-            let area = Area::fill("ws", Kind::Random, 1, 0, 5 * PAGE_BYTES as u64, true);
-            let mut writer = Writer::new(area, order, 9);
-            writer.write(23);
-            assert_eq!(writer.written(), 23);
-            assert_eq!(writer.wrong(), (0, None));
-            assert_eq!(writer.area().check().wrong, 0);
-        }
-    }
-
-    #[test]
-    fn nothing_to_write_is_fine() {
-        let area = Area::fill("ws", Kind::Random, 1, 0, 0, true);
-        let mut writer = Writer::new(area, Order::Random, 9);
-        writer.write(10);
-        assert_eq!(writer.written(), 0);
     }
 }

@@ -3,8 +3,8 @@
 //! halves its rate, which a writer that sleeps between pages would hardly
 //! notice. It looks at no clock while it works, and makes up for nothing.
 
-use std::hint::black_box;
-use std::time::{Duration, Instant};
+use core::hint::black_box;
+use core::time::Duration;
 
 use crate::PAGE_BYTES;
 use crate::random::Random;
@@ -42,11 +42,12 @@ pub struct Chunk {
 
 impl Burner {
     /// Measures how fast `write` writes the pages that it is told, and how
-    /// fast rounds are.
-    pub fn calibrate(mut write: impl FnMut(u32)) -> Self {
+    /// fast rounds are, by a clock.
+    pub fn calibrate(mut write: impl FnMut(u32), now: impl Fn() -> Duration) -> Self {
         let mut random = Random::new(1, 1);
-        let pages_per_s = undisturbed(PAGES_AT_ONCE, || write(PAGES_AT_ONCE));
-        let rounds_per_s = undisturbed(ROUNDS_AT_ONCE, || compute(&mut random, ROUNDS_AT_ONCE));
+        let pages_per_s = undisturbed(PAGES_AT_ONCE, &now, || write(PAGES_AT_ONCE));
+        let compute = || compute(&mut random, ROUNDS_AT_ONCE);
+        let rounds_per_s = undisturbed(ROUNDS_AT_ONCE, &now, compute);
         Self::new(pages_per_s, rounds_per_s)
     }
 
@@ -66,31 +67,32 @@ impl Burner {
     /// page or more, and the rest of their time in rounds.
     pub fn chunk(&mut self, rate: u64) -> Chunk {
         let per_s = (rate as f64 / PAGE_BYTES as f64).min(self.pages_per_s);
-        let pages = (self.due_pages + per_s * CHUNK.as_secs_f64()).max(1.0);
-        self.due_pages = pages.fract();
-        let pages = pages.floor();
-        let idle_s = pages / per_s - pages / self.pages_per_s;
-        let rounds = self.due_rounds + idle_s * self.rounds_per_s;
-        self.due_rounds = rounds.fract();
-        Chunk { pages: whole(pages), rounds: whole(rounds) }
+        let due = (self.due_pages + per_s * CHUNK.as_secs_f64()).max(1.0);
+        let pages = whole(due);
+        self.due_pages = due - f64::from(pages);
+        let idle_s = f64::from(pages) / per_s - f64::from(pages) / self.pages_per_s;
+        let due = self.due_rounds + idle_s * self.rounds_per_s;
+        let rounds = whole(due);
+        self.due_rounds = due - f64::from(rounds);
+        Chunk { pages, rounds }
     }
 }
 
 /// How often per second `act` can be done, times `count`, while nothing else
 /// runs.
-fn undisturbed(count: u32, mut act: impl FnMut()) -> f64 {
-    let mut per_s: Vec<f64> = (0..SLICES)
-        .map(|_| {
-            let began = Instant::now();
-            let mut done = 0.0;
-            while began.elapsed() < SLICE {
-                act();
-                done += f64::from(count);
-            }
-            done / began.elapsed().as_secs_f64()
-        })
-        .collect();
-    per_s.sort_by(f64::total_cmp);
+fn undisturbed(count: u32, now: impl Fn() -> Duration, mut act: impl FnMut()) -> f64 {
+    let mut per_s = [0.0; SLICES];
+    for per_s in &mut per_s {
+        let began = now();
+        let elapsed = || now().saturating_sub(began);
+        let mut done = 0.0;
+        while elapsed() < SLICE {
+            act();
+            done += f64::from(count);
+        }
+        *per_s = done / elapsed().as_secs_f64();
+    }
+    per_s.sort_unstable_by(f64::total_cmp);
     per_s[FAST]
 }
 
@@ -109,6 +111,8 @@ pub fn compute(random: &mut Random, rounds: u32) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     /// What a rate comes to, on a CPU that writes 100,000 pages or computes
@@ -143,7 +147,8 @@ mod tests {
     #[test]
     fn what_a_cpu_does_is_measured() {
         let mut written = 0;
-        let burner = Burner::calibrate(|pages| written += pages);
+        let began = Instant::now();
+        let burner = Burner::calibrate(|pages| written += pages, || began.elapsed());
         assert!(written >= PAGES_AT_ONCE && burner.fastest() > 0);
         assert!(burner.rounds_per_s > 0.0, "{burner:?}");
     }

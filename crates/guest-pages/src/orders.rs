@@ -1,11 +1,8 @@
 //! What a guest is to do, as it stands on its kernel's command line. The lab
 //! writes it, the guest reads it; both use this file.
 
-use std::fmt;
-use std::str::FromStr;
-use std::time::Duration;
-
-use crate::cache::Use;
+use core::fmt;
+use core::time::Duration;
 
 /// How often guests beat that are not told.
 pub const TICK_MS: u64 = 5;
@@ -18,6 +15,44 @@ pub enum Order {
     Random,
     /// From the first to the last, and again.
     Sequential,
+}
+
+/// What the files are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Use {
+    /// There are none.
+    #[default]
+    None,
+    /// Static files of the same size, read at random.
+    Web,
+    /// Files that are made, read, appended to and deleted.
+    Mail,
+    /// A few big files, read and written at random.
+    Database,
+    /// One file, read from its beginning to its end, and again.
+    Reading,
+    /// One file that nobody reads.
+    Big,
+    /// Files of a page that nobody reads.
+    Small,
+}
+
+/// In the order of their numbers.
+const USES: [Use; 7] =
+    [Use::None, Use::Web, Use::Mail, Use::Database, Use::Reading, Use::Big, Use::Small];
+
+impl Use {
+    /// As it stands in orders.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self as u64
+    }
+
+    /// The other way round.
+    #[must_use]
+    pub fn of(number: u64) -> Option<Self> {
+        USES.get(usize::try_from(number).ok()?).copied()
+    }
 }
 
 /// A guest's orders.
@@ -61,6 +96,9 @@ pub struct Orders {
     /// The CPU, counted from 1, that a thread keeps busy which writes nothing;
     /// 0 for no such thread.
     pub compute_cpu: u64,
+    /// Whether pages that don't shrink hold one random word in all places instead,
+    /// which is cheap where each instruction is emulated.
+    pub repeated: bool,
     /// Milliseconds between two heartbeats; 0 for [`TICK_MS`].
     pub tick_ms: u64,
     /// The last part of the address of the guest's NIC; 0 for no NIC.
@@ -107,10 +145,15 @@ impl Orders {
     }
 }
 
-/// A kernel command line that holds no orders, or wrong ones.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the order {0:?} is not of the form lab.NAME=NUMBER")]
-pub struct BadOrder(pub String);
+/// A word of a kernel command line that should be an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadOrder<'l>(pub &'l str);
+
+impl fmt::Display for BadOrder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the order {:?} is not of the form lab.NAME=NUMBER", self.0)
+    }
+}
 
 const PREFIX: &str = "lab.";
 
@@ -133,6 +176,7 @@ impl fmt::Display for Orders {
             ("swing_ms", self.swing_ms),
             ("writer_cpu", self.writer_cpu),
             ("compute_cpu", self.compute_cpu),
+            ("repeated", u64::from(self.repeated)),
             ("tick_ms", self.tick_ms),
             ("address", self.address.into()),
             ("answers", u64::from(self.answers)),
@@ -158,16 +202,17 @@ impl fmt::Display for Orders {
     }
 }
 
-impl FromStr for Orders {
-    type Err = BadOrder;
-
+impl Orders {
     /// Reads a whole kernel command line; words that are not ours are left
     /// alone.
-    fn from_str(line: &str) -> Result<Self, BadOrder> {
+    ///
+    /// # Errors
+    /// With the first of ours that is no order.
+    pub fn read(line: &str) -> Result<Self, BadOrder<'_>> {
         let mut orders = Self::default();
         for word in line.split_whitespace() {
             let Some(order) = word.strip_prefix(PREFIX) else { continue };
-            let bad = || BadOrder(word.to_owned());
+            let bad = || BadOrder(word);
             let (name, number) = order.split_once('=').ok_or_else(bad)?;
             let number: u64 = number.parse().map_err(|_| bad())?;
             match name {
@@ -186,6 +231,7 @@ impl FromStr for Orders {
                 "swing_ms" => orders.swing_ms = number,
                 "writer_cpu" => orders.writer_cpu = number,
                 "compute_cpu" => orders.compute_cpu = number,
+                "repeated" => orders.repeated = number == 1,
                 "tick_ms" => orders.tick_ms = number,
                 "address" => orders.address = u8::try_from(number).map_err(|_| bad())?,
                 "answers" => orders.answers = number == 1,
@@ -234,6 +280,7 @@ mod tests {
             swing_ms: 11,
             writer_cpu: 12,
             compute_cpu: 13,
+            repeated: true,
             tick_ms: 20,
             address: 21,
             answers: true,
@@ -252,7 +299,7 @@ mod tests {
             disk_flush: 10,
         };
         let line = format!("console=ttyS0 quiet {orders} panic=0");
-        assert_eq!(line.parse::<Orders>(), Ok(orders));
+        assert_eq!(Orders::read(&line), Ok(orders));
     }
 
     #[test]
@@ -260,7 +307,7 @@ mod tests {
         for wrong in
             ["lab.seed", "lab.seed=x", "lab.rate=-1", "lab.colour=1", "lab.asks=256", "lab.cache=7"]
         {
-            assert_eq!(wrong.parse::<Orders>(), Err(BadOrder(wrong.to_owned())));
+            assert_eq!(Orders::read(wrong), Err(BadOrder(wrong)));
         }
     }
 }

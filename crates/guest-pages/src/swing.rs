@@ -1,31 +1,31 @@
 //! When a writer that swings writes, and when it rests.
 
-use std::time::{Duration, Instant};
+use core::time::Duration;
 
-/// Bursts and rests of the same length, one after the other.
+/// Bursts and rests of the same length, one after the other, by any clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Swing {
     half: Duration,
-    since: Instant,
+    since: Duration,
 }
 
 impl Swing {
     /// Begins with a burst. Bursts of no length are one without an end.
     #[must_use]
-    pub fn new(half: Duration, since: Instant) -> Self {
+    pub fn new(half: Duration, since: Duration) -> Self {
         Self { half, since }
     }
 
     /// Whether it rests.
     #[must_use]
-    pub fn rests(&self, now: Instant) -> bool {
-        let elapsed = now.saturating_duration_since(self.since).as_micros();
+    pub fn rests(&self, now: Duration) -> bool {
+        let elapsed = now.saturating_sub(self.since).as_micros();
         let halves = elapsed.checked_div(self.half.as_micros());
         halves.is_some_and(|halves| !halves.is_multiple_of(2))
     }
 
     /// Begins again, with a burst.
-    pub fn restart(&mut self, now: Instant) {
+    pub fn restart(&mut self, now: Duration) {
         self.since = now;
     }
 }
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn bursts_and_rests_alternate() {
-        let start = Instant::now();
+        let start = Duration::from_secs(9);
         let at = |ms| start + Duration::from_millis(ms);
         let mut swing = Swing::new(Duration::from_millis(500), start);
         for (ms, rests) in [(0, false), (499, false), (500, true), (999, true), (1000, false)] {

@@ -2,8 +2,10 @@
 //! and its version. So a page that was lost, mixed up, or arrived in an older
 //! version is told from the right one without a copy to compare with.
 
+use core::fmt;
+
 use crate::random::Random;
-use crate::{PAGE_BYTES, PAGE_WORDS};
+use crate::{PAGE_BYTES, PAGE_WORDS, repeated};
 
 /// How content looks to a compressor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +16,9 @@ pub enum Kind {
     Text,
     /// Zeros, in pages that the guest did write.
     Zero,
+    /// One random word in all places: cheap to write and to check where each
+    /// instruction is emulated.
+    Repeated,
 }
 
 /// A page's words.
@@ -48,45 +53,52 @@ fn text_word(pick: u64) -> u64 {
     u64::from_le_bytes(*word)
 }
 
+impl Identity {
+    fn random(self) -> Random {
+        Random::new(self.seed, self.page << 32 | u64::from(self.version))
+    }
+}
+
+/// The word that all of the page holds, if it holds only one.
+fn only_word(kind: Kind, identity: Identity) -> Option<u64> {
+    match kind {
+        Kind::Random | Kind::Text => None,
+        Kind::Zero => Some(0),
+        Kind::Repeated => Some(identity.random().draw()),
+    }
+}
+
 /// Calls `each` with the words that the page must hold, in order, until it
 /// returns false.
 #[inline(always)]
-fn for_each_word(kind: Kind, identity: Identity, mut each: impl FnMut(usize, u64) -> bool) {
-    let stream = identity.page << 32 | u64::from(identity.version);
-    let mut random = Random::new(identity.seed, stream);
-    match kind {
-        Kind::Random => {
-            for index in 0..PAGE_WORDS {
-                if !each(index, random.draw()) {
-                    return;
-                }
-            }
-        }
-        Kind::Text => {
-            // The first word is random: two pages of text are never equal, so
-            // a page at the wrong address is noticed.
-            if !each(0, random.draw()) {
+fn for_each_word(is_text: bool, identity: Identity, mut each: impl FnMut(usize, u64) -> bool) {
+    let mut random = identity.random();
+    if !is_text {
+        for index in 0..PAGE_WORDS {
+            if !each(index, random.draw()) {
                 return;
             }
-            for index in 1..PAGE_WORDS {
-                if !each(index, text_word(random.draw() >> 20)) {
-                    return;
-                }
-            }
         }
-        Kind::Zero => {
-            for index in 0..PAGE_WORDS {
-                if !each(index, 0) {
-                    return;
-                }
-            }
+        return;
+    }
+    // The first word is random: two pages of text are never equal, so a page at
+    // the wrong address is noticed.
+    if !each(0, random.draw()) {
+        return;
+    }
+    for index in 1..PAGE_WORDS {
+        if !each(index, text_word(random.draw() >> 20)) {
+            return;
         }
     }
 }
 
 /// Writes what the page must hold.
 pub fn write(kind: Kind, identity: Identity, page: &mut PageWords) {
-    for_each_word(kind, identity, |index, word| {
+    if let Some(word) = only_word(kind, identity) {
+        return repeated::fill(page, word);
+    }
+    for_each_word(kind == Kind::Text, identity, |index, word| {
         page[index] = word;
         true
     });
@@ -95,8 +107,11 @@ pub fn write(kind: Kind, identity: Identity, page: &mut PageWords) {
 /// The first word that is not what it must be.
 #[must_use]
 pub fn first_wrong(kind: Kind, identity: Identity, page: &PageWords) -> Option<usize> {
+    if let Some(word) = only_word(kind, identity) {
+        return repeated::first_other(page, word);
+    }
     let mut wrong = None;
-    for_each_word(kind, identity, |index, word| {
+    for_each_word(kind == Kind::Text, identity, |index, word| {
         if page[index] == word {
             return true;
         }
@@ -106,26 +121,45 @@ pub fn first_wrong(kind: Kind, identity: Identity, page: &PageWords) -> Option<u
     wrong
 }
 
-/// What a wrong page holds instead, as far as that can be told.
-#[must_use]
-pub fn explain(kind: Kind, identity: Identity, page: &PageWords) -> String {
-    let Some(index) = first_wrong(kind, identity, page) else {
-        return "right".to_owned();
-    };
-    if page.iter().all(|&word| word == 0) {
-        return "zeros".to_owned();
-    }
-    let oldest = identity.version.saturating_sub(1000);
-    for version in (oldest..identity.version).rev() {
-        if first_wrong(kind, Identity { version, ..identity }, page).is_none() {
-            return format!("version-{version}");
+/// What a page holds, compared with what it must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// What it must.
+    Right,
+    /// Zeros.
+    Zeros,
+    /// What it held before, or will hold next.
+    Version(u32),
+    /// Something else from this byte on.
+    OtherFrom(usize),
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Right => f.write_str("right"),
+            Self::Zeros => f.write_str("zeros"),
+            Self::Version(version) => write!(f, "version-{version}"),
+            Self::OtherFrom(byte) => write!(f, "other-from-byte-{byte}"),
         }
     }
-    let next = Identity { version: identity.version + 1, ..identity };
-    if first_wrong(kind, next, page).is_none() {
-        return format!("version-{}", next.version);
+}
+
+/// What a page holds, as far as that can be told.
+#[must_use]
+pub fn explain(kind: Kind, identity: Identity, page: &PageWords) -> Found {
+    let Some(index) = first_wrong(kind, identity, page) else { return Found::Right };
+    if repeated::first_other(page, 0).is_none() {
+        return Found::Zeros;
     }
-    format!("other-from-byte-{}", index * (PAGE_BYTES / PAGE_WORDS))
+    let oldest = identity.version.saturating_sub(1000);
+    let next = identity.version.wrapping_add(1);
+    for version in (oldest..identity.version).rev().chain([next]) {
+        if first_wrong(kind, Identity { version, ..identity }, page).is_none() {
+            return Found::Version(version);
+        }
+    }
+    Found::OtherFrom(index * (PAGE_BYTES / PAGE_WORDS))
 }
 
 #[cfg(test)]
@@ -135,12 +169,13 @@ mod tests {
     use super::*;
 
     const AT: Identity = Identity { seed: 3, page: 1000, version: 5 };
+    const KINDS: [Kind; 4] = [Kind::Random, Kind::Text, Kind::Zero, Kind::Repeated];
 
     proptest! {
         #[test]
         fn what_was_written_is_right(seed: u64, page in 0u64..1 << 32, version: u32) {
             let identity = Identity { seed, page, version };
-            for kind in [Kind::Random, Kind::Text, Kind::Zero] {
+            for kind in KINDS {
                 let mut words = [1; PAGE_WORDS];
                 write(kind, identity, &mut words);
                 prop_assert_eq!(first_wrong(kind, identity, &words), None);
@@ -149,17 +184,19 @@ mod tests {
 
         #[test]
         fn any_changed_word_is_found(index in 0..PAGE_WORDS, flip in 1u64..) {
-            let mut words = [0; PAGE_WORDS];
-            write(Kind::Text, AT, &mut words);
-            words[index] ^= flip;
-            prop_assert_eq!(first_wrong(Kind::Text, AT, &words), Some(index));
+            for kind in KINDS {
+                let mut words = [0; PAGE_WORDS];
+                write(kind, AT, &mut words);
+                words[index] ^= flip;
+                prop_assert_eq!(first_wrong(kind, AT, &words), Some(index));
+            }
         }
     }
 
     #[test]
     fn another_page_or_version_is_wrong() {
         let mut words = [0; PAGE_WORDS];
-        for kind in [Kind::Random, Kind::Text] {
+        for kind in [Kind::Random, Kind::Text, Kind::Repeated] {
             write(kind, AT, &mut words);
             for other in [
                 Identity { page: 1001, ..AT },
@@ -174,12 +211,16 @@ mod tests {
     #[test]
     fn explains_what_is_there() {
         let mut words = [0; PAGE_WORDS];
-        assert_eq!(explain(Kind::Random, AT, &words), "zeros");
+        let explain = |words: &PageWords| explain(Kind::Random, AT, words).to_string();
+        assert_eq!(explain(&words), "zeros");
         write(Kind::Random, Identity { version: 3, ..AT }, &mut words);
-        assert_eq!(explain(Kind::Random, AT, &words), "version-3");
+        assert_eq!(explain(&words), "version-3");
         write(Kind::Random, AT, &mut words);
-        assert_eq!(explain(Kind::Random, AT, &words), "right");
+        assert_eq!(explain(&words), "right");
+        write(Kind::Random, Identity { version: 6, ..AT }, &mut words);
+        assert_eq!(explain(&words), "version-6");
+        write(Kind::Random, AT, &mut words);
         words[2] ^= 1;
-        assert_eq!(explain(Kind::Random, AT, &words), "other-from-byte-16");
+        assert_eq!(explain(&words), "other-from-byte-16");
     }
 }

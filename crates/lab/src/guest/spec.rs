@@ -1,0 +1,218 @@
+//! What a guest is, and how QEMU is told so.
+
+use std::path::{Path, PathBuf};
+
+use lab_guest::orders::Orders;
+
+use crate::hosts::{Host, RUN_DIR};
+use crate::setup::{Accelerator, Kit};
+
+/// Huge pages in the guest would move memory that it left alone. And a kernel that
+/// waits for its timer while a busy host lets QEMU wait takes it for a broken one.
+const LINUX_WORDS: &str = "console=ttyS0 quiet panic=1 transparent_hugepage=never no_timer_check";
+
+/// What guests without an operating system have as CPU: all that they need, and all of
+/// it can be emulated.
+pub(crate) const BARE_CPU: &str = "qemu64";
+
+/// What runs in a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// Linux, with `lab-guest` in it.
+    Linux,
+    /// `bare-guest` and nothing else: it is up in a tenth of a second, and costs next to
+    /// nothing. It has memory, one vCPU or two, and no devices.
+    Bare,
+}
+
+/// What a guest is.
+#[derive(Clone, Debug)]
+pub struct GuestSpec {
+    /// Its name, in paths.
+    pub name: String,
+    /// QEMU's `-m`, such as `512M`.
+    pub memory: String,
+    /// What runs in it.
+    pub system: System,
+    /// What runs its instructions, if not what runs those of Linux.
+    pub accelerator: Option<Accelerator>,
+    /// Its machine type.
+    pub machine: String,
+    /// How many virtual CPUs it has.
+    pub vcpus: u32,
+    /// What it does.
+    pub orders: Orders,
+    /// Whether QEMU ends when it reboots, as it does after a panic.
+    pub no_reboot: bool,
+    /// More words for its kernel.
+    pub kernel_words: &'static str,
+    /// Its initramfs, if it is not the usual one.
+    pub initrd: Option<PathBuf>,
+    /// More arguments of QEMU.
+    pub extra: Vec<String>,
+}
+
+impl GuestSpec {
+    /// A guest of `memory` that follows `orders`, with Linux.
+    #[must_use]
+    pub fn new(name: &str, memory: &str, orders: Orders) -> Self {
+        Self {
+            name: name.to_owned(),
+            memory: memory.to_owned(),
+            system: System::Linux,
+            accelerator: None,
+            machine: "q35".to_owned(),
+            vcpus: 1,
+            orders,
+            no_reboot: true,
+            kernel_words: "",
+            initrd: None,
+            extra: Vec::new(),
+        }
+    }
+
+    /// The same without an operating system.
+    #[must_use]
+    pub fn bare(name: &str, memory: &str, orders: Orders) -> Self {
+        Self { system: System::Bare, ..Self::new(name, memory, orders) }
+    }
+
+    /// QEMU and its arguments, as a user would write them.
+    #[must_use]
+    pub fn argv(&self, kit: &Kit, qemu: &Path) -> Vec<String> {
+        let accelerator = self.accelerator.unwrap_or(kit.accelerator);
+        let mut argv: Vec<String> = [
+            &qemu.display().to_string(),
+            // With named threads, what a vCPU spends is told from what the migration does.
+            "-name",
+            &format!("{},debug-threads=on", self.name),
+            "-machine",
+            &format!("{},accel={accelerator}", self.machine),
+            "-cpu",
+            self.cpu(accelerator),
+            "-m",
+            &self.memory,
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        argv.extend(self.boot(kit));
+        argv.extend([
+            "-serial".to_owned(),
+            format!("file:{RUN_DIR}/{}.console", self.name),
+            "-chardev".to_owned(),
+            format!("socket,id=talk,path={},server=on,wait=off", self.talk_path()),
+            "-serial".to_owned(),
+            "chardev:talk".to_owned(),
+        ]);
+        if self.vcpus != 1 {
+            argv.extend(["-smp".to_owned(), self.vcpus.to_string()]);
+        }
+        if self.no_reboot {
+            argv.push("-no-reboot".to_owned());
+        }
+        argv.extend(self.extra.iter().cloned());
+        argv
+    }
+
+    fn cpu(&self, accelerator: Accelerator) -> &'static str {
+        match (self.system, accelerator) {
+            (System::Bare, _) => BARE_CPU,
+            (System::Linux, Accelerator::Kvm) => "host",
+            // `max` under TCG has features that 7.2 can't migrate.
+            (System::Linux, Accelerator::Tcg) => "qemu64",
+        }
+    }
+
+    /// What QEMU boots.
+    fn boot(&self, kit: &Kit) -> Vec<String> {
+        let (kernel, initrd, words) = match self.system {
+            System::Linux => {
+                (&kit.kernel, Some(self.initrd.as_ref().unwrap_or(&kit.initrd)), LINUX_WORDS)
+            }
+            System::Bare => (&kit.bare_kernel, None, ""),
+        };
+        let mut line = String::new();
+        for word in words.split_whitespace().chain(self.kernel_words.split_whitespace()) {
+            line += word;
+            line += " ";
+        }
+        let mut boot = vec!["-kernel".to_owned(), kernel.display().to_string()];
+        if let Some(initrd) = initrd {
+            boot.extend(["-initrd".to_owned(), initrd.display().to_string()]);
+        }
+        boot.extend(["-append".to_owned(), format!("{line}{}", self.orders)]);
+        boot
+    }
+
+    fn talk_path(&self) -> String {
+        format!("{RUN_DIR}/{}.talk", self.name)
+    }
+
+    /// The socket on `host`, as seen from outside.
+    pub(super) fn socket(&self, host: &Host) -> PathBuf {
+        host.run_dir.join(format!("{}.talk", self.name))
+    }
+
+    /// What the guest's kernel said on `host`, for messages of failure.
+    #[must_use]
+    pub fn console(&self, host: &Host) -> String {
+        let console = host.run_dir.join(format!("{}.console", self.name));
+        let text = std::fs::read(console).unwrap_or_default();
+        String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::Version;
+
+    fn kit() -> Kit {
+        let version = Version { major: 10, minor: 0, patch: 2 };
+        Kit {
+            qemu: "/qemu".into(),
+            qemu_version: version,
+            qemu_system: "/qemu".into(),
+            qemu_system_version: version,
+            kernel: "/linux".into(),
+            initrd: "/initrd".into(),
+            bare_kernel: "/bare".into(),
+            accelerator: Accelerator::Tcg,
+        }
+    }
+
+    fn after<'a>(argv: &'a [String], option: &str) -> Option<&'a str> {
+        argv.iter().skip_while(|word| *word != option).nth(1).map(String::as_str)
+    }
+
+    #[test]
+    fn linux_has_an_initramfs_and_words_of_its_own() {
+        let mut spec = GuestSpec::new("a", "64M", Orders::default());
+        spec.kernel_words = "more words";
+        let argv = spec.argv(&kit(), Path::new("/other"));
+        assert_eq!(argv[0], "/other");
+        assert_eq!(after(&argv, "-kernel"), Some("/linux"));
+        assert_eq!(after(&argv, "-initrd"), Some("/initrd"));
+        let line = after(&argv, "-append").unwrap();
+        assert!(line.starts_with("console=ttyS0 quiet "), "{line}");
+        assert!(line.contains(" no_timer_check more words lab.seed=0 "), "{line}");
+    }
+
+    #[test]
+    fn a_guest_without_an_operating_system_has_its_orders_only() {
+        let mut spec = GuestSpec::bare("a", "64M", Orders::default());
+        let argv = spec.argv(&kit(), Path::new("/qemu"));
+        assert_eq!(after(&argv, "-kernel"), Some("/bare"));
+        assert_eq!(after(&argv, "-initrd"), None);
+        assert_eq!(after(&argv, "-machine"), Some("q35,accel=tcg"));
+        assert!(after(&argv, "-append").unwrap().starts_with("lab.seed=0 "));
+        spec.accelerator = Some(Accelerator::Kvm);
+        let argv = spec.argv(&kit(), Path::new("/qemu"));
+        assert_eq!(after(&argv, "-machine"), Some("q35,accel=kvm"));
+        assert_eq!(after(&argv, "-cpu"), Some(BARE_CPU));
+    }
+}
