@@ -2,7 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-mod amount;
 mod args;
 mod bounds;
 mod ca;
@@ -12,6 +11,7 @@ mod follow;
 mod gang;
 mod html;
 mod line;
+mod output;
 mod predict;
 mod problem;
 mod resolve;
