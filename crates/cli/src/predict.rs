@@ -7,10 +7,10 @@ use clap::Args as ClapArgs;
 use hyper::Method;
 
 use crate::client::{Client, segment};
+use crate::options::SlowingArgs;
 use crate::output::amount;
 use crate::output::print_json;
 use crate::problem::Problem;
-use crate::slowing::SlowingArgs;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct PredictArgs {

@@ -1,69 +1,23 @@
-//! What a migration may use: as it is typed, and as it is shown.
+//! `set`: change a migration's limits while it runs.
 
 use std::process::ExitCode;
 use std::str::FromStr;
 
 use api::{BitRate, Bounds, BoundsChange, Cpus, Priority};
-use clap::{ArgGroup, Args as ClapArgs, ValueEnum};
+use clap::{ArgGroup, Args as ClapArgs};
 use hyper::Method;
 
 use crate::client::{Client, segment};
+use crate::options::PriorityArg;
+use crate::output::described;
 use crate::problem::Problem;
-
-#[derive(Debug, ClapArgs)]
-pub(crate) struct BoundsArgs {
-    /// The most that it sends, headers included, in bits per second, such as 200M
-    /// or 1.5G [default: what others leave of the network cards]
-    #[arg(long, value_name = "RATE")]
-    pub(crate) limit: Option<BitRate>,
-    /// What it gets even if others want everything, in bits per second
-    #[arg(long, value_name = "RATE")]
-    pub(crate) reserve: Option<BitRate>,
-    /// The scheduling priority of its data threads
-    #[arg(long, value_enum, default_value_t = PriorityArg::Low)]
-    pub(crate) priority: PriorityArg,
-    /// The CPUs that its data threads run on, at both hosts, such as 0-3,8
-    #[arg(long, value_name = "LIST")]
-    pub(crate) cpus: Option<Cpus>,
-}
-
-impl From<BoundsArgs> for Bounds {
-    fn from(args: BoundsArgs) -> Self {
-        Self {
-            limit_bits_per_s: args.limit,
-            reserve_bits_per_s: args.reserve,
-            priority: args.priority.into(),
-            cpus: args.cpus,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PriorityArg {
-    /// Lower than VMs and other programs
-    Low,
-    /// The same as other programs
-    Normal,
-    /// Higher than other programs; the agents must be allowed to raise it
-    High,
-}
-
-impl From<PriorityArg> for Priority {
-    fn from(arg: PriorityArg) -> Self {
-        match arg {
-            PriorityArg::Low => Self::Low,
-            PriorityArg::Normal => Self::Normal,
-            PriorityArg::High => Self::High,
-        }
-    }
-}
 
 #[derive(Debug, ClapArgs)]
 #[command(group(ArgGroup::new("change").required(true).multiple(true).args(
     ["limit", "reserve", "priority", "cpus"])))]
 pub(crate) struct SetArgs {
     /// The migration
-    pub(crate) id: String,
+    id: String,
     /// The most that it sends from now on, in bits per second, such as 200M
     #[arg(long, value_name = "RATE|none")]
     limit: Option<Or<BitRate>>,
@@ -105,9 +59,9 @@ impl<T: FromStr> FromStr for Or<T> {
     }
 }
 
-pub(crate) async fn set(client: &Client, args: SetArgs) -> Result<ExitCode, Problem> {
+pub(crate) async fn run(client: &Client, args: SetArgs) -> Result<ExitCode, Problem> {
     let (id, path) = (args.id.clone(), format!("/v1/migrations/{}", segment(&args.id)));
     let bounds: Bounds = client.ask(Method::PATCH, &path, Some(&args.change())).await?;
-    println!("Migration {id}: {}.", crate::output::described(&bounds));
+    println!("Migration {id}: {}.", described(&bounds));
     Ok(ExitCode::SUCCESS)
 }
