@@ -5,16 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use agent::config::{CpuShare, DirectoryChoice, Flags, NicSpeed};
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Args as ClapArgs, Parser, Subcommand};
 
-use crate::bounds::{BoundsArgs, SetArgs};
 use crate::ca::CaArgs;
+use crate::commands::set::SetArgs;
 use crate::gang::{EvacuateArgs, GangArgs};
+use crate::options::{
+    AuditArg, BoundsArgs, CompressArg, SharingArgs, SlowingArgs, StorageArgs, TapArg,
+};
 use crate::predict::PredictArgs;
 use crate::resolve::ResolveArgs;
-use crate::sharing::SharingArgs;
-use crate::slowing::SlowingArgs;
-use crate::storage::StorageArgs;
 
 /// Moves running virtual machines between hosts.
 #[derive(Debug, Parser)]
@@ -305,64 +305,6 @@ impl MigrateArgs {
             incoming_qmp: self.incoming_qmp,
             overcommit_memory: self.overcommit_memory,
             audit: self.audit.into(),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CompressArg {
-    /// Whatever delivers more
-    Auto,
-    Off,
-    Lz4,
-    Zstd,
-}
-
-impl From<CompressArg> for api::Compress {
-    fn from(arg: CompressArg) -> Self {
-        match arg {
-            CompressArg::Auto => Self::Auto,
-            CompressArg::Off => Self::Off,
-            CompressArg::Lz4 => Self::Lz4,
-            CompressArg::Zstd => Self::Zstd,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum AuditArg {
-    /// Nothing
-    Off,
-    /// Each page as it was placed, with what QEMU handed over
-    On,
-    /// Also the destination's RAM, read back
-    Deep,
-}
-
-impl From<AuditArg> for api::Audit {
-    fn from(arg: AuditArg) -> Self {
-        match arg {
-            AuditArg::Off => Self::Off,
-            AuditArg::On => Self::On,
-            AuditArg::Deep => Self::Deep,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TapArg {
-    /// Multifd where QEMU and the VM's devices allow it
-    Auto,
-    Multifd,
-    Classic,
-}
-
-impl From<TapArg> for api::TapChoice {
-    fn from(arg: TapArg) -> Self {
-        match arg {
-            TapArg::Auto => Self::Auto,
-            TapArg::Multifd => Self::Multifd,
-            TapArg::Classic => Self::Classic,
         }
     }
 }

@@ -7,8 +7,8 @@ use api::{Examination, Finding, Severity};
 
 use crate::args::DoctorArgs;
 use crate::client::{Client, segment};
+use crate::output::print_json;
 use crate::problem::Problem;
-use crate::vms::print_json;
 
 /// As wide as what stands in front of a finding's text.
 const INDENT: usize = 27;

@@ -12,8 +12,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::args::{CancelArgs, MigrateArgs};
 use crate::client::{Client, NOTHING, segment};
 use crate::line::Display;
+use crate::output::print_json;
 use crate::problem::Problem;
-use crate::{gang, summary, vms};
+use crate::{gang, summary};
 
 /// What a shell expects of a command that Ctrl-C ended.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -74,7 +75,7 @@ fn tell(report: &Report, json: bool) -> Result<(), Problem> {
         println!("{}", summary::sentences(report));
         return Ok(());
     }
-    vms::print_json(report)?;
+    print_json(report)?;
     if report.outcome != Outcome::Done {
         eprintln!("droveway: {}", summary::sentences(report));
     }

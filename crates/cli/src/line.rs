@@ -6,7 +6,7 @@ use std::io::IsTerminal;
 use api::{Limit, Phase, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::amount;
+use crate::output::{amount, phase_name};
 
 /// Redrawn this often at most.
 pub(crate) const DRAWS_PER_S: u8 = 10;
@@ -177,19 +177,6 @@ pub(crate) fn phase(progress: &Progress) -> String {
     match progress.phase {
         Phase::LaterPass => format!("pass {}", progress.pass),
         phase => phase_name(phase).to_owned(),
-    }
-}
-
-/// Its name, the same in text and HTML.
-pub(crate) fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Prepare => "preparing",
-        Phase::FirstPass => "first pass",
-        Phase::LaterPass => "later passes",
-        Phase::Stopped => "stopped",
-        Phase::Loaded => "loaded",
-        Phase::Committed => "committed",
-        Phase::Running => "running",
     }
 }
 

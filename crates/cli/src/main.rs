@@ -2,23 +2,21 @@
 
 #![forbid(unsafe_code)]
 
-mod amount;
 mod args;
-mod bounds;
 mod ca;
 mod client;
+mod commands;
 mod doctor;
 mod follow;
 mod gang;
 mod html;
 mod line;
+mod options;
+mod output;
 mod predict;
 mod problem;
 mod resolve;
 mod road;
-mod sharing;
-mod slowing;
-mod storage;
 mod summary;
 mod vms;
 
@@ -71,7 +69,7 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
             Command::Gang(command) => gang::gang(&client, command).await,
             Command::Evacuate(command) => gang::evacuate(&client, command).await,
             Command::Predict(command) => predict::predict(&client, command).await,
-            Command::Set(command) => bounds::set(&client, command).await,
+            Command::Set(command) => commands::set::run(&client, command).await,
             Command::Cancel(command) => follow::cancel(&client, &command).await,
             Command::Resolve(command) => resolve::resolve(&client, &command).await,
             Command::Doctor(command) => doctor::examine(&client, &command).await,

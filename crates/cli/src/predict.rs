@@ -6,11 +6,11 @@ use api::{BitRate, Outlook, PredictRequest, Prediction};
 use clap::Args as ClapArgs;
 use hyper::Method;
 
-use crate::amount;
 use crate::client::{Client, segment};
+use crate::options::SlowingArgs;
+use crate::output::amount;
+use crate::output::print_json;
 use crate::problem::Problem;
-use crate::slowing::SlowingArgs;
-use crate::vms::print_json;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct PredictArgs {

@@ -40,7 +40,7 @@ pub(crate) async fn resolve(client: &Client, args: &ResolveArgs) -> Result<ExitC
     match (side, after) {
         (api::ResolveSide::There, None) => println!("{} is removed here.", args.name),
         (_, Some(after)) => {
-            println!("{} is {} here.", args.name, crate::vms::status(&after));
+            println!("{} is {} here.", args.name, crate::output::vm::status(&after));
             if let Some(problem) = after.problem {
                 println!("{problem}");
             }

@@ -5,12 +5,10 @@ use std::process::ExitCode;
 use api::{Audited, Outcome, Progress, Report};
 
 use crate::args::ReportArgs;
-use crate::bounds::described;
 use crate::client::{Client, segment};
-use crate::line::phase_name;
+use crate::output::{aligned, amount, described, full_stop, phase_name, print_json};
 use crate::problem::Problem;
-use crate::vms::aligned;
-use crate::{amount, gang, html, vms};
+use crate::{gang, html};
 
 pub(crate) async fn report(client: &Client, args: &ReportArgs) -> Result<ExitCode, Problem> {
     if gang::is_id(&args.id) {
@@ -29,7 +27,7 @@ pub(crate) async fn report(client: &Client, args: &ReportArgs) -> Result<ExitCod
         })?;
         println!("Wrote {}.", file.display());
     } else if args.json {
-        vms::print_json(&report)?;
+        print_json(&report)?;
     } else {
         print!("{}", text(&report));
     }
@@ -131,12 +129,6 @@ fn passes(report: &Report) -> String {
 pub(crate) fn goal(report: &Report) -> String {
     #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
     amount::milliseconds(report.downtime_goal_ms as f64)
-}
-
-/// A text as a sentence.
-pub(crate) fn full_stop(text: &str) -> String {
-    let text = text.trim();
-    if text.ends_with(['.', '!', '?', ':']) { text.to_owned() } else { format!("{text}.") }
 }
 
 fn text(report: &Report) -> String {

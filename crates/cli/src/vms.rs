@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use hyper::Method;
 
-use crate::amount;
 use crate::args::{AttachArgs, ListArgs, RunArgs, ShowArgs, StopArgs};
 use crate::client::{Client, NOTHING, segment};
+use crate::output::vm::{print_problem, status};
+use crate::output::{aligned, amount, print_json};
 use crate::problem::Problem;
 
 pub(crate) async fn run(client: &Client, args: RunArgs) -> Result<ExitCode, Problem> {
@@ -87,33 +88,9 @@ pub(crate) async fn stop(client: &Client, args: &StopArgs) -> Result<ExitCode, P
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Problem> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|error| Problem::Typed(format!("can't be shown as JSON: {error}")))?;
-    println!("{text}");
-    Ok(())
-}
-
-fn print_problem(vm: &api::VmSummary) {
-    if let Some(problem) = &vm.problem {
-        eprintln!("droveway: note: {problem}");
-    }
-}
-
 /// Whether an operator may have to decide something.
 fn is_undecided(vm: &api::VmSummary) -> bool {
     matches!(vm.status, api::VmStatus::InDoubt | api::VmStatus::Unreadable)
-}
-
-pub(crate) fn status(vm: &api::VmSummary) -> &'static str {
-    match vm.status {
-        api::VmStatus::Running => "running",
-        api::VmStatus::Paused => "paused",
-        api::VmStatus::Arriving => "arriving",
-        api::VmStatus::InDoubt => "in doubt",
-        api::VmStatus::Unreadable => "unreadable",
-        api::VmStatus::Dead => "dead",
-    }
 }
 
 fn table(vms: &[api::VmSummary]) -> String {
@@ -133,27 +110,6 @@ fn table(vms: &[api::VmSummary]) -> String {
         ]);
     }
     aligned(&rows)
-}
-
-/// Columns as wide as their widest cell, two blanks apart.
-pub(crate) fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
-    let mut widths = [0; N];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut out = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (width, cell) in widths.iter().zip(row) {
-            line.push_str(cell);
-            line.extend(std::iter::repeat_n(' ', width - cell.chars().count() + 2));
-        }
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
-    out
 }
 
 fn details(vm: &api::VmSummary) -> String {

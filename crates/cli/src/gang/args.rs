@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use api::{BitRate, Cpus, HelperBudget, Throttle, WantedMove};
 use clap::{ArgGroup, Args as ClapArgs};
 
-use crate::args::{AuditArg, CompressArg, TapArg};
-use crate::bounds::PriorityArg;
-use crate::sharing::ShareArg;
-use crate::slowing::OnStallArg;
-use crate::storage::StorageArg;
+use crate::options::{
+    AuditArg, CompressArg, OnStallArg, PriorityArg, ShareArg, StorageArg, TapArg,
+};
 
 /// The API's own.
 pub(super) const PARALLEL_DEFAULT: u16 = 2;

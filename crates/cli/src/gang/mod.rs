@@ -19,8 +19,8 @@ use show::Display;
 use crate::args::ReportArgs;
 use crate::client::{Client, NOTHING, segment};
 use crate::follow::{Followed, INTERRUPTED, Shown, Signals, follow};
+use crate::output::print_json;
 use crate::problem::Problem;
-use crate::vms::print_json;
 
 const GANGS: &str = "/v1/gangs";
 

@@ -7,10 +7,10 @@ use std::io::IsTerminal;
 use api::{GangProgress, MoveProgress, MoveState, Phase};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::amount;
 use crate::follow::Shown;
 use crate::line::{DRAWS_PER_S, advance, permille, phase};
-use crate::summary::full_stop;
+use crate::output::amount;
+use crate::output::full_stop;
 
 /// Without a terminal, seconds between two lines of the gang.
 const LINE_EVERY_S: f64 = 5.0;

@@ -5,9 +5,9 @@ use api::{
     SharedParts,
 };
 
-use crate::amount;
-use crate::summary::full_stop;
-use crate::vms::aligned;
+use crate::output::aligned;
+use crate::output::amount;
+use crate::output::full_stop;
 
 /// A dry run.
 pub(super) fn plan(plan: &GangPlan) -> String {

@@ -4,7 +4,8 @@ use api::Report;
 use maud::{Markup, html};
 
 use super::plot::ratio;
-use crate::{amount, summary};
+use crate::output::amount;
+use crate::summary;
 
 /// A row of tiles.
 pub(super) fn tiles(report: &Report) -> Markup {

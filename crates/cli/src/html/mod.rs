@@ -11,8 +11,7 @@ mod switchover;
 use api::{Outcome, Report};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::amount;
-use crate::line::phase_name;
+use crate::output::{amount, full_stop, phase_name};
 use crate::summary;
 
 const STYLE: &str = include_str!("style.css");
@@ -66,7 +65,7 @@ fn header(report: &Report) -> Markup {
         }
     };
     let lede = match &report.outcome {
-        Outcome::Failed(reason) => summary::full_stop(reason),
+        Outcome::Failed(reason) => full_stop(reason),
         Outcome::Cancelled => {
             format!(
                 "The move to {} was cancelled after {}.",
@@ -102,7 +101,7 @@ fn header(report: &Report) -> Markup {
             p.lede { (lede) }
             @if !report.notes.is_empty() {
                 ul.notes {
-                    @for note in &report.notes { li { (summary::full_stop(note)) } }
+                    @for note in &report.notes { li { (full_stop(note)) } }
                 }
             }
         }

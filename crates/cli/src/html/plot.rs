@@ -5,8 +5,7 @@ use api::{Phase, Report};
 use maud::{Markup, html};
 
 use super::scale::{Scale, positive, time_label};
-use crate::amount;
-use crate::line::phase_name;
+use crate::output::{amount, phase_name};
 
 /// Units of the drawing; a screen scales them.
 pub(super) const WIDTH: f64 = 992.0;

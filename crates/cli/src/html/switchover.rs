@@ -4,7 +4,8 @@ use api::{Phase, Report};
 use maud::{Markup, html};
 
 use super::scale::positive;
-use crate::{amount, summary};
+use crate::output::amount;
+use crate::summary;
 
 /// A bar from the VM's stop, with marks for the goal and the prediction. Empty
 /// where the VM never stopped.

@@ -1,0 +1,16 @@
+//! Options that several commands have: as they are typed, and what they mean to
+//! the API.
+
+mod audit;
+mod bounds;
+mod sharing;
+mod slowing;
+mod storage;
+mod stream;
+
+pub(crate) use audit::AuditArg;
+pub(crate) use bounds::{BoundsArgs, PriorityArg};
+pub(crate) use sharing::{ShareArg, SharingArgs};
+pub(crate) use slowing::{OnStallArg, SlowingArgs};
+pub(crate) use storage::{StorageArg, StorageArgs};
+pub(crate) use stream::{CompressArg, TapArg};

@@ -1,0 +1,24 @@
+//! What is compared before the source gives a VM up: as it is typed.
+
+use api::Audit;
+use clap::ValueEnum;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AuditArg {
+    /// Nothing
+    Off,
+    /// Each page as it was placed, with what QEMU handed over
+    On,
+    /// Also the destination's RAM, read back
+    Deep,
+}
+
+impl From<AuditArg> for Audit {
+    fn from(arg: AuditArg) -> Self {
+        match arg {
+            AuditArg::Off => Self::Off,
+            AuditArg::On => Self::On,
+            AuditArg::Deep => Self::Deep,
+        }
+    }
+}

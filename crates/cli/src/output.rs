@@ -1,0 +1,15 @@
+//! What commands print: figures, tables, JSON, words.
+
+pub(crate) mod amount;
+mod bounds;
+mod json;
+mod phase;
+mod sentence;
+mod table;
+pub(crate) mod vm;
+
+pub(crate) use bounds::described;
+pub(crate) use json::print_json;
+pub(crate) use phase::phase_name;
+pub(crate) use sentence::full_stop;
+pub(crate) use table::aligned;

@@ -1,0 +1,16 @@
+//! Phases of a migration, by name.
+
+use api::Phase;
+
+/// Its name, the same in text and HTML.
+pub(crate) fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Prepare => "preparing",
+        Phase::FirstPass => "first pass",
+        Phase::LaterPass => "later passes",
+        Phase::Stopped => "stopped",
+        Phase::Loaded => "loaded",
+        Phase::Committed => "committed",
+        Phase::Running => "running",
+    }
+}
