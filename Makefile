@@ -31,18 +31,24 @@ help:
 toolchain:
 	@scripts/toolchain
 
+# Cargo says what it compiles: from nothing it takes minutes.
 setup: toolchain
+	@echo 'setup: compiling the lab (some minutes the first time)'
+	@$(CARGO) build --release --bin lab
 	@$(LAB) setup
 
+# Packages are fetched, and guests built, beside it.
 build: toolchain
-	$(CARGO) build --quiet --release --bin droveway --bin lab
+	@echo 'setup: compiling the lab, then droveway (some minutes the first time)'
+	@$(CARGO) build --release --bin lab
+	@$(LAB) setup & setup=$$!; $(CARGO) build --release --bin droveway --bin lab && wait $$setup
 
-demo: setup build
+demo: build
 	@$(LAB) demo
 
 # All VMs of a rack.
 .PHONY: demo-gang
-demo-gang: setup build
+demo-gang: build
 	@$(LAB) demo-gang
 
 lint: toolchain
@@ -103,7 +109,7 @@ bench-locks: toolchain
 bench-storage: toolchain
 	@$(CARGO) bench --quiet --package storage --bench read
 
-bench-%: setup build
+bench-%: build
 	@$(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
 
 clean:

@@ -12,8 +12,9 @@ mod qemus;
 mod store;
 mod version;
 
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::{env, fmt};
+use std::{env, fmt, thread};
 
 pub use accelerator::Accelerator;
 pub(crate) use store::VARIABLE as STORE_VARIABLE;
@@ -80,10 +81,21 @@ pub fn ensure() -> Result<Kit> {
         return Err(LabError::Unsupported(text));
     }
     let store = store::create()?;
-    install::programs()?;
-    let (kernel, modules) = download::kernel(&store)?;
-    let initrd = initramfs::build(&store, &modules)?;
-    let bare_kernel = bare::build(&store)?;
+    // What is compiled, and what is fetched.
+    let (guest, bare_kernel, fetched) = thread::scope(|scope| {
+        let building = scope.spawn(|| (initramfs::guest(&store), bare::build(&store)));
+        let fetched = install::programs().and_then(|()| download::kernel(&store));
+        let (guest, bare_kernel) = building.join().unwrap_or_else(|panic| resume_unwind(panic));
+        (guest, bare_kernel, fetched)
+    });
+    let (kernel, modules) = fetched?;
+    let initrd = initramfs::pack(&store, &guest?, &modules)?;
+    let bare_kernel = bare_kernel.unwrap_or_else(|error| {
+        say(&format!(
+            "guests without an operating system, which tests need, can't be had: {error}"
+        ));
+        bare::path(&store)
+    });
     let qemu_system = system_qemu()?;
     let qemu_system_version = version::of(&qemu_system)?;
     let accelerator = accelerator::find(&store, &qemu_system, &kernel, &initrd)?;

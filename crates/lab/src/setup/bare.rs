@@ -15,11 +15,16 @@ const NAME: &str = "bare-guest";
 /// What cargo puts between flags.
 const SEPARATOR: &str = "\x1f";
 
+/// Where it is, once it is built.
+pub(super) fn path(store: &Path) -> PathBuf {
+    store.join("bare-kernel")
+}
+
 /// Builds it, if its program changed.
 pub(super) fn build(store: &Path) -> Result<PathBuf> {
-    let kernel = store.join("bare-kernel");
+    let kernel = path(store);
     if !kernel.is_file() {
-        say("building the kernel of guests without an operating system");
+        say("compiling the kernel of guests without an operating system");
     }
     if compile(store).is_err() {
         // The target may be missing, which is the likeliest. Else it fails again.

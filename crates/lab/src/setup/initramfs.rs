@@ -12,14 +12,26 @@ use crate::setup::{download::LINKER, repository, say, store};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds it, if its program changed.
-pub(super) fn build(store: &Path, modules: &Path) -> Result<PathBuf> {
-    let initrd = store.join("initrd");
-    if !initrd.is_file() {
-        say("building the guests' initramfs");
+/// Builds the guests' program.
+pub(super) fn guest(store: &Path) -> Result<Vec<u8>> {
+    if !store.join("initrd").is_file() {
+        say("compiling the guests' program");
     }
-    let archive = pack(&linked_statically(store, "lab-guest")?, modules)?;
-    store::replace(&initrd, &archive)?;
+    linked_statically(store, "lab-guest")
+}
+
+/// Packs it, if it changed.
+pub(super) fn pack(store: &Path, program: &[u8], modules: &Path) -> Result<PathBuf> {
+    let initrd = store.join("initrd");
+    let mut archive = Archive::default();
+    archive.directory("dev");
+    archive.directory("proc");
+    // The kernel opens it for /init before anything is mounted.
+    archive.character_device("dev/console", 5, 1);
+    archive.program("init", program);
+    archive.directory("modules");
+    add_files(&mut archive, "modules", modules)?;
+    store::replace(&initrd, &archive.finish())?;
     Ok(initrd)
 }
 
@@ -87,18 +99,6 @@ fn after(store: &Path, initrd: &Path, name: &str, archive: Archive) -> Result<Pa
     let path = store.join(name);
     store::replace(&path, &both)?;
     Ok(path)
-}
-
-fn pack(program: &[u8], modules: &Path) -> Result<Vec<u8>> {
-    let mut archive = Archive::default();
-    archive.directory("dev");
-    archive.directory("proc");
-    // The kernel opens it for /init before anything is mounted.
-    archive.character_device("dev/console", 5, 1);
-    archive.program("init", program);
-    archive.directory("modules");
-    add_files(&mut archive, "modules", modules)?;
-    Ok(archive.finish())
 }
 
 /// All files of a directory, always in the same order.
