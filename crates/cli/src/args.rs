@@ -8,11 +8,11 @@ use agent::config::{CpuShare, DirectoryChoice, Flags, NicSpeed};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
 use crate::ca::CaArgs;
+use crate::commands::cancel::CancelArgs;
+use crate::commands::migrate::MigrateArgs;
+use crate::commands::report::ReportArgs;
 use crate::commands::set::SetArgs;
 use crate::gang::{EvacuateArgs, GangArgs};
-use crate::options::{
-    AuditArg, BoundsArgs, CompressArg, SharingArgs, SlowingArgs, StorageArgs, TapArg,
-};
 use crate::predict::PredictArgs;
 use crate::resolve::ResolveArgs;
 
@@ -212,136 +212,12 @@ pub(crate) struct AttachArgs {
 }
 
 #[derive(Debug, ClapArgs)]
-pub(crate) struct MigrateArgs {
-    /// The VM
-    pub(crate) name: String,
-    /// The host to move it to
-    pub(crate) host: String,
-    /// Data connections [default: one per core up to 8, at least one per network
-    /// card]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub(crate) lanes: Option<u16>,
-    /// The downtime goal, in milliseconds
-    #[arg(long, value_name = "N", default_value_t = 300,
-          value_parser = clap::value_parser!(u64).range(1..=60_000))]
-    pub(crate) downtime_ms: u64,
-    /// How long the VM may stand still before its move is taken back, in seconds
-    /// [default: ten times --downtime-ms, at least 3]
-    #[arg(long, value_name = "SECONDS",
-          value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) blackout_max: Option<u64>,
-    #[command(flatten)]
-    pub(crate) slowing: SlowingArgs,
-    #[command(flatten)]
-    pub(crate) sharing: SharingArgs,
-    #[command(flatten)]
-    pub(crate) storage: StorageArgs,
-    /// How memory is compressed
-    #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
-    pub(crate) compress: CompressArg,
-    /// Which kind of migration stream QEMU is to send
-    #[arg(long, value_enum, default_value_t = TapArg::Auto)]
-    pub(crate) tap: TapArg,
-    /// Don't check that both hosts see the same storage. If they don't, the VM's
-    /// data is destroyed
-    #[arg(long)]
-    pub(crate) shared_disks: bool,
-    /// Replace OLD by NEW in the VM's command line at the destination: a path, a
-    /// tap, an address; may be repeated
-    #[arg(long, value_name = "OLD=NEW", value_parser = parse_set)]
-    pub(crate) set: Vec<String>,
-    /// Disks to move with the VM: all that are local to this host, or some by name.
-    /// The others must be on storage that both hosts see
-    #[arg(long, value_name = "all|NAME,...")]
-    pub(crate) disks: Option<String>,
-    /// Create the images of moved disks at the destination where there are none
-    #[arg(long, requires = "disks")]
-    pub(crate) create_disks: bool,
-    /// Overwrite images at the destination that hold data
-    #[arg(long, requires = "disks")]
-    pub(crate) overwrite_disks: bool,
-    /// How long the move may take until its commit, in seconds; after that it ends,
-    /// and the VM stays [default: no limit]
-    #[arg(long, value_name = "SECONDS",
-          value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) timeout: Option<u64>,
-    #[command(flatten)]
-    pub(crate) bounds: BoundsArgs,
-    /// QMP socket, at the destination, of a QEMU that you started there with
-    /// `-incoming defer -S`
-    #[arg(long, value_name = "SOCKET")]
-    pub(crate) incoming_qmp: Option<String>,
-    /// Move it even to a host with less free memory than its RAM
-    #[arg(long)]
-    pub(crate) overcommit_memory: bool,
-    /// What is compared before the source gives the VM up
-    #[arg(long, value_enum, default_value_t = AuditArg::On)]
-    pub(crate) audit: AuditArg,
-    /// Print the report as JSON on standard output, and nothing else there
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-impl MigrateArgs {
-    pub(crate) fn into_request(self) -> api::MigrateRequest {
-        api::MigrateRequest {
-            vm: self.name,
-            to: self.host,
-            lanes: self.lanes,
-            downtime_ms: self.downtime_ms,
-            blackout_max_s: self.blackout_max,
-            slowing: self.slowing.into(),
-            sharing: self.sharing.into(),
-            storage: self.storage.into(),
-            compress: self.compress.into(),
-            tap: self.tap.into(),
-            shared_disks: self.shared_disks,
-            set: self.set,
-            disks: self.disks,
-            create_disks: self.create_disks,
-            overwrite_disks: self.overwrite_disks,
-            timeout_s: self.timeout,
-            bounds: self.bounds.into(),
-            incoming_qmp: self.incoming_qmp,
-            overcommit_memory: self.overcommit_memory,
-            audit: self.audit.into(),
-        }
-    }
-}
-
-#[derive(Debug, ClapArgs)]
-pub(crate) struct CancelArgs {
-    /// The migration, or the gang
-    pub(crate) id: String,
-}
-
-#[derive(Debug, ClapArgs)]
-pub(crate) struct ReportArgs {
-    /// The migration, the gang, or a file that `--json` wrote (with a `/` or `.json` in
-    /// its name)
-    pub(crate) id: String,
-    /// Print JSON
-    #[arg(long, conflicts_with = "html")]
-    pub(crate) json: bool,
-    /// Write one self-contained HTML page with plots
-    #[arg(long, value_name = "FILE")]
-    pub(crate) html: Option<PathBuf>,
-}
-
-#[derive(Debug, ClapArgs)]
 pub(crate) struct DoctorArgs {
     /// The other host
     pub(crate) host: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-fn parse_set(text: &str) -> Result<String, String> {
-    match text.split_once('=') {
-        Some((old, _)) if !old.is_empty() => Ok(text.to_owned()),
-        _ => Err("write OLD=NEW, such as /dev/sdb=/dev/sdc".to_owned()),
-    }
 }
 
 #[cfg(test)]

@@ -37,6 +37,11 @@ impl Client {
         self.ask(Method::GET, path, NOTHING).await
     }
 
+    /// Asks what goes on at `path` to end.
+    pub(crate) async fn cancel(&self, path: &str) -> Result<(), Problem> {
+        self.ask(Method::POST, &format!("{path}/cancel"), NOTHING).await
+    }
+
     /// Asks and reads the whole answer.
     pub(crate) async fn ask<T: DeserializeOwned>(
         &self,

@@ -7,18 +7,17 @@ mod ca;
 mod client;
 mod commands;
 mod doctor;
-mod follow;
 mod gang;
-mod html;
-mod line;
+mod operation;
 mod options;
 mod output;
 mod predict;
 mod problem;
+mod report;
 mod resolve;
 mod road;
-mod summary;
 mod vms;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -65,15 +64,15 @@ fn perform(args: Args) -> Result<ExitCode, Problem> {
             Command::Show(command) => vms::show(&client, &command).await,
             Command::Stop(command) => vms::stop(&client, &command).await,
             Command::Attach(command) => vms::attach(&client, command).await,
-            Command::Migrate(command) => follow::migrate(&client, command).await,
+            Command::Migrate(command) => commands::migrate::run(&client, command).await,
             Command::Gang(command) => gang::gang(&client, command).await,
             Command::Evacuate(command) => gang::evacuate(&client, command).await,
             Command::Predict(command) => predict::predict(&client, command).await,
             Command::Set(command) => commands::set::run(&client, command).await,
-            Command::Cancel(command) => follow::cancel(&client, &command).await,
+            Command::Cancel(command) => commands::cancel::run(&client, &command).await,
             Command::Resolve(command) => resolve::resolve(&client, &command).await,
             Command::Doctor(command) => doctor::examine(&client, &command).await,
-            Command::Report(command) => summary::report(&client, &command).await,
+            Command::Report(command) => commands::report::run(&client, &command).await,
         }
     })
 }

@@ -3,8 +3,7 @@
 mod args;
 mod file;
 mod options;
-mod show;
-mod summary;
+mod plan;
 
 use std::process::ExitCode;
 
@@ -14,13 +13,15 @@ use hyper::Method;
 use args::RunArgs;
 pub(crate) use args::{EvacuateArgs, GangArgs};
 use options::Options;
-use show::Display;
 
-use crate::args::ReportArgs;
 use crate::client::{Client, NOTHING, segment};
-use crate::follow::{Followed, INTERRUPTED, Shown, Signals, follow};
-use crate::output::print_json;
+
+use crate::operation::Operation;
+use crate::output::{aligned, amount, print_json};
 use crate::problem::Problem;
+use crate::report::gang::sentences;
+use crate::watch::gang::Display;
+use crate::watch::{Followed, Shown, Signals, follow, leave};
 
 const GANGS: &str = "/v1/gangs";
 
@@ -84,7 +85,7 @@ async fn perform(
     if run.json {
         print_json(&started.plan)?;
     } else {
-        print!("{}", summary::plan(&started.plan));
+        print!("{}", plan::plan(&started.plan));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -96,29 +97,18 @@ async fn watch(
     json: bool,
 ) -> Result<ExitCode, Problem> {
     let id = started.id.as_deref().unwrap_or_default();
-    let path = format!("{GANGS}/{}", segment(id));
+    let operation = Operation::Gang(id.to_owned());
     let mut display = Display::new();
-    for line in summary::beginning(id, &started.plan) {
+    for line in plan::beginning(id, &started.plan) {
         display.say(&line);
     }
-    let followed = follow(client, &path, signals, &mut display).await;
+    let followed = follow(client, &operation, signals, &mut display).await;
     display.clear();
     match followed? {
         Followed::Ended(_) => {}
-        Followed::Left { heard } => {
-            let said = if heard {
-                format!("Gang {id} is being cancelled; `droveway report {id}` says how it ends")
-            } else {
-                format!(
-                    "The agent has not answered: gang {id} may go on. `droveway cancel {id}` asks \
-                     again"
-                )
-            };
-            eprintln!("droveway: no longer watching. {said}");
-            return Ok(ExitCode::from(INTERRUPTED));
-        }
+        Followed::Left { heard } => return Ok(leave(&operation, heard)),
     }
-    let report: GangReport = client.get(&format!("{path}/report")).await?;
+    let report: GangReport = client.get(&format!("{}/report", operation.path())).await?;
     tell(&report, json)
 }
 
@@ -127,10 +117,10 @@ fn tell(report: &GangReport, json: bool) -> Result<ExitCode, Problem> {
     if json {
         print_json(report)?;
         if !done {
-            eprintln!("droveway: {}", summary::sentences(report));
+            eprintln!("droveway: {}", sentences(report));
         }
     } else {
-        println!("{}", summary::sentences(report));
+        println!("{}", sentences(report));
     }
     Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -140,31 +130,33 @@ async fn list(client: &Client, json: bool) -> Result<ExitCode, Problem> {
     if json {
         print_json(&gangs)?;
     } else {
-        print!("{}", summary::table(&gangs));
+        print!("{}", table(&gangs));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// `droveway report` of a gang.
-pub(crate) async fn report(client: &Client, args: &ReportArgs) -> Result<ExitCode, Problem> {
-    if args.html.is_some() {
-        return Err(Problem::Typed(
-            "a gang has no page of its own: each of its migrations has, at the host that its VM \
-             left"
-                .to_owned(),
-        ));
+fn table(gangs: &[GangProgress]) -> String {
+    if gangs.is_empty() {
+        return "No gangs. Move several VMs with `droveway gang VM=HOST ...` or `droveway evacuate \
+                HOST`.\n"
+            .to_owned();
     }
-    let report: GangReport = client.get(&format!("{GANGS}/{}/report", segment(&args.id))).await?;
-    if args.json {
-        print_json(&report)?;
-    } else {
-        print!("{}", summary::text(&report));
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Whether it names a gang: migrations have hex digits alone.
-pub(crate) fn is_id(id: &str) -> bool {
-    let digits = id.strip_prefix('g').unwrap_or_default();
-    digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    let mut rows = vec![["GANG", "STATE", "MOVED", "FAILED", "TIME"].map(str::to_owned)];
+    rows.extend(gangs.iter().map(|gang| {
+        let state = match gang.outcome {
+            None => "runs",
+            Some(GangOutcome::Done) => "done",
+            Some(GangOutcome::Failed) => "failed",
+            Some(GangOutcome::Cancelled) => "cancelled",
+            Some(GangOutcome::Interrupted) => "interrupted",
+        };
+        [
+            gang.id.clone(),
+            state.to_owned(),
+            format!("{} of {}", gang.totals.done, gang.moves.len()),
+            gang.totals.failed.to_string(),
+            amount::seconds(gang.elapsed_s),
+        ]
+    }));
+    aligned(&rows)
 }

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 
 use super::scale::positive;
 use crate::output::amount;
-use crate::summary;
+use crate::report::summary::goal;
 
 /// A bar from the VM's stop, with marks for the goal and the prediction. Empty
 /// where the VM never stopped.
@@ -32,7 +32,7 @@ pub(super) fn section(report: &Report) -> Markup {
                     @let (left, right) = (place(*from_ms), place(*to_ms));
                     i class=(class) style=(format!("left:{left:.2}%;width:{:.2}%", right - left)) {}
                 }
-                (mark("goal", place(goal_ms), &format!("goal {}", summary::goal(report))))
+                (mark("goal", place(goal_ms), &format!("goal {}", goal(report))))
                 @if let Some(ms) = predicted_ms {
                     @let text = format!("predicted {}", amount::milliseconds(ms));
                     (mark("predicted", place(ms), &text))

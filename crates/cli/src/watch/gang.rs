@@ -7,16 +7,16 @@ use std::io::IsTerminal;
 use api::{GangProgress, MoveProgress, MoveState, Phase};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::follow::Shown;
-use crate::line::{DRAWS_PER_S, advance, permille, phase};
-use crate::output::amount;
-use crate::output::full_stop;
+use super::bar::{DRAWS_PER_S, permille};
+use super::follow::Shown;
+use super::migration::{advance, phase};
+use crate::output::{amount, full_stop};
 
 /// Without a terminal, seconds between two lines of the gang.
 const LINE_EVERY_S: f64 = 5.0;
 
 /// Draws progress to standard error.
-pub(super) struct Display {
+pub(crate) struct Display {
     way: Way,
     /// VMs whose end was told.
     told: Vec<bool>,
@@ -37,7 +37,7 @@ fn bar() -> ProgressBar {
 }
 
 impl Display {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         if !std::io::stderr().is_terminal() {
             let way = Way::Lines { last: HashMap::new(), gang_at_s: 0.0 };
             return Self { way, told: Vec::new() };
@@ -49,7 +49,7 @@ impl Display {
     }
 
     /// Leaves the terminal to what follows.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         if let Way::Drawn { all, gang, vms } = &self.way {
             vms.values().chain([gang]).for_each(ProgressBar::finish_and_clear);
             // Only a terminal that is gone can't be cleared.
