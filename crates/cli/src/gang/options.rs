@@ -14,36 +14,36 @@ use super::args::HowArgs;
 /// Each may be left out. In a file: the flags' names.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(super) struct Options {
-    pub(super) lanes: Option<u16>,
-    pub(super) downtime_ms: Option<u64>,
-    pub(super) blackout_max: Option<u64>,
+pub(crate) struct Options {
+    pub(crate) lanes: Option<u16>,
+    pub(crate) downtime_ms: Option<u64>,
+    pub(crate) blackout_max: Option<u64>,
     #[serde(deserialize_with = "text")]
-    pub(super) throttle: Option<Throttle>,
-    pub(super) throttle_floor: Option<u8>,
-    pub(super) deadline: Option<u64>,
-    pub(super) on_stall: Option<OnStall>,
-    pub(super) compress: Option<Compress>,
-    pub(super) tap: Option<TapChoice>,
-    pub(super) shared_disks: bool,
-    pub(super) disks: Option<String>,
-    pub(super) create_disks: bool,
-    pub(super) timeout: Option<u64>,
+    pub(crate) throttle: Option<Throttle>,
+    pub(crate) throttle_floor: Option<u8>,
+    pub(crate) deadline: Option<u64>,
+    pub(crate) on_stall: Option<OnStall>,
+    pub(crate) compress: Option<Compress>,
+    pub(crate) tap: Option<TapChoice>,
+    pub(crate) shared_disks: bool,
+    pub(crate) disks: Option<String>,
+    pub(crate) create_disks: bool,
+    pub(crate) timeout: Option<u64>,
     #[serde(deserialize_with = "text")]
-    pub(super) limit: Option<BitRate>,
+    pub(crate) limit: Option<BitRate>,
     #[serde(deserialize_with = "text")]
-    pub(super) reserve: Option<BitRate>,
-    pub(super) priority: Option<Priority>,
-    pub(super) cpus: Option<Cpus>,
-    pub(super) share: Option<Share>,
-    pub(super) share_domain: Option<String>,
-    pub(super) storage: Option<ReadDisks>,
+    pub(crate) reserve: Option<BitRate>,
+    pub(crate) priority: Option<Priority>,
+    pub(crate) cpus: Option<Cpus>,
+    pub(crate) share: Option<Share>,
+    pub(crate) share_domain: Option<String>,
+    pub(crate) storage: Option<ReadDisks>,
     #[serde(deserialize_with = "text")]
-    pub(super) storage_limit: Option<BitRate>,
+    pub(crate) storage_limit: Option<BitRate>,
     #[serde(deserialize_with = "text")]
-    pub(super) helper_budget: Option<HelperBudget>,
-    pub(super) overcommit_memory: bool,
-    pub(super) audit: Option<Audit>,
+    pub(crate) helper_budget: Option<HelperBudget>,
+    pub(crate) overcommit_memory: bool,
+    pub(crate) audit: Option<Audit>,
 }
 
 /// As it is typed.
@@ -87,7 +87,7 @@ impl From<HowArgs> for Options {
 
 impl Options {
     /// The same; what it leaves out as the other says.
-    pub(super) fn or(self, other: Self) -> Self {
+    pub(crate) fn or(self, other: Self) -> Self {
         Self {
             lanes: self.lanes.or(other.lanes),
             downtime_ms: self.downtime_ms.or(other.downtime_ms),

@@ -5,7 +5,7 @@ use api::{GangPlan, PlannedMove, SharedParts};
 use crate::output::{aligned, amount, full_stop};
 
 /// A dry run.
-pub(super) fn plan(plan: &GangPlan) -> String {
+pub(crate) fn plan(plan: &GangPlan) -> String {
     let mut out = String::new();
     if !plan.moves.is_empty() {
         out += &moves(plan);
@@ -66,7 +66,7 @@ fn moves(plan: &GangPlan) -> String {
 }
 
 /// What is said of a gang that begins.
-pub(super) fn beginning(id: &str, plan: &GangPlan) -> Vec<String> {
+pub(crate) fn beginning(id: &str, plan: &GangPlan) -> Vec<String> {
     let used: u64 = plan.moves.iter().map(|one| one.used_bytes).sum();
     let count = amount::counted(plan.moves.len() as u64, "VM");
     let mut lines = vec![format!("Gang {id}: {count} to move, {} in use.", amount::size(used))];

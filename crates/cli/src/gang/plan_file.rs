@@ -10,17 +10,17 @@ use crate::problem::Problem;
 
 /// What it says.
 #[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) moves: Vec<WantedMove>,
-    pub(super) settings: Settings,
+pub(crate) struct Plan {
+    pub(crate) moves: Vec<WantedMove>,
+    pub(crate) settings: Settings,
 }
 
 /// Besides the moves.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
-    pub(super) parallel: Option<u16>,
-    pub(super) atomic: bool,
-    pub(super) options: Options,
+pub(crate) struct Settings {
+    pub(crate) parallel: Option<u16>,
+    pub(crate) atomic: bool,
+    pub(crate) options: Options,
 }
 
 /// As it is written.
@@ -38,7 +38,7 @@ struct File {
 }
 
 /// Reads it.
-pub(super) fn read(path: &Path) -> Result<Plan, Problem> {
+pub(crate) fn read(path: &Path) -> Result<Plan, Problem> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| Problem::Local { what: format!("reading {}", path.display()), source })?;
     parse(&text)
