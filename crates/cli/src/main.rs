@@ -10,17 +10,15 @@ mod options;
 mod output;
 mod problem;
 mod report;
-mod road;
 mod watch;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::client::Client;
+use crate::client::{Client, Route};
 use crate::commands::{Args, Command, agent, ca};
 use crate::problem::Problem;
-use crate::road::Road;
 
 fn main() -> ExitCode {
     match perform(Args::parse()) {
@@ -42,7 +40,7 @@ fn perform(Args { api, tls, command }: Args) -> Result<ExitCode, Problem> {
                 .enable_all()
                 .build()
                 .map_err(|source| Problem::Local { what: "starting".to_owned(), source })?;
-            let client = Client::new(Road::new(api, tls.as_deref())?);
+            let client = Client::new(Route::new(api, tls.as_deref())?);
             runtime.block_on(request.run(&client))
         }
     }
