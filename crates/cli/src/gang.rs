@@ -1,6 +1,5 @@
 //! Many VMs as one operation: what `gang` and `evacuate` share.
 
-pub(crate) mod args;
 pub(crate) mod options;
 mod plan;
 pub(crate) mod plan_file;

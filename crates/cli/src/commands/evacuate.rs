@@ -6,8 +6,7 @@ use api::{Evacuation, GangRequest};
 use clap::Args as ClapArgs;
 
 use crate::client::Client;
-use crate::gang::args::HowArgs;
-use crate::gang::options::Options;
+use crate::gang::options::MoveOptions;
 use crate::gang::start::{PARALLEL_DEFAULT, StartArgs, start};
 use crate::problem::Problem;
 
@@ -19,17 +18,17 @@ pub(crate) struct EvacuateArgs {
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
     to: Vec<String>,
     #[command(flatten)]
-    how: HowArgs,
+    options: MoveOptions,
     #[command(flatten)]
     start: StartArgs,
 }
 
 pub(crate) async fn run(client: &Client, args: EvacuateArgs) -> Result<ExitCode, Problem> {
-    let EvacuateArgs { host, to, how, start: args } = args;
+    let EvacuateArgs { host, to, options, start: args } = args;
     let request = GangRequest {
         moves: Vec::new(),
         evacuate: Some(Evacuation { host, to }),
-        options: Options::from(how).into(),
+        options: options.into(),
         parallel: args.parallel.unwrap_or(PARALLEL_DEFAULT),
         atomic: args.atomic,
         dry_run: args.dry_run,

@@ -8,8 +8,7 @@ use clap::{ArgGroup, Args as ClapArgs};
 use hyper::Method;
 
 use crate::client::{Client, NOTHING};
-use crate::gang::args::HowArgs;
-use crate::gang::options::Options;
+use crate::gang::options::MoveOptions;
 use crate::gang::plan_file;
 use crate::gang::start::{GANGS, PARALLEL_DEFAULT, StartArgs, start, watch};
 use crate::operation::Operation;
@@ -32,7 +31,7 @@ pub(crate) struct GangArgs {
     #[arg(long, value_name = "ID")]
     resume: Option<String>,
     #[command(flatten)]
-    how: HowArgs,
+    options: MoveOptions,
     #[command(flatten)]
     start: StartArgs,
 }
@@ -50,7 +49,7 @@ fn parse_move(text: &str) -> Result<WantedMove, String> {
 }
 
 pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Problem> {
-    let GangArgs { moves, file, resume, how, start: args } = args;
+    let GangArgs { moves, file, resume, options, start: args } = args;
     if let Some(id) = resume {
         let path = format!("{}/resume", Operation::Gang(id).path());
         // Heard from now on: see `start`.
@@ -73,7 +72,7 @@ pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Pro
     let request = GangRequest {
         moves,
         evacuate: None,
-        options: Options::from(how).or(from_file.options).into(),
+        options: options.or(from_file.options).into(),
         parallel: args.parallel.or(from_file.parallel).unwrap_or(PARALLEL_DEFAULT),
         atomic: args.atomic || from_file.atomic,
         dry_run: args.dry_run,

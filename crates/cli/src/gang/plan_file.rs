@@ -5,7 +5,7 @@ use std::path::Path;
 use api::WantedMove;
 use serde::Deserialize;
 
-use super::options::Options;
+use super::options::MoveOptions;
 use crate::problem::Problem;
 
 /// What it says.
@@ -20,7 +20,7 @@ pub(crate) struct Plan {
 pub(crate) struct Settings {
     pub(crate) parallel: Option<u16>,
     pub(crate) atomic: bool,
-    pub(crate) options: Options,
+    pub(crate) options: MoveOptions,
 }
 
 /// As it is written.
@@ -32,7 +32,7 @@ struct File {
     #[serde(default)]
     atomic: bool,
     #[serde(default)]
-    options: Options,
+    options: MoveOptions,
     #[serde(rename = "move")]
     moves: Vec<WantedMove>,
 }
@@ -68,8 +68,9 @@ mod tests {
         )
         .unwrap();
         assert_eq!((plan.settings.parallel, plan.settings.atomic), (Some(4), true));
-        assert_eq!(plan.settings.options.downtime_ms, Some(50));
-        assert_eq!(plan.settings.options.throttle, Some(api::Throttle::Ratio(0.7)));
+        let options = api::GangOptions::from(plan.settings.options);
+        assert_eq!(options.downtime_ms, 50);
+        assert_eq!(options.slowing.throttle, api::Throttle::Ratio(0.7));
         let [web, db] = plan.moves.as_slice() else { panic!("two") };
         assert_eq!((web.vm.as_str(), web.to.as_str(), &web.from), ("web1", "host-b", &None));
         assert_eq!(db.from.as_deref(), Some("host-a"));
