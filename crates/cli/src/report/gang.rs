@@ -3,7 +3,7 @@
 use api::{GangOutcome, GangReport, MoveReport, MoveState};
 
 use super::more;
-use crate::output::{aligned, amount, full_stop};
+use crate::output::{Stayed, aligned, amount, full_stop};
 
 /// What happened.
 pub(crate) fn sentences(report: &GangReport) -> String {
@@ -55,13 +55,13 @@ pub(crate) fn sentences(report: &GangReport) -> String {
     out + &more::line(&report.id)
 }
 
-fn stayed(one: &MoveReport) -> String {
-    let why = one.reason.as_deref().map_or_else(|| "no reason is known.".to_owned(), full_stop);
-    match one.state {
-        MoveState::Failed => {
-            format!("{} was not moved from {} to {}: {why}", one.vm, one.from, one.to)
-        }
-        _ => format!("{} stays at {}: {why}", one.vm, one.from),
+fn stayed(one: &MoveReport) -> Stayed<'_> {
+    Stayed {
+        vm: &one.vm,
+        from: &one.from,
+        to: &one.to,
+        tried: one.state == MoveState::Failed,
+        reason: one.reason.as_deref(),
     }
 }
 

@@ -10,7 +10,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::bar::{DRAWS_PER_S, permille};
 use super::follow::Shown;
 use super::migration::{advance, phase};
-use crate::output::{amount, full_stop};
+use crate::output::{Stayed, amount};
 
 /// Without a terminal, seconds between two lines of the gang.
 const LINE_EVERY_S: f64 = 5.0;
@@ -155,13 +155,17 @@ fn vm_line(one: &MoveProgress) -> String {
 
 /// Of one that moves no more.
 fn end_line(one: &MoveProgress) -> String {
-    let MoveProgress { vm, from, to, .. } = one;
-    let why = || one.reason.as_deref().map_or_else(|| "no reason is known.".to_owned(), full_stop);
-    match one.state {
-        MoveState::Done => format!("{vm} is at {to}."),
-        MoveState::Failed => format!("{vm} was not moved from {from} to {to}: {}", why()),
-        _ => format!("{vm} stays at {from}: {}", why()),
+    if one.state == MoveState::Done {
+        return format!("{} is at {}.", one.vm, one.to);
     }
+    Stayed {
+        vm: &one.vm,
+        from: &one.from,
+        to: &one.to,
+        tried: one.state == MoveState::Failed,
+        reason: one.reason.as_deref(),
+    }
+    .to_string()
 }
 
 /// Of all together.
