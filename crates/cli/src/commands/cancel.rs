@@ -22,7 +22,7 @@ pub(crate) async fn run(client: &Client, args: &CancelArgs) -> Result<ExitCode, 
             println!("Migration {id} is being cancelled; its VM stays where it is.");
         }
         Operation::Gang(id) => {
-            println!("Gang {id} is being cancelled; VMs that have not moved stay where they are.")
+            println!("Gang {id} is being cancelled; VMs that have not moved stay where they are.");
         }
     }
     Ok(ExitCode::SUCCESS)

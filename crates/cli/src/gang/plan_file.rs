@@ -41,15 +41,23 @@ struct File {
 pub(crate) fn read(path: &Path) -> Result<Plan, Problem> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| Problem::Local { what: format!("reading {}", path.display()), source })?;
-    parse(&text)
-        .map_err(|(line, message)| Problem::Typed(format!("{}:{line}: {message}", path.display())))
+    parse(&text).map_err(|Mistake { line, message }| {
+        Problem::Typed(format!("{}:{line}: {message}", path.display()))
+    })
 }
 
-/// Or the line where it goes wrong, and why.
-fn parse(text: &str) -> Result<Plan, (usize, String)> {
+/// Where a file goes wrong, and why.
+#[derive(Debug)]
+struct Mistake {
+    line: usize,
+    message: String,
+}
+
+fn parse(text: &str) -> Result<Plan, Mistake> {
     let file: File = toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        (before.matches('\n').count() + 1, error.message().replace('\n', " "))
+        let line = before.matches('\n').count() + 1;
+        Mistake { line, message: error.message().replace('\n', " ") }
     })?;
     let settings = Settings { parallel: file.parallel, atomic: file.atomic, options: file.options };
     Ok(Plan { moves: file.moves, settings })
@@ -87,7 +95,7 @@ mod tests {
             ("[[move]]\nvm = 'a'\nto = 7\n", 3, "string"),
             ("[[move]\n", 1, ""),
         ] {
-            let (at, message) = parse(text).unwrap_err();
+            let Mistake { line: at, message } = parse(text).unwrap_err();
             assert!(message.contains(says), "{says:?} is not in: {message}");
             assert_eq!(at, line, "{text:?}: {message}");
         }
