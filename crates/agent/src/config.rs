@@ -225,7 +225,7 @@ impl Config {
             Some(path) => file::read(path)?,
             None => file::File::default(),
         };
-        let (tls, insecure_plaintext) = choose_security(flags, &file, tls_default)?;
+        let Protection { tls, insecure_plaintext } = choose_protection(flags, &file, tls_default)?;
         let name = flags
             .name
             .clone()
@@ -326,20 +326,29 @@ impl Config {
     }
 }
 
-/// Where the certificate is, or that there shall be none. What is typed wins over
-/// the file, and either over a directory that happens to be there.
-fn choose_security(
+/// Where the certificate is, or that there shall be none.
+struct Protection {
+    tls: Option<PathBuf>,
+    insecure_plaintext: bool,
+}
+
+/// What is typed wins over the file, and either over a directory that happens to
+/// be there.
+fn choose_protection(
     flags: &Flags,
     file: &file::File,
     tls_default: &Path,
-) -> Result<(Option<PathBuf>, bool), ConfigError> {
+) -> Result<Protection, ConfigError> {
     let typed = (&flags.tls, flags.insecure_plaintext);
-    match if typed == (&None, false) { (&file.tls, file.insecure_plaintext) } else { typed } {
-        (Some(_), true) => Err(ConfigError::Contradiction),
-        (None, true) => Ok((None, true)),
-        (Some(dir), false) => Ok((Some(dir.clone()), false)),
-        (None, false) => Ok((tls_default.is_dir().then(|| tls_default.to_owned()), false)),
-    }
+    let in_file = (&file.tls, file.insecure_plaintext);
+    let (tls, insecure_plaintext) = if typed == (&None, false) { in_file } else { typed };
+    let tls = match (tls, insecure_plaintext) {
+        (Some(_), true) => return Err(ConfigError::Contradiction),
+        (None, true) => None,
+        (Some(dir), false) => Some(dir.clone()),
+        (None, false) => tls_default.is_dir().then(|| tls_default.to_owned()),
+    };
+    Ok(Protection { tls, insecure_plaintext })
 }
 
 /// Parses TOML, and says where it goes wrong.

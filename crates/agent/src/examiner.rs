@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::{Examination, Finding};
 use doctor::{LaneMet, Meeting};
-use engine::{Endpoint, Local, Peer};
+use engine::{Endpoint, Examined, Local, Peer};
 use facts::host::{Facts, Kvm, Network, Program};
 use identity::Security;
 use qemu::probe::Probes;
@@ -101,7 +101,9 @@ impl Examiner {
         let programs = used(&here);
         let findings = match self.ask(name, direct(&peer), Question::Facts { programs }, FACTS_MAX)
         {
-            Ok((Answer::Facts(there), _)) => doctor::of_pair(&here, &there, &meeting),
+            Ok(Examined { answer: Answer::Facts(there), .. }) => {
+                doctor::of_pair(&here, &there, &meeting)
+            }
             Ok(_) => vec![silent(&of, name, "it does not describe itself")],
             Err(why) => vec![silent(&of, name, &why)],
         };
@@ -208,7 +210,7 @@ impl Examiner {
         let asked_at_unix_ms = now_unix_ms();
         let question = Question::Reach { filler: "-".repeat(FILLER_BYTES) };
         match self.ask(peer, way, question, GREETING_MAX)? {
-            (Answer::Reached(reached), round_trip) => {
+            Examined { answer: Answer::Reached(reached), took: round_trip } => {
                 let reached = Reached { filler: String::new(), ..reached };
                 Ok(Meeting { round_trip, asked_at_unix_ms, reached, lanes: Vec::new() })
             }
@@ -222,10 +224,8 @@ impl Examiner {
         way: Endpoint,
         question: Question,
         within: Duration,
-    ) -> Result<(Answer, Duration), String> {
-        let examined = engine::examine(&self.local, peer, way, question, within)
-            .map_err(|error| error.to_string())?;
-        Ok((examined.answer, examined.took))
+    ) -> Result<Examined, String> {
+        engine::examine(&self.local, peer, way, question, within).map_err(|error| error.to_string())
     }
 
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {

@@ -28,6 +28,7 @@ use cluster::Agents;
 use event::{EVENTS_MAX, Event};
 use gang::{Gang, progress_of};
 pub(crate) use order_handler::OrderHandler;
+use resume::TakenUp;
 use run::Run;
 use store::GangStore;
 
@@ -80,7 +81,7 @@ impl Gangs {
         if kept.outcome == Some(GangOutcome::Done) {
             return Err(Denied::Conflict(format!("gang {id} has moved all of its VMs")));
         }
-        let (report, begun) = resume::taken_up(kept, &self.agents);
+        let TakenUp { report, begun } = resume::taken_up(kept, &self.agents);
         let plan = planned(&report);
         self.launch(report, begun)?;
         Ok(GangStarted { id: Some(id.to_owned()), plan })
@@ -104,8 +105,8 @@ impl Gangs {
         self.store.save(&report).map_err(cannot_note)?;
         let (tell, hear) = bounded(EVENTS_MAX);
         let gang = Arc::new(Gang::new(report, tell));
-        let kit = (self.agents.clone(), self.store.clone());
-        let run = Run::new(Arc::clone(&gang), hear, kit, begun);
+        let (agents, store) = (self.agents.clone(), self.store.clone());
+        let run = Run::new(Arc::clone(&gang), hear, agents, store, begun);
         let thread = thread::Builder::new()
             .name(id.clone())
             .spawn(move || run.lead())

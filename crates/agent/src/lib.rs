@@ -1,7 +1,7 @@
 //! The daemon of one host: its API and its VMs.
 //!
 //! [`run`] is all of it. [`config`] says what it is told; `registry` keeps the
-//! VMs, `migrations` those that leave, `arrivals` those that come, `settling`
+//! VMs, `migrations` those that leave, `arrivals` those that come, `recovery`
 //! those of which only one host knows whose they are, `gangs` those that move
 //! together; `http` is the API over
 //! them. QEMU and the engine are blocking and have threads of

@@ -31,6 +31,7 @@ use crate::state::StateDir;
 use crate::vm::{Place, Vm};
 pub(crate) use claim::Claim;
 pub(crate) use found::Held;
+pub(crate) use living::Living;
 
 /// What happens to a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +41,7 @@ enum Busy {
     Arriving(String),
     Moving(String),
     Stopping,
-    /// It came or was to go, and its switchover is not over: see `settling`.
+    /// It came or was to go, and its switchover is not over: see `recovery`.
     Unsettled,
 }
 

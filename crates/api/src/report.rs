@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::audit::Audited;
 use crate::bounds::{Bounds, BoundsChanged};
-use crate::migration::{Outcome, Phase, all};
+use crate::migration::{Outcome, Phase, Progress, all};
 
 /// When a phase began, in seconds since the command.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -183,4 +183,51 @@ pub struct Report {
     pub lanes: Vec<LaneReport>,
     /// Over time, some 20 a second, thinned for long migrations.
     pub samples: Vec<Sample>,
+}
+
+impl Report {
+    /// What is known of a migration from its progress alone.
+    pub fn empty(progress: &Progress, started_unix_s: u64, outcome: Outcome) -> Self {
+        Self {
+            id: progress.id.clone(),
+            vm: progress.vm.clone(),
+            from: progress.from.clone(),
+            to: progress.to.clone(),
+            started_unix_s,
+            outcome,
+            qemu: [String::new(), String::new()],
+            tap: String::new(),
+            placement: String::new(),
+            total_s: progress.elapsed_s,
+            prepare_s: 0.0,
+            downtime_goal_ms: 0,
+            downtime_ms: None,
+            predicted_downtime_ms: None,
+            slowed: None,
+            ram_bytes: progress.ram_bytes,
+            passes: progress.pass,
+            body_bytes: 0,
+            fill_bytes: 0,
+            dropped_bytes: 0,
+            named_bytes: 0,
+            peer_bytes: 0,
+            again_bytes: 0,
+            stored_bytes: 0,
+            storage_read_bytes: 0,
+            stopped_bytes: 0,
+            residue_bytes: 0,
+            wire_bytes: 0,
+            cpu_source_s: 0.0,
+            cpu_destination_s: 0.0,
+            pool_high_water_bytes: [0, 0],
+            bounds: Bounds::default(),
+            bounds_changes: Vec::new(),
+            audit: Audited::default(),
+            notes: progress.notes.clone(),
+            phases: Vec::new(),
+            disks: Vec::new(),
+            lanes: Vec::new(),
+            samples: Vec::new(),
+        }
+    }
 }

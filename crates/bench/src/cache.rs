@@ -8,14 +8,15 @@ pub mod helper;
 mod one;
 pub mod scenarios;
 
-use super::contest::{add, path, save, save_at, told, whole};
+use super::goals::Goal;
 use super::result::{Outcome, Run};
-use super::{paired, table};
+use super::rounds::{Contest, Rounds};
+use super::table;
 use files::Files;
-use lab::error::{LabError, Result};
+use lab::error::Result;
 use lab::hosts::Hosts;
 use lab::setup::Kit;
-use scenarios::{CacheScenario, Links};
+use scenarios::{CacheScenario, Contestant, Links};
 
 /// Runs a scenario with these links, prints what happens, and writes the results,
 /// after each run those that there are. `only` names the contenders that take part;
@@ -33,37 +34,45 @@ pub fn run(
     let label = scenario.label(links);
     println!("{label}: {}; {links}", scenario.about);
     let files = Files::make(&scenario.layout())?;
-    let part = format!("{label}-part");
     let mut outcome = empty(kit, scenario, links)?;
-    for nth in 1..=runs {
-        let mut contestants = scenario.contestants();
-        if nth.is_multiple_of(2) {
-            // What the first of a round finds the last finds in the next.
-            contestants.reverse();
-        }
-        contestants.retain(|one| only.is_empty() || only.contains(&one.name()));
-        for mut contestant in contestants {
-            let name = contestant.name();
-            let run = match one::run(kit, scenario, links, &files, &label, &mut contestant) {
-                Ok(run) => run,
-                Err(error) => failed(&error),
-            };
-            println!("  {nth}/{runs} {name:18} {}{}", told(&run), counted(&run));
-            add(&mut outcome, name, run);
-            outcome.goals = goals::of(&outcome, links);
-            save(&part, &outcome)?;
-        }
-    }
+    let contest = CacheContest { kit, scenario, links, files: &files, label: &label };
+    let rounds = Rounds { label: &label, runs, only };
+    rounds.run(&contest, &mut outcome)?;
     println!("\n{}", table::markdown(&outcome));
-    println!("{}", paired::markdown(&outcome));
-    for goal in &outcome.goals {
-        println!("{goal}");
-    }
-    // A partial run must not stand in for a whole one.
-    let path = if only.is_empty() { whole(&label)? } else { path(&part) };
-    save_at(&path, &outcome)?;
-    println!("\n{}", path.display());
+    rounds.conclude(&outcome)?;
     Ok(outcome)
+}
+
+struct CacheContest<'a> {
+    kit: &'a Kit,
+    scenario: &'a CacheScenario,
+    links: Links,
+    files: &'a Files,
+    label: &'a str,
+}
+
+impl Contest for CacheContest<'_> {
+    type Contender = Contestant;
+
+    fn contenders(&self) -> Vec<Contestant> {
+        self.scenario.contestants()
+    }
+
+    fn name(&self, contestant: &Contestant) -> String {
+        contestant.name()
+    }
+
+    fn run(&self, contestant: &mut Contestant) -> Result<Run> {
+        one::run(self.kit, self.scenario, self.links, self.files, self.label, contestant)
+    }
+
+    fn told(&self, run: &Run) -> String {
+        counted(run)
+    }
+
+    fn goals(&self, outcome: &Outcome) -> Vec<Goal> {
+        goals::of(outcome, self.links)
+    }
 }
 
 fn empty(kit: &Kit, scenario: &CacheScenario, links: Links) -> Result<Outcome> {
@@ -76,14 +85,6 @@ fn empty(kit: &Kit, scenario: &CacheScenario, links: Links) -> Result<Outcome> {
         accel: kit.accelerator.to_string(),
         ..Outcome::default()
     })
-}
-
-fn failed(error: &LabError) -> Run {
-    let unfinished_s = match error {
-        LabError::Late { waited, .. } => Some(waited.as_secs_f64()),
-        _ => None,
-    };
-    Run { unfinished_s, error: Some(error.to_string()), ..Run::default() }
 }
 
 fn counted(run: &Run) -> String {

@@ -92,16 +92,16 @@ pub(super) fn turn(
     label: &str,
     contender: &mut dyn Contender,
 ) -> Run {
-    match one(kit, scenario, label, contender) {
-        Ok(run) => run,
-        Err(error) => {
-            let unfinished_s = match &error {
-                LabError::Late { waited, .. } => Some(waited.as_secs_f64()),
-                _ => None,
-            };
-            Run { unfinished_s, error: Some(error.to_string()), ..Run::default() }
-        }
-    }
+    one(kit, scenario, label, contender).unwrap_or_else(|error| failed(&error))
+}
+
+/// The run of a contender that failed.
+pub(super) fn failed(error: &LabError) -> Run {
+    let unfinished_s = match error {
+        LabError::Late { waited, .. } => Some(waited.as_secs_f64()),
+        _ => None,
+    };
+    Run { unfinished_s, error: Some(error.to_string()), ..Run::default() }
 }
 
 pub(super) fn told(run: &Run) -> String {

@@ -8,11 +8,13 @@ mod one;
 mod pair;
 pub mod scenarios;
 
-use super::contest::{add, path, save, save_at, told, whole};
+use super::goals::Goal;
 use super::result::{Outcome, Run};
-use super::{paired, table};
+use super::rounds::{Contest, Rounds};
+use super::table;
+use crate::contender::gang::GangContender;
 use conditions::Conditions;
-use lab::error::{LabError, Result};
+use lab::error::Result;
 use lab::hosts::Racks;
 use lab::setup::Kit;
 use scenarios::GangScenario;
@@ -34,37 +36,44 @@ pub fn run(
     let scenario = &scenario.under(conditions);
     let label = conditions.label(scenario.name);
     println!("{label}: {}; {conditions}", scenario.about);
-    let part = format!("{label}-part");
     let mut outcome = empty(kit, scenario, conditions)?;
-    for nth in 1..=runs {
-        let mut contenders = scenario.contenders();
-        if nth.is_multiple_of(2) {
-            // What the first of a round finds the last finds in the next.
-            contenders.reverse();
-        }
-        contenders.retain(|one| only.is_empty() || only.contains(&one.name()));
-        for mut contender in contenders {
-            let name = contender.name();
-            let run = match one::run(kit, scenario, conditions, &label, &mut *contender) {
-                Ok(run) => run,
-                Err(error) => failed(&error),
-            };
-            println!("  {nth}/{runs} {name:18} {}{}", told(&run), counted(&run));
-            add(&mut outcome, name, run);
-            outcome.goals = goals::of(&outcome, conditions);
-            save(&part, &outcome)?;
-        }
-    }
+    let contest = GangContest { kit, scenario, conditions, label: &label };
+    let rounds = Rounds { label: &label, runs, only };
+    rounds.run(&contest, &mut outcome)?;
     println!("\n`{label}`, {conditions}:\n\n{}", table::markdown(&outcome));
-    println!("{}", paired::markdown(&outcome));
-    for goal in &outcome.goals {
-        println!("{goal}");
-    }
-    // A partial run must not stand in for a whole one.
-    let path = if only.is_empty() { whole(&label)? } else { path(&part) };
-    save_at(&path, &outcome)?;
-    println!("\n{}", path.display());
+    rounds.conclude(&outcome)?;
     Ok(outcome)
+}
+
+struct GangContest<'a> {
+    kit: &'a Kit,
+    scenario: &'a GangScenario,
+    conditions: &'a Conditions,
+    label: &'a str,
+}
+
+impl Contest for GangContest<'_> {
+    type Contender = Box<dyn GangContender>;
+
+    fn contenders(&self) -> Vec<Self::Contender> {
+        self.scenario.contenders()
+    }
+
+    fn name(&self, contender: &Self::Contender) -> String {
+        contender.name()
+    }
+
+    fn run(&self, contender: &mut Self::Contender) -> Result<Run> {
+        one::run(self.kit, self.scenario, self.conditions, self.label, &mut **contender)
+    }
+
+    fn told(&self, run: &Run) -> String {
+        counted(run)
+    }
+
+    fn goals(&self, outcome: &Outcome) -> Vec<Goal> {
+        goals::of(outcome, self.conditions)
+    }
 }
 
 fn empty(kit: &Kit, scenario: &GangScenario, conditions: &Conditions) -> Result<Outcome> {
@@ -78,14 +87,6 @@ fn empty(kit: &Kit, scenario: &GangScenario, conditions: &Conditions) -> Result<
         accel: kit.accelerator.to_string(),
         ..Outcome::default()
     })
-}
-
-fn failed(error: &LabError) -> Run {
-    let unfinished_s = match error {
-        LabError::Late { waited, .. } => Some(waited.as_secs_f64()),
-        _ => None,
-    };
-    Run { unfinished_s, error: Some(error.to_string()), ..Run::default() }
 }
 
 fn counted(run: &Run) -> String {

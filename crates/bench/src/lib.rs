@@ -14,6 +14,7 @@ pub mod neighbour;
 pub mod paired;
 pub mod plain_tcp;
 pub mod result;
+mod rounds;
 pub mod scenario;
 pub mod served;
 pub mod simulate;

@@ -10,6 +10,7 @@ mod cores;
 mod gang;
 mod ground;
 mod links;
+mod pace;
 mod record;
 mod trace;
 mod vm;
@@ -19,8 +20,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 pub use cores::{Costs, Machines};
-pub use gang::{Outcome, Pace, run};
+pub use gang::{Outcome, run};
 pub use ground::Ground;
+pub use pace::Pace;
 pub use record::record;
 pub use trace::{Mix, Trace, TracedVm};
 
@@ -179,14 +181,7 @@ impl Options {
 
     fn ground(&self) -> Ground {
         if self.like_lab {
-            return Ground {
-                source_racks: 2,
-                source_hosts: 2,
-                target_racks: 1,
-                target_hosts: 2,
-                edge_bits_per_s: 250e6,
-                core_bits_per_s: 1e9,
-            };
+            return Ground::like_lab();
         }
         Ground {
             source_racks: self.source_racks,

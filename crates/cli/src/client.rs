@@ -1,5 +1,7 @@
 //! HTTP to the agent.
 
+mod route;
+
 use std::error::Error;
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -11,7 +13,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::problem::Problem;
-use crate::road::Road;
+
+pub(crate) use self::route::Route;
 
 /// A report of a long migration has some thousand samples of 64 lanes: below
 /// 10 MiB.
@@ -22,19 +25,24 @@ const LINE_BYTES_MAX: usize = 4 << 20;
 
 /// The agent, and how it is reached.
 pub(crate) struct Client {
-    road: Road,
+    route: Route,
 }
 
 /// No body.
 pub(crate) const NOTHING: Option<&()> = None;
 
 impl Client {
-    pub(crate) fn new(road: Road) -> Self {
-        Self { road }
+    pub(crate) fn new(route: Route) -> Self {
+        Self { route }
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Problem> {
         self.ask(Method::GET, path, NOTHING).await
+    }
+
+    /// Asks what goes on at `path` to end.
+    pub(crate) async fn cancel(&self, path: &str) -> Result<(), Problem> {
+        self.ask(Method::POST, &format!("{path}/cancel"), NOTHING).await
     }
 
     /// Asks and reads the whole answer.
@@ -62,7 +70,7 @@ impl Client {
     pub(crate) async fn lines(&self, path: &str) -> Result<Lines, Problem> {
         let response = self.send(Method::GET, path, NOTHING).await?;
         if response.status().is_success() {
-            Ok(Lines { body: response.into_body(), ready: Vec::new(), at: self.road.to_string() })
+            Ok(Lines { body: response.into_body(), ready: Vec::new(), at: self.route.to_string() })
         } else {
             Err(Problem::Refused(refusal(&self.whole(response).await?)))
         }
@@ -74,7 +82,7 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<Response<Incoming>, Problem> {
-        let stream = self.road.take().await?;
+        let stream = self.route.take().await?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
         // Ends with the connection; an error there reaches the request too.
@@ -105,7 +113,7 @@ impl Client {
     }
 
     fn lost(&self, why: String) -> Problem {
-        Problem::Lost { at: self.road.to_string(), why }
+        Problem::Lost { at: self.route.to_string(), why }
     }
 }
 
@@ -190,7 +198,7 @@ mod tests {
     #[tokio::test]
     async fn without_an_agent_the_error_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
-        let client = Client::new(Road::Socket(dir.path().join("none.sock")));
+        let client = Client::new(Route::Socket(dir.path().join("none.sock")));
         let error = client.get::<()>("/v1/host").await.unwrap_err().to_string();
         assert!(error.contains("droveway agent") && error.contains("--api"), "{error}");
     }

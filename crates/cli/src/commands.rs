@@ -1,3 +1,232 @@
-//! The commands: each with its arguments beside the code that runs it.
+//! What can be typed, and the commands: each with its arguments beside the code
+//! that runs it.
 
+pub(crate) mod agent;
+pub(crate) mod attach;
+pub(crate) mod ca;
+pub(crate) mod cancel;
+pub(crate) mod doctor;
+pub(crate) mod evacuate;
+pub(crate) mod gang;
+pub(crate) mod list;
+pub(crate) mod migrate;
+pub(crate) mod predict;
+pub(crate) mod report;
+pub(crate) mod resolve;
+pub(crate) mod run;
 pub(crate) mod set;
+pub(crate) mod show;
+pub(crate) mod stop;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use self::agent::AgentArgs;
+use self::attach::AttachArgs;
+use self::ca::CaArgs;
+use self::cancel::CancelArgs;
+use self::doctor::DoctorArgs;
+use self::evacuate::EvacuateArgs;
+use self::gang::GangArgs;
+use self::list::ListArgs;
+use self::migrate::MigrateArgs;
+use self::predict::PredictArgs;
+use self::report::ReportArgs;
+use self::resolve::ResolveArgs;
+use self::run::RunArgs;
+use self::set::SetArgs;
+use self::show::ShowArgs;
+use self::stop::StopArgs;
+use crate::client::Client;
+use crate::problem::Problem;
+
+/// Moves running virtual machines between hosts.
+#[derive(Debug, Parser)]
+#[command(name = "droveway", version, about, max_term_width = 100)]
+pub(crate) struct Args {
+    /// The agent's socket [default: /run/droveway/api.sock], or the API of a host
+    /// over TCP: https://HOST:PORT, with --tls
+    #[arg(long, value_name = "SOCKET", env = "DROVEWAY_API", global = true)]
+    pub(crate) api: Option<PathBuf>,
+    /// The directory of a certificate and its key, as `droveway ca issue` wrote it:
+    /// for `agent` the host's [default: /etc/droveway/tls, if it exists], for other
+    /// commands yours, to use an agent over https
+    #[arg(long, value_name = "DIR", env = "DROVEWAY_TLS", global = true)]
+    pub(crate) tls: Option<PathBuf>,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run this host's agent
+    Agent(AgentArgs),
+    #[command(flatten)]
+    Request(Request),
+    /// Issue certificates for hosts, and for people who use the API
+    Ca(CaArgs),
+}
+
+/// What an agent is asked for.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Request {
+    /// Start a VM under this host's agent
+    Run(RunArgs),
+    /// List this host's VMs
+    List(ListArgs),
+    /// Show one VM
+    Show(ShowArgs),
+    /// Shut a VM down
+    Stop(StopArgs),
+    /// Adopt a VM that was started outside of the agent
+    Attach(AttachArgs),
+    /// Move a VM to another host while it runs
+    Migrate(MigrateArgs),
+    /// Move several VMs as one operation, or list such operations
+    Gang(GangArgs),
+    /// Move all VMs of a host to others, by free memory
+    Evacuate(EvacuateArgs),
+    /// Watch a VM for a few seconds, and predict what moving it would take
+    Predict(PredictArgs),
+    /// Change a migration's limits while it runs
+    Set(SetArgs),
+    /// Cancel a migration, or a gang; VMs that have not moved stay where they are
+    Cancel(CancelArgs),
+    /// Decide which host a VM in doubt belongs to
+    Resolve(ResolveArgs),
+    /// Show how a migration, or a gang, went
+    Report(ReportArgs),
+    /// Check this host, or whether its VMs can move to another host
+    Doctor(DoctorArgs),
+}
+
+impl Request {
+    pub(crate) async fn run(self, client: &Client) -> Result<ExitCode, Problem> {
+        match self {
+            Self::Run(args) => run::run(client, args).await,
+            Self::List(args) => list::run(client, &args).await,
+            Self::Show(args) => show::run(client, &args).await,
+            Self::Stop(args) => stop::run(client, &args).await,
+            Self::Attach(args) => attach::run(client, args).await,
+            Self::Migrate(args) => migrate::run(client, args).await,
+            Self::Gang(args) => gang::run(client, args).await,
+            Self::Evacuate(args) => evacuate::run(client, args).await,
+            Self::Predict(args) => predict::run(client, args).await,
+            Self::Set(args) => set::run(client, args).await,
+            Self::Cancel(args) => cancel::run(client, &args).await,
+            Self::Resolve(args) => resolve::run(client, &args).await,
+            Self::Report(args) => report::run(client, &args).await,
+            Self::Doctor(args) => doctor::run(client, &args).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    fn parse(line: &str) -> Result<Args, ErrorKind> {
+        let words = std::iter::once("droveway").chain(line.split_whitespace());
+        Args::try_parse_from(words).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn the_command_is_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused() {
+        for (line, kind) in [
+            ("", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("fly web1", ErrorKind::InvalidSubcommand),
+            ("run web1", ErrorKind::MissingRequiredArgument),
+            ("run web1 qemu-system-x86_64", ErrorKind::UnknownArgument),
+            ("attach web1", ErrorKind::MissingRequiredArgument),
+            ("migrate web1", ErrorKind::MissingRequiredArgument),
+            ("migrate web1 b --lanes 0", ErrorKind::ValueValidation),
+            ("migrate web1 b --lanes 65", ErrorKind::ValueValidation),
+            ("migrate web1 b --downtime-ms 0", ErrorKind::ValueValidation),
+            ("migrate web1 b --compress brotli", ErrorKind::InvalidValue),
+            ("migrate web1 b --set /dev/sdb", ErrorKind::ValueValidation),
+            ("migrate web1 b --set =x", ErrorKind::ValueValidation),
+            ("migrate web1 b --limit fast", ErrorKind::ValueValidation),
+            ("migrate web1 b --cpus 3-1", ErrorKind::ValueValidation),
+            ("migrate web1 b --timeout 0", ErrorKind::ValueValidation),
+            ("gang web1", ErrorKind::ValueValidation),
+            ("gang web1=", ErrorKind::ValueValidation),
+            ("gang /web1=host-b", ErrorKind::ValueValidation),
+            ("gang a=b --parallel 0", ErrorKind::ValueValidation),
+            ("gang a=b --file plan.toml", ErrorKind::ArgumentConflict),
+            ("gang --resume g1 --file plan.toml", ErrorKind::ArgumentConflict),
+            ("evacuate", ErrorKind::MissingRequiredArgument),
+            ("evacuate a --set x=y", ErrorKind::UnknownArgument),
+            ("set 1", ErrorKind::MissingRequiredArgument),
+            ("set 1 --limit 0", ErrorKind::ValueValidation),
+            ("agent --nic-speed 10.0.0.1", ErrorKind::ValueValidation),
+            ("agent --scan-cpu 5", ErrorKind::ValueValidation),
+            ("report 1 --json --html f", ErrorKind::ArgumentConflict),
+            ("resolve web1", ErrorKind::MissingRequiredArgument),
+            ("resolve web1 --here --there", ErrorKind::ArgumentConflict),
+            ("agent --listen here", ErrorKind::ValueValidation),
+            ("ca", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("ca issue", ErrorKind::MissingRequiredArgument),
+            ("ca issue a --role root", ErrorKind::ValueValidation),
+            ("ca init --days 0", ErrorKind::ValueValidation),
+        ] {
+            assert_eq!(parse(line).err(), Some(kind), "{line}");
+        }
+    }
+
+    #[test]
+    fn qemus_own_arguments_are_kept() {
+        let args = parse("run web1 -- qemu-system-x86_64 -m 512 --help -name x").unwrap();
+        let Command::Request(Request::Run(run)) = args.command else { panic!("not run") };
+        assert_eq!(run.name, "web1");
+        assert_eq!(run.argv, ["qemu-system-x86_64", "-m", "512", "--help", "-name", "x"]);
+    }
+
+    #[test]
+    fn a_migration_is_asked_for_as_typed() {
+        let args = parse(
+            "migrate web1 host-b --lanes 4 --downtime-ms 50 --compress zstd --tap classic \
+             --set /a=/b --set c=d=e --shared-disks --limit 200M --priority high --cpus 0,1 \
+             --api /s",
+        )
+        .unwrap();
+        assert_eq!(args.api, Some("/s".into()));
+        let Command::Request(Request::Migrate(migrate)) = args.command else {
+            panic!("not migrate")
+        };
+        let request = migrate.into_request();
+        assert_eq!((request.vm.as_str(), request.to.as_str()), ("web1", "host-b"));
+        assert_eq!((request.lanes, request.downtime_ms), (Some(4), 50));
+        assert_eq!(request.compress, api::Compress::Zstd);
+        assert_eq!(request.tap, api::TapChoice::Classic);
+        assert_eq!(request.set, ["/a=/b", "c=d=e"]);
+        assert!(request.shared_disks);
+        let bounds = api::Bounds {
+            limit_bits_per_s: Some("200M".parse().unwrap()),
+            reserve_bits_per_s: None,
+            priority: api::Priority::High,
+            cpus: Some("0-1".parse().unwrap()),
+        };
+        assert_eq!(request.bounds, bounds);
+    }
+
+    #[test]
+    fn the_defaults_are_the_apis() {
+        let Command::Request(Request::Migrate(migrate)) = parse("migrate v b").unwrap().command
+        else {
+            panic!("not migrate")
+        };
+        let ours = serde_json::to_value(migrate.into_request()).unwrap();
+        let theirs: api::MigrateRequest = serde_json::from_str(r#"{"vm":"v","to":"b"}"#).unwrap();
+        assert_eq!(ours, serde_json::to_value(theirs).unwrap());
+    }
+}

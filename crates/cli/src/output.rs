@@ -5,6 +5,7 @@ mod bounds;
 mod json;
 mod phase;
 mod sentence;
+mod stayed;
 mod table;
 pub(crate) mod vm;
 
@@ -12,4 +13,5 @@ pub(crate) use bounds::described;
 pub(crate) use json::print_json;
 pub(crate) use phase::phase_name;
 pub(crate) use sentence::full_stop;
+pub(crate) use stayed::Stayed;
 pub(crate) use table::aligned;

@@ -15,6 +15,7 @@ use qemu::programs::Programs;
 use qemu::room::{Needs, host_memory};
 use qemu::shape::{Shape, missing_features};
 use wire::Prepare;
+use wire::gang::Want;
 
 use crate::denied::Denied;
 use crate::examiner::sight;
@@ -98,23 +99,19 @@ impl Wanted {
 }
 
 /// What a VM takes of this host besides memory, and what speaks against it.
-pub(crate) fn able(
-    (program, accelerator): (&str, &str),
-    (machine, cpu): (&str, Option<&str>),
-    huge_bytes: &[(u64, u64)],
-    probes: &Probes,
-) -> Result<(), Denied> {
-    if accelerator == "kvm" {
+pub(crate) fn able(want: &Want, probes: &Probes) -> Result<(), Denied> {
+    if want.accelerator == "kvm" {
         has_kvm(&sight::kvm(probes.programs().user()))?;
     }
-    let known = probes.of(program, Path::new("/"), accelerator);
+    let known = probes.of(&want.program, Path::new("/"), &want.accelerator);
     let known = known.map_err(|error| Denied::Qemu(error.to_string()))?;
     // Its QEMU may not have said.
-    if !machine.is_empty() {
-        let verdict = Verdict { program, known: &known, machine, cpu };
+    if !want.machine.is_empty() {
+        let Want { program, machine, cpu, .. } = want;
+        let verdict = Verdict { program, known: &known, machine, cpu: cpu.as_deref() };
         verdict.check().map_err(|unfit| Denied::Conflict(unfit.to_string()))?;
     }
-    let needs = Needs { pages_bytes: 0, huge_bytes: huge_bytes.iter().copied().collect() };
+    let needs = Needs { pages_bytes: 0, huge_bytes: want.huge_bytes.iter().copied().collect() };
     needs.fit(&host_memory(), true).map_err(|no_room| Denied::Local(no_room.to_string()))
 }
 

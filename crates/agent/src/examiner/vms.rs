@@ -9,25 +9,26 @@ use qemu::ram_blocks::RamBlocks;
 use qemu::shape;
 
 use super::at_once;
-use crate::registry::Registry;
+use crate::registry::{Living, Registry};
 
 /// Those whose QEMU lives. It is asked, so this may wait for one that is busy.
 pub(super) fn facts(registry: &Registry) -> Vec<VmFacts> {
-    at_once(&registry.living(), |(name, ram_bytes, machine)| one(name, *ram_bytes, machine))
+    at_once(&registry.living(), one)
 }
 
-fn one(name: &str, ram_bytes: u64, machine: &Machine) -> VmFacts {
+fn one(living: &Living) -> VmFacts {
+    let Living { name, ram_bytes, machine } = living;
     let line = CommandLine::parse(&machine.argv).ok();
     let program = machine.argv.first().map(|program| absolute(program, &machine.cwd));
     let unreached = RamBlocks::of(machine).notes.join("; ");
     VmFacts {
-        name: name.to_owned(),
+        name: name.clone(),
         program: program.unwrap_or_default(),
         qemu: machine.qmp.version(),
         accelerator: line.as_ref().map(CommandLine::accelerator).unwrap_or_default(),
         machine: shape::machine_of(&machine.qmp).unwrap_or_default(),
         cpu: line.as_ref().and_then(CommandLine::cpu_model),
-        ram_bytes: ram_bytes.max(backed_bytes(machine)),
+        ram_bytes: (*ram_bytes).max(backed_bytes(machine)),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
     }
 }

@@ -1,6 +1,7 @@
 //! How a coordinator reaches agents: the others over the network, its own
 //! without.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ pub(super) enum Session {
 
 /// What a coordinator asks of the cluster; in tests a stand-in for it.
 pub(super) trait Cluster: Sync {
-    /// All hosts by name, this one among them, with their racks.
-    fn hosts(&self) -> Vec<(String, Option<String>)>;
+    /// The racks of all hosts, by the host's name, this one among them.
+    fn racks(&self) -> BTreeMap<String, Option<String>>;
     /// What a host has.
     fn census(&self, host: &str) -> Result<Census, String>;
     /// What speaks against each of these VMs there.
@@ -77,7 +78,7 @@ impl Session {
 }
 
 impl Cluster for Agents {
-    fn hosts(&self) -> Vec<(String, Option<String>)> {
+    fn racks(&self) -> BTreeMap<String, Option<String>> {
         let peers = self.0.peers().iter().map(|peer| (peer.name.clone(), peer.rack.clone()));
         std::iter::once((self.0.local().agent.clone(), self.0.rack())).chain(peers).collect()
     }

@@ -233,9 +233,7 @@ impl OrderHandler {
             // Its host didn't know; its arrival does.
             return None;
         }
-        let program = (want.program.as_str(), want.accelerator.as_str());
-        let machine = (want.machine.as_str(), want.cpu.as_deref());
-        let able = fitness::able(program, machine, &want.huge_bytes, self.examiner.probes());
+        let able = fitness::able(want, self.examiner.probes());
         able.err().map(|denied| denied.to_string())
     }
 }

@@ -81,8 +81,7 @@ struct Planner<'r> {
 
 impl<'r> Planner<'r> {
     fn new(request: &'r GangRequest, cluster: &'r dyn Cluster) -> Self {
-        let racks = cluster.hosts().into_iter().collect();
-        Self { request, cluster, racks, known: BTreeMap::new(), notes: Vec::new() }
+        Self { request, cluster, racks: cluster.racks(), known: BTreeMap::new(), notes: Vec::new() }
     }
 
     /// Where each of these VMs is.

@@ -26,8 +26,14 @@ enum Found {
     Lost(String),
 }
 
-/// The report as it is now, and the VMs whose migrations are to be watched on.
-pub(super) fn taken_up(mut report: GangReport, cluster: &dyn Cluster) -> (GangReport, Vec<usize>) {
+/// A gang as it is now.
+pub(super) struct TakenUp {
+    pub(super) report: GangReport,
+    /// VMs whose migrations are to be watched on.
+    pub(super) begun: Vec<usize>,
+}
+
+pub(super) fn taken_up(mut report: GangReport, cluster: &dyn Cluster) -> TakenUp {
     let left = report.moves.iter().filter(|one| one.state != MoveState::Done);
     let hosts: BTreeSet<&String> = left.flat_map(|one| [&one.from, &one.to]).collect();
     let hosts: Vec<String> = hosts.into_iter().cloned().collect();
@@ -51,7 +57,7 @@ pub(super) fn taken_up(mut report: GangReport, cluster: &dyn Cluster) -> (GangRe
         }
     }
     report.outcome = None;
-    (report, begun)
+    TakenUp { report, begun }
 }
 
 fn look(one: &MoveReport, known: &BTreeMap<String, Result<Census, String>>) -> Found {
@@ -97,8 +103,8 @@ mod tests {
     struct Two([Vec<Counted>; 2]);
 
     impl Cluster for Two {
-        fn hosts(&self) -> Vec<(String, Option<String>)> {
-            Vec::new()
+        fn racks(&self) -> BTreeMap<String, Option<String>> {
+            BTreeMap::new()
         }
 
         fn census(&self, host: &str) -> Result<Census, String> {
@@ -181,14 +187,14 @@ mod tests {
             (Done, Some("1"), none(), none(), Done, false),
         ] {
             let shown = format!("{state:?} {id:?} {at_x:?} {at_y:?}");
-            let (report, begun) = taken_up(kept("x", state, id), &Two([at_x, at_y]));
+            let TakenUp { report, begun } = taken_up(kept("x", state, id), &Two([at_x, at_y]));
             assert_eq!(report.moves[0].state, now, "{shown}");
             assert_eq!(!begun.is_empty(), watched, "{shown}");
             assert_eq!(report.outcome, None);
             let fresh = report.moves[0].reason.as_deref() != Some("before");
             assert!(fresh || now == Done, "{shown}");
         }
-        let (report, _) = taken_up(kept("z", Waiting, None), &Two([none(), none()]));
+        let TakenUp { report, .. } = taken_up(kept("z", Waiting, None), &Two([none(), none()]));
         assert_eq!(report.moves[0].state, Failed);
         assert!(report.moves[0].reason.as_ref().unwrap().contains("it is off"));
     }

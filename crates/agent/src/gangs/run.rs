@@ -44,7 +44,8 @@ impl Run {
     pub(super) fn new(
         gang: Arc<Gang>,
         hear: Receiver<Event>,
-        (agents, store): (Agents, GangStore),
+        agents: Agents,
+        store: GangStore,
         begun: Vec<usize>,
     ) -> Self {
         Self {

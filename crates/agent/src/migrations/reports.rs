@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use api::{Audited, Outcome, Progress, Report};
+use api::{Outcome, Progress, Report};
 
 use crate::state;
 
@@ -79,47 +79,7 @@ pub(crate) fn random_id() -> io::Result<String> {
 /// What can be said of a migration without the engine.
 pub(super) fn empty(progress: &Progress, outcome: Outcome) -> Report {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    Report {
-        id: progress.id.clone(),
-        vm: progress.vm.clone(),
-        from: progress.from.clone(),
-        to: progress.to.clone(),
-        started_unix_s: now,
-        outcome,
-        qemu: [String::new(), String::new()],
-        tap: String::new(),
-        placement: String::new(),
-        total_s: progress.elapsed_s,
-        prepare_s: 0.0,
-        downtime_goal_ms: 0,
-        downtime_ms: None,
-        predicted_downtime_ms: None,
-        slowed: None,
-        ram_bytes: progress.ram_bytes,
-        passes: progress.pass,
-        body_bytes: 0,
-        fill_bytes: 0,
-        dropped_bytes: 0,
-        named_bytes: 0,
-        peer_bytes: 0,
-        again_bytes: 0,
-        stored_bytes: 0,
-        storage_read_bytes: 0,
-        stopped_bytes: 0,
-        residue_bytes: 0,
-        wire_bytes: 0,
-        cpu_source_s: 0.0,
-        cpu_destination_s: 0.0,
-        pool_high_water_bytes: [0, 0],
-        bounds: Default::default(),
-        bounds_changes: Vec::new(),
-        notes: progress.notes.clone(),
-        phases: Vec::new(),
-        disks: Vec::new(),
-        lanes: Vec::new(),
-        audit: Audited::default(),
-        samples: Vec::new(),
-    }
+    Report::empty(progress, now, outcome)
 }
 
 #[cfg(test)]

@@ -6,13 +6,23 @@ use qemu::machine::Machine;
 
 use super::{Busy, Registry};
 
+/// A VM whose QEMU lives.
+pub(crate) struct Living {
+    pub(crate) name: String,
+    pub(crate) ram_bytes: u64,
+    pub(crate) machine: Arc<Machine>,
+}
+
 impl Registry {
-    /// The VMs of this host whose QEMU lives, with their RAM; none that is only
-    /// arriving.
-    pub(crate) fn living(&self) -> Vec<(String, u64, Arc<Machine>)> {
+    /// The VMs of this host whose QEMU lives; none that is only arriving.
+    pub(crate) fn living(&self) -> Vec<Living> {
         let slots = self.slots.lock();
         let here = slots.values().filter(|slot| !matches!(slot.busy, Busy::Arriving(_)));
         let vms = here.filter_map(|slot| slot.vm.as_ref());
-        vms.filter_map(|vm| Some((vm.name.clone(), vm.ram_bytes(), vm.machine()?))).collect()
+        let living = vms.filter_map(|vm| {
+            let (name, ram_bytes) = (vm.name.clone(), vm.ram_bytes());
+            Some(Living { name, ram_bytes, machine: vm.machine()? })
+        });
+        living.collect()
     }
 }

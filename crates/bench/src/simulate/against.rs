@@ -7,8 +7,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::gang::{Pace, run};
+use super::gang::run;
 use super::ground::Ground;
+use super::pace::Pace;
 use super::trace::Trace;
 use crate::contender::gang::Share;
 use crate::gang::figures::GangFigures;
@@ -184,22 +185,8 @@ mod tests {
     use super::super::trace::Mix;
     use super::*;
     use crate::result::Run;
-    use crate::simulate::cores::{Costs, Machines};
-
-    fn pace() -> Pace {
-        Pace {
-            parallel: 16,
-            prepare_s: 0.5,
-            switchover_s: 0.1,
-            goal_s: 0.3,
-            pool_bytes: 8e6,
-            naming_bytes_per_s: 1e9,
-            vm_bytes_per_s: 600e6,
-            step_s: 0.01,
-            machines: Machines::One(2.0),
-            costs: Costs::default(),
-        }
-    }
+    use crate::simulate::cores::Machines;
+    use crate::simulate::pace::example;
 
     fn outcome(scenario: &str, total_s: f64) -> Outcome {
         let links = json!({
@@ -240,7 +227,7 @@ mod tests {
             dirty_bytes_per_s: 0,
             working_set_bytes: 0,
         };
-        compare(&path, &pace(), &mix.trace())
+        compare(&path, &example(Machines::One(2.0)), &mix.trace())
     }
 
     #[test]

@@ -23,6 +23,18 @@ pub struct Ground {
 }
 
 impl Ground {
+    /// The lab's, with its usual links.
+    pub(super) fn like_lab() -> Self {
+        Self {
+            source_racks: 2,
+            source_hosts: 2,
+            target_racks: 1,
+            target_hosts: 2,
+            edge_bits_per_s: 250e6,
+            core_bits_per_s: 1e9,
+        }
+    }
+
     fn sources(&self) -> usize {
         self.source_racks * self.source_hosts
     }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use policy::gang::is_landing;
 
-use super::gang::Pace;
 use super::links::Way;
+use super::pace::Pace;
 use super::trace::TracedVm;
 
 /// A VM that still doesn't fit after so many passes is stopped nevertheless.

@@ -1,4 +1,4 @@
-//! How VMs of a gang are moved: what was typed, what a plan file says, and what
+//! How VMs of a gang are moved: as it is typed, as a plan file says it, and what
 //! both leave to the agent.
 
 use std::str::FromStr;
@@ -7,43 +7,105 @@ use api::{
     Audit, BitRate, Bounds, Compress, Cpus, FromStorage, GangOptions, HelperBudget, OnStall,
     Priority, ReadDisks, Share, Sharing, Slowing, TapChoice, Throttle,
 };
+use clap::Args as ClapArgs;
 use serde::{Deserialize, Deserializer};
 
-use super::args::HowArgs;
+use crate::options::{
+    AuditArg, CompressArg, OnStallArg, PriorityArg, ShareArg, StorageArg, TapArg,
+};
 
-/// Each may be left out. In a file: the flags' names.
-#[derive(Debug, Default, Deserialize)]
+/// How each VM is moved; each may be left out. In a plan file: the flags' names.
+#[derive(Debug, Default, ClapArgs, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(super) struct Options {
-    pub(super) lanes: Option<u16>,
-    pub(super) downtime_ms: Option<u64>,
-    pub(super) blackout_max: Option<u64>,
+pub(crate) struct MoveOptions {
+    /// Connections to carry each VM [default: one per core up to 8, at least one
+    /// per network card]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    lanes: Option<u16>,
+    /// How long each VM may be gone, in milliseconds [default: 300]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    downtime_ms: Option<u64>,
+    /// How long each VM may stand still before its move is taken back, in seconds
+    /// [default: ten times --downtime-ms, and 3 at least]
+    #[arg(long, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    blackout_max: Option<u64>,
+    /// Whether VMs that write too fast to be followed are slowed: auto, off, or
+    /// so that they dirty this share of what can be delivered [default: auto]
+    #[arg(long, value_name = "auto|off|C")]
     #[serde(deserialize_with = "text")]
-    pub(super) throttle: Option<Throttle>,
-    pub(super) throttle_floor: Option<u8>,
-    pub(super) deadline: Option<u64>,
-    pub(super) on_stall: Option<OnStall>,
-    pub(super) compress: Option<Compress>,
-    pub(super) tap: Option<TapChoice>,
-    pub(super) shared_disks: bool,
-    pub(super) disks: Option<String>,
-    pub(super) create_disks: bool,
-    pub(super) timeout: Option<u64>,
+    throttle: Option<Throttle>,
+    /// The percentage of its CPU time that a slowed VM keeps in any case
+    /// [default: 20]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    throttle_floor: Option<u8>,
+    /// When each VM shall be there, in seconds from its own begin
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    deadline: Option<u64>,
+    /// What to do with a VM that can't be followed even at its floor
+    #[arg(long, value_enum)]
+    on_stall: Option<OnStallArg>,
+    /// How memory is compressed [default: auto]
+    #[arg(long, value_enum)]
+    compress: Option<CompressArg>,
+    /// Which of QEMU's streams is read [default: auto]
+    #[arg(long, value_enum)]
+    tap: Option<TapArg>,
+    /// All hosts see the same storage: don't check
+    #[arg(long)]
+    shared_disks: bool,
+    /// Disks to move with each VM: all of its host's, or some by name
+    #[arg(long, value_name = "all|NAME,...")]
+    disks: Option<String>,
+    /// Make the images of disks that move at the destinations, where there are
+    /// none
+    #[arg(long)]
+    create_disks: bool,
+    /// How long each VM may take, in seconds [default: as long as it takes]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: Option<u64>,
+    /// The most that each migration ever sends: bits per second, such as 200M
+    #[arg(long, value_name = "RATE")]
     #[serde(deserialize_with = "text")]
-    pub(super) limit: Option<BitRate>,
+    limit: Option<BitRate>,
+    /// What each migration gets even if others want everything: bits per second
+    #[arg(long, value_name = "RATE")]
     #[serde(deserialize_with = "text")]
-    pub(super) reserve: Option<BitRate>,
-    pub(super) priority: Option<Priority>,
-    pub(super) cpus: Option<Cpus>,
-    pub(super) share: Option<Share>,
-    pub(super) share_domain: Option<String>,
-    pub(super) storage: Option<ReadDisks>,
+    reserve: Option<BitRate>,
+    /// Whether data threads go before others that want the same CPUs [default:
+    /// low]
+    #[arg(long, value_enum)]
+    priority: Option<PriorityArg>,
+    /// The CPUs that data threads run on, at all hosts: such as 0-3,8
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<Cpus>,
+    /// Where pages may come from that need not be sent, because a VM of the same
+    /// sharing domain has the same content [default: auto]
+    #[arg(long, value_enum)]
+    share: Option<ShareArg>,
+    /// The VMs' sharing domain from now on: only VMs of the same one have content in
+    /// common [default: each VM's own]
+    #[arg(long, value_name = "LABEL")]
+    share_domain: Option<String>,
+    /// Whether the destinations read pages from the VMs' disks that have the same
+    /// content, by what helpers in the guests say [default: auto]
+    #[arg(long, value_enum)]
+    storage: Option<StorageArg>,
+    /// The most that is read from storage for each VM, in bits per second
+    #[arg(long, value_name = "RATE")]
     #[serde(deserialize_with = "text")]
-    pub(super) storage_limit: Option<BitRate>,
+    storage_limit: Option<BitRate>,
+    /// What the helper may use up in each guest: a share of one CPU, time, memory
+    /// [default: cpu=50%,time=10s,memory=32M]
+    #[arg(long, value_name = "cpu=N%,time=Ns,memory=NM")]
     #[serde(deserialize_with = "text")]
-    pub(super) helper_budget: Option<HelperBudget>,
-    pub(super) overcommit_memory: bool,
-    pub(super) audit: Option<Audit>,
+    helper_budget: Option<HelperBudget>,
+    /// Move VMs to hosts that have less memory free than their RAM
+    #[arg(long)]
+    overcommit_memory: bool,
+    /// What is compared before each VM is given up [default: on]
+    #[arg(long, value_enum)]
+    audit: Option<AuditArg>,
 }
 
 /// As it is typed.
@@ -54,40 +116,9 @@ fn text<'de, D: Deserializer<'de>, T: FromStr<Err: std::fmt::Display>>(
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
-impl From<HowArgs> for Options {
-    fn from(args: HowArgs) -> Self {
-        Self {
-            lanes: args.lanes,
-            downtime_ms: args.downtime_ms,
-            blackout_max: args.blackout_max,
-            throttle: args.throttle,
-            throttle_floor: args.throttle_floor,
-            deadline: args.deadline,
-            on_stall: args.on_stall.map(OnStall::from),
-            compress: args.compress.map(Compress::from),
-            tap: args.tap.map(TapChoice::from),
-            shared_disks: args.shared_disks,
-            disks: args.disks,
-            create_disks: args.create_disks,
-            timeout: args.timeout,
-            limit: args.limit,
-            reserve: args.reserve,
-            priority: args.priority.map(Priority::from),
-            cpus: args.cpus,
-            share: args.share.map(Share::from),
-            share_domain: args.share_domain,
-            storage: args.storage.map(ReadDisks::from),
-            storage_limit: args.storage_limit,
-            helper_budget: args.helper_budget,
-            overcommit_memory: args.overcommit_memory,
-            audit: args.audit.map(Audit::from),
-        }
-    }
-}
-
-impl Options {
+impl MoveOptions {
     /// The same; what it leaves out as the other says.
-    pub(super) fn or(self, other: Self) -> Self {
+    pub(crate) fn or(self, other: Self) -> Self {
         Self {
             lanes: self.lanes.or(other.lanes),
             downtime_ms: self.downtime_ms.or(other.downtime_ms),
@@ -117,8 +148,8 @@ impl Options {
     }
 }
 
-impl From<Options> for GangOptions {
-    fn from(options: Options) -> Self {
+impl From<MoveOptions> for GangOptions {
+    fn from(options: MoveOptions) -> Self {
         let defaults = Self::default();
         let slowing = Slowing::default();
         Self {
@@ -131,10 +162,10 @@ impl From<Options> for GangOptions {
                     .throttle_floor
                     .map_or(slowing.floor, |percent| f64::from(percent) / 100.0),
                 deadline_s: options.deadline,
-                on_stall: options.on_stall,
+                on_stall: options.on_stall.map(OnStall::from),
             },
-            compress: options.compress.unwrap_or_default(),
-            tap: options.tap.unwrap_or_default(),
+            compress: options.compress.map(Compress::from).unwrap_or_default(),
+            tap: options.tap.map(TapChoice::from).unwrap_or_default(),
             shared_disks: options.shared_disks,
             disks: options.disks,
             create_disks: options.create_disks,
@@ -142,19 +173,19 @@ impl From<Options> for GangOptions {
             bounds: Bounds {
                 limit_bits_per_s: options.limit,
                 reserve_bits_per_s: options.reserve,
-                priority: options.priority.unwrap_or_default(),
+                priority: options.priority.map(Priority::from).unwrap_or_default(),
                 cpus: options.cpus,
             },
             overcommit_memory: options.overcommit_memory,
-            audit: options.audit.unwrap_or_default(),
+            audit: options.audit.map(Audit::from).unwrap_or_default(),
             sharing: Sharing {
-                share: options.share.unwrap_or_default(),
+                share: options.share.map(Share::from).unwrap_or_default(),
                 domain: options.share_domain,
                 // The request for each VM says so.
                 together: false,
             },
             storage: FromStorage {
-                read: options.storage.unwrap_or_default(),
+                read: options.storage.map(ReadDisks::from).unwrap_or_default(),
                 limit: options.storage_limit,
                 share: None,
                 helper: options.helper_budget.unwrap_or_default(),
@@ -169,24 +200,24 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_as_the_api_has_it() {
-        assert_eq!(GangOptions::from(Options::from(HowArgs::default())), GangOptions::default());
+        assert_eq!(GangOptions::from(MoveOptions::default()), GangOptions::default());
     }
 
     #[test]
     fn what_is_typed_wins() {
-        let typed = HowArgs {
+        let typed = MoveOptions {
             downtime_ms: Some(50),
             throttle: Some(Throttle::Off),
             shared_disks: true,
-            ..HowArgs::default()
+            ..MoveOptions::default()
         };
-        let file = Options {
+        let file = MoveOptions {
             downtime_ms: Some(500),
             throttle_floor: Some(40),
             limit: Some("200M".parse().unwrap()),
-            ..Options::default()
+            ..MoveOptions::default()
         };
-        let options = GangOptions::from(Options::from(typed).or(file));
+        let options = GangOptions::from(typed.or(file));
         assert_eq!((options.downtime_ms, options.shared_disks), (50, true));
         assert_eq!(
             options.slowing,

@@ -2,8 +2,10 @@
 
 use api::Audit;
 use clap::ValueEnum;
+use serde::Deserialize;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum AuditArg {
     /// Nothing
     Off,

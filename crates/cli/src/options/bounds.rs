@@ -2,6 +2,7 @@
 
 use api::{BitRate, Bounds, Cpus, Priority};
 use clap::{Args as ClapArgs, ValueEnum};
+use serde::Deserialize;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct BoundsArgs {
@@ -31,7 +32,8 @@ impl From<BoundsArgs> for Bounds {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum PriorityArg {
     /// Lower than VMs and other programs
     Low,

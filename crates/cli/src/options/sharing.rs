@@ -2,6 +2,7 @@
 
 use api::{Share, Sharing};
 use clap::{Args as ClapArgs, ValueEnum};
+use serde::Deserialize;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SharingArgs {
@@ -21,7 +22,8 @@ impl From<SharingArgs> for Sharing {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum ShareArg {
     /// As far as both hosts are configured for it, if there is anything to find: a
     /// rack, or VMs of the same domain at the destination

@@ -2,6 +2,7 @@
 
 use api::{OnStall, Slowing, Throttle};
 use clap::{Args as ClapArgs, ValueEnum};
+use serde::Deserialize;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SlowingArgs {
@@ -36,7 +37,8 @@ impl From<SlowingArgs> for Slowing {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum OnStallArg {
     /// Keep trying
     Keep,

@@ -2,6 +2,7 @@
 
 use api::{BitRate, FromStorage, HelperBudget, ReadDisks};
 use clap::{Args as ClapArgs, ValueEnum};
+use serde::Deserialize;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct StorageArgs {
@@ -33,7 +34,8 @@ impl From<StorageArgs> for FromStorage {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum StorageArg {
     /// Where the guest has a helper and the disks can be read
     Auto,

@@ -2,8 +2,10 @@
 
 use api::{Compress, TapChoice};
 use clap::ValueEnum;
+use serde::Deserialize;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum CompressArg {
     /// Whatever delivers more
     Auto,
@@ -23,7 +25,8 @@ impl From<CompressArg> for Compress {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum TapArg {
     /// Multifd where QEMU and the VM's devices allow it
     Auto,

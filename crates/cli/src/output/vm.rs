@@ -17,3 +17,22 @@ pub(crate) fn print_problem(vm: &api::VmSummary) {
         eprintln!("droveway: note: {problem}");
     }
 }
+
+/// For tests.
+#[cfg(test)]
+pub(crate) fn example(name: &str) -> api::VmSummary {
+    api::VmSummary {
+        name: name.to_owned(),
+        status: api::VmStatus::Running,
+        pid: 4711,
+        qemu: "10.0.2".to_owned(),
+        ram_bytes: 1 << 30,
+        attached: false,
+        migration: None,
+        problem: None,
+        share_domain: String::new(),
+        content: None,
+        helper: None,
+        argv: vec!["qemu-system-x86_64".to_owned(), "-name".to_owned(), "it's".to_owned()],
+    }
+}

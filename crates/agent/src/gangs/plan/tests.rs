@@ -50,8 +50,8 @@ impl Stage {
 }
 
 impl Cluster for Stage {
-    fn hosts(&self) -> Vec<(String, Option<String>)> {
-        self.hosts.clone()
+    fn racks(&self) -> BTreeMap<String, Option<String>> {
+        self.hosts.iter().cloned().collect()
     }
 
     fn census(&self, host: &str) -> Result<Census, String> {

@@ -5,17 +5,13 @@ use maud::{Markup, html};
 
 use super::plot::ratio;
 use crate::output::amount;
-use crate::summary;
+use crate::report::summary::goal;
 
 /// A row of tiles.
 pub(super) fn tiles(report: &Report) -> Markup {
     let mut tiles = Vec::new();
     if let Some(ms) = report.downtime_ms {
-        tiles.push(tile(
-            "Downtime",
-            &amount::milliseconds(ms),
-            &format!("goal {}", summary::goal(report)),
-        ));
+        tiles.push(tile("Downtime", &amount::milliseconds(ms), &format!("goal {}", goal(report))));
     }
     tiles.push(tile(
         "Took",

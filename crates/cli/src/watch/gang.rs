@@ -7,16 +7,16 @@ use std::io::IsTerminal;
 use api::{GangProgress, MoveProgress, MoveState, Phase};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::follow::Shown;
-use crate::line::{DRAWS_PER_S, advance, permille, phase};
-use crate::output::amount;
-use crate::output::full_stop;
+use super::bar::{DRAWS_PER_S, permille};
+use super::follow::Shown;
+use super::migration::{advance, phase};
+use crate::output::{Stayed, amount};
 
 /// Without a terminal, seconds between two lines of the gang.
 const LINE_EVERY_S: f64 = 5.0;
 
 /// Draws progress to standard error.
-pub(super) struct Display {
+pub(crate) struct Display {
     way: Way,
     /// VMs whose end was told.
     told: Vec<bool>,
@@ -37,7 +37,7 @@ fn bar() -> ProgressBar {
 }
 
 impl Display {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         if !std::io::stderr().is_terminal() {
             let way = Way::Lines { last: HashMap::new(), gang_at_s: 0.0 };
             return Self { way, told: Vec::new() };
@@ -49,7 +49,7 @@ impl Display {
     }
 
     /// Leaves the terminal to what follows.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         if let Way::Drawn { all, gang, vms } = &self.way {
             vms.values().chain([gang]).for_each(ProgressBar::finish_and_clear);
             // Only a terminal that is gone can't be cleared.
@@ -155,13 +155,17 @@ fn vm_line(one: &MoveProgress) -> String {
 
 /// Of one that moves no more.
 fn end_line(one: &MoveProgress) -> String {
-    let MoveProgress { vm, from, to, .. } = one;
-    let why = || one.reason.as_deref().map_or_else(|| "no reason is known.".to_owned(), full_stop);
-    match one.state {
-        MoveState::Done => format!("{vm} is at {to}."),
-        MoveState::Failed => format!("{vm} was not moved from {from} to {to}: {}", why()),
-        _ => format!("{vm} stays at {from}: {}", why()),
+    if one.state == MoveState::Done {
+        return format!("{} is at {}.", one.vm, one.to);
     }
+    Stayed {
+        vm: &one.vm,
+        from: &one.from,
+        to: &one.to,
+        tried: one.state == MoveState::Failed,
+        reason: one.reason.as_deref(),
+    }
+    .to_string()
 }
 
 /// Of all together.

@@ -7,6 +7,7 @@ use clap::Args as ClapArgs;
 use hyper::Method;
 
 use crate::client::{Client, segment};
+use crate::output::vm::status;
 use crate::problem::Problem;
 
 /// The word that takes the place of a `y` typed without thinking.
@@ -15,19 +16,19 @@ const CERTAIN: &str = "certain";
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ResolveArgs {
     /// The VM
-    pub(crate) name: String,
+    name: String,
     /// It goes on here; you made sure that it can't run on the other host any more
     #[arg(long, required_unless_present = "there", conflicts_with = "there")]
-    pub(crate) here: bool,
+    here: bool,
     /// It belongs to the other host; what is left of it here is removed
     #[arg(long)]
-    pub(crate) there: bool,
+    there: bool,
     /// Don't ask for confirmation: you made sure
     #[arg(long)]
-    pub(crate) yes: bool,
+    yes: bool,
 }
 
-pub(crate) async fn resolve(client: &Client, args: &ResolveArgs) -> Result<ExitCode, Problem> {
+pub(crate) async fn run(client: &Client, args: &ResolveArgs) -> Result<ExitCode, Problem> {
     let path = format!("/v1/vms/{}", segment(&args.name));
     let vm: api::VmSummary = client.get(&path).await?;
     if !args.yes {
@@ -40,7 +41,7 @@ pub(crate) async fn resolve(client: &Client, args: &ResolveArgs) -> Result<ExitC
     match (side, after) {
         (api::ResolveSide::There, None) => println!("{} is removed here.", args.name),
         (_, Some(after)) => {
-            println!("{} is {} here.", args.name, crate::output::vm::status(&after));
+            println!("{} is {} here.", args.name, status(&after));
             if let Some(problem) = after.problem {
                 println!("{problem}");
             }

@@ -5,22 +5,22 @@ use std::path::Path;
 use api::WantedMove;
 use serde::Deserialize;
 
-use super::options::Options;
+use super::options::MoveOptions;
 use crate::problem::Problem;
 
 /// What it says.
 #[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) moves: Vec<WantedMove>,
-    pub(super) settings: Settings,
+pub(crate) struct Plan {
+    pub(crate) moves: Vec<WantedMove>,
+    pub(crate) settings: Settings,
 }
 
 /// Besides the moves.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
-    pub(super) parallel: Option<u16>,
-    pub(super) atomic: bool,
-    pub(super) options: Options,
+pub(crate) struct Settings {
+    pub(crate) parallel: Option<u16>,
+    pub(crate) atomic: bool,
+    pub(crate) options: MoveOptions,
 }
 
 /// As it is written.
@@ -32,24 +32,32 @@ struct File {
     #[serde(default)]
     atomic: bool,
     #[serde(default)]
-    options: Options,
+    options: MoveOptions,
     #[serde(rename = "move")]
     moves: Vec<WantedMove>,
 }
 
 /// Reads it.
-pub(super) fn read(path: &Path) -> Result<Plan, Problem> {
+pub(crate) fn read(path: &Path) -> Result<Plan, Problem> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| Problem::Local { what: format!("reading {}", path.display()), source })?;
-    parse(&text)
-        .map_err(|(line, message)| Problem::Typed(format!("{}:{line}: {message}", path.display())))
+    parse(&text).map_err(|Mistake { line, message }| {
+        Problem::Typed(format!("{}:{line}: {message}", path.display()))
+    })
 }
 
-/// Or the line where it goes wrong, and why.
-fn parse(text: &str) -> Result<Plan, (usize, String)> {
+/// Where a file goes wrong, and why.
+#[derive(Debug)]
+struct Mistake {
+    line: usize,
+    message: String,
+}
+
+fn parse(text: &str) -> Result<Plan, Mistake> {
     let file: File = toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-        (before.matches('\n').count() + 1, error.message().replace('\n', " "))
+        let line = before.matches('\n').count() + 1;
+        Mistake { line, message: error.message().replace('\n', " ") }
     })?;
     let settings = Settings { parallel: file.parallel, atomic: file.atomic, options: file.options };
     Ok(Plan { moves: file.moves, settings })
@@ -68,8 +76,9 @@ mod tests {
         )
         .unwrap();
         assert_eq!((plan.settings.parallel, plan.settings.atomic), (Some(4), true));
-        assert_eq!(plan.settings.options.downtime_ms, Some(50));
-        assert_eq!(plan.settings.options.throttle, Some(api::Throttle::Ratio(0.7)));
+        let options = api::GangOptions::from(plan.settings.options);
+        assert_eq!(options.downtime_ms, 50);
+        assert_eq!(options.slowing.throttle, api::Throttle::Ratio(0.7));
         let [web, db] = plan.moves.as_slice() else { panic!("two") };
         assert_eq!((web.vm.as_str(), web.to.as_str(), &web.from), ("web1", "host-b", &None));
         assert_eq!(db.from.as_deref(), Some("host-a"));
@@ -86,7 +95,7 @@ mod tests {
             ("[[move]]\nvm = 'a'\nto = 7\n", 3, "string"),
             ("[[move]\n", 1, ""),
         ] {
-            let (at, message) = parse(text).unwrap_err();
+            let Mistake { line: at, message } = parse(text).unwrap_err();
             assert!(message.contains(says), "{says:?} is not in: {message}");
             assert_eq!(at, line, "{text:?}: {message}");
         }

@@ -6,10 +6,10 @@ use std::io::IsTerminal;
 use api::{Limit, Phase, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::bar::{DRAWS_PER_S, permille};
+use super::follow::Shown;
 use crate::output::{amount, phase_name};
 
-/// Redrawn this often at most.
-pub(crate) const DRAWS_PER_S: u8 = 10;
 /// Without a terminal, seconds between two lines of one phase.
 const LINE_EVERY_S: f64 = 1.0;
 
@@ -49,7 +49,25 @@ impl Display {
         Self::Drawn { both, upper, lower }
     }
 
-    pub(crate) fn show(&mut self, progress: &Progress) {
+    /// Leaves the terminal to what follows.
+    pub(crate) fn clear(&self) {
+        if let Self::Drawn { both, upper, lower } = self {
+            upper.finish_and_clear();
+            lower.finish_and_clear();
+            // Only a terminal that is gone can't be cleared.
+            let _ = both.clear();
+        }
+    }
+}
+
+impl Shown for Display {
+    type State = Progress;
+    const CANCELLING: &str =
+        "Cancelling; the VM stays where it is. Ctrl-C again: don't wait for it.";
+    const LOST: &str = "the agent ended before the migration did; when it runs again, \
+                        `droveway list` says where the VM is";
+
+    fn show(&mut self, progress: &Progress) {
         match self {
             Self::Drawn { upper, lower, .. } => {
                 upper.set_message(upper_line(progress));
@@ -68,32 +86,16 @@ impl Display {
         }
     }
 
-    /// A word between the lines.
-    pub(crate) fn say(&self, text: &str) {
+    fn say(&self, text: &str) {
         match self {
             Self::Drawn { both, .. } => both.suspend(|| eprintln!("{text}")),
             Self::Lines { .. } => eprintln!("{text}"),
         }
     }
 
-    /// Leaves the terminal to what follows.
-    pub(crate) fn clear(&self) {
-        if let Self::Drawn { both, upper, lower } = self {
-            upper.finish_and_clear();
-            lower.finish_and_clear();
-            // Only a terminal that is gone can't be cleared.
-            let _ = both.clear();
-        }
+    fn is_over(state: &Progress) -> bool {
+        state.outcome.is_some()
     }
-}
-
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "clamped to 0..=1000 first"
-)]
-pub(crate) fn permille(percent: f64) -> u64 {
-    (percent * 10.0).clamp(0.0, 1000.0) as u64
 }
 
 /// What happens.
@@ -126,7 +128,7 @@ fn plain(progress: &Progress) -> String {
 }
 
 /// What has been done and what is left.
-pub(crate) fn advance(progress: &Progress) -> Vec<String> {
+pub(super) fn advance(progress: &Progress) -> Vec<String> {
     let mut parts = memory(progress);
     if progress.disk_left_bytes > 0
         && matches!(progress.phase, Phase::Prepare | Phase::FirstPass | Phase::LaterPass)
@@ -173,7 +175,7 @@ fn pressure(progress: &Progress) -> Vec<String> {
 }
 
 /// What a phase is, to somebody who watches.
-pub(crate) fn phase(progress: &Progress) -> String {
+pub(super) fn phase(progress: &Progress) -> String {
     match progress.phase {
         Phase::LaterPass => format!("pass {}", progress.pass),
         phase => phase_name(phase).to_owned(),
@@ -264,13 +266,6 @@ mod tests {
             (Phase::Loaded, "  1.42 s  loaded"),
         ] {
             assert_eq!(plain(&Progress { phase, ..progress() }), text);
-        }
-    }
-
-    #[test]
-    fn percents_stay_on_the_bar() {
-        for (percent, position) in [(-1.0, 0), (f64::NAN, 0), (73.4, 734), (250.0, 1000)] {
-            assert_eq!(permille(percent), position);
         }
     }
 }

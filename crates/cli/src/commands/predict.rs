@@ -1,4 +1,4 @@
-//! `droveway predict`: what a migration would take, for people.
+//! `predict`: what a migration would take, for people.
 
 use std::process::ExitCode;
 
@@ -33,7 +33,7 @@ pub(crate) struct PredictArgs {
     json: bool,
 }
 
-pub(crate) async fn predict(client: &Client, args: PredictArgs) -> Result<ExitCode, Problem> {
+pub(crate) async fn run(client: &Client, args: PredictArgs) -> Result<ExitCode, Problem> {
     let request = PredictRequest {
         to: args.host,
         downtime_ms: args.downtime_ms,

@@ -11,11 +11,12 @@ mod switchover;
 use api::{Outcome, Report};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+use super::details::facts;
+use super::summary::goal;
 use crate::output::{amount, full_stop, phase_name};
-use crate::summary;
 
-const STYLE: &str = include_str!("style.css");
-const SCRIPT: &str = include_str!("script.js");
+const STYLE: &str = include_str!("html/style.css");
+const SCRIPT: &str = include_str!("html/script.js");
 
 /// The page loads nothing, whatever a VM is called.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
@@ -80,7 +81,7 @@ fn header(report: &Report) -> Markup {
                 report.to,
                 amount::seconds(report.total_s),
                 amount::milliseconds(ms),
-                summary::goal(report)
+                goal(report)
             ),
             None => format!(
                 "From {} to {} in {}, paused as its owner left it.",
@@ -172,7 +173,7 @@ fn details(report: &Report) -> Markup {
         section.card {
             h2 { "Details" }
             dl {
-                @for [name, value] in summary::facts(report) {
+                @for [name, value] in facts(report) {
                     div { dt { (name) } dd { (value) } }
                 }
             }
@@ -180,15 +181,9 @@ fn details(report: &Report) -> Markup {
     }
 }
 
-/// A migration as it might have been, for tests.
-#[cfg(test)]
-pub(crate) fn example() -> Report {
-    let json = include_str!("example.json");
-    serde_json::from_str(json).expect("the example is a report")
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::example::example;
     use super::*;
 
     #[test]

@@ -1,6 +1,7 @@
-//! `droveway ca`: the operator's own certificate authority.
+//! `ca`: the operator's own certificate authority.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Args as ClapArgs, Subcommand};
 use identity::{Authority, AuthorityError, Role, Subject, Wanted};
@@ -62,14 +63,14 @@ fn days() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=36_500)
 }
 
-/// Does it and says what was done.
-pub(crate) fn run(args: &CaArgs) -> Result<(), Problem> {
+/// Asks no agent.
+pub(crate) fn run(args: &CaArgs) -> Result<ExitCode, Problem> {
     let done = match &args.command {
         CaCommand::Init(args) => init(args),
         CaCommand::Issue(args) => issue(args),
     };
     print!("{}", done?);
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn init(InitArgs { dir, days }: &InitArgs) -> Result<String, AuthorityError> {

@@ -1,11 +1,11 @@
-//! `droveway doctor`: what was found, for people.
+//! `doctor`: check this host, or whether its VMs can move to another host.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use api::{Examination, Finding, Severity};
+use clap::Args as ClapArgs;
 
-use crate::args::DoctorArgs;
 use crate::client::{Client, segment};
 use crate::output::print_json;
 use crate::problem::Problem;
@@ -15,8 +15,17 @@ const INDENT: usize = 27;
 /// Where lines end, if words do.
 const WIDTH: usize = 100;
 
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DoctorArgs {
+    /// The other host
+    host: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 /// Fails if an error was found.
-pub(crate) async fn examine(client: &Client, args: &DoctorArgs) -> Result<ExitCode, Problem> {
+pub(crate) async fn run(client: &Client, args: &DoctorArgs) -> Result<ExitCode, Problem> {
     let path = match &args.host {
         Some(host) => format!("/v1/doctor/{}", segment(host)),
         None => "/v1/doctor".to_owned(),

@@ -19,7 +19,7 @@ use crate::problem::Problem;
 const HTTPS: &str = "https://";
 
 /// The way to an agent.
-pub(crate) enum Road {
+pub(crate) enum Route {
     /// Its socket on this host.
     Socket(PathBuf),
     /// Another host's.
@@ -38,7 +38,7 @@ pub(crate) trait Bytes: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Bytes for T {}
 
-impl fmt::Display for Road {
+impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Socket(socket) => socket.display().fmt(f),
@@ -47,7 +47,7 @@ impl fmt::Display for Road {
     }
 }
 
-impl Road {
+impl Route {
     /// As typed: the default socket if nothing is.
     pub(crate) fn new(api: Option<PathBuf>, tls: Option<&Path>) -> Result<Self, Problem> {
         let socket = api.unwrap_or_else(|| PathBuf::from(agent::config::API_DEFAULT));
@@ -128,10 +128,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_a_road_is_refused_with_what_to_type() {
+    fn what_cannot_be_a_route_is_refused_with_what_to_type() {
         let why = |api: &str, tls: Option<&str>| {
-            let road = Road::new(Some(api.into()), tls.map(Path::new));
-            road.err().map(|problem| problem.to_string()).unwrap_or_default()
+            let route = Route::new(Some(api.into()), tls.map(Path::new));
+            route.err().map(|problem| problem.to_string()).unwrap_or_default()
         };
         assert!(why("https://host-a", None).contains("https://HOST:PORT"));
         assert!(why("https://host-a:x", None).contains("https://HOST:PORT"));

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 
 use super::scale::positive;
 use crate::output::amount;
-use crate::summary;
+use crate::report::summary::goal;
 
 /// A bar from the VM's stop, with marks for the goal and the prediction. Empty
 /// where the VM never stopped.
@@ -28,31 +28,43 @@ pub(super) fn section(report: &Report) -> Markup {
                 "From the source stopping the VM to the destination running it, against the goal"
             }
             div.bar {
-                @for (class, _, from_ms, to_ms) in &parts {
-                    @let (left, right) = (place(*from_ms), place(*to_ms));
-                    i class=(class) style=(format!("left:{left:.2}%;width:{:.2}%", right - left)) {}
+                @for part in &parts {
+                    @let (left, right) = (place(part.from_ms), place(part.to_ms));
+                    i class=(part.class) style=(format!("left:{left:.2}%;width:{:.2}%", right - left)) {}
                 }
-                (mark("goal", place(goal_ms), &format!("goal {}", summary::goal(report))))
+                (mark("goal", place(goal_ms), &format!("goal {}", goal(report))))
                 @if let Some(ms) = predicted_ms {
                     @let text = format!("predicted {}", amount::milliseconds(ms));
                     (mark("predicted", place(ms), &text))
                 }
             }
             ul.legend {
-                @for (class, name, from_ms, to_ms) in &parts {
-                    li { i class=(class) {} (name) " " b { (amount::milliseconds(to_ms - from_ms)) } }
+                @for part in &parts {
+                    li {
+                        i class=(part.class) {}
+                        (part.name) " " b { (amount::milliseconds(part.to_ms - part.from_ms)) }
+                    }
                 }
             }
         }
     }
 }
 
-/// Stretches of the blackout, in milliseconds from its begin. The engine's
-/// phases divide it; its length is what QEMU's own events say.
-fn parts(report: &Report, downtime_ms: f64) -> Vec<(&'static str, &'static str, f64, f64)> {
+/// A stretch of the blackout, in milliseconds from its begin.
+struct Part {
+    class: &'static str,
+    name: &'static str,
+    from_ms: f64,
+    to_ms: f64,
+}
+
+/// The engine's phases divide the blackout; its length is what QEMU's own events
+/// say.
+fn parts(report: &Report, downtime_ms: f64) -> Vec<Part> {
+    let part = |class, name, from_ms, to_ms| Part { class, name, from_ms, to_ms };
     let start = |phase| report.phases.iter().find(|p| p.phase == phase).map(|p| p.start_s);
     let Some(stopped) = start(Phase::Stopped) else {
-        return vec![("stop", "stopped", 0.0, downtime_ms)];
+        return vec![part("stop", "stopped", 0.0, downtime_ms)];
     };
     let after = |phase| {
         start(phase).map_or(downtime_ms, |at: f64| (positive(at - stopped) * 1e3).min(downtime_ms))
@@ -60,9 +72,9 @@ fn parts(report: &Report, downtime_ms: f64) -> Vec<(&'static str, &'static str, 
     let loaded = after(Phase::Loaded);
     let committed = after(Phase::Committed).max(loaded);
     vec![
-        ("stop", "last pages and device state", 0.0, loaded),
-        ("load", "loaded, waiting for the word", loaded, committed),
-        ("commit", "committed, starting", committed, downtime_ms),
+        part("stop", "last pages and device state", 0.0, loaded),
+        part("load", "loaded, waiting for the word", loaded, committed),
+        part("commit", "committed, starting", committed, downtime_ms),
     ]
 }
 

@@ -1,0 +1,40 @@
+//! `attach`: adopt a VM that was started outside of the agent.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+use hyper::Method;
+
+use crate::client::Client;
+use crate::output::vm::{print_problem, status};
+use crate::problem::Problem;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct AttachArgs {
+    /// The name it gets here
+    name: String,
+    /// Its QMP socket
+    #[arg(long, value_name = "SOCKET")]
+    qmp: PathBuf,
+    /// Its sharing domain. VMs of one domain share content when they move, so how
+    /// long a move takes can tell that another VM has the same; VMs of different
+    /// domains share nothing [default: the cluster's own domain]
+    #[arg(long, value_name = "LABEL", default_value = "", hide_default_value = true)]
+    share_domain: String,
+}
+
+pub(crate) async fn run(client: &Client, args: AttachArgs) -> Result<ExitCode, Problem> {
+    let qmp = std::path::absolute(&args.qmp)
+        .map_err(|source| Problem::Local { what: "finding the QMP socket".to_owned(), source })?;
+    let qmp = qmp
+        .into_os_string()
+        .into_string()
+        .map_err(|_| Problem::Typed("the name of the QMP socket is not UTF-8".to_owned()))?;
+    let share_domain = args.share_domain;
+    let request = api::AttachRequest { name: args.name, qmp, share_domain };
+    let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms/attach", Some(&request)).await?;
+    println!("{} is adopted (QEMU {}, {}).", vm.name, vm.qemu, status(&vm));
+    print_problem(&vm);
+    Ok(ExitCode::SUCCESS)
+}

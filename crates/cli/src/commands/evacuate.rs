@@ -1,0 +1,37 @@
+//! `evacuate`: move all VMs of a host to others, by free memory.
+
+use std::process::ExitCode;
+
+use api::{Evacuation, GangRequest};
+use clap::Args as ClapArgs;
+
+use crate::client::Client;
+use crate::gang::options::MoveOptions;
+use crate::gang::start::{PARALLEL_DEFAULT, StartArgs, start};
+use crate::problem::Problem;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct EvacuateArgs {
+    /// The host that all VMs are to leave
+    host: String,
+    /// The hosts that they may go to [default: all others of the peers file]
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
+    to: Vec<String>,
+    #[command(flatten)]
+    options: MoveOptions,
+    #[command(flatten)]
+    start: StartArgs,
+}
+
+pub(crate) async fn run(client: &Client, args: EvacuateArgs) -> Result<ExitCode, Problem> {
+    let EvacuateArgs { host, to, options, start: args } = args;
+    let request = GangRequest {
+        moves: Vec::new(),
+        evacuate: Some(Evacuation { host, to }),
+        options: options.into(),
+        parallel: args.parallel.unwrap_or(PARALLEL_DEFAULT),
+        atomic: args.atomic,
+        dry_run: args.dry_run,
+    };
+    start(client, &request, &args).await
+}

@@ -1,0 +1,117 @@
+//! `gang`: move several VMs as one operation, or list such operations.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use api::{GangOutcome, GangProgress, GangRequest, GangStarted, WantedMove};
+use clap::{ArgGroup, Args as ClapArgs};
+use hyper::Method;
+
+use crate::client::{Client, NOTHING};
+use crate::gang::options::MoveOptions;
+use crate::gang::plan_file;
+use crate::gang::start::{GANGS, PARALLEL_DEFAULT, StartArgs, start, watch};
+use crate::operation::Operation;
+use crate::output::{aligned, amount, print_json};
+use crate::problem::Problem;
+use crate::watch::Signals;
+
+#[derive(Debug, ClapArgs)]
+#[command(group(ArgGroup::new("what").args(["moves", "file", "resume"])))]
+pub(crate) struct GangArgs {
+    /// VMs, and the hosts to move them to; where two hosts have a VM of that name,
+    /// write HOST/VM=HOST. Without any, gangs are listed
+    #[arg(value_name = "VM=HOST", value_parser = parse_move)]
+    moves: Vec<WantedMove>,
+    /// A TOML file with the moves and any of these options; what is typed here
+    /// wins
+    #[arg(long, value_name = "PLAN")]
+    file: Option<PathBuf>,
+    /// Take a gang up again that has not moved all of its VMs
+    #[arg(long, value_name = "ID")]
+    resume: Option<String>,
+    #[command(flatten)]
+    options: MoveOptions,
+    #[command(flatten)]
+    start: StartArgs,
+}
+
+fn parse_move(text: &str) -> Result<WantedMove, String> {
+    let (vm, to) = text.split_once('=').unwrap_or_default();
+    let (from, vm) = match vm.split_once('/') {
+        Some((from, vm)) => (Some(from), vm),
+        None => (None, vm),
+    };
+    if vm.is_empty() || to.is_empty() || from.is_some_and(str::is_empty) {
+        return Err("write VM=HOST, such as web1=host-b, or host-a/web1=host-b".to_owned());
+    }
+    Ok(WantedMove { vm: vm.to_owned(), from: from.map(str::to_owned), to: to.to_owned() })
+}
+
+pub(crate) async fn run(client: &Client, args: GangArgs) -> Result<ExitCode, Problem> {
+    let GangArgs { moves, file, resume, options, start: args } = args;
+    if let Some(id) = resume {
+        let path = format!("{}/resume", Operation::Gang(id).path());
+        // Heard from now on: see `start`.
+        let mut signals = Signals::new()?;
+        let started: GangStarted = client.ask(Method::POST, &path, NOTHING).await?;
+        return watch(client, &started, &mut signals, args.json).await;
+    }
+    let (moves, from_file) = match file {
+        Some(path) => {
+            let plan = plan_file::read(&path)?;
+            (plan.moves, plan.settings)
+        }
+        None if moves.is_empty() && args.dry_run => {
+            let text = "there is nothing to plan: name VMs as VM=HOST, or a plan file with --file";
+            return Err(Problem::Typed(text.to_owned()));
+        }
+        None if moves.is_empty() => return list(client, args.json).await,
+        None => (moves, plan_file::Settings::default()),
+    };
+    let request = GangRequest {
+        moves,
+        evacuate: None,
+        options: options.or(from_file.options).into(),
+        parallel: args.parallel.or(from_file.parallel).unwrap_or(PARALLEL_DEFAULT),
+        atomic: args.atomic || from_file.atomic,
+        dry_run: args.dry_run,
+    };
+    start(client, &request, &args).await
+}
+
+async fn list(client: &Client, json: bool) -> Result<ExitCode, Problem> {
+    let gangs: Vec<GangProgress> = client.get(GANGS).await?;
+    if json {
+        print_json(&gangs)?;
+    } else {
+        print!("{}", table(&gangs));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(gangs: &[GangProgress]) -> String {
+    if gangs.is_empty() {
+        return "No gangs. Move several VMs with `droveway gang VM=HOST ...` or `droveway evacuate \
+                HOST`.\n"
+            .to_owned();
+    }
+    let mut rows = vec![["GANG", "STATE", "MOVED", "FAILED", "TIME"].map(str::to_owned)];
+    rows.extend(gangs.iter().map(|gang| {
+        let state = match gang.outcome {
+            None => "runs",
+            Some(GangOutcome::Done) => "done",
+            Some(GangOutcome::Failed) => "failed",
+            Some(GangOutcome::Cancelled) => "cancelled",
+            Some(GangOutcome::Interrupted) => "interrupted",
+        };
+        [
+            gang.id.clone(),
+            state.to_owned(),
+            format!("{} of {}", gang.totals.done, gang.moves.len()),
+            gang.totals.failed.to_string(),
+            amount::seconds(gang.elapsed_s),
+        ]
+    }));
+    aligned(&rows)
+}

@@ -1,0 +1,86 @@
+//! `list`: this host's VMs.
+
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+
+use crate::client::Client;
+use crate::output::vm::status;
+use crate::output::{aligned, amount, print_json};
+use crate::problem::Problem;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn run(client: &Client, args: &ListArgs) -> Result<ExitCode, Problem> {
+    let vms: Vec<api::VmSummary> = client.get("/v1/vms").await?;
+    if args.json {
+        print_json(&vms)?;
+    } else {
+        print!("{}", table(&vms));
+        for vm in vms.iter().filter(|vm| is_undecided(vm)) {
+            if let Some(problem) = &vm.problem {
+                println!("\n{}", problem.trim_end());
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether an operator may have to decide something.
+fn is_undecided(vm: &api::VmSummary) -> bool {
+    matches!(vm.status, api::VmStatus::InDoubt | api::VmStatus::Unreadable)
+}
+
+fn table(vms: &[api::VmSummary]) -> String {
+    if vms.is_empty() {
+        return "No VMs. Start one with `droveway run NAME -- qemu-system-x86_64 ...`.\n"
+            .to_owned();
+    }
+    let mut rows = vec![["NAME", "STATUS", "PID", "QEMU", "RAM", "MIGRATION"].map(str::to_owned)];
+    for vm in vms {
+        rows.push([
+            vm.name.clone(),
+            status(vm).to_owned(),
+            if vm.pid == 0 { "-".to_owned() } else { vm.pid.to_string() },
+            vm.qemu.clone(),
+            amount::size(vm.ram_bytes),
+            vm.migration.clone().unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    aligned(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::vm::example;
+
+    #[test]
+    fn the_table_is_aligned() {
+        let mut second = example("a-much-longer-name");
+        second.migration = Some("deadbeef".to_owned());
+        let text = table(&[example("web1"), second]);
+        let columns: Vec<usize> = text
+            .lines()
+            .map(|line| line.find("MIGR").or(line.find("deadbeef")).unwrap_or(0))
+            .collect();
+        assert_eq!(columns[0], columns[2]);
+        assert!(text.lines().all(|line| line == line.trim_end()));
+    }
+
+    #[test]
+    fn an_empty_table_says_how_to_fill_it() {
+        assert!(table(&[]).contains("droveway run"));
+    }
+
+    #[test]
+    fn what_needs_a_decision_is_told_below() {
+        let unreadable = api::VmSummary { status: api::VmStatus::Unreadable, ..example("web1") };
+        assert!(is_undecided(&unreadable) && !is_undecided(&example("web1")));
+    }
+}

@@ -1,0 +1,135 @@
+//! `show`: one VM.
+
+use std::process::ExitCode;
+
+use clap::Args as ClapArgs;
+
+use crate::client::{Client, segment};
+use crate::output::vm::status;
+use crate::output::{aligned, amount, print_json};
+use crate::problem::Problem;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ShowArgs {
+    /// The VM
+    name: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn run(client: &Client, args: &ShowArgs) -> Result<ExitCode, Problem> {
+    let vm: api::VmSummary = client.get(&format!("/v1/vms/{}", segment(&args.name))).await?;
+    if args.json {
+        print_json(&vm)?;
+    } else {
+        print!("{}", details(&vm));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn details(vm: &api::VmSummary) -> String {
+    let mut rows =
+        vec![["Name".to_owned(), vm.name.clone()], ["Status".to_owned(), status(vm).to_owned()]];
+    // Of one whose record can't be read nothing else is known.
+    if vm.pid != 0 {
+        let started = if vm.attached { "elsewhere, and adopted" } else { "by this agent" };
+        rows.extend([
+            ["QEMU".to_owned(), format!("{}, process {}", vm.qemu, vm.pid)],
+            ["RAM".to_owned(), amount::size(vm.ram_bytes)],
+            ["Started".to_owned(), started.to_owned()],
+        ]);
+    }
+    if let Some(migration) = &vm.migration {
+        rows.push(["Migration".to_owned(), migration.clone()]);
+    }
+    if !vm.share_domain.is_empty() {
+        rows.push(["Sharing domain".to_owned(), vm.share_domain.clone()]);
+    }
+    if let Some(content) = vm.content {
+        let known = match content.rounds {
+            0 => "not all scanned yet".to_owned(),
+            rounds => format!("all scanned {}", amount::counted(rounds, "time")),
+        };
+        let named = amount::size(content.named_bytes);
+        rows.push(["Content".to_owned(), format!("{named} known by name, {known}")]);
+    }
+    if let Some(helper) = &vm.helper {
+        rows.push(["Guest helper".to_owned(), helper_text(helper)]);
+    }
+    if !vm.argv.is_empty() {
+        let words: Vec<String> = vm.argv.iter().map(|word| quoted(word)).collect();
+        rows.push(["Command".to_owned(), words.join(" ")]);
+    }
+    let mut out = aligned(&rows);
+    if let Some(problem) = &vm.problem {
+        out.push('\n');
+        out.push_str(problem.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+fn helper_text(helper: &api::GuestHelper) -> String {
+    match helper {
+        api::GuestHelper::Answers { version } => format!("answers, version {version}"),
+        api::GuestHelper::NoPort { why } => format!("no port: {why}"),
+        api::GuestHelper::Silent { why } => format!("none: {why}"),
+        api::GuestHelper::NotAsked { why } => format!("not asked: {why}"),
+    }
+}
+
+/// A word as a shell takes it back.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::vm::example;
+
+    #[test]
+    fn of_an_unreadable_vm_only_the_problem_is_shown() {
+        let problem = Some("record.json is damaged".to_owned());
+        let status = api::VmStatus::Unreadable;
+        let lost = api::VmSummary { pid: 0, status, problem, argv: Vec::new(), ..example("web1") };
+        let shown = details(&lost);
+        assert!(shown.contains("unreadable\n") && shown.contains("is damaged"), "{shown}");
+        assert!(!shown.contains("process") && !shown.contains("RAM"), "{shown}");
+    }
+
+    #[test]
+    fn what_a_vm_may_share_is_shown() {
+        assert!(!details(&example("web1")).contains("Sharing"));
+        let content = Some(api::KnownContent { rounds: 2, named_bytes: 48 << 20 });
+        let shown = details(&api::VmSummary {
+            share_domain: "tenant-7".to_owned(),
+            content,
+            ..example("web1")
+        });
+        assert!(shown.contains("Sharing domain  tenant-7\n"), "{shown}");
+        assert!(shown.contains("48.0 MiB known by name, all scanned 2 times\n"), "{shown}");
+    }
+
+    #[test]
+    fn the_helper_is_shown_or_why_there_is_none() {
+        assert!(!details(&example("web1")).contains("helper"));
+        let shown = |helper| details(&api::VmSummary { helper: Some(helper), ..example("web1") });
+        let version = "0.1.0".to_owned();
+        let answers = shown(api::GuestHelper::Answers { version });
+        assert!(answers.contains("Guest helper  answers, version 0.1.0\n"), "{answers}");
+        let none = shown(api::GuestHelper::NoPort { why: "isapc".to_owned() });
+        assert!(none.contains("Guest helper  no port: isapc\n"), "{none}");
+    }
+
+    #[test]
+    fn the_command_can_be_pasted() {
+        assert!(details(&example("web1")).contains(r"qemu-system-x86_64 -name 'it'\''s'"));
+    }
+}

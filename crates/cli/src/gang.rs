@@ -1,0 +1,6 @@
+//! Many VMs as one operation: what `gang` and `evacuate` share.
+
+pub(crate) mod options;
+mod plan;
+pub(crate) mod plan_file;
+pub(crate) mod start;

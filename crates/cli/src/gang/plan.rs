@@ -1,0 +1,137 @@
+//! What a gang is going to do, as text.
+
+use api::{GangPlan, PlannedMove, SharedParts};
+
+use crate::output::{aligned, amount, full_stop};
+
+/// A dry run.
+pub(crate) fn plan(plan: &GangPlan) -> String {
+    let mut out = String::new();
+    if !plan.moves.is_empty() {
+        out += &moves(plan);
+        let used: u64 = plan.moves.iter().map(|one| one.used_bytes).sum();
+        let shared: u64 = plan.moves.iter().filter_map(|one| one.shared_bytes).sum();
+        out += &format!(
+            "\n{}, about {} to cross the network, before compression.\n",
+            amount::counted(plan.moves.len() as u64, "VM"),
+            amount::size(used.saturating_sub(shared))
+        );
+    }
+    if !plan.rooms.is_empty() {
+        let mut rows = vec![["HOST", "FREE", "LEFT AFTER"].map(str::to_owned)];
+        rows.extend(plan.rooms.iter().map(|room| {
+            [room.host.clone(), amount::size(room.free_bytes), amount::size(room.left_bytes)]
+        }));
+        out += &format!("\n{}", aligned(&rows));
+    }
+    for note in &plan.notes {
+        out += &format!("Note: {}\n", full_stop(note));
+    }
+    out + "Nothing was moved.\n"
+}
+
+/// Its VMs; with what they share, if that is known of one.
+fn moves(plan: &GangPlan) -> String {
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), amount::size);
+    let first = |one: &PlannedMove| {
+        let sizes = [one.ram_bytes, one.used_bytes].map(amount::size);
+        let [vm, from, to] = [&one.vm, &one.from, &one.to].map(String::clone);
+        let [ram, used] = sizes;
+        [vm, from, to, ram, used]
+    };
+    let heads = ["VM", "FROM", "TO", "RAM", "IN USE"];
+    if plan.moves.iter().all(|one| one.shared.is_none()) {
+        let [vm, from, to, ram, used] = heads;
+        let mut rows = vec![[vm, from, to, ram, used, "SHARED"].map(str::to_owned)];
+        rows.extend(plan.moves.iter().map(|one| {
+            let [vm, from, to, ram, used] = first(one);
+            [vm, from, to, ram, used, size(one.shared_bytes)]
+        }));
+        return aligned(&rows);
+    }
+    let [vm, from, to, ram, used] = heads;
+    let rest = ["SHARED", "HELD", "WITHIN", "COMMON"];
+    let [all, held, within, common] = rest;
+    let mut rows = vec![[vm, from, to, ram, used, all, held, within, common].map(str::to_owned)];
+    rows.extend(plan.moves.iter().map(|one| {
+        let [vm, from, to, ram, used] = first(one);
+        let part = |part: fn(SharedParts) -> u64| size(one.shared.map(part));
+        let (held, within) = (part(|one| one.held_bytes), part(|one| one.within_bytes));
+        let common = part(|one| one.common_bytes);
+        [vm, from, to, ram, used, size(one.shared_bytes), held, within, common]
+    }));
+    aligned(&rows)
+        + "Shared is not sent: held at the destination, more than once within the VM, or common to \
+           VMs of this gang.\n"
+}
+
+/// What is said of a gang that begins.
+pub(crate) fn beginning(id: &str, plan: &GangPlan) -> Vec<String> {
+    let used: u64 = plan.moves.iter().map(|one| one.used_bytes).sum();
+    let count = amount::counted(plan.moves.len() as u64, "VM");
+    let mut lines = vec![format!("Gang {id}: {count} to move, {} in use.", amount::size(used))];
+    lines.extend(plan.notes.iter().map(|note| format!("Note: {}", full_stop(note))));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use api::HostRoom;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_is_a_table() {
+        let plan_of_one = GangPlan {
+            moves: vec![PlannedMove {
+                vm: "web1".to_owned(),
+                from: "host-a".to_owned(),
+                to: "host-b".to_owned(),
+                ram_bytes: 1 << 30,
+                used_bytes: 512 << 20,
+                shared_bytes: None,
+                shared: None,
+            }],
+            rooms: vec![HostRoom {
+                host: "host-b".to_owned(),
+                free_bytes: 8 << 30,
+                left_bytes: 7 << 30,
+            }],
+            notes: vec!["web9 on host-a is dead: it is left out".to_owned()],
+        };
+        let text = plan(&plan_of_one);
+        assert_eq!(
+            text,
+            "VM    FROM    TO      RAM       IN USE   SHARED\nweb1  host-a  host-b  1.00 GiB  512 \
+             MiB  -\n\n1 VM, about 512 MiB to cross the network, before compression.\n\nHOST    \
+             FREE      LEFT AFTER\nhost-b  8.00 GiB  7.00 GiB\nNote: web9 on host-a is dead: it is \
+             left out.\nNothing was moved.\n"
+        );
+    }
+
+    #[test]
+    fn what_is_shared_is_told_by_its_reason() {
+        let one = |vm: &str, shared: Option<SharedParts>| PlannedMove {
+            vm: vm.to_owned(),
+            from: "host-a".to_owned(),
+            to: "host-b".to_owned(),
+            ram_bytes: 1 << 30,
+            used_bytes: 512 << 20,
+            shared_bytes: shared.map(|parts| parts.bytes()),
+            shared,
+        };
+        let parts =
+            SharedParts { held_bytes: 128 << 20, within_bytes: 8 << 20, common_bytes: 64 << 20 };
+        let moves = vec![one("web1", Some(parts)), one("web2", None)];
+        let text = plan(&GangPlan { moves, rooms: Vec::new(), notes: Vec::new() });
+        assert_eq!(
+            text,
+            "VM    FROM    TO      RAM       IN USE   SHARED   HELD     WITHIN    COMMON\nweb1  \
+             host-a  host-b  1.00 GiB  512 MiB  200 MiB  128 MiB  8.00 MiB  64.0 MiB\nweb2  \
+             host-a  host-b  1.00 GiB  512 MiB  -        -        -         -\nShared is not sent: \
+             held at the destination, more than once within the VM, or common to VMs of this \
+             gang.\n\n2 VMs, about 824 MiB to cross the network, before compression.\nNothing was \
+             moved.\n"
+        );
+    }
+}

@@ -1,0 +1,26 @@
+//! A VM of a gang that was not moved, and why.
+
+use std::fmt;
+
+use super::sentence::full_stop;
+
+pub(crate) struct Stayed<'a> {
+    pub(crate) vm: &'a str,
+    pub(crate) from: &'a str,
+    pub(crate) to: &'a str,
+    /// Whether its move was tried.
+    pub(crate) tried: bool,
+    pub(crate) reason: Option<&'a str>,
+}
+
+impl fmt::Display for Stayed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { vm, from, to, tried, reason } = self;
+        let why = reason.map_or_else(|| "no reason is known.".to_owned(), full_stop);
+        if *tried {
+            write!(f, "{vm} was not moved from {from} to {to}: {why}")
+        } else {
+            write!(f, "{vm} stays at {from}: {why}")
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! A migration as it might have been.
+
+use api::Report;
+
+pub(super) fn example() -> Report {
+    let json = include_str!("example.json");
+    serde_json::from_str(json).expect("the example is a report")
+}
