@@ -278,14 +278,14 @@ fn pages_outside_their_block_and_strangers_are_refused() {
 fn a_classic_stream_that_cannot_be_split_is_passed_on_whole() {
     let mut bytes = Vec::new();
     write::header(&mut bytes, None);
-    write::section_header(&mut bytes, false, 1, "dirty-bitmap", 1);
+    write::section_header(&mut bytes, false, 1, "vfio", 1);
     bytes.extend_from_slice(&[9; 300_000]);
     let setup = start(Channels::Classic, 1);
     setup.connect().write_all(&bytes).unwrap();
     assert_eq!(setup.tap.join().unwrap(), Summary { split: false });
     let whole = setup.kept.whole.lock();
     assert!(whole.0 == bytes);
-    assert!(whole.1.as_ref().unwrap().contains("dirty-bitmap"));
+    assert!(whole.1.as_ref().unwrap().contains("vfio"));
 }
 
 /// Main and one channel, with this many SYNCs; the last page before the SYNC
@@ -503,7 +503,7 @@ fn a_qemu_that_connects_late_hears_what_was_said_before() {
 fn a_vm_that_does_not_run_finishes_without_and_so_does_a_whole_stream() {
     let mut foreign = Vec::new();
     write::header(&mut foreign, None);
-    write::section_header(&mut foreign, false, 1, "dirty-bitmap", 1);
+    write::section_header(&mut foreign, false, 1, "vfio", 1);
     for bytes in [classic(1).0, foreign] {
         let setup = start_held(Channels::Classic, 2, true);
         let mut main = setup.connect();
