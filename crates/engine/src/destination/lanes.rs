@@ -13,8 +13,8 @@ use parking_lot::{Condvar, Mutex};
 use placer::Placer;
 use transport::{BlockSink, Ends, LaneEnd, Resolver, receive, thread_cpu};
 
+use super::by_name::ByName;
 use crate::network::{Flow, Network, Way};
-use crate::sharing::Resolving;
 
 /// More lanes than a source makes: a bound on what it can have us count.
 const LANES_MAX: usize = 64;
@@ -27,7 +27,7 @@ struct State {
     placer: Option<Arc<Placer>>,
     disks: Option<Arc<dyn BlockSink>>,
     /// Pages may come by name.
-    resolving: Option<Arc<Resolving>>,
+    resolving: Option<Arc<ByName>>,
     over: bool,
     /// Those that are served, each by its thread.
     connections: HashMap<u64, Closer>,
@@ -128,7 +128,7 @@ impl ArrivingLanes {
     }
 
     /// The block list is known: batches can be placed.
-    pub(crate) fn open(&self, placer: Arc<Placer>, resolving: Option<Arc<Resolving>>) {
+    pub(crate) fn open(&self, placer: Arc<Placer>, resolving: Option<Arc<ByName>>) {
         let mut state = self.state.lock();
         (state.placer, state.resolving) = (Some(placer), resolving);
         drop(state);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use api::{Compress, Phase, Sample};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
 use policy::chase::{Chase, Look, Stage};
-use policy::effort::{Effort, Level};
+use policy::effort::{Effort, Level, is_enough};
 use policy::hold::{Hold, Look as HoldLook};
 use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
 use policy::throttle::{Look as Followed, Stall, Step, Why};
@@ -25,7 +25,6 @@ use super::limit::Seen;
 use super::pacing::pace_bounds;
 use super::stream_state::StreamState;
 use super::throttle::Throttling;
-use crate::effort::{encoding, is_enough};
 use crate::report_builder::ReportBuilder;
 
 const EVERY: Duration = Duration::from_millis(50);
@@ -196,7 +195,7 @@ impl Sampling {
         if is_enough(window.bodies, window.elapsed) {
             self.judged = (self.last.clone(), now);
             self.effort = self.effort.next(window.effort);
-            self.watched.lanes.set_encoding(encoding(self.effort.level()));
+            self.watched.lanes.set_encoding(self.effort.level().into());
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dedup::destination::Blocks;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
@@ -13,12 +14,12 @@ use wire::{Announced, AuditOrder, Prepared, ToDestination, ToSource};
 use super::load::Loading;
 use super::sharing::{Shares, Told, Wanted};
 use super::{Arrival, End, SAID_MAX, ended, hex};
+use crate::destination::by_name::ByName;
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::effects::Keeper;
 use crate::destination::nic_use::Telling;
 use crate::link::Heard;
 use crate::resources::Pools;
-use crate::sharing::{Blocks, Resolving};
 
 /// Most residue after RAM: what the devices of a large VM without VFIO make is
 /// some MiB.
@@ -37,7 +38,7 @@ struct Opened {
     placer: Arc<Placer>,
     /// Of each block that is written directly.
     mappings: Vec<Option<Arc<Mapping>>>,
-    resolving: Option<Arc<Resolving>>,
+    resolving: Option<Arc<ByName>>,
 }
 
 /// What remains when all pages are placed.
@@ -240,16 +241,11 @@ impl Arrival<'_> {
         let resolving = match sharing {
             None => None,
             Some(Shares { sharing, domain, rack, disks, .. }) => {
-                let link = Arc::clone(&self.link);
+                let (link, threads) = (Arc::clone(&self.link), self.lanes.threads());
                 let placer = Arc::clone(&placer);
-                let resolving = sharing.admit(
-                    (&domain, rack),
-                    placer,
-                    held,
-                    disks,
-                    (link, self.lanes.threads()),
-                );
-                Some(Arc::new(resolving.map_err(End::failed)?))
+                let admitted = sharing.admit((&domain, rack), placer, held, disks, threads);
+                let by_name = admitted.and_then(|stage| ByName::start(stage, link, threads));
+                Some(Arc::new(by_name.map_err(End::failed)?))
             }
         };
         self.lanes.open(Arc::clone(&placer), resolving.clone());

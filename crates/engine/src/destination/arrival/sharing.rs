@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use content::Domain;
+use dedup::destination::Sharing;
+use dedup::storage::Disks;
 use qemu::machine::Machine;
 use wire::{AuditOrder, SharingOrder, StorageOrder};
 
 use super::{Arrival, End, storage};
-use crate::sharing::{Disks, Sharing};
 
 /// What pages that come by name are found by.
 pub(super) struct Shares {

@@ -16,8 +16,7 @@ use parking_lot::Mutex;
 use storage::{Consumer, Failure, Item, Opened, Pages, Progress, Reader, Settings};
 use wire::DiskPlace;
 
-use super::Sharing;
-use super::in_flight::Provider;
+use crate::destination::{Provider, Sharing};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -99,29 +98,30 @@ impl Consumer for Taking {
 }
 
 /// Disks that can be read, and how.
-pub(crate) struct Disks {
+pub struct Disks {
     /// By the numbers that the source knows them by.
-    pub(crate) opened: Vec<Option<Opened>>,
-    pub(crate) settings: Settings,
+    pub opened: Vec<Option<Opened>>,
+    /// How fast, and by which threads.
+    pub settings: Settings,
 }
 
 /// What came from disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub struct Stored {
     /// Pages that are placed.
-    pub(crate) placed_bytes: u64,
+    pub placed_bytes: u64,
     /// What was read, with what lies between wanted pages.
-    pub(crate) read_bytes: u64,
+    pub read_bytes: u64,
     /// Pages that were something else by then.
-    pub(crate) stale_pages: u64,
+    pub stale_pages: u64,
     /// Pages that storage failed to give.
-    pub(crate) failed_pages: u64,
+    pub failed_pages: u64,
 }
 
 impl DiskReaders {
     /// Reads these disks for the VM with that number. What can't be read is told,
     /// and passed by.
-    pub(super) fn new(number: u64, sharing: &Arc<Sharing>, disks: Disks) -> Self {
+    pub(crate) fn new(number: u64, sharing: &Arc<Sharing>, disks: Disks) -> Self {
         let Disks { opened, settings } = disks;
         let sharing = Arc::downgrade(sharing);
         let start = |opened: Opened| {
@@ -146,7 +146,7 @@ impl DiskReaders {
     }
 
     /// Whether a place is one that is read.
-    pub(super) fn has(&self, place: DiskPlace) -> bool {
+    pub(crate) fn has(&self, place: DiskPlace) -> bool {
         self.disk(place.disk).is_some()
     }
 
@@ -155,7 +155,7 @@ impl DiskReaders {
     }
 
     /// These are wanted from there.
-    pub(super) fn want(&self, wanted: &mut [(DiskPlace, Name)]) {
+    pub(crate) fn want(&self, wanted: &mut [(DiskPlace, Name)]) {
         wanted.sort_unstable_by_key(|(place, _)| (place.disk, place.sector));
         for run in wanted.chunk_by(|(one, _), (next, _)| one.disk == next.disk) {
             let Some(disk) = run.first().and_then(|(place, _)| self.disk(place.disk)) else {
@@ -182,7 +182,7 @@ impl DiskReaders {
 
     /// The source could send so many pages that are read here, all that it ever
     /// could counted.
-    pub(super) fn spare(&self, pages: u64) {
+    pub(crate) fn spare(&self, pages: u64) {
         let mut spare = self.spare.lock();
         spare.said = spare.said.max(pages);
         drop(spare);
@@ -209,7 +209,7 @@ impl DiskReaders {
     }
 
     /// What was read by now.
-    pub(super) fn read(&self) -> Stored {
+    pub(crate) fn read(&self) -> Stored {
         let mut read = Stored::default();
         for Disk { reader, taking } in self.disks.iter().flatten() {
             let Progress { read_bytes, failed_pages, .. } = reader.progress();
@@ -221,7 +221,7 @@ impl DiskReaders {
     }
 
     /// What was not as the guest's helper said, for whoever reads the report.
-    pub(super) fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let stale_pages = self.read().stale_pages;
         if stale_pages > 0 {

@@ -2,31 +2,27 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use content::{Domain, Name};
-use crossbeam_channel::{Receiver, unbounded};
 use data_threads::DataThreads;
 use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
 use placer::{PlaceError, Placer};
 use transport::Question;
-use wire::{Late, NamedHeader, NamedTables, ToSource};
+use wire::{NamedHeader, NamedTables};
 
-use super::claims::{Batch, Claims};
+use super::blocks::Blocks;
 use super::copies::Copies;
 use super::in_flight::{Claim, Provider};
-use super::recipient::{Blocks, Recipient};
-use super::storage::{DiskReaders, Disks, Stored};
+use super::outbox::Outbox;
+use super::recipient::Recipient;
 use super::{Sharing, Waiter};
-use crate::link::Link;
-
-/// Batches that the source is told of at a time.
-const TOLD_AT_ONCE: usize = 256;
+use crate::rack::{Batch, Claims};
+use crate::storage::{DiskReaders, Disks, Stored};
 
 /// Pages by name of one VM that arrives, until it is dropped.
-pub(crate) struct Resolving {
+pub struct Resolving {
     sharing: Arc<Sharing>,
     recipient: Arc<Recipient>,
     /// What asks the rack, if anything does.
@@ -35,22 +31,22 @@ pub(crate) struct Resolving {
     disk_readers: Option<DiskReaders>,
     /// Buffers of lanes, used again for each batch.
     spare: Mutex<Vec<Copies>>,
-    telling: Option<JoinHandle<()>>,
 }
 
 impl Sharing {
-    /// A VM arrives whose pages may come by name.
+    /// A VM arrives whose pages may come by name. Its source is to be told what the
+    /// [`Outbox`] says.
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub(crate) fn admit(
+    pub fn admit(
         self: &Arc<Self>,
         (domain, asks_rack): (&Domain, bool),
         placer: Arc<Placer>,
         blocks: Blocks,
         disks: Option<Disks>,
-        (link, threads): (Arc<Link<ToSource>>, &Arc<DataThreads>),
-    ) -> std::io::Result<Resolving> {
+        threads: &Arc<DataThreads>,
+    ) -> std::io::Result<(Resolving, Outbox)> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
         let key = self.key(domain);
         let blocks = Arc::new(blocks);
@@ -58,48 +54,17 @@ impl Sharing {
         let member = Arc::new(member.ok_or_else(|| {
             std::io::Error::other("more VMs hold content here than the index can number")
         })?);
-        let (tell, told) = unbounded();
+        let (tell, outbox) = Outbox::new();
         let recipient = Arc::new(Recipient::new(number, key, placer, (member, blocks), tell));
-        let telling = thread::Builder::new().name("late".to_owned()).spawn({
-            let (link, threads) = (Arc::clone(&link), Arc::clone(threads));
-            move || {
-                // A source that is not told what became of its pages waits for ever.
-                let _guard = threads.guard();
-                say_late(&told, &link);
-            }
-        })?;
         let rack = self.rack.as_ref().filter(|_| asks_rack);
-        let claims =
-            rack.map(|rack| Claims::start((self, rack), &recipient, domain, (link, threads)));
+        let claims = rack.map(|rack| Claims::start((self, rack), &recipient, domain, threads));
         let claims = claims.transpose()?;
         self.arriving.lock().insert(number);
         let sharing = Arc::clone(self);
         let disk_readers = disks.map(|disks| DiskReaders::new(number, self, disks));
-        let (spare, telling) = (Mutex::default(), Some(telling));
-        Ok(Resolving { sharing, recipient, claims, disk_readers, spare, telling })
-    }
-}
-
-/// Tells the source what has become of pages that came later.
-fn say_late(told: &Receiver<Late>, link: &Link<ToSource>) {
-    while let Ok(first) = told.recv() {
-        data_threads::point();
-        let mut batches = vec![first];
-        for late in told.try_iter() {
-            match batches.last_mut().filter(|last| last.ticket == late.ticket && last.more) {
-                Some(last) => {
-                    last.wanted.extend(late.wanted);
-                    last.more = late.more;
-                }
-                None => batches.push(late),
-            }
-            if batches.len() == TOLD_AT_ONCE {
-                break;
-            }
-        }
-        if link.say(&ToSource::Late { batches }).is_err() {
-            return;
-        }
+        let resolving =
+            Resolving { sharing, recipient, claims, disk_readers, spare: Mutex::default() };
+        Ok((resolving, outbox))
     }
 }
 
@@ -226,36 +191,41 @@ impl Resolving {
     }
 
     /// The source could send so many of the pages that disks are read for.
-    pub(crate) fn spare(&self, pages: u64) {
+    pub fn spare(&self, pages: u64) {
         if let Some(disk_readers) = &self.disk_readers {
             disk_readers.spare(pages);
         }
     }
 
     /// What came from disks, and what that took.
-    pub(crate) fn stored(&self) -> Stored {
+    pub fn stored(&self) -> Stored {
         let read = self.disk_readers.as_ref().map(DiskReaders::read).unwrap_or_default();
         Stored { placed_bytes: self.recipient.stored_bytes(), ..read }
     }
 
     /// What of that was not as it should be.
-    pub(crate) fn storage_notes(&self) -> Vec<String> {
+    pub fn storage_notes(&self) -> Vec<String> {
         self.disk_readers.as_ref().map(DiskReaders::notes).unwrap_or_default()
     }
 
     /// What came from other hosts of the rack.
-    pub(crate) fn fetched_bytes(&self) -> u64 {
+    pub fn fetched_bytes(&self) -> u64 {
         self.recipient.fetched_bytes()
     }
 
     /// What its source sent though somebody else brought the same.
-    pub(crate) fn again_bytes(&self) -> u64 {
+    pub fn again_bytes(&self) -> u64 {
         self.recipient.again_bytes()
     }
 }
 
-impl transport::Resolver for Resolving {
-    fn resolve(
+impl Resolving {
+    /// Places those of the pages whose content is here, and answers the `question`
+    /// what becomes of the others: now or, so that the lane can go on, in a while.
+    ///
+    /// # Errors
+    /// If the source sent what can't be placed, or RAM can't be written.
+    pub fn resolve(
         &self,
         header: NamedHeader,
         named: &NamedTables,
@@ -267,7 +237,8 @@ impl transport::Resolver for Resolving {
         self.claim(Batch::new(header, named), here, question)
     }
 
-    fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) {
+    /// The source has sent these pages as bytes, and they are placed.
+    pub fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) {
         let names = self.recipient.came(block, epoch, pages);
         self.sharing.wake_waiters(&names);
         if let Some(claims) = self.claims.as_ref().filter(|_| !names.is_empty()) {
@@ -275,7 +246,8 @@ impl transport::Resolver for Resolving {
         }
     }
 
-    fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
+    /// These pages are full of one byte.
+    pub fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
         self.sharing.wake_waiters(&self.recipient.filled(block, epoch, fills));
     }
 }
@@ -287,8 +259,5 @@ impl Drop for Resolving {
         drop(self.claims.take());
         drop(self.disk_readers.take());
         self.sharing.arriving.lock().remove(&self.recipient.number);
-        if let Some(telling) = self.telling.take() {
-            let _ = telling.join();
-        }
     }
 }

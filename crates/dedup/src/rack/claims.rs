@@ -14,13 +14,10 @@ use data_threads::DataThreads;
 use directory::{DirectoryError, HostName};
 use page::PageIndex;
 use transport::Question;
-use wire::{DiskPlace, NamedHeader, NamedTables, ToSource};
+use wire::{DiskPlace, NamedHeader, NamedTables};
 
-use super::in_flight::Provider;
-use super::rack::Rack;
-use super::recipient::{Place, Recipient};
-use super::{Page, Sharing, Waiter};
-use crate::link::Link;
+use super::Rack;
+use crate::destination::{Page, Place, Provider, Recipient, Sharing, Waiter};
 
 /// Batches in one question: what a source lets go by name before it has an answer.
 const AT_ONCE: usize = 16;
@@ -29,24 +26,24 @@ const WAITING_MAX: usize = 64;
 
 /// One batch of names. What becomes of its pages is said by bits; those without any
 /// are placed.
-pub(super) struct Batch {
-    pub(super) header: NamedHeader,
-    pub(super) pages: Vec<PageIndex>,
-    pub(super) names: Vec<Name>,
-    pub(super) places: Vec<Option<DiskPlace>>,
+pub(crate) struct Batch {
+    pub(crate) header: NamedHeader,
+    pub(crate) pages: Vec<PageIndex>,
+    pub(crate) names: Vec<Name>,
+    pub(crate) places: Vec<Option<DiskPlace>>,
     /// Whether its pages may wait for content that is on its way from elsewhere.
-    pub(super) may_wait: bool,
+    pub(crate) may_wait: bool,
     /// Whether its pages are counted as they come later.
-    pub(super) has_ticket: bool,
+    pub(crate) has_ticket: bool,
     /// Content that nobody here has, and this VM is to bring.
-    pub(super) ours: u128,
+    pub(crate) ours: u128,
     /// What its source sends as bytes.
-    pub(super) wanted: u128,
-    pub(super) later: u128,
+    pub(crate) wanted: u128,
+    pub(crate) later: u128,
 }
 
 impl Batch {
-    pub(super) fn new(header: NamedHeader, named: &NamedTables) -> Self {
+    pub(crate) fn new(header: NamedHeader, named: &NamedTables) -> Self {
         let NamedTables { pages, names, places, .. } = named;
         let (pages, names, places) = (pages.clone(), names.clone(), places.clone());
         let (may_wait, has_ticket) = (false, false);
@@ -54,7 +51,7 @@ impl Batch {
     }
 
     /// One of its pages, as somebody who waits.
-    pub(super) fn waiting(&self, recipient: &Arc<Recipient>, nth: usize) -> Option<Page> {
+    pub(crate) fn waiting(&self, recipient: &Arc<Recipient>, nth: usize) -> Option<Page> {
         let NamedHeader { block, epoch, ticket, .. } = self.header;
         let place =
             Place { block, epoch, page: self.pages[nth], ticket, nth: u8::try_from(nth).ok()? };
@@ -67,7 +64,7 @@ impl Batch {
     }
 
     /// Says what becomes of it: what is still this VM's comes from its source.
-    pub(super) fn answer(self, sharing: &Sharing, recipient: &Recipient, question: Question) {
+    pub(crate) fn answer(self, sharing: &Sharing, recipient: &Recipient, question: Question) {
         let Self { header, pages, names, ours, later, .. } = self;
         let NamedHeader { block, epoch, ticket, .. } = header;
         if self.has_ticket {
@@ -84,18 +81,18 @@ impl Batch {
 
 /// Asks the rack for one VM that arrives. Dropping it ends its thread, after the
 /// question that is open.
-pub(super) struct Claims {
+pub(crate) struct Claims {
     rack: Arc<Rack>,
     ask: Option<Sender<(Batch, Question)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Claims {
-    pub(super) fn start(
+    pub(crate) fn start(
         (sharing, rack): (&Arc<Sharing>, &Arc<Rack>),
         recipient: &Arc<Recipient>,
         domain: &Domain,
-        (link, threads): (Arc<Link<ToSource>>, &Arc<DataThreads>),
+        threads: &Arc<DataThreads>,
     ) -> io::Result<Self> {
         let (ask, asked) = bounded(WAITING_MAX);
         let asking = Asking {
@@ -103,7 +100,6 @@ impl Claims {
             rack: Arc::clone(rack),
             recipient: Arc::clone(recipient),
             domain: domain.clone(),
-            link,
             noted: false,
         };
         let guard = threads.guard();
@@ -116,7 +112,7 @@ impl Claims {
     }
 
     /// The rack is asked for what is still the VM's own of a batch, and it is answered.
-    pub(super) fn ask(&self, batch: Batch, question: Question) {
+    pub(crate) fn ask(&self, batch: Batch, question: Question) {
         if let Some(ask) = &self.ask {
             // Its thread lives as long.
             let _ = ask.send((batch, question));
@@ -124,7 +120,7 @@ impl Claims {
     }
 
     /// These contents are here now.
-    pub(super) fn holds(&self, names: Vec<Name>) {
+    pub(crate) fn holds(&self, names: Vec<Name>) {
         self.rack.holds(names);
     }
 }
@@ -144,7 +140,6 @@ struct Asking {
     rack: Arc<Rack>,
     recipient: Arc<Recipient>,
     domain: Domain,
-    link: Arc<Link<ToSource>>,
     /// It was said that other hosts' content is not used.
     noted: bool,
 }
@@ -217,8 +212,7 @@ impl Asking {
             self.noted = true;
             let text =
                 format!("content of other hosts of the rack is not used for some of it: {why}");
-            // A source that is gone need not know.
-            let _ = self.link.say(&ToSource::Note { text });
+            self.recipient.note(text);
         }
     }
 }

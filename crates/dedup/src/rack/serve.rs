@@ -14,8 +14,8 @@ use page::{BATCH_PAGES, Encoder, Encoding, PAGE_BYTES};
 use transport::Overflow;
 use wire::{HasHeader, Wants, WireError};
 
-use super::super::{Sharing, Waiter};
-use crate::effort::Alone;
+use super::effort::Alone;
+use crate::destination::{Sharing, Waiter};
 
 /// Questions that wait for their answers; then whoever asks waits to ask.
 const ASKED_MAX: usize = 64;
@@ -24,7 +24,7 @@ const WAITING_MAX: usize = 1 << 18;
 
 /// One who asks from afar, for as long as something is to come for him.
 #[derive(Debug)]
-pub(in super::super) struct RemoteWaiter {
+pub(crate) struct RemoteWaiter {
     domain: Domain,
     come: Sender<Come>,
     waiting: Arc<AtomicUsize>,
@@ -39,12 +39,12 @@ enum Come {
 
 impl RemoteWaiter {
     /// It should be here now.
-    pub(in super::super) fn here(&self, name: Name) {
+    pub(crate) fn here(&self, name: Name) {
         self.tell(Come::Here(self.domain.clone(), name));
     }
 
     /// It won't be here.
-    pub(in super::super) fn not_here(&self, name: Name) {
+    pub(crate) fn not_here(&self, name: Name) {
         self.tell(Come::NotHere(name));
     }
 
@@ -59,7 +59,7 @@ impl RemoteWaiter {
 ///
 /// # Errors
 /// If it breaks the rules, or the connection breaks.
-pub(crate) fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<(), WireError> {
+pub fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<(), WireError> {
     let closer = connection.closer();
     let (mut reader, writer) = connection.into_halves();
     let (ask, asked) = bounded(ASKED_MAX);

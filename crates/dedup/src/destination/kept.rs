@@ -9,7 +9,7 @@ use qemu::machine::Machine;
 use qemu::process::{Process, ProcessError};
 use qemu::ram_blocks::RamBlocks;
 
-use super::recipient::Blocks;
+use super::blocks::Blocks;
 use super::{Resolving, Sharing};
 
 /// One of them.
@@ -81,7 +81,7 @@ impl Sharing {
 
     /// A VM comes or goes: until that is over, the thread of [`Sharing::scan`] gives
     /// way. None if there is none.
-    pub(crate) fn give_way(&self) -> Option<GivingWay> {
+    pub fn give_way(&self) -> Option<GivingWay> {
         self.scanner.lock().as_ref().map(Scanner::give_way)
     }
 
@@ -119,7 +119,7 @@ impl Sharing {
     }
 
     /// A VM has come whose pages have names already.
-    pub(crate) fn keep(&self, resolving: &Resolving) {
+    pub fn keep(&self, resolving: &Resolving) {
         let recipient = resolving.recipient();
         // One whose memory can't be read holds nothing, and one that has ended.
         let Some(process) = recipient.blocks.process() else { return };
@@ -140,7 +140,7 @@ impl Sharing {
 
     /// Whether a VM that comes may find content here: of one that runs here, or that
     /// comes too.
-    pub(crate) fn has_any(&self, key: &Key) -> bool {
+    pub fn has_any(&self, key: &Key) -> bool {
         let holds = |kept: &Kept| kept.key == *key && kept.member.scanned().named > 0;
         !self.arriving.lock().is_empty() || self.kept.lock().iter().any(holds)
     }

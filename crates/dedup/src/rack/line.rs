@@ -15,10 +15,8 @@ use parking_lot::Mutex;
 use transport::{Endpoint, connect};
 use wire::{HasHeader, Kind, Wants, WireError};
 
-use super::super::Sharing;
-use super::super::in_flight::{CLAIM_MAX, Provider};
-use super::Rack;
-use crate::host::Peer;
+use super::{Mate, Rack};
+use crate::destination::{CLAIM_MAX, Provider, Sharing};
 
 /// A line that nobody wants anything of for so long ends: whoever waited for
 /// something of it doesn't any more.
@@ -39,8 +37,8 @@ pub(super) struct Line {
 impl Rack {
     /// The number of a connection by which content of that host comes; none if it
     /// can't be had of it now.
-    pub(in super::super) fn line(&self, sharing: &Arc<Sharing>, host: &HostName) -> Option<u64> {
-        let peer = self.peers.get(host)?;
+    pub(crate) fn line(&self, sharing: &Arc<Sharing>, host: &HostName) -> Option<u64> {
+        let mate = self.mates.get(host)?;
         let mut lines = self.lines.lock();
         if let Some(line) = lines.get(host) {
             let rests = line.is_over.load(Relaxed);
@@ -53,9 +51,9 @@ impl Rack {
         let heard = Mutex::new(Instant::now());
         let line = Arc::new(Line { number, wants, heard, is_over: AtomicBool::new(false) });
         let run = {
-            let (line, peer) = (Arc::downgrade(&line), peer.clone());
+            let (line, mate) = (Arc::downgrade(&line), mate.clone());
             let (sharing, security) = (Arc::downgrade(sharing), self.security.clone());
-            move || run(number, &line, &sharing, &peer, &security, &wanted)
+            move || run(number, &line, &sharing, &mate, &security, &wanted)
         };
         let thread = thread::Builder::new().name(format!("fetch-{number}"));
         thread.spawn(run).ok()?;
@@ -65,13 +63,7 @@ impl Rack {
 
     /// Asks for content by the line of that number to that host. If it is over, those
     /// who wait find out.
-    pub(in super::super) fn want(
-        &self,
-        host: &HostName,
-        number: u64,
-        domain: &Domain,
-        names: Vec<Name>,
-    ) {
+    pub(crate) fn want(&self, host: &HostName, number: u64, domain: &Domain, names: Vec<Name>) {
         let line = self.lines.lock().get(host).map(Arc::clone);
         if let Some(line) = line.filter(|line| line.number == number) {
             // An error means the same as that it is over.
@@ -80,7 +72,7 @@ impl Rack {
     }
 
     /// Whether what was to come by that line, wanted at that time, does not.
-    pub(in super::super) fn is_lost(&self, number: u64, since: Instant, now: Instant) -> bool {
+    pub(crate) fn is_lost(&self, number: u64, since: Instant, now: Instant) -> bool {
         let lines = self.lines.lock();
         let line = lines.values().find(|line| line.number == number);
         line.is_none_or(|line| {
@@ -95,14 +87,14 @@ fn run(
     number: u64,
     line: &Weak<Line>,
     sharing: &Weak<Sharing>,
-    peer: &Peer,
+    mate: &Mate,
     security: &Security,
     wanted: &Receiver<Wants>,
 ) {
-    let way = Endpoint { local: None, remote: peer.address };
-    match connect(way, &peer.name, security, Kind::Content) {
+    let way = Endpoint { local: None, remote: mate.address };
+    match connect(way, &mate.name, security, Kind::Content) {
         Ok(connection) => carry(number, line, sharing, connection, wanted),
-        Err(error) => tracing::warn!(%error, host = peer.name, "its content is not used"),
+        Err(error) => tracing::warn!(%error, host = mate.name, "its content is not used"),
     }
     if let Some(line) = line.upgrade() {
         *line.heard.lock() = Instant::now();

@@ -9,16 +9,15 @@
 //! source. A name that nobody has, a copy that has changed, a VM that never comes, a
 //! host that is gone cost time, not content.
 
+mod blocks;
 mod brought;
-mod claims;
 mod copies;
 mod in_flight;
 mod kept;
-mod rack;
+mod outbox;
 mod recipient;
 mod resolve;
 mod settle;
-mod storage;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,23 +29,23 @@ use crossbeam_channel::{Sender, unbounded};
 use page::PAGE_BYTES;
 use parking_lot::Mutex;
 
-use in_flight::{InFlight, Provider, Standing};
+pub use blocks::Blocks;
+use in_flight::Standing;
+pub(crate) use in_flight::{CLAIM_MAX, InFlight, Provider};
 use kept::Kept;
 pub use kept::{Known, WatchError};
-use rack::RemoteWaiter;
-pub(crate) use rack::serve;
-pub use rack::{DirectoryAt, Rack};
-pub(crate) use recipient::Blocks;
-use recipient::{Place, Recipient};
-pub(crate) use resolve::Resolving;
-pub(crate) use storage::{Disks, Stored};
+pub use outbox::Outbox;
+pub(crate) use recipient::{Place, Recipient};
+pub use resolve::Resolving;
+
+use crate::rack::{Rack, RemoteWaiter};
 
 /// What an agent shares among the VMs that come to its host. Dropping it ends its
 /// thread.
 pub struct Sharing {
     secret: Vec<u8>,
-    index: Arc<Index>,
-    in_flight: Mutex<InFlight<Waiter>>,
+    pub(crate) index: Arc<Index>,
+    pub(crate) in_flight: Mutex<InFlight<Waiter>>,
     /// Those that are being moved here, by number.
     arriving: Mutex<HashSet<u64>>,
     last: AtomicU64,
@@ -55,11 +54,11 @@ pub struct Sharing {
     scanner: Mutex<Option<Scanner>>,
     come: Sender<Vec<(Name, Waiter)>>,
     /// None: this host stands alone.
-    rack: Option<Arc<Rack>>,
+    pub(crate) rack: Option<Arc<Rack>>,
 }
 
 /// Who waits for content.
-enum Waiter {
+pub(crate) enum Waiter {
     /// A page of a VM that comes here.
     Page(Page),
     /// Another host of the rack.
@@ -67,9 +66,9 @@ enum Waiter {
 }
 
 /// A page that waits for its content.
-struct Page {
-    recipient: Arc<Recipient>,
-    place: Place,
+pub(crate) struct Page {
+    pub(crate) recipient: Arc<Recipient>,
+    pub(crate) place: Place,
 }
 
 impl Page {
@@ -124,12 +123,15 @@ impl Sharing {
         Ok(sharing)
     }
 
-    pub(crate) fn key(&self, domain: &Domain) -> Key {
+    /// What names the pages of a domain.
+    #[must_use]
+    pub fn key(&self, domain: &Domain) -> Key {
         Key::new(&self.secret, domain)
     }
 
     /// The rack that this host stands in.
-    pub(crate) fn rack(&self) -> Option<&Arc<Rack>> {
+    #[must_use]
+    pub fn rack(&self) -> Option<&Arc<Rack>> {
         self.rack.as_ref()
     }
 
@@ -159,7 +161,7 @@ impl Sharing {
 
     /// Contents have come, or will not come from where they were to: whoever waits
     /// for them looks, and has them from his own source if they are not here.
-    fn wake_waiters(&self, names: &[Name]) {
+    pub(crate) fn wake_waiters(&self, names: &[Name]) {
         if names.is_empty() {
             return;
         }
