@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use api::{Compress, Phase, Sample};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use dedup::source::Naming;
 use policy::chase::{Chase, Look, Stage};
 use policy::effort::{Effort, Level, is_enough};
 use policy::hold::{Hold, Look as HoldLook};
@@ -47,6 +48,7 @@ pub(crate) struct Sampler {
 
 pub(crate) struct Watched {
     pub(crate) state: Arc<StreamState>,
+    pub(crate) naming: Option<Arc<Naming>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) report_builder: Arc<ReportBuilder>,
     pub(crate) outgoing: Arc<Outgoing>,
@@ -182,7 +184,11 @@ impl Sampling {
         let bodies: u64 = self.busy.iter().map(|(bodies, _)| bodies).sum();
         let busy: Duration = self.busy.iter().map(|(_, busy)| *busy).sum();
         if busy >= BUSY_LEAST && bodies > 0 {
-            self.watched.state.set_bodies_per_s(bodies as f64 / busy.as_secs_f64());
+            let rate = bodies as f64 / busy.as_secs_f64();
+            self.watched.state.set_bodies_per_s(rate);
+            if let Some(naming) = &self.watched.naming {
+                naming.set_bodies_per_s(rate);
+            }
         }
     }
 
@@ -200,8 +206,11 @@ impl Sampling {
     }
 
     fn follow_qemu(&mut self, qemu: &qemu::outgoing::Progress, window: &Window) {
-        let Watched { state, report_builder, .. } = &self.watched;
+        let Watched { state, naming, report_builder, .. } = &self.watched;
         if qemu.dirty_sync_count >= 2 && !state.first_pass_over.swap(true, Relaxed) {
+            if let Some(naming) = naming {
+                naming.end_first_pass();
+            }
             report_builder.enter(Phase::LaterPass);
             state.adjust_pool();
         }
