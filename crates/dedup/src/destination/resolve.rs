@@ -9,8 +9,8 @@ use data_threads::DataThreads;
 use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
 use placer::{PlaceError, Placer};
-use transport::Question;
-use wire::{NamedHeader, NamedTables};
+use transport::{Incoming, LaneEnd, Question};
+use wire::{NamedHeader, NamedTables, Tables};
 
 use super::blocks::Blocks;
 use super::copies::Copies;
@@ -220,34 +220,39 @@ impl Resolving {
 }
 
 impl Resolving {
-    /// Places those of the pages whose content is here, and answers the `question`
-    /// what becomes of the others: now or, so that the lane can go on, in a while.
+    /// A batch of names comes by this lane. Places those of the pages whose content is
+    /// here, and has the lane answer what becomes of the others: now or, so that it can
+    /// go on, in a while.
     ///
     /// # Errors
-    /// If the source sent what can't be placed, or RAM can't be written.
-    pub fn resolve(
-        &self,
-        header: NamedHeader,
-        named: &NamedTables,
-        question: Question,
-    ) -> Result<(), PlaceError> {
-        let NamedTables { pages, names, .. } = named;
-        self.recipient.placer.check(header.block, pages)?;
-        let here = self.place_held(header, pages, names)?;
-        self.claim(Batch::new(header, named), here, question)
+    /// If the lane breaks, the source sent what can't be placed, or RAM can't be
+    /// written.
+    pub fn take(&self, lane: &mut Incoming, header: NamedHeader) -> Result<(), LaneEnd> {
+        let mut named = NamedTables::default();
+        named.parse(header, lane.read_tables(header.tables_bytes())?)?;
+        if !named.fills.is_empty() {
+            self.recipient.placer.place_fills(header.block, header.epoch, &named.fills)?;
+            self.filled(header.block, header.epoch, &named.fills);
+        }
+        let question = lane.question();
+        self.recipient.placer.check(header.block, &named.pages)?;
+        let here = self.place_held(header, &named.pages, &named.names)?;
+        Ok(self.claim(Batch::new(header, named), here, question)?)
     }
 
-    /// The source has sent these pages as bytes, and they are placed.
-    pub fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) {
+    /// The source has sent these pages as bytes, and they are placed. They may be what
+    /// was wanted of names that came by any lane.
+    pub fn came(&self, block: BlockId, epoch: Epoch, Tables { pages, fills }: &Tables) {
         let names = self.recipient.came(block, epoch, pages);
         self.sharing.wake_waiters(&names);
         if let Some(claims) = self.claims.as_ref().filter(|_| !names.is_empty()) {
             claims.holds(names);
         }
+        self.filled(block, epoch, fills);
     }
 
     /// These pages are full of one byte.
-    pub fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
+    fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
         self.sharing.wake_waiters(&self.recipient.filled(block, epoch, fills));
     }
 }

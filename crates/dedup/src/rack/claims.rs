@@ -43,9 +43,8 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn new(header: NamedHeader, named: &NamedTables) -> Self {
+    pub(crate) fn new(header: NamedHeader, named: NamedTables) -> Self {
         let NamedTables { pages, names, places, .. } = named;
-        let (pages, names, places) = (pages.clone(), names.clone(), places.clone());
         let (may_wait, has_ticket) = (false, false);
         Self { header, pages, names, places, may_wait, has_ticket, ours: 0, wanted: 0, later: 0 }
     }

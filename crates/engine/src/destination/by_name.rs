@@ -7,10 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use data_threads::DataThreads;
 use dedup::destination::{Outbox, Resolving};
-use page::{BlockId, Epoch, Fill, PageIndex};
-use placer::PlaceError;
-use transport::{Question, Resolver};
-use wire::{NamedHeader, NamedTables, ToSource};
+use wire::ToSource;
 
 use crate::link::Link;
 
@@ -47,25 +44,6 @@ impl Deref for ByName {
 
     fn deref(&self) -> &Resolving {
         &self.stage
-    }
-}
-
-impl Resolver for ByName {
-    fn resolve(
-        &self,
-        header: NamedHeader,
-        named: &NamedTables,
-        question: Question,
-    ) -> Result<(), PlaceError> {
-        self.stage.resolve(header, named, question)
-    }
-
-    fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) {
-        self.stage.came(block, epoch, pages);
-    }
-
-    fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
-        self.stage.filled(block, epoch, fills);
     }
 }
 

@@ -38,7 +38,7 @@ struct Opened {
     placer: Arc<Placer>,
     /// Of each block that is written directly.
     mappings: Vec<Option<Arc<Mapping>>>,
-    resolving: Option<Arc<ByName>>,
+    by_name: Option<Arc<ByName>>,
 }
 
 /// What remains when all pages are placed.
@@ -98,14 +98,14 @@ impl Arrival<'_> {
         {
             self.audit(ledger, mappings, &residue.audit, audit)?;
         }
-        if let Some(resolving) = opened.as_ref().and_then(|opened| opened.resolving.as_ref()) {
+        if let Some(by_name) = opened.as_ref().and_then(|opened| opened.by_name.as_ref()) {
             if let Some(sharing) = kept {
-                sharing.keep(resolving);
+                sharing.keep(by_name);
             }
-            keeper.fetched_bytes = resolving.fetched_bytes();
-            keeper.again_bytes = resolving.again_bytes();
-            keeper.stored = resolving.stored();
-            for text in resolving.storage_notes() {
+            keeper.fetched_bytes = by_name.fetched_bytes();
+            keeper.again_bytes = by_name.again_bytes();
+            keeper.stored = by_name.stored();
+            for text in by_name.storage_notes() {
                 self.say(&ToSource::Note { text })?;
             }
         }
@@ -153,9 +153,9 @@ impl Arrival<'_> {
                     feeder.whole(&piece).map_err(End::failed)?;
                 }
                 Heard::Message(ToDestination::Spare { pages }) => {
-                    let resolving = opened.as_ref().and_then(|opened| opened.resolving.as_ref());
-                    if let Some(resolving) = resolving {
-                        resolving.spare(pages);
+                    let by_name = opened.as_ref().and_then(|opened| opened.by_name.as_ref());
+                    if let Some(by_name) = by_name {
+                        by_name.spare(pages);
                     }
                 }
                 Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match disks {
@@ -238,7 +238,7 @@ impl Arrival<'_> {
         let placer = Placer::new(plans, ends.feeder.handle()).map_err(End::failed)?;
         let placer = if ends.is_audited { placer.audited().map_err(End::failed)? } else { placer };
         let placer = Arc::new(placer);
-        let resolving = match sharing {
+        let by_name = match sharing {
             None => None,
             Some(Shares { sharing, domain, rack, disks, .. }) => {
                 let (link, threads) = (Arc::clone(&self.link), self.lanes.threads());
@@ -248,8 +248,8 @@ impl Arrival<'_> {
                 Some(Arc::new(by_name.map_err(End::failed)?))
             }
         };
-        self.lanes.open(Arc::clone(&placer), resolving.clone());
+        self.lanes.open(Arc::clone(&placer), by_name.clone());
         self.say(&said)?;
-        Ok(Opened { placer, mappings, resolving })
+        Ok(Opened { placer, mappings, by_name })
     }
 }
