@@ -23,7 +23,6 @@ mod passes;
 mod sampler;
 mod saying;
 mod settle;
-mod stale_filter;
 mod start;
 mod stream_state;
 mod throttle;
@@ -32,6 +31,7 @@ mod undo;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ::audit::HandedOver;
 use api::{Bounds, MigrateRequest, Outcome, Phase, Priority, Report};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use data_threads::{DataThreads, SchedParams};
@@ -46,7 +46,7 @@ use wire::{ToDestination, ToSource};
 use switchover::source::{Driver, Event as Step, Outcome as Fate};
 use switchover::{Doubt, Envelope, MigrationId};
 
-use self::audit::{Comparison, HandedOver};
+use self::audit::Comparison;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::link::{Heard, Link};

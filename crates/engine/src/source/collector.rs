@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use audit::HandedOver;
 use crossbeam_channel::Sender;
 use data_threads::DataThreads;
 use dedup::source::{Naming, after};
-use page::{Batch, Epoch};
+use page::{Batch, Epoch, PAGE_BYTES};
 use qemu::ram_blocks::RamBlocks;
 use ram::Numbered;
 use tap::{Head, Output, Stopped};
@@ -15,7 +16,6 @@ use transport::Lanes;
 use wire::{Announced, ToDestination};
 
 use super::Notice;
-use super::audit::HandedOver;
 use super::stream_state::StreamState;
 use super::throttle::OurStops;
 use crate::link::Link;
@@ -54,7 +54,8 @@ impl Output for Collector {
         self.state.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
         let mapping = |block: &tap::Block| self.ram.mapping(&block.name, block.bytes);
         self.numbered.announce(head.blocks.iter().map(mapping));
-        self.handed_over.announce(&head.blocks);
+        let pages = head.blocks.iter().map(|block| block.bytes / PAGE_BYTES as u64);
+        self.handed_over.announce(pages);
         let announced =
             |block: &tap::Block| Announced { name: block.name.clone(), bytes: block.bytes };
         let blocks: Vec<Announced> = head.blocks.iter().map(announced).collect();

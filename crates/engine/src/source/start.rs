@@ -17,7 +17,7 @@ use qemu::shape;
 use ram::Numbered;
 use switchover::Reason;
 use tap::{Channels, Tap};
-use transport::{Endpoint, Lanes, LanesPlan, connect};
+use transport::{Endpoint, Lanes, LanesPlan, StaleFilter, connect};
 use wire::{Kind, Prepare, SharingOrder, ToDestination, ToSource, Token};
 
 use super::audit;
@@ -27,7 +27,6 @@ use super::naming::LanesNamer;
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
 use super::saying::Saying;
-use super::stale_filter::StaleFilter;
 use super::stream_state::{StreamState, Traits};
 use super::throttle::{self, Throttling};
 use super::{Control, Happening, Notice, Source, Stream, sched_params};
@@ -365,7 +364,8 @@ impl Source<'_> {
             // more than a tenth of a second of CPU.
             Compress::Auto | Compress::Zstd => Encoding::Zstd,
         };
-        let stale_filter = StaleFilter::new(Arc::clone(ram), Arc::clone(&self.handed_over));
+        let handed_over = Arc::clone(&self.handed_over);
+        let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
         let link = &control.link;
         let namer = |naming| Arc::new(LanesNamer { naming, link: Arc::clone(link) }) as _;
         let plan = LanesPlan {
@@ -374,7 +374,7 @@ impl Source<'_> {
             security: self.local.security.clone(),
             token,
             encoding,
-            stale_filter: Some(Arc::new(stale_filter)),
+            stale_filter: Some(stale_filter),
             namer: naming.map(namer),
         };
         Lanes::start_in(plan, Some(Arc::clone(&self.threads)))
