@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use content::Name;
+use content::{Domain, Key, Name};
+use data_threads::DataThreads;
 use page::PAGE_BYTES;
 use parking_lot::Mutex;
 use storage::{Consumer, Failure, Item, Opened, Pages, Progress, Reader, Settings};
 use wire::DiskPlace;
 
-use crate::destination::{Provider, Sharing};
+use crate::destination::{Arriving, Exchange, Outbox, Provider, Resolving};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -24,7 +25,7 @@ const SECTOR_BYTES: u64 = 512;
 /// their readers.
 pub(crate) struct DiskReaders {
     number: u64,
-    sharing: Weak<Sharing>,
+    exchange: Weak<Exchange>,
     /// By the numbers that the source knows them by.
     disks: Vec<Option<Disk>>,
     spare: Mutex<Spare>,
@@ -47,7 +48,7 @@ struct Spare {
 /// Gets what one disk's reader reads.
 struct Taking {
     number: u64,
-    sharing: Weak<Sharing>,
+    exchange: Weak<Exchange>,
     /// What is read, by the reader's tokens.
     names: Mutex<Vec<Name>>,
     /// Whoever reads it is over.
@@ -71,11 +72,11 @@ impl Consumer for Taking {
     }
 
     fn read(&self, pages: Pages<'_>) {
-        let Some(sharing) = self.sharing.upgrade() else { return };
+        let Some(exchange) = self.exchange.upgrade() else { return };
         let (tokens, bodies): (Vec<u64>, Vec<&[u8; PAGE_BYTES]>) = pages.iter().unzip();
         let names = self.names(tokens.into_iter());
         let by = Provider::Disk(self.number);
-        let wrong = sharing.brought(by, &names, &|nth| &bodies[nth][..]);
+        let wrong = exchange.brought(by, &names, &|nth| &bodies[nth][..]);
         self.stale_pages.fetch_add(wrong as u64, Relaxed);
     }
 
@@ -84,9 +85,9 @@ impl Consumer for Taking {
         if !self.over.load(Relaxed) {
             self.why.lock().get_or_insert_with(|| why.clone());
         }
-        let Some(sharing) = self.sharing.upgrade() else { return };
+        let Some(exchange) = self.exchange.upgrade() else { return };
         let names = self.names(items.iter().map(|item| item.token));
-        sharing.not_brought(Provider::Disk(self.number), &names);
+        exchange.not_brought(Provider::Disk(self.number), &names);
     }
 
     fn ended(&self, why: &Failure) {
@@ -95,6 +96,27 @@ impl Consumer for Taking {
             *self.why.lock() = Some(why.clone());
         }
     }
+}
+
+/// What names the pages of a VM whose content is not shared: source and destination
+/// have a secret for the one migration.
+#[must_use]
+pub fn key(secret: &str) -> Key {
+    Key::new(secret.as_bytes(), &Domain::default())
+}
+
+/// A VM arrives whose content is not shared: its pages are read from its disks, or
+/// found among those that it has already. Its source is to be told what the
+/// [`Outbox`] says.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn admit(
+    secret: &str,
+    vm: Arriving,
+    threads: &Arc<DataThreads>,
+) -> std::io::Result<(Resolving, Outbox)> {
+    Exchange::start(vm.blocks.pages(), None)?.admit(key(secret), None, vm, threads)
 }
 
 /// Disks that can be read, and how.
@@ -121,13 +143,13 @@ pub struct Stored {
 impl DiskReaders {
     /// Reads these disks for the VM with that number. What can't be read is told,
     /// and passed by.
-    pub(crate) fn new(number: u64, sharing: &Arc<Sharing>, disks: Disks) -> Self {
+    pub(crate) fn new(number: u64, exchange: &Arc<Exchange>, disks: Disks) -> Self {
         let Disks { opened, settings } = disks;
-        let sharing = Arc::downgrade(sharing);
+        let exchange = Arc::downgrade(exchange);
         let start = |opened: Opened| {
             let taking = Arc::new(Taking {
                 number,
-                sharing: Weak::clone(&sharing),
+                exchange: Weak::clone(&exchange),
                 names: Mutex::default(),
                 over: AtomicBool::new(false),
                 stale_pages: AtomicU64::new(0),
@@ -142,7 +164,7 @@ impl DiskReaders {
             }
         };
         let disks = opened.into_iter().map(|opened| opened.and_then(start)).collect();
-        Self { number, sharing: Weak::clone(&sharing), disks, spare: Mutex::default() }
+        Self { number, exchange: Weak::clone(&exchange), disks, spare: Mutex::default() }
     }
 
     /// Whether a place is one that is read.
@@ -171,10 +193,10 @@ impl DiskReaders {
             };
             let items: Vec<Item> = (first..).zip(run).map(item).collect();
             if disk.reader.add(&items).is_err()
-                && let Some(sharing) = self.sharing.upgrade()
+                && let Some(exchange) = self.exchange.upgrade()
             {
                 let names: Vec<Name> = run.iter().map(|(_, name)| *name).collect();
-                sharing.not_brought(Provider::Disk(self.number), &names);
+                exchange.not_brought(Provider::Disk(self.number), &names);
             }
         }
         self.give_back();
@@ -192,7 +214,7 @@ impl DiskReaders {
     /// Has the source send what it can of what is furthest from being read.
     fn give_back(&self) {
         let mut spare = self.spare.lock();
-        let Some(sharing) = self.sharing.upgrade() else { return };
+        let Some(exchange) = self.exchange.upgrade() else { return };
         let mut taken = Vec::new();
         while spare.used < spare.said {
             let most = |disk: &&Disk| disk.reader.progress().wanted_pages;
@@ -204,7 +226,7 @@ impl DiskReaders {
             }
             spare.used += taken.len() as u64;
             let names = disk.taking.names(taken.iter().copied());
-            sharing.not_brought(Provider::Disk(self.number), &names);
+            exchange.not_brought(Provider::Disk(self.number), &names);
         }
     }
 

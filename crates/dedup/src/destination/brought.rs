@@ -7,10 +7,10 @@ use std::time::Instant;
 use content::Name;
 use page::BATCH_PAGES;
 
+use super::exchange::{Exchange, Page, Waiter};
 use super::in_flight::Provider;
-use super::{Page, Sharing, Waiter};
 
-impl Sharing {
+impl Exchange {
     /// Content has come: one page for each name. Says how many were not what those
     /// who wait for them want.
     pub(crate) fn brought<'b>(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use content::{Domain, Name};
+use content::{Domain, Key, Name};
 use data_threads::DataThreads;
 use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
@@ -14,16 +14,16 @@ use wire::{NamedHeader, NamedTables, Tables};
 
 use super::blocks::Blocks;
 use super::copies::Copies;
+use super::exchange::{Exchange, Waiter};
 use super::in_flight::{Claim, Provider};
 use super::outbox::Outbox;
 use super::recipient::Recipient;
-use super::{Sharing, Waiter};
 use crate::rack::{Batch, Claims};
 use crate::storage::{DiskReaders, Disks, Stored};
 
 /// Pages by name of one VM that arrives, until it is dropped.
 pub struct Resolving {
-    sharing: Arc<Sharing>,
+    exchange: Arc<Exchange>,
     recipient: Arc<Recipient>,
     /// What asks the rack, if anything does.
     claims: Option<Claims>,
@@ -33,22 +33,30 @@ pub struct Resolving {
     spare: Mutex<Vec<Copies>>,
 }
 
-impl Sharing {
-    /// A VM arrives whose pages may come by name. Its source is to be told what the
-    /// [`Outbox`] says.
+/// A VM that arrives, and whose pages may come by name.
+pub struct Arriving {
+    /// What places its pages.
+    pub placer: Arc<Placer>,
+    /// Its RAM.
+    pub blocks: Blocks,
+    /// Its disks that are read.
+    pub disks: Option<Disks>,
+}
+
+impl Exchange {
+    /// A VM arrives whose pages are named with `key`. If it has a domain in the rack,
+    /// that is asked, too.
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub fn admit(
+    pub(crate) fn admit(
         self: &Arc<Self>,
-        (domain, asks_rack): (&Domain, bool),
-        placer: Arc<Placer>,
-        blocks: Blocks,
-        disks: Option<Disks>,
+        key: Key,
+        in_rack: Option<&Domain>,
+        Arriving { placer, blocks, disks }: Arriving,
         threads: &Arc<DataThreads>,
     ) -> std::io::Result<(Resolving, Outbox)> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
-        let key = self.key(domain);
         let blocks = Arc::new(blocks);
         let member = self.index.join(Arc::clone(&blocks) as _, key.clone(), blocks.pages());
         let member = Arc::new(member.ok_or_else(|| {
@@ -56,14 +64,17 @@ impl Sharing {
         })?);
         let (tell, outbox) = Outbox::new();
         let recipient = Arc::new(Recipient::new(number, key, placer, (member, blocks), tell));
-        let rack = self.rack.as_ref().filter(|_| asks_rack);
-        let claims = rack.map(|rack| Claims::start((self, rack), &recipient, domain, threads));
+        let claims = self
+            .rack
+            .as_ref()
+            .zip(in_rack)
+            .map(|(rack, domain)| Claims::start((self, rack), &recipient, domain, threads));
         let claims = claims.transpose()?;
         self.arriving.lock().insert(number);
-        let sharing = Arc::clone(self);
+        let exchange = Arc::clone(self);
         let disk_readers = disks.map(|disks| DiskReaders::new(number, self, disks));
         let resolving =
-            Resolving { sharing, recipient, claims, disk_readers, spare: Mutex::default() };
+            Resolving { exchange, recipient, claims, disk_readers, spare: Mutex::default() };
         Ok((resolving, outbox))
     }
 }
@@ -83,7 +94,7 @@ impl Resolving {
     ) -> Result<u128, PlaceError> {
         let Recipient { key, placer, .. } = &*self.recipient;
         let mut copies = self.spare.lock().pop().unwrap_or_default();
-        let here = copies.find(&self.sharing.index, key, names, pages.iter().copied());
+        let here = copies.find(&self.exchange.index, key, names, pages.iter().copied());
         let placed = copies.place(placer, header.block, header.epoch);
         self.spare.lock().push(copies);
         placed.map(|()| here)
@@ -93,7 +104,7 @@ impl Resolving {
     /// were looked for and before they were claimed. Nobody need bring these.
     fn place_new(&self, batch: &mut Batch) -> Result<(), PlaceError> {
         let Batch { header, pages, names, ours, .. } = batch;
-        let is_new = |nth: &usize| *ours >> nth & 1 == 1 && self.sharing.index.has(&names[*nth]);
+        let is_new = |nth: &usize| *ours >> nth & 1 == 1 && self.exchange.index.has(&names[*nth]);
         let new: Vec<usize> = (0..names.len()).filter(is_new).collect();
         if new.is_empty() {
             return Ok(());
@@ -106,7 +117,7 @@ impl Resolving {
             *ours &= !(1 << nth);
             over.push(new_names[at]);
         }
-        self.sharing.wake_waiters(&over);
+        self.exchange.wake_waiters(&over);
         Ok(())
     }
 
@@ -116,7 +127,7 @@ impl Resolving {
         if !recipient.may_claim(batch.pages.len()) {
             let all = u128::MAX >> (128 - batch.pages.len().clamp(1, 128));
             batch.wanted = all & !here;
-            batch.answer(&self.sharing, recipient, question);
+            batch.answer(&self.exchange, recipient, question);
             return Ok(());
         }
         let Batch { header: NamedHeader { block, epoch, ticket, .. }, .. } = batch;
@@ -125,7 +136,7 @@ impl Resolving {
         batch.wanted = recipient.has_asked(block, epoch, &batch.pages, &batch.names) & !here;
         // Held until the ticket is there: what it waits for may come at once.
         let mut tickets = recipient.tickets.lock();
-        let mut in_flight = self.sharing.in_flight.lock();
+        let mut in_flight = self.exchange.in_flight.lock();
         for (nth, name) in batch.names.iter().enumerate() {
             if (here | batch.wanted) >> nth & 1 == 1 {
                 continue;
@@ -158,7 +169,7 @@ impl Resolving {
         }
         match claims.filter(|_| batch.ours != 0) {
             Some(claims) => claims.ask(batch, question),
-            None => batch.answer(&self.sharing, recipient, question),
+            None => batch.answer(&self.exchange, recipient, question),
         }
         Ok(())
     }
@@ -171,7 +182,7 @@ impl Resolving {
         let (mut stored, mut wanted) = (0, Vec::with_capacity(batch.places.len()));
         // In this order, as above.
         let mut tickets = self.recipient.tickets.lock();
-        let mut in_flight = self.sharing.in_flight.lock();
+        let mut in_flight = self.exchange.in_flight.lock();
         for (nth, (name, place)) in batch.names.iter().zip(&batch.places).enumerate() {
             let place =
                 place.filter(|place| batch.ours >> nth & 1 == 1 && disk_readers.has(*place));
@@ -244,7 +255,7 @@ impl Resolving {
     /// was wanted of names that came by any lane.
     pub fn came(&self, block: BlockId, epoch: Epoch, Tables { pages, fills }: &Tables) {
         let names = self.recipient.came(block, epoch, pages);
-        self.sharing.wake_waiters(&names);
+        self.exchange.wake_waiters(&names);
         if let Some(claims) = self.claims.as_ref().filter(|_| !names.is_empty()) {
             claims.holds(names);
         }
@@ -253,16 +264,16 @@ impl Resolving {
 
     /// These pages are full of one byte.
     fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
-        self.sharing.wake_waiters(&self.recipient.filled(block, epoch, fills));
+        self.exchange.wake_waiters(&self.recipient.filled(block, epoch, fills));
     }
 }
 
 impl Drop for Resolving {
     fn drop(&mut self) {
         self.recipient.end();
-        // These join threads that may hold the sharing for a moment.
+        // These join threads that may hold the exchange for a moment.
         drop(self.claims.take());
         drop(self.disk_readers.take());
-        self.sharing.arriving.lock().remove(&self.recipient.number);
+        self.exchange.arriving.lock().remove(&self.recipient.number);
     }
 }

@@ -17,7 +17,7 @@ use transport::Question;
 use wire::{DiskPlace, NamedHeader, NamedTables};
 
 use super::Rack;
-use crate::destination::{Page, Place, Provider, Recipient, Sharing, Waiter};
+use crate::destination::{Exchange, Page, Place, Provider, Recipient, Waiter};
 
 /// Batches in one question: what a source lets go by name before it has an answer.
 const AT_ONCE: usize = 16;
@@ -63,7 +63,7 @@ impl Batch {
     }
 
     /// Says what becomes of it: what is still this VM's comes from its source.
-    pub(crate) fn answer(self, sharing: &Sharing, recipient: &Recipient, question: Question) {
+    pub(crate) fn answer(self, exchange: &Exchange, recipient: &Recipient, question: Question) {
         let Self { header, pages, names, ours, later, .. } = self;
         let NamedHeader { block, epoch, ticket, .. } = header;
         if self.has_ticket {
@@ -73,7 +73,7 @@ impl Batch {
         let asked = pages.iter().zip(names).enumerate().filter(|(nth, _)| wanted >> nth & 1 == 1);
         let asked = asked.map(|(_, (page, name))| (block, epoch, *page, name));
         // Before the source can send them.
-        sharing.wake_waiters(&recipient.asks(asked));
+        exchange.wake_waiters(&recipient.asks(asked));
         question.answer(wanted, later);
     }
 }
@@ -88,14 +88,14 @@ pub(crate) struct Claims {
 
 impl Claims {
     pub(crate) fn start(
-        (sharing, rack): (&Arc<Sharing>, &Arc<Rack>),
+        (exchange, rack): (&Arc<Exchange>, &Arc<Rack>),
         recipient: &Arc<Recipient>,
         domain: &Domain,
         threads: &Arc<DataThreads>,
     ) -> io::Result<Self> {
         let (ask, asked) = bounded(WAITING_MAX);
         let asking = Asking {
-            sharing: Arc::clone(sharing),
+            exchange: Arc::clone(exchange),
             rack: Arc::clone(rack),
             recipient: Arc::clone(recipient),
             domain: domain.clone(),
@@ -135,7 +135,7 @@ impl Drop for Claims {
 
 /// The thread that asks.
 struct Asking {
-    sharing: Arc<Sharing>,
+    exchange: Arc<Exchange>,
     rack: Arc<Rack>,
     recipient: Arc<Recipient>,
     domain: Domain,
@@ -171,25 +171,25 @@ impl Asking {
                     let far = self.fetch(&batch, elsewhere);
                     (batch.later, batch.ours) = (batch.later | far, batch.ours & !far);
                 }
-                batch.answer(&self.sharing, &self.recipient, question);
+                batch.answer(&self.exchange, &self.recipient, question);
             }
         }
     }
 
     /// Has other hosts send what they have or get. Says what comes from there.
     fn fetch(&self, batch: &Batch, mut elsewhere: Vec<(HostName, usize)>) -> u128 {
-        let Self { sharing, rack, recipient, .. } = self;
+        let Self { exchange, rack, recipient, .. } = self;
         elsewhere.sort_unstable();
         let mut far = 0;
         for group in elsewhere.chunk_by(|(one, _), (other, _)| one == other) {
             let host = &group[0].0;
-            let Some(line) = rack.line(sharing, host) else { continue };
+            let Some(line) = rack.line(exchange, host) else { continue };
             let by = (Provider::Vm(recipient.number), Provider::Peer(line));
             let now = Instant::now();
             let mut handed = Vec::with_capacity(group.len());
             // In this order, as everywhere.
             let mut tickets = recipient.tickets.lock();
-            let mut in_flight = sharing.in_flight.lock();
+            let mut in_flight = exchange.in_flight.lock();
             for (_, nth) in group {
                 let Some(page) = batch.waiting(recipient, *nth) else { continue };
                 if in_flight.hand_over(&batch.names[*nth], by, now, Waiter::Page(page)) {

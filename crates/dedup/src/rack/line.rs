@@ -16,7 +16,7 @@ use transport::{Endpoint, connect};
 use wire::{HasHeader, Kind, Wants, WireError};
 
 use super::{Mate, Rack};
-use crate::destination::{CLAIM_MAX, Provider, Sharing};
+use crate::destination::{CLAIM_MAX, Exchange, Provider};
 
 /// A line that nobody wants anything of for so long ends: whoever waited for
 /// something of it doesn't any more.
@@ -37,7 +37,7 @@ pub(super) struct Line {
 impl Rack {
     /// The number of a connection by which content of that host comes; none if it
     /// can't be had of it now.
-    pub(crate) fn line(&self, sharing: &Arc<Sharing>, host: &HostName) -> Option<u64> {
+    pub(crate) fn line(&self, exchange: &Arc<Exchange>, host: &HostName) -> Option<u64> {
         let mate = self.mates.get(host)?;
         let mut lines = self.lines.lock();
         if let Some(line) = lines.get(host) {
@@ -52,8 +52,8 @@ impl Rack {
         let line = Arc::new(Line { number, wants, heard, is_over: AtomicBool::new(false) });
         let run = {
             let (line, mate) = (Arc::downgrade(&line), mate.clone());
-            let (sharing, security) = (Arc::downgrade(sharing), self.security.clone());
-            move || run(number, &line, &sharing, &mate, &security, &wanted)
+            let (exchange, security) = (Arc::downgrade(exchange), self.security.clone());
+            move || run(number, &line, &exchange, &mate, &security, &wanted)
         };
         let thread = thread::Builder::new().name(format!("fetch-{number}"));
         thread.spawn(run).ok()?;
@@ -86,14 +86,14 @@ impl Rack {
 fn run(
     number: u64,
     line: &Weak<Line>,
-    sharing: &Weak<Sharing>,
+    exchange: &Weak<Exchange>,
     mate: &Mate,
     security: &Security,
     wanted: &Receiver<Wants>,
 ) {
     let way = Endpoint { local: None, remote: mate.address };
     match connect(way, &mate.name, security, Kind::Content) {
-        Ok(connection) => carry(number, line, sharing, connection, wanted),
+        Ok(connection) => carry(number, line, exchange, connection, wanted),
         Err(error) => tracing::warn!(%error, host = mate.name, "its content is not used"),
     }
     if let Some(line) = line.upgrade() {
@@ -105,16 +105,16 @@ fn run(
 fn carry(
     number: u64,
     line: &Weak<Line>,
-    sharing: &Weak<Sharing>,
+    exchange: &Weak<Exchange>,
     connection: Connection,
     wanted: &Receiver<Wants>,
 ) {
     let closer = connection.closer();
     let (reader, mut writer) = connection.into_halves();
     let reading = {
-        let (line, sharing, closer) = (Weak::clone(line), Weak::clone(sharing), closer.clone());
+        let (line, exchange, closer) = (Weak::clone(line), Weak::clone(exchange), closer.clone());
         thread::Builder::new().name(format!("fetched-{number}")).spawn(move || {
-            let mut taking = Taking { number, line, sharing, ..Taking::default() };
+            let mut taking = Taking { number, line, exchange, ..Taking::default() };
             if let Err(error) = taking.all(reader) {
                 tracing::debug!(%error, "content of another host ended");
             }
@@ -169,7 +169,7 @@ enum LineError {
 struct Taking {
     number: u64,
     line: Weak<Line>,
-    sharing: Weak<Sharing>,
+    exchange: Weak<Exchange>,
     names: Vec<u8>,
     payload: Vec<u8>,
     decoder: Decoder,
@@ -194,17 +194,17 @@ impl Taking {
                 Encoding::Raw => &self.payload[..],
                 encoding => self.decoder.decode(encoding, &self.payload, here.len())?,
             };
-            let Some(sharing) = self.sharing.upgrade() else { return Ok(()) };
+            let Some(exchange) = self.exchange.upgrade() else { return Ok(()) };
             if let Some(line) = self.line.upgrade() {
                 *line.heard.lock() = Instant::now();
             }
             let by = Provider::Peer(self.number);
             let wrong =
-                sharing.brought(by, &here, &|nth| &bodies[nth * PAGE_BYTES..][..PAGE_BYTES]);
+                exchange.brought(by, &here, &|nth| &bodies[nth * PAGE_BYTES..][..PAGE_BYTES]);
             if wrong > 0 {
                 tracing::warn!(pages = wrong, "another host sent what it was not asked for");
             }
-            sharing.not_brought(by, &not_here);
+            exchange.not_brought(by, &not_here);
         }
     }
 }

@@ -176,7 +176,7 @@ impl Answering {
         if may_wait && !self.work.not_here.is_empty() {
             let absent = self.wait(domain);
             // What came between the two looks.
-            if absent.iter().any(|name| self.sharing.index.has(name)) {
+            if absent.iter().any(|name| self.sharing.exchange.index.has(name)) {
                 if bodies > 0 {
                     self.send(bodies)?;
                 }
@@ -186,7 +186,7 @@ impl Answering {
             }
         }
         let Work { here, not_here, .. } = &self.work;
-        if let Some(rack) = self.sharing.rack.as_ref().filter(|_| !not_here.is_empty()) {
+        if let Some(rack) = self.sharing.rack().filter(|_| !not_here.is_empty()) {
             rack.lacks(not_here.clone());
         }
         if here.is_empty() && not_here.is_empty() {
@@ -201,7 +201,7 @@ impl Answering {
         let Work { bytes, found, here, not_here, .. } = &mut self.work;
         let length = names.len() * PAGE_BYTES;
         bytes.resize(bytes.len().max(length), 0);
-        self.sharing.index.find(names, &key, &mut bytes[..length], found);
+        self.sharing.exchange.index.find(names, &key, &mut bytes[..length], found);
         here.clear();
         not_here.clear();
         for (nth, (name, found)) in names.iter().zip(&*found).enumerate() {
@@ -228,7 +228,7 @@ impl Answering {
         });
         let now = Instant::now();
         let mut joined = 0;
-        let mut in_flight = self.sharing.in_flight.lock();
+        let mut in_flight = self.sharing.exchange.in_flight.lock();
         let joins = |name: &Name| {
             let joins =
                 joined < room && in_flight.join(name, now, || Waiter::Remote(Arc::clone(&remote)));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use api::{BitRate, HelperBudget, ReadDisks};
 use cachemap::Budget;
-use content::{Domain, Key};
+use content::Key;
 use dedup::source::{Asking, GuestPageCache, Room, StorageNotes};
 use qemu::disks::Disk;
 use qemu::guest_disks::{self, GuestDisk, Reading};
@@ -25,7 +25,7 @@ pub(super) struct FromDisks {
 impl FromDisks {
     /// What names are made with if content is not shared.
     pub(super) fn key(&self) -> Key {
-        Key::new(self.order.secret.as_bytes(), &Domain::default())
+        dedup::storage::key(&self.order.secret)
     }
 }
 
