@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use api::{HostInfo, PeerInfo};
-use engine::{Local, Resources, Server, Sharing};
+use dedup::destination::Sharing;
+use engine::{Local, Resources, Server};
 use identity::{FileError, Files, Identity, IdentityError, Security};
 use qemu::programs::{PlaceError, Programs};
 use quota::{Notes, QuotaError};

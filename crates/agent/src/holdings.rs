@@ -10,7 +10,8 @@ use std::thread::{self, JoinHandle};
 
 use api::KnownContent;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use engine::{Domain, Sample, Sharing};
+use dedup::destination::Sharing;
+use engine::{Domain, Sample};
 
 use crate::vm::Vm;
 

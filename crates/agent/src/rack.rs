@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dedup::rack::{DirectoryAt, Mate, Rack};
 use directory::{
     Directory, DirectoryError, Embedded, HostName, Limits, Redis, RedisSettings, Servers, Terms,
 };
-use engine::{DirectoryAt, Peer, Rack};
 use identity::Security;
 
 use crate::config::{Config, DirectoryChoice, PeerEntry};
@@ -54,7 +54,7 @@ pub(crate) fn rack(config: &Config, security: Security) -> Result<Option<Arc<Rac
     let terms = Terms { claim: CLAIM, ..Terms::default() };
     let at = match (keeper, &config.directory) {
         (Some(keeper), _) => match mates.iter().find(|peer| peer.name == keeper) {
-            Some(mate) => DirectoryAt::At(peer(mate)),
+            Some(keeper) => DirectoryAt::At(mate(keeper)),
             None => {
                 let limits = Limits { terms, ..Limits::default() };
                 DirectoryAt::Here(Arc::new(Embedded::new(limits)))
@@ -62,7 +62,7 @@ pub(crate) fn rack(config: &Config, security: Security) -> Result<Option<Arc<Rac
         },
         (None, choice) => DirectoryAt::Elsewhere(redis(choice, rack, terms)?),
     };
-    let mates = mates.into_iter().map(peer).collect();
+    let mates = mates.into_iter().map(mate).collect();
     Ok(Some(Rack::new(&config.name, mates, security, at)?))
 }
 
@@ -94,9 +94,8 @@ fn redis(
     Ok(Arc::new(Redis::new(&settings)?))
 }
 
-fn peer(entry: &PeerEntry) -> Peer {
-    let PeerEntry { name, address, nics, .. } = entry.clone();
-    Peer { name, address, nics }
+fn mate(entry: &PeerEntry) -> Mate {
+    Mate { name: entry.name.clone(), address: entry.address }
 }
 
 #[cfg(test)]

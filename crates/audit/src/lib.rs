@@ -31,9 +31,11 @@
 mod difference;
 mod entry;
 mod fingerprint;
+mod handed_over;
 mod ledger;
 
 pub use difference::Difference;
 pub use entry::{Delivery, Entry};
 pub use fingerprint::Fingerprint;
+pub use handed_over::{HandedOver, NotKept};
 pub use ledger::{BlockLedger, Ledger, RANGE_PAGES, Writing};

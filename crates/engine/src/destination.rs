@@ -2,6 +2,7 @@
 //! into arrivals and their lanes.
 
 mod arrival;
+mod by_name;
 mod connections;
 mod disks;
 mod effects;
@@ -234,7 +235,7 @@ fn serve_one(
                 return Ok(());
             };
             connection.write_all(&Reply::Welcome.to_bytes())?;
-            crate::sharing::serve(sharing, connection)?;
+            dedup::rack::serve(sharing, connection)?;
         }
         Kind::Orders => {
             if !place.orders() {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use content::Domain;
+use dedup::destination::Sharing;
 use identity::Security;
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
@@ -19,7 +20,6 @@ use transport::Endpoint;
 use wire::{Inquiry, Part, Word, examine, gang};
 
 use crate::resources::Resources;
-use crate::sharing::Sharing;
 use crate::waits::Waits;
 
 /// This agent, as far as migrations care.

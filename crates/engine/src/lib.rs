@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 mod destination;
-mod effort;
 mod error;
 mod examine;
 mod host;
@@ -14,7 +13,6 @@ mod orders;
 mod predict;
 mod report_builder;
 mod resources;
-mod sharing;
 mod source;
 mod waits;
 mod watch;
@@ -27,7 +25,6 @@ pub use host::{Arriving, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsett
 pub use orders::Orders;
 pub use predict::{predict, used};
 pub use resources::{BuffersFull, Resources};
-pub use sharing::{DirectoryAt, Known, Rack, Sharing, WatchError};
 pub use source::{Migrated, migrate};
 pub use transport::Endpoint;
 pub use waits::Waits;

@@ -5,7 +5,6 @@
 //! gone. Whose the VM is decides `switchover::source` alone, which keeps a
 //! journal; its hands are in `hands`.
 
-mod announcer;
 mod audit;
 mod blackout;
 mod collector;
@@ -16,7 +15,6 @@ mod disks;
 mod effects;
 mod flushes;
 mod from_disks;
-mod guest_page_cache;
 mod limit;
 mod listening;
 mod naming;
@@ -25,9 +23,7 @@ mod passes;
 mod sampler;
 mod saying;
 mod settle;
-mod stale_filter;
 mod start;
-mod storage_notes;
 mod stream_state;
 mod throttle;
 mod undo;
@@ -35,11 +31,14 @@ mod undo;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ::audit::HandedOver;
 use api::{Bounds, MigrateRequest, Outcome, Phase, Priority, Report};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use data_threads::{DataThreads, SchedParams};
+use dedup::source::Announcer;
 use qemu::outgoing::Outgoing;
 use qemu::qmp::Event;
+use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
 use transport::{Delivered, Lanes};
 use wire::{ToDestination, ToSource};
@@ -47,7 +46,7 @@ use wire::{ToDestination, ToSource};
 use switchover::source::{Driver, Event as Step, Outcome as Fate};
 use switchover::{Doubt, Envelope, MigrationId};
 
-use self::audit::{Comparison, HandedOver};
+use self::audit::Comparison;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::link::{Heard, Link};
@@ -55,7 +54,6 @@ use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::waits::Pulse;
 use crate::watch::Watch;
-use announcer::Announcer;
 use blackout::Blackout;
 use disk_room::DiskRoom;
 use disks::{Chosen, Disks};
@@ -63,7 +61,6 @@ use from_disks::FromDisks;
 use pacing::Pacing;
 use sampler::Sampler;
 use saying::Saying;
-use stale_filter::StaleFilter;
 use stream_state::StreamState;
 use throttle::OurStops;
 pub(crate) use throttle::settings as throttle_settings;
@@ -154,7 +151,8 @@ pub(crate) struct Source<'m> {
     /// Its data threads at this end.
     threads: Arc<DataThreads>,
     control: Option<Control>,
-    stale_filter: Option<Arc<StaleFilter>>,
+    /// What can be read of it.
+    ram: RamBlocks,
     /// What QEMU handed over, for the audit.
     handed_over: Arc<HandedOver>,
     comparison: Comparison,
@@ -240,7 +238,7 @@ impl<'m> Source<'m> {
             pools: None,
             threads,
             control: None,
-            stale_filter: None,
+            ram: RamBlocks::default(),
             handed_over: audit::handed_over(request.audit),
             comparison: Comparison::default(),
             storage: None,

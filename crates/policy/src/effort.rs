@@ -9,6 +9,22 @@
 //! harm whatever the content is: what doesn't compress is skipped at little
 //! cost, and later content may be better.
 
+use std::time::Duration;
+
+use page::Encoding;
+
+/// Levels are compared by the time that this much takes: by less, what differs is
+/// the content.
+pub const ENOUGH_BYTES: u64 = 8 << 20;
+/// Where so much takes longer, this time is enough.
+pub const ENOUGH: Duration = Duration::from_secs(1);
+
+/// Whether a window says something.
+#[must_use]
+pub fn is_enough(bytes: u64, elapsed: Duration) -> bool {
+    bytes >= ENOUGH_BYTES || elapsed >= ENOUGH
+}
+
 /// The encodings in order of effort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -18,6 +34,16 @@ pub enum Level {
     Light,
     /// zstd.
     Hard,
+}
+
+impl From<Level> for Encoding {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::Raw => Self::Raw,
+            Level::Light => Self::Lz4,
+            Level::Hard => Self::Zstd,
+        }
+    }
 }
 
 /// What lanes did in one window.

@@ -62,6 +62,13 @@ impl RamBlocks {
         blocks
     }
 
+    /// The block with that name, if it can be reached and has that size.
+    #[must_use]
+    pub fn mapping(&self, name: &str, bytes: u64) -> Option<Arc<Mapping>> {
+        let block = self.reached.iter().find(|block| block.name == name)?;
+        (block.bytes == bytes).then(|| Arc::clone(&block.mapping))
+    }
+
     fn reach(&mut self, process: &Process, block: Listed) {
         let Listed { name, bytes, address, writable } = block;
         if !writable {

@@ -26,10 +26,12 @@
 mod backing;
 mod error;
 mod mapping;
+mod numbered;
 mod pagemap;
 mod pieces;
 
 pub use error::RamError;
 pub use mapping::Mapping;
+pub use numbered::Numbered;
 pub use pagemap::DataRanges;
 pub use pieces::Piece;

@@ -1,10 +1,6 @@
-//! Disk blocks at the destination: from a lane into the sink's buffers.
+//! Where disk blocks go at the destination.
 
-use std::io::Read;
-use std::sync::Arc;
-
-use page::{BlockBatch, Decoder, Encoding};
-use wire::{BlockHeader, WireError};
+use page::BlockBatch;
 
 use crate::receiver::LaneEnd;
 
@@ -46,54 +42,5 @@ impl From<TakeError> for LaneEnd {
             TakeError::Over => Self::Over,
             error => Self::Blocks(error),
         }
-    }
-}
-
-/// Where a lane's disk blocks go, asked for at the first batch of them. The
-/// buffers are used again for each batch.
-pub(crate) struct Blocks<F> {
-    announced: F,
-    sink: Option<Arc<dyn BlockSink>>,
-    payload: Vec<u8>,
-    table: [u8; BlockHeader::TABLE_BYTES_MAX],
-}
-
-impl<F: Fn() -> Result<Arc<dyn BlockSink>, LaneEnd>> Blocks<F> {
-    pub(crate) fn new(announced: F) -> Self {
-        let table = [0; BlockHeader::TABLE_BYTES_MAX];
-        Self { announced, sink: None, payload: Vec::new(), table }
-    }
-
-    pub(crate) fn receive(
-        &mut self,
-        lane: &mut impl Read,
-        header: BlockHeader,
-        decoder: &mut Decoder,
-    ) -> Result<(), LaneEnd> {
-        let sink = match &mut self.sink {
-            Some(sink) => sink,
-            none => none.insert((self.announced)()?),
-        };
-        // The header has capped the number of extents.
-        let table = &mut self.table[..header.table_bytes()];
-        lane.read_exact(table)?;
-        let mut batch = sink.room()?;
-        header.fill(table, &mut batch)?;
-        let encoding = Encoding::try_from(header.encoding)
-            .map_err(|error| LaneEnd::Decode(error.to_string()))?;
-        let payload_bytes = header.payload_bytes as usize;
-        if encoding == Encoding::Raw {
-            if payload_bytes != batch.data().len() {
-                return Err(WireError::Contradiction("raw disk blocks of another length").into());
-            }
-            lane.read_exact(batch.data_mut())?;
-        } else {
-            self.payload.resize(payload_bytes, 0);
-            lane.read_exact(&mut self.payload)?;
-            decoder
-                .decode_blocks(encoding, &self.payload, batch.data_mut())
-                .map_err(|error| LaneEnd::Decode(error.to_string()))?;
-        }
-        Ok(sink.take(batch)?)
     }
 }

@@ -35,7 +35,7 @@ pub struct LanesPlan {
     /// The encoding to begin with.
     pub encoding: Encoding,
     /// Looks at batches of pages before they are sent.
-    pub stale_filter: Option<Arc<dyn StaleFilter>>,
+    pub stale_filter: Option<StaleFilter>,
     /// Names pages that the destination may have already.
     pub namer: Option<Arc<dyn Namer>>,
 }

@@ -6,10 +6,11 @@
 //! head. A batch keeps its pool buffer until the destination says that it is
 //! *placed*, so the pool bounds everything between QEMU and the far RAM.
 //!
-//! At the destination, [`receive`] reads one lane and hands pages to the
-//! placer, once all of a batch is in a buffer of the lane's own, and disk blocks
-//! to a [`BlockSink`], raw ones from the socket straight into its buffers. What
-//! is encrypted is opened on the way there (crate `identity`).
+//! At the destination, an [`Incoming`] is one lane. Whoever drives it has pages
+//! placed, once all of a batch is in a buffer of the lane's own, and disk blocks
+//! taken by a [`BlockSink`], raw ones from the socket straight into its buffers.
+//! What is encrypted is opened on the way there (crate `identity`). A batch that
+//! takes a while is answered later ([`Question`]), and the lane goes on.
 
 #![forbid(unsafe_code)]
 
@@ -43,6 +44,6 @@ pub use load::Load;
 pub use meter::{Delivered, LaneMeter, LaneTimes, thread_cpu};
 pub use namer::{Asking, Labels, Namer};
 pub use overflow::Overflow;
-pub use receiver::{Ends, LaneEnd, Resolver, receive};
+pub use receiver::{Incoming, LaneEnd};
 pub use replies::Question;
 pub use stale_filter::StaleFilter;

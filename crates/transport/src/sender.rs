@@ -167,7 +167,7 @@ fn send(
             // What is wanted by its name others may wait for as well, as it was then.
             if let (Some(stale_filter), Load::Pages(batch)) = (&shared.plan.stale_filter, &mut load)
             {
-                shared.queue.dropped(filtering.drop_stale(&**stale_filter, batch));
+                shared.queue.dropped(filtering.drop_stale(stale_filter, batch));
             }
             if let (Some(namer), Load::Pages(batch)) = (&shared.plan.namer, &mut load) {
                 shared.queue.came_after_announcement(namer.take_out_announced(batch));

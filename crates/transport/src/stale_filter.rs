@@ -1,14 +1,26 @@
-//! A last look at a batch before a lane sends it.
+//! Pages that the guest has changed since QEMU handed them over.
+//!
+//! A page that waited for its lane and differs now from what QEMU has in RAM was
+//! written after QEMU copied it. QEMU cleared the page's dirty bit before it
+//! copied, so the write has set it again, and the page comes once more before
+//! the VM stops for good: its old content need not be sent. Where the link is
+//! the bottleneck and the guest writes, that is a good part of all bytes.
 
-use page::Batch;
+use std::sync::Arc;
+
+use audit::HandedOver;
+use page::{BATCH_PAGES, Batch, PAGE_BYTES, PageIndex};
+use ram::Numbered;
 
 use crate::reluctance::Reluctance;
 
-/// Knows which pages of a batch need not be sent any more.
-pub trait StaleFilter: std::fmt::Debug + Send + Sync {
-    /// Takes such pages out of the batch, and returns how many those were.
-    /// `scratch` is the lane's own, kept from batch to batch.
-    fn drop_stale(&self, batch: &mut Batch, scratch: &mut Vec<u8>) -> usize;
+/// Compares batches with the source QEMU's RAM.
+#[derive(Clone, Debug)]
+pub struct StaleFilter {
+    /// That RAM.
+    pub ram: Arc<Numbered>,
+    /// Where what is left out is noted.
+    pub handed_over: Arc<HandedOver>,
 }
 
 /// Batches passed by between two looks where the last ones found nothing.
@@ -28,62 +40,83 @@ impl Default for Filtering {
 }
 
 impl Filtering {
-    /// Has the filter look at a batch, more rarely where it finds nothing.
-    /// Returns how many pages it took out.
-    pub(crate) fn drop_stale(
-        &mut self,
-        stale_filter: &dyn StaleFilter,
-        batch: &mut Batch,
-    ) -> usize {
+    /// Takes stale pages out of a batch, and looks more rarely where there are none.
+    /// Returns how many it took out.
+    pub(crate) fn drop_stale(&mut self, filter: &StaleFilter, batch: &mut Batch) -> usize {
         if batch.bodies().is_empty() || !self.reluctance.try_next() {
             return 0;
         }
-        let dropped = stale_filter.drop_stale(batch, &mut self.scratch);
+        let dropped = self.compare(filter, batch);
         self.reluctance.tried(dropped > 0);
         dropped
+    }
+
+    fn compare(&mut self, filter: &StaleFilter, batch: &mut Batch) -> usize {
+        let StaleFilter { ram, handed_over } = filter;
+        if !ram.reaches(batch.block) {
+            return 0;
+        }
+        let bytes = batch.bodies().len() * PAGE_BYTES;
+        self.scratch.resize(self.scratch.len().max(bytes), 0);
+        let now = &mut self.scratch[..bytes];
+        let pages = batch.bodies().iter().map(|body| body.page);
+        // A QEMU that is gone shows elsewhere.
+        if !ram.read(batch.block, pages, now) {
+            return 0;
+        }
+        let mut pages = [PageIndex::default(); BATCH_PAGES];
+        for (page, body) in pages.iter_mut().zip(batch.bodies()) {
+            *page = body.page;
+        }
+        let (block, epoch) = (batch.block, batch.epoch);
+        batch.retain_bodies(|nth, sent| {
+            let is_newest = now[nth * PAGE_BYTES..][..PAGE_BYTES] == *sent;
+            if !is_newest {
+                handed_over.left_out(block, pages[nth], epoch);
+            }
+            is_newest
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
-    use page::{PageIndex, Pool, SLOT_BYTES};
+    use page::{BlockId, Pool, SLOT_BYTES};
+    use ram::Mapping;
 
     use super::*;
 
-    /// Takes out odd pages from the tenth batch on.
-    #[derive(Debug, Default)]
-    struct Odd {
-        looks: AtomicU32,
-    }
-
-    impl StaleFilter for Odd {
-        fn drop_stale(&self, batch: &mut Batch, _: &mut Vec<u8>) -> usize {
-            let pages: Vec<_> = batch.bodies().iter().map(|body| body.page.0).collect();
-            let looks = self.looks.fetch_add(1, Relaxed) + 1;
-            batch.retain_bodies(|nth, _| looks < 10 || pages[nth].is_multiple_of(2))
-        }
-    }
-
     #[test]
-    fn a_sieve_that_finds_nothing_is_asked_more_rarely_until_it_finds_something() {
-        let pool = Pool::new(SLOT_BYTES);
-        let (stale_filter, mut filtering) = (Odd::default(), Filtering::default());
+    fn a_filter_that_finds_nothing_looks_more_rarely_until_it_finds_something() {
+        let pool = Pool::new(2 * SLOT_BYTES);
+        let mapping = Arc::new(Mapping::own(8 * PAGE_BYTES as u64));
+        let filter = StaleFilter { ram: Arc::default(), handed_over: Arc::default() };
+        filter.ram.announce([Some(Arc::clone(&mapping))].into_iter());
+        let mut filtering = Filtering::default();
         let batch = || {
             let mut batch = pool.take().unwrap();
+            batch.buffer_mut().fill(0);
             (0..8).for_each(|page| batch.push_body(PageIndex(page), 4096 * page as usize));
             batch
         };
-        let mut passed = 0;
-        while filtering.drop_stale(&stale_filter, &mut batch()) == 0 {
-            passed += 1;
-        }
         // 9 looks in vain, with 1, 2, 4, 8 and then 16 batches between them.
-        assert_eq!(passed, 9 + 1 + 2 + 4 + 8 + 5 * PASSED_BY_MAX);
+        let tenth = 9 + 1 + 2 + 4 + 8 + 5 * PASSED_BY_MAX;
+        let mut passed = 0;
+        while filtering.drop_stale(&filter, &mut batch()) == 0 {
+            passed += 1;
+            if passed == tenth - PASSED_BY_MAX {
+                // After the ninth.
+                let odd = (1..8_u64).step_by(2).map(|page| page * PAGE_BYTES as u64);
+                odd.for_each(|offset| mapping.fill(offset, PAGE_BYTES as u64, 1).unwrap());
+            }
+        }
+        assert_eq!(passed, tenth);
         let mut next = batch();
-        assert_eq!(filtering.drop_stale(&stale_filter, &mut next), 4);
+        assert_eq!(filtering.drop_stale(&filter, &mut next), 4);
         let left: Vec<_> = next.bodies().iter().map(|body| body.page.0).collect();
         assert_eq!(left, [0, 2, 4, 6]);
+        let mut unknown = batch();
+        unknown.block = BlockId(1);
+        assert_eq!(filtering.drop_stale(&filter, &mut unknown), 0);
     }
 }

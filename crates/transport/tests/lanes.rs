@@ -13,8 +13,8 @@ use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
-use transport::{Endpoint, Ends, Lanes, LanesError, LanesPlan, receive};
-use wire::{Preamble, Reply, Token};
+use transport::{Endpoint, Incoming, LaneEnd, Lanes, LanesError, LanesPlan};
+use wire::{LaneHeader, Preamble, Reply, Token};
 
 const PAGES: u32 = 2048;
 const EPOCHS: u32 = 6;
@@ -118,12 +118,17 @@ impl Drop for Destination {
     }
 }
 
-struct ToPlacer(Arc<Placer>);
-
-impl Ends for ToPlacer {
-    fn placer(&self) -> Option<Arc<Placer>> {
-        Some(Arc::clone(&self.0))
+fn place_all(
+    lane: &mut Incoming,
+    placer: &Placer,
+    received_bytes: &AtomicU64,
+) -> Result<(), LaneEnd> {
+    while let Some(header) = lane.next_header()? {
+        received_bytes.fetch_add(header.batch_bytes(), SeqCst);
+        let LaneHeader::Pages(header) = header else { panic!("only pages are sent") };
+        lane.place(header, placer)?;
     }
+    Ok(())
 }
 
 fn serve(
@@ -149,7 +154,7 @@ fn serve(
         return;
     }
     resumed.fetch_add(u64::from(connection.is_resumed()), SeqCst);
-    if let Err(error) = receive(connection, &ToPlacer(Arc::clone(placer)), received) {
+    if let Err(error) = place_all(&mut Incoming::new(connection), placer, received) {
         assert!(error.only_this_lane(), "{error}");
     }
 }

@@ -11,14 +11,12 @@ use std::thread;
 use audit::Delivery;
 use content::{Domain, Key, Name};
 use identity::Security;
-use page::{Batch, BlockId, Encoding, Epoch, Fill, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use page::{Batch, BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
-use placer::{BlockPlan, Feeder, PlaceError, Placement, Placer};
+use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
-use transport::{
-    Asking, Endpoint, Ends, Labels, LaneEnd, Lanes, LanesPlan, Namer, Question, Resolver, receive,
-};
-use wire::{DiskPlace, NamedHeader, NamedTables, Preamble, Reply, Token};
+use transport::{Asking, Endpoint, Incoming, Labels, LaneEnd, Lanes, LanesPlan, Namer, Question};
+use wire::{DiskPlace, LaneHeader, NamedHeader, NamedTables, Preamble, Reply, Token};
 
 const PAGES: u32 = 1500;
 
@@ -152,15 +150,28 @@ impl Fickle {
     }
 }
 
-struct Finder(Arc<Fickle>);
+impl Fickle {
+    fn take_all(self: &Arc<Self>, lane: &mut Incoming) -> Result<(), LaneEnd> {
+        let mut named = NamedTables::default();
+        while let Some(header) = lane.next_header()? {
+            match header {
+                LaneHeader::Pages(header) => drop(lane.place(header, &self.placer)?),
+                LaneHeader::Blocks(_) => panic!("there are no disks"),
+                LaneHeader::Named(header) => {
+                    named.parse(header, lane.read_tables(header.tables_bytes())?)?;
+                    self.find(header, &named, lane.question());
+                }
+            }
+        }
+        Ok(())
+    }
 
-impl Resolver for Finder {
-    fn resolve(
-        &self,
+    fn find(
+        self: &Arc<Self>,
         header: NamedHeader,
         NamedTables { pages, names, places, .. }: &NamedTables,
         question: Question,
-    ) -> Result<(), PlaceError> {
+    ) {
         assert!(header.may_wait);
         for (page, place) in pages.iter().zip(places) {
             assert_eq!(*place, place_of(page.0));
@@ -168,16 +179,16 @@ impl Resolver for Finder {
         let (mut wanted, mut later) = (0, 0);
         let mut waits = Vec::new();
         for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
-            match self.0.roll(3) {
+            match self.roll(3) {
                 0 => wanted |= 1 << nth,
                 1 => {
                     later |= 1 << nth;
                     waits.push((u8::try_from(nth).unwrap(), *page, *name));
                 }
-                _ => self.0.place(header.epoch, *page, name),
+                _ => self.place(header.epoch, *page, name),
             }
         }
-        let fickle = Arc::clone(&self.0);
+        let fickle = Arc::clone(self);
         let answer_late = move || {
             if !waits.is_empty() {
                 fickle.answer_late(header, waits);
@@ -185,7 +196,7 @@ impl Resolver for Finder {
         };
         // What comes later before or after the answer, and that at once or while the
         // lane goes on.
-        let answer: Box<dyn FnOnce() + Send> = if self.0.roll(2) == 0 {
+        let answer: Box<dyn FnOnce() + Send> = if self.roll(2) == 0 {
             Box::new(move || {
                 answer_late();
                 question.answer(wanted, later);
@@ -196,28 +207,11 @@ impl Resolver for Finder {
                 answer_late();
             })
         };
-        if self.0.roll(3) == 0 {
+        if self.roll(3) == 0 {
             answer();
         } else {
-            self.0.answering.lock().push(thread::spawn(answer));
+            self.answering.lock().push(thread::spawn(answer));
         }
-        Ok(())
-    }
-
-    fn came(&self, _: BlockId, _: Epoch, _: &[PageIndex]) {}
-
-    fn filled(&self, _: BlockId, _: Epoch, _: &[Fill]) {}
-}
-
-struct Arriving(Arc<Fickle>);
-
-impl Ends for Arriving {
-    fn placer(&self) -> Option<Arc<Placer>> {
-        Some(Arc::clone(&self.0.placer))
-    }
-
-    fn resolver(&self) -> Result<Arc<dyn Resolver>, LaneEnd> {
-        Ok(Arc::new(Finder(Arc::clone(&self.0))))
     }
 }
 
@@ -230,7 +224,7 @@ fn serve(listener: &TcpListener, fickle: &Arc<Fickle>, over: &AtomicBool, cuts: 
                 return;
             }
             let cut = cuts.get(nth).copied();
-            let arriving = Arriving(Arc::clone(fickle));
+            let fickle = Arc::clone(fickle);
             scope.spawn(move || {
                 let inner = match cut {
                     Some(bytes) => cut_after(stream, bytes),
@@ -245,7 +239,7 @@ fn serve(listener: &TcpListener, fickle: &Arc<Fickle>, over: &AtomicBool, cuts: 
                 if connection.write_all(&Reply::Welcome.to_bytes()).is_err() {
                     return;
                 }
-                if let Err(error) = receive(connection, &arriving, &AtomicU64::new(0)) {
+                if let Err(error) = fickle.take_all(&mut Incoming::new(connection)) {
                     assert!(error.only_this_lane(), "{error}");
                 }
             });

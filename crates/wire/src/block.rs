@@ -163,6 +163,17 @@ impl LaneHeader {
             _ => BatchHeader::parse(bytes).map(Self::Pages),
         }
     }
+
+    /// What its batch takes on the lane.
+    #[must_use]
+    pub fn batch_bytes(self) -> u64 {
+        let (tables_bytes, payload_bytes) = match self {
+            Self::Pages(header) => (header.tables_bytes(), header.payload_bytes),
+            Self::Blocks(header) => (header.table_bytes(), header.payload_bytes),
+            Self::Named(header) => (header.tables_bytes(), 0),
+        };
+        (Self::BYTES + tables_bytes) as u64 + u64::from(payload_bytes)
+    }
 }
 
 #[cfg(test)]

@@ -250,7 +250,7 @@ fn what_is_no_vm_is_left_alone() {
 #[test]
 fn what_vms_hold_is_looked_at_from_their_start_and_after_that_of_the_agent() {
     let dir = TestDir::new();
-    let sharing = || engine::Sharing::start(b"secret".to_vec(), None).unwrap();
+    let sharing = || dedup::destination::Sharing::start(b"secret".to_vec(), None).unwrap();
     let open = || {
         let holdings = crate::holdings::Holdings::start(sharing(), 1.0).unwrap();
         let registry = Registry::open(StateDir::open(dir.path()).unwrap(), &Held::default());

@@ -15,9 +15,8 @@ use disk::{DiskSink, Done, WriteBlocks, WriteFailure};
 use identity::{Connection, Security};
 use page::Encoding;
 use parking_lot::{Condvar, Mutex};
-use placer::Placer;
-use transport::{BlockSink, Endpoint, Ends, LaneEnd, Lanes, LanesPlan, receive};
-use wire::{Preamble, Reply, Token};
+use transport::{Endpoint, Incoming, LaneEnd, Lanes, LanesPlan};
+use wire::{LaneHeader, Preamble, Reply, Token};
 
 /// Pseudo-random numbers that a seed repeats.
 pub(crate) struct Dice(pub u64);
@@ -265,25 +264,19 @@ fn serve(
         None => stream,
         Some(bytes) => through_a_proxy(stream, bytes),
     };
-    let sink = Arc::clone(sink);
-    let outcome = receive(Connection::plain(inner), &ToSink(sink), &AtomicU64::new(0));
-    if let Err(error) = outcome
+    if let Err(error) = take_all(&mut Incoming::new(Connection::plain(inner)), sink)
         && !error.only_this_lane()
     {
         reasons.lock().push(error.to_string());
     }
 }
 
-struct ToSink(Arc<DiskSink>);
-
-impl Ends for ToSink {
-    fn placer(&self) -> Option<Arc<Placer>> {
-        None
+fn take_all(lane: &mut Incoming, sink: &DiskSink) -> Result<(), LaneEnd> {
+    while let Some(header) = lane.next_header()? {
+        let LaneHeader::Blocks(header) = header else { panic!("only blocks are sent") };
+        lane.take(header, sink)?;
     }
-
-    fn disks(&self) -> Result<Arc<dyn BlockSink>, LaneEnd> {
-        Ok(Arc::clone(&self.0) as Arc<dyn BlockSink>)
-    }
+    Ok(())
 }
 
 /// A connection that passes on `bytes` from the source, then both ends see it

@@ -16,7 +16,7 @@ use wire::ToSource;
 use super::lanes::ArrivingLanes;
 use crate::host::Arriving;
 use crate::link::Link;
-use crate::sharing::Stored;
+use dedup::storage::Stored;
 
 /// Holds the VM until it is clear whose it is. Dropped before that, the VM is
 /// discarded.

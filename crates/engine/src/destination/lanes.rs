@@ -11,10 +11,11 @@ use data_threads::{DataThreads, SchedParams};
 use identity::{Closer, Connection};
 use parking_lot::{Condvar, Mutex};
 use placer::Placer;
-use transport::{BlockSink, Ends, LaneEnd, Resolver, receive, thread_cpu};
+use transport::{BlockSink, Incoming, LaneEnd, thread_cpu};
+use wire::LaneHeader;
 
+use super::by_name::ByName;
 use crate::network::{Flow, Network, Way};
-use crate::sharing::Resolving;
 
 /// More lanes than a source makes: a bound on what it can have us count.
 const LANES_MAX: usize = 64;
@@ -27,7 +28,7 @@ struct State {
     placer: Option<Arc<Placer>>,
     disks: Option<Arc<dyn BlockSink>>,
     /// Pages may come by name.
-    resolving: Option<Arc<Resolving>>,
+    by_name: Option<Arc<ByName>>,
     over: bool,
     /// Those that are served, each by its thread.
     connections: HashMap<u64, Closer>,
@@ -128,9 +129,9 @@ impl ArrivingLanes {
     }
 
     /// The block list is known: batches can be placed.
-    pub(crate) fn open(&self, placer: Arc<Placer>, resolving: Option<Arc<Resolving>>) {
+    pub(crate) fn open(&self, placer: Arc<Placer>, by_name: Option<Arc<ByName>>) {
         let mut state = self.state.lock();
-        (state.placer, state.resolving) = (Some(placer), resolving);
+        (state.placer, state.by_name) = (Some(placer), by_name);
         drop(state);
         self.changed.notify_all();
     }
@@ -140,7 +141,7 @@ impl ArrivingLanes {
         let Some(served) = self.begin(&connection) else { return };
         let member = self.threads.join();
         let received_bytes = self.counter(&connection, number);
-        let outcome = receive(connection, self, &received_bytes);
+        let outcome = self.read(&mut Incoming::new(connection), &received_bytes);
         drop(member);
         match outcome {
             Ok(()) => {}
@@ -176,8 +177,8 @@ impl ArrivingLanes {
 
     /// What has come until now, by lanes and from disks.
     pub(crate) fn came_bytes(&self) -> u64 {
-        let resolving = self.state.lock().resolving.clone();
-        let stored = resolving.map_or(0, |resolving| resolving.stored().read_bytes);
+        let by_name = self.state.lock().by_name.clone();
+        let stored = by_name.map_or(0, |by_name| by_name.stored().read_bytes);
         self.received_bytes() + stored
     }
 
@@ -219,13 +220,13 @@ impl ArrivingLanes {
         {
             return false;
         }
-        let resolving = state.resolving.take();
+        let by_name = state.by_name.take();
         if let Some(placer) = state.placer.take() {
             placer.close();
         }
         drop(state);
         // Its thread may be telling the source something just now.
-        drop(resolving);
+        drop(by_name);
         true
     }
 
@@ -235,22 +236,77 @@ impl ArrivingLanes {
     }
 }
 
-impl Ends for ArrivingLanes {
-    fn placer(&self) -> Option<Arc<Placer>> {
+/// Why a lane is not read any more.
+#[derive(Debug, thiserror::Error)]
+enum Unread {
+    #[error(transparent)]
+    Lane(#[from] LaneEnd),
+    /// In a migration that moves none.
+    #[error("the source sent disk blocks, but announced no disks")]
+    NoDisks,
+    /// In a migration that shares nothing.
+    #[error("the source sent pages by name, which was not agreed on")]
+    NoNames,
+}
+
+impl Unread {
+    /// Whether only this connection is lost, not the migration.
+    fn only_this_lane(&self) -> bool {
+        matches!(self, Self::Lane(end) if end.only_this_lane())
+    }
+}
+
+/// Where pages go.
+struct Pages {
+    placer: Arc<Placer>,
+    by_name: Option<Arc<ByName>>,
+}
+
+impl ArrivingLanes {
+    /// Reads a lane to its end, and adds what it reads to `received_bytes`, batch by
+    /// batch.
+    fn read(&self, lane: &mut Incoming, received_bytes: &AtomicU64) -> Result<(), Unread> {
+        let (mut pages, mut sink) = (None, None);
+        while let Some(header) = lane.next_header()? {
+            received_bytes.fetch_add(header.batch_bytes(), Relaxed);
+            if let LaneHeader::Blocks(header) = header {
+                let sink = match &sink {
+                    Some(sink) => sink,
+                    None => sink.insert(self.sink().ok_or(Unread::NoDisks)?),
+                };
+                lane.take(header, &**sink)?;
+                continue;
+            }
+            let Pages { placer, by_name } = match &pages {
+                Some(pages) => pages,
+                None => pages.insert(self.pages().ok_or(LaneEnd::Over)?),
+            };
+            match (header, by_name) {
+                (LaneHeader::Blocks(_), _) => {}
+                (LaneHeader::Pages(header), None) => drop(lane.place(header, placer)?),
+                (LaneHeader::Pages(header), Some(by_name)) => {
+                    let tables = lane.place(header, placer)?;
+                    by_name.came(header.block, header.epoch, tables);
+                }
+                (LaneHeader::Named(header), Some(by_name)) => by_name.take(lane, header)?,
+                (LaneHeader::Named(_), None) => return Err(Unread::NoNames),
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks until the block list is known. None: the migration ended.
+    fn pages(&self) -> Option<Pages> {
         let mut state = self.state.lock();
         while state.placer.is_none() && !state.over {
             self.changed.wait(&mut state);
         }
-        state.placer.clone().filter(|_| !state.over)
+        let placer = state.placer.clone().filter(|_| !state.over)?;
+        Some(Pages { placer, by_name: state.by_name.clone() })
     }
 
-    fn disks(&self) -> Result<Arc<dyn BlockSink>, LaneEnd> {
-        self.state.lock().disks.clone().ok_or(LaneEnd::NoDisks)
-    }
-
-    fn resolver(&self) -> Result<Arc<dyn Resolver>, LaneEnd> {
-        let resolving = self.state.lock().resolving.clone();
-        resolving.map(|resolving| resolving as _).ok_or(LaneEnd::NoNames)
+    fn sink(&self) -> Option<Arc<dyn BlockSink>> {
+        self.state.lock().disks.clone()
     }
 }
 

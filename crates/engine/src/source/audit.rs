@@ -5,11 +5,11 @@
 //! block's ranges; then the source asks for the entries of those that differ, and
 //! looks which pages those are.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use api::{Audit, Audited};
-use audit::Ledger;
-use page::{Batch, BlockId, Body, Epoch, PageIndex};
+use audit::{HandedOver, Ledger, NotKept};
+use page::BlockId;
 use wire::{ToDestination, ToSource};
 
 use super::Source;
@@ -21,48 +21,6 @@ const RANGES_AT_ONCE: usize = 16;
 const DIFFERENCES_MAX: usize = 1000;
 /// Of which so many are described.
 const EXAMPLES_MAX: usize = 8;
-
-/// What QEMU handed over last of each page, once its block list is known. Without
-/// an audit, or without memory for one, nothing is kept.
-#[derive(Debug, Default)]
-pub(super) struct HandedOver {
-    wanted: bool,
-    ledger: OnceLock<Option<Ledger>>,
-}
-
-impl HandedOver {
-    pub(super) fn new(audit: Audit) -> Self {
-        Self { wanted: audit != Audit::Off, ledger: OnceLock::new() }
-    }
-
-    pub(super) fn announce(&self, blocks: &[tap::Block]) {
-        let pages = blocks.iter().map(|block| block.bytes / page::PAGE_BYTES as u64);
-        let _ = self.ledger.set(if self.wanted { Ledger::new(pages) } else { None });
-    }
-
-    pub(super) fn bodies(&self, batch: &Batch, bodies: &[Body], epoch: Epoch) {
-        if let Some(ledger) = self.ledger() {
-            ledger.bodies_handed_over(batch, bodies, epoch);
-        }
-    }
-
-    pub(super) fn fills(&self, batch: &Batch, epoch: Epoch) {
-        if let Some(ledger) = self.ledger() {
-            ledger.fills_handed_over(batch, epoch);
-        }
-    }
-
-    /// A page was left out after that: QEMU hands it over again.
-    pub(super) fn left_out(&self, block: BlockId, page: PageIndex, epoch: Epoch) {
-        if let Some(block) = self.ledger().and_then(|ledger| ledger.block(block)) {
-            block.left_out(page, epoch);
-        }
-    }
-
-    fn ledger(&self) -> Option<&Ledger> {
-        self.ledger.get()?.as_ref()
-    }
-}
 
 /// A comparison with a destination that has something else.
 #[derive(Debug, Default)]
@@ -81,11 +39,11 @@ impl Source<'_> {
     /// What to compare the destination's with: a number for each RAM block, none if
     /// nothing is audited.
     pub(super) fn audit_totals(&self) -> Vec<u64> {
-        let why = match self.handed_over.ledger.get() {
-            _ if !self.handed_over.wanted => "it was turned off (--audit off)",
-            Some(Some(ledger)) => return ledger.totals(),
-            Some(None) => "this host has no memory for it: 8 bytes for each page",
-            None => "QEMU's stream was passed through whole",
+        let why = match self.handed_over.ledger() {
+            Ok(ledger) => return ledger.totals(),
+            Err(NotKept::NotWanted) => "it was turned off (--audit off)",
+            Err(NotKept::NoMemory) => "this host has no memory for it: 8 bytes for each page",
+            Err(NotKept::NoBlocks) => "QEMU's stream was passed through whole",
         };
         self.report_builder.tell(|report| report.audit = Audited::Nothing { why: why.to_owned() });
         Vec::new()
@@ -125,7 +83,7 @@ impl Source<'_> {
     }
 
     fn compare_digests(&mut self, block: u16, first: u32, theirs: &[u64]) {
-        let Some(ours) = self.handed_over.ledger().and_then(|l| l.block(BlockId(block))) else {
+        let Some(ours) = self.handed_over.block(BlockId(block)) else {
             return;
         };
         let ours = ours.digests().skip(first as usize);
@@ -160,7 +118,7 @@ impl Source<'_> {
     ) -> Result<(), MigrationError> {
         let Comparison { asked, found, examples, .. } = &mut self.comparison;
         let place = asked.iter().position(|asked| *asked == (block, range));
-        let ours = self.handed_over.ledger().and_then(|ledger| ledger.block(BlockId(block)));
+        let ours = self.handed_over.block(BlockId(block));
         let differences = ours.and_then(|ours| ours.differences(range, theirs));
         let (Some(place), Some(differences)) = (place, differences) else {
             return Err(MigrationError::PeerLost {
@@ -198,5 +156,5 @@ pub(super) fn ordered(audit: Audit) -> wire::AuditOrder {
 
 /// Where the data path's threads note what QEMU hands over.
 pub(super) fn handed_over(audit: Audit) -> Arc<HandedOver> {
-    Arc::new(HandedOver::new(audit))
+    Arc::new(HandedOver::new(audit != Audit::Off))
 }

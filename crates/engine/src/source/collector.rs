@@ -4,25 +4,27 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use audit::HandedOver;
 use crossbeam_channel::Sender;
 use data_threads::DataThreads;
-use page::{Batch, Epoch};
+use dedup::source::{Naming, after};
+use page::{Batch, Epoch, PAGE_BYTES};
+use qemu::ram_blocks::RamBlocks;
+use ram::Numbered;
 use tap::{Head, Output, Stopped};
 use transport::Lanes;
 use wire::{Announced, ToDestination};
 
 use super::Notice;
-use super::announcer;
-use super::audit::HandedOver;
-use super::naming::Naming;
-use super::stale_filter::StaleFilter;
 use super::stream_state::StreamState;
 use super::throttle::OurStops;
 use crate::link::Link;
 
 pub(super) struct Collector {
     pub(crate) state: Arc<StreamState>,
-    pub(crate) stale_filter: Arc<StaleFilter>,
+    /// What can be read of it.
+    pub(super) ram: RamBlocks,
+    pub(super) numbered: Arc<Numbered>,
     pub(super) handed_over: Arc<HandedOver>,
     pub(super) naming: Option<Arc<Naming>>,
     pub(crate) lanes: Arc<Lanes>,
@@ -50,16 +52,16 @@ impl Collector {
 impl Output for Collector {
     fn head(&self, head: Head) -> Result<(), Stopped> {
         self.state.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
-        self.stale_filter.announce(&head.blocks);
-        self.handed_over.announce(&head.blocks);
+        let mapping = |block: &tap::Block| self.ram.mapping(&block.name, block.bytes);
+        self.numbered.announce(head.blocks.iter().map(mapping));
+        let pages = head.blocks.iter().map(|block| block.bytes / PAGE_BYTES as u64);
+        self.handed_over.announce(pages);
+        let announced =
+            |block: &tap::Block| Announced { name: block.name.clone(), bytes: block.bytes };
+        let blocks: Vec<Announced> = head.blocks.iter().map(announced).collect();
         if let Some(naming) = &self.naming {
-            naming.announce(&head.blocks);
+            naming.announce(&blocks);
         }
-        let blocks = head
-            .blocks
-            .iter()
-            .map(|block| Announced { name: block.name.clone(), bytes: block.bytes })
-            .collect();
         let said =
             ToDestination::Blocks { blocks, ram_section: head.ram_section, footers: head.footers };
         self.link.say(&said).and_then(|()| self.link.head(head.bytes)).map_err(|_| Stopped)?;
@@ -69,12 +71,12 @@ impl Output for Collector {
 
     fn arrived(&self, batch: &Batch, first: usize) {
         let bodies = &batch.bodies()[first..];
-        self.handed_over.bodies(batch, bodies, announcer::after(batch.epoch));
+        self.handed_over.bodies(batch, bodies, after(batch.epoch));
     }
 
     fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
         data_threads::point();
-        batch.epoch = announcer::after(batch.epoch);
+        batch.epoch = after(batch.epoch);
         self.state.took(&batch);
         self.handed_over.fills(&batch, batch.epoch);
         if let Some(naming) = &self.naming {
@@ -88,7 +90,7 @@ impl Output for Collector {
 
     fn all_before(&self, epoch: Epoch) {
         if let Some(naming) = &self.naming {
-            naming.all_before(announcer::after(epoch));
+            naming.all_before(after(epoch));
         }
     }
 

@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use api::{BitRate, HelperBudget, ReadDisks};
 use cachemap::Budget;
-use content::{Domain, Key};
+use content::Key;
+use dedup::source::{Asking, GuestPageCache, Room, StorageNotes};
 use qemu::disks::Disk;
 use qemu::guest_disks::{self, GuestDisk, Reading};
 use qemu::ram_blocks::RamBlocks;
 use wire::StorageOrder;
 
 use super::Source;
-use super::guest_page_cache::{Asking, GuestPageCache, Room};
-use super::storage_notes::StorageNotes;
 
 /// Pages that the destination may read from the VM's disks.
 pub(super) struct FromDisks {
@@ -26,7 +25,7 @@ pub(super) struct FromDisks {
 impl FromDisks {
     /// What names are made with if content is not shared.
     pub(super) fn key(&self) -> Key {
-        Key::new(self.order.secret.as_bytes(), &Domain::default())
+        dedup::storage::key(&self.order.secret)
     }
 }
 
@@ -39,7 +38,7 @@ impl Source<'_> {
         }
         let report_builder = Arc::clone(&self.report_builder);
         let report = move |note| report_builder.note(note);
-        let notes = Arc::new(StorageNotes::new(self.request.storage.read, report));
+        let notes = Arc::new(StorageNotes::new(self.request.storage.read == ReadDisks::On, report));
         let begun = self.try_to_ask(ram, moving, &notes);
         begun.map_err(|why| notes.note(format!("no page is read from storage: {why}"))).ok()
     }

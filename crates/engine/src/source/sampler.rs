@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use api::{Compress, Phase, Sample};
 use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use dedup::source::Naming;
 use policy::chase::{Chase, Look, Stage};
-use policy::effort::{Effort, Level};
+use policy::effort::{Effort, Level, is_enough};
 use policy::hold::{Hold, Look as HoldLook};
 use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
 use policy::throttle::{Look as Followed, Stall, Step, Why};
@@ -25,7 +26,6 @@ use super::limit::Seen;
 use super::pacing::pace_bounds;
 use super::stream_state::StreamState;
 use super::throttle::Throttling;
-use crate::effort::{encoding, is_enough};
 use crate::report_builder::ReportBuilder;
 
 const EVERY: Duration = Duration::from_millis(50);
@@ -48,6 +48,7 @@ pub(crate) struct Sampler {
 
 pub(crate) struct Watched {
     pub(crate) state: Arc<StreamState>,
+    pub(crate) naming: Option<Arc<Naming>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) report_builder: Arc<ReportBuilder>,
     pub(crate) outgoing: Arc<Outgoing>,
@@ -183,7 +184,11 @@ impl Sampling {
         let bodies: u64 = self.busy.iter().map(|(bodies, _)| bodies).sum();
         let busy: Duration = self.busy.iter().map(|(_, busy)| *busy).sum();
         if busy >= BUSY_LEAST && bodies > 0 {
-            self.watched.state.set_bodies_per_s(bodies as f64 / busy.as_secs_f64());
+            let rate = bodies as f64 / busy.as_secs_f64();
+            self.watched.state.set_bodies_per_s(rate);
+            if let Some(naming) = &self.watched.naming {
+                naming.set_bodies_per_s(rate);
+            }
         }
     }
 
@@ -196,13 +201,16 @@ impl Sampling {
         if is_enough(window.bodies, window.elapsed) {
             self.judged = (self.last.clone(), now);
             self.effort = self.effort.next(window.effort);
-            self.watched.lanes.set_encoding(encoding(self.effort.level()));
+            self.watched.lanes.set_encoding(self.effort.level().into());
         }
     }
 
     fn follow_qemu(&mut self, qemu: &qemu::outgoing::Progress, window: &Window) {
-        let Watched { state, report_builder, .. } = &self.watched;
+        let Watched { state, naming, report_builder, .. } = &self.watched;
         if qemu.dirty_sync_count >= 2 && !state.first_pass_over.swap(true, Relaxed) {
+            if let Some(naming) = naming {
+                naming.end_first_pass();
+            }
             report_builder.enter(Phase::LaterPass);
             state.adjust_pool();
         }

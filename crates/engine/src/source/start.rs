@@ -7,26 +7,26 @@ use std::time::Instant;
 
 use api::{Compress, Share, TapChoice};
 use content::Domain;
+use dedup::source::{Announcer, Naming, Plan};
 use page::Encoding;
 use qemu::disks::Allowed;
 use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
 use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
 use qemu::shape;
+use ram::Numbered;
 use switchover::Reason;
 use tap::{Channels, Tap};
-use transport::{Endpoint, Lanes, LanesPlan, connect};
+use transport::{Endpoint, Lanes, LanesPlan, StaleFilter, connect};
 use wire::{Kind, Prepare, SharingOrder, ToDestination, ToSource, Token};
 
-use super::announcer::Announcer;
 use super::audit;
 use super::collector::Collector;
 use super::disks::{self, Around, Chosen, Disks};
-use super::naming::Naming;
+use super::naming::LanesNamer;
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
 use super::saying::Saying;
-use super::stale_filter::StaleFilter;
 use super::stream_state::{StreamState, Traits};
 use super::throttle::{self, Throttling};
 use super::{Control, Happening, Notice, Source, Stream, sched_params};
@@ -109,7 +109,7 @@ impl Source<'_> {
         let storage = self.storage.as_ref().map(|storage| storage.order.clone());
         self.send(&ToDestination::Prepare(Box::new(Prepare { storage, ..order })))?;
         // While the destination makes its QEMU.
-        self.stale_filter = Some(Arc::new(StaleFilter::new(ram, Arc::clone(&self.handed_over))));
+        self.ram = ram;
         let prepared = self.wait_prepared()?;
         self.chosen = chosen.filter(|chosen| !chosen.disks.is_empty()).map(Chosen::answered);
         for note in self.vm.machine.notes.iter().chain(&prepared.notes) {
@@ -156,12 +156,7 @@ impl Source<'_> {
     }
 
     /// What names pages, if the destination takes names.
-    fn naming(
-        &self,
-        state: &Arc<StreamState>,
-        stale_filter: &Arc<StaleFilter>,
-        held: bool,
-    ) -> Option<Arc<Naming>> {
+    fn naming(&self, ram: &Arc<Numbered>, held: bool) -> Option<Naming> {
         let control = self.control.as_ref()?;
         let prepared = control.prepared.as_ref()?;
         let shared = self.local.sharing.as_ref().filter(|_| prepared.sharing);
@@ -176,13 +171,11 @@ impl Source<'_> {
             storage.notes.note("no page is read from storage: this QEMU can't be held for it");
         }
         let cached = storage.map(|storage| (Arc::clone(&storage.cached), prepared.storage.clone()));
-        Some(Arc::new(Naming {
+        Some(Naming::new(Plan {
             key,
             shares: shared.is_some(),
             cached,
-            link: Arc::clone(&control.link),
-            state: Arc::clone(state),
-            stale_filter: Arc::clone(stale_filter),
+            ram: Arc::clone(ram),
             is_fixed: self.request.storage.share.is_some(),
             held,
         }))
@@ -229,14 +222,15 @@ impl Source<'_> {
         };
         let pools = self.pools.as_ref().expect("had before anything else");
         let state = Arc::new(StreamState::new(pools, goal, traits));
-        let stale_filter = Arc::clone(self.stale_filter.get_or_insert_default());
-        let naming = self.naming(&state, &stale_filter, traits.held);
-        let lanes = Arc::new(self.start_lanes(&stale_filter, naming.clone())?);
+        let numbered = Arc::<Numbered>::default();
+        let naming = self.naming(&numbered, traits.held).map(Arc::new);
+        let lanes = Arc::new(self.start_lanes(&numbered, naming.clone())?);
         self.disk_room.is_for(&lanes);
         let control = self.control.as_ref().expect("connected");
         let collector = Arc::new(Collector {
             state: Arc::clone(&state),
-            stale_filter,
+            ram: self.ram.clone(),
+            numbered,
             handed_over: Arc::clone(&self.handed_over),
             naming: naming.clone(),
             lanes: Arc::clone(&lanes),
@@ -248,7 +242,7 @@ impl Source<'_> {
         let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
         let tap = Tap::start(listener, channels, traits.held, Arc::clone(&state.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
-        let announcer = self.tell_ahead(naming, &lanes)?;
+        let announcer = self.tell_ahead(naming.clone(), &lanes)?;
         let stopper = tap.stopper();
         let fixed = self.local.fixed_cost.expected();
         let around = throttle::Around {
@@ -261,6 +255,7 @@ impl Source<'_> {
         };
         let sampler = Sampler::start(Watched {
             state: Arc::clone(&state),
+            naming,
             lanes: Arc::clone(&lanes),
             report_builder: Arc::clone(&self.report_builder),
             outgoing: Arc::clone(&outgoing),
@@ -299,9 +294,8 @@ impl Source<'_> {
         lanes: &Arc<Lanes>,
     ) -> Result<Option<Announcer>, MigrationError> {
         let Some(naming) = naming else { return Ok(None) };
-        let Some((cached, _)) = naming.cached.clone() else { return Ok(None) };
-        let announcer = Announcer::start(naming, &cached, lanes, &self.threads);
-        announcer.map(Some).map_err(|error| local("starting a thread", error))
+        let announcer = Announcer::start(naming, lanes, &self.threads);
+        announcer.map_err(|error| local("starting a thread", error))
     }
 
     fn pace(&self, lanes: &Arc<Lanes>) -> Result<Pacing, MigrationError> {
@@ -359,10 +353,11 @@ impl Source<'_> {
 
     fn start_lanes(
         &self,
-        stale_filter: &Arc<StaleFilter>,
+        ram: &Arc<Numbered>,
         naming: Option<Arc<Naming>>,
     ) -> Result<Lanes, MigrationError> {
-        let prepared = self.control.as_ref().and_then(|control| control.prepared.as_ref());
+        let control = self.control.as_ref().expect("connected");
+        let prepared = control.prepared.as_ref();
         let token = prepared.and_then(|prepared| token(&prepared.token)).ok_or_else(|| {
             MigrationError::PeerLost {
                 host: self.peer.name.clone(),
@@ -376,14 +371,18 @@ impl Source<'_> {
             // more than a tenth of a second of CPU.
             Compress::Auto | Compress::Zstd => Encoding::Zstd,
         };
+        let handed_over = Arc::clone(&self.handed_over);
+        let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
+        let link = &control.link;
+        let namer = |naming| Arc::new(LanesNamer { naming, link: Arc::clone(link) }) as _;
         let plan = LanesPlan {
             endpoints: self.endpoints(),
             peer: self.peer.name.clone(),
             security: self.local.security.clone(),
             token,
             encoding,
-            stale_filter: Some(Arc::clone(stale_filter) as _),
-            namer: naming.map(|naming| naming as _),
+            stale_filter: Some(stale_filter),
+            namer: naming.map(namer),
         };
         Lanes::start_in(plan, Some(Arc::clone(&self.threads)))
             .map_err(|error| local("starting the lanes' threads", error))

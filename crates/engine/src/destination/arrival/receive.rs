@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dedup::destination::Blocks;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use qemu::disks::PreparedImage;
 use qemu::incoming::Incoming;
@@ -11,14 +12,14 @@ use ram::Mapping;
 use wire::{Announced, AuditOrder, Prepared, ToDestination, ToSource};
 
 use super::load::Loading;
-use super::sharing::{Shares, Told, Wanted};
+use super::sharing::{Found, Told, Wanted};
 use super::{Arrival, End, SAID_MAX, ended, hex};
+use crate::destination::by_name::ByName;
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::effects::Keeper;
 use crate::destination::nic_use::Telling;
 use crate::link::Heard;
 use crate::resources::Pools;
-use crate::sharing::{Blocks, Resolving};
 
 /// Most residue after RAM: what the devices of a large VM without VFIO make is
 /// some MiB.
@@ -37,7 +38,7 @@ struct Opened {
     placer: Arc<Placer>,
     /// Of each block that is written directly.
     mappings: Vec<Option<Arc<Mapping>>>,
-    resolving: Option<Arc<Resolving>>,
+    by_name: Option<Arc<ByName>>,
 }
 
 /// What remains when all pages are placed.
@@ -65,7 +66,7 @@ impl Arrival<'_> {
         let feeder = Arc::new(feeder);
         let ram = RamBlocks::of(machine);
         let mut notes = ram.notes.clone();
-        let Told { shares, sharing, note, storage, storage_notes } = self.share(machine, wanted)?;
+        let Told { found, sharing, note, storage, storage_notes } = self.share(machine, wanted);
         notes.extend(note);
         let prepared = Prepared {
             token: hex(self.token),
@@ -81,15 +82,14 @@ impl Arrival<'_> {
         let telling = Telling::start(Arc::clone(&self.lanes), network, Arc::clone(&self.link));
         let telling = telling.map_err(End::failed)?;
         let mut opened = None;
-        let kept = shares.as_ref().filter(|shares| shares.keeps);
-        let kept = kept.map(|shares| Arc::clone(&shares.sharing));
+        let kept = found.shares.as_ref().map(|shares| Arc::clone(&shares.sharing));
         let ends = Ends {
             ram: &ram.reached,
             feeder: &feeder,
             disks: disks.map(|disks| &**disks),
             is_audited: audit != AuditOrder::Off,
         };
-        let residue = self.take_stream(&ends, shares, &mut opened);
+        let residue = self.take_stream(&ends, found, &mut opened);
         // Threads that tell the source something must not keep it.
         let residue = residue.inspect_err(|_| self.link.cut_if_stuck(SAID_MAX))?;
         if let Some(Opened { placer, mappings, .. }) = &opened
@@ -97,14 +97,14 @@ impl Arrival<'_> {
         {
             self.audit(ledger, mappings, &residue.audit, audit)?;
         }
-        if let Some(resolving) = opened.as_ref().and_then(|opened| opened.resolving.as_ref()) {
+        if let Some(by_name) = opened.as_ref().and_then(|opened| opened.by_name.as_ref()) {
             if let Some(sharing) = kept {
-                sharing.keep(resolving);
+                sharing.keep(by_name);
             }
-            keeper.fetched_bytes = resolving.fetched_bytes();
-            keeper.again_bytes = resolving.again_bytes();
-            keeper.stored = resolving.stored();
-            for text in resolving.storage_notes() {
+            keeper.fetched_bytes = by_name.fetched_bytes();
+            keeper.again_bytes = by_name.again_bytes();
+            keeper.stored = by_name.stored();
+            for text in by_name.storage_notes() {
                 self.say(&ToSource::Note { text })?;
             }
         }
@@ -119,11 +119,11 @@ impl Arrival<'_> {
     fn take_stream(
         &self,
         ends: &Ends<'_>,
-        mut sharing: Option<Shares>,
+        found: Found,
         opened: &mut Option<Opened>,
     ) -> Result<Residue, End> {
         let Ends { feeder, disks, .. } = *ends;
-        let mut tail = Vec::new();
+        let (mut tail, mut found) = (Vec::new(), Some(found));
         let mut whole_bytes = 0;
         let mut announced = None;
         loop {
@@ -136,7 +136,8 @@ impl Arrival<'_> {
                         .take()
                         .ok_or_else(|| End::failed("a head came without its block list"))?;
                     feeder.head(&head, ram_section, footers).map_err(End::failed)?;
-                    *opened = Some(self.open_lanes(ends, blocks, sharing.take())?);
+                    *opened =
+                        Some(self.open_lanes(ends, blocks, found.take().unwrap_or_default())?);
                 }
                 Heard::Tail(piece) => {
                     if tail.len() + piece.len() > TAIL_BYTES_MAX {
@@ -152,9 +153,9 @@ impl Arrival<'_> {
                     feeder.whole(&piece).map_err(End::failed)?;
                 }
                 Heard::Message(ToDestination::Spare { pages }) => {
-                    let resolving = opened.as_ref().and_then(|opened| opened.resolving.as_ref());
-                    if let Some(resolving) = resolving {
-                        resolving.spare(pages);
+                    let by_name = opened.as_ref().and_then(|opened| opened.by_name.as_ref());
+                    if let Some(by_name) = by_name {
+                        by_name.spare(pages);
                     }
                 }
                 Heard::Message(ToDestination::FlushDisk { ticket, disk }) => match disks {
@@ -202,7 +203,7 @@ impl Arrival<'_> {
         &self,
         ends: &Ends<'_>,
         blocks: Vec<Announced>,
-        sharing: Option<Shares>,
+        found: Found,
     ) -> Result<Opened, End> {
         let mut plans = Vec::with_capacity(blocks.len());
         for Announced { name, bytes } in blocks {
@@ -237,23 +238,12 @@ impl Arrival<'_> {
         let placer = Placer::new(plans, ends.feeder.handle()).map_err(End::failed)?;
         let placer = if ends.is_audited { placer.audited().map_err(End::failed)? } else { placer };
         let placer = Arc::new(placer);
-        let resolving = match sharing {
-            None => None,
-            Some(Shares { sharing, domain, rack, disks, .. }) => {
-                let link = Arc::clone(&self.link);
-                let placer = Arc::clone(&placer);
-                let resolving = sharing.admit(
-                    (&domain, rack),
-                    placer,
-                    held,
-                    disks,
-                    (link, self.lanes.threads()),
-                );
-                Some(Arc::new(resolving.map_err(End::failed)?))
-            }
-        };
-        self.lanes.open(Arc::clone(&placer), resolving.clone());
+        let threads = self.lanes.threads();
+        let admitted = found.admit(Arc::clone(&placer), held, threads).map_err(End::failed)?;
+        let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
+        let by_name = admitted.map(start).transpose().map_err(End::failed)?;
+        self.lanes.open(Arc::clone(&placer), by_name.clone());
         self.say(&said)?;
-        Ok(Opened { placer, mappings, resolving })
+        Ok(Opened { placer, mappings, by_name })
     }
 }

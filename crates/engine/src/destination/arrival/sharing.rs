@@ -3,30 +3,51 @@
 use std::sync::Arc;
 
 use content::Domain;
+use data_threads::DataThreads;
+use dedup::destination::{Arriving, Blocks, Outbox, Resolving, Sharing};
+use dedup::storage::Disks;
+use placer::Placer;
 use qemu::machine::Machine;
 use wire::{AuditOrder, SharingOrder, StorageOrder};
 
-use super::{Arrival, End, storage};
-use crate::sharing::{Disks, Sharing};
+use super::{Arrival, storage};
 
-/// What pages that come by name are found by.
+/// What the VM's content is shared by.
+#[derive(Clone)]
 pub(super) struct Shares {
     pub(super) sharing: Arc<Sharing>,
-    pub(super) domain: Domain,
+    domain: Domain,
     /// Whether other hosts of the rack are asked.
-    pub(super) rack: bool,
-    /// Whether others find content of this VM.
-    pub(super) keeps: bool,
-    /// The VM's disks that are read.
-    pub(super) disks: Option<Disks>,
+    rack: bool,
 }
 
-impl Shares {
-    /// Of a VM whose content is not shared.
-    fn alone(order: &StorageOrder) -> std::io::Result<Self> {
-        let sharing = Sharing::start(order.secret.clone().into_bytes(), None)?;
-        let domain = Domain::default();
-        Ok(Self { sharing, domain, rack: false, keeps: false, disks: None })
+/// What pages that come by name are found by.
+#[derive(Default)]
+pub(super) struct Found {
+    /// None: others don't find content of this VM, nor it theirs.
+    pub(super) shares: Option<Shares>,
+    /// The VM's disks that are read, and what names their pages if nothing is shared.
+    disks: Option<(Disks, String)>,
+}
+
+impl Found {
+    /// The stage that finds them, and what it tells the source. None if no page comes
+    /// by name.
+    pub(super) fn admit(
+        self,
+        placer: Arc<Placer>,
+        blocks: Blocks,
+        threads: &Arc<DataThreads>,
+    ) -> std::io::Result<Option<(Resolving, Outbox)>> {
+        let (disks, secret) = self.disks.unzip();
+        let vm = Arriving { placer, blocks, disks };
+        match (self.shares, secret) {
+            (Some(Shares { sharing, domain, rack }), _) => {
+                sharing.admit((&domain, rack), vm, threads).map(Some)
+            }
+            (None, Some(secret)) => dedup::storage::admit(&secret, vm, threads).map(Some),
+            (None, None) => Ok(None),
+        }
     }
 }
 
@@ -56,7 +77,7 @@ pub(super) struct Wanted {
 /// What the source is told of it.
 #[derive(Default)]
 pub(super) struct Told {
-    pub(super) shares: Option<Shares>,
+    pub(super) found: Found,
     /// Content is shared.
     pub(super) sharing: bool,
     /// Why it is not, or not as far as was wanted.
@@ -89,7 +110,7 @@ impl Arrival<'_> {
                 .to_owned()
         });
         let (sharing, domain) = (Arc::clone(sharing), wanted.domain.clone());
-        Agreed { shares: Some(Shares { sharing, domain, rack, keeps: true, disks: None }), note }
+        Agreed { shares: Some(Shares { sharing, domain, rack }), note }
     }
 
     /// Makes ready for what is agreed on.
@@ -97,19 +118,16 @@ impl Arrival<'_> {
         &self,
         machine: &Machine,
         Wanted { sharing: Agreed { shares, note }, storage: from_disks, .. }: Wanted,
-    ) -> Result<Told, End> {
+    ) -> Told {
         let sharing = shares.is_some();
         let Some(wanted) = from_disks else {
-            return Ok(Told { shares, sharing, note, ..Told::default() });
+            let found = Found { shares, disks: None };
+            return Told { found, sharing, note, ..Told::default() };
         };
         let (disks, storage_notes) =
             storage::open(machine, &wanted, &self.shared.local, self.lanes.threads());
         let storage = disks.opened.iter().map(Option::is_some).collect();
-        let shares = match shares {
-            Some(shares) => shares,
-            None => Shares::alone(&wanted).map_err(End::failed)?,
-        };
-        let shares = Some(Shares { disks: Some(disks), ..shares });
-        Ok(Told { shares, sharing, note, storage, storage_notes })
+        let found = Found { shares, disks: Some((disks, wanted.secret)) };
+        Told { found, sharing, note, storage, storage_notes }
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use data_threads::DataThreads;
+use dedup::storage::Disks;
 use qemu::guest_disks::{self, GuestDisk, NbdServer, Reading};
 use qemu::machine::Machine;
 use storage::{Endpoint, Image, Opened, Opening, Pace, Settings};
 use wire::StorageOrder;
 
 use crate::host::Local;
-use crate::sharing::Disks;
 
 /// More disks are not read: a VM with more of them is another one's.
 const DISKS_MAX: usize = 64;

@@ -5,22 +5,25 @@
 //! back until the helper has answered: from then on they tell its owner what is
 //! missing.
 
-use api::ReadDisks;
 use parking_lot::Mutex;
 
-pub(super) struct StorageNotes {
+/// Notes of one migration.
+pub struct StorageNotes {
     report: Box<dyn Fn(String) + Send + Sync>,
     /// None once they go to the report at once.
     kept_back: Mutex<Option<Vec<String>>>,
 }
 
 impl StorageNotes {
-    pub(super) fn new(read: ReadDisks, report: impl Fn(String) + Send + Sync + 'static) -> Self {
-        let kept_back = (read == ReadDisks::Auto).then(Vec::new);
+    /// For a migration whose operator has asked for pages from storage, or not: then
+    /// notes are kept back.
+    pub fn new(is_asked: bool, report: impl Fn(String) + Send + Sync + 'static) -> Self {
+        let kept_back = (!is_asked).then(Vec::new);
         Self { report: Box::new(report), kept_back: Mutex::new(kept_back) }
     }
 
-    pub(super) fn note(&self, note: impl Into<String>) {
+    /// Why some pages are not read.
+    pub fn note(&self, note: impl Into<String>) {
         let note = note.into();
         match &mut *self.kept_back.lock() {
             Some(kept_back) => {
@@ -32,7 +35,7 @@ impl StorageNotes {
     }
 
     /// There is a helper in the guest.
-    pub(super) fn helper_answers(&self) {
+    pub(crate) fn helper_answers(&self) {
         let kept_back = self.kept_back.lock().take();
         kept_back.into_iter().flatten().for_each(&self.report);
     }
@@ -44,15 +47,15 @@ mod tests {
 
     use super::*;
 
-    fn notes(read: ReadDisks) -> (Arc<Mutex<Vec<String>>>, StorageNotes) {
+    fn notes(is_asked: bool) -> (Arc<Mutex<Vec<String>>>, StorageNotes) {
         let reported = Arc::<Mutex<Vec<String>>>::default();
         let report = Arc::clone(&reported);
-        (reported, StorageNotes::new(read, move |note| report.lock().push(note)))
+        (reported, StorageNotes::new(is_asked, move |note| report.lock().push(note)))
     }
 
     #[test]
     fn by_default_a_guest_without_a_helper_is_no_news() {
-        let (reported, notes) = notes(ReadDisks::Auto);
+        let (reported, notes) = notes(false);
         notes.note("no helper");
         assert!(reported.lock().is_empty());
         notes.helper_answers();
@@ -63,7 +66,7 @@ mod tests {
 
     #[test]
     fn whoever_asks_is_told_at_once() {
-        let (reported, notes) = notes(ReadDisks::On);
+        let (reported, notes) = notes(true);
         notes.note("no helper");
         assert_eq!(*reported.lock(), ["no helper"]);
     }

@@ -14,8 +14,8 @@ use page::{BATCH_PAGES, Encoder, Encoding, PAGE_BYTES};
 use transport::Overflow;
 use wire::{HasHeader, Wants, WireError};
 
-use super::super::{Sharing, Waiter};
-use crate::effort::Alone;
+use super::effort::Alone;
+use crate::destination::{Sharing, Waiter};
 
 /// Questions that wait for their answers; then whoever asks waits to ask.
 const ASKED_MAX: usize = 64;
@@ -24,7 +24,7 @@ const WAITING_MAX: usize = 1 << 18;
 
 /// One who asks from afar, for as long as something is to come for him.
 #[derive(Debug)]
-pub(in super::super) struct RemoteWaiter {
+pub(crate) struct RemoteWaiter {
     domain: Domain,
     come: Sender<Come>,
     waiting: Arc<AtomicUsize>,
@@ -39,12 +39,12 @@ enum Come {
 
 impl RemoteWaiter {
     /// It should be here now.
-    pub(in super::super) fn here(&self, name: Name) {
+    pub(crate) fn here(&self, name: Name) {
         self.tell(Come::Here(self.domain.clone(), name));
     }
 
     /// It won't be here.
-    pub(in super::super) fn not_here(&self, name: Name) {
+    pub(crate) fn not_here(&self, name: Name) {
         self.tell(Come::NotHere(name));
     }
 
@@ -59,7 +59,7 @@ impl RemoteWaiter {
 ///
 /// # Errors
 /// If it breaks the rules, or the connection breaks.
-pub(crate) fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<(), WireError> {
+pub fn serve(sharing: &Arc<Sharing>, connection: Connection) -> Result<(), WireError> {
     let closer = connection.closer();
     let (mut reader, writer) = connection.into_halves();
     let (ask, asked) = bounded(ASKED_MAX);
@@ -176,7 +176,7 @@ impl Answering {
         if may_wait && !self.work.not_here.is_empty() {
             let absent = self.wait(domain);
             // What came between the two looks.
-            if absent.iter().any(|name| self.sharing.index.has(name)) {
+            if absent.iter().any(|name| self.sharing.exchange.index.has(name)) {
                 if bodies > 0 {
                     self.send(bodies)?;
                 }
@@ -186,7 +186,7 @@ impl Answering {
             }
         }
         let Work { here, not_here, .. } = &self.work;
-        if let Some(rack) = self.sharing.rack.as_ref().filter(|_| !not_here.is_empty()) {
+        if let Some(rack) = self.sharing.rack().filter(|_| !not_here.is_empty()) {
             rack.lacks(not_here.clone());
         }
         if here.is_empty() && not_here.is_empty() {
@@ -201,7 +201,7 @@ impl Answering {
         let Work { bytes, found, here, not_here, .. } = &mut self.work;
         let length = names.len() * PAGE_BYTES;
         bytes.resize(bytes.len().max(length), 0);
-        self.sharing.index.find(names, &key, &mut bytes[..length], found);
+        self.sharing.exchange.index.find(names, &key, &mut bytes[..length], found);
         here.clear();
         not_here.clear();
         for (nth, (name, found)) in names.iter().zip(&*found).enumerate() {
@@ -228,7 +228,7 @@ impl Answering {
         });
         let now = Instant::now();
         let mut joined = 0;
-        let mut in_flight = self.sharing.in_flight.lock();
+        let mut in_flight = self.sharing.exchange.in_flight.lock();
         let joins = |name: &Name| {
             let joins =
                 joined < room && in_flight.join(name, now, || Waiter::Remote(Arc::clone(&remote)));

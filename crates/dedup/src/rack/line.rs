@@ -15,10 +15,8 @@ use parking_lot::Mutex;
 use transport::{Endpoint, connect};
 use wire::{HasHeader, Kind, Wants, WireError};
 
-use super::super::Sharing;
-use super::super::in_flight::{CLAIM_MAX, Provider};
-use super::Rack;
-use crate::host::Peer;
+use super::{Mate, Rack};
+use crate::destination::{CLAIM_MAX, Exchange, Provider};
 
 /// A line that nobody wants anything of for so long ends: whoever waited for
 /// something of it doesn't any more.
@@ -39,8 +37,8 @@ pub(super) struct Line {
 impl Rack {
     /// The number of a connection by which content of that host comes; none if it
     /// can't be had of it now.
-    pub(in super::super) fn line(&self, sharing: &Arc<Sharing>, host: &HostName) -> Option<u64> {
-        let peer = self.peers.get(host)?;
+    pub(crate) fn line(&self, exchange: &Arc<Exchange>, host: &HostName) -> Option<u64> {
+        let mate = self.mates.get(host)?;
         let mut lines = self.lines.lock();
         if let Some(line) = lines.get(host) {
             let rests = line.is_over.load(Relaxed);
@@ -53,9 +51,9 @@ impl Rack {
         let heard = Mutex::new(Instant::now());
         let line = Arc::new(Line { number, wants, heard, is_over: AtomicBool::new(false) });
         let run = {
-            let (line, peer) = (Arc::downgrade(&line), peer.clone());
-            let (sharing, security) = (Arc::downgrade(sharing), self.security.clone());
-            move || run(number, &line, &sharing, &peer, &security, &wanted)
+            let (line, mate) = (Arc::downgrade(&line), mate.clone());
+            let (exchange, security) = (Arc::downgrade(exchange), self.security.clone());
+            move || run(number, &line, &exchange, &mate, &security, &wanted)
         };
         let thread = thread::Builder::new().name(format!("fetch-{number}"));
         thread.spawn(run).ok()?;
@@ -65,13 +63,7 @@ impl Rack {
 
     /// Asks for content by the line of that number to that host. If it is over, those
     /// who wait find out.
-    pub(in super::super) fn want(
-        &self,
-        host: &HostName,
-        number: u64,
-        domain: &Domain,
-        names: Vec<Name>,
-    ) {
+    pub(crate) fn want(&self, host: &HostName, number: u64, domain: &Domain, names: Vec<Name>) {
         let line = self.lines.lock().get(host).map(Arc::clone);
         if let Some(line) = line.filter(|line| line.number == number) {
             // An error means the same as that it is over.
@@ -80,7 +72,7 @@ impl Rack {
     }
 
     /// Whether what was to come by that line, wanted at that time, does not.
-    pub(in super::super) fn is_lost(&self, number: u64, since: Instant, now: Instant) -> bool {
+    pub(crate) fn is_lost(&self, number: u64, since: Instant, now: Instant) -> bool {
         let lines = self.lines.lock();
         let line = lines.values().find(|line| line.number == number);
         line.is_none_or(|line| {
@@ -94,15 +86,15 @@ impl Rack {
 fn run(
     number: u64,
     line: &Weak<Line>,
-    sharing: &Weak<Sharing>,
-    peer: &Peer,
+    exchange: &Weak<Exchange>,
+    mate: &Mate,
     security: &Security,
     wanted: &Receiver<Wants>,
 ) {
-    let way = Endpoint { local: None, remote: peer.address };
-    match connect(way, &peer.name, security, Kind::Content) {
-        Ok(connection) => carry(number, line, sharing, connection, wanted),
-        Err(error) => tracing::warn!(%error, host = peer.name, "its content is not used"),
+    let way = Endpoint { local: None, remote: mate.address };
+    match connect(way, &mate.name, security, Kind::Content) {
+        Ok(connection) => carry(number, line, exchange, connection, wanted),
+        Err(error) => tracing::warn!(%error, host = mate.name, "its content is not used"),
     }
     if let Some(line) = line.upgrade() {
         *line.heard.lock() = Instant::now();
@@ -113,16 +105,16 @@ fn run(
 fn carry(
     number: u64,
     line: &Weak<Line>,
-    sharing: &Weak<Sharing>,
+    exchange: &Weak<Exchange>,
     connection: Connection,
     wanted: &Receiver<Wants>,
 ) {
     let closer = connection.closer();
     let (reader, mut writer) = connection.into_halves();
     let reading = {
-        let (line, sharing, closer) = (Weak::clone(line), Weak::clone(sharing), closer.clone());
+        let (line, exchange, closer) = (Weak::clone(line), Weak::clone(exchange), closer.clone());
         thread::Builder::new().name(format!("fetched-{number}")).spawn(move || {
-            let mut taking = Taking { number, line, sharing, ..Taking::default() };
+            let mut taking = Taking { number, line, exchange, ..Taking::default() };
             if let Err(error) = taking.all(reader) {
                 tracing::debug!(%error, "content of another host ended");
             }
@@ -177,7 +169,7 @@ enum LineError {
 struct Taking {
     number: u64,
     line: Weak<Line>,
-    sharing: Weak<Sharing>,
+    exchange: Weak<Exchange>,
     names: Vec<u8>,
     payload: Vec<u8>,
     decoder: Decoder,
@@ -202,17 +194,17 @@ impl Taking {
                 Encoding::Raw => &self.payload[..],
                 encoding => self.decoder.decode(encoding, &self.payload, here.len())?,
             };
-            let Some(sharing) = self.sharing.upgrade() else { return Ok(()) };
+            let Some(exchange) = self.exchange.upgrade() else { return Ok(()) };
             if let Some(line) = self.line.upgrade() {
                 *line.heard.lock() = Instant::now();
             }
             let by = Provider::Peer(self.number);
             let wrong =
-                sharing.brought(by, &here, &|nth| &bodies[nth * PAGE_BYTES..][..PAGE_BYTES]);
+                exchange.brought(by, &here, &|nth| &bodies[nth * PAGE_BYTES..][..PAGE_BYTES]);
             if wrong > 0 {
                 tracing::warn!(pages = wrong, "another host sent what it was not asked for");
             }
-            sharing.not_brought(by, &not_here);
+            exchange.not_brought(by, &not_here);
         }
     }
 }

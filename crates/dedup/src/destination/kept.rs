@@ -9,8 +9,10 @@ use qemu::machine::Machine;
 use qemu::process::{Process, ProcessError};
 use qemu::ram_blocks::RamBlocks;
 
-use super::recipient::Blocks;
-use super::{Resolving, Sharing};
+use super::blocks::Blocks;
+use super::exchange::Exchange;
+use super::resolve::Resolving;
+use super::sharing::Sharing;
 
 /// One of them.
 pub(super) struct Kept {
@@ -69,19 +71,19 @@ impl Sharing {
     /// # Errors
     /// If the system gives no thread.
     pub fn scan(&self, share: f64) -> std::io::Result<()> {
-        let rack = self.rack.clone();
+        let rack = self.rack().cloned();
         let tell = move |names: &[Name]| {
             if let Some(rack) = &rack {
                 rack.holds(names.to_vec());
             }
         };
-        *self.scanner.lock() = Some(Scanner::start_telling(&self.index, share, tell)?);
+        *self.scanner.lock() = Some(Scanner::start_telling(&self.exchange.index, share, tell)?);
         Ok(())
     }
 
     /// A VM comes or goes: until that is over, the thread of [`Sharing::scan`] gives
     /// way. None if there is none.
-    pub(crate) fn give_way(&self) -> Option<GivingWay> {
+    pub fn give_way(&self) -> Option<GivingWay> {
         self.scanner.lock().as_ref().map(Scanner::give_way)
     }
 
@@ -99,7 +101,7 @@ impl Sharing {
     /// If its memory can't be read.
     pub fn watch(&self, machine: &Machine, domain: &Domain) -> Result<(), WatchError> {
         let (pid, key) = (machine.process.pid(), self.key(domain));
-        if self.kept.lock().iter().any(|kept| kept.is_of(pid) && kept.key == key) {
+        if self.exchange.kept.lock().iter().any(|kept| kept.is_of(pid) && kept.key == key) {
             return Ok(());
         }
         let process = Process::find(machine.process.id())?;
@@ -112,14 +114,15 @@ impl Sharing {
             return Err(unreadable(&ram.notes));
         }
         let blocks = Arc::new(blocks);
-        let member = self.index.join(Arc::clone(&blocks) as _, key.clone(), blocks.pages());
+        let member =
+            self.exchange.index.join(Arc::clone(&blocks) as _, key.clone(), blocks.pages());
         let member = Arc::new(member.ok_or(WatchError::TooMany)?);
         self.put(Kept { process, key, member });
         Ok(())
     }
 
     /// A VM has come whose pages have names already.
-    pub(crate) fn keep(&self, resolving: &Resolving) {
+    pub fn keep(&self, resolving: &Resolving) {
         let recipient = resolving.recipient();
         // One whose memory can't be read holds nothing, and one that has ended.
         let Some(process) = recipient.blocks.process() else { return };
@@ -130,7 +133,7 @@ impl Sharing {
     /// In the place of what was kept of the same process.
     fn put(&self, new: Kept) {
         let pid = new.process.pid();
-        let mut kept = self.kept.lock();
+        let mut kept = self.exchange.kept.lock();
         let before: Vec<Kept> = kept.extract_if(.., |kept| kept.is_of(pid)).collect();
         kept.push(new);
         // Leaving the index is nothing to do under a lock.
@@ -140,9 +143,9 @@ impl Sharing {
 
     /// Whether a VM that comes may find content here: of one that runs here, or that
     /// comes too.
-    pub(crate) fn has_any(&self, key: &Key) -> bool {
+    pub fn has_any(&self, key: &Key) -> bool {
         let holds = |kept: &Kept| kept.key == *key && kept.member.scanned().named > 0;
-        !self.arriving.lock().is_empty() || self.kept.lock().iter().any(holds)
+        !self.exchange.arriving.lock().is_empty() || self.exchange.kept.lock().iter().any(holds)
     }
 
     /// What is known of a VM; none if it is not watched.
@@ -158,10 +161,12 @@ impl Sharing {
     }
 
     fn member(&self, pid: u32) -> Option<Arc<Member>> {
-        let kept = self.kept.lock();
+        let kept = self.exchange.kept.lock();
         kept.iter().find(|kept| kept.is_of(pid)).map(|kept| Arc::clone(&kept.member))
     }
+}
 
+impl Exchange {
     /// Lets go of VMs that have left or ended.
     pub(super) fn forget_ended(&self) {
         let mut kept = self.kept.lock();
@@ -196,7 +201,7 @@ mod tests {
         let key = sharing.key(&Domain(domain.to_owned()));
         let mut blocks = Blocks::default();
         blocks.push(8 * 4096, Some(Arc::new(Mapping::own(8 * 4096))));
-        let member = sharing.index.join(Arc::new(blocks), key.clone(), 8).unwrap();
+        let member = sharing.exchange.index.join(Arc::new(blocks), key.clone(), 8).unwrap();
         Kept { process, key, member: Arc::new(member) }
     }
 
@@ -208,22 +213,22 @@ mod tests {
         sharing.put(kept(&sharing, process(), "red"));
         let name = sharing.key(&Domain("red".to_owned())).name(&[7; 4096]);
         sharing.member(child.id()).unwrap().note(&[(3, name)]);
-        assert!(sharing.index.has(&name));
+        assert!(sharing.exchange.index.has(&name));
         let has_any = |domain: &str| sharing.has_any(&sharing.key(&Domain(domain.to_owned())));
         assert!(has_any("red") && !has_any("blue"));
         assert_eq!(sharing.known(child.id()), Some(Known { rounds: 0, pages: 1 }));
         assert_eq!(sharing.sample(child.id(), 1).unwrap().hints.len(), 1);
         // It is of another domain now, and nothing of the first one is left.
         sharing.put(kept(&sharing, process(), "blue"));
-        assert!(!sharing.index.has(&name));
+        assert!(!sharing.exchange.index.has(&name));
         assert_eq!(sharing.known(child.id()), Some(Known::default()));
-        sharing.forget_ended();
+        sharing.exchange.forget_ended();
         assert!(sharing.known(child.id()).is_some());
         let process = process();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!process.is_alive());
-        sharing.forget_ended();
+        sharing.exchange.forget_ended();
         assert_eq!(sharing.known(child.id()), None);
     }
 
@@ -240,7 +245,7 @@ mod tests {
         let sharing = sharing();
         sharing.scan(0.05).unwrap();
         assert_eq!(sharing.known(1), None);
-        let index: Arc<Index> = Arc::clone(&sharing.index);
+        let index: Arc<Index> = Arc::clone(&sharing.exchange.index);
         drop(sharing);
         drop(index);
     }

@@ -8,7 +8,6 @@
 //! not sent; one that has changed since is, and is the newer one.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 
 use content::Name;
@@ -23,35 +22,38 @@ use super::naming::Naming;
 const EPOCH: Epoch = Epoch(0);
 
 /// QEMU's epochs begin after the one of what is told ahead.
-pub(super) fn after(epoch: Epoch) -> Epoch {
+#[must_use]
+pub fn after(epoch: Epoch) -> Epoch {
     Epoch(epoch.0.saturating_add(1))
 }
 
 /// The thread that tells. Dropping it ends it.
-pub(super) struct Announcer {
+pub struct Announcer {
     cached: Arc<GuestPageCache>,
     lanes: Arc<Lanes>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Announcer {
-    /// Tells of what disks have that the destination reads.
-    pub(super) fn start(
+    /// Tells of what disks have that the destination reads. None if it reads none.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(
         naming: Arc<Naming>,
-        cached: &Arc<GuestPageCache>,
         lanes: &Arc<Lanes>,
         threads: &Arc<DataThreads>,
-    ) -> std::io::Result<Self> {
+    ) -> std::io::Result<Option<Self>> {
+        let Some(cached) = naming.cached().cloned() else { return Ok(None) };
         let thread = thread::Builder::new().name("ahead".to_owned()).spawn({
             let (cached, lanes, threads) =
-                (Arc::clone(cached), Arc::clone(lanes), Arc::clone(threads));
+                (Arc::clone(&cached), Arc::clone(lanes), Arc::clone(threads));
             move || {
                 let _member = threads.join();
                 Telling { naming: &naming, cached: &cached, lanes: &lanes }.run();
             }
         })?;
-        let (cached, lanes) = (Arc::clone(cached), Arc::clone(lanes));
-        Ok(Self { cached, lanes, thread: Some(thread) })
+        Ok(Some(Self { cached, lanes: Arc::clone(lanes), thread: Some(thread) }))
     }
 }
 
@@ -92,7 +94,7 @@ impl Telling<'_> {
 
     /// After the first pass all of it is on its way.
     fn is_over(&self) -> bool {
-        self.cached.is_over() || self.naming.state.first_pass_over.load(Relaxed)
+        self.cached.is_over() || self.naming.is_first_pass_over()
     }
 
     /// None if there is nothing more to be told.
@@ -101,12 +103,12 @@ impl Telling<'_> {
         let mut places = self.cached.of(block)?;
         // A QEMU that is gone shows elsewhere; a block that is not mapped goes by
         // QEMU alone.
-        if !self.naming.stale_filter.read(block, pages, bytes) {
+        if !self.naming.read(block, pages, bytes) {
             return Some(());
         }
         let names = |(page, bytes): (&PageIndex, &[u8])| -> Option<(PageIndex, Name)> {
             // QEMU says of pages of zeros that they are.
-            (!is_zero(bytes)).then(|| (*page, self.naming.key.name(bytes)))
+            (!is_zero(bytes)).then(|| (*page, self.naming.key().name(bytes)))
         };
         let each = pages.iter().zip(bytes.chunks_exact(PAGE_BYTES));
         let named: Vec<_> = each.filter_map(names).collect();

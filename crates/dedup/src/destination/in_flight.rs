@@ -9,14 +9,14 @@ use content::Name;
 /// Content that somebody has claimed comes within this, or the next one who waits
 /// gets it from his own source: what is in a source's buffers is sent in less,
 /// even over a slow link.
-pub(super) const CLAIM_MAX: Duration = Duration::from_secs(15);
+pub(crate) const CLAIM_MAX: Duration = Duration::from_secs(15);
 /// Nobody waits for longer for somebody else, whoever claims. Disks are worked on
 /// from both ends.
 const WAIT_MAX: Duration = Duration::from_secs(40);
 
 /// Who brings it, by a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Provider {
+pub(crate) enum Provider {
     /// A VM that arrives: its source sends it.
     Vm(u64),
     /// A connection to another host of the rack.
@@ -27,7 +27,7 @@ pub(super) enum Provider {
 
 impl Provider {
     /// How what it brings comes to the VM's RAM.
-    pub(super) fn delivery(self) -> Delivery {
+    pub(crate) fn delivery(self) -> Delivery {
         match self {
             Self::Vm(_) => Delivery::SameHost,
             Self::Peer(_) => Delivery::Rack,
@@ -38,7 +38,7 @@ impl Provider {
 
 /// What becomes of somebody who waits for what may not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(crate) enum Standing {
     /// He needs it no more.
     Over,
     /// He can have it himself.
@@ -49,7 +49,7 @@ pub(super) enum Standing {
 
 /// What somebody who needs content is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Claim {
+pub(crate) enum Claim {
     /// Nobody brings it: it is his now.
     Yours,
     /// It is on its way, and he is told when it is here.
@@ -107,7 +107,7 @@ impl<W> Entry<W> {
 
 /// All content that is on its way, by name.
 #[derive(Debug)]
-pub(super) struct InFlight<W> {
+pub(crate) struct InFlight<W> {
     entries: HashMap<Name, Entry<W>>,
 }
 
@@ -119,7 +119,7 @@ impl<W> Default for InFlight<W> {
 
 impl<W> InFlight<W> {
     /// Somebody needs the content with this name. `waits` is who, if he can wait.
-    pub(super) fn claim(
+    pub(crate) fn claim(
         &mut self,
         name: Name,
         by: Provider,
@@ -143,7 +143,7 @@ impl<W> InFlight<W> {
 
     /// Somebody else brings it than the one who was to. False if that has changed,
     /// and `who` does not wait.
-    pub(super) fn hand_over(
+    pub(crate) fn hand_over(
         &mut self,
         name: &Name,
         (from, to): (Provider, Provider),
@@ -160,7 +160,7 @@ impl<W> InFlight<W> {
 
     /// Waits for what the source of a VM here brings. False if none does: whoever
     /// waits for one who waits himself may do so for ever.
-    pub(super) fn join(&mut self, name: &Name, now: Instant, who: impl FnOnce() -> W) -> bool {
+    pub(crate) fn join(&mut self, name: &Name, now: Instant, who: impl FnOnce() -> W) -> bool {
         match self.entries.get_mut(name) {
             Some(entry) if matches!(entry.by, Provider::Vm(_)) => {
                 entry.waiting.push(Waiting { since: now, who: who() });
@@ -171,7 +171,7 @@ impl<W> InFlight<W> {
     }
 
     /// It is here. Who waits for it?
-    pub(super) fn came(&mut self, name: &Name) -> Vec<W> {
+    pub(crate) fn came(&mut self, name: &Name) -> Vec<W> {
         let entry = self.entries.remove(name);
         entry.map_or_else(Vec::new, |entry| entry.waiting.into_iter().map(|w| w.who).collect())
     }
@@ -179,7 +179,7 @@ impl<W> InFlight<W> {
     /// This one has brought it. Who waits for it? Nobody, if he was not to. It counts
     /// as on its way until, asked again, nobody has begun to wait: what is brought and
     /// not yet placed is not found here, and would be brought once more.
-    pub(super) fn brought(&mut self, name: &Name, by: Provider) -> Vec<W> {
+    pub(crate) fn brought(&mut self, name: &Name, by: Provider) -> Vec<W> {
         let Some(entry) = self.entries.get_mut(name).filter(|entry| entry.by == by) else {
             return Vec::new();
         };
@@ -191,7 +191,7 @@ impl<W> InFlight<W> {
 
     /// This one does not bring it. Says who has to look elsewhere, as
     /// [`InFlight::pass_on`].
-    pub(super) fn fails(
+    pub(crate) fn fails(
         &mut self,
         name: &Name,
         by: Provider,
@@ -210,7 +210,7 @@ impl<W> InFlight<W> {
     /// Those who brought these do not any more, or are late. The first who waits for
     /// each and can have it himself brings it from now on; he is named, and no longer
     /// waits. So are those who have waited for too long, or must be told.
-    pub(super) fn pass_on(
+    pub(crate) fn pass_on(
         &mut self,
         now: Instant,
         is_lost: impl Fn(Provider, Instant) -> bool,

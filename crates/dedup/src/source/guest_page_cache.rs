@@ -4,44 +4,30 @@
 //! before it has answered went over the network. What it says is a hint: the
 //! destination looks whether the disk has what the page's name says.
 
+mod asking;
 mod bits;
 mod map;
 
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{
     AtomicBool, AtomicU32,
     Ordering::{Relaxed, SeqCst},
 };
 use std::sync::{Arc, OnceLock};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
-use cachemap::{Budget, CacheMap, End};
 use page::{Batch, BlockId, Epoch, PageIndex};
 use parking_lot::{Condvar, Mutex};
-use qemu::guest_disks::{self, GuestDisk};
-use qemu::guest_memory::GuestMemory;
-use qemu::guest_port::{self, Patience};
-use qemu::machine::Machine;
-use qemu::ram_blocks::RamBlocks;
+use wire::Announced;
 
-use super::storage_notes::StorageNotes;
+pub use asking::Asking;
 use bits::Bits;
-use map::{Map, Parts, on_disks, stretches};
-pub(super) use map::{OnDisk, Places, Room};
-
-/// Another one who speaks at the port is waited for so long.
-const TURN_MAX: Duration = Duration::from_secs(5);
-
-const NO_ROOM: &str = "only a part of what the guest's helper tells is read from storage: what is \
-                       kept of it may be as large as a quarter of this agent's buffers; a larger \
-                       pool-mib allows more";
+pub use map::Room;
+use map::{Map, Parts, on_disks};
+pub(crate) use map::{OnDisk, Places};
 
 /// What is known of it.
 #[derive(Debug, Default)]
-pub(super) struct GuestPageCache {
-    announced: OnceLock<Announced>,
+pub struct GuestPageCache {
+    blocks: OnceLock<Blocks>,
     known: Mutex<Known>,
     /// More is known, or nothing more will be.
     changed: Condvar,
@@ -60,17 +46,17 @@ struct Known {
 
 /// QEMU's blocks, in the order of their numbers.
 #[derive(Debug)]
-struct Announced {
+struct Blocks {
     names: Vec<String>,
     bits: Vec<Bits>,
 }
 
 impl GuestPageCache {
     /// The block list is known.
-    pub(super) fn announce(&self, blocks: &[tap::Block]) {
+    pub(crate) fn announce(&self, blocks: &[Announced]) {
         let names = blocks.iter().map(|block| block.name.clone()).collect();
         let bits = blocks.iter().map(|block| Bits::new(block.bytes / cachemap::PAGE_BYTES));
-        let _ = self.announced.set(Announced { names, bits: bits.collect() });
+        let _ = self.blocks.set(Blocks { names, bits: bits.collect() });
         self.wake();
     }
 
@@ -101,12 +87,12 @@ impl GuestPageCache {
     }
 
     /// Nobody needs it any more.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.over.store(true, Relaxed);
         self.wake();
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.over.load(Relaxed)
     }
 
@@ -118,13 +104,13 @@ impl GuestPageCache {
     /// Waits until the guest has said a part with that number and QEMU has announced
     /// its memory. The part then, as disks have it, and in the order of each; none if
     /// there is no such part, or once it is over.
-    pub(super) fn wait(&self, part: usize) -> Option<Vec<OnDisk>> {
+    pub(crate) fn wait(&self, part: usize) -> Option<Vec<OnDisk>> {
         let mut known = self.known.lock();
         loop {
             if self.is_over() {
                 return None;
             }
-            if let Some(announced) = self.announced.get() {
+            if let Some(announced) = self.blocks.get() {
                 if let Some(part) = known.parts.get(part).cloned() {
                     drop(known);
                     return Some(on_disks(&announced.names, &part));
@@ -138,16 +124,16 @@ impl GuestPageCache {
     }
 
     /// Where pages of a block are; none if nothing is known of it.
-    pub(super) fn of(&self, block: BlockId) -> Option<Places<'_>> {
-        let announced = self.announced.get()?;
+    pub(crate) fn of(&self, block: BlockId) -> Option<Places<'_>> {
+        let announced = self.blocks.get()?;
         let (number, parts) = (usize::from(block.0), self.known.lock().parts.clone());
         let (name, bits) = (announced.names.get(number)?, announced.bits.get(number)?);
         Places::of(name, parts, bits)
     }
 
     /// QEMU hands these over: they are not told ahead any more.
-    pub(super) fn hand_over(&self, batch: &Batch) {
-        let bits = self.announced.get().and_then(|all| all.bits.get(usize::from(batch.block.0)));
+    pub(crate) fn hand_over(&self, batch: &Batch) {
+        let bits = self.blocks.get().and_then(|all| all.bits.get(usize::from(batch.block.0)));
         let Some(bits) = bits else { return };
         batch.bodies().iter().for_each(|body| bits.hand_over(body.page));
         for fill in batch.fills() {
@@ -157,152 +143,13 @@ impl GuestPageCache {
     }
 
     /// QEMU has handed over all that is older than this.
-    pub(super) fn all_before(&self, epoch: Epoch) {
+    pub(crate) fn all_before(&self, epoch: Epoch) {
         self.all_before.fetch_max(epoch.0, SeqCst);
     }
 
-    pub(super) fn has_all_before(&self, epoch: Epoch) -> bool {
+    pub(crate) fn has_all_before(&self, epoch: Epoch) -> bool {
         self.all_before.load(SeqCst) >= epoch.0
     }
-}
-
-/// The thread that asks. Dropping it ends it.
-pub(super) struct Asking {
-    stream: Arc<Mutex<Option<UnixStream>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Asking {
-    /// Asks the helper of this VM where its memory is on `disks`, numbered in this
-    /// order; `ram` is what can be read of it. The answer may cost the guest
-    /// `budget` and us `room`, and of what it says so many percent count.
-    pub(super) fn start(
-        machine: &Arc<Machine>,
-        disks: Vec<GuestDisk>,
-        ram: &RamBlocks,
-        (budget, room): (Budget, Room),
-        percent: Option<u8>,
-        notes: &Arc<StorageNotes>,
-    ) -> std::io::Result<(Self, Arc<GuestPageCache>)> {
-        let (cached, stream) = (Arc::<GuestPageCache>::default(), Arc::<Mutex<_>>::default());
-        let blocks = ram.reached.iter().map(|block| (block.name.clone(), block.bytes)).collect();
-        let thread = thread::Builder::new().name("guest-asked".to_owned()).spawn({
-            let (machine, notes) = (Arc::clone(machine), Arc::clone(notes));
-            let (cached, stream) = (Arc::clone(&cached), Arc::clone(&stream));
-            move || {
-                let asking = Ask { machine: &machine, disks: &disks, blocks, budget, percent };
-                if let Err(why) = asking.ask(room, &stream, &cached, &notes) {
-                    notes.note(cached.without_the_rest(&why));
-                }
-                cached.knows_all();
-                // QEMU serves one at a time, and the helper waits for whom it answers.
-                drop(stream.lock().take());
-            }
-        })?;
-        Ok((Self { stream, thread: Some(thread) }, cached))
-    }
-}
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        if let Some(stream) = &*self.stream.lock() {
-            // It may be closed already.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-/// What is asked, and of whom.
-struct Ask<'a> {
-    machine: &'a Machine,
-    disks: &'a [GuestDisk],
-    blocks: Vec<(String, u64)>,
-    budget: Budget,
-    percent: Option<u8>,
-}
-
-impl Ask<'_> {
-    fn ask(
-        &self,
-        mut room: Room,
-        shared: &Mutex<Option<UnixStream>>,
-        cached: &GuestPageCache,
-        notes: &StorageNotes,
-    ) -> Result<(), String> {
-        let Self { machine, blocks, budget, .. } = self;
-        let said = |error: &dyn std::fmt::Display| error.to_string();
-        let port = machine.open_guest_port(TURN_MAX).map_err(|error| said(&error))?;
-        *shared.lock() = Some(port.stream.try_clone().map_err(|error| said(&error))?);
-        let limits = guest_port::limits_of(&machine.qmp).map_err(|error| said(&error))?;
-        let known = blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes));
-        let memory = GuestMemory::of(&machine.qmp, known).map_err(|error| said(&error))?;
-        let patience = Patience::of(*budget);
-        let mut looked_at = 0;
-        let mut understood = |part: CacheMap| {
-            notes.helper_answers();
-            let (map, unread) = self.understood(&part, &memory, looked_at);
-            looked_at = part.devices().len();
-            unread.into_iter().for_each(|note| notes.note(note));
-            map
-        };
-        let mut is_full = false;
-        let mut learn = |map: Map| {
-            let (map, is_all) = room.take(map);
-            if !is_all && !std::mem::replace(&mut is_full, true) {
-                notes.note(NO_ROOM);
-            }
-            cached.learn(map);
-        };
-        let summary = if let Some(percent) = self.percent {
-            // Which are the lowest is known only at the end.
-            let whole = port.ask(limits, *budget, patience).map_err(|error| said(&error))?;
-            let summary = whole.summary().clone();
-            let mut map = understood(whole);
-            map.cut(percent.into());
-            learn(map);
-            summary
-        } else {
-            let mut part = |part| learn(understood(part));
-            let heard = port.ask_in_parts(limits, *budget, patience, &mut part);
-            heard.map_err(|error| said(&error))?
-        };
-        notes.helper_answers();
-        unfinished(summary.end).into_iter().for_each(|note| notes.note(note));
-        Ok(())
-    }
-
-    /// A part in terms of blocks, and of disks by their numbers; and why disks are not
-    /// read that were not looked at before.
-    fn understood(
-        &self,
-        part: &CacheMap,
-        memory: &GuestMemory,
-        looked_at: usize,
-    ) -> (Map, Vec<String>) {
-        let matched = guest_disks::matched(part.devices(), self.disks);
-        let each = matched.iter().zip(part.devices()).skip(looked_at);
-        let notes = each.filter_map(|(disk, device)| {
-            let why = disk.as_ref().err()?;
-            Some(format!("the guest's disk {} is not read: {why}", device.name))
-        });
-        let numbers: Vec<Option<u16>> =
-            matched.iter().map(|disk| u16::try_from(*disk.as_ref().ok()?).ok()).collect();
-        (stretches(part, &numbers, memory, self.blocks.clone()), notes.collect())
-    }
-}
-
-/// What the operator can do about a map that is not whole.
-fn unfinished(end: End) -> Option<String> {
-    let what = match end {
-        End::Complete => return None,
-        End::Time => "its time was up",
-        End::Memory => "it may use no more memory",
-        End::Runs => "it names as many runs of pages as are taken",
-    };
-    Some(format!("the guest's helper told only a part (see --helper-budget): {what}"))
 }
 
 #[cfg(test)]
@@ -318,7 +165,7 @@ mod tests {
         cached.learn(map());
         cached.knows_all();
         assert!(cached.of(BlockId(0)).is_none(), "not announced");
-        let block = |name: &str| tap::Block { name: name.to_owned(), bytes: 1 << 20 };
+        let block = |name: &str| Announced { name: name.to_owned(), bytes: 1 << 20 };
         cached.announce(&["vga", "ram"].map(block));
         cached
     }

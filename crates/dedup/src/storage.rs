@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use content::Name;
+use content::{Domain, Key, Name};
+use data_threads::DataThreads;
 use page::PAGE_BYTES;
 use parking_lot::Mutex;
 use storage::{Consumer, Failure, Item, Opened, Pages, Progress, Reader, Settings};
 use wire::DiskPlace;
 
-use super::Sharing;
-use super::in_flight::Provider;
+use crate::destination::{Arriving, Exchange, Outbox, Provider, Resolving};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -25,7 +25,7 @@ const SECTOR_BYTES: u64 = 512;
 /// their readers.
 pub(crate) struct DiskReaders {
     number: u64,
-    sharing: Weak<Sharing>,
+    exchange: Weak<Exchange>,
     /// By the numbers that the source knows them by.
     disks: Vec<Option<Disk>>,
     spare: Mutex<Spare>,
@@ -48,7 +48,7 @@ struct Spare {
 /// Gets what one disk's reader reads.
 struct Taking {
     number: u64,
-    sharing: Weak<Sharing>,
+    exchange: Weak<Exchange>,
     /// What is read, by the reader's tokens.
     names: Mutex<Vec<Name>>,
     /// Whoever reads it is over.
@@ -72,11 +72,11 @@ impl Consumer for Taking {
     }
 
     fn read(&self, pages: Pages<'_>) {
-        let Some(sharing) = self.sharing.upgrade() else { return };
+        let Some(exchange) = self.exchange.upgrade() else { return };
         let (tokens, bodies): (Vec<u64>, Vec<&[u8; PAGE_BYTES]>) = pages.iter().unzip();
         let names = self.names(tokens.into_iter());
         let by = Provider::Disk(self.number);
-        let wrong = sharing.brought(by, &names, &|nth| &bodies[nth][..]);
+        let wrong = exchange.brought(by, &names, &|nth| &bodies[nth][..]);
         self.stale_pages.fetch_add(wrong as u64, Relaxed);
     }
 
@@ -85,9 +85,9 @@ impl Consumer for Taking {
         if !self.over.load(Relaxed) {
             self.why.lock().get_or_insert_with(|| why.clone());
         }
-        let Some(sharing) = self.sharing.upgrade() else { return };
+        let Some(exchange) = self.exchange.upgrade() else { return };
         let names = self.names(items.iter().map(|item| item.token));
-        sharing.not_brought(Provider::Disk(self.number), &names);
+        exchange.not_brought(Provider::Disk(self.number), &names);
     }
 
     fn ended(&self, why: &Failure) {
@@ -98,36 +98,58 @@ impl Consumer for Taking {
     }
 }
 
+/// What names the pages of a VM whose content is not shared: source and destination
+/// have a secret for the one migration.
+#[must_use]
+pub fn key(secret: &str) -> Key {
+    Key::new(secret.as_bytes(), &Domain::default())
+}
+
+/// A VM arrives whose content is not shared: its pages are read from its disks, or
+/// found among those that it has already. Its source is to be told what the
+/// [`Outbox`] says.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn admit(
+    secret: &str,
+    vm: Arriving,
+    threads: &Arc<DataThreads>,
+) -> std::io::Result<(Resolving, Outbox)> {
+    Exchange::start(vm.blocks.pages(), None)?.admit(key(secret), None, vm, threads)
+}
+
 /// Disks that can be read, and how.
-pub(crate) struct Disks {
+pub struct Disks {
     /// By the numbers that the source knows them by.
-    pub(crate) opened: Vec<Option<Opened>>,
-    pub(crate) settings: Settings,
+    pub opened: Vec<Option<Opened>>,
+    /// How fast, and by which threads.
+    pub settings: Settings,
 }
 
 /// What came from disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stored {
+pub struct Stored {
     /// Pages that are placed.
-    pub(crate) placed_bytes: u64,
+    pub placed_bytes: u64,
     /// What was read, with what lies between wanted pages.
-    pub(crate) read_bytes: u64,
+    pub read_bytes: u64,
     /// Pages that were something else by then.
-    pub(crate) stale_pages: u64,
+    pub stale_pages: u64,
     /// Pages that storage failed to give.
-    pub(crate) failed_pages: u64,
+    pub failed_pages: u64,
 }
 
 impl DiskReaders {
     /// Reads these disks for the VM with that number. What can't be read is told,
     /// and passed by.
-    pub(super) fn new(number: u64, sharing: &Arc<Sharing>, disks: Disks) -> Self {
+    pub(crate) fn new(number: u64, exchange: &Arc<Exchange>, disks: Disks) -> Self {
         let Disks { opened, settings } = disks;
-        let sharing = Arc::downgrade(sharing);
+        let exchange = Arc::downgrade(exchange);
         let start = |opened: Opened| {
             let taking = Arc::new(Taking {
                 number,
-                sharing: Weak::clone(&sharing),
+                exchange: Weak::clone(&exchange),
                 names: Mutex::default(),
                 over: AtomicBool::new(false),
                 stale_pages: AtomicU64::new(0),
@@ -142,11 +164,11 @@ impl DiskReaders {
             }
         };
         let disks = opened.into_iter().map(|opened| opened.and_then(start)).collect();
-        Self { number, sharing: Weak::clone(&sharing), disks, spare: Mutex::default() }
+        Self { number, exchange: Weak::clone(&exchange), disks, spare: Mutex::default() }
     }
 
     /// Whether a place is one that is read.
-    pub(super) fn has(&self, place: DiskPlace) -> bool {
+    pub(crate) fn has(&self, place: DiskPlace) -> bool {
         self.disk(place.disk).is_some()
     }
 
@@ -155,7 +177,7 @@ impl DiskReaders {
     }
 
     /// These are wanted from there.
-    pub(super) fn want(&self, wanted: &mut [(DiskPlace, Name)]) {
+    pub(crate) fn want(&self, wanted: &mut [(DiskPlace, Name)]) {
         wanted.sort_unstable_by_key(|(place, _)| (place.disk, place.sector));
         for run in wanted.chunk_by(|(one, _), (next, _)| one.disk == next.disk) {
             let Some(disk) = run.first().and_then(|(place, _)| self.disk(place.disk)) else {
@@ -171,10 +193,10 @@ impl DiskReaders {
             };
             let items: Vec<Item> = (first..).zip(run).map(item).collect();
             if disk.reader.add(&items).is_err()
-                && let Some(sharing) = self.sharing.upgrade()
+                && let Some(exchange) = self.exchange.upgrade()
             {
                 let names: Vec<Name> = run.iter().map(|(_, name)| *name).collect();
-                sharing.not_brought(Provider::Disk(self.number), &names);
+                exchange.not_brought(Provider::Disk(self.number), &names);
             }
         }
         self.give_back();
@@ -182,7 +204,7 @@ impl DiskReaders {
 
     /// The source could send so many pages that are read here, all that it ever
     /// could counted.
-    pub(super) fn spare(&self, pages: u64) {
+    pub(crate) fn spare(&self, pages: u64) {
         let mut spare = self.spare.lock();
         spare.said = spare.said.max(pages);
         drop(spare);
@@ -192,7 +214,7 @@ impl DiskReaders {
     /// Has the source send what it can of what is furthest from being read.
     fn give_back(&self) {
         let mut spare = self.spare.lock();
-        let Some(sharing) = self.sharing.upgrade() else { return };
+        let Some(exchange) = self.exchange.upgrade() else { return };
         let mut taken = Vec::new();
         while spare.used < spare.said {
             let most = |disk: &&Disk| disk.reader.progress().wanted_pages;
@@ -204,12 +226,12 @@ impl DiskReaders {
             }
             spare.used += taken.len() as u64;
             let names = disk.taking.names(taken.iter().copied());
-            sharing.not_brought(Provider::Disk(self.number), &names);
+            exchange.not_brought(Provider::Disk(self.number), &names);
         }
     }
 
     /// What was read by now.
-    pub(super) fn read(&self) -> Stored {
+    pub(crate) fn read(&self) -> Stored {
         let mut read = Stored::default();
         for Disk { reader, taking } in self.disks.iter().flatten() {
             let Progress { read_bytes, failed_pages, .. } = reader.progress();
@@ -221,7 +243,7 @@ impl DiskReaders {
     }
 
     /// What was not as the guest's helper said, for whoever reads the report.
-    pub(super) fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let stale_pages = self.read().stale_pages;
         if stale_pages > 0 {

@@ -2,32 +2,28 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use content::{Domain, Name};
-use crossbeam_channel::{Receiver, unbounded};
+use content::{Domain, Key, Name};
 use data_threads::DataThreads;
 use page::{BlockId, Epoch, Fill, PageIndex};
 use parking_lot::Mutex;
 use placer::{PlaceError, Placer};
-use transport::Question;
-use wire::{Late, NamedHeader, NamedTables, ToSource};
+use transport::{Incoming, LaneEnd, Question};
+use wire::{NamedHeader, NamedTables, Tables};
 
-use super::claims::{Batch, Claims};
+use super::blocks::Blocks;
 use super::copies::Copies;
+use super::exchange::{Exchange, Waiter};
 use super::in_flight::{Claim, Provider};
-use super::recipient::{Blocks, Recipient};
-use super::storage::{DiskReaders, Disks, Stored};
-use super::{Sharing, Waiter};
-use crate::link::Link;
-
-/// Batches that the source is told of at a time.
-const TOLD_AT_ONCE: usize = 256;
+use super::outbox::Outbox;
+use super::recipient::Recipient;
+use crate::rack::{Batch, Claims};
+use crate::storage::{DiskReaders, Disks, Stored};
 
 /// Pages by name of one VM that arrives, until it is dropped.
-pub(crate) struct Resolving {
-    sharing: Arc<Sharing>,
+pub struct Resolving {
+    exchange: Arc<Exchange>,
     recipient: Arc<Recipient>,
     /// What asks the rack, if anything does.
     claims: Option<Claims>,
@@ -35,71 +31,51 @@ pub(crate) struct Resolving {
     disk_readers: Option<DiskReaders>,
     /// Buffers of lanes, used again for each batch.
     spare: Mutex<Vec<Copies>>,
-    telling: Option<JoinHandle<()>>,
 }
 
-impl Sharing {
-    /// A VM arrives whose pages may come by name.
+/// A VM that arrives, and whose pages may come by name.
+pub struct Arriving {
+    /// What places its pages.
+    pub placer: Arc<Placer>,
+    /// Its RAM.
+    pub blocks: Blocks,
+    /// Its disks that are read.
+    pub disks: Option<Disks>,
+}
+
+impl Exchange {
+    /// A VM arrives whose pages are named with `key`. If it has a domain in the rack,
+    /// that is asked, too.
     ///
     /// # Errors
     /// If the system gives no thread.
     pub(crate) fn admit(
         self: &Arc<Self>,
-        (domain, asks_rack): (&Domain, bool),
-        placer: Arc<Placer>,
-        blocks: Blocks,
-        disks: Option<Disks>,
-        (link, threads): (Arc<Link<ToSource>>, &Arc<DataThreads>),
-    ) -> std::io::Result<Resolving> {
+        key: Key,
+        in_rack: Option<&Domain>,
+        Arriving { placer, blocks, disks }: Arriving,
+        threads: &Arc<DataThreads>,
+    ) -> std::io::Result<(Resolving, Outbox)> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
-        let key = self.key(domain);
         let blocks = Arc::new(blocks);
         let member = self.index.join(Arc::clone(&blocks) as _, key.clone(), blocks.pages());
         let member = Arc::new(member.ok_or_else(|| {
             std::io::Error::other("more VMs hold content here than the index can number")
         })?);
-        let (tell, told) = unbounded();
+        let (tell, outbox) = Outbox::new();
         let recipient = Arc::new(Recipient::new(number, key, placer, (member, blocks), tell));
-        let telling = thread::Builder::new().name("late".to_owned()).spawn({
-            let (link, threads) = (Arc::clone(&link), Arc::clone(threads));
-            move || {
-                // A source that is not told what became of its pages waits for ever.
-                let _guard = threads.guard();
-                say_late(&told, &link);
-            }
-        })?;
-        let rack = self.rack.as_ref().filter(|_| asks_rack);
-        let claims =
-            rack.map(|rack| Claims::start((self, rack), &recipient, domain, (link, threads)));
+        let claims = self
+            .rack
+            .as_ref()
+            .zip(in_rack)
+            .map(|(rack, domain)| Claims::start((self, rack), &recipient, domain, threads));
         let claims = claims.transpose()?;
         self.arriving.lock().insert(number);
-        let sharing = Arc::clone(self);
+        let exchange = Arc::clone(self);
         let disk_readers = disks.map(|disks| DiskReaders::new(number, self, disks));
-        let (spare, telling) = (Mutex::default(), Some(telling));
-        Ok(Resolving { sharing, recipient, claims, disk_readers, spare, telling })
-    }
-}
-
-/// Tells the source what has become of pages that came later.
-fn say_late(told: &Receiver<Late>, link: &Link<ToSource>) {
-    while let Ok(first) = told.recv() {
-        data_threads::point();
-        let mut batches = vec![first];
-        for late in told.try_iter() {
-            match batches.last_mut().filter(|last| last.ticket == late.ticket && last.more) {
-                Some(last) => {
-                    last.wanted.extend(late.wanted);
-                    last.more = late.more;
-                }
-                None => batches.push(late),
-            }
-            if batches.len() == TOLD_AT_ONCE {
-                break;
-            }
-        }
-        if link.say(&ToSource::Late { batches }).is_err() {
-            return;
-        }
+        let resolving =
+            Resolving { exchange, recipient, claims, disk_readers, spare: Mutex::default() };
+        Ok((resolving, outbox))
     }
 }
 
@@ -118,7 +94,7 @@ impl Resolving {
     ) -> Result<u128, PlaceError> {
         let Recipient { key, placer, .. } = &*self.recipient;
         let mut copies = self.spare.lock().pop().unwrap_or_default();
-        let here = copies.find(&self.sharing.index, key, names, pages.iter().copied());
+        let here = copies.find(&self.exchange.index, key, names, pages.iter().copied());
         let placed = copies.place(placer, header.block, header.epoch);
         self.spare.lock().push(copies);
         placed.map(|()| here)
@@ -128,7 +104,7 @@ impl Resolving {
     /// were looked for and before they were claimed. Nobody need bring these.
     fn place_new(&self, batch: &mut Batch) -> Result<(), PlaceError> {
         let Batch { header, pages, names, ours, .. } = batch;
-        let is_new = |nth: &usize| *ours >> nth & 1 == 1 && self.sharing.index.has(&names[*nth]);
+        let is_new = |nth: &usize| *ours >> nth & 1 == 1 && self.exchange.index.has(&names[*nth]);
         let new: Vec<usize> = (0..names.len()).filter(is_new).collect();
         if new.is_empty() {
             return Ok(());
@@ -141,7 +117,7 @@ impl Resolving {
             *ours &= !(1 << nth);
             over.push(new_names[at]);
         }
-        self.sharing.wake_waiters(&over);
+        self.exchange.wake_waiters(&over);
         Ok(())
     }
 
@@ -151,7 +127,7 @@ impl Resolving {
         if !recipient.may_claim(batch.pages.len()) {
             let all = u128::MAX >> (128 - batch.pages.len().clamp(1, 128));
             batch.wanted = all & !here;
-            batch.answer(&self.sharing, recipient, question);
+            batch.answer(&self.exchange, recipient, question);
             return Ok(());
         }
         let Batch { header: NamedHeader { block, epoch, ticket, .. }, .. } = batch;
@@ -160,7 +136,7 @@ impl Resolving {
         batch.wanted = recipient.has_asked(block, epoch, &batch.pages, &batch.names) & !here;
         // Held until the ticket is there: what it waits for may come at once.
         let mut tickets = recipient.tickets.lock();
-        let mut in_flight = self.sharing.in_flight.lock();
+        let mut in_flight = self.exchange.in_flight.lock();
         for (nth, name) in batch.names.iter().enumerate() {
             if (here | batch.wanted) >> nth & 1 == 1 {
                 continue;
@@ -193,7 +169,7 @@ impl Resolving {
         }
         match claims.filter(|_| batch.ours != 0) {
             Some(claims) => claims.ask(batch, question),
-            None => batch.answer(&self.sharing, recipient, question),
+            None => batch.answer(&self.exchange, recipient, question),
         }
         Ok(())
     }
@@ -206,7 +182,7 @@ impl Resolving {
         let (mut stored, mut wanted) = (0, Vec::with_capacity(batch.places.len()));
         // In this order, as above.
         let mut tickets = self.recipient.tickets.lock();
-        let mut in_flight = self.sharing.in_flight.lock();
+        let mut in_flight = self.exchange.in_flight.lock();
         for (nth, (name, place)) in batch.names.iter().zip(&batch.places).enumerate() {
             let place =
                 place.filter(|place| batch.ours >> nth & 1 == 1 && disk_readers.has(*place));
@@ -226,69 +202,78 @@ impl Resolving {
     }
 
     /// The source could send so many of the pages that disks are read for.
-    pub(crate) fn spare(&self, pages: u64) {
+    pub fn spare(&self, pages: u64) {
         if let Some(disk_readers) = &self.disk_readers {
             disk_readers.spare(pages);
         }
     }
 
     /// What came from disks, and what that took.
-    pub(crate) fn stored(&self) -> Stored {
+    pub fn stored(&self) -> Stored {
         let read = self.disk_readers.as_ref().map(DiskReaders::read).unwrap_or_default();
         Stored { placed_bytes: self.recipient.stored_bytes(), ..read }
     }
 
     /// What of that was not as it should be.
-    pub(crate) fn storage_notes(&self) -> Vec<String> {
+    pub fn storage_notes(&self) -> Vec<String> {
         self.disk_readers.as_ref().map(DiskReaders::notes).unwrap_or_default()
     }
 
     /// What came from other hosts of the rack.
-    pub(crate) fn fetched_bytes(&self) -> u64 {
+    pub fn fetched_bytes(&self) -> u64 {
         self.recipient.fetched_bytes()
     }
 
     /// What its source sent though somebody else brought the same.
-    pub(crate) fn again_bytes(&self) -> u64 {
+    pub fn again_bytes(&self) -> u64 {
         self.recipient.again_bytes()
     }
 }
 
-impl transport::Resolver for Resolving {
-    fn resolve(
-        &self,
-        header: NamedHeader,
-        named: &NamedTables,
-        question: Question,
-    ) -> Result<(), PlaceError> {
-        let NamedTables { pages, names, .. } = named;
-        self.recipient.placer.check(header.block, pages)?;
-        let here = self.place_held(header, pages, names)?;
-        self.claim(Batch::new(header, named), here, question)
+impl Resolving {
+    /// A batch of names comes by this lane. Places those of the pages whose content is
+    /// here, and has the lane answer what becomes of the others: now or, so that it can
+    /// go on, in a while.
+    ///
+    /// # Errors
+    /// If the lane breaks, the source sent what can't be placed, or RAM can't be
+    /// written.
+    pub fn take(&self, lane: &mut Incoming, header: NamedHeader) -> Result<(), LaneEnd> {
+        let mut named = NamedTables::default();
+        named.parse(header, lane.read_tables(header.tables_bytes())?)?;
+        if !named.fills.is_empty() {
+            self.recipient.placer.place_fills(header.block, header.epoch, &named.fills)?;
+            self.filled(header.block, header.epoch, &named.fills);
+        }
+        let question = lane.question();
+        self.recipient.placer.check(header.block, &named.pages)?;
+        let here = self.place_held(header, &named.pages, &named.names)?;
+        Ok(self.claim(Batch::new(header, named), here, question)?)
     }
 
-    fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) {
+    /// The source has sent these pages as bytes, and they are placed. They may be what
+    /// was wanted of names that came by any lane.
+    pub fn came(&self, block: BlockId, epoch: Epoch, Tables { pages, fills }: &Tables) {
         let names = self.recipient.came(block, epoch, pages);
-        self.sharing.wake_waiters(&names);
+        self.exchange.wake_waiters(&names);
         if let Some(claims) = self.claims.as_ref().filter(|_| !names.is_empty()) {
             claims.holds(names);
         }
+        self.filled(block, epoch, fills);
     }
 
+    /// These pages are full of one byte.
     fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) {
-        self.sharing.wake_waiters(&self.recipient.filled(block, epoch, fills));
+        self.exchange.wake_waiters(&self.recipient.filled(block, epoch, fills));
     }
 }
 
 impl Drop for Resolving {
     fn drop(&mut self) {
         self.recipient.end();
-        // These join threads that may hold the sharing for a moment.
+        // These join threads that may hold the exchange for a moment.
         drop(self.claims.take());
         drop(self.disk_readers.take());
-        self.sharing.arriving.lock().remove(&self.recipient.number);
-        if let Some(telling) = self.telling.take() {
-            let _ = telling.join();
-        }
+        self.exchange.arriving.lock().remove(&self.recipient.number);
     }
 }

@@ -1,11 +1,14 @@
 //! The other hosts of this one's rack: what they have need not come from a source.
 
+mod claims;
+mod effort;
 mod line;
 mod publisher;
 mod serve;
 
 use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -17,11 +20,11 @@ use parking_lot::Mutex;
 use transport::{Endpoint, connect};
 use wire::Kind;
 
-use crate::host::Peer;
+pub(crate) use claims::{Batch, Claims};
 use line::Line;
 use publisher::Publisher;
-pub(super) use serve::RemoteWaiter;
-pub(crate) use serve::serve;
+pub(crate) use serve::RemoteWaiter;
+pub use serve::serve;
 
 /// A batch waits so long for the directory at most: its answer may be behind others'
 /// content in a full network card.
@@ -31,13 +34,22 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
 const REST_LEAST: Duration = Duration::from_millis(500);
 const REST_MOST: Duration = Duration::from_secs(8);
 
+/// Another host of the rack.
+#[derive(Clone, Debug)]
+pub struct Mate {
+    /// Its name.
+    pub name: String,
+    /// Where its agent listens.
+    pub address: SocketAddr,
+}
+
 /// Where a rack's directory is.
 #[derive(Debug)]
 pub enum DirectoryAt {
     /// Here.
     Here(Arc<Embedded>),
     /// In the agent of this host of the rack.
-    At(Peer),
+    At(Mate),
     /// In something else, such as Redis.
     Elsewhere(Arc<dyn Directory>),
 }
@@ -52,7 +64,7 @@ pub struct Rack {
     embedded: Option<Arc<Embedded>>,
     /// Since its last answer it has failed.
     rests: Mutex<Option<Rest>>,
-    peers: HashMap<HostName, Peer>,
+    mates: HashMap<HostName, Mate>,
     /// Connections by which content comes, by host.
     lines: Mutex<HashMap<HostName, Arc<Line>>>,
     last_line: AtomicU64,
@@ -78,33 +90,33 @@ impl Rest {
 }
 
 impl Rack {
-    /// The rack of the host `me`, where `peers` are the others.
+    /// The rack of the host `me`, where `mates` are the others.
     ///
     /// # Errors
     /// If a name is none, or the system gives no thread.
     pub fn new(
         me: &str,
-        peers: Vec<Peer>,
+        mates: Vec<Mate>,
         security: Security,
         at: DirectoryAt,
     ) -> io::Result<Arc<Self>> {
         let name = |name: &str| HostName::new(name).map_err(io::Error::other);
         let (directory, embedded): (Arc<dyn Directory>, _) = match at {
             DirectoryAt::Here(embedded) => (Arc::clone(&embedded) as _, Some(embedded)),
-            DirectoryAt::At(peer) => (Arc::new(ask_at(peer, security.clone())?), None),
+            DirectoryAt::At(mate) => (Arc::new(ask_at(mate, security.clone())?), None),
             DirectoryAt::Elsewhere(directory) => (directory, None),
         };
         let me = name(me)?;
         let publisher = Publisher::start(me.clone(), Arc::clone(&directory))?;
-        let peers: io::Result<_> =
-            peers.into_iter().map(|peer| Ok((name(&peer.name)?, peer))).collect();
+        let mates: io::Result<_> =
+            mates.into_iter().map(|mate| Ok((name(&mate.name)?, mate))).collect();
         Ok(Arc::new(Self {
             me,
             security,
             directory,
             embedded,
             rests: Mutex::default(),
-            peers: peers?,
+            mates: mates?,
             lines: Mutex::default(),
             last_line: AtomicU64::new(0),
             publisher,
@@ -112,7 +124,8 @@ impl Rack {
     }
 
     /// The directory that is kept here, for others of the rack.
-    pub(crate) fn embedded(&self) -> Option<&Arc<Embedded>> {
+    #[must_use]
+    pub fn embedded(&self) -> Option<&Arc<Embedded>> {
         self.embedded.as_ref()
     }
 
@@ -121,7 +134,7 @@ impl Rack {
     ///
     /// # Errors
     /// If the directory doesn't answer, or is let rest because it didn't before.
-    pub(super) fn claim(&self, names: &[Name]) -> Result<Vec<Option<HostName>>, DirectoryError> {
+    pub(crate) fn claim(&self, names: &[Name]) -> Result<Vec<Option<HostName>>, DirectoryError> {
         if let Some(rest) = &*self.rests.lock()
             && Instant::now() < rest.until
         {
@@ -145,7 +158,7 @@ impl Rack {
     }
 
     /// These contents are here.
-    pub(super) fn holds(&self, names: Vec<Name>) {
+    pub(crate) fn holds(&self, names: Vec<Name>) {
         self.publisher.holds(names);
     }
 
@@ -156,11 +169,11 @@ impl Rack {
 }
 
 /// Asks the directory that another agent keeps.
-fn ask_at(peer: Peer, security: Security) -> io::Result<Remote> {
-    let at = format!("the agent of {}", peer.name);
+fn ask_at(mate: Mate, security: Security) -> io::Result<Remote> {
+    let at = format!("the agent of {}", mate.name);
     Remote::new(at, move |_until| {
-        let way = Endpoint { local: None, remote: peer.address };
-        let connection = connect(way, &peer.name, &security, Kind::Directory);
+        let way = Endpoint { local: None, remote: mate.address };
+        let connection = connect(way, &mate.name, &security, Kind::Directory);
         let connection = connection.map_err(io::Error::other)?;
         let closer = connection.closer();
         let (reader, writer) = connection.into_halves();

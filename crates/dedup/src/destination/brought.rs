@@ -7,13 +7,13 @@ use std::time::Instant;
 use content::Name;
 use page::BATCH_PAGES;
 
+use super::exchange::{Exchange, Page, Waiter};
 use super::in_flight::Provider;
-use super::{Page, Sharing, Waiter};
 
-impl Sharing {
+impl Exchange {
     /// Content has come: one page for each name. Says how many were not what those
     /// who wait for them want.
-    pub(super) fn brought<'b>(
+    pub(crate) fn brought<'b>(
         &self,
         by: Provider,
         names: &[Name],
@@ -92,7 +92,7 @@ impl Sharing {
         let placed = placed.is_ok();
         if placed {
             let named = pages.iter().map(|(name, page)| (page.place.page, *name));
-            recipient.note(first.block, named);
+            recipient.holds(first.block, named);
             recipient.brought(by, pages.len());
         }
         for (name, page) in pages {
@@ -107,7 +107,7 @@ impl Sharing {
 
     /// This one does not bring these, whatever was thought. From a disk that is no
     /// loss: nobody else brings them.
-    pub(super) fn not_brought(&self, by: Provider, names: &[Name]) {
+    pub(crate) fn not_brought(&self, by: Provider, names: &[Name]) {
         if names.is_empty() {
             return;
         }

@@ -14,13 +14,10 @@ use data_threads::DataThreads;
 use directory::{DirectoryError, HostName};
 use page::PageIndex;
 use transport::Question;
-use wire::{DiskPlace, NamedHeader, NamedTables, ToSource};
+use wire::{DiskPlace, NamedHeader, NamedTables};
 
-use super::in_flight::Provider;
-use super::rack::Rack;
-use super::recipient::{Place, Recipient};
-use super::{Page, Sharing, Waiter};
-use crate::link::Link;
+use super::Rack;
+use crate::destination::{Exchange, Page, Place, Provider, Recipient, Waiter};
 
 /// Batches in one question: what a source lets go by name before it has an answer.
 const AT_ONCE: usize = 16;
@@ -29,32 +26,31 @@ const WAITING_MAX: usize = 64;
 
 /// One batch of names. What becomes of its pages is said by bits; those without any
 /// are placed.
-pub(super) struct Batch {
-    pub(super) header: NamedHeader,
-    pub(super) pages: Vec<PageIndex>,
-    pub(super) names: Vec<Name>,
-    pub(super) places: Vec<Option<DiskPlace>>,
+pub(crate) struct Batch {
+    pub(crate) header: NamedHeader,
+    pub(crate) pages: Vec<PageIndex>,
+    pub(crate) names: Vec<Name>,
+    pub(crate) places: Vec<Option<DiskPlace>>,
     /// Whether its pages may wait for content that is on its way from elsewhere.
-    pub(super) may_wait: bool,
+    pub(crate) may_wait: bool,
     /// Whether its pages are counted as they come later.
-    pub(super) has_ticket: bool,
+    pub(crate) has_ticket: bool,
     /// Content that nobody here has, and this VM is to bring.
-    pub(super) ours: u128,
+    pub(crate) ours: u128,
     /// What its source sends as bytes.
-    pub(super) wanted: u128,
-    pub(super) later: u128,
+    pub(crate) wanted: u128,
+    pub(crate) later: u128,
 }
 
 impl Batch {
-    pub(super) fn new(header: NamedHeader, named: &NamedTables) -> Self {
+    pub(crate) fn new(header: NamedHeader, named: NamedTables) -> Self {
         let NamedTables { pages, names, places, .. } = named;
-        let (pages, names, places) = (pages.clone(), names.clone(), places.clone());
         let (may_wait, has_ticket) = (false, false);
         Self { header, pages, names, places, may_wait, has_ticket, ours: 0, wanted: 0, later: 0 }
     }
 
     /// One of its pages, as somebody who waits.
-    pub(super) fn waiting(&self, recipient: &Arc<Recipient>, nth: usize) -> Option<Page> {
+    pub(crate) fn waiting(&self, recipient: &Arc<Recipient>, nth: usize) -> Option<Page> {
         let NamedHeader { block, epoch, ticket, .. } = self.header;
         let place =
             Place { block, epoch, page: self.pages[nth], ticket, nth: u8::try_from(nth).ok()? };
@@ -67,7 +63,7 @@ impl Batch {
     }
 
     /// Says what becomes of it: what is still this VM's comes from its source.
-    pub(super) fn answer(self, sharing: &Sharing, recipient: &Recipient, question: Question) {
+    pub(crate) fn answer(self, exchange: &Exchange, recipient: &Recipient, question: Question) {
         let Self { header, pages, names, ours, later, .. } = self;
         let NamedHeader { block, epoch, ticket, .. } = header;
         if self.has_ticket {
@@ -77,33 +73,32 @@ impl Batch {
         let asked = pages.iter().zip(names).enumerate().filter(|(nth, _)| wanted >> nth & 1 == 1);
         let asked = asked.map(|(_, (page, name))| (block, epoch, *page, name));
         // Before the source can send them.
-        sharing.wake_waiters(&recipient.asks(asked));
+        exchange.wake_waiters(&recipient.asks(asked));
         question.answer(wanted, later);
     }
 }
 
 /// Asks the rack for one VM that arrives. Dropping it ends its thread, after the
 /// question that is open.
-pub(super) struct Claims {
+pub(crate) struct Claims {
     rack: Arc<Rack>,
     ask: Option<Sender<(Batch, Question)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Claims {
-    pub(super) fn start(
-        (sharing, rack): (&Arc<Sharing>, &Arc<Rack>),
+    pub(crate) fn start(
+        (exchange, rack): (&Arc<Exchange>, &Arc<Rack>),
         recipient: &Arc<Recipient>,
         domain: &Domain,
-        (link, threads): (Arc<Link<ToSource>>, &Arc<DataThreads>),
+        threads: &Arc<DataThreads>,
     ) -> io::Result<Self> {
         let (ask, asked) = bounded(WAITING_MAX);
         let asking = Asking {
-            sharing: Arc::clone(sharing),
+            exchange: Arc::clone(exchange),
             rack: Arc::clone(rack),
             recipient: Arc::clone(recipient),
             domain: domain.clone(),
-            link,
             noted: false,
         };
         let guard = threads.guard();
@@ -116,7 +111,7 @@ impl Claims {
     }
 
     /// The rack is asked for what is still the VM's own of a batch, and it is answered.
-    pub(super) fn ask(&self, batch: Batch, question: Question) {
+    pub(crate) fn ask(&self, batch: Batch, question: Question) {
         if let Some(ask) = &self.ask {
             // Its thread lives as long.
             let _ = ask.send((batch, question));
@@ -124,7 +119,7 @@ impl Claims {
     }
 
     /// These contents are here now.
-    pub(super) fn holds(&self, names: Vec<Name>) {
+    pub(crate) fn holds(&self, names: Vec<Name>) {
         self.rack.holds(names);
     }
 }
@@ -140,11 +135,10 @@ impl Drop for Claims {
 
 /// The thread that asks.
 struct Asking {
-    sharing: Arc<Sharing>,
+    exchange: Arc<Exchange>,
     rack: Arc<Rack>,
     recipient: Arc<Recipient>,
     domain: Domain,
-    link: Arc<Link<ToSource>>,
     /// It was said that other hosts' content is not used.
     noted: bool,
 }
@@ -177,25 +171,25 @@ impl Asking {
                     let far = self.fetch(&batch, elsewhere);
                     (batch.later, batch.ours) = (batch.later | far, batch.ours & !far);
                 }
-                batch.answer(&self.sharing, &self.recipient, question);
+                batch.answer(&self.exchange, &self.recipient, question);
             }
         }
     }
 
     /// Has other hosts send what they have or get. Says what comes from there.
     fn fetch(&self, batch: &Batch, mut elsewhere: Vec<(HostName, usize)>) -> u128 {
-        let Self { sharing, rack, recipient, .. } = self;
+        let Self { exchange, rack, recipient, .. } = self;
         elsewhere.sort_unstable();
         let mut far = 0;
         for group in elsewhere.chunk_by(|(one, _), (other, _)| one == other) {
             let host = &group[0].0;
-            let Some(line) = rack.line(sharing, host) else { continue };
+            let Some(line) = rack.line(exchange, host) else { continue };
             let by = (Provider::Vm(recipient.number), Provider::Peer(line));
             let now = Instant::now();
             let mut handed = Vec::with_capacity(group.len());
             // In this order, as everywhere.
             let mut tickets = recipient.tickets.lock();
-            let mut in_flight = sharing.in_flight.lock();
+            let mut in_flight = exchange.in_flight.lock();
             for (_, nth) in group {
                 let Some(page) = batch.waiting(recipient, *nth) else { continue };
                 if in_flight.hand_over(&batch.names[*nth], by, now, Waiter::Page(page)) {
@@ -217,8 +211,7 @@ impl Asking {
             self.noted = true;
             let text =
                 format!("content of other hosts of the rack is not used for some of it: {why}");
-            // A source that is gone need not know.
-            let _ = self.link.say(&ToSource::Note { text });
+            self.recipient.note(text);
         }
     }
 }

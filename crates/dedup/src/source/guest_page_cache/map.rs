@@ -34,8 +34,8 @@ impl Stretch {
 
 /// A page that a disk should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::source) struct Found {
-    pub(in crate::source) place: DiskPlace,
+pub(crate) struct Found {
+    pub(crate) place: DiskPlace,
     /// In which part.
     part: usize,
     /// Where it stands in what was told.
@@ -55,7 +55,7 @@ pub(super) struct Map {
 /// What the maps of one migration may take of memory, beside its buffers. A helper
 /// that names everything, or each page twice, costs no more than that.
 #[derive(Debug)]
-pub(in crate::source) struct Room {
+pub struct Room {
     left_bytes: usize,
 }
 
@@ -63,7 +63,9 @@ impl Room {
     /// A part of what all migrations have of buffers.
     const PART: usize = 4;
 
-    pub(in crate::source) fn beside(buffers_bytes: usize) -> Self {
+    /// A part of so many bytes of buffers.
+    #[must_use]
+    pub fn beside(buffers_bytes: usize) -> Self {
         Self { left_bytes: buffers_bytes / Self::PART }
     }
 
@@ -154,11 +156,11 @@ impl Map {
 
 /// A row of pages as a disk has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::source) struct OnDisk {
-    pub(in crate::source) block: BlockId,
-    pub(in crate::source) first: PageIndex,
-    pub(in crate::source) pages: u32,
-    pub(in crate::source) disk: u16,
+pub(crate) struct OnDisk {
+    pub(crate) block: BlockId,
+    pub(crate) first: PageIndex,
+    pub(crate) pages: u32,
+    pub(crate) disk: u16,
 }
 
 pub(super) fn on_disks(announced: &[String], map: &Map) -> Vec<OnDisk> {
@@ -177,7 +179,7 @@ pub(super) fn on_disks(announced: &[String], map: &Map) -> Vec<OnDisk> {
 pub(super) type Parts = Arc<[Arc<Map>]>;
 
 /// Finds pages' places, fast where they come in order.
-pub(in crate::source) struct Places<'c> {
+pub(crate) struct Places<'c> {
     parts: Parts,
     /// In each part.
     block: usize,
@@ -201,7 +203,7 @@ impl<'c> Places<'c> {
         block.map_or(&[], |(_, stretches)| stretches)
     }
 
-    pub(in crate::source) fn find(&mut self, page: PageIndex) -> Option<Found> {
+    pub(crate) fn find(&mut self, page: PageIndex) -> Option<Found> {
         // The first part that has it is the one that counts.
         let here = self.stretches(0).get(self.at).filter(|_| self.part == 0);
         if let Some((place, at)) = here.and_then(|stretch| stretch.find(page)) {
@@ -223,26 +225,26 @@ impl<'c> Places<'c> {
 
     /// QEMU hands it over. What the destination was told of it before, if anything;
     /// else it won't be told ahead any more.
-    pub(in crate::source) fn handed_over(&self, found: Found) -> Option<Name> {
+    pub(crate) fn handed_over(&self, found: Found) -> Option<Name> {
         *self.slot(found)?.get_or_init(|| None)
     }
 
     /// What was told of a page that was handed over.
-    pub(in crate::source) fn told(&self, found: Found) -> Option<Name> {
+    pub(crate) fn told(&self, found: Found) -> Option<Name> {
         *self.slot(found)?.get()?
     }
 
     /// The destination is about to be told of that page. False if QEMU was first.
-    pub(in crate::source) fn tell(&self, page: PageIndex, found: Found, name: Name) -> bool {
+    pub(crate) fn tell(&self, page: PageIndex, found: Found, name: Name) -> bool {
         !self.bits.is_handed(page)
             && self.slot(found).is_some_and(|told| told.set(Some(name)).is_ok())
     }
 }
 
 /// A page that is read anew, and what was told of it.
-pub(in crate::source) struct Reading {
+pub(crate) struct Reading {
     page: PageIndex,
-    pub(in crate::source) name: Name,
+    pub(crate) name: Name,
     is_first: bool,
 }
 
@@ -251,14 +253,14 @@ pub(in crate::source) struct Reading {
 /// QEMU's copy has to be sent.
 impl Places<'_> {
     /// The destination gets what this page contains now. None if it was not told ahead.
-    pub(in crate::source) fn begin_to_read(&mut self, page: PageIndex) -> Option<Reading> {
+    pub(crate) fn begin_to_read(&mut self, page: PageIndex) -> Option<Reading> {
         let found = self.find(page)?;
         let name = self.told(found)?;
         Some(Reading { page, name, is_first: self.bits.read(page) })
     }
 
     /// What was read has the name that was told.
-    pub(in crate::source) fn is_as_told(&self, reading: &Reading) {
+    pub(crate) fn is_as_told(&self, reading: &Reading) {
         if reading.is_first {
             self.bits.unread(reading.page);
         }
@@ -266,7 +268,7 @@ impl Places<'_> {
 
     /// QEMU hands a page over. What the destination has or gets by what was told of it,
     /// if that is sure: of a page that came before it has had something else since.
-    pub(in crate::source) fn has(&mut self, page: PageIndex) -> Option<Name> {
+    pub(crate) fn has(&mut self, page: PageIndex) -> Option<Name> {
         let name = self.find(page).and_then(|found| self.handed_over(found))?;
         (!self.bits.is_read(page) && !self.bits.is_handed_again(page)).then_some(name)
     }

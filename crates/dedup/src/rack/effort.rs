@@ -1,28 +1,9 @@
-//! How hard to compress: levels as encodings, and what one who sends alone has seen.
+//! How hard to compress what one thread sends.
 
 use std::time::{Duration, Instant};
 
 use page::Encoding;
-use policy::effort::{Effort, Level, Sample};
-
-/// Levels are compared by the time that this much takes: by less, what differs is
-/// the content.
-const ENOUGH_BYTES: u64 = 8 << 20;
-/// Where so much takes longer, this time is enough.
-const ENOUGH: Duration = Duration::from_secs(1);
-
-/// Whether a window says something.
-pub(crate) fn is_enough(bytes: u64, elapsed: Duration) -> bool {
-    bytes >= ENOUGH_BYTES || elapsed >= ENOUGH
-}
-
-pub(crate) fn encoding(level: Level) -> Encoding {
-    match level {
-        Level::Raw => Encoding::Raw,
-        Level::Light => Encoding::Lz4,
-        Level::Hard => Encoding::Zstd,
-    }
-}
+use policy::effort::{Effort, Level, Sample, is_enough};
 
 /// One thread that encodes, writes, and else waits for work.
 #[derive(Debug)]
@@ -49,7 +30,7 @@ impl Default for Alone {
 impl Alone {
     /// What to use now.
     pub(crate) fn encoding(&self) -> Encoding {
-        encoding(self.effort.level())
+        self.effort.level().into()
     }
 
     /// So many bytes have gone, which took so long.
@@ -79,6 +60,8 @@ impl Alone {
 
 #[cfg(test)]
 mod tests {
+    use policy::effort::{ENOUGH, ENOUGH_BYTES};
+
     use super::*;
 
     #[test]

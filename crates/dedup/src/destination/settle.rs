@@ -9,33 +9,33 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use page::BATCH_PAGES;
 
 use super::copies::Copies;
+use super::exchange::{Exchange, Page, Waiter};
 use super::in_flight::{CLAIM_MAX, Provider};
-use super::{Page, Sharing, Waiter};
 
 /// How often it is looked for those who wait in vain.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Serves until nobody can send any more.
-pub(super) fn run(sharing: &Weak<Sharing>, come: &Receiver<Vec<(Name, Waiter)>>) {
+pub(super) fn run(exchange: &Weak<Exchange>, come: &Receiver<Vec<(Name, Waiter)>>) {
     let mut copies = Copies::default();
     let mut looked = Instant::now();
     loop {
         let come = come.recv_timeout(LOOK);
-        let Some(sharing) = sharing.upgrade() else { return };
+        let Some(exchange) = exchange.upgrade() else { return };
         match come {
-            Ok(waiters) => sharing.serve(waiters, &mut copies),
+            Ok(waiters) => exchange.serve(waiters, &mut copies),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
-            sharing.pass_on(looked);
-            sharing.forget_ended();
+            exchange.pass_on(looked);
+            exchange.forget_ended();
         }
     }
 }
 
-impl Sharing {
+impl Exchange {
     /// The content that these wait for is here, unless it has changed since.
     fn serve(&self, waiters: Vec<(Name, Waiter)>, copies: &mut Copies) {
         let mut pages = Vec::with_capacity(waiters.len());

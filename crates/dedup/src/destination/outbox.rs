@@ -1,0 +1,95 @@
+//! What the source of a VM that arrives is to be told of its pages.
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use wire::{Late, ToSource};
+
+/// Batches that the source is told of at a time.
+const TOLD_AT_ONCE: usize = 256;
+
+/// One thing to be told.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// What has become of pages that came later.
+    Late(Late),
+    /// For whoever reads the report.
+    Note(String),
+}
+
+/// Messages for the source, as they come up. They end with the VM's [`Resolving`];
+/// whoever has this says them: a source that is not told what became of its pages
+/// waits for ever.
+///
+/// [`Resolving`]: super::Resolving
+#[derive(Debug)]
+pub struct Outbox {
+    told: Receiver<Told>,
+    /// It came while others were gathered.
+    next: Option<Told>,
+}
+
+impl Outbox {
+    pub(crate) fn new() -> (Sender<Told>, Self) {
+        let (tell, told) = unbounded();
+        (tell, Self { told, next: None })
+    }
+}
+
+impl Iterator for Outbox {
+    type Item = ToSource;
+
+    /// Blocks until there is one.
+    fn next(&mut self) -> Option<ToSource> {
+        let first = match self.next.take().map_or_else(|| self.told.recv().ok(), Some)? {
+            Told::Late(late) => late,
+            Told::Note(text) => return Some(ToSource::Note { text }),
+        };
+        let mut batches = vec![first];
+        while batches.len() < TOLD_AT_ONCE
+            && let Ok(told) = self.told.try_recv()
+        {
+            let late = match told {
+                Told::Late(late) => late,
+                note @ Told::Note(_) => {
+                    self.next = Some(note);
+                    break;
+                }
+            };
+            match batches.last_mut().filter(|last| last.ticket == late.ticket && last.more) {
+                Some(last) => {
+                    last.wanted.extend(late.wanted);
+                    last.more = late.more;
+                }
+                None => batches.push(late),
+            }
+        }
+        Some(ToSource::Late { batches })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn late(ticket: u32, wanted: &[u8], more: bool) -> Late {
+        Late { ticket, wanted: wanted.to_vec(), more }
+    }
+
+    #[test]
+    fn pages_of_one_batch_are_told_together_and_nothing_overtakes() {
+        let (tell, outbox) = Outbox::new();
+        let batches = [late(1, &[3], true), late(1, &[5], true), late(2, &[], false)];
+        batches.into_iter().for_each(|late| tell.send(Told::Late(late)).unwrap());
+        tell.send(Told::Note("slow".to_owned())).unwrap();
+        tell.send(Told::Late(late(1, &[4], false))).unwrap();
+        tell.send(Told::Late(late(1, &[], false))).unwrap();
+        drop(tell);
+        let said: Vec<ToSource> = outbox.collect();
+        let expected = [
+            ToSource::Late { batches: vec![late(1, &[3, 5], true), late(2, &[], false)] },
+            ToSource::Note { text: "slow".to_owned() },
+            // The last word on a batch ends it.
+            ToSource::Late { batches: vec![late(1, &[4], false), late(1, &[], false)] },
+        ];
+        assert_eq!(format!("{said:?}"), format!("{expected:?}"));
+    }
+}

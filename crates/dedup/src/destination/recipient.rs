@@ -1,0 +1,271 @@
+//! One VM that arrives, as far as pages by name go: what was asked of its source,
+//! and what it still waits for.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use content::{Key, Member, Name};
+use crossbeam_channel::Sender;
+use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+use parking_lot::Mutex;
+use placer::Placer;
+use wire::Late;
+
+use super::blocks::Blocks;
+use super::in_flight::Provider;
+use super::outbox::Told;
+
+/// Pages that one VM waits for at most: what they cost here and at the source is
+/// some 150 bytes each. More are sent at once.
+const WAITING_MAX: usize = 1 << 20;
+/// Names that count, for each page of the VM.
+const NAMED_PER_PAGE: u64 = 4;
+
+/// Where one page goes, and how its source is told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) block: BlockId,
+    pub(crate) epoch: Epoch,
+    pub(crate) page: PageIndex,
+    pub(crate) ticket: u32,
+    /// In its batch.
+    pub(crate) nth: u8,
+}
+
+pub(crate) struct Recipient {
+    pub(crate) number: u64,
+    pub(crate) key: Key,
+    pub(crate) placer: Arc<Placer>,
+    pub(crate) member: Arc<Member>,
+    pub(crate) blocks: Arc<Blocks>,
+    /// What its source was asked for, having sent the name in that epoch.
+    asked: Mutex<HashMap<(BlockId, PageIndex), (Epoch, Name)>>,
+    /// Batches of which it waits for pages, and for how many.
+    pub(crate) tickets: Mutex<HashMap<u32, usize>>,
+    waiting: AtomicUsize,
+    /// Pages whose names have come; pages that other hosts have sent, and disks.
+    named: AtomicU64,
+    fetched: AtomicU64,
+    stored: AtomicU64,
+    /// Pages that its source sends though somebody else brings the same.
+    again: AtomicU64,
+    /// Where its source is told of tickets that are complete; none: it is over.
+    tell: Mutex<Option<Sender<Told>>>,
+    over: AtomicBool,
+}
+
+impl Recipient {
+    pub(crate) fn new(
+        number: u64,
+        key: Key,
+        placer: Arc<Placer>,
+        (member, blocks): (Arc<Member>, Arc<Blocks>),
+        tell: Sender<Told>,
+    ) -> Self {
+        Self {
+            number,
+            key,
+            placer,
+            member,
+            blocks,
+            asked: Mutex::default(),
+            tickets: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            named: AtomicU64::new(0),
+            fetched: AtomicU64::new(0),
+            stored: AtomicU64::new(0),
+            again: AtomicU64::new(0),
+            tell: Mutex::new(Some(tell)),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether it may say that so many names more are on their way. A source names
+    /// each page once, or twice if a lane dies; one that goes on and on would have
+    /// us keep all that it says.
+    pub(crate) fn may_claim(&self, pages: usize) -> bool {
+        let named = self.named.fetch_add(pages as u64, Relaxed);
+        named < NAMED_PER_PAGE * self.blocks.pages()
+    }
+
+    pub(crate) fn may_wait(&self) -> bool {
+        !self.is_over() && self.waiting.load(Relaxed) < WAITING_MAX
+    }
+
+    /// Its source is told of the batch only after [`Recipient::close_ticket`]: until
+    /// then more of its pages may wait.
+    pub(crate) fn open_ticket(tickets: &mut HashMap<u32, usize>, ticket: u32) {
+        tickets.insert(ticket, 1);
+    }
+
+    /// More pages of the batch wait.
+    pub(crate) fn wait(&self, tickets: &mut HashMap<u32, usize>, ticket: u32, pages: usize) {
+        if let Some(left) = tickets.get_mut(&ticket) {
+            self.waiting.fetch_add(pages, Relaxed);
+            *left += pages;
+        }
+    }
+
+    /// No more pages of the batch wait than do. Its source is told what becomes of
+    /// them, if it `is_told` that some do.
+    pub(crate) fn close_ticket(&self, ticket: u32, is_told: bool) {
+        if is_told {
+            self.release_one(ticket, None);
+        } else {
+            self.tickets.lock().remove(&ticket);
+        }
+    }
+
+    /// So many pages have come from elsewhere.
+    pub(crate) fn brought(&self, by: Provider, pages: usize) {
+        let count = match by {
+            Provider::Disk(_) => &self.stored,
+            Provider::Peer(_) | Provider::Vm(_) => &self.fetched,
+        };
+        count.fetch_add(pages as u64, Relaxed);
+    }
+
+    /// What other hosts have sent.
+    pub(crate) fn fetched_bytes(&self) -> u64 {
+        self.fetched.load(Relaxed) * PAGE_BYTES as u64
+    }
+
+    /// Its source sends so many pages that were brought, or are, by somebody else.
+    pub(crate) fn waited_in_vain(&self, pages: usize) {
+        self.again.fetch_add(pages as u64, Relaxed);
+    }
+
+    /// What came again.
+    pub(crate) fn again_bytes(&self) -> u64 {
+        self.again.load(Relaxed) * PAGE_BYTES as u64
+    }
+
+    /// What disks have given.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.stored.load(Relaxed) * PAGE_BYTES as u64
+    }
+
+    /// These pages have that content now: the index knows.
+    pub(crate) fn holds(&self, block: BlockId, named: impl Iterator<Item = (PageIndex, Name)>) {
+        let number = |(page, name)| Some((self.blocks.number(block, page)?, name));
+        let numbered: Vec<(u64, Name)> = named.filter_map(number).collect();
+        self.member.note(&numbered);
+    }
+
+    /// Something for whoever reads the report.
+    pub(crate) fn note(&self, text: String) {
+        if let Some(tell) = self.tell.lock().as_ref() {
+            // A source that is gone need not know.
+            let _ = tell.send(Told::Note(text));
+        }
+    }
+
+    /// Nothing is placed for it any more.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Relaxed);
+        *self.tell.lock() = None;
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Relaxed)
+    }
+
+    /// Its source will send these. Returns the names of what it was to send before
+    /// in their places, and now may never.
+    pub(crate) fn asks(
+        &self,
+        pages: impl Iterator<Item = (BlockId, Epoch, PageIndex, Name)>,
+    ) -> Vec<Name> {
+        let mut asked = self.asked.lock();
+        let mut displaced = Vec::new();
+        for (block, epoch, page, name) in pages {
+            let before = asked.insert((block, page), (epoch, name));
+            displaced.extend(before.map(|(_, before)| before).filter(|before| *before != name));
+        }
+        displaced
+    }
+
+    /// Which of these its source has been asked for before, by bits: on a connection
+    /// that has died since.
+    pub(crate) fn has_asked(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: &[PageIndex],
+        names: &[Name],
+    ) -> u128 {
+        let asked = self.asked.lock();
+        let mut before = 0;
+        for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
+            if asked.get(&(block, *page)) == Some(&(epoch, *name)) {
+                before |= 1 << nth;
+            }
+        }
+        before
+    }
+
+    /// Its source has sent these pages. Returns the names of those that were asked
+    /// for; the index knows where they are from now on. In a later epoch they may
+    /// have other content by now: that shows when it is looked at.
+    pub(crate) fn came(&self, block: BlockId, epoch: Epoch, pages: &[PageIndex]) -> Vec<Name> {
+        let mut asked = self.asked.lock();
+        if asked.is_empty() {
+            return Vec::new();
+        }
+        let mut came = Vec::new();
+        for page in pages {
+            let Entry::Occupied(entry) = asked.entry((block, *page)) else { continue };
+            if entry.get().0 <= epoch {
+                came.push((*page, entry.remove().1));
+            }
+        }
+        drop(asked);
+        self.holds(block, came.iter().copied());
+        came.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// These pages are full of one byte by now. Returns the names of those that were
+    /// asked for, and do not come any more.
+    pub(crate) fn filled(&self, block: BlockId, epoch: Epoch, fills: &[Fill]) -> Vec<Name> {
+        let mut asked = self.asked.lock();
+        if asked.is_empty() || fills.is_empty() {
+            return Vec::new();
+        }
+        let mut runs: Vec<(u32, u32)> =
+            fills.iter().map(|fill| (fill.first.0, fill.count)).collect();
+        runs.sort_unstable();
+        let is_filled = |page: u32| {
+            let after = runs.partition_point(|(first, _)| *first <= page);
+            after.checked_sub(1).is_some_and(|nth| page - runs[nth].0 < runs[nth].1)
+        };
+        let over = |(of, page): &(BlockId, PageIndex), (asked_in, _): &mut (Epoch, Name)| {
+            *of == block && *asked_in <= epoch && is_filled(page.0)
+        };
+        asked.extract_if(over).map(|(_, (_, name))| name).collect()
+    }
+
+    /// This page is placed, or wanted from its source after all.
+    pub(crate) fn settled(&self, place: Place, wanted: bool) {
+        self.waiting.fetch_sub(1, Relaxed);
+        self.release_one(place.ticket, wanted.then_some(place.nth));
+    }
+
+    fn release_one(&self, ticket: u32, wanted: Option<u8>) {
+        let mut tickets = self.tickets.lock();
+        let Some(left) = tickets.get_mut(&ticket) else { return };
+        *left -= 1;
+        let more = *left > 0;
+        if !more {
+            tickets.remove(&ticket);
+        }
+        // What is wanted does not wait for the rest. Told in the lock: the last word on
+        // a batch must be the last.
+        if let Some(tell) = self.tell.lock().as_ref().filter(|_| !more || wanted.is_some()) {
+            // A source that is gone need not know.
+            let wanted = wanted.into_iter().collect();
+            let _ = tell.send(Told::Late(Late { ticket, wanted, more }));
+        }
+    }
+}

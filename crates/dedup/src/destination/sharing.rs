@@ -1,0 +1,65 @@
+//! What an agent shares among the VMs of its host.
+
+use std::sync::Arc;
+
+use content::{Domain, Key, Scanner};
+use data_threads::DataThreads;
+use page::PAGE_BYTES;
+use parking_lot::Mutex;
+
+use super::exchange::Exchange;
+use super::outbox::Outbox;
+use super::resolve::{Arriving, Resolving};
+use crate::rack::Rack;
+
+/// What an agent shares among the VMs that come to its host. Dropping it ends its
+/// thread.
+pub struct Sharing {
+    secret: Vec<u8>,
+    pub(crate) exchange: Arc<Exchange>,
+    pub(super) scanner: Mutex<Option<Scanner>>,
+}
+
+impl std::fmt::Debug for Sharing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sharing").finish_non_exhaustive()
+    }
+}
+
+impl Sharing {
+    /// For this host, in a cluster with this secret, and in this rack.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(secret: Vec<u8>, rack: Option<Arc<Rack>>) -> std::io::Result<Arc<Self>> {
+        let pages_max = placer::host_bytes() / PAGE_BYTES as u64;
+        let exchange = Exchange::start(pages_max, rack)?;
+        Ok(Arc::new(Self { secret, exchange, scanner: Mutex::default() }))
+    }
+
+    /// What names the pages of a domain.
+    #[must_use]
+    pub fn key(&self, domain: &Domain) -> Key {
+        Key::new(&self.secret, domain)
+    }
+
+    /// A VM of this domain arrives; it may have content of the rack if it `asks_rack`.
+    /// Its source is to be told what the [`Outbox`] says.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn admit(
+        &self,
+        (domain, asks_rack): (&Domain, bool),
+        vm: Arriving,
+        threads: &Arc<DataThreads>,
+    ) -> std::io::Result<(Resolving, Outbox)> {
+        self.exchange.admit(self.key(domain), asks_rack.then_some(domain), vm, threads)
+    }
+
+    /// The rack that this host stands in.
+    #[must_use]
+    pub fn rack(&self) -> Option<&Arc<Rack>> {
+        self.exchange.rack.as_ref()
+    }
+}

@@ -1,0 +1,168 @@
+//! The question to the helper in the guest, and what is made of its answer.
+
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use cachemap::{Budget, CacheMap, End};
+use parking_lot::Mutex;
+use qemu::guest_disks::{self, GuestDisk};
+use qemu::guest_memory::GuestMemory;
+use qemu::guest_port::{self, Patience};
+use qemu::machine::Machine;
+use qemu::ram_blocks::RamBlocks;
+
+use super::GuestPageCache;
+use super::map::{Map, Room, stretches};
+use crate::source::StorageNotes;
+
+/// Another one who speaks at the port is waited for so long.
+const TURN_MAX: Duration = Duration::from_secs(5);
+
+const NO_ROOM: &str = "only a part of what the guest's helper tells is read from storage: what is \
+                       kept of it may be as large as a quarter of this agent's buffers; a larger \
+                       pool-mib allows more";
+
+/// The thread that asks. Dropping it ends it.
+pub struct Asking {
+    stream: Arc<Mutex<Option<UnixStream>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Asking {
+    /// Asks the helper of this VM where its memory is on `disks`, numbered in this
+    /// order; `ram` is what can be read of it. The answer may cost the guest
+    /// `budget` and us `room`, and of what it says so many percent count.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn start(
+        machine: &Arc<Machine>,
+        disks: Vec<GuestDisk>,
+        ram: &RamBlocks,
+        (budget, room): (Budget, Room),
+        percent: Option<u8>,
+        notes: &Arc<StorageNotes>,
+    ) -> std::io::Result<(Self, Arc<GuestPageCache>)> {
+        let (cached, stream) = (Arc::<GuestPageCache>::default(), Arc::<Mutex<_>>::default());
+        let blocks = ram.reached.iter().map(|block| (block.name.clone(), block.bytes)).collect();
+        let thread = thread::Builder::new().name("guest-asked".to_owned()).spawn({
+            let (machine, notes) = (Arc::clone(machine), Arc::clone(notes));
+            let (cached, stream) = (Arc::clone(&cached), Arc::clone(&stream));
+            move || {
+                let asking = Ask { machine: &machine, disks: &disks, blocks, budget, percent };
+                if let Err(why) = asking.ask(room, &stream, &cached, &notes) {
+                    notes.note(cached.without_the_rest(&why));
+                }
+                cached.knows_all();
+                // QEMU serves one at a time, and the helper waits for whom it answers.
+                drop(stream.lock().take());
+            }
+        })?;
+        Ok((Self { stream, thread: Some(thread) }, cached))
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if let Some(stream) = &*self.stream.lock() {
+            // It may be closed already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What is asked, and of whom.
+struct Ask<'a> {
+    machine: &'a Machine,
+    disks: &'a [GuestDisk],
+    blocks: Vec<(String, u64)>,
+    budget: Budget,
+    percent: Option<u8>,
+}
+
+impl Ask<'_> {
+    fn ask(
+        &self,
+        mut room: Room,
+        shared: &Mutex<Option<UnixStream>>,
+        cached: &GuestPageCache,
+        notes: &StorageNotes,
+    ) -> Result<(), String> {
+        let Self { machine, blocks, budget, .. } = self;
+        let said = |error: &dyn std::fmt::Display| error.to_string();
+        let port = machine.open_guest_port(TURN_MAX).map_err(|error| said(&error))?;
+        *shared.lock() = Some(port.stream.try_clone().map_err(|error| said(&error))?);
+        let limits = guest_port::limits_of(&machine.qmp).map_err(|error| said(&error))?;
+        let known = blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes));
+        let memory = GuestMemory::of(&machine.qmp, known).map_err(|error| said(&error))?;
+        let patience = Patience::of(*budget);
+        let mut looked_at = 0;
+        let mut understood = |part: CacheMap| {
+            notes.helper_answers();
+            let (map, unread) = self.understood(&part, &memory, looked_at);
+            looked_at = part.devices().len();
+            unread.into_iter().for_each(|note| notes.note(note));
+            map
+        };
+        let mut is_full = false;
+        let mut learn = |map: Map| {
+            let (map, is_all) = room.take(map);
+            if !is_all && !std::mem::replace(&mut is_full, true) {
+                notes.note(NO_ROOM);
+            }
+            cached.learn(map);
+        };
+        let summary = if let Some(percent) = self.percent {
+            // Which are the lowest is known only at the end.
+            let whole = port.ask(limits, *budget, patience).map_err(|error| said(&error))?;
+            let summary = whole.summary().clone();
+            let mut map = understood(whole);
+            map.cut(percent.into());
+            learn(map);
+            summary
+        } else {
+            let mut part = |part| learn(understood(part));
+            let heard = port.ask_in_parts(limits, *budget, patience, &mut part);
+            heard.map_err(|error| said(&error))?
+        };
+        notes.helper_answers();
+        unfinished(summary.end).into_iter().for_each(|note| notes.note(note));
+        Ok(())
+    }
+
+    /// A part in terms of blocks, and of disks by their numbers; and why disks are not
+    /// read that were not looked at before.
+    fn understood(
+        &self,
+        part: &CacheMap,
+        memory: &GuestMemory,
+        looked_at: usize,
+    ) -> (Map, Vec<String>) {
+        let matched = guest_disks::matched(part.devices(), self.disks);
+        let each = matched.iter().zip(part.devices()).skip(looked_at);
+        let notes = each.filter_map(|(disk, device)| {
+            let why = disk.as_ref().err()?;
+            Some(format!("the guest's disk {} is not read: {why}", device.name))
+        });
+        let numbers: Vec<Option<u16>> =
+            matched.iter().map(|disk| u16::try_from(*disk.as_ref().ok()?).ok()).collect();
+        (stretches(part, &numbers, memory, self.blocks.clone()), notes.collect())
+    }
+}
+
+/// What the operator can do about a map that is not whole.
+fn unfinished(end: End) -> Option<String> {
+    let what = match end {
+        End::Complete => return None,
+        End::Time => "its time was up",
+        End::Memory => "it may use no more memory",
+        End::Runs => "it names as many runs of pages as are taken",
+    };
+    Some(format!("the guest's helper told only a part (see --helper-budget): {what}"))
+}

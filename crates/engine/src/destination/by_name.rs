@@ -1,0 +1,59 @@
+//! Pages that come by name: the stage that finds them, and the thread that tells the
+//! source what has become of them.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use data_threads::DataThreads;
+use dedup::destination::{Outbox, Resolving};
+use wire::ToSource;
+
+use crate::link::Link;
+
+/// Both of one VM.
+pub(crate) struct ByName {
+    /// Dropped first: that ends the thread.
+    stage: Resolving,
+    _telling: Telling,
+}
+
+impl ByName {
+    pub(crate) fn start(
+        (stage, outbox): (Resolving, Outbox),
+        link: Arc<Link<ToSource>>,
+        threads: &Arc<DataThreads>,
+    ) -> std::io::Result<Self> {
+        let threads = Arc::clone(threads);
+        let telling = thread::Builder::new().name("late".to_owned()).spawn(move || {
+            // A source that is not told what became of its pages waits for ever.
+            let _guard = threads.guard();
+            for message in outbox {
+                data_threads::point();
+                if link.say(&message).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { stage, _telling: Telling(Some(telling)) })
+    }
+}
+
+impl Deref for ByName {
+    type Target = Resolving;
+
+    fn deref(&self) -> &Resolving {
+        &self.stage
+    }
+}
+
+/// The thread, until it has ended.
+struct Telling(Option<JoinHandle<()>>);
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        if let Some(telling) = self.0.take() {
+            let _ = telling.join();
+        }
+    }
+}
