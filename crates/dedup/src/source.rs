@@ -1,11 +1,28 @@
 //! The source's half: names for pages that the destination may have already.
+//!
+//! [`Naming`] knows the names, of what QEMU hands over and of what disks have. A
+//! [`Stage`] stands between the queue and the lanes: a lane hands it the batches that
+//! it takes ([`AtLane`]), and it has them asked for by name, hears the answers, and
+//! has lanes send what the destination wants. An [`Announcer`] is ahead of QEMU.
 
 mod announcer;
+mod at_lane;
+mod errand;
 mod guest_page_cache;
 mod naming;
+mod pending;
+mod reread;
+mod reserved;
+mod spare;
+mod stage;
 mod storage_notes;
+#[cfg(test)]
+mod tests;
 
 pub use announcer::{Announcer, after};
+pub use at_lane::AtLane;
+pub use errand::Errand;
 pub use guest_page_cache::{Asking, GuestPageCache, Room};
 pub use naming::{Naming, Plan};
+pub use stage::Stage;
 pub use storage_notes::StorageNotes;

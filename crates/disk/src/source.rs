@@ -80,7 +80,7 @@ pub trait Carry: Debug + Send + Sync {
     fn submit(&self, batch: BlockBatch) -> Result<(), LanesError>;
 }
 
-impl Carry for Lanes {
+impl<X: Debug + Send> Carry for Lanes<X> {
     fn submit(&self, batch: BlockBatch) -> Result<(), LanesError> {
         Self::submit(self, batch)
     }

@@ -7,6 +7,7 @@
 
 mod audit;
 mod blackout;
+mod by_name;
 mod collector;
 mod commit;
 mod disk_room;
@@ -15,9 +16,9 @@ mod disks;
 mod effects;
 mod flushes;
 mod from_disks;
+mod lanes;
 mod limit;
 mod listening;
-mod naming;
 mod pacing;
 mod passes;
 mod sampler;
@@ -35,12 +36,12 @@ use ::audit::HandedOver;
 use api::{Bounds, MigrateRequest, Outcome, Phase, Priority, Report};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use data_threads::{DataThreads, SchedParams};
-use dedup::source::Announcer;
+use dedup::source::{Announcer, Stage};
 use qemu::outgoing::Outgoing;
 use qemu::qmp::Event;
 use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
-use transport::{Delivered, Lanes};
+use transport::Delivered;
 use wire::{ToDestination, ToSource};
 
 use switchover::source::{Driver, Event as Step, Outcome as Fate};
@@ -58,6 +59,7 @@ use blackout::Blackout;
 use disk_room::DiskRoom;
 use disks::{Chosen, Disks};
 use from_disks::FromDisks;
+use lanes::Lanes;
 use pacing::Pacing;
 use sampler::Sampler;
 use saying::Saying;
@@ -200,6 +202,7 @@ struct Stream {
     outgoing: Arc<Outgoing>,
     state: Arc<StreamState>,
     lanes: Arc<Lanes>,
+    stage: Option<Arc<Stage>>,
     tap: tap::Stopper,
     sampler: Option<Sampler>,
     pacing: Option<Pacing>,

@@ -1,5 +1,6 @@
 //! The source's end of all lanes of one migration.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
@@ -13,12 +14,11 @@ use wire::Token;
 
 use crate::connect::Endpoint;
 use crate::error::LanesError;
+use crate::lane::{Lane, run_plain};
 use crate::load::Load;
 use crate::meter::{Delivered, LaneMeter, LaneTimes};
-use crate::namer::Namer;
 use crate::pacer::Pacer;
 use crate::queue::Queue;
-use crate::sender;
 use crate::stale_filter::StaleFilter;
 
 /// What lanes a migration gets.
@@ -36,21 +36,19 @@ pub struct LanesPlan {
     pub encoding: Encoding,
     /// Looks at batches of pages before they are sent.
     pub stale_filter: Option<StaleFilter>,
-    /// Names pages that the destination may have already.
-    pub namer: Option<Arc<dyn Namer>>,
 }
 
 /// All lanes of a migration. Dropping it ends them.
 #[derive(Debug)]
-pub struct Lanes {
-    shared: Arc<Shared>,
+pub struct Lanes<X = Infallible> {
+    shared: Arc<Shared<X>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// What the threads of all lanes see.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) queue: Queue,
+pub(crate) struct Shared<X> {
+    pub(crate) queue: Arc<Queue<X>>,
     pub(crate) meters: Vec<LaneMeter>,
     pub(crate) pacers: Vec<Pacer>,
     pub(crate) encoding: AtomicU8,
@@ -61,7 +59,7 @@ pub(crate) struct Shared {
     connections: Mutex<Vec<Option<Closer>>>,
 }
 
-impl Shared {
+impl<X> Shared<X> {
     /// Lane `number` has a connection.
     pub(crate) fn connected(&self, number: usize, closer: Closer) {
         self.connections.lock()[number] = Some(closer);
@@ -95,16 +93,38 @@ impl Lanes {
     /// # Errors
     /// If the system gives no threads.
     pub fn start(plan: LanesPlan) -> std::io::Result<Self> {
-        Self::start_in(plan, None)
+        let lanes = Self::new(plan, None);
+        lanes.start_with(run_plain)?;
+        Ok(lanes)
     }
+}
 
-    /// As [`Lanes::start`]; their threads join `threads`.
+impl<X: Send + 'static> Lanes<X> {
+    /// Starts their threads, each of which `run`s one lane.
     ///
     /// # Errors
-    /// As there.
-    pub fn start_in(plan: LanesPlan, threads: Option<Arc<DataThreads>>) -> std::io::Result<Self> {
+    /// If the system gives no threads.
+    pub fn start_with(
+        &self,
+        run: impl Fn(&Lane<'_, X>) + Clone + Send + 'static,
+    ) -> std::io::Result<()> {
+        for number in 0..self.shared.plan.endpoints.len() {
+            let (shared, run) = (Arc::clone(&self.shared), run.clone());
+            let thread = thread::Builder::new()
+                .name(format!("lane-{number}-send"))
+                .spawn(move || run(&Lane { shared: &shared, number }))?;
+            self.threads.lock().push(thread);
+        }
+        Ok(())
+    }
+}
+
+impl<X> Lanes<X> {
+    /// Lanes that carry nothing yet; their threads join `threads`.
+    #[must_use]
+    pub fn new(plan: LanesPlan, threads: Option<Arc<DataThreads>>) -> Self {
         let shared = Arc::new(Shared {
-            queue: Queue::new(),
+            queue: Arc::new(Queue::new()),
             meters: plan.endpoints.iter().map(|_| LaneMeter::default()).collect(),
             pacers: plan.endpoints.iter().map(|_| Pacer::new()).collect(),
             encoding: AtomicU8::new(plan.encoding as u8),
@@ -113,18 +133,12 @@ impl Lanes {
             plan,
             threads,
         });
-        let lanes = Self { shared, threads: Mutex::new(Vec::new()) };
-        for number in 0..lanes.shared.plan.endpoints.len() {
-            let shared = Arc::clone(&lanes.shared);
-            let thread = thread::Builder::new()
-                .name(format!("lane-{number}-send"))
-                .spawn(move || sender::run(&shared, number))?;
-            lanes.threads.lock().push(thread);
-        }
-        Ok(lanes)
+        Self { shared, threads: Mutex::new(Vec::new()) }
     }
 
-    pub(crate) fn queue(&self) -> &Queue {
+    /// What they carry, and have delivered.
+    #[must_use]
+    pub fn queue(&self) -> &Arc<Queue<X>> {
         &self.shared.queue
     }
 
@@ -132,7 +146,7 @@ impl Lanes {
     ///
     /// # Errors
     /// If the lanes failed or were stopped.
-    pub fn submit(&self, load: impl Into<Load>) -> Result<(), LanesError> {
+    pub fn submit(&self, load: impl Into<Load<X>>) -> Result<(), LanesError> {
         self.shared.queue.submit(load.into())
     }
 
@@ -156,15 +170,6 @@ impl Lanes {
     /// this is called there is no bound, and what was said once stays.
     pub fn set_block_room(&self, batches: u64) {
         self.shared.queue.set_block_room(batches);
-    }
-
-    /// What has become of pages of a batch of names for which the destination
-    /// waited: these, by their places in it, are wanted, and all others placed, or are
-    /// still waited for if there are `more`.
-    pub fn late(&self, ticket: u32, wanted: Vec<u8>, more: bool) {
-        if self.shared.queue.late(ticket, wanted, more).is_err() {
-            self.shared.queue.fail(LanesError::Nonsense);
-        }
     }
 
     /// How bodies are encoded from now on.
@@ -247,7 +252,7 @@ impl Lanes {
     }
 }
 
-impl Drop for Lanes {
+impl<X> Drop for Lanes<X> {
     fn drop(&mut self) {
         self.stop();
     }

@@ -4,7 +4,10 @@
 //! lane. All lanes pull from one queue, so a slow one takes less and a dead
 //! one nothing; what a dead one had not delivered goes back to the queue's
 //! head. A batch keeps its pool buffer until the destination says that it is
-//! *placed*, so the pool bounds everything between QEMU and the far RAM.
+//! *placed*, so the pool bounds everything between QEMU and the far RAM. A stage
+//! may stand between the queue and the lanes: then the lanes' threads hand it what
+//! they take, it has them carry loads that only it knows, and it settles with the
+//! [`Queue`] what becomes of them.
 //!
 //! At the destination, an [`Incoming`] is one lane. Whoever drives it has pages
 //! placed, once all of a batch is in a buffer of the lane's own, and disk blocks
@@ -14,36 +17,36 @@
 
 #![forbid(unsafe_code)]
 
-mod announce;
+mod acks;
 mod blocks;
 mod connect;
 mod error;
 mod flight;
+mod lane;
 mod lanes;
 mod load;
 mod meter;
-mod namer;
 mod outage;
 mod overflow;
 mod pacer;
-mod pending;
 mod queue;
 mod receiver;
 mod reluctance;
 mod replies;
 mod sender;
-mod spare;
 mod stale_filter;
 
-pub use announce::Reserved;
+pub use acks::{Acks, Released};
 pub use blocks::{BlockSink, TakeError};
 pub use connect::{Endpoint, connect, tune};
 pub use error::{LaneError, LanesError};
+pub use lane::{Lane, run_plain};
 pub use lanes::{Lanes, LanesPlan};
 pub use load::Load;
 pub use meter::{Delivered, LaneMeter, LaneTimes, thread_cpu};
-pub use namer::{Asking, Labels, Namer};
 pub use overflow::Overflow;
+pub use queue::{Change, Queue, Sent, Work};
 pub use receiver::{Incoming, LaneEnd};
 pub use replies::Question;
+pub use sender::Sender;
 pub use stale_filter::StaleFilter;

@@ -1,59 +1,29 @@
 //! What lanes carry.
 
+use std::convert::Infallible;
+
 use page::{Batch, BlockBatch, PAGE_BYTES};
 
-use crate::namer::{Labels, RereadPages};
-
-/// A batch of any kind. They share queue, lanes and acknowledgements.
+/// What goes by a lane, and comes back to the queue if that dies. All kinds share
+/// queue, lanes and acknowledgements.
 #[derive(Debug)]
-pub enum Load {
+pub enum Load<X = Infallible> {
     /// Pages of guest RAM.
     Pages(Batch),
     /// Blocks of a disk.
     Blocks(BlockBatch),
-    /// Asks by name which pages the destination lacks; their bodies are kept until it
-    /// has answered.
-    Query(Query),
-    /// The same for pages whose bodies are read again if it lacks them.
-    LightQuery(LightQuery),
-    /// Pages that are announced before QEMU hands them over.
-    Announce(Announcement),
-    /// Pages that the destination requested after a query.
-    Requested(Batch),
-    /// Pages that are read again because the destination requested them.
-    Reread(RereadPages),
+    /// What a stage sends, that stands between the queue and the lanes: it knows what
+    /// that is.
+    Other(X),
 }
 
-/// A batch that is offered by name.
-#[derive(Debug)]
-pub struct Query {
-    pub(crate) batch: Batch,
-    /// What the destination calls it by.
-    pub(crate) ticket: u32,
-}
-
-/// Pages that are offered by name and can be read again.
-#[derive(Debug)]
-pub struct LightQuery {
-    pub(crate) reread: RereadPages,
-    /// What the destination calls them by.
-    pub(crate) ticket: u32,
-}
-
-/// Pages and the names of what they contain now.
-#[derive(Debug)]
-pub struct Announcement {
-    pub(crate) reread: RereadPages,
-    pub(crate) labels: Labels,
-}
-
-impl From<Batch> for Load {
+impl<X> From<Batch> for Load<X> {
     fn from(batch: Batch) -> Self {
         Self::Pages(batch)
     }
 }
 
-impl From<BlockBatch> for Load {
+impl<X> From<BlockBatch> for Load<X> {
     fn from(batch: BlockBatch) -> Self {
         Self::Blocks(batch)
     }
@@ -66,34 +36,26 @@ pub(crate) enum Amount {
     Blocks { data_bytes: u64, zero_bytes: u64 },
 }
 
-impl Load {
+impl<X> Load<X> {
     pub(crate) fn amount(&self) -> Amount {
         match self {
-            Self::Pages(batch) | Self::Requested(batch) | Self::Query(Query { batch, .. }) => {
+            Self::Pages(batch) => {
                 let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
                 Amount::Pages { body_bytes, fill_bytes: batch.guest_bytes() - body_bytes }
-            }
-            Self::Reread(reread)
-            | Self::LightQuery(LightQuery { reread, .. })
-            | Self::Announce(Announcement { reread, .. }) => {
-                Amount::Pages { body_bytes: reread.bytes(), fill_bytes: 0 }
             }
             Self::Blocks(batch) => {
                 let data_bytes = batch.data().len() as u64;
                 Amount::Blocks { data_bytes, zero_bytes: batch.bytes() - data_bytes }
             }
+            // Its stage counts what it is.
+            Self::Other(_) => Amount::Pages { body_bytes: 0, fill_bytes: 0 },
         }
     }
 
     /// The destination has it: its buffer goes back to the pool.
     pub(crate) fn acknowledged(self) {
         match self {
-            Self::Pages(_)
-            | Self::Requested(_)
-            | Self::Query(_)
-            | Self::LightQuery(_)
-            | Self::Announce(_)
-            | Self::Reread(_) => {}
+            Self::Pages(_) | Self::Other(_) => {}
             Self::Blocks(batch) => batch.acknowledged(),
         }
     }

@@ -108,11 +108,10 @@ impl std::ops::Sub for LaneTimes {
 pub struct Delivered {
     /// Pages that travelled as bytes, in guest bytes.
     pub body_bytes: u64,
-    /// Pages that travelled as names, in guest bytes.
-    pub named_bytes: u64,
-    /// Of those that are not delivered, what the destination waits for from
-    /// elsewhere, knowing their names.
-    pub pending_bytes: u64,
+    /// Pages that the destination had, or got, from elsewhere, in guest bytes.
+    pub found_bytes: u64,
+    /// Of those that are not delivered, what the destination awaits from elsewhere.
+    pub awaited_bytes: u64,
     /// Fill pages, in guest bytes.
     pub fill_bytes: u64,
     /// Time in which at least one batch of pages was under way.

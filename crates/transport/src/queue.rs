@@ -1,46 +1,41 @@
 //! The queue that all lanes pull from.
 
-mod names;
+mod settle;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::LanesError;
-use crate::load::{Amount, Announcement, LightQuery, Load};
+use crate::load::{Amount, Load};
 use crate::meter::Delivered;
-use crate::namer::Namer;
-use crate::pending::{Pending, Resolved};
-use crate::spare::Spare;
+
+pub use settle::Change;
 
 /// So many batches that wait for lanes are little.
 const LITTLE: usize = 4;
-/// Batches that have gone by name and have no answer yet: 8 MiB of pages. What a VM
-/// claims long before its source sends it others wait for.
+/// Batches that are kept until they are answered: 8 MiB of pages. What is asked for
+/// long before it could be sent holds others up.
 const ASKED_MAX: usize = 16;
-
-const BATCH_BYTES: usize = page::BATCH_PAGES * page::PAGE_BYTES;
-/// The most that the destination waits for before more is announced to it: a fourth of
-/// what it would wait for at all.
-const ANNOUNCED_MAX_BYTES: u64 = 1 << 30;
 
 /// How long there may be no lane at all before the migration fails: two
 /// rounds of noticing a dead path.
 const ALL_DEAD_MAX: Duration = Duration::from_secs(16);
 
 #[derive(Debug)]
-struct State {
-    /// What lanes that died had taken: before anything else, since it is the
-    /// oldest.
-    again: VecDeque<Load>,
+struct State<X> {
+    /// What lanes that died had taken, and what is sent after all: before anything
+    /// else, since it is the oldest.
+    again: VecDeque<Load<X>>,
     /// Blocks that the destination has no room for yet; older than what waits.
-    held: VecDeque<Load>,
-    /// Announcements to be sent: a few bytes for each page.
-    announced: VecDeque<Load>,
-    waiting: VecDeque<Load>,
+    held: VecDeque<Load<X>>,
+    /// What a stage sends on its own account: a few bytes for each page.
+    first: VecDeque<Load<X>>,
+    waiting: VecDeque<Load<X>>,
     /// How many batches of blocks the destination has room for, of all that are
     /// ever sent; none if it has not said.
     block_room: Option<u64>,
@@ -57,15 +52,13 @@ struct State {
     none_alive_since: Instant,
     delivered: Delivered,
     busy_since: Option<Instant>,
-    pending: Pending,
-    /// Batches whose names are on their way, or the answers are.
+    /// Batches that are kept until they are answered.
     asked: usize,
-    spare: Spare,
-    /// The next batch of names is called by.
-    ticket: u32,
+    /// How often a stage has settled something.
+    settled: u64,
 }
 
-impl State {
+impl<X> State<X> {
     /// Pages are out that were not counted yet.
     fn enters(&mut self) {
         self.out += 1;
@@ -78,27 +71,6 @@ impl State {
         self.pages_out -= 1;
     }
 
-    fn comes_again(&mut self, load: Load) {
-        self.enters();
-        self.again.push_back(load);
-    }
-
-    fn has_named(&mut self, bytes: u64) {
-        self.delivered.named_bytes += bytes;
-        self.delivered.backlog_bytes -= bytes;
-    }
-
-    fn resolve(&mut self, Resolved { placed_bytes, wanted, is_over }: Resolved) {
-        self.has_named(placed_bytes);
-        if is_over {
-            self.leaves();
-        }
-        if let Some(reread) = wanted {
-            self.spare.came(reread.pages.len() as u64);
-            self.comes_again(Load::Reread(reread));
-        }
-    }
-
     fn is_drained(&self) -> bool {
         self.out == 0
     }
@@ -107,24 +79,10 @@ impl State {
         self.closed && self.is_drained()
     }
 
-    /// How many pages that are waited for lanes could send, all that they ever could
-    /// counted, if that is news.
-    fn spare(&mut self, namer: &dyn Namer) -> Option<u64> {
-        if self.pending.bytes() == 0 || self.waiting.len() > LITTLE {
-            return None;
-        }
-        let again = self.again.iter().map(|load| match load {
-            Load::Reread(reread) => reread.pages.len() as u64,
-            _ => page::BATCH_PAGES as u64,
-        });
-        let queued = again.sum::<u64>() + (self.waiting.len() * page::BATCH_PAGES) as u64;
-        self.spare.more(queued, namer.spare_pages())
-    }
-
     /// The next batch that may go. Blocks without room are passed by: pages
     /// that come behind them don't wait for the destination's disks.
-    fn next(&mut self) -> Option<Load> {
-        let first = self.again.pop_front().or_else(|| self.announced.pop_front());
+    fn next(&mut self) -> Option<Load<X>> {
+        let first = self.again.pop_front().or_else(|| self.first.pop_front());
         if first.is_some() {
             return first;
         }
@@ -150,10 +108,11 @@ impl State {
     }
 }
 
-/// Batches on their way, shared by the tap's threads and the lanes'.
+/// Batches on their way, shared by the tap's threads, the lanes', and a stage between
+/// both, if there is one.
 #[derive(Debug)]
-pub(crate) struct Queue {
-    state: Mutex<State>,
+pub struct Queue<X = Infallible> {
+    state: Mutex<State<X>>,
     /// For lanes: a batch, the end, or a broken connection. Only who takes
     /// batches waits here: a new batch wakes one of them.
     work: Condvar,
@@ -161,26 +120,37 @@ pub(crate) struct Queue {
     over: Condvar,
     /// For the barrier: everything placed, or failed.
     drained: Condvar,
-    /// For who tells ahead: less is waited for.
+    /// For who sends first: less is out.
     has_room: Condvar,
 }
 
 /// What a lane that asked for work gets.
-pub(crate) enum Work {
-    Send(Load),
-    /// The connection was found broken meanwhile.
-    Broken,
-    /// Nothing will come any more.
-    End,
+#[derive(Debug)]
+pub enum Work<X = Infallible> {
+    /// A batch.
+    Send(Load<X>),
+    /// Nothing yet, but a stage has settled something.
+    Settled,
+    /// No more.
+    Over(Sent),
 }
 
-impl Queue {
+/// How far sending over one connection got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// Nothing will come any more.
+    All,
+    /// The connection was found broken.
+    UntilBroken,
+}
+
+impl<X> Queue<X> {
     pub(crate) fn new() -> Self {
         Self {
             state: Mutex::new(State {
                 again: VecDeque::new(),
                 held: VecDeque::new(),
-                announced: VecDeque::new(),
+                first: VecDeque::new(),
                 waiting: VecDeque::new(),
                 block_room: None,
                 blocks_taken: 0,
@@ -192,10 +162,8 @@ impl Queue {
                 none_alive_since: Instant::now(),
                 delivered: Delivered::default(),
                 busy_since: None,
-                pending: Pending::default(),
                 asked: 0,
-                spare: Spare::default(),
-                ticket: 0,
+                settled: 0,
             }),
             work: Condvar::new(),
             over: Condvar::new(),
@@ -204,7 +172,7 @@ impl Queue {
         }
     }
 
-    pub(crate) fn submit(&self, load: Load) -> Result<(), LanesError> {
+    pub(crate) fn submit(&self, load: Load<X>) -> Result<(), LanesError> {
         let mut state = self.state.lock();
         if let Some(error) = &state.failed {
             return Err(error.clone());
@@ -229,27 +197,25 @@ impl Queue {
         Ok(())
     }
 
-    /// The next batch for a lane, or why there is none. Blocks. If the lanes have
-    /// little left, `spare` says how many of the pages that the destination waits
-    /// for they should have to send, and is told how many they could.
-    pub(crate) fn take(&self, broken: impl Fn() -> bool, namer: Option<&dyn Namer>) -> Work {
+    /// The next batch for a lane, or why there is none. Blocks, unless more has been
+    /// settled than the lane has `seen`.
+    pub(crate) fn take(&self, broken: impl Fn() -> bool, seen: &mut u64) -> Work<X> {
         let mut state = self.state.lock();
         loop {
-            if let Some(namer) = namer
-                && let Some(pages) = state.spare(namer)
-            {
-                MutexGuard::unlocked(&mut state, || namer.has_spare(pages));
-            }
             if state.failed.is_some() || state.is_over() {
-                return Work::End;
+                return Work::Over(Sent::All);
             }
             if broken() {
                 // It may have been woken for a batch: another takes it.
                 self.work.notify_one();
-                return Work::Broken;
+                return Work::Over(Sent::UntilBroken);
             }
             if let Some(load) = state.next() {
                 return Work::Send(load);
+            }
+            if *seen != state.settled {
+                *seen = state.settled;
+                return Work::Settled;
             }
             self.work.wait(&mut state);
         }
@@ -266,7 +232,7 @@ impl Queue {
     }
 
     /// A batch is placed, or taken over. Its buffer goes back to the pool here.
-    pub(crate) fn placed(&self, load: Load) {
+    pub(crate) fn placed(&self, load: Load<X>) {
         let amount = load.amount();
         load.acknowledged();
         let mut state = self.state.lock();
@@ -288,7 +254,7 @@ impl Queue {
     }
 
     /// Something that was out is not any more.
-    fn has_less(&self, mut state: MutexGuard<'_, State>) {
+    fn has_less(&self, mut state: MutexGuard<'_, State<X>>) {
         self.has_room.notify_one();
         if state.pages_out == 0
             && let Some(since) = state.busy_since.take()
@@ -315,7 +281,7 @@ impl Queue {
     /// A lane died with these batches not acknowledged: others carry them, and
     /// before anything else, since they are the oldest. After a failure nobody
     /// does, and they are dropped: what waits for them learns it now.
-    pub(crate) fn hand_back(&self, loads: impl DoubleEndedIterator<Item = Load>) {
+    pub(crate) fn hand_back(&self, loads: impl DoubleEndedIterator<Item = Load<X>>) {
         let mut state = self.state.lock();
         if state.failed.is_some() {
             drop(state);
@@ -323,18 +289,6 @@ impl Queue {
             return;
         }
         for load in loads.rev() {
-            if matches!(load, Load::Query(_) | Load::LightQuery(_)) {
-                state.pending.void();
-            }
-            if matches!(load, Load::Query(_)) {
-                state.asked -= 1;
-            }
-            let load = match load {
-                // What they are named for is not known any more.
-                Load::LightQuery(LightQuery { reread, .. })
-                | Load::Announce(Announcement { reread, .. }) => Load::Reread(reread),
-                load => load,
-            };
             state.again.push_front(load);
         }
         drop(state);
@@ -401,11 +355,11 @@ impl Queue {
     }
 
     /// Ends everything now; batches that wait are dropped.
-    pub(crate) fn fail(&self, error: LanesError) {
+    pub fn fail(&self, error: LanesError) {
         let mut state = self.state.lock();
         state.failed.get_or_insert(error);
-        let State { again, held, announced, waiting, .. } = &mut *state;
-        let lost = [again, held, announced, waiting].map(std::mem::take);
+        let State { again, held, first, waiting, .. } = &mut *state;
+        let lost = [again, held, first, waiting].map(std::mem::take);
         drop(state);
         self.wake_for_end();
         self.drained.notify_all();
@@ -427,7 +381,6 @@ impl Queue {
         let state = self.state.lock();
         let mut delivered = state.delivered;
         delivered.blocks_held = state.held.len() as u64;
-        delivered.pending_bytes = state.pending.bytes();
         if let Some(since) = state.busy_since {
             delivered.busy += since.elapsed();
         }

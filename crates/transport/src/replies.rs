@@ -1,5 +1,5 @@
-//! What the destination says on one lane: acknowledgements, and answers to batches of
-//! names, which may take a while. The lane goes on meanwhile.
+//! What the destination says on one lane: acknowledgements, and answers to batches
+//! that ask, which may take a while. The lane goes on meanwhile.
 //!
 //! Whatever is said counts for all batches before it. So what came after a question
 //! is acknowledged only once that is answered: it is due until then, and goes with
@@ -37,8 +37,8 @@ struct Open {
     answer: Option<(u128, u128)>,
 }
 
-/// A batch of names that has no answer yet. If it is dropped without one the lane ends, so that the
-/// source asks again.
+/// A batch that asks, and has no answer yet. If it is dropped without one the lane ends,
+/// so that the source asks again.
 #[derive(Debug)]
 #[must_use = "the source waits for it"]
 pub struct Question {

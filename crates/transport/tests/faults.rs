@@ -56,7 +56,6 @@ fn a_lane_with_a_fault() {
         token: Token([1; 16]),
         encoding: Encoding::Raw,
         stale_filter: None,
-        namer: None,
     };
     let lanes = Lanes::start(plan).unwrap();
     let pool = Pool::new(4 * SLOT_BYTES);

@@ -13,10 +13,10 @@ use std::thread::{self, JoinHandle};
 use content::Name;
 use data_threads::DataThreads;
 use page::{BATCH_PAGES, BlockId, Epoch, PAGE_BYTES, PageIndex, is_zero};
-use transport::Lanes;
 
 use super::guest_page_cache::{GuestPageCache, OnDisk};
 use super::naming::Naming;
+use super::stage::Stage;
 
 /// What is told ahead is older than all that QEMU hands over.
 const EPOCH: Epoch = Epoch(0);
@@ -30,7 +30,7 @@ pub fn after(epoch: Epoch) -> Epoch {
 /// The thread that tells. Dropping it ends it.
 pub struct Announcer {
     cached: Arc<GuestPageCache>,
-    lanes: Arc<Lanes>,
+    stage: Arc<Stage>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -39,28 +39,24 @@ impl Announcer {
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub fn start(
-        naming: Arc<Naming>,
-        lanes: &Arc<Lanes>,
-        threads: &Arc<DataThreads>,
-    ) -> std::io::Result<Option<Self>> {
-        let Some(cached) = naming.cached().cloned() else { return Ok(None) };
+    pub fn start(stage: &Arc<Stage>, threads: &Arc<DataThreads>) -> std::io::Result<Option<Self>> {
+        let Some(cached) = stage.naming().cached().cloned() else { return Ok(None) };
         let thread = thread::Builder::new().name("ahead".to_owned()).spawn({
-            let (cached, lanes, threads) =
-                (Arc::clone(&cached), Arc::clone(lanes), Arc::clone(threads));
+            let (cached, stage, threads) =
+                (Arc::clone(&cached), Arc::clone(stage), Arc::clone(threads));
             move || {
                 let _member = threads.join();
-                Telling { naming: &naming, cached: &cached, lanes: &lanes }.run();
+                Telling { naming: stage.naming(), cached: &cached, stage: &stage }.run();
             }
         })?;
-        Ok(Some(Self { cached, lanes: Arc::clone(lanes), thread: Some(thread) }))
+        Ok(Some(Self { cached, stage: Arc::clone(stage), thread: Some(thread) }))
     }
 }
 
 impl Drop for Announcer {
     fn drop(&mut self) {
         self.cached.end();
-        self.lanes.wake_reserving();
+        self.stage.wake_reserving();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -73,7 +69,7 @@ type Chunk = (BlockId, Vec<PageIndex>);
 struct Telling<'a> {
     naming: &'a Naming,
     cached: &'a GuestPageCache,
-    lanes: &'a Lanes,
+    stage: &'a Stage,
 }
 
 impl Telling<'_> {
@@ -112,7 +108,7 @@ impl Telling<'_> {
         };
         let each = pages.iter().zip(bytes.chunks_exact(PAGE_BYTES));
         let named: Vec<_> = each.filter_map(names).collect();
-        let mut told = self.lanes.reserve((block, EPOCH), || self.is_over())?;
+        let mut told = self.stage.reserve((block, EPOCH), || self.is_over())?;
         for (page, name) in named {
             if let Some(found) = places.find(page)
                 && places.tell(page, found, name)

@@ -17,6 +17,8 @@ use std::sync::{Arc, OnceLock};
 use page::{Batch, BlockId, Epoch, PageIndex};
 use parking_lot::{Condvar, Mutex};
 use wire::Announced;
+#[cfg(test)]
+use wire::DiskPlace;
 
 pub use asking::Asking;
 use bits::Bits;
@@ -78,6 +80,15 @@ impl GuestPageCache {
         } else {
             format!("only pages that the guest's helper had told of are read from storage: {why}")
         }
+    }
+
+    /// What a guest with one block has said that has said all.
+    #[cfg(test)]
+    pub(super) fn of_rows(block: &str, rows: impl Iterator<Item = (u32, u32, DiskPlace)>) -> Self {
+        let cached = Self::default();
+        cached.learn(Room::beside(usize::MAX).take(Map::of_rows(block, rows)).0);
+        cached.knows_all();
+        cached
     }
 
     /// It says no more.

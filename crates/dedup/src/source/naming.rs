@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use content::Key;
+use content::{Key, Name};
 use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 use ram::Numbered;
-use transport::{Asking, Labels};
 use wire::{Announced, DiskPlace};
 
 use super::guest_page_cache::GuestPageCache;
@@ -16,6 +15,37 @@ use super::guest_page_cache::GuestPageCache;
 const SPARE_S: f64 = 0.1;
 const SPARE_MIN: u64 = 256;
 const SPARE_MAX: u64 = 1 << 14;
+
+/// Names of bodies.
+#[derive(Debug, Default)]
+pub(super) struct Labels {
+    /// One for each.
+    pub(super) names: Vec<Name>,
+    /// Where disks have their content: one for each, or none at all.
+    pub(super) places: Vec<Option<DiskPlace>>,
+}
+
+impl Labels {
+    pub(super) fn clear(&mut self) {
+        self.names.clear();
+        self.places.clear();
+    }
+}
+
+/// Whether the destination is asked for a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asking {
+    /// It is not: its bodies go at once.
+    No,
+    /// It is.
+    Now,
+    /// It is, and may wait for content that is on its way from elsewhere: the
+    /// bodies can be had again.
+    MayWait,
+    /// It is, for bodies with these bits, which can be had again: their buffers
+    /// are not kept for it. The others go at once.
+    Only(u128),
+}
 
 /// What a migration names, and by what.
 #[derive(Debug)]
@@ -66,8 +96,7 @@ impl Naming {
     }
 
     /// What disks have that the destination reads.
-    #[must_use]
-    pub fn cached(&self) -> Option<&Arc<GuestPageCache>> {
+    pub(super) fn cached(&self) -> Option<&Arc<GuestPageCache>> {
         self.plan.cached.as_ref().map(|(cached, _)| cached)
     }
 
@@ -135,7 +164,7 @@ fn is_read(readable: &[bool], disk: u16) -> bool {
 impl Naming {
     /// Takes out bodies that were announced to the destination and have not changed
     /// since. Says how many.
-    pub fn take_out_announced(&self, batch: &mut Batch) -> usize {
+    pub(super) fn take_out_announced(&self, batch: &mut Batch) -> usize {
         let Some((cached, _)) = &self.plan.cached else { return 0 };
         // An older one that comes later would count as the first.
         if !cached.has_all_before(batch.epoch) {
@@ -150,7 +179,7 @@ impl Naming {
 
     /// Names the bodies of a batch that are to go by name, in their order, into empty
     /// `labels`.
-    pub fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
+    pub(super) fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
         if self.is_first_pass_over() {
             return Asking::No;
         }
@@ -171,8 +200,7 @@ impl Naming {
 
     /// How many of the pages that the destination waits for lanes should have to send,
     /// once they have little else.
-    #[must_use]
-    pub fn spare_pages(&self) -> u64 {
+    pub(super) fn spare_pages(&self) -> u64 {
         if self.plan.is_fixed {
             return 0;
         }
@@ -185,7 +213,7 @@ impl Naming {
 
     /// Reads what pages of a block contain by now, one after the other. False if that
     /// can't be had any more.
-    pub fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
+    pub(super) fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
         let known = self.plan.cached.as_ref().and_then(|(cached, _)| cached.of(block));
         let Some(mut known) = known else { return self.read(block, pages, into) };
         let reading: Vec<_> = pages.iter().map(|page| known.begin_to_read(*page)).collect();

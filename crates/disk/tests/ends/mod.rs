@@ -215,7 +215,6 @@ impl Destination {
             token: Token([1; 16]),
             encoding,
             stale_filter: None,
-            namer: None,
         };
         Arc::new(Lanes::start(plan).unwrap())
     }

@@ -12,10 +12,10 @@ use page::{Batch, Epoch, PAGE_BYTES};
 use qemu::ram_blocks::RamBlocks;
 use ram::Numbered;
 use tap::{Head, Output, Stopped};
-use transport::Lanes;
 use wire::{Announced, ToDestination};
 
 use super::Notice;
+use super::lanes::Lanes;
 use super::stream_state::StreamState;
 use super::throttle::OurStops;
 use crate::link::Link;

@@ -7,7 +7,8 @@
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use transport::Lanes;
+
+use super::lanes::Lanes;
 use wire::ToSource;
 
 /// What was heard, for lanes that may not be there yet.

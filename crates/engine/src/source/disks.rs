@@ -89,7 +89,7 @@ pub(super) struct Around<'m> {
     pub(super) local: &'m crate::host::Local,
     /// For what is between QEMU and the destination.
     pub(super) pool: &'m Arc<Pool>,
-    pub(super) lanes: &'m Arc<transport::Lanes>,
+    pub(super) lanes: &'m Arc<super::lanes::Lanes>,
     pub(super) link: &'m Arc<crate::link::Link<wire::ToDestination>>,
     pub(super) notices: &'m Sender<Notice>,
     pub(super) threads: &'m Arc<DataThreads>,

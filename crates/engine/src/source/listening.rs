@@ -29,7 +29,7 @@ impl Source<'_> {
     pub(super) fn check_progress(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
         let Some(stream) = &self.stream else { return Ok(()) };
         let come = stream.lanes.delivered();
-        let memory = come.body_bytes + come.named_bytes + come.fill_bytes + come.dropped_bytes;
+        let memory = come.body_bytes + come.found_bytes + come.fill_bytes + come.dropped_bytes;
         let disks = come.block_bytes + come.block_zero_bytes;
         let tapped = stream.state.residue_bytes.load(Relaxed) + stream.state.taken().0;
         let waited = pulse.beat(memory + disks + tapped, LOOK);
@@ -69,9 +69,10 @@ impl Source<'_> {
                     }
                 }
                 Some(Happening::Peer(ToSource::Late { batches })) => {
-                    if let Some(stream) = &self.stream {
+                    let stage = self.stream.as_ref().and_then(|stream| stream.stage.as_ref());
+                    if let Some(stage) = stage {
                         for Late { ticket, wanted, more } in batches {
-                            stream.lanes.late(ticket, wanted, more);
+                            stage.late(ticket, wanted, more);
                         }
                     }
                 }

@@ -10,7 +10,9 @@ use api::Bounds;
 use crossbeam_channel::{Receiver, Sender, select, tick, unbounded};
 use data_threads::DataThreads;
 use policy::pace::{DestinationUse, LaneUse, Pace, PaceBounds, PaceSample};
-use transport::{LaneMeter, LaneTimes, Lanes};
+use transport::{LaneMeter, LaneTimes};
+
+use super::lanes::Lanes;
 
 use crate::network::{Flow, Network, Way, leaves_from};
 use crate::report_builder::ReportBuilder;

@@ -17,11 +17,11 @@ use policy::hold::{Hold, Look as HoldLook};
 use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
 use policy::throttle::{Look as Followed, Stall, Step, Why};
 use qemu::outgoing::Outgoing;
-use transport::Lanes;
 
 use window::{Counts, Window};
 
 use super::Notice;
+use super::lanes::Lanes;
 use super::limit::Seen;
 use super::pacing::pace_bounds;
 use super::stream_state::StreamState;
@@ -243,7 +243,7 @@ impl Sampling {
             return;
         }
         let held = self.hold.next(HoldLook {
-            pending_bytes: self.last.delivered.pending_bytes,
+            pending_bytes: self.last.delivered.awaited_bytes,
             elapsed,
             age: state.pass_age(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
@@ -263,7 +263,7 @@ impl Sampling {
             at,
             ram_bytes: qemu.total_bytes,
             // The guest is not slowed for what comes from elsewhere.
-            left_bytes: left_bytes - self.last.delivered.pending_bytes,
+            left_bytes: left_bytes - self.last.delivered.awaited_bytes,
             delivered_bytes_per_s: state.bodies_per_s(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
             pass: qemu.dirty_sync_count,
@@ -310,7 +310,7 @@ impl Sampling {
             return Stage::Chasing;
         }
         let Some(chase) = &mut self.chase else { return Stage::Over };
-        if self.last.delivered.pending_bytes > 0 {
+        if self.last.delivered.awaited_bytes > 0 {
             // What the destination waits for would be waited for in the blackout.
             return Stage::Chasing;
         }

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use api::{Compress, Share, TapChoice};
-use content::Domain;
-use dedup::source::{Announcer, Naming, Plan};
+use api::{Compress, TapChoice};
+use dedup::source::Stage;
 use page::Encoding;
 use qemu::disks::Allowed;
 use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
@@ -17,13 +16,13 @@ use qemu::shape;
 use ram::Numbered;
 use switchover::Reason;
 use tap::{Channels, Tap};
-use transport::{Endpoint, Lanes, LanesPlan, StaleFilter, connect};
-use wire::{Kind, Prepare, SharingOrder, ToDestination, ToSource, Token};
+use transport::{Endpoint, LanesPlan, StaleFilter, connect};
+use wire::{Kind, Prepare, ToDestination, ToSource, Token};
 
 use super::audit;
 use super::collector::Collector;
 use super::disks::{self, Around, Chosen, Disks};
-use super::naming::LanesNamer;
+use super::lanes::{self, Lanes};
 use super::pacing::{Pacing, pace_bounds};
 use super::sampler::{Sampler, Watched};
 use super::saying::Saying;
@@ -129,58 +128,6 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// The VM's own, unless it is to be another one's from now on.
-    fn domain(&self) -> Domain {
-        let other = self.request.sharing.domain.clone().map(Domain);
-        other.unwrap_or_else(|| self.vm.share_domain.clone())
-    }
-
-    /// What the destination is asked for, for pages to go by name.
-    fn sharing(&self) -> Option<SharingOrder> {
-        let (rack, auto) = match self.request.sharing.share {
-            Share::Off => return None,
-            Share::Auto => (true, true),
-            Share::Host => (false, false),
-            Share::Rack => (true, false),
-        };
-        let Some(sharing) = &self.local.sharing else {
-            if !auto {
-                self.report_builder.note("content is not shared: the agent here is told not to");
-            }
-            return None;
-        };
-        let domain = self.domain();
-        let print = sharing.key(&domain).print().to_string();
-        let if_any = auto && !self.request.sharing.together;
-        Some(SharingOrder { domain, print, rack, auto, if_any })
-    }
-
-    /// What names pages, if the destination takes names.
-    fn naming(&self, ram: &Arc<Numbered>, held: bool) -> Option<Naming> {
-        let control = self.control.as_ref()?;
-        let prepared = control.prepared.as_ref()?;
-        let shared = self.local.sharing.as_ref().filter(|_| prepared.sharing);
-        let is_read = prepared.storage.contains(&true);
-        let storage = self.storage.as_ref().filter(|_| is_read);
-        let key = match (shared, storage) {
-            (Some(sharing), _) => sharing.key(&self.domain()),
-            (None, Some(storage)) => storage.key(),
-            (None, None) => return None,
-        };
-        if let Some(storage) = storage.filter(|_| !held) {
-            storage.notes.note("no page is read from storage: this QEMU can't be held for it");
-        }
-        let cached = storage.map(|storage| (Arc::clone(&storage.cached), prepared.storage.clone()));
-        Some(Naming::new(Plan {
-            key,
-            shares: shared.is_some(),
-            cached,
-            ram: Arc::clone(ram),
-            is_fixed: self.request.storage.share.is_some(),
-            held,
-        }))
-    }
-
     fn wait_prepared(&mut self) -> Result<wire::Prepared, MigrationError> {
         let until = Instant::now() + self.local.waits.prepare;
         loop {
@@ -224,7 +171,13 @@ impl Source<'_> {
         let state = Arc::new(StreamState::new(pools, goal, traits));
         let numbered = Arc::<Numbered>::default();
         let naming = self.naming(&numbered, traits.held).map(Arc::new);
-        let lanes = Arc::new(self.start_lanes(&numbered, naming.clone())?);
+        let plan = self.lanes_plan(&numbered)?;
+        let lanes = Arc::new(Lanes::new(plan, Some(Arc::clone(&self.threads))));
+        let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
+        let stage = naming.as_ref().map(stage);
+        let link = &self.control.as_ref().expect("connected").link;
+        lanes::start(&lanes, stage.as_ref(), link)
+            .map_err(|error| local("starting the lanes' threads", error))?;
         self.disk_room.is_for(&lanes);
         let control = self.control.as_ref().expect("connected");
         let collector = Arc::new(Collector {
@@ -242,7 +195,7 @@ impl Source<'_> {
         let channels = if channels == 0 { Channels::Classic } else { Channels::Multifd(channels) };
         let tap = Tap::start(listener, channels, traits.held, Arc::clone(&state.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
-        let announcer = self.tell_ahead(naming.clone(), &lanes)?;
+        let announcer = self.tell_ahead(stage.as_ref())?;
         let stopper = tap.stopper();
         let fixed = self.local.fixed_cost.expected();
         let around = throttle::Around {
@@ -272,6 +225,7 @@ impl Source<'_> {
             outgoing: Arc::clone(&outgoing),
             state,
             lanes: Arc::clone(&lanes),
+            stage,
             tap: stopper,
             sampler,
             pacing,
@@ -286,16 +240,6 @@ impl Source<'_> {
             outgoing.start()?;
         }
         Ok(())
-    }
-
-    fn tell_ahead(
-        &self,
-        naming: Option<Arc<Naming>>,
-        lanes: &Arc<Lanes>,
-    ) -> Result<Option<Announcer>, MigrationError> {
-        let Some(naming) = naming else { return Ok(None) };
-        let announcer = Announcer::start(naming, lanes, &self.threads);
-        announcer.map_err(|error| local("starting a thread", error))
     }
 
     fn pace(&self, lanes: &Arc<Lanes>) -> Result<Pacing, MigrationError> {
@@ -351,11 +295,7 @@ impl Source<'_> {
         Ok(kind)
     }
 
-    fn start_lanes(
-        &self,
-        ram: &Arc<Numbered>,
-        naming: Option<Arc<Naming>>,
-    ) -> Result<Lanes, MigrationError> {
+    fn lanes_plan(&self, ram: &Arc<Numbered>) -> Result<LanesPlan, MigrationError> {
         let control = self.control.as_ref().expect("connected");
         let prepared = control.prepared.as_ref();
         let token = prepared.and_then(|prepared| token(&prepared.token)).ok_or_else(|| {
@@ -373,19 +313,14 @@ impl Source<'_> {
         };
         let handed_over = Arc::clone(&self.handed_over);
         let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
-        let link = &control.link;
-        let namer = |naming| Arc::new(LanesNamer { naming, link: Arc::clone(link) }) as _;
-        let plan = LanesPlan {
+        Ok(LanesPlan {
             endpoints: self.endpoints(),
             peer: self.peer.name.clone(),
             security: self.local.security.clone(),
             token,
             encoding,
             stale_filter: Some(stale_filter),
-            namer: naming.map(namer),
-        };
-        Lanes::start_in(plan, Some(Arc::clone(&self.threads)))
-            .map_err(|error| local("starting the lanes' threads", error))
+        })
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {

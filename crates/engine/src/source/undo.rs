@@ -176,7 +176,7 @@ impl Source<'_> {
             report.body_bytes = body_bytes;
             report.fill_bytes = fill_bytes;
             report.dropped_bytes = stream.lanes.delivered().dropped_bytes;
-            report.named_bytes = stream.lanes.delivered().named_bytes;
+            report.named_bytes = stream.lanes.delivered().found_bytes;
             report.residue_bytes = stream.state.residue_bytes.load(Relaxed);
             report.wire_bytes = stream.lanes.wire_bytes() + control_bytes;
             report.cpu_source_s = cpu.as_secs_f64();

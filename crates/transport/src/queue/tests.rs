@@ -7,7 +7,6 @@ use page::Pool;
 use proptest::prelude::*;
 
 use super::*;
-use crate::load::Query;
 
 /// Lanes that can't connect wait beside those that carry, and have no use
 /// for a batch: woken for one, they would leave it lying for ever.
@@ -15,7 +14,7 @@ use crate::load::Query;
 fn a_batch_wakes_a_lane_that_takes_it() {
     const DEAD: usize = 8;
     let pool = page::Pool::new(1 << 20);
-    let queue = Queue::new();
+    let queue = Queue::<Infallible>::new();
     queue.lane_up();
     thread::scope(|scope| {
         for _ in 0..DEAD {
@@ -25,7 +24,7 @@ fn a_batch_wakes_a_lane_that_takes_it() {
         thread::sleep(Duration::from_millis(50));
         let carrier = scope.spawn(|| {
             let mut carried = 0;
-            while let Work::Send(load) = queue.take(|| false, None) {
+            while let Work::Send(load) = queue.take(|| false, &mut 0) {
                 carried += 1;
                 queue.placed(load);
             }
@@ -43,7 +42,7 @@ fn a_batch_wakes_a_lane_that_takes_it() {
 #[test]
 fn blocks_count_apart_from_pages_and_only_pages_make_lanes_busy() {
     let pool = page::Pool::new(4 * page::SLOT_BYTES);
-    let queue = Queue::new();
+    let queue = Queue::<Infallible>::new();
     let mut blocks = pool.take_blocks().unwrap();
     blocks.push_data(1024);
     blocks.push_zero(4096);
@@ -55,7 +54,7 @@ fn blocks_count_apart_from_pages_and_only_pages_make_lanes_busy() {
     let counted = queue.delivered();
     assert_eq!((counted.backlog_bytes, counted.block_backlog_bytes), (4096, 1024));
     for _ in 0..2 {
-        let Work::Send(load) = queue.take(|| false, None) else { panic!("two are there") };
+        let Work::Send(load) = queue.take(|| false, &mut 0) else { panic!("two are there") };
         queue.placed(load);
     }
     let counted = queue.delivered();
@@ -89,7 +88,7 @@ fn number(load: &Load) -> Option<u64> {
 #[test]
 fn pages_pass_blocks_that_have_no_room() {
     let pool = Pool::new(16 * page::SLOT_BYTES);
-    let queue = Queue::new();
+    let queue = Queue::<Infallible>::new();
     queue.set_block_room(2);
     for sequence in 0..4 {
         queue.submit(blocks(&pool, sequence)).unwrap();
@@ -115,47 +114,101 @@ fn pages_pass_blocks_that_have_no_room() {
     }
     queue.close();
     queue.set_block_room(4);
-    let Work::Send(last) = queue.take(|| false, None) else { panic!("there is room for it") };
+    let Work::Send(last) = queue.take(|| false, &mut 0) else { panic!("there is room for it") };
     queue.placed(last);
-    assert!(matches!(queue.take(|| false, None), Work::End));
+    assert!(matches!(queue.take(|| false, &mut 0), Work::Over(Sent::All)));
 }
 
 #[test]
-fn what_has_no_answer_yet_holds_up_the_next_names() {
+fn what_has_no_answer_yet_holds_up_what_waits() {
     let pool = Pool::new((ASKED_MAX + 4) * page::SLOT_BYTES);
-    let queue = Queue::new();
-    let mut asked: Vec<Load> = (0..ASKED_MAX)
-        .map(|_| {
-            queue.submit(Load::from(pool.take().unwrap())).unwrap();
-            let Some(Load::Pages(batch)) = queue.state.lock().next() else { panic!() };
+    let queue = Queue::<usize>::new();
+    let submit = || queue.submit(Load::from(pool.take().unwrap())).unwrap();
+    let take = || queue.state.lock().next();
+    let asked: Vec<Load<usize>> = (0..ASKED_MAX)
+        .map(|nth| {
+            submit();
+            assert!(matches!(take(), Some(Load::Pages(_))));
             queue.asks();
-            Load::Query(Query { batch, ticket: queue.ticket() })
+            Load::Other(nth)
         })
         .collect();
-    queue.submit(Load::from(pool.take().unwrap())).unwrap();
-    assert!(queue.state.lock().next().is_none());
-    let Some(Load::Query(named)) = asked.pop() else { panic!() };
-    queue.answered(named, 0, 0).unwrap();
-    let next = queue.state.lock().next().unwrap();
-    queue.placed(next);
-    // A lane has died: all of it is asked anew.
-    queue.hand_back(asked.into_iter());
-    queue.submit(Load::from(pool.take().unwrap())).unwrap();
-    let mut left = 0;
-    while let Some(load) = queue.state.lock().next() {
-        assert_eq!(matches!(load, Load::Query(_)), left < ASKED_MAX - 1);
-        left += 1;
+    submit();
+    assert!(take().is_none());
+    queue.settle(Change { left: 1, answered: 1, ..Change::default() });
+    queue.placed(take().unwrap());
+    // A lane has died: all of it is sent anew, and before what waits.
+    queue.hand_back(asked.into_iter().skip(1));
+    submit();
+    let back: Vec<_> = std::iter::from_fn(take).collect();
+    assert_eq!(back.len(), ASKED_MAX);
+    for (nth, load) in (1..).zip(&back[..ASKED_MAX - 1]) {
+        assert!(matches!(load, Load::Other(it) if *it == nth));
     }
-    assert_eq!(left, ASKED_MAX);
+}
+
+/// What a stage holds is neither lost nor drained, and a lane that waits looks when it
+/// has settled something.
+#[test]
+fn what_a_stage_holds_is_out_until_it_has_left() {
+    let queue = Queue::<&str>::new();
+    assert_eq!(queue.reserve(|| false, |awaited, first| awaited == 0 && first == 0), Some(()));
+    thread::scope(|scope| {
+        let drained = scope.spawn(|| queue.wait_drained());
+        queue.submit_first("asks", 8192);
+        let mut seen = 0;
+        let Work::Send(Load::Other("asks")) = queue.take(|| false, &mut seen) else { panic!() };
+        let waits = Change { entered: 1, awaited_bytes: Some(8192), ..Change::default() };
+        queue.settle(Change { left: 1, ..waits });
+        assert!(matches!(queue.take(|| false, &mut seen), Work::Settled));
+        let counted = queue.delivered();
+        assert_eq!((counted.backlog_bytes, counted.awaited_bytes), (8192, 8192));
+        assert_eq!(queue.queued(|_| 1), Some(0));
+        let again = [Some("wanted"), None];
+        let found =
+            Change { left: 1, found_bytes: 4096, awaited_bytes: Some(0), ..Change::default() };
+        queue.settle(Change { again, ..found });
+        assert_eq!(queue.queued(|_| 1), Some(1));
+        assert!(!drained.is_finished());
+        let Work::Send(Load::Other("wanted")) = queue.take(|| false, &mut seen) else { panic!() };
+        queue.count(Change { left: 1, body_bytes: 4096, ..Change::default() });
+        drained.join().unwrap().unwrap();
+    });
+    let counted = queue.delivered();
+    assert_eq!((counted.backlog_bytes, counted.awaited_bytes), (0, 0));
+    assert_eq!((counted.body_bytes, counted.found_bytes), (4096, 4096));
+    queue.close();
+    assert_eq!(queue.reserve(|| false, |_, _| true), None);
+}
+
+#[test]
+fn who_waits_to_reserve_looks_when_less_is_out_or_it_is_over() {
+    let queue = Queue::<()>::new();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || over.load(std::sync::atomic::Ordering::SeqCst);
+    let reserve = || queue.reserve(is_over, |awaited, _| awaited < 10);
+    thread::scope(|scope| {
+        queue.settle(Change { entered: 1, awaited_bytes: Some(10), ..Change::default() });
+        let waits = scope.spawn(reserve);
+        queue.settle(Change { left: 1, awaited_bytes: Some(9), ..Change::default() });
+        assert_eq!(waits.join().unwrap(), Some(()));
+        queue.settle(Change { awaited_bytes: Some(10), ..Change::default() });
+        let waits = scope.spawn(reserve);
+        over.store(true, std::sync::atomic::Ordering::SeqCst);
+        queue.wake_reserving();
+        assert_eq!(waits.join().unwrap(), None);
+    });
+    queue.give_up();
+    queue.wait_drained().unwrap();
 }
 
 #[test]
 fn room_wakes_a_lane_and_a_failure_drops_what_has_none() {
     let pool = Pool::new(4 * page::SLOT_BYTES);
-    let queue = Queue::new();
+    let queue = Queue::<Infallible>::new();
     queue.set_block_room(0);
     thread::scope(|scope| {
-        let lane = scope.spawn(|| match queue.take(|| false, None) {
+        let lane = scope.spawn(|| match queue.take(|| false, &mut 0) {
             Work::Send(load) => queue.placed(load),
             _ => panic!("there is a batch"),
         });
@@ -199,7 +252,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..120),
     ) {
         let pool = Pool::new(256 * page::SLOT_BYTES);
-        let queue = Queue::new();
+        let queue = Queue::<Infallible>::new();
         let (mut room, mut submitted, mut pages_waiting) = (0, 0, 0_usize);
         let mut flying: Vec<Load> = Vec::new();
         let mut taken = std::collections::BTreeSet::new();
@@ -259,9 +312,9 @@ proptest! {
 #[test]
 fn what_is_handed_back_after_a_failure_is_dropped() {
     let pool = page::Pool::new(4 * page::SLOT_BYTES);
-    let queue = Queue::new();
+    let queue = Queue::<Infallible>::new();
     queue.submit(pool.take().unwrap().into()).unwrap();
-    let Work::Send(load) = queue.take(|| false, None) else { panic!("one is there") };
+    let Work::Send(load) = queue.take(|| false, &mut 0) else { panic!("one is there") };
     queue.fail(LanesError::Stopped);
     queue.hand_back(std::iter::once(load));
     assert_eq!(pool.out_bytes(), 0);

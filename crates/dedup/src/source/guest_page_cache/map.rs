@@ -85,6 +85,13 @@ impl Room {
 }
 
 impl Map {
+    /// Rows of pages of one block, in their order: the first, how many, and where.
+    #[cfg(test)]
+    pub(super) fn of_rows(block: &str, rows: impl Iterator<Item = (u32, u32, DiskPlace)>) -> Self {
+        let stretch = |(first, pages, place)| Stretch { first, pages, place, at: 0 };
+        Self { blocks: vec![(block.to_owned(), rows.map(stretch).collect())], ..Self::default() }
+    }
+
     fn pages(&self) -> u64 {
         let stretches = self.blocks.iter().flat_map(|(_, each)| each);
         stretches.map(|stretch| u64::from(stretch.pages)).sum()

@@ -3,19 +3,19 @@
 
 use content::Name;
 use page::{BATCH_PAGES, BlockId, Epoch, PageIndex};
+use transport::{LanesError, Queue};
 use wire::DiskPlace;
 
-use crate::error::LanesError;
-use crate::lanes::Lanes;
-use crate::load::Announcement;
-use crate::namer::{Labels, RereadPages};
+use super::errand::{Announcement, Errand, Kind};
+use super::naming::Labels;
+use super::reread::RereadPages;
 
 /// Room for one announcement. Until it is queued, or this is dropped, lanes are not
 /// drained: what is handed over meanwhile may rely on it.
 #[derive(Debug)]
 #[must_use = "lanes wait for it"]
-pub struct Reserved<'l> {
-    lanes: &'l Lanes,
+pub(super) struct Reserved<'q> {
+    queue: &'q Queue<Errand>,
     labels: Labels,
     pages: Vec<PageIndex>,
     block: BlockId,
@@ -23,42 +23,29 @@ pub struct Reserved<'l> {
     is_over: bool,
 }
 
-impl Lanes {
-    /// Room for one batch of pages of a block. Blocks while the destination waits for
-    /// too much already. None once no more is taken, or if it is `over`: whoever
-    /// makes it so calls [`Lanes::wake_reserving`].
-    pub fn reserve(
-        &self,
-        (block, epoch): (BlockId, Epoch),
-        over: impl Fn() -> bool,
-    ) -> Option<Reserved<'_>> {
-        self.queue().reserve(over)?;
+impl<'q> Reserved<'q> {
+    /// What was reserved is for pages of that block.
+    pub(super) fn new(queue: &'q Queue<Errand>, (block, epoch): (BlockId, Epoch)) -> Self {
         let (labels, pages) = (Labels::default(), Vec::with_capacity(BATCH_PAGES));
-        Some(Reserved { lanes: self, labels, pages, block, epoch, is_over: false })
+        Self { queue, labels, pages, block, epoch, is_over: false }
     }
 
-    /// Who waits for room looks whether it is over.
-    pub fn wake_reserving(&self) {
-        self.queue().wake_reserving();
-    }
-}
-
-impl Reserved<'_> {
     /// One page more, and where a disk has its content. Its body can be read once
     /// more, and need not be sent if it comes as it is.
-    pub fn add(&mut self, page: PageIndex, name: Name, place: DiskPlace) {
+    pub(super) fn add(&mut self, page: PageIndex, name: Name, place: DiskPlace) {
         self.pages.push(page);
         self.labels.names.push(name);
         self.labels.places.push(Some(place));
     }
 
     /// Tells the destination, or nobody if there is no page.
-    pub fn tell(mut self) {
+    pub(super) fn tell(mut self) {
         let pages = std::mem::take(&mut self.pages);
         if !pages.is_empty() {
             let reread = RereadPages::new(self.block, self.epoch, pages);
-            let labels = std::mem::take(&mut self.labels);
-            self.lanes.queue().announce(Some(Announcement { reread, labels }));
+            let (bytes, labels) = (reread.bytes(), std::mem::take(&mut self.labels));
+            let announcement = Errand(Kind::Announce(Announcement { reread, labels }));
+            self.queue.submit_first(announcement, bytes);
             self.is_over = true;
         }
     }
@@ -71,73 +58,56 @@ impl Drop for Reserved<'_> {
         }
         if !self.pages.is_empty() {
             // Pages that others have left out already would be lost.
-            self.lanes.queue().fail(LanesError::Stopped);
+            self.queue.fail(LanesError::Stopped);
         }
-        self.lanes.queue().announce(None);
+        self.queue.give_up();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use identity::Security;
-    use page::Encoding;
-    use wire::Token;
+    use transport::Change;
 
+    use super::super::stage::tests::{lanes, stage};
     use super::*;
-    use crate::lanes::LanesPlan;
-
-    /// No lane carries anything.
-    fn lanes() -> Lanes {
-        let plan = LanesPlan {
-            endpoints: Vec::new(),
-            peer: "b".to_owned(),
-            security: Security::Plaintext,
-            token: Token([0; 16]),
-            encoding: Encoding::Raw,
-            stale_filter: None,
-            namer: None,
-        };
-        Lanes::start(plan).unwrap()
-    }
-
-    fn reserve(lanes: &Lanes) -> Option<Reserved<'_>> {
-        lanes.reserve((BlockId(0), Epoch(0)), || false)
-    }
 
     const PLACE: DiskPlace = DiskPlace { disk: 0, sector: 8 };
 
     #[test]
     fn lanes_are_not_drained_while_a_batch_is_reserved() {
         let lanes = lanes();
-        let reserved = reserve(&lanes).unwrap();
-        let mut other = reserve(&lanes).unwrap();
+        let stage = stage(&lanes);
+        let reserve = || stage.reserve((BlockId(0), Epoch(0)), || false);
+        let reserved = reserve().unwrap();
+        let mut other = reserve().unwrap();
         std::thread::scope(|scope| {
             let drained = scope.spawn(|| lanes.wait_drained());
             other.add(PageIndex(3), Name([1; 20]), PLACE);
             other.tell();
             drop(reserved);
             assert_eq!(lanes.delivered().backlog_bytes, 4096);
-            let next = lanes.queue().take(|| false, None);
-            let crate::queue::Work::Send(load @ crate::Load::Announce(_)) = next else { panic!() };
             assert!(!drained.is_finished());
-            lanes.queue().placed(load);
+            // A lane has delivered it.
+            lanes.queue().count(Change { left: 1, found_bytes: 4096, ..Change::default() });
             drained.join().unwrap().unwrap();
         });
         assert_eq!(lanes.delivered().backlog_bytes, 0);
         lanes.close();
-        assert!(reserve(&lanes).is_none());
+        assert!(reserve().is_none());
     }
 
     /// Others have left it out already, so it would be lost.
     #[test]
     fn an_announcement_that_is_never_made_ends_the_lanes() {
         let lanes = lanes();
-        drop(reserve(&lanes));
+        let stage = stage(&lanes);
+        let reserve = || stage.reserve((BlockId(0), Epoch(0)), || false);
+        drop(reserve());
         assert!(lanes.failure().is_none());
-        let mut reserved = reserve(&lanes).unwrap();
+        let mut reserved = reserve().unwrap();
         reserved.add(PageIndex(3), Name([1; 20]), PLACE);
         drop(reserved);
         assert!(lanes.failure().is_some());
-        assert!(reserve(&lanes).is_none());
+        assert!(reserve().is_none());
     }
 }

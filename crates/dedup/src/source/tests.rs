@@ -5,18 +5,21 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Barrier, OnceLock};
+use std::sync::{Arc, Barrier};
 use std::thread;
 
 use audit::Delivery;
 use content::{Domain, Key, Name};
+use data_threads::{DataThreads, SchedParams};
 use identity::Security;
-use page::{Batch, BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
+use page::{BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool, SLOT_BYTES};
 use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
-use ram::Mapping;
-use transport::{Asking, Endpoint, Incoming, Labels, LaneEnd, Lanes, LanesPlan, Namer, Question};
-use wire::{DiskPlace, LaneHeader, NamedHeader, NamedTables, Preamble, Reply, Token};
+use ram::{Mapping, Numbered};
+use transport::{Endpoint, Incoming, LaneEnd, Lanes, LanesPlan, Question, Sender, Sent, Work};
+use wire::{Announced, DiskPlace, LaneHeader, NamedHeader, NamedTables, Preamble, Reply, Token};
+
+use super::*;
 
 const PAGES: u32 = 1500;
 
@@ -25,7 +28,7 @@ fn content(page: u32) -> Vec<u8> {
     (0..).take(PAGE_BYTES).map(byte).collect()
 }
 
-/// What a page contained when the destination was told of it ahead, if it was.
+/// What a page contains before QEMU hands it over.
 fn content_ahead(page: u32) -> Vec<u8> {
     content(if has_changed(page) { page + 1 } else { page })
 }
@@ -40,67 +43,93 @@ fn key() -> Key {
 
 /// Where a disk has what a page contains.
 fn place_of(page: u32) -> Option<DiskPlace> {
-    let sector = u64::from(page) << 20;
+    let sector = u64::from(page) * cachemap::PAGE_SECTORS;
     (!page.is_multiple_of(3)).then_some(DiskPlace { disk: 7, sector })
 }
 
-/// A source whose pages can be read once more.
-#[derive(Debug)]
+/// A source whose pages can be read once more, and the lanes that it sends by.
 struct Source {
-    /// Whether only those that disks have go by name.
-    of_disks: bool,
-    /// What the destination was told ahead; none for what was handed over first.
-    told: Vec<OnceLock<Option<Name>>>,
+    ram: Arc<Mapping>,
+    naming: Arc<Naming>,
+    stage: Arc<Stage>,
+    lanes: Lanes<Errand>,
+    /// Names what disks have before it is handed over, where only that goes by name.
+    announcer: Option<Announcer>,
 }
 
 impl Source {
-    /// Tells of all pages that disks have, downwards.
-    fn tell(&self, lanes: &Lanes) {
-        let pages: Vec<u32> = (0..PAGES).rev().filter(|page| place_of(*page).is_some()).collect();
-        for some in pages.chunks(100) {
-            let mut reserved = lanes.reserve((BlockId(0), Epoch(0)), || false).unwrap();
-            for page in some {
-                let name = key().name(&content_ahead(*page));
-                if self.told[*page as usize].set(Some(name)).is_ok() {
-                    reserved.add(PageIndex(*page), name, place_of(*page).unwrap());
-                }
-            }
-            reserved.tell();
+    fn start(lanes: usize, remote: SocketAddr, encoding: Encoding, of_disks: bool) -> Self {
+        let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
+        let (ram, numbered) = (Arc::new(Mapping::own(bytes)), Arc::new(Numbered::default()));
+        for page in 0..PAGES {
+            ram.write(PageIndex(page).offset(), &content_ahead(page)).unwrap();
         }
+        numbered.announce([Some(Arc::clone(&ram))].into_iter());
+        let rows =
+            (0..PAGES).step_by(3).filter_map(|page| Some((page + 1, 2, place_of(page + 1)?)));
+        let cached = Arc::new(GuestPageCache::of_rows("ram", rows));
+        let readable = (0..8).map(|disk| disk == 7).collect();
+        let naming = Arc::new(Naming::new(Plan {
+            key: key(),
+            shares: !of_disks,
+            cached: Some((cached, readable)),
+            ram: numbered,
+            is_fixed: false,
+            held: true,
+        }));
+        naming.announce(&[Announced { name: "ram".to_owned(), bytes }]);
+        naming.all_before(Epoch(3));
+        let plan = LanesPlan {
+            endpoints: vec![Endpoint { local: None, remote }; lanes],
+            peer: "destination".to_owned(),
+            security: Security::Plaintext,
+            token: Token([1; 16]),
+            encoding,
+            stale_filter: None,
+        };
+        let lanes = Lanes::new(plan, None);
+        let stage = Arc::new(Stage::new(Arc::clone(&naming), Arc::clone(lanes.queue())));
+        let run = Arc::clone(&stage);
+        let started = lanes.start_with(move |lane| {
+            lane.run(|sender| send(&run, sender), |acks| run.hear(acks));
+        });
+        started.unwrap();
+        let threads = DataThreads::new(SchedParams::default(), |_| {});
+        let announcer = if of_disks { Announcer::start(&stage, &threads).unwrap() } else { None };
+        Self { ram, naming, stage, lanes, announcer }
     }
 
-    fn was_told(&self, page: u32) -> Option<Name> {
-        *self.told[page as usize].get()?
+    /// QEMU hands all pages over, which are written no more.
+    fn hand_over(&self, pool: &Arc<Pool>) {
+        let mut batch = pool.take().unwrap();
+        for page in 0..PAGES {
+            let (at, content) = (batch.bodies().len() * PAGE_BYTES, content(page));
+            if has_changed(page) {
+                self.ram.write(PageIndex(page).offset(), &content).unwrap();
+            }
+            batch.buffer_mut()[at..at + PAGE_BYTES].copy_from_slice(&content);
+            batch.push_body(PageIndex(page), at);
+            // Of all lengths.
+            if batch.room() == 0 || page % 97 == 0 || page + 1 == PAGES {
+                batch.epoch = Epoch(3);
+                self.naming.hand_over(&mut batch);
+                if !batch.is_empty() {
+                    self.lanes.submit(batch).unwrap();
+                }
+                batch = pool.take().unwrap();
+            }
+        }
     }
 }
 
-impl Namer for Source {
-    fn take_out_announced(&self, batch: &mut Batch) -> usize {
-        let pages: Vec<u32> = batch.bodies().iter().map(|body| body.page.0).collect();
-        batch.retain_bodies(|nth, bytes| {
-            let told = self.told[pages[nth] as usize].get_or_init(|| None);
-            told.is_none_or(|name| name != key().name(bytes))
-        })
-    }
-
-    fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking {
-        let mut bits = 0;
-        for (nth, body) in batch.bodies().iter().enumerate() {
-            let place = place_of(body.page.0).filter(|_| self.was_told(body.page.0).is_none());
-            if place.is_some() || !self.of_disks {
-                labels.names.push(key().name(batch.bytes_of(*body)));
-                labels.places.push(place);
-                bits |= 1 << nth;
-            }
+fn send(stage: &Stage, sender: &mut Sender<'_, Errand>) -> std::io::Result<Sent> {
+    let mut at_lane = stage.at_lane();
+    loop {
+        match sender.take() {
+            Work::Send(load) => at_lane.send(sender, load)?,
+            Work::Settled => {}
+            Work::Over(sent) => return Ok(sent),
         }
-        if self.of_disks { Asking::Only(bits) } else { Asking::MayWait }
-    }
-
-    fn read_again(&self, _: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
-        for (page, into) in pages.iter().zip(into.chunks_exact_mut(PAGE_BYTES)) {
-            into.copy_from_slice(&content(page.0));
-        }
-        true
     }
 }
 
@@ -110,8 +139,10 @@ struct Fickle {
     placer: Arc<Placer>,
     seed: u64,
     rolls: AtomicU64,
+    /// Batches that were announced.
+    announced: AtomicU64,
     /// Told of what became of pages later.
-    lanes: Mutex<Option<Arc<Lanes>>>,
+    stage: Mutex<Option<Arc<Stage>>>,
     answering: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
@@ -126,27 +157,31 @@ impl Fickle {
         state % sides
     }
 
-    fn place(&self, epoch: Epoch, page: PageIndex, name: &Name) {
-        let bytes = if epoch == Epoch(0) { content_ahead(page.0) } else { content(page.0) };
-        assert_eq!(key().name(&bytes), *name, "the name that was sent is the page's");
-        self.placer.place_bodies(BlockId(0), epoch, &[page], &bytes, Delivery::Body).unwrap();
+    /// Places the content with that name. False if it is none that a page has had as a
+    /// whole.
+    fn place(&self, epoch: Epoch, page: PageIndex, name: &Name) -> bool {
+        let contents = [content_ahead(page.0), content(page.0)];
+        let Some(bytes) = contents.iter().find(|bytes| key().name(bytes) == *name) else {
+            assert!(epoch == Epoch(0) && has_changed(page.0), "page {page:?}");
+            return false;
+        };
+        self.placer.place_bodies(BlockId(0), epoch, &[page], bytes, Delivery::Body).unwrap();
+        true
     }
 
     fn answer_late(self: &Arc<Self>, header: NamedHeader, later: Vec<(u8, PageIndex, Name)>) {
         let mut wanted = Vec::new();
         for (nth, page, name) in later {
-            if self.roll(3) == 0 {
+            if self.roll(3) == 0 || !self.place(header.epoch, page, &name) {
                 wanted.push(nth);
-            } else {
-                self.place(header.epoch, page, &name);
             }
         }
-        let lanes = self.lanes.lock().clone().expect("there are lanes");
+        let stage = self.stage.lock().clone().expect("there is one");
         if self.roll(2) == 0 {
             let first = wanted.drain(..wanted.len() / 2).collect();
-            lanes.late(header.ticket, first, true);
+            stage.late(header.ticket, first, true);
         }
-        lanes.late(header.ticket, wanted, false);
+        stage.late(header.ticket, wanted, false);
     }
 }
 
@@ -173,19 +208,20 @@ impl Fickle {
         question: Question,
     ) {
         assert!(header.may_wait);
+        self.announced.fetch_add(u64::from(header.epoch == Epoch(0)), SeqCst);
         for (page, place) in pages.iter().zip(places) {
-            assert_eq!(*place, place_of(page.0));
+            assert!(place.is_none() || *place == place_of(page.0));
         }
         let (mut wanted, mut later) = (0, 0);
         let mut waits = Vec::new();
         for (nth, (page, name)) in pages.iter().zip(names).enumerate() {
             match self.roll(3) {
-                0 => wanted |= 1 << nth,
                 1 => {
                     later |= 1 << nth;
                     waits.push((u8::try_from(nth).unwrap(), *page, *name));
                 }
-                _ => self.place(header.epoch, *page, name),
+                2 if self.place(header.epoch, *page, name) => {}
+                _ => wanted |= 1 << nth,
             }
         }
         let fickle = Arc::clone(self);
@@ -265,20 +301,8 @@ fn cut_after(outer: TcpStream, bytes: usize) -> TcpStream {
     far
 }
 
-fn lanes(count: usize, remote: SocketAddr, encoding: Encoding, namer: &Arc<Source>) -> Arc<Lanes> {
-    let plan = LanesPlan {
-        endpoints: vec![Endpoint { local: None, remote }; count],
-        peer: "destination".to_owned(),
-        security: Security::Plaintext,
-        token: Token([1; 16]),
-        encoding,
-        stale_filter: None,
-        namer: Some(Arc::clone(namer) as _),
-    };
-    Arc::new(Lanes::start(plan).unwrap())
-}
-
-fn deliver(seed: u64, cuts: &[usize], encoding: Encoding) {
+/// Says how many batches were announced.
+fn deliver(seed: u64, cuts: &[usize], encoding: Encoding) -> u64 {
     let bytes = u64::from(PAGES) * PAGE_BYTES as u64;
     let mapping = Arc::new(Mapping::own(bytes));
     let (qemu, _other_end) = UnixStream::pair().unwrap();
@@ -289,7 +313,8 @@ fn deliver(seed: u64, cuts: &[usize], encoding: Encoding) {
         placer: Arc::new(Placer::new(vec![plan], feeder.handle()).unwrap()),
         seed,
         rolls: AtomicU64::new(0),
-        lanes: Mutex::new(None),
+        announced: AtomicU64::new(0),
+        stage: Mutex::new(None),
         answering: Mutex::new(Vec::new()),
     });
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -300,40 +325,22 @@ fn deliver(seed: u64, cuts: &[usize], encoding: Encoding) {
             ready.wait();
             serve(&listener, &fickle, &over, cuts);
         });
-        let told = std::iter::repeat_with(OnceLock::new).take(PAGES as usize).collect();
-        let source = Arc::new(Source { of_disks: encoding == Encoding::Lz4, told });
-        let carrier = lanes(1 + (seed % 4 / 2) as usize, address, encoding, &source);
-        *fickle.lanes.lock() = Some(Arc::clone(&carrier));
+        let of_disks = encoding == Encoding::Lz4;
+        let lanes = 1 + (seed % 4 / 2) as usize;
+        let mut source = Source::start(lanes, address, encoding, of_disks);
+        *fickle.stage.lock() = Some(Arc::clone(&source.stage));
         ready.wait();
-        let telling = source.of_disks.then(|| {
-            let (source, carrier) = (Arc::clone(&source), Arc::clone(&carrier));
-            scope.spawn(move || source.tell(&carrier))
-        });
         let pool = Pool::new(8 * SLOT_BYTES);
-        let mut batch = pool.take().unwrap();
-        for page in 0..PAGES {
-            let at = batch.bodies().len() * PAGE_BYTES;
-            batch.buffer_mut()[at..at + PAGE_BYTES].copy_from_slice(&content(page));
-            batch.push_body(PageIndex(page), at);
-            // Of all lengths.
-            if batch.room() == 0 || page % 97 == 0 {
-                batch.epoch = Epoch(3);
-                carrier.submit(std::mem::replace(&mut batch, pool.take().unwrap())).unwrap();
-            }
-        }
-        batch.epoch = Epoch(3);
-        carrier.submit(batch).unwrap();
-        if let Some(telling) = telling {
-            telling.join().unwrap();
-        }
-        carrier.wait_drained().unwrap();
+        source.hand_over(&pool);
+        drop(source.announcer.take());
+        source.lanes.wait_drained().unwrap();
         assert_eq!(pool.out_bytes(), 0, "every buffer is back");
-        let delivered = carrier.delivered();
-        assert_eq!((delivered.backlog_bytes, delivered.pending_bytes), (0, 0));
-        let twice =
-            (0..PAGES).filter(|page| source.was_told(*page).is_some() && has_changed(*page));
-        let twice = (twice.count() * PAGE_BYTES) as u64;
-        assert_eq!(delivered.named_bytes + delivered.body_bytes, bytes + twice);
+        let delivered = source.lanes.delivered();
+        assert_eq!((delivered.backlog_bytes, delivered.awaited_bytes), (0, 0));
+        // What has changed since it was announced came twice.
+        let twice = if of_disks { bytes } else { 0 };
+        let came = delivered.found_bytes + delivered.body_bytes;
+        assert!((bytes..=bytes + twice).contains(&came), "{came} of {bytes}");
         for page in 0..PAGES {
             let mut found = vec![0; PAGE_BYTES];
             mapping.read(PageIndex(page).offset(), &mut found).unwrap();
@@ -342,19 +349,22 @@ fn deliver(seed: u64, cuts: &[usize], encoding: Encoding) {
         for answering in fickle.answering.lock().drain(..) {
             answering.join().unwrap();
         }
-        *fickle.lanes.lock() = None;
-        carrier.finish();
+        *fickle.stage.lock() = None;
+        source.lanes.finish();
         over.store(true, SeqCst);
         drop(TcpStream::connect(address));
     });
+    fickle.announced.load(SeqCst)
 }
 
 #[test]
 fn whatever_the_destination_says() {
+    let mut announced = 0;
     for seed in 1..30 {
         let encoding = [Encoding::Raw, Encoding::Zstd, Encoding::Lz4][(seed % 3) as usize];
-        deliver(seed, &[], encoding);
+        announced += deliver(seed, &[], encoding);
     }
+    assert!(announced > 0, "some were announced before they were handed over");
 }
 
 #[test]

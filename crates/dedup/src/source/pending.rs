@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 
 use page::BATCH_PAGES;
 
-use crate::namer::RereadPages;
+use super::reread::RereadPages;
 
 /// Batches that were answered late before they were answered at all: on another
 /// connection, so they may overtake each other.
@@ -14,7 +14,7 @@ const EARLY_MAX: usize = 4096;
 
 /// By the ticket of the batch they are of.
 #[derive(Debug, Default)]
-pub(crate) struct Pending {
+pub(super) struct Pending {
     waiting: HashMap<u32, Waiting>,
     early: HashMap<u32, Early>,
     /// Batches that are asked for once more, by another ticket: what is said of
@@ -39,28 +39,28 @@ struct Early {
 
 /// What became of pages that were waited for.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Resolved {
+pub(super) struct Resolved {
     /// Bytes of those that are placed.
-    pub(crate) placed_bytes: u64,
+    pub(super) placed_bytes: u64,
     /// Those that are wanted after all.
-    pub(crate) wanted: Option<RereadPages>,
+    pub(super) wanted: Option<RereadPages>,
     /// Whether none of its batch is waited for any more.
-    pub(crate) is_over: bool,
+    pub(super) is_over: bool,
 }
 
 /// The peer says what can't be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Nonsense;
+pub(super) struct Nonsense;
 
 impl Pending {
     /// Bytes of the pages that are waited for.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// The destination waits for pages of a batch, by their bits in it. If it has
     /// said already what became of them, that is the answer.
-    pub(crate) fn wait(
+    pub(super) fn wait(
         &mut self,
         ticket: u32,
         reread: RereadPages,
@@ -84,13 +84,13 @@ impl Pending {
     }
 
     /// A batch of names was not answered on its connection, and goes again.
-    pub(crate) fn void(&mut self) {
+    pub(super) fn void(&mut self) {
         self.void += 1;
     }
 
     /// These, by their places in the batch, are wanted. It waits for no others of
     /// it, unless there are `more`.
-    pub(crate) fn late(
+    pub(super) fn late(
         &mut self,
         ticket: u32,
         mut wanted: Vec<u8>,

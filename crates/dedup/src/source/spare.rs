@@ -2,7 +2,7 @@
 
 /// Pages that lanes could send, and the destination has not asked for yet.
 #[derive(Debug, Default)]
-pub(crate) struct Spare {
+pub(super) struct Spare {
     /// All that they ever could.
     said: u64,
     open: u64,
@@ -11,7 +11,7 @@ pub(crate) struct Spare {
 impl Spare {
     /// Lanes have so many pages to send, and should have `aim`. Says how many they
     /// could in all, if that is worth to be said.
-    pub(crate) fn more(&mut self, queued: u64, aim: u64) -> Option<u64> {
+    pub(super) fn more(&mut self, queued: u64, aim: u64) -> Option<u64> {
         let missing = aim.saturating_sub(queued + self.open);
         // Not a word for each batch.
         if missing == 0 || missing < aim / 4 {
@@ -23,7 +23,7 @@ impl Spare {
     }
 
     /// The destination has asked for so many.
-    pub(crate) fn came(&mut self, pages: u64) {
+    pub(super) fn came(&mut self, pages: u64) {
         self.open = self.open.saturating_sub(pages);
     }
 }

@@ -1,98 +1,38 @@
-//! Pages that the destination may have already: they go by name first, and as
-//! bytes only if it wants them.
+//! Pages whose bodies are not kept, and are read once more if they are wanted.
 
-use content::Name;
 use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
-use wire::DiskPlace;
 
-/// Knows the names of pages, and can have their bodies again.
-pub trait Namer: std::fmt::Debug + Send + Sync {
-    /// Names the bodies of a batch that are to go by name, in their order, into
-    /// empty `labels`.
-    fn name(&self, batch: &Batch, labels: &mut Labels) -> Asking;
-
-    /// Takes out bodies that were announced to the destination, by [`Reserved::tell`],
-    /// and that have not changed since. Says how many.
-    ///
-    /// [`Reserved::tell`]: crate::Reserved::tell
-    fn take_out_announced(&self, _batch: &mut Batch) -> usize {
-        0
-    }
-
-    /// Reads what pages of a block contain by now, one after the other. False if
-    /// that can't be had any more.
-    fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool;
-
-    /// How many of the pages that the destination waits for lanes should have to
-    /// send, once they have little else.
-    fn spare_pages(&self) -> u64 {
-        0
-    }
-
-    /// Lanes could send so many of them, all that they ever could counted.
-    fn has_spare(&self, _pages: u64) {}
-}
-
-/// Names of bodies.
-#[derive(Debug, Default)]
-pub struct Labels {
-    /// One for each.
-    pub names: Vec<Name>,
-    /// Where disks have their content: one for each, or none at all.
-    pub places: Vec<Option<DiskPlace>>,
-}
-
-impl Labels {
-    pub(crate) fn clear(&mut self) {
-        self.names.clear();
-        self.places.clear();
-    }
-}
-
-/// Whether the destination is asked for a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asking {
-    /// It is not: its bodies go at once.
-    No,
-    /// It is.
-    Now,
-    /// It is, and may wait for content that is on its way from elsewhere: the
-    /// bodies can be had again.
-    MayWait,
-    /// It is, for bodies with these bits, which can be had again: their buffers
-    /// are not kept for it. The others go at once.
-    Only(u128),
-}
+use super::naming::Naming;
 
 /// Pages whose bodies are not kept: what they contain when they are sent is at
 /// least as new, and as good.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RereadPages {
-    pub(crate) block: BlockId,
-    pub(crate) epoch: Epoch,
-    pub(crate) pages: Vec<PageIndex>,
+pub(super) struct RereadPages {
+    pub(super) block: BlockId,
+    pub(super) epoch: Epoch,
+    pub(super) pages: Vec<PageIndex>,
 }
 
 impl RereadPages {
-    pub(crate) fn new(block: BlockId, epoch: Epoch, pages: Vec<PageIndex>) -> Self {
+    pub(super) fn new(block: BlockId, epoch: Epoch, pages: Vec<PageIndex>) -> Self {
         Self { block, epoch, pages }
     }
 
     /// Those of a batch's bodies whose bit is set.
-    pub(crate) fn of(batch: &Batch, bits: u128) -> Self {
+    pub(super) fn of(batch: &Batch, bits: u128) -> Self {
         let pages = chosen(batch.bodies(), bits).map(|body| body.page).collect();
         Self { block: batch.block, epoch: batch.epoch, pages }
     }
 
     /// Those with these bits of a batch that had no others.
-    pub(crate) fn chosen(&self, bits: u128) -> Self {
+    pub(super) fn chosen(&self, bits: u128) -> Self {
         Self { pages: chosen(&self.pages, bits).copied().collect(), ..*self }
     }
 
     /// Takes out those of its pages that stand at these places of the batch they
     /// are of, where `bits` are chosen; of these the others are left. None if there
     /// is no such one.
-    pub(crate) fn take(&mut self, bits: &mut u128, places: &[u8]) -> Option<Self> {
+    pub(super) fn take(&mut self, bits: &mut u128, places: &[u8]) -> Option<Self> {
         let (mut taken, mut gone) = (Vec::with_capacity(places.len()), 0_u128);
         for place in places {
             let bit = 1_u128.checked_shl(u32::from(*place))?;
@@ -108,16 +48,16 @@ impl RereadPages {
         Some(Self { pages: taken, ..*self })
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         (self.pages.len() * PAGE_BYTES) as u64
     }
 
     /// Puts what the pages contain by now into an empty batch.
-    pub(crate) fn fill(&self, namer: &dyn Namer, batch: &mut Batch) -> bool {
+    pub(super) fn fill(&self, naming: &Naming, batch: &mut Batch) -> bool {
         batch.block = self.block;
         batch.epoch = self.epoch;
         let bytes = self.pages.len() * PAGE_BYTES;
-        if !namer.read_again(self.block, &self.pages, &mut batch.buffer_mut()[..bytes]) {
+        if !naming.read_again(self.block, &self.pages, &mut batch.buffer_mut()[..bytes]) {
             return false;
         }
         for (nth, page) in self.pages.iter().enumerate() {
@@ -128,16 +68,16 @@ impl RereadPages {
 }
 
 /// The items whose bit is set.
-pub(crate) fn chosen<T>(items: &[T], bits: u128) -> impl Iterator<Item = &T> {
+pub(super) fn chosen<T>(items: &[T], bits: u128) -> impl Iterator<Item = &T> {
     items.iter().enumerate().filter(move |(nth, _)| is_set(bits, *nth)).map(|(_, item)| item)
 }
 
-pub(crate) fn is_set(bits: u128, nth: usize) -> bool {
+pub(super) fn is_set(bits: u128, nth: usize) -> bool {
     nth < 128 && bits >> nth & 1 == 1
 }
 
 /// The bits that a batch with so many pages has.
-pub(crate) fn bits_of(pages: usize) -> u128 {
+pub(super) fn bits_of(pages: usize) -> u128 {
     if pages >= 128 { u128::MAX } else { (1 << pages) - 1 }
 }
 

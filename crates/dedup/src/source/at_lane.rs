@@ -1,0 +1,176 @@
+//! The stage where a lane sends: a batch that should go by name does, and what the
+//! destination wants is sent.
+
+use std::io;
+use std::sync::Arc;
+
+use page::{Batch, Pool, SLOT_BYTES};
+use transport::{Change, Load, Sender};
+use wire::Names;
+
+use super::errand::{Announcement, Errand, Kind, LightQuery, Query};
+use super::naming::{Asking, Labels};
+use super::reread::{RereadPages, is_set};
+use super::stage::Stage;
+
+/// The stage's part in one lane, with buffers that are used again for each batch.
+#[derive(Debug)]
+pub struct AtLane<'s> {
+    stage: &'s Stage,
+    labels: Labels,
+    head: Vec<u8>,
+    /// Room for pages that are read once more. Apart from the migration's pool:
+    /// whoever drains that must not wait for it.
+    spare: Arc<Pool>,
+}
+
+impl<'s> AtLane<'s> {
+    pub(super) fn new(stage: &'s Stage) -> Self {
+        let (labels, head) = (Labels::default(), Vec::new());
+        Self { stage, labels, head, spare: Pool::new(SLOT_BYTES) }
+    }
+
+    /// The lane has taken this, and sends it, or asks for it.
+    ///
+    /// # Errors
+    /// If the connection breaks, or the destination has said what can't be.
+    pub fn send(&mut self, lane: &mut Sender<'_, Errand>, load: Load<Errand>) -> io::Result<()> {
+        match load {
+            // What is wanted by its name others may wait for as well, as it was then: so
+            // stale pages have been dropped before.
+            Load::Pages(mut batch) => {
+                let pages = self.stage.naming().take_out_announced(&mut batch);
+                self.stage.came_after_announcement(pages);
+                self.offer(lane, batch, false)?;
+            }
+            load @ Load::Blocks(_) => lane.send(load)?,
+            Load::Other(Errand(errand)) => self.run(lane, errand)?,
+        }
+        self.stage.settle(lane.released())
+    }
+
+    fn run(&mut self, lane: &mut Sender<'_, Errand>, errand: Kind) -> io::Result<()> {
+        match errand {
+            // Those that ask come to a lane only if another has died.
+            Kind::Query(Query { batch, .. }) => {
+                self.stage.void();
+                self.offer(lane, batch, true)
+            }
+            Kind::LightQuery(LightQuery { reread, .. }) => {
+                self.stage.void();
+                // What they are named for is not known any more.
+                self.reread(lane, reread)
+            }
+            Kind::Announce(announcement) => self.announce(lane, announcement),
+            Kind::Requested(batch) => {
+                let written = lane.write_pages(&batch);
+                lane.sent(Load::Other(Errand(Kind::Requested(batch))), written)
+            }
+            Kind::Reread(reread) => self.reread(lane, reread),
+        }
+    }
+
+    /// Turns a batch that should go by name into one that does. One that `has_asked`
+    /// does so again.
+    fn offer(
+        &mut self,
+        lane: &mut Sender<'_, Errand>,
+        batch: Batch,
+        has_asked: bool,
+    ) -> io::Result<()> {
+        let asking = if batch.bodies().is_empty() {
+            Asking::No
+        } else {
+            self.labels.clear();
+            self.stage.naming().name(&batch, &mut self.labels)
+        };
+        let queue = self.stage.queue();
+        let is_kept = matches!(asking, Asking::Now | Asking::MayWait);
+        if is_kept && !has_asked {
+            queue.asks();
+        } else if has_asked && !is_kept {
+            queue.settle(Change { answered: 1, ..Change::default() });
+        }
+        match asking {
+            Asking::No | Asking::Only(0) => lane.send(Load::Pages(batch)),
+            Asking::Now | Asking::MayWait => {
+                let ticket = self.stage.ticket();
+                let pages = batch.bodies().iter().map(|body| body.page);
+                let names = Names {
+                    fills: batch.fills(),
+                    may_wait: asking == Asking::MayWait,
+                    ..names(&self.labels, &batch, ticket)
+                };
+                self.head.clear();
+                names.write(pages, &mut self.head);
+                let written = lane.write_other(&self.head);
+                lane.sent(Load::Other(Errand(Kind::Query(Query { batch, ticket }))), written)
+            }
+            Asking::Only(bits) => self.offer_some(lane, batch, bits),
+        }
+    }
+
+    /// These go by name, and their bodies are read again if they are wanted. The others
+    /// go as bytes.
+    fn offer_some(
+        &mut self,
+        lane: &mut Sender<'_, Errand>,
+        mut batch: Batch,
+        bits: u128,
+    ) -> io::Result<()> {
+        let ticket = self.stage.ticket();
+        let reread = RereadPages::of(&batch, bits);
+        self.head.clear();
+        names(&self.labels, &batch, ticket).write(reread.pages.iter().copied(), &mut self.head);
+        batch.retain_bodies(|nth, _| !is_set(bits, nth));
+        let rest = Some(batch).filter(|batch| !batch.is_empty());
+        if rest.is_some() {
+            // In two parts.
+            self.stage.queue().count(Change { entered: 1, ..Change::default() });
+        }
+        let written = lane.write_other(&self.head);
+        let query = Errand(Kind::LightQuery(LightQuery { reread, ticket }));
+        let sent = lane.sent(Load::Other(query), written);
+        match (rest, sent) {
+            (Some(batch), Ok(())) => lane.send(Load::Pages(batch)),
+            (Some(batch), broken) => lane.sent(Load::Pages(batch), broken),
+            (None, sent) => sent,
+        }
+    }
+
+    fn announce(
+        &mut self,
+        lane: &mut Sender<'_, Errand>,
+        announcement: Announcement,
+    ) -> io::Result<()> {
+        let ticket = self.stage.ticket();
+        self.head.clear();
+        announcement.write(ticket, &mut self.head);
+        let written = lane.write_other(&self.head);
+        let query = LightQuery { reread: announcement.reread, ticket };
+        lane.sent(Load::Other(Errand(Kind::LightQuery(query))), written)
+    }
+
+    /// Sends what pages that were not kept contain by now.
+    fn reread(&mut self, lane: &mut Sender<'_, Errand>, reread: RereadPages) -> io::Result<()> {
+        let mut batch = self.spare.take().map_err(io::Error::other)?;
+        if !reread.fill(self.stage.naming(), &mut batch) {
+            return Err(lane.source_is_gone());
+        }
+        let written = lane.write_pages(&batch);
+        lane.sent(Load::Other(Errand(Kind::Reread(reread))), written)
+    }
+}
+
+/// Pages whose bodies can be had again.
+fn names<'n>(labels: &'n Labels, batch: &Batch, ticket: u32) -> Names<'n> {
+    Names {
+        block: batch.block,
+        epoch: batch.epoch,
+        ticket,
+        may_wait: true,
+        names: &labels.names,
+        places: &labels.places,
+        fills: &[],
+    }
+}

@@ -1,0 +1,79 @@
+//! What the stage has lanes carry.
+
+use page::{BATCH_PAGES, Batch};
+use wire::Names;
+
+use super::naming::Labels;
+use super::reread::RereadPages;
+
+/// What only the stage knows how to send, and what its answer means.
+#[derive(Debug)]
+pub struct Errand(pub(super) Kind);
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Asks by name which pages the destination lacks; their bodies are kept until it
+    /// has answered.
+    Query(Query),
+    /// The same for pages whose bodies are read again if it lacks them.
+    LightQuery(LightQuery),
+    /// Pages that are announced before QEMU hands them over.
+    Announce(Announcement),
+    /// Pages that the destination requested after a query.
+    Requested(Batch),
+    /// Pages that are read again because the destination requested them.
+    Reread(RereadPages),
+}
+
+/// A batch that is offered by name.
+#[derive(Debug)]
+pub(super) struct Query {
+    pub(super) batch: Batch,
+    /// What the destination calls it by.
+    pub(super) ticket: u32,
+}
+
+/// Pages that are offered by name and can be read again.
+#[derive(Debug)]
+pub(super) struct LightQuery {
+    pub(super) reread: RereadPages,
+    /// What the destination calls them by.
+    pub(super) ticket: u32,
+}
+
+/// Pages and the names of what they contain now.
+#[derive(Debug)]
+pub(super) struct Announcement {
+    pub(super) reread: RereadPages,
+    pub(super) labels: Labels,
+}
+
+impl Announcement {
+    /// Puts what is said of them into `head`.
+    pub(super) fn write(&self, ticket: u32, head: &mut Vec<u8>) {
+        let Self { reread, labels } = self;
+        let names = Names {
+            block: reread.block,
+            epoch: reread.epoch,
+            ticket,
+            may_wait: true,
+            names: &labels.names,
+            places: &labels.places,
+            fills: &[],
+        };
+        names.write(reread.pages.iter().copied(), head);
+    }
+}
+
+impl Errand {
+    /// How many pages lanes have to send by it, as far as that counts: what is kept
+    /// goes as a batch.
+    pub(super) fn queued_pages(&self) -> u64 {
+        match &self.0 {
+            Kind::Reread(reread) | Kind::LightQuery(LightQuery { reread, .. }) => {
+                reread.pages.len() as u64
+            }
+            Kind::Query(_) | Kind::Announce(_) | Kind::Requested(_) => BATCH_PAGES as u64,
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! The stage between the queue and the lanes: batches that go by name, and what their
+//! answers make of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use page::{BlockId, Epoch, PAGE_BYTES};
+use parking_lot::Mutex;
+use transport::{Acks, Change, LanesError, Load, Queue, Released};
+use wire::Answer;
+
+use super::at_lane::AtLane;
+use super::errand::{Errand, Kind, LightQuery, Query};
+use super::naming::Naming;
+use super::pending::{Nonsense, Pending, Resolved};
+use super::reread::{RereadPages, bits_of, is_set};
+use super::reserved::Reserved;
+use super::spare::Spare;
+
+const BATCH_BYTES: usize = page::BATCH_PAGES * PAGE_BYTES;
+/// The most that the destination waits for before more is announced to it: a fourth of
+/// what it would wait for at all.
+const ANNOUNCED_MAX_BYTES: u64 = 1 << 30;
+
+/// Asks by names, hears the answers, and has sent what the destination wants.
+#[derive(Debug)]
+pub struct Stage {
+    naming: Arc<Naming>,
+    queue: Arc<Queue<Errand>>,
+    /// The last batch of names is called by.
+    ticket: AtomicU32,
+    open: Mutex<Open>,
+}
+
+/// What is not over with its answer. The queue's lock is taken within this one's.
+#[derive(Debug, Default)]
+struct Open {
+    pending: Pending,
+    spare: Spare,
+}
+
+impl Open {
+    /// What becomes of pages that were waited for, in terms of the queue.
+    fn resolve(&mut self, resolved: Option<Resolved>) -> Change<Errand> {
+        let Resolved { placed_bytes, wanted, is_over } = resolved.unwrap_or_default();
+        if let Some(reread) = &wanted {
+            self.spare.came(reread.pages.len() as u64);
+        }
+        Change {
+            found_bytes: placed_bytes,
+            left: usize::from(is_over),
+            again: [wanted.map(|reread| Errand(Kind::Reread(reread))), None],
+            awaited_bytes: Some(self.pending.bytes()),
+            ..Change::default()
+        }
+    }
+}
+
+impl Stage {
+    /// For the lanes with this queue.
+    #[must_use]
+    pub fn new(naming: Arc<Naming>, queue: Arc<Queue<Errand>>) -> Self {
+        Self { naming, queue, ticket: AtomicU32::new(0), open: Mutex::default() }
+    }
+
+    /// Its part in a lane's sending thread.
+    #[must_use]
+    pub fn at_lane(&self) -> AtLane<'_> {
+        AtLane::new(self)
+    }
+
+    pub(super) fn naming(&self) -> &Naming {
+        &self.naming
+    }
+
+    pub(super) fn queue(&self) -> &Queue<Errand> {
+        &self.queue
+    }
+
+    /// What a batch of names is to be called by.
+    pub(super) fn ticket(&self) -> u32 {
+        self.ticket.fetch_add(1, Relaxed).wrapping_add(1)
+    }
+
+    /// A batch of names was not answered on its connection, and goes again.
+    pub(super) fn void(&self) {
+        self.open.lock().pending.void();
+    }
+
+    /// Room to announce one batch of pages of a block. Blocks while the destination
+    /// waits for too much already. None once no more is taken, or if it is `over`:
+    /// whoever makes it so calls [`Stage::wake_reserving`].
+    pub(super) fn reserve(
+        &self,
+        (block, epoch): (BlockId, Epoch),
+        over: impl Fn() -> bool,
+    ) -> Option<Reserved<'_>> {
+        let may = |awaited_bytes, announced: usize| {
+            awaited_bytes + (announced * BATCH_BYTES) as u64 <= ANNOUNCED_MAX_BYTES
+        };
+        self.queue.reserve(over, may)?;
+        Some(Reserved::new(&self.queue, (block, epoch)))
+    }
+
+    /// Who waits for room looks whether it is over.
+    pub(super) fn wake_reserving(&self) {
+        self.queue.wake_reserving();
+    }
+
+    /// Pages of a batch that a lane has taken were announced.
+    pub(super) fn came_after_announcement(&self, pages: usize) {
+        if pages > 0 {
+            let covered_bytes = (pages * PAGE_BYTES) as u64;
+            self.queue.count(Change { covered_bytes, ..Change::default() });
+        }
+    }
+
+    /// How many of the pages that the destination waits for lanes could send, all that
+    /// they ever could counted, if that is news: they have little else.
+    #[must_use]
+    pub fn spare(&self) -> Option<u64> {
+        let mut open = self.open.lock();
+        if open.pending.bytes() == 0 {
+            return None;
+        }
+        let queued = self.queue.queued(Errand::queued_pages)?;
+        open.spare.more(queued, self.naming.spare_pages())
+    }
+
+    /// Hears what the destination says on one connection, until that ends.
+    ///
+    /// # Errors
+    /// When it ends, or the destination says what can't be.
+    pub fn hear(&self, acks: &mut Acks<'_, Errand>) -> std::io::Result<()> {
+        loop {
+            let released = acks.wait()?;
+            self.settle(released)?;
+        }
+    }
+
+    /// What is released is over, or goes on in another way.
+    pub(super) fn settle(&self, released: Released<'_, Errand>) -> std::io::Result<()> {
+        while let Some((load, answer)) = released.next() {
+            match load {
+                Load::Other(errand) => {
+                    self.heard(errand, answer).map_err(|Nonsense| released.nonsense())?;
+                }
+                load => released.placed(load, answer)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn heard(&self, errand: Errand, answer: Option<Answer>) -> Result<(), Nonsense> {
+        let body_bytes = match (errand.0, answer) {
+            (Kind::Query(query), Some(answer)) => return self.answered(query, answer),
+            (Kind::LightQuery(query), Some(answer)) => return self.answered_light(query, answer),
+            (Kind::Requested(batch), None) => (batch.bodies().len() * PAGE_BYTES) as u64,
+            (Kind::Reread(reread), None) => reread.bytes(),
+            // An answer to what was no question, or a question without one.
+            _ => return Err(Nonsense),
+        };
+        self.queue.count(Change { left: 1, body_bytes, ..Change::default() });
+        Ok(())
+    }
+
+    /// The destination says what of a batch of names it wants, and what it has later; it
+    /// has placed the rest.
+    fn answered(&self, query: Query, answer: Answer) -> Result<(), Nonsense> {
+        let Query { mut batch, ticket } = query;
+        let Answer { wanted, later, .. } = answer;
+        let placed = placed(batch.bodies().len(), answer)?;
+        let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
+        let fill_bytes = batch.guest_bytes() - body_bytes;
+        let reread = RereadPages::of(&batch, later);
+        batch.retain_bodies(|nth, _| is_set(wanted, nth));
+        // They are placed already.
+        batch.clear_fills();
+        // Its buffer goes back to the pool before any lock is taken.
+        let requested = Some(batch).filter(|batch| !batch.is_empty());
+        let requested = requested.map(|batch| Errand(Kind::Requested(batch)));
+        let found_bytes = u64::from(placed.count_ones()) * PAGE_BYTES as u64;
+        let change = Change { answered: 1, fill_bytes, found_bytes, ..Change::default() };
+        self.is_answered(change, requested, (ticket, reread, later))
+    }
+
+    /// The same of pages whose bodies are not kept.
+    fn answered_light(&self, query: LightQuery, answer: Answer) -> Result<(), Nonsense> {
+        let LightQuery { reread, ticket } = query;
+        let Answer { wanted, later, .. } = answer;
+        let placed = placed(reread.pages.len(), answer)?;
+        let found_bytes = reread.chosen(placed).bytes();
+        let requested = (wanted != 0).then(|| Errand(Kind::Reread(reread.chosen(wanted))));
+        let change = Change { found_bytes, ..Change::default() };
+        self.is_answered(change, requested, (ticket, reread.chosen(later), later))
+    }
+
+    /// What is requested goes at once; what comes later is awaited.
+    fn is_answered(
+        &self,
+        mut change: Change<Errand>,
+        requested: Option<Errand>,
+        (ticket, reread, later): (u32, RereadPages, u128),
+    ) -> Result<(), Nonsense> {
+        let mut open = self.open.lock();
+        let is_awaited = later != 0;
+        let resolved = if is_awaited { open.pending.wait(ticket, reread, later)? } else { None };
+        let resolved = open.resolve(resolved);
+        change.entered = usize::from(is_awaited);
+        change.left = 1 + resolved.left;
+        change.found_bytes += resolved.found_bytes;
+        change.awaited_bytes = resolved.awaited_bytes;
+        let [reread, _] = resolved.again;
+        change.again = [requested, reread];
+        self.queue.settle(change);
+        Ok(())
+    }
+
+    /// What has become of pages of a batch of names for which the destination waited:
+    /// these, by their places in it, are wanted, and all others placed, or are still
+    /// waited for if there are `more`.
+    pub fn late(&self, ticket: u32, wanted: Vec<u8>, more: bool) {
+        let mut open = self.open.lock();
+        let Ok(resolved) = open.pending.late(ticket, wanted, more) else {
+            drop(open);
+            return self.queue.fail(LanesError::Nonsense);
+        };
+        let change = open.resolve(resolved);
+        self.queue.settle(change);
+    }
+}
+
+/// Which of so many pages are placed, by an answer.
+fn placed(pages: usize, Answer { wanted, later, .. }: Answer) -> Result<u128, Nonsense> {
+    let all = bits_of(pages);
+    if (wanted | later) & !all != 0 || wanted & later != 0 {
+        return Err(Nonsense);
+    }
+    Ok(all & !(wanted | later))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use content::{Domain, Key};
+    use identity::Security;
+    use page::{Batch, Encoding, PageIndex, Pool};
+    use transport::{Lanes, LanesPlan};
+    use wire::Token;
+
+    use super::super::naming::Plan;
+    use super::*;
+
+    /// No lane carries anything.
+    pub(crate) fn lanes() -> Lanes<Errand> {
+        let plan = LanesPlan {
+            endpoints: Vec::new(),
+            peer: "b".to_owned(),
+            security: Security::Plaintext,
+            token: Token([0; 16]),
+            encoding: Encoding::Raw,
+            stale_filter: None,
+        };
+        Lanes::new(plan, None)
+    }
+
+    pub(crate) fn stage(lanes: &Lanes<Errand>) -> Stage {
+        let key = Key::new(b"test", &Domain::default());
+        let plan = Plan {
+            key,
+            shares: true,
+            cached: None,
+            ram: Arc::default(),
+            is_fixed: false,
+            held: true,
+        };
+        Stage::new(Arc::new(Naming::new(plan)), Arc::clone(lanes.queue()))
+    }
+
+    fn batch(pool: &Arc<Pool>) -> Batch {
+        let mut batch = pool.take().unwrap();
+        (0..3).for_each(|page| batch.push_body(PageIndex(page), 4096 * page as usize));
+        batch
+    }
+
+    #[test]
+    fn names_are_answered_and_nothing_else_is() {
+        let pool = Pool::new(8 << 20);
+        let query = || Errand(Kind::Query(Query { batch: batch(&pool), ticket: 1 }));
+        let answer = |wanted, later| Some(Answer { placed: 1, wanted, later });
+        let said = |errand, answer| {
+            let lanes = lanes();
+            let stage = stage(&lanes);
+            lanes.submit(batch(&pool)).unwrap();
+            stage.queue.asks();
+            let heard = stage.heard(errand, answer);
+            (heard, lanes, stage)
+        };
+        assert_eq!(said(query(), None).0, Err(Nonsense), "a question wants an answer");
+        let requested = || Errand(Kind::Requested(batch(&pool)));
+        assert_eq!(said(requested(), answer(0, 0)).0, Err(Nonsense), "nothing was asked");
+        for (wanted, later) in [(8, 0), (0, 8), (1 << 127, 0), (1, 1)] {
+            assert_eq!(said(query(), answer(wanted, later)).0, Err(Nonsense), "there are three");
+        }
+        let (heard, lanes, stage) = said(query(), answer(0b001, 0b100));
+        assert_eq!(heard, Ok(()));
+        let delivered = lanes.delivered();
+        assert_eq!((delivered.found_bytes, delivered.awaited_bytes), (4096, 4096));
+        // The batch that this test submitted waits as if it were another one.
+        let queued = || stage.queue.queued(Errand::queued_pages);
+        assert_eq!(queued(), Some(128 + 128));
+        stage.late(1, vec![2], false);
+        assert_eq!((queued(), lanes.delivered().awaited_bytes), (Some(128 + 128 + 1), 0));
+        let mut one = batch(&pool);
+        one.retain_bodies(|nth, _| nth == 0);
+        let reread = Errand(Kind::Reread(RereadPages::of(&one, 1)));
+        for delivered in [Errand(Kind::Requested(one)), reread] {
+            let before = lanes.delivered().body_bytes;
+            stage.heard(delivered, None).unwrap();
+            assert!(lanes.delivered().body_bytes > before);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_says_what_can_not_be_ends_the_lanes() {
+        let lanes = lanes();
+        let stage = stage(&lanes);
+        stage.late(1, vec![3], true);
+        assert!(lanes.failure().is_none(), "the answer may come yet");
+        stage.late(1, vec![0; 200], false);
+        assert!(matches!(lanes.failure(), Some(LanesError::Nonsense)));
+    }
+}

@@ -1,0 +1,46 @@
+//! What the lanes' threads do: they send batches as they come, or hand them to the
+//! stage that asks by name.
+
+use std::io;
+use std::sync::Arc;
+
+use dedup::source::{Errand, Stage};
+use transport::{Sender, Sent, Work, run_plain};
+use wire::ToDestination;
+
+use crate::link::Link;
+
+/// Lanes that a stage may have carry what only it knows.
+pub(super) type Lanes = transport::Lanes<Errand>;
+
+/// Starts the lanes' threads.
+pub(super) fn start(
+    lanes: &Lanes,
+    stage: Option<&Arc<Stage>>,
+    link: &Arc<Link<ToDestination>>,
+) -> io::Result<()> {
+    let Some(stage) = stage else { return lanes.start_with(run_plain) };
+    let (stage, link) = (Arc::clone(stage), Arc::clone(link));
+    lanes.start_with(move |lane| {
+        lane.run(|sender| send(&stage, sender, &link), |acks| stage.hear(acks));
+    })
+}
+
+fn send(
+    stage: &Stage,
+    sender: &mut Sender<'_, Errand>,
+    link: &Link<ToDestination>,
+) -> io::Result<Sent> {
+    let mut at_lane = stage.at_lane();
+    loop {
+        if let Some(pages) = stage.spare() {
+            // Who leads the migration sees by other ways that it is over.
+            let _ = link.say(&ToDestination::Spare { pages });
+        }
+        match sender.take() {
+            Work::Send(load) => at_lane.send(sender, load)?,
+            Work::Settled => {}
+            Work::Over(sent) => return Ok(sent),
+        }
+    }
+}

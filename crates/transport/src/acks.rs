@@ -1,0 +1,133 @@
+//! What the destination says on one lane, and what that releases.
+
+use std::io::{self, Read};
+use std::sync::atomic::Ordering::Relaxed;
+
+use identity::Reader;
+use wire::{Ack, Answer};
+
+use crate::error::LanesError;
+use crate::flight::Flight;
+use crate::lanes::Shared;
+use crate::load::Load;
+
+/// Batches of one connection that are dealt with: whoever of its two threads comes
+/// second, the one that wrote a batch or the one that heard of it, finds it here.
+#[derive(Debug)]
+pub struct Released<'c, X> {
+    shared: &'c Shared<X>,
+    number: usize,
+    flight: &'c Flight<X>,
+}
+
+// Whatever `X` is.
+impl<X> Clone for Released<'_, X> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<X> Copy for Released<'_, X> {}
+
+impl<'c, X> Released<'c, X> {
+    pub(crate) fn new(shared: &'c Shared<X>, number: usize, flight: &'c Flight<X>) -> Self {
+        Self { shared, number, flight }
+    }
+
+    /// The next one, and what the destination answered to it, if it did more than
+    /// acknowledge it.
+    #[must_use]
+    pub fn next(self) -> Option<(Load<X>, Option<Answer>)> {
+        let released = self.flight.release()?;
+        self.shared.meters[self.number].batches.fetch_add(1, Relaxed);
+        Some(released)
+    }
+
+    /// A batch of pages or blocks is placed.
+    ///
+    /// # Errors
+    /// If it was answered: it asked nothing.
+    pub fn placed(self, load: Load<X>, answer: Option<Answer>) -> io::Result<()> {
+        match answer {
+            None => self.shared.queue.placed(load),
+            Some(_) => return Err(self.nonsense()),
+        }
+        Ok(())
+    }
+
+    /// The destination said what can't be. Not a matter of this connection: the peer is
+    /// broken or hostile.
+    #[must_use]
+    pub fn nonsense(self) -> io::Error {
+        self.shared.queue.fail(LanesError::Nonsense);
+        io::Error::new(io::ErrorKind::InvalidData, LanesError::Nonsense)
+    }
+
+    /// All of them, where no stage has a part in it.
+    pub(crate) fn all_placed(self) -> io::Result<()> {
+        while let Some((load, answer)) = self.next() {
+            self.placed(load, answer)?;
+        }
+        Ok(())
+    }
+}
+
+/// Hears what the destination says on one connection.
+pub struct Acks<'c, X> {
+    reader: &'c mut Reader,
+    flight: &'c Flight<X>,
+    released: Released<'c, X>,
+    bytes: [u8; Answer::BYTES],
+}
+
+/// What the destination says on a lane.
+enum Said {
+    Ack(Ack),
+    Answer(Answer),
+}
+
+impl<'c, X> Acks<'c, X> {
+    pub(crate) fn new(
+        shared: &'c Shared<X>,
+        number: usize,
+        reader: &'c mut Reader,
+        flight: &'c Flight<X>,
+    ) -> Self {
+        let released = Released::new(shared, number, flight);
+        Self { reader, flight, released, bytes: [0; Answer::BYTES] }
+    }
+
+    /// Waits until it says something. Then there may be batches released.
+    ///
+    /// # Errors
+    /// If the connection ends, or it says what can't be.
+    pub fn wait(&mut self) -> io::Result<Released<'c, X>> {
+        let reply = self.read_reply()?;
+        data_threads::point();
+        let known = match reply {
+            Some(Said::Ack(ack)) => self.flight.acknowledged(ack.placed),
+            Some(Said::Answer(answer)) => self.flight.answered(answer),
+            None => None,
+        };
+        known.map(|()| self.released).ok_or_else(|| self.released.nonsense())
+    }
+
+    /// None if it is neither.
+    fn read_reply(&mut self) -> io::Result<Option<Said>> {
+        let (ack, rest) =
+            self.bytes.split_first_chunk_mut::<{ Ack::BYTES }>().expect("an answer is longer");
+        self.reader.read_exact(ack)?;
+        if !ack.first_chunk().is_some_and(Answer::begins) {
+            return Ok(Ack::parse(ack).ok().map(Said::Ack));
+        }
+        self.reader.read_exact(rest)?;
+        Ok(Answer::parse(&self.bytes).ok().map(Said::Answer))
+    }
+}
+
+/// Hears of pages and blocks until the connection ends.
+pub(crate) fn hear_all<X>(acks: &mut Acks<'_, X>) -> io::Result<()> {
+    loop {
+        acks.wait()?.all_placed()?;
+    }
+}

@@ -1,0 +1,152 @@
+//! One lane at the source: its connections, and the two threads that use them.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+
+use data_threads::DataThreads;
+use identity::Connection;
+use wire::{Kind, Reply};
+
+use crate::acks::{Acks, hear_all};
+use crate::connect::connect;
+use crate::error::{LaneError, LanesError};
+use crate::flight::Flight;
+use crate::lanes::{LanesPlan, Shared};
+use crate::meter::thread_cpu;
+use crate::outage::Outage;
+use crate::queue::Sent;
+use crate::sender::{Sender, send_all};
+
+/// A lane, for the thread that runs it.
+#[derive(Debug)]
+pub struct Lane<'s, X> {
+    pub(crate) shared: &'s Shared<X>,
+    pub(crate) number: usize,
+}
+
+impl<X: Send + 'static> Lane<'_, X> {
+    /// The life of a lane: connect, carry, and again, until all is delivered. Over each
+    /// connection this thread has `send` send, and another has `hear` hear what the
+    /// destination says to it.
+    pub fn run(
+        &self,
+        send: impl Fn(&mut Sender<'_, X>) -> std::io::Result<Sent>,
+        hear: impl Fn(&mut Acks<'_, X>) -> std::io::Result<()> + Sync,
+    ) {
+        let Self { shared, number } = *self;
+        let _fault = EndsOnFault(shared);
+        let _member = shared.threads.as_ref().map(DataThreads::join);
+        let endpoint = shared.plan.endpoints[number];
+        let token = shared.plan.token;
+        let kind = Kind::Lane { number: u16::try_from(number).unwrap_or(u16::MAX), token };
+        let meter = &shared.meters[number];
+        let mut outage = Outage::default();
+        loop {
+            let LanesPlan { peer, security, .. } = &shared.plan;
+            let error = match connect(endpoint, peer, security, kind) {
+                Ok(mut connection) => {
+                    if outage.ends() {
+                        tracing::info!(lane = number, %endpoint, "lane up again");
+                    }
+                    match self.carry(&mut connection, &send, &hear) {
+                        Ok(()) => break,
+                        Err(source) => LaneError::Broken { remote: endpoint.remote, source },
+                    }
+                }
+                Err(LaneError::Turned { reply: Reply::UnknownToken, .. }) => {
+                    // The destination has ended the migration; control says why.
+                    break;
+                }
+                Err(error) => error,
+            };
+            let (begins, pause) = outage.fails();
+            if begins {
+                tracing::warn!(lane = number, %endpoint, %error, "lane down; others carry its batches");
+                meter.deaths.fetch_add(1, Relaxed);
+            } else {
+                tracing::debug!(lane = number, %endpoint, %error, "lane still down");
+            }
+            if !shared.queue.could_not_connect(&error.to_string(), pause) {
+                break;
+            }
+        }
+        add_cpu(shared);
+    }
+
+    /// Carries batches over one connection, until the queue ends (`Ok`) or the
+    /// connection does (`Err`; what it had not delivered is handed back).
+    fn carry(
+        &self,
+        connection: &mut Connection,
+        send: impl Fn(&mut Sender<'_, X>) -> std::io::Result<Sent>,
+        hear: impl Fn(&mut Acks<'_, X>) -> std::io::Result<()> + Sync,
+    ) -> std::io::Result<()> {
+        let Self { shared, number } = *self;
+        shared.connected(number, connection.closer());
+        let (reader, writer) = connection.halves();
+        let flight = Flight::default();
+        shared.queue.lane_up();
+        let outcome = thread::scope(|scope| {
+            // Without it a fault here would wait for the other thread, which waits for
+            // the destination.
+            let _fault = EndsOnFault(shared);
+            let acks = thread::Builder::new().name(format!("lane-{number}-ack")).spawn_scoped(
+                scope,
+                || {
+                    let _fault = EndsOnFault(shared);
+                    let _member = shared.threads.as_ref().map(DataThreads::join);
+                    let outcome = hear(&mut Acks::new(shared, number, reader, &flight));
+                    flight.break_off();
+                    shared.queue.wake_lanes();
+                    add_cpu(shared);
+                    outcome
+                },
+            )?;
+            let mut sender = Sender::new(shared, number, writer, &flight);
+            let sent = send(&mut sender);
+            // Wakes the acknowledgement thread, whichever way sending ended.
+            sender.close();
+            let heard = acks.join();
+            let heard =
+                heard.unwrap_or_else(|_| Err(std::io::Error::other("a fault in the agent")));
+            match sent {
+                Ok(Sent::All) => Ok(()),
+                Ok(Sent::UntilBroken) => Err(heard.err().unwrap_or_else(|| {
+                    std::io::Error::new(
+                        std::io::ErrorKind::ConnectionReset,
+                        "closed by the destination",
+                    )
+                })),
+                Err(error) => Err(error),
+            }
+        });
+        shared.queue.hand_back(flight.hand_back());
+        shared.disconnected(number);
+        shared.queue.lane_down();
+        outcome
+    }
+}
+
+/// Runs a lane where no stage stands between the queue and the lanes.
+pub fn run_plain<X: Send + 'static>(lane: &Lane<'_, X>) {
+    lane.run(send_all, hear_all);
+}
+
+/// Ends all lanes if the thread that holds it panics: a lane that has lost one of
+/// its threads looks like one that is only slow.
+struct EndsOnFault<'s, X>(&'s Shared<X>);
+
+impl<X> Drop for EndsOnFault<'_, X> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let thread = thread::current().name().unwrap_or("of a lane").to_owned();
+            self.0.end(LanesError::Fault { thread });
+        }
+    }
+}
+
+/// Called by each thread of a lane as it ends.
+fn add_cpu<X>(shared: &Shared<X>) {
+    let used = u64::try_from(thread_cpu().as_nanos()).unwrap_or(u64::MAX);
+    shared.cpu_ns.fetch_add(used, Relaxed);
+}
