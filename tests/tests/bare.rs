@@ -1,10 +1,9 @@
-//! A guest without an operating system moves, and comes back, while it writes: whatever
-//! its machine, and with KVM where that runs it.
+//! A guest without an operating system moves, and comes back, while it writes, whatever
+//! its machine.
 
 use end_to_end::{MIB, Side, World, bare};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
-use lab::setup::{self, Accelerator};
 
 const RATE: u64 = 10_000_000;
 
@@ -56,19 +55,4 @@ fn a_page_that_is_wrong_is_found_at_the_other_host_too() {
     let checked = guest.check().unwrap();
     assert_eq!((checked.pages, checked.wrong), (32 * MIB / 4096, 1), "{checked:?}");
     assert!(checked.first_wrong.starts_with("ws-page-1000-"), "{checked:?}");
-}
-
-#[test]
-fn with_kvm() {
-    let world = World::new(Link::one(1000));
-    if !setup::kvm_runs_bare(&world.kit).unwrap() {
-        println!("note: KVM runs no guest here, so none was moved with it");
-        return;
-    }
-    let mut spec = bare("40M", 500_000);
-    spec.accelerator = Some(Accelerator::Kvm);
-    spec.orders.repeated = true;
-    (spec.orders.random_bytes, spec.orders.text_bytes) = (4 * MIB, 0);
-    (spec.orders.working_set_bytes, spec.orders.tick_ms) = (2 * MIB, 20);
-    there_and_back(&world, &spec);
 }

@@ -1,7 +1,7 @@
 //! QEMU's version is not the same on all hosts, and never for long.
 
 use api::{Examination, Report};
-use end_to_end::{Side, World, guest};
+use end_to_end::{Side, World, guest, note};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
@@ -79,7 +79,7 @@ fn past_those_between() {
 fn an_adopted_one_that_cannot_be_held() {
     let all = qemus();
     let Some(qemu) = all.iter().find(|qemu| release(qemu) >= HOLDS_BY_DEVICES) else {
-        println!("note: no QEMU 11.1 or newer is here, so none that can't be held was moved");
+        note("no QEMU 11.1 or newer is here: none that can't be held was moved");
         return;
     };
     let world = World::new(Link::one(1000));
@@ -126,7 +126,10 @@ fn a_machine_that_the_destination_does_not_know() {
     let all = qemus();
     let (oldest, newest) = (&all[0], &all[all.len() - 1]);
     if release(oldest) == release(newest) {
-        println!("note: only QEMU {} is here, so none was asked for another's", oldest.version);
+        note(&format!(
+            "only QEMU {} is here: none was asked for another's machine",
+            oldest.version
+        ));
         return;
     }
     let world = World::new(Link::one(1000));

@@ -1,5 +1,5 @@
 //! Pages of one word, by string instructions: one instruction for a page, where
-//! each of them may be emulated.
+//! each of them may be emulated. (Not for KVM's dirty ring: see `tests/tests/kvm.rs`.)
 #![expect(unsafe_code, reason = "string instructions")]
 
 use core::arch::asm;

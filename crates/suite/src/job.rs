@@ -22,12 +22,13 @@ const SEED: &str = "PROPTEST_RNG_SEED";
 /// What measures how long something takes, or how well VMs keep up with each other, or
 /// changes something of the whole machine, has it for itself: by the beginnings of
 /// their names.
-const ALONE: [&str; 9] = [
+const ALONE: [&str; 10] = [
     "end-to-end backings huge_pages",
     "end-to-end blackout ",
     "end-to-end bounds the_network",
     "end-to-end cache_storage is_read_once",
     "end-to-end chase ",
+    "end-to-end kvm throttled",
     "end-to-end memory huge_pages",
     "end-to-end throttle ",
     "lab burn",

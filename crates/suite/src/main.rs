@@ -11,6 +11,7 @@ mod run;
 mod times;
 mod verdict;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -101,11 +102,13 @@ fn perform(words: &[String]) -> Result<bool, SuiteError> {
     Ok(conclude(&done, begun))
 }
 
-/// What has failed is named once more in the end.
+/// What has failed is named once more in the end, and what tests have noted once.
 fn conclude(done: &[Done], begun: Instant) -> bool {
     let mut counts = Counts::default();
     done.iter().for_each(|one| counts.add(&one.verdict.counts));
     let wrong: Vec<&Done> = done.iter().filter(|one| one.verdict.wrong.is_some()).collect();
+    let notes: BTreeSet<&String> = done.iter().flat_map(|one| &one.verdict.notes).collect();
+    notes.iter().for_each(|note| println!("note: {note}"));
     wrong.iter().for_each(|one| println!("FAILED {}: {}", one.job.name(), one.job.again()));
     let word = if wrong.is_empty() { "ok" } else { "FAILED" };
     let Counts { passed, failed, ignored } = counts;

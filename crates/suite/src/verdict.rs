@@ -25,7 +25,13 @@ pub(crate) struct Verdict {
     pub(crate) counts: Counts,
     /// Why it counts as failed.
     pub(crate) wrong: Option<String>,
+    /// What its tests want to be known whatever came out, such as what they could not
+    /// try on this machine.
+    pub(crate) notes: Vec<String>,
 }
+
+/// What a line with a note begins with.
+const NOTE: &str = "suite note: ";
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +61,8 @@ impl Verdict {
         if wrong.is_some() {
             counts.failed = counts.failed.max(1);
         }
-        Self { counts, wrong }
+        let notes = said.lines().filter_map(|line| line.strip_prefix(NOTE));
+        Self { counts, wrong, notes: notes.map(str::to_owned).collect() }
     }
 }
 
@@ -85,6 +92,13 @@ mod tests {
         let bad = Verdict::of(End::Badly, BAD, None);
         assert_eq!(bad.counts, Counts { passed: 1, failed: 2, ignored: 0 });
         assert_eq!(bad.wrong.unwrap(), "2 failed");
+    }
+
+    #[test]
+    fn notes_are_heard_whatever_came_out() {
+        let said = "running 1 test\ntest a ... \nsuite note: no KVM\nnote: run with\nok\n";
+        assert_eq!(Verdict::of(End::Badly, said, Some(1)).notes, ["no KVM"]);
+        assert!(Verdict::of(End::Well, GOOD, None).notes.is_empty());
     }
 
     #[test]

@@ -36,6 +36,9 @@ pub struct GuestSpec {
     pub system: System,
     /// What runs its instructions, if not what runs those of Linux.
     pub accelerator: Option<Accelerator>,
+    /// How many entries the ring of each vCPU has by which KVM tells of dirty pages, if
+    /// it is to tell so and not by a log.
+    pub dirty_ring: Option<u32>,
     /// Its machine type.
     pub machine: String,
     /// How many virtual CPUs it has.
@@ -61,6 +64,7 @@ impl GuestSpec {
             memory: memory.to_owned(),
             system: System::Linux,
             accelerator: None,
+            dirty_ring: None,
             machine: "q35".to_owned(),
             vcpus: 1,
             orders,
@@ -87,7 +91,9 @@ impl GuestSpec {
             "-name",
             &format!("{},debug-threads=on", self.name),
             "-machine",
-            &format!("{},accel={accelerator}", self.machine),
+            &self.machine,
+            "-accel",
+            &self.accel(accelerator),
             "-cpu",
             self.cpu(accelerator),
             "-m",
@@ -116,6 +122,11 @@ impl GuestSpec {
         }
         argv.extend(self.extra.iter().cloned());
         argv
+    }
+
+    fn accel(&self, accelerator: Accelerator) -> String {
+        let ring = self.dirty_ring.map(|entries| format!(",dirty-ring-size={entries}"));
+        format!("{accelerator}{}", ring.unwrap_or_default())
     }
 
     fn cpu(&self, accelerator: Accelerator) -> &'static str {
@@ -208,11 +219,11 @@ mod tests {
         let argv = spec.argv(&kit(), Path::new("/qemu"));
         assert_eq!(after(&argv, "-kernel"), Some("/bare"));
         assert_eq!(after(&argv, "-initrd"), None);
-        assert_eq!(after(&argv, "-machine"), Some("q35,accel=tcg"));
+        assert_eq!(["-machine", "-accel"].map(|it| after(&argv, it)), [Some("q35"), Some("tcg")]);
         assert!(after(&argv, "-append").unwrap().starts_with("lab.seed=0 "));
-        spec.accelerator = Some(Accelerator::Kvm);
+        (spec.accelerator, spec.dirty_ring) = (Some(Accelerator::Kvm), Some(4096));
         let argv = spec.argv(&kit(), Path::new("/qemu"));
-        assert_eq!(after(&argv, "-machine"), Some("q35,accel=kvm"));
+        assert_eq!(after(&argv, "-accel"), Some("kvm,dirty-ring-size=4096"));
         assert_eq!(after(&argv, "-cpu"), Some(BARE_CPU));
     }
 }
