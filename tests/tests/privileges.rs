@@ -157,7 +157,8 @@ fn a_command_line_does_not_choose_its_user() {
     prey.assert_theirs("runas", 2);
 }
 
-/// The second time it is asked what it can do, to say better what is wrong.
+/// It is asked what it can do before, to tell it how to wait for its switchover, and
+/// once more behind it, to say better what is wrong.
 #[test]
 fn a_program_that_ends_is_asked_as_that_user() {
     let prey = Prey::new();
@@ -185,12 +186,12 @@ fn a_program_that_ends_is_asked_as_that_user() {
     prey.assert_untouched();
     let why = refused(&inside("listed/qemu-ends"), "/");
     assert!(!why.is_empty());
-    prey.assert_theirs("qemu-ends", 2);
+    prey.assert_theirs("qemu-ends", 3);
     // The operator's slip: others could put another program there.
     fs::set_permissions(prey.place(LISTED), Permissions::from_mode(0o777)).unwrap();
     let why = refused(&inside("listed/qemu-ends"), "/");
     assert!(why.contains("others than root can write to"), "{why}");
-    prey.assert_theirs("qemu-ends", 2);
+    prey.assert_theirs("qemu-ends", 3);
 }
 
 #[test]

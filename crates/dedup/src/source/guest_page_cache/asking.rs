@@ -12,6 +12,7 @@ use qemu::guest_disks::{self, GuestDisk};
 use qemu::guest_memory::GuestMemory;
 use qemu::guest_port::{self, Patience};
 use qemu::machine::Machine;
+use qemu::qmp::RunState;
 use qemu::ram_blocks::RamBlocks;
 
 use super::GuestPageCache;
@@ -53,7 +54,9 @@ impl Asking {
             let (cached, stream) = (Arc::clone(&cached), Arc::clone(&stream));
             move || {
                 let asking = Ask { machine: &machine, disks: &disks, blocks, budget, percent };
-                if let Err(why) = asking.ask(room, &stream, &cached, &notes) {
+                if let Err(why) = asking.ask(room, &stream, &cached, &notes)
+                    && is_here(&machine)
+                {
                     notes.note(cached.without_the_rest(&why));
                 }
                 cached.knows_all();
@@ -75,6 +78,12 @@ impl Drop for Asking {
             let _ = thread.join();
         }
     }
+}
+
+/// Whether the VM has not gone. One that has takes its helper with it, which may not
+/// have been through: nothing went wrong.
+fn is_here(machine: &Machine) -> bool {
+    machine.qmp.run_state().is_ok_and(|state| state != RunState::PostMigrate)
 }
 
 /// What is asked, and of whom.
