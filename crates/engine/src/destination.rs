@@ -1,14 +1,13 @@
 //! The destination's side: takes connections from other agents, and sorts them
 //! into arrivals and their lanes.
 
-mod arrival;
 mod by_name;
 mod connections;
 mod disks;
-mod effects;
 mod lanes;
 mod nic_use;
 mod orders;
+mod phases;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -192,7 +191,7 @@ fn serve_one(
                 return Ok(());
             }
             connection.write_all(&Reply::Welcome.to_bytes())?;
-            arrival::run(shared, connection, number, place)?;
+            phases::run(shared, connection, number, place)?;
         }
         Kind::Lane { token, number } => {
             let known = shared.arrivals.lock().get(&token).cloned();

@@ -5,29 +5,15 @@
 //! gone. Whose the VM is decides `switchover::source` alone, which keeps a
 //! journal; its hands are in `hands`.
 
-mod audit;
 mod blackout;
 mod by_name;
 mod collector;
-mod commit;
-mod disk_room;
-mod disk_tap;
+mod control;
 mod disks;
-mod effects;
-mod flushes;
 mod from_disks;
 mod lanes;
-mod limit;
-mod listening;
-mod pacing;
-mod passes;
-mod sampler;
+mod phases;
 mod saying;
-mod settle;
-mod start;
-mod stream_state;
-mod throttle;
-mod undo;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +33,6 @@ use wire::{ToDestination, ToSource};
 use switchover::source::{Driver, Event as Step, Outcome as Fate};
 use switchover::{Doubt, Envelope, MigrationId};
 
-use self::audit::Comparison;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::link::{Heard, Link};
@@ -56,16 +41,17 @@ use crate::resources::Pools;
 use crate::waits::Pulse;
 use crate::watch::Watch;
 use blackout::Blackout;
-use disk_room::DiskRoom;
+use control::pacing::Pacing;
+use control::sampler::Sampler;
+use control::stream_state::StreamState;
+use control::throttle::OurStops;
+pub(crate) use control::throttle::settings as throttle_settings;
+use disks::room::DiskRoom;
 use disks::{Chosen, Disks};
 use from_disks::FromDisks;
 use lanes::Lanes;
-use pacing::Pacing;
-use sampler::Sampler;
+use phases::audit::{self, Comparison};
 use saying::Saying;
-use stream_state::StreamState;
-use throttle::OurStops;
-pub(crate) use throttle::settings as throttle_settings;
 
 /// How often a migration that waits looks whether anything moves.
 const LOOK: Duration = Duration::from_secs(1);
@@ -130,7 +116,7 @@ pub(crate) enum Notice {
 }
 
 /// What the leading thread waits for.
-enum Happening {
+pub(crate) enum Happening {
     Qemu(Event),
     Peer(ToSource),
     /// Of the switchover.

@@ -9,7 +9,7 @@ use ram::Numbered;
 use wire::SharingOrder;
 
 use super::Source;
-use super::start::local;
+use super::phases::stream::local;
 use crate::error::MigrationError;
 
 impl Source<'_> {

@@ -15,9 +15,9 @@ use tap::{Head, Output, Stopped};
 use wire::{Announced, ToDestination};
 
 use super::Notice;
+use super::control::stream_state::StreamState;
+use super::control::throttle::OurStops;
 use super::lanes::Lanes;
-use super::stream_state::StreamState;
-use super::throttle::OurStops;
 use crate::link::Link;
 
 pub(super) struct Collector {

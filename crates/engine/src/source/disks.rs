@@ -1,6 +1,11 @@
 //! Disks that move with their VM: QEMU mirrors them into our disk tap, lanes
 //! carry the blocks, the destination writes them into its own QEMU's images.
 
+mod flushes;
+pub(crate) mod room;
+mod settle;
+mod tap;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
@@ -20,10 +25,10 @@ use qemu::mirror::{Late, Mirrors, Target};
 use qemu::rendezvous::Rendezvous;
 use qemu::shape::Shape;
 
+use self::flushes::Flushes;
+use self::settle::Settle;
+use self::tap::DiskTap;
 use super::Notice;
-use super::disk_tap::DiskTap;
-use super::flushes::Flushes;
-use super::settle::Settle;
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 
@@ -121,7 +126,7 @@ impl Disks {
             chosen.disks.iter().map(|disk| Export { name: disk.name.clone(), bytes: disk.bytes });
         let served = exports.zip(sources.iter().cloned()).collect();
         let tap = DiskTap::start(listener, socket, served, around.notices.clone(), around.threads);
-        let tap = tap.map_err(|error| super::start::local("starting a thread", error))?;
+        let tap = tap.map_err(|error| super::phases::stream::local("starting a thread", error))?;
         let targets: Vec<Target> = chosen
             .disks
             .iter()
@@ -141,7 +146,7 @@ impl Disks {
         });
         let reports = Arc::new(Mutex::new(reports.collect()));
         let (settle, settling) = Settle::start(sources.clone())
-            .map_err(|error| super::start::local("starting a thread", error))?;
+            .map_err(|error| super::phases::stream::local("starting a thread", error))?;
         let watcher = Watcher {
             mirrors: Arc::clone(&mirrors),
             reports: Arc::clone(&reports),
@@ -153,7 +158,8 @@ impl Disks {
             told: false,
         };
         let watching = Watching::start(watcher);
-        let watching = watching.map_err(|error| super::start::local("starting a thread", error))?;
+        let watching =
+            watching.map_err(|error| super::phases::stream::local("starting a thread", error))?;
         let settling = Some(settling);
         Ok(Self {
             reports,
@@ -191,7 +197,8 @@ impl Disks {
             let _ = notices.send(Notice::Disks(outcome.map_err(|error| error.to_string())));
         };
         let thread = thread::Builder::new().name("disk-drain".to_owned()).spawn(drain);
-        self.draining = Some(thread.map_err(|e| super::start::local("starting a thread", e))?);
+        self.draining =
+            Some(thread.map_err(|e| super::phases::stream::local("starting a thread", e))?);
         Ok(())
     }
 

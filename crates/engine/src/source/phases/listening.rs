@@ -7,10 +7,10 @@ use crossbeam_channel::select;
 use switchover::{Envelope, Reason};
 use wire::{Late, ToDestination, ToSource};
 
-use super::pacing::{Pacing, pace_bounds};
-use super::{Happening, LOOK, Notice, Source, sched_params};
 use crate::error::MigrationError;
 use crate::link::Heard;
+use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::{Happening, LOOK, Notice, Source, sched_params};
 use crate::waits::Pulse;
 
 /// A QEMU that is not finishing answers in a millisecond or two.
@@ -19,14 +19,14 @@ const STATUS_MAX: Duration = Duration::from_millis(200);
 impl Source<'_> {
     /// Whether a stop is its owner's. QEMU's own, to finish, shows as
     /// `finish-migrate`, or QEMU is too busy finishing to answer.
-    pub(super) fn owner_paused(&self) -> bool {
+    pub(crate) fn owner_paused(&self) -> bool {
         let status =
             self.vm.machine.qmp.execute_within("query-status", serde_json::json!({}), STATUS_MAX);
         status.is_ok_and(|status| status["status"] == "paused")
     }
 
     /// Whether anything of the VM still arrives.
-    pub(super) fn check_progress(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
+    pub(crate) fn check_progress(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
         let Some(stream) = &self.stream else { return Ok(()) };
         let come = stream.lanes.delivered();
         let memory = come.body_bytes + come.found_bytes + come.fill_bytes + come.dropped_bytes;
@@ -41,7 +41,7 @@ impl Source<'_> {
 
     /// The next thing that matters; what ends any phase is an error here, and so
     /// is a wait that was too long.
-    pub(super) fn next(&mut self, until: Instant) -> Result<Happening, MigrationError> {
+    pub(crate) fn next(&mut self, until: Instant) -> Result<Happening, MigrationError> {
         match self.next_or_late(Some(until))? {
             Happening::Late => Err(MigrationError::PeerLost {
                 host: self.peer.name.clone(),
@@ -51,7 +51,7 @@ impl Source<'_> {
         }
     }
 
-    pub(super) fn next_or_late(
+    pub(crate) fn next_or_late(
         &mut self,
         until: Option<Instant>,
     ) -> Result<Happening, MigrationError> {
@@ -137,12 +137,12 @@ impl Source<'_> {
         }
     }
 
-    pub(super) fn pacing(&self) -> Option<&Pacing> {
+    pub(crate) fn pacing(&self) -> Option<&Pacing> {
         self.stream.as_ref().and_then(|stream| stream.pacing.as_ref())
     }
 
     /// The operator has changed what it may use: that holds at both ends.
-    pub(super) fn rebind(&self) -> Result<(), MigrationError> {
+    pub(crate) fn rebind(&self) -> Result<(), MigrationError> {
         let bounds = self.report_builder.watch().bounds();
         tracing::info!(vm = self.vm.name, ?bounds, "other bounds");
         self.report_builder.rebound(&bounds);
@@ -156,7 +156,7 @@ impl Source<'_> {
     }
 
     /// Does not wait for the destination, which may read slowly.
-    pub(super) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
+    pub(crate) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
         let control = self.control.as_ref().expect("connected");
         control.saying.say(message).map_err(|error| MigrationError::PeerLost {
             host: self.peer.name.clone(),
@@ -165,7 +165,7 @@ impl Source<'_> {
     }
 
     /// What the destination said of the switchover before it was to.
-    pub(super) fn said_early(&self, said: &Envelope<switchover::ToSource>) -> MigrationError {
+    pub(crate) fn said_early(&self, said: &Envelope<switchover::ToSource>) -> MigrationError {
         use switchover::ToSource::{Loaded, Lost, Refused, Running, Unknown};
         let reason = match &said.message {
             Refused { reason } | Lost { reason } => reason.to_string(),
@@ -175,7 +175,7 @@ impl Source<'_> {
         MigrationError::DestinationFailed { host: self.peer.name.clone(), reason }
     }
 
-    pub(super) fn unexpected(&self, message: &ToSource) -> MigrationError {
+    pub(crate) fn unexpected(&self, message: &ToSource) -> MigrationError {
         MigrationError::PeerLost {
             host: self.peer.name.clone(),
             why: Reason::new(format!("it sent a message out of turn: {message:?}")).into(),

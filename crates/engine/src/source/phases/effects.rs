@@ -10,13 +10,13 @@ use switchover::source::{Driver, Effects, Event as Step, Outcome as Fate};
 use switchover::{Doubt, Envelope, MigrationId};
 use wire::ToDestination;
 
-use super::Source;
-use super::start::local;
+use super::stream::local;
 use crate::error::MigrationError;
+use crate::source::Source;
 
 impl Source<'_> {
     /// From here on a restart of the agent knows of the migration.
-    pub(super) fn open_journal(&mut self) -> Result<(), MigrationError> {
+    pub(crate) fn open_journal(&mut self) -> Result<(), MigrationError> {
         let qemu = serde_json::to_value(self.vm.machine.record())
             .map_err(|error| local("describing the VM's QEMU", error.into()))?;
         let opened = Opened {
@@ -34,7 +34,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    pub(super) fn switchover_id(&mut self) -> Result<MigrationId, MigrationError> {
+    pub(crate) fn switchover_id(&mut self) -> Result<MigrationId, MigrationError> {
         if let Some(id) = &self.switchover {
             return Ok(id.clone());
         }
@@ -43,7 +43,7 @@ impl Source<'_> {
     }
 
     /// Tells the switchover, if it has begun, and does what follows.
-    pub(super) fn step(&mut self, event: Step) {
+    pub(crate) fn step(&mut self, event: Step) {
         let Some(mut driver) = self.driver.take() else { return };
         driver.step(event, self);
         if driver.machine().doubt().is_none() {

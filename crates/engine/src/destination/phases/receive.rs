@@ -11,12 +11,12 @@ use qemu::ram_blocks::{RamBlocks, Reached};
 use ram::Mapping;
 use wire::{Announced, AuditOrder, Prepared, ToDestination, ToSource};
 
+use super::effects::Keeper;
 use super::load::Loading;
 use super::sharing::{Found, Told, Wanted};
 use super::{Arrival, End, SAID_MAX, ended, hex};
 use crate::destination::by_name::ByName;
 use crate::destination::disks::ArrivingDisks;
-use crate::destination::effects::Keeper;
 use crate::destination::nic_use::Telling;
 use crate::link::Heard;
 use crate::resources::Pools;

@@ -12,8 +12,8 @@ use audit::{HandedOver, Ledger, NotKept};
 use page::BlockId;
 use wire::{ToDestination, ToSource};
 
-use super::Source;
 use crate::error::MigrationError;
+use crate::source::Source;
 
 /// Ranges whose entries are asked for at a time: 32 KiB each.
 const RANGES_AT_ONCE: usize = 16;
@@ -24,7 +24,7 @@ const EXAMPLES_MAX: usize = 8;
 
 /// A comparison with a destination that has something else.
 #[derive(Debug, Default)]
-pub(super) struct Comparison {
+pub(crate) struct Comparison {
     /// Ranges that differ and were not looked at yet, by block.
     differing: Vec<(u16, u32)>,
     /// Those that the destination was asked for.
@@ -38,7 +38,7 @@ pub(super) struct Comparison {
 impl Source<'_> {
     /// What to compare the destination's with: a number for each RAM block, none if
     /// nothing is audited.
-    pub(super) fn audit_totals(&self) -> Vec<u64> {
+    pub(crate) fn audit_totals(&self) -> Vec<u64> {
         let why = match self.handed_over.ledger() {
             Ok(ledger) => return ledger.totals(),
             Err(NotKept::NotWanted) => "it was turned off (--audit off)",
@@ -50,12 +50,12 @@ impl Source<'_> {
     }
 
     /// Whether the destination may say that it has loaded the VM.
-    pub(super) fn is_audited(&self, totals: &[u64]) -> bool {
+    pub(crate) fn is_audited(&self, totals: &[u64]) -> bool {
         totals.is_empty() || self.comparison.is_over
     }
 
     /// What the destination says in an audit. None if it is something else.
-    pub(super) fn audit(&mut self, heard: &ToSource) -> Option<Result<(), MigrationError>> {
+    pub(crate) fn audit(&mut self, heard: &ToSource) -> Option<Result<(), MigrationError>> {
         Some(match heard {
             ToSource::Audited { reread_pages } => {
                 self.comparison.is_over = true;
@@ -146,7 +146,7 @@ impl Source<'_> {
 }
 
 /// What the destination is told of the audit in its order.
-pub(super) fn ordered(audit: Audit) -> wire::AuditOrder {
+pub(crate) fn ordered(audit: Audit) -> wire::AuditOrder {
     match audit {
         Audit::Off => wire::AuditOrder::Off,
         Audit::On => wire::AuditOrder::On,
@@ -155,6 +155,6 @@ pub(super) fn ordered(audit: Audit) -> wire::AuditOrder {
 }
 
 /// Where the data path's threads note what QEMU hands over.
-pub(super) fn handed_over(audit: Audit) -> Arc<HandedOver> {
+pub(crate) fn handed_over(audit: Audit) -> Arc<HandedOver> {
     Arc::new(HandedOver::new(audit != Audit::Off))
 }

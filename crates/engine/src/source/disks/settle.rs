@@ -18,10 +18,10 @@ use policy::mirror::Behind;
 const EVERY: Duration = Duration::from_secs(2);
 
 /// What the thread that watches the mirrors knows of it.
-pub(super) struct Settle {
+pub(crate) struct Settle {
     ask: Sender<()>,
     /// How long a flush of all disks took.
-    pub(super) done: Receiver<Duration>,
+    pub(crate) done: Receiver<Duration>,
     behind: Behind,
     under_way: bool,
     ended: Option<Instant>,
@@ -31,7 +31,7 @@ pub(super) struct Settle {
 impl Settle {
     /// And the thread that flushes. It ends after this has gone and the sources
     /// were ended.
-    pub(super) fn start(sources: Vec<Arc<DiskSource>>) -> std::io::Result<(Self, JoinHandle<()>)> {
+    pub(crate) fn start(sources: Vec<Arc<DiskSource>>) -> std::io::Result<(Self, JoinHandle<()>)> {
         let (ask, asked) = bounded::<()>(1);
         let (tell, done) = bounded(1);
         let flush = move || {
@@ -51,7 +51,7 @@ impl Settle {
     }
 
     /// A flush is over.
-    pub(super) fn hear(&mut self, took: Duration) {
+    pub(crate) fn hear(&mut self, took: Duration) {
         tracing::debug!(?took, "disks flushed at the destination");
         (self.behind, self.may_stop) = self.behind.next(took);
         self.under_way = false;
@@ -60,7 +60,7 @@ impl Settle {
 
     /// Whether the VM may stop as far as its disks go, whose mirrors have caught
     /// up or not.
-    pub(super) fn may_stop(&mut self, caught_up: bool) -> bool {
+    pub(crate) fn may_stop(&mut self, caught_up: bool) -> bool {
         if !caught_up {
             return false;
         }

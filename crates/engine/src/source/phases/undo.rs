@@ -9,8 +9,8 @@ use qemu::qmp::QmpError;
 use switchover::source::{Event as Step, Outcome as Fate};
 use wire::ToDestination;
 
-use super::Source;
 use crate::error::MigrationError;
+use crate::source::Source;
 
 /// What QEMU says last comes by another socket than its stream, a moment later on
 /// a busy host.
@@ -20,7 +20,7 @@ const SAID_MAX: Duration = Duration::from_millis(20);
 
 impl Source<'_> {
     /// Why the stream can't be read: if its QEMU ends, that is the reason.
-    pub(super) fn behind(&mut self, error: MigrationError) -> MigrationError {
+    pub(crate) fn behind(&mut self, error: MigrationError) -> MigrationError {
         if !matches!(error, MigrationError::Tap(_)) {
             return error;
         }
@@ -43,7 +43,7 @@ impl Source<'_> {
 
     /// Ends the migration and has the VM go on here, unless it was given up.
     /// Says how it came out.
-    pub(super) fn undo(&mut self, error: &MigrationError) -> Outcome {
+    pub(crate) fn undo(&mut self, error: &MigrationError) -> Outcome {
         let mut reason = error.to_string();
         self.let_go();
         if matches!(error, MigrationError::InDoubt(_)) {
@@ -89,7 +89,7 @@ impl Source<'_> {
     /// Nothing here waits for the destination any more, nor QEMU for us: what is
     /// written to it is closed, and what QEMU still says goes nowhere. Whatever slows
     /// the VM goes.
-    pub(super) fn let_go(&mut self) {
+    pub(crate) fn let_go(&mut self) {
         if let Some(stream) = &self.stream {
             stream.state.end_chase();
             stream.tap.stop();
@@ -113,7 +113,7 @@ impl Source<'_> {
     }
 
     /// The VM runs again if it ran before, and QEMU is as it was.
-    pub(super) fn back_out(&self, run: bool) -> Result<(), QmpError> {
+    pub(crate) fn back_out(&self, run: bool) -> Result<(), QmpError> {
         let Some(stream) = &self.stream else { return Ok(()) };
         // The tap reads on until QEMU has ended its migration in order, and waits for
         // nothing any more.
@@ -135,7 +135,7 @@ impl Source<'_> {
 
     /// Ends everything that lives while QEMU streams. With `in_order` all was
     /// delivered; else what QEMU still writes goes nowhere.
-    pub(super) fn stop_stream(&mut self, in_order: bool) {
+    pub(crate) fn stop_stream(&mut self, in_order: bool) {
         if !in_order {
             self.cut_control_if_stuck();
         }
@@ -152,7 +152,7 @@ impl Source<'_> {
     }
 
     /// What became of the disks, for the report.
-    pub(super) fn account_disks(&self) {
+    pub(crate) fn account_disks(&self) {
         if let Some(disks) = &self.disks {
             let disks = disks.reports();
             self.report_builder.tell(|report| report.disks = disks);
@@ -160,7 +160,7 @@ impl Source<'_> {
     }
 
     /// What it cost, for the report.
-    pub(super) fn account(&mut self) {
+    pub(crate) fn account(&mut self) {
         let control_bytes = self.control.as_ref().map_or(0, |control| control.link.wire_bytes());
         let cpu = self.cpu + self.stream.as_ref().map_or_else(Default::default, |s| s.tap.cpu());
         let (Some(stream), Some(pools)) = (&self.stream, &self.pools) else { return };

@@ -12,7 +12,7 @@ use data_threads::DataThreads;
 use policy::pace::{DestinationUse, LaneUse, Pace, PaceBounds, PaceSample};
 use transport::{LaneMeter, LaneTimes};
 
-use super::lanes::Lanes;
+use crate::source::lanes::Lanes;
 
 use crate::network::{Flow, Network, Way, leaves_from};
 use crate::report_builder::ReportBuilder;
@@ -20,7 +20,7 @@ use crate::report_builder::ReportBuilder;
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The thread that paces the lanes.
-pub(super) struct Pacing {
+pub(crate) struct Pacing {
     tell: Option<Sender<News>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -31,7 +31,7 @@ enum News {
 }
 
 /// What the operator set, in bytes.
-pub(super) fn pace_bounds(bounds: &Bounds) -> PaceBounds {
+pub(crate) fn pace_bounds(bounds: &Bounds) -> PaceBounds {
     PaceBounds {
         reserve_bytes_per_s: bounds.reserve_bits_per_s.map_or(0, api::BitRate::bytes_per_s),
         cap_bytes_per_s: bounds.limit_bits_per_s.map(api::BitRate::bytes_per_s),
@@ -40,7 +40,7 @@ pub(super) fn pace_bounds(bounds: &Bounds) -> PaceBounds {
 
 impl Pacing {
     /// Paces `lanes` from now on.
-    pub(super) fn start(
+    pub(crate) fn start(
         lanes: Arc<Lanes>,
         network: &Arc<Network>,
         bounds: PaceBounds,
@@ -70,12 +70,12 @@ impl Pacing {
     }
 
     /// The destination's word.
-    pub(super) fn hear(&self, used: DestinationUse) {
+    pub(crate) fn hear(&self, used: DestinationUse) {
         self.news(News::Destination(used));
     }
 
     /// The operator's.
-    pub(super) fn set(&self, bounds: PaceBounds) {
+    pub(crate) fn set(&self, bounds: PaceBounds) {
         self.news(News::Bounds(bounds));
     }
 

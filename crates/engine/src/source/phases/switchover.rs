@@ -9,16 +9,16 @@ use switchover::source::{Event as Step, Outcome as Fate};
 use transport::Delivered;
 use wire::{ToDestination, ToSource};
 
-use super::{Happening, Source};
 use crate::error::MigrationError;
 use crate::link::Heard;
+use crate::source::{Happening, Source};
 
 /// A note on disk there, and what it has cost, after that.
 const NOTED_MAX: Duration = Duration::from_secs(5);
 
 impl Source<'_> {
     /// Lets the destination load, and waits until it has.
-    pub(super) fn complete(&mut self) -> Result<Envelope<switchover::ToSource>, MigrationError> {
+    pub(crate) fn complete(&mut self) -> Result<Envelope<switchover::ToSource>, MigrationError> {
         let stream = self.stream.as_ref().expect("a stream was delivered");
         let residue_bytes = stream.state.residue_bytes.load(Relaxed);
         self.blackout.loads();
@@ -49,7 +49,7 @@ impl Source<'_> {
     }
 
     /// Whether all went well with the lanes, whatever came of it.
-    pub(super) fn check_lanes(&self) -> Result<(), MigrationError> {
+    pub(crate) fn check_lanes(&self) -> Result<(), MigrationError> {
         match self.stream.as_ref().and_then(|stream| stream.lanes.failure()) {
             Some(source) => Err(MigrationError::Lanes { host: self.peer.name.clone(), source }),
             None => Ok(()),
@@ -57,7 +57,7 @@ impl Source<'_> {
     }
 
     /// Gives the VM up, and waits until it runs there.
-    pub(super) fn commit(
+    pub(crate) fn commit(
         &mut self,
         loaded: Envelope<switchover::ToSource>,
     ) -> Result<(), MigrationError> {
@@ -129,7 +129,7 @@ impl Source<'_> {
         self.report_builder.tell(|report| report.downtime_ms = Some(gone.as_secs_f64() * 1e3));
     }
 
-    pub(super) fn delivered(&self) -> Delivered {
+    pub(crate) fn delivered(&self) -> Delivered {
         self.stream.as_ref().map(|stream| stream.lanes.delivered()).unwrap_or_default()
     }
 

@@ -19,7 +19,7 @@ const EPOCH_LONG: Duration = Duration::from_millis(40);
 const SECTION_PAGES: u64 = 64;
 
 /// The epochs that the tap's threads see.
-pub(super) struct Passes {
+pub(crate) struct Passes {
     /// Epochs are RAM sections.
     sectioned: bool,
     epoch: AtomicU32,
@@ -47,7 +47,7 @@ impl Began {
 }
 
 impl Passes {
-    pub(super) fn new(sectioned: bool) -> Self {
+    pub(crate) fn new(sectioned: bool) -> Self {
         Self {
             sectioned,
             epoch: AtomicU32::new(0),
@@ -58,14 +58,14 @@ impl Passes {
     }
 
     /// Whether passes are paced has changed.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         let _began = self.began.lock();
         self.wake.notify_all();
     }
 
     /// For so long no epoch begins from now on, if passes are paced: a pass now would
     /// bring what has to be sent once more. None lets them go on.
-    pub(super) fn hold(&self, time: Option<Duration>) {
+    pub(crate) fn hold(&self, time: Option<Duration>) {
         let mut began = self.began.lock();
         began.held_until = time.map(|time| Instant::now() + time);
         if time.is_none() {
@@ -74,13 +74,13 @@ impl Passes {
     }
 
     /// How long ago the last epoch began.
-    pub(super) fn age(&self) -> Duration {
+    pub(crate) fn age(&self) -> Duration {
         self.began.lock().at.elapsed()
     }
 
     /// Holds the first batches of an epoch while the last one is too young, or the
     /// next is held, if passes are `paced`.
-    pub(super) fn took(&self, batch: &Batch, paced: impl Fn() -> bool) {
+    pub(crate) fn took(&self, batch: &Batch, paced: impl Fn() -> bool) {
         let epoch = batch.epoch.0;
         let pages = batch.guest_bytes() / PAGE_BYTES as u64;
         let is_new = || epoch > self.epoch.load(Relaxed);

@@ -20,13 +20,13 @@ use qemu::outgoing::Outgoing;
 
 use window::{Counts, Window};
 
-use super::Notice;
-use super::lanes::Lanes;
 use super::limit::Seen;
 use super::pacing::pace_bounds;
 use super::stream_state::StreamState;
 use super::throttle::Throttling;
 use crate::report_builder::ReportBuilder;
+use crate::source::Notice;
+use crate::source::lanes::Lanes;
 
 const EVERY: Duration = Duration::from_millis(50);
 /// The delivered rate is the mean over this much busy time.
@@ -58,9 +58,9 @@ pub(crate) struct Watched {
     pub(crate) fixed: Duration,
     /// What the operator allows for it at most.
     pub(crate) blackout_max: Option<Duration>,
-    pub(super) throttling: Throttling,
+    pub(crate) throttling: Throttling,
     /// Where a VM that can't be followed is told of.
-    pub(super) notices: Sender<Notice>,
+    pub(crate) notices: Sender<Notice>,
 }
 
 impl Sampler {

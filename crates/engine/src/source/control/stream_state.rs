@@ -8,7 +8,7 @@ use page::{Batch, PAGE_BYTES, Pool, SLOT_BYTES};
 use policy::chase;
 use policy::switchover::{BacklogInput, backlog_limit_bytes};
 
-use super::passes::Passes;
+use super::hold::Passes;
 use crate::resources::Pools;
 
 /// Guest bytes that QEMU can be ahead of the tap, in socket buffers full of

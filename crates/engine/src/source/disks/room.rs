@@ -8,12 +8,12 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::lanes::Lanes;
+use crate::source::lanes::Lanes;
 use wire::ToSource;
 
 /// What was heard, for lanes that may not be there yet.
 #[derive(Debug, Default)]
-pub(super) struct DiskRoom(Mutex<State>);
+pub(crate) struct DiskRoom(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -23,7 +23,7 @@ struct State {
 
 impl DiskRoom {
     /// Takes what concerns it, and passes on all else.
-    pub(super) fn hear(&self, message: ToSource) -> Option<ToSource> {
+    pub(crate) fn hear(&self, message: ToSource) -> Option<ToSource> {
         let ToSource::DiskRoom { batches } = message else { return Some(message) };
         let mut state = self.0.lock();
         state.batches = Some(batches);
@@ -34,7 +34,7 @@ impl DiskRoom {
     }
 
     /// The lanes are there.
-    pub(super) fn is_for(&self, lanes: &Arc<Lanes>) {
+    pub(crate) fn is_for(&self, lanes: &Arc<Lanes>) {
         let mut state = self.0.lock();
         state.lanes = Arc::downgrade(lanes);
         if let Some(batches) = state.batches {

@@ -12,27 +12,27 @@ const NEAR_CAP: f64 = 0.85;
 
 /// What of a moment matters for it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     /// The first pass is over.
-    pub(super) later: bool,
+    pub(crate) later: bool,
     /// What the guest dirties.
-    pub(super) dirty_bytes_per_s: f64,
+    pub(crate) dirty_bytes_per_s: f64,
     /// What can be delivered, where that is known.
-    pub(super) bodies_per_s: Option<f64>,
+    pub(crate) bodies_per_s: Option<f64>,
     /// How lanes spend their time.
-    pub(super) lanes: effort::Sample,
+    pub(crate) lanes: effort::Sample,
     /// Blocks wait until the destination's disks have room for them.
-    pub(super) disks_full: bool,
+    pub(crate) disks_full: bool,
     /// QEMU is read more slowly than it could be.
-    pub(super) held: bool,
+    pub(crate) held: bool,
     /// What lanes write.
-    pub(super) wire_bytes_per_s: f64,
+    pub(crate) wire_bytes_per_s: f64,
     /// What the operator lets them write, if that has a bound.
-    pub(super) cap_bytes_per_s: Option<f64>,
+    pub(crate) cap_bytes_per_s: Option<f64>,
 }
 
 impl Seen {
-    pub(super) fn limit(&self) -> Limit {
+    pub(crate) fn limit(&self) -> Limit {
         let outruns = |rate: f64| self.dirty_bytes_per_s > GUEST_DIRTIES * rate;
         if self.later && self.bodies_per_s.is_some_and(outruns) {
             return Limit::Guest;

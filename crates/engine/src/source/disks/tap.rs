@@ -13,9 +13,9 @@ use nbd::server::{Export, negotiate};
 use parking_lot::Mutex;
 use qemu::rendezvous::Rendezvous;
 
-use super::Notice;
+use crate::source::Notice;
 
-pub(super) struct DiskTap {
+pub(crate) struct DiskTap {
     shared: Arc<Shared>,
     socket: Rendezvous,
     accepting: Mutex<Option<JoinHandle<()>>>,
@@ -39,7 +39,7 @@ struct State {
 
 impl DiskTap {
     /// Serves the disks, each as an export of its name.
-    pub(super) fn start(
+    pub(crate) fn start(
         listener: UnixListener,
         socket: Rendezvous,
         disks: Vec<(Export, Arc<DiskSource>)>,
@@ -59,13 +59,13 @@ impl DiskTap {
     }
 
     /// Where QEMU finds it.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.socket.path()
     }
 
     /// Takes nothing more, and closes QEMU's connections. Does not wait for the
     /// threads.
-    pub(super) fn shut(&self) {
+    pub(crate) fn shut(&self) {
         let mut state = self.shared.state.lock();
         state.over = true;
         if let Some(listener) = state.listener.take() {
@@ -77,7 +77,7 @@ impl DiskTap {
     }
 
     /// As [`DiskTap::shut`], and waits for them.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.shut();
         let threads = std::mem::take(&mut self.shared.state.lock().threads);
         if let Some(accepting) = self.accepting.lock().take() {

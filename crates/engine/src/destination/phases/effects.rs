@@ -13,7 +13,7 @@ use switchover::destination::{Effects, Event as Step, Outcome};
 use switchover::{Doubt, Envelope, Reason};
 use wire::ToSource;
 
-use super::lanes::ArrivingLanes;
+use crate::destination::lanes::ArrivingLanes;
 use crate::host::Arriving;
 use crate::link::Link;
 use dedup::storage::Stored;

@@ -12,7 +12,7 @@ use policy::throttle::{self, Decision, Look, Ratio, Settings, Throttle};
 use qemu::machine::Machine;
 
 use crate::report_builder::ReportBuilder;
-pub(super) use slices::OurStops;
+pub(crate) use slices::OurStops;
 use slices::Slices;
 use vcpus::Vcpus;
 
@@ -27,18 +27,18 @@ enum Means {
 }
 
 /// What slowing a VM needs of its migration.
-pub(super) struct Around {
-    pub(super) machine: Arc<Machine>,
+pub(crate) struct Around {
+    pub(crate) machine: Arc<Machine>,
     /// None: without cgroups.
-    pub(super) notes: Option<quota::Notes>,
-    pub(super) stops: Arc<OurStops>,
-    pub(super) tap: tap::Stopper,
-    pub(super) report_builder: Arc<ReportBuilder>,
+    pub(crate) notes: Option<quota::Notes>,
+    pub(crate) stops: Arc<OurStops>,
+    pub(crate) tap: tap::Stopper,
+    pub(crate) report_builder: Arc<ReportBuilder>,
     /// QEMU can't end its migration before it is let.
-    pub(super) held: bool,
+    pub(crate) held: bool,
 }
 
-pub(super) struct Throttling {
+pub(crate) struct Throttling {
     around: Around,
     settings: Settings,
     state: Throttle,
@@ -52,7 +52,7 @@ pub(super) struct Throttling {
 }
 
 impl Throttling {
-    pub(super) fn new(around: Around, request: &api::MigrateRequest, fixed: Duration) -> Self {
+    pub(crate) fn new(around: Around, request: &api::MigrateRequest, fixed: Duration) -> Self {
         let vcpus = Vcpus::of(&around.machine);
         let vcpus = vcpus.inspect_err(|error| tracing::warn!(%error, "no vCPUs to be seen")).ok();
         Self {
@@ -69,7 +69,7 @@ impl Throttling {
     }
 
     /// Slows the VM as far as it takes now. Says what it has come to.
-    pub(super) fn look(&mut self, look: Look) -> Decision {
+    pub(crate) fn look(&mut self, look: Look) -> Decision {
         let slow = !matches!(self.means, Means::Unused);
         if let Some(used) = self.vcpus.as_mut().and_then(|vcpus| vcpus.look(slow)) {
             self.used_cpus = used;
@@ -84,17 +84,17 @@ impl Throttling {
     }
 
     /// What the VM keeps of its CPU time now.
-    pub(super) fn share(&self, decided: &Decision) -> f64 {
+    pub(crate) fn share(&self, decided: &Decision) -> f64 {
         if self.lifted || matches!(self.means, Means::Missing) { 1.0 } else { decided.share }
     }
 
     /// Whether it is stopped for moments: QEMU ends its migration in one of them.
-    pub(super) fn is_sliced(&self, share: f64) -> bool {
+    pub(crate) fn is_sliced(&self, share: f64) -> bool {
         share < 1.0 && matches!(self.means, Means::Slices(_))
     }
 
     /// Whatever slows it goes.
-    pub(super) fn lift(&mut self) {
+    pub(crate) fn lift(&mut self) {
         if std::mem::replace(&mut self.lifted, true) {
             return;
         }

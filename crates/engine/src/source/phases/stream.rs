@@ -20,18 +20,18 @@ use transport::{Endpoint, LanesPlan, StaleFilter, connect};
 use wire::{Kind, Prepare, ToDestination, ToSource, Token};
 
 use super::audit;
-use super::collector::Collector;
-use super::disks::{self, Around, Chosen, Disks};
-use super::lanes::{self, Lanes};
-use super::pacing::{Pacing, pace_bounds};
-use super::sampler::{Sampler, Watched};
-use super::saying::Saying;
-use super::stream_state::{StreamState, Traits};
-use super::throttle::{self, Throttling};
-use super::{Control, Happening, Notice, Source, Stream, sched_params};
 use crate::error::MigrationError;
 use crate::host::lane_endpoint;
 use crate::link::Link;
+use crate::source::collector::Collector;
+use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::control::sampler::{Sampler, Watched};
+use crate::source::control::stream_state::{StreamState, Traits};
+use crate::source::control::throttle::{self, Throttling};
+use crate::source::disks::{self, Around, Chosen, Disks};
+use crate::source::lanes::{self, Lanes};
+use crate::source::saying::Saying;
+use crate::source::{Control, Happening, Notice, Source, Stream, sched_params};
 
 /// QEMU's multifd channels: its threads copy pages into our socket, and more
 /// than four only compete with the tap's for cores.
@@ -42,7 +42,7 @@ const LANES_DEFAULT_MAX: usize = 8;
 const LANES_MAX: u16 = 64;
 
 impl Source<'_> {
-    pub(super) fn connect(&mut self) -> Result<(), MigrationError> {
+    pub(crate) fn connect(&mut self) -> Result<(), MigrationError> {
         self.pools = Some(self.local.resources.leaving(self.request.disks.is_some())?);
         let lost = |why: String| MigrationError::PeerLost { host: self.peer.name.clone(), why };
         let endpoint = Endpoint { local: None, remote: self.peer.address };
@@ -60,7 +60,7 @@ impl Source<'_> {
     }
 
     /// Has the destination check, and start a QEMU that waits.
-    pub(super) fn prepare(&mut self) -> Result<(), MigrationError> {
+    pub(crate) fn prepare(&mut self) -> Result<(), MigrationError> {
         let qmp = &self.vm.machine.qmp;
         self.was_running = outgoing::runs(qmp)?;
         let shape = shape::of(qmp)?;
@@ -142,7 +142,7 @@ impl Source<'_> {
     }
 
     /// Starts lanes, tap and QEMU's migration into it.
-    pub(super) fn stream(&mut self) -> Result<(), MigrationError> {
+    pub(crate) fn stream(&mut self) -> Result<(), MigrationError> {
         let kind = self.choose_stream()?;
         let channels = match kind {
             StreamKind::Classic => 0,
@@ -363,7 +363,7 @@ impl Source<'_> {
     }
 }
 
-pub(super) fn local(what: &'static str, source: std::io::Error) -> MigrationError {
+pub(crate) fn local(what: &'static str, source: std::io::Error) -> MigrationError {
     MigrationError::Local { what, source }
 }
 

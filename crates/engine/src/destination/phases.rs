@@ -6,6 +6,7 @@
 //! decides alone, and keeps a journal; its hands are in `hands`.
 
 mod audit;
+mod effects;
 mod load;
 mod order;
 mod receive;
@@ -24,9 +25,9 @@ use switchover::destination::{Driver, Event as Step};
 use switchover::journal::Opened;
 use wire::{Prepare, ToDestination, ToSource, Token};
 
+use self::effects::Keeper;
 use super::Shared;
 use super::connections::Place;
-use super::effects::Keeper;
 use super::lanes::ArrivingLanes;
 use crate::host::Unsettled;
 use crate::link::{Heard, Link};

@@ -1,0 +1,8 @@
+//! What is measured while QEMU streams, and what follows from it.
+
+mod hold;
+mod limit;
+pub(crate) mod pacing;
+pub(crate) mod sampler;
+pub(crate) mod stream_state;
+pub(crate) mod throttle;
