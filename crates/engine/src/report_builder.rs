@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use api::{Audited, Bounds, BoundsChanged, Outcome, Phase, PhaseTime, Progress, Report, Sample};
+use api::{Bounds, BoundsChanged, Outcome, Phase, PhaseTime, Progress, Report, Sample};
 use parking_lot::Mutex;
 use switchover::Reason;
 
@@ -39,45 +39,11 @@ impl ReportBuilder {
         let started_unix_s =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let report = Report {
-            id: progress.id,
-            vm: progress.vm,
-            from: progress.from,
-            to: progress.to,
-            started_unix_s,
-            outcome: Outcome::Cancelled,
-            qemu: Default::default(),
-            tap: String::new(),
-            placement: String::new(),
-            total_s: 0.0,
-            prepare_s: 0.0,
             downtime_goal_ms: goal_ms,
-            downtime_ms: None,
-            predicted_downtime_ms: None,
-            slowed: None,
-            ram_bytes: progress.ram_bytes,
-            passes: 0,
-            body_bytes: 0,
-            fill_bytes: 0,
-            dropped_bytes: 0,
-            named_bytes: 0,
-            peer_bytes: 0,
-            again_bytes: 0,
-            stored_bytes: 0,
-            storage_read_bytes: 0,
-            stopped_bytes: 0,
-            residue_bytes: 0,
-            wire_bytes: 0,
-            cpu_source_s: 0.0,
-            cpu_destination_s: 0.0,
-            pool_high_water_bytes: [0; 2],
             bounds: watch.bounds(),
-            bounds_changes: Vec::new(),
-            audit: Audited::default(),
-            notes: Vec::new(),
             phases: vec![PhaseTime { phase: Phase::Prepare, start_s: 0.0 }],
-            disks: Vec::new(),
-            lanes: Vec::new(),
-            samples: Vec::new(),
+            // Until it is known how it ends.
+            ..Report::empty(&progress, started_unix_s, Outcome::Cancelled)
         };
         let state = Mutex::new(State { report, thin: 0, passed: 0 });
         Self { started: Instant::now(), watch, state }
