@@ -3,10 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use api::Priority;
+use api::{Phase, Priority};
+use transport::Delivered;
 use wire::ToDestination;
 
-use super::{Source, sched_params};
+use super::context::sched_params;
+use super::phases::connect::Connected;
 use crate::error::MigrationError;
 
 /// Without the operator's word: so many times the goal for the downtime...
@@ -16,7 +18,9 @@ const LEAST: Duration = Duration::from_secs(3);
 
 /// The VM's switchover, from its stop on.
 #[derive(Debug, Default)]
-pub(super) struct Blackout {
+pub(crate) struct Blackout {
+    /// QEMU has stopped it.
+    stop: Option<Stop>,
     /// Since when a VM that ran stands still.
     since: Option<Instant>,
     /// Its disks are written and flushed at the destination.
@@ -25,79 +29,99 @@ pub(super) struct Blackout {
     loading: bool,
 }
 
-/// What is left of a VM that stands still.
+/// When QEMU stopped the VM, and what was delivered by then.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stop {
+    pub(crate) at: Instant,
+    pub(crate) delivered: Delivered,
+}
+
+/// What of a VM that stands still has not arrived.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Missing {
+    pub(crate) memory_bytes: u64,
+    pub(crate) disk_bytes: u64,
+    pub(crate) disks_move: bool,
+}
+
+/// What is left of a VM that stands still, in words.
 struct Left<'h> {
     host: &'h str,
-    memory_bytes: u64,
-    disk_bytes: u64,
-    draining: bool,
+    missing: Missing,
+    drained: bool,
     loading: bool,
 }
 
 impl Blackout {
     /// It stands still, which only counts if it would run.
-    pub(super) fn begins(&mut self, at: Instant, ran: bool) {
+    pub(crate) fn begins(&mut self, at: Instant, ran: bool) {
         if ran {
             self.since.get_or_insert(at);
         }
     }
 
-    pub(super) fn has_begun(&self) -> bool {
+    pub(crate) fn stop(&self) -> Option<Stop> {
+        self.stop
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
         self.since.is_some()
     }
 
     /// It runs again.
-    pub(super) fn is_over(&mut self) {
+    pub(crate) fn is_over(&mut self) {
         self.since = None;
     }
 
-    pub(super) fn drained(&mut self) {
+    pub(crate) fn drained(&mut self) {
         self.drained = true;
     }
 
-    pub(super) fn loads(&mut self) {
+    pub(crate) fn loads(&mut self) {
         self.loading = true;
     }
 }
 
-impl Source<'_> {
+impl Connected<'_> {
+    /// The VM has stopped for its switchover, with so much delivered by then.
+    pub(crate) fn stopped(&mut self, at: Instant, delivered: Delivered) {
+        self.context.blackout.stop = Some(Stop { at, delivered });
+        self.context.report_builder.enter(Phase::Stopped);
+        self.stands_still(at);
+    }
+
     /// From now on the VM waits for what others have gone before until now: no thread
     /// that carries its data is nicer than the agent, at either end.
-    pub(super) fn stands_still(&mut self, at: Instant) {
-        let had_begun = self.blackout.has_begun();
-        self.blackout.begins(at, self.was_running);
-        let bounds = self.report_builder.watch().bounds();
+    pub(crate) fn stands_still(&mut self, at: Instant) {
+        let context = &mut self.context;
+        let had_begun = context.blackout.has_begun();
+        context.blackout.begins(at, context.was_running);
+        let bounds = context.report_builder.watch().bounds();
         if had_begun || bounds.priority != Priority::Low {
             return;
         }
         let params = sched_params(&bounds, true);
-        self.threads.set(&params);
+        context.threads.set(&params);
         // A destination that doesn't hear it is only slower.
-        let _ = self.send(&ToDestination::Terms(params));
+        let _ = self.control.send(&ToDestination::Terms(params));
     }
 
-    fn blackout_max(&self) -> Duration {
-        let goal = self.stream.as_ref().map(|stream| stream.state.goal()).unwrap_or_default();
-        allowed(self.request.blackout_max_s, goal)
+    /// How long the VM may stand still, with this goal for its downtime.
+    pub(crate) fn blackout_max(&self, goal: Duration) -> Duration {
+        allowed(self.context.request.blackout_max_s, goal)
     }
 
     /// When the move is taken back, if that is to be.
-    pub(super) fn blackout_ends(&self) -> Option<Instant> {
-        let since = self.blackout.since.filter(|_| !self.committed)?;
-        Some(since + self.blackout_max())
+    pub(crate) fn blackout_ends(&self, max: Duration) -> Option<Instant> {
+        let since = self.context.blackout.since.filter(|_| !self.context.committed)?;
+        Some(since + max)
     }
 
-    pub(super) fn blackout_error(&self) -> MigrationError {
-        let delivered = self.delivered();
-        let left = Left {
-            host: &self.peer.name,
-            memory_bytes: delivered.backlog_bytes,
-            disk_bytes: delivered.block_backlog_bytes,
-            draining: self.disks.is_some() && !self.blackout.drained,
-            loading: self.blackout.loading,
-        };
-        let (host, allowed) = (self.peer.name.clone(), self.blackout_max());
-        MigrationError::Blackout { host, allowed, left: left.to_string() }
+    pub(crate) fn blackout_error(&self, allowed: Duration, missing: Missing) -> MigrationError {
+        let host = self.context.peer.name.clone();
+        let Blackout { drained, loading, .. } = self.context.blackout;
+        let left = Left { host: &host, missing, drained, loading }.to_string();
+        MigrationError::Blackout { host, allowed, left }
     }
 }
 
@@ -110,10 +134,11 @@ fn allowed(asked_s: Option<u64>, goal: Duration) -> Duration {
 
 impl std::fmt::Display for Left<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { host, memory_bytes, disk_bytes, draining, loading } = self;
+        let Self { host, missing, drained, loading } = self;
+        let Missing { memory_bytes, disk_bytes, disks_move } = missing;
         match (memory_bytes, disk_bytes) {
             _ if *loading => write!(f, "{host} had not loaded it"),
-            (0, 0) if *draining => write!(f, "its disks were not flushed at {host}"),
+            (0, 0) if *disks_move && !drained => write!(f, "its disks were not flushed at {host}"),
             (0, 0) => write!(f, "QEMU here had not handed over all of it"),
             (0, bytes) => write!(f, "{} KiB of its disks were not written at {host}", bytes >> 10),
             (bytes, _) => write!(f, "{} KiB of its memory had not arrived at {host}", bytes >> 10),
@@ -142,7 +167,8 @@ mod tests {
     #[test]
     fn it_says_what_was_waited_for() {
         let says = |memory_bytes, disk_bytes, draining, loading| {
-            Left { host: "b", memory_bytes, disk_bytes, draining, loading }.to_string()
+            let missing = Missing { memory_bytes, disk_bytes, disks_move: true };
+            Left { host: "b", missing, drained: !draining, loading }.to_string()
         };
         for (said, expected) in [
             (says(5 << 20, 1 << 20, true, false), "5120 KiB of its memory had not arrived at b"),

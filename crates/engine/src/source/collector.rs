@@ -1,5 +1,5 @@
-//! Where the tap hands things to: pages to the lanes, residue to the control
-//! connection.
+//! What the tap hands things to: pages go to the lanes, the non-RAM stream to the
+//! control connection.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,23 +14,23 @@ use ram::Numbered;
 use tap::{Head, Output, Stopped};
 use wire::{Announced, ToDestination};
 
-use super::Notice;
+use super::context::Notice;
 use super::control::stream_state::StreamState;
 use super::control::throttle::OurStops;
 use super::lanes::Lanes;
 use crate::link::Link;
 
-pub(super) struct Collector {
+pub(crate) struct Collector {
     pub(crate) state: Arc<StreamState>,
-    /// What can be read of it.
-    pub(super) ram: RamBlocks,
-    pub(super) numbered: Arc<Numbered>,
-    pub(super) handed_over: Arc<HandedOver>,
-    pub(super) naming: Option<Arc<Naming>>,
+    /// The VM's memory, as far as this agent can read it.
+    pub(crate) ram: RamBlocks,
+    pub(crate) numbered: Arc<Numbered>,
+    pub(crate) handed_over: Arc<HandedOver>,
+    pub(crate) naming: Option<Arc<Naming>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) link: Arc<Link<ToDestination>>,
     pub(crate) notices: Sender<Notice>,
-    pub(super) stops: Arc<OurStops>,
+    pub(crate) stops: Arc<OurStops>,
     pub(crate) threads: Arc<DataThreads>,
 }
 

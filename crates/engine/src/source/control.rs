@@ -3,6 +3,7 @@
 mod hold;
 mod limit;
 pub(crate) mod pacing;
+mod qemu_migration;
 pub(crate) mod sampler;
 pub(crate) mod stream_state;
 pub(crate) mod throttle;

@@ -6,6 +6,7 @@ pub(crate) mod room;
 mod settle;
 mod tap;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
@@ -24,42 +25,51 @@ use qemu::machine::Machine;
 use qemu::mirror::{Late, Mirrors, Target};
 use qemu::rendezvous::Rendezvous;
 use qemu::shape::Shape;
+use wire::ToDestination;
 
 use self::flushes::Flushes;
 use self::settle::Settle;
 use self::tap::DiskTap;
-use super::Notice;
+use super::context::{Notice, no_thread};
+use super::lanes::Lanes;
 use crate::error::MigrationError;
+use crate::link::Link;
 use crate::report_builder::ReportBuilder;
+use crate::resources::Pools;
 
 /// Between two looks at how far the mirrors are.
 const EVERY: Duration = Duration::from_millis(250);
 
 /// The disks that are to move, before anything has begun.
-pub(super) struct Chosen {
-    pub(super) disks: Vec<Disk>,
-    pub(super) moving: Vec<Moving>,
+pub(crate) struct Chosen {
+    pub(crate) disks: Vec<Disk>,
+    pub(crate) moving: Vec<Moving>,
+    /// For what is between QEMU and the destination.
+    pool: Arc<Pool>,
     _cleanup: Cleanup,
 }
 
 impl Chosen {
     /// The destination has answered: files that were made for it to see go, so
     /// that an agent that crashes later leaves none.
-    pub(super) fn answered(self) -> Self {
+    pub(crate) fn answered(self) -> Self {
         Self { _cleanup: Cleanup::default(), ..self }
     }
 }
 
 /// The disks that the operator means; and the shape that the destination's VM
 /// must have besides them.
-pub(super) fn choose(
+pub(crate) fn choose(
     machine: &Machine,
     shape: Shape,
     request: &MigrateRequest,
     id: &str,
+    pools: &Pools,
     report_builder: &ReportBuilder,
 ) -> Result<(Option<Chosen>, Shape), MigrationError> {
-    let Some(which) = &request.disks else { return Ok((None, shape)) };
+    let (Some(which), Some(pool)) = (&request.disks, &pools.blocks) else {
+        return Ok((None, shape));
+    };
     let Ok(which) = which.parse::<WhichDisks>();
     let all = images::disks(&machine.qmp, &shape)?;
     let chosen = images::choose(&all, &which).map_err(|e| MigrationError::Disks(e.to_string()))?;
@@ -72,11 +82,12 @@ pub(super) fn choose(
     }
     let shape_besides = images::without_moving(&shape, &disks);
     let (moving, cleanup) = images::moving(&disks, shape.pid, id);
-    Ok((Some(Chosen { disks, moving, _cleanup: cleanup }), shape_besides))
+    let pool = Arc::clone(pool);
+    Ok((Some(Chosen { disks, moving, pool, _cleanup: cleanup }), shape_besides))
 }
 
 /// The disks while they move.
-pub(super) struct Disks {
+pub(crate) struct Disks {
     reports: Arc<Mutex<Vec<DiskReport>>>,
     sources: Vec<Arc<DiskSource>>,
     pool: Arc<Pool>,
@@ -88,45 +99,44 @@ pub(super) struct Disks {
     draining: Option<JoinHandle<()>>,
 }
 
-/// What disks need of the migration.
-pub(super) struct Around<'m> {
-    pub(super) machine: &'m Machine,
-    pub(super) local: &'m crate::host::Local,
-    /// For what is between QEMU and the destination.
-    pub(super) pool: &'m Arc<Pool>,
-    pub(super) lanes: &'m Arc<super::lanes::Lanes>,
-    pub(super) link: &'m Arc<crate::link::Link<wire::ToDestination>>,
-    pub(super) notices: &'m Sender<Notice>,
-    pub(super) threads: &'m Arc<DataThreads>,
-    pub(super) report_builder: &'m Arc<ReportBuilder>,
+/// What disks need of the migration that moves them.
+pub(crate) struct DisksPlan<'m> {
+    pub(crate) machine: &'m Machine,
+    /// Where sockets between the agent and QEMU are made.
+    pub(crate) scratch: &'m Path,
+    pub(crate) lanes: &'m Arc<Lanes>,
+    pub(crate) link: &'m Arc<Link<ToDestination>>,
+    pub(crate) notices: &'m Sender<Notice>,
+    pub(crate) threads: &'m Arc<DataThreads>,
+    pub(crate) report_builder: &'m Arc<ReportBuilder>,
     /// Whether all disks have caught up: QEMU may finish.
-    pub(super) ready: Arc<AtomicBool>,
+    pub(crate) ready: Arc<AtomicBool>,
 }
 
 impl Disks {
     /// Has QEMU begin to mirror.
-    pub(super) fn start(chosen: &Chosen, around: &Around<'_>) -> Result<Self, MigrationError> {
-        let pool = Arc::clone(around.pool);
+    pub(crate) fn start(chosen: &Chosen, plan: &DisksPlan<'_>) -> Result<Self, MigrationError> {
+        let pool = Arc::clone(&chosen.pool);
         let flushes = Arc::new(Flushes::default());
         let sources: Vec<Arc<DiskSource>> = chosen
             .disks
             .iter()
             .zip(0u16..)
             .map(|(disk, number)| {
-                let (flushes, link) = (Arc::clone(&flushes), Arc::clone(around.link));
-                let carry = Arc::clone(around.lanes) as _;
+                let (flushes, link) = (Arc::clone(&flushes), Arc::clone(plan.link));
+                let carry = Arc::clone(plan.lanes) as _;
                 let flush = move |disk: DiskId| flushes.ask(&link, disk.0);
                 let (id, pool) = (DiskId(number), Arc::clone(&pool));
                 Arc::new(DiskSource::new(id, &disk.name, disk.bytes, pool, carry, flush))
             })
             .collect();
-        let (listener, socket) = Rendezvous::open(around.machine, &around.local.scratch)
+        let (listener, socket) = Rendezvous::open(plan.machine, plan.scratch)
             .map_err(|error| MigrationError::Qemu(error.to_string()))?;
         let exports =
             chosen.disks.iter().map(|disk| Export { name: disk.name.clone(), bytes: disk.bytes });
         let served = exports.zip(sources.iter().cloned()).collect();
-        let tap = DiskTap::start(listener, socket, served, around.notices.clone(), around.threads);
-        let tap = tap.map_err(|error| super::phases::stream::local("starting a thread", error))?;
+        let tap = DiskTap::start(listener, socket, served, plan.notices.clone(), plan.threads);
+        let tap = tap.map_err(no_thread)?;
         let targets: Vec<Target> = chosen
             .disks
             .iter()
@@ -136,7 +146,7 @@ impl Disks {
                 export: disk.name.clone(),
             })
             .collect();
-        let mirrors = Mirrors::start(Arc::clone(&around.machine.qmp), &targets)
+        let mirrors = Mirrors::start(Arc::clone(&plan.machine.qmp), &targets)
             .map_err(|error| MigrationError::Disks(error.to_string()))?;
         let mirrors = Arc::new(mirrors);
         let reports = chosen.disks.iter().map(|disk| DiskReport {
@@ -145,21 +155,19 @@ impl Disks {
             ..DiskReport::default()
         });
         let reports = Arc::new(Mutex::new(reports.collect()));
-        let (settle, settling) = Settle::start(sources.clone())
-            .map_err(|error| super::phases::stream::local("starting a thread", error))?;
+        let (settle, settling) = Settle::start(sources.clone()).map_err(no_thread)?;
         let watcher = Watcher {
             mirrors: Arc::clone(&mirrors),
             reports: Arc::clone(&reports),
-            report_builder: Arc::clone(around.report_builder),
-            notices: around.notices.clone(),
-            ready: Arc::clone(&around.ready),
+            report_builder: Arc::clone(plan.report_builder),
+            notices: plan.notices.clone(),
+            ready: Arc::clone(&plan.ready),
             settle,
             catching: vec![Catching::default(); chosen.disks.len()],
             told: false,
         };
         let watching = Watching::start(watcher);
-        let watching =
-            watching.map_err(|error| super::phases::stream::local("starting a thread", error))?;
+        let watching = watching.map_err(no_thread)?;
         let settling = Some(settling);
         Ok(Self {
             reports,
@@ -175,13 +183,13 @@ impl Disks {
     }
 
     /// The destination has flushed a disk, or can't.
-    pub(super) fn flushed(&self, ticket: u64, error: Option<String>) {
+    pub(crate) fn flushed(&self, ticket: u64, error: Option<String>) {
         self.flushes.answered(ticket, error);
     }
 
     /// The VM is stopped: the mirrors write what is left. A notice tells when
     /// the copies are the disks.
-    pub(super) fn drain(
+    pub(crate) fn drain(
         &mut self,
         notices: Sender<Notice>,
         wait: Duration,
@@ -197,14 +205,13 @@ impl Disks {
             let _ = notices.send(Notice::Disks(outcome.map_err(|error| error.to_string())));
         };
         let thread = thread::Builder::new().name("disk-drain".to_owned()).spawn(drain);
-        self.draining =
-            Some(thread.map_err(|e| super::phases::stream::local("starting a thread", e))?);
+        self.draining = Some(thread.map_err(no_thread)?);
         Ok(())
     }
 
     /// Ends all of it before the commit: the VM's disks are as they were. Waits for
     /// QEMU alone, and for nothing that waits for the destination.
-    pub(super) fn undo(&mut self) {
+    pub(crate) fn undo(&mut self) {
         self.shut();
         self.watching.stop();
         if let Err(error) = self.mirrors.undo() {
@@ -213,7 +220,7 @@ impl Disks {
     }
 
     /// Ends what waits and what serves, without waiting for it.
-    pub(super) fn shut(&self) {
+    pub(crate) fn shut(&self) {
         self.flushes.end();
         self.sources.iter().for_each(|source| source.end());
         self.pool.close();
@@ -221,7 +228,7 @@ impl Disks {
     }
 
     /// For the report.
-    pub(super) fn reports(&self) -> Vec<DiskReport> {
+    pub(crate) fn reports(&self) -> Vec<DiskReport> {
         let mut reports = self.reports.lock().clone();
         for (report, source) in reports.iter_mut().zip(&self.sources) {
             let counts = source.counts();

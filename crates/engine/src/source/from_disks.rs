@@ -12,33 +12,34 @@ use qemu::guest_disks::{self, GuestDisk, Reading};
 use qemu::ram_blocks::RamBlocks;
 use wire::StorageOrder;
 
-use super::Source;
+use super::phases::connect::Connected;
 
 /// Pages that the destination may read from the VM's disks.
-pub(super) struct FromDisks {
-    pub(super) cached: Arc<GuestPageCache>,
+pub(crate) struct FromDisks {
+    pub(crate) cached: Arc<GuestPageCache>,
     _asking: Asking,
-    pub(super) order: StorageOrder,
-    pub(super) notes: Arc<StorageNotes>,
+    pub(crate) order: StorageOrder,
+    pub(crate) notes: Arc<StorageNotes>,
 }
 
 impl FromDisks {
     /// What names are made with if content is not shared.
-    pub(super) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         dedup::storage::key(&self.order.secret)
     }
 }
 
-impl Source<'_> {
+impl Connected<'_> {
     /// Has the helper in the guest asked, if pages are to be read from disks. None,
     /// and a note, if that can't be.
-    pub(super) fn ask_guest(&self, ram: &RamBlocks, moving: &[Disk]) -> Option<FromDisks> {
-        if self.request.storage.read == ReadDisks::Off {
+    pub(crate) fn ask_guest(&self, ram: &RamBlocks, moving: &[Disk]) -> Option<FromDisks> {
+        if self.context.request.storage.read == ReadDisks::Off {
             return None;
         }
-        let report_builder = Arc::clone(&self.report_builder);
+        let report_builder = Arc::clone(&self.context.report_builder);
         let report = move |note| report_builder.note(note);
-        let notes = Arc::new(StorageNotes::new(self.request.storage.read == ReadDisks::On, report));
+        let notes =
+            Arc::new(StorageNotes::new(self.context.request.storage.read == ReadDisks::On, report));
         let begun = self.try_to_ask(ram, moving, &notes);
         begun.map_err(|why| notes.note(format!("no page is read from storage: {why}"))).ok()
     }
@@ -54,8 +55,8 @@ impl Source<'_> {
             let why = ram.notes.first().map_or("it has none that is large", String::as_str);
             return Err(format!("the VM's memory can't be read by this agent: {why}"));
         }
-        let machine = &self.vm.machine;
-        let all = guest_disks::disks(&machine.qmp, Path::new(&self.vm.cwd));
+        let machine = &self.context.vm.machine;
+        let all = guest_disks::disks(&machine.qmp, Path::new(&self.context.vm.cwd));
         let mut disks = all.map_err(|error| error.to_string())?;
         let mut whys = Vec::new();
         disks.retain(|disk| match unusable(disk, moving) {
@@ -73,11 +74,11 @@ impl Source<'_> {
         let order = StorageOrder {
             devices: disks.iter().map(|disk| disk.device.clone()).collect(),
             secret: secret().map_err(|error| error.to_string())?,
-            bytes_per_s: self.request.storage.limit.map(BitRate::bytes_per_s),
+            bytes_per_s: self.context.request.storage.limit.map(BitRate::bytes_per_s),
         };
-        let (budget, share) = (budget(self.request.storage.helper), self.request.storage.share);
-        let pools = self.pools.as_ref().ok_or("it has no buffers")?;
-        let bounds = (budget, Room::beside(pools.bound_bytes));
+        let (budget, share) =
+            (budget(self.context.request.storage.helper), self.context.request.storage.share);
+        let bounds = (budget, Room::beside(self.pools.bound_bytes));
         let (asking, cached) = Asking::start(machine, disks, ram, bounds, share, notes)
             .map_err(|error| error.to_string())?;
         Ok(FromDisks { cached, _asking: asking, order, notes: Arc::clone(notes) })

@@ -11,10 +11,10 @@ use wire::ToDestination;
 use crate::link::Link;
 
 /// Lanes that a stage may have carry what only it knows.
-pub(super) type Lanes = transport::Lanes<Errand>;
+pub(crate) type Lanes = transport::Lanes<Errand>;
 
 /// Starts the lanes' threads.
-pub(super) fn start(
+pub(crate) fn start(
     lanes: &Lanes,
     stage: Option<&Arc<Stage>>,
     link: &Arc<Link<ToDestination>>,

@@ -1,8 +1,53 @@
-//! The phases of one migration at its source, in their order.
+//! The phases of one migration at its source. Each is a type that owns what a
+//! migration has by then, and becomes the next one; one that fails is handed back, to
+//! be undone.
+//!
+//! ```text
+//! Context -> Connected -> Ordered -> Prepared -> Journaled<Prepared>
+//!     -> Journaled<Streaming> -> Delivered -> Loaded -> (committed) -> Ended
+//! ```
 
 pub(crate) mod audit;
+mod commit;
+pub(crate) mod connect;
+mod deliver;
 mod effects;
-mod listening;
-pub(crate) mod stream;
-mod switchover;
+mod journaled;
+pub(crate) mod listening;
+mod load;
+pub(crate) mod prepare;
+mod start;
+mod stream;
 mod undo;
+
+use api::Outcome;
+use switchover::source::Driver;
+
+use crate::error::MigrationError;
+
+/// A migration that has ended here, with all that it had gone.
+pub(crate) struct Ended {
+    pub(crate) outcome: Outcome,
+    /// See [`Migrated::unsettled`](super::Migrated::unsettled).
+    pub(crate) unsettled: Option<Driver>,
+    /// See [`Migrated::decided`](super::Migrated::decided).
+    pub(crate) decided: bool,
+}
+
+/// Takes a phase back: whatever happened before the commit, the VM goes on here.
+pub(crate) trait Undo {
+    /// Says how it came out.
+    fn undo(self: Box<Self>, error: &MigrationError) -> Ended;
+}
+
+/// A phase that did not become the next one, and why.
+pub(crate) struct Failed<'m> {
+    pub(crate) phase: Box<dyn Undo + 'm>,
+    pub(crate) error: MigrationError,
+}
+
+impl<'m> Failed<'m> {
+    pub(crate) fn new(phase: impl Undo + 'm, error: MigrationError) -> Self {
+        Self { phase: Box::new(phase), error }
+    }
+}

@@ -20,7 +20,7 @@ const WAITING_MAX: usize = 64;
 const LAST_MAX: Duration = Duration::from_secs(1);
 
 /// Dropped, it ends the connection.
-pub(super) struct Saying {
+pub(crate) struct Saying {
     link: Arc<Link<ToDestination>>,
     waiting: Option<Sender<Frame>>,
     /// Disconnected once all is said.
@@ -29,7 +29,7 @@ pub(super) struct Saying {
 }
 
 impl Saying {
-    pub(super) fn start(link: Arc<Link<ToDestination>>, name: &str) -> std::io::Result<Self> {
+    pub(crate) fn start(link: Arc<Link<ToDestination>>, name: &str) -> std::io::Result<Self> {
         let (waiting, to_say) = bounded::<Frame>(WAITING_MAX);
         let (is_over, over) = bounded(0);
         let thread = thread::Builder::new().name(format!("say-{name}")).spawn({
@@ -49,7 +49,7 @@ impl Saying {
     }
 
     /// Does not wait.
-    pub(super) fn say(&self, message: &ToDestination) -> Result<(), LinkError> {
+    pub(crate) fn say(&self, message: &ToDestination) -> Result<(), LinkError> {
         let frame = Frame::message(message)?;
         let waiting = self.waiting.as_ref().ok_or(LinkError::Closed)?;
         waiting.try_send(frame).map_err(|_| LinkError::Unread)

@@ -87,12 +87,19 @@ impl Pacing {
     }
 }
 
-impl Drop for Pacing {
-    fn drop(&mut self) {
+impl Pacing {
+    /// Ends it: lanes keep the pace that they have.
+    pub(crate) fn stop(&mut self) {
         self.tell = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Pacing {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

@@ -16,16 +16,17 @@ use policy::effort::{Effort, Level, is_enough};
 use policy::hold::{Hold, Look as HoldLook};
 use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
 use policy::throttle::{Look as Followed, Stall, Step, Why};
-use qemu::outgoing::Outgoing;
+use qemu::outgoing::Progress;
 
 use window::{Counts, Window};
 
 use super::limit::Seen;
 use super::pacing::pace_bounds;
+use super::qemu_migration::QemuMigration;
 use super::stream_state::StreamState;
 use super::throttle::Throttling;
 use crate::report_builder::ReportBuilder;
-use crate::source::Notice;
+use crate::source::context::Notice;
 use crate::source::lanes::Lanes;
 
 const EVERY: Duration = Duration::from_millis(50);
@@ -51,7 +52,7 @@ pub(crate) struct Watched {
     pub(crate) naming: Option<Arc<Naming>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) report_builder: Arc<ReportBuilder>,
-    pub(crate) outgoing: Arc<Outgoing>,
+    pub(crate) qemu: Arc<dyn QemuMigration>,
     pub(crate) tap: tap::Stopper,
     pub(crate) compress: Compress,
     /// What a blackout cost without pages, as last measured.
@@ -73,13 +74,20 @@ impl Sampler {
     }
 }
 
-impl Drop for Sampler {
-    fn drop(&mut self) {
+impl Sampler {
+    /// Ends it, and with it whatever throttles the VM.
+    pub(crate) fn stop(&mut self) {
         let (nobody, _) = bounded(0);
         self.stop = nobody;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
@@ -110,7 +118,7 @@ struct Sampling {
 
 impl Sampling {
     fn new(watched: Watched) -> Self {
-        let chase = watched.outgoing.is_held().then(Chase::default);
+        let chase = watched.qemu.is_held().then(Chase::default);
         Self {
             chase,
             since_dropped: DROPPING_SAMPLES,
@@ -171,7 +179,7 @@ impl Sampling {
             self.share = 1.0;
         }
         // A QEMU that is stopping the VM may not answer: no figure is missed.
-        if let Ok(qemu) = self.watched.outgoing.progress() {
+        if let Ok(qemu) = self.watched.qemu.progress() {
             self.follow_qemu(&qemu, &window);
         }
     }
@@ -205,7 +213,7 @@ impl Sampling {
         }
     }
 
-    fn follow_qemu(&mut self, qemu: &qemu::outgoing::Progress, window: &Window) {
+    fn follow_qemu(&mut self, qemu: &Progress, window: &Window) {
         let Watched { state, naming, report_builder, .. } = &self.watched;
         if qemu.dirty_sync_count >= 2 && !state.first_pass_over.swap(true, Relaxed) {
             if let Some(naming) = naming {
@@ -254,7 +262,7 @@ impl Sampling {
     }
 
     /// Slows the guest as far as it takes, and ends what can't come to an end.
-    fn throttle(&mut self, qemu: &qemu::outgoing::Progress, left_bytes: u64) {
+    fn throttle(&mut self, qemu: &Progress, left_bytes: u64) {
         let Watched { state, throttling, report_builder, notices, blackout_max, .. } =
             &mut self.watched;
         let at = Duration::from_secs_f64(report_builder.elapsed_s());
@@ -337,24 +345,24 @@ impl Sampling {
 
     /// Tells QEMU its threshold, once there is one.
     fn allow(&mut self) {
-        let Watched { state, outgoing, fixed, .. } = &self.watched;
+        let Watched { state, qemu, fixed, .. } = &self.watched;
         let allowed = allowance(FinishInput {
             first_pass_over: state.first_pass_over.load(Relaxed),
             bodies_per_s: state.bodies_per_s(),
             goal: state.goal(),
             fixed: *fixed,
             backlog_bytes: state.limit_bytes(),
-            exact: outgoing.takes_bandwidth(),
+            exact: qemu.takes_bandwidth(),
         });
         if let Some(allowed) = allowed
             && self.allowed.is_none_or(|before| differs(before, allowed))
-            && outgoing.allow(allowed.bytes_per_s, allowed.downtime_ms).is_ok()
+            && qemu.allow(allowed.bytes_per_s, allowed.downtime_ms).is_ok()
         {
             self.allowed = Some(allowed);
         }
     }
 
-    fn show(&self, qemu: &qemu::outgoing::Progress, window: &Window, left_bytes: u64) {
+    fn show(&self, qemu: &Progress, window: &Window, left_bytes: u64) {
         let state = &self.watched.state;
         let sample = Sample {
             at_s: self.watched.report_builder.elapsed_s(),

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use api::{OnStall, Slowed, Throttle as Wanted};
 use policy::throttle::{self, Decision, Look, Ratio, Settings, Throttle};
-use qemu::machine::Machine;
+use qemu::qmp::Qmp;
 
 use crate::report_builder::ReportBuilder;
 pub(crate) use slices::OurStops;
 use slices::Slices;
-use vcpus::Vcpus;
+pub(crate) use vcpus::Vcpus;
 
 /// What slows the VM.
 enum Means {
@@ -26,23 +26,28 @@ enum Means {
     Missing,
 }
 
-/// What slowing a VM needs of its migration.
-pub(crate) struct Around {
-    pub(crate) machine: Arc<Machine>,
+/// What a VM can be slowed by.
+pub(crate) struct Brakes {
+    /// None: they can't be seen.
+    pub(crate) vcpus: Option<Vcpus>,
     /// None: without cgroups.
     pub(crate) notes: Option<quota::Notes>,
+    /// Where cgroups can't do it; or why this can't either.
+    pub(crate) slicing: Result<Slicing, &'static str>,
+    pub(crate) report_builder: Arc<ReportBuilder>,
+}
+
+/// What stopping a VM for moments takes.
+pub(crate) struct Slicing {
+    pub(crate) qmp: Arc<Qmp>,
     pub(crate) stops: Arc<OurStops>,
     pub(crate) tap: tap::Stopper,
-    pub(crate) report_builder: Arc<ReportBuilder>,
-    /// QEMU can't end its migration before it is let.
-    pub(crate) held: bool,
 }
 
 pub(crate) struct Throttling {
-    around: Around,
+    brakes: Brakes,
     settings: Settings,
     state: Throttle,
-    vcpus: Option<Vcpus>,
     used_cpus: f64,
     means: Means,
     slowed: Slowed,
@@ -52,14 +57,11 @@ pub(crate) struct Throttling {
 }
 
 impl Throttling {
-    pub(crate) fn new(around: Around, request: &api::MigrateRequest, fixed: Duration) -> Self {
-        let vcpus = Vcpus::of(&around.machine);
-        let vcpus = vcpus.inspect_err(|error| tracing::warn!(%error, "no vCPUs to be seen")).ok();
+    pub(crate) fn new(brakes: Brakes, request: &api::MigrateRequest, fixed: Duration) -> Self {
         Self {
-            around,
+            brakes,
             settings: settings(request.downtime_ms, &request.slowing, fixed),
             state: Throttle::default(),
-            vcpus,
             used_cpus: 0.0,
             means: Means::Unused,
             slowed: Slowed { lowest_share: 1.0, ..Slowed::default() },
@@ -71,7 +73,7 @@ impl Throttling {
     /// Slows the VM as far as it takes now. Says what it has come to.
     pub(crate) fn look(&mut self, look: Look) -> Decision {
         let slow = !matches!(self.means, Means::Unused);
-        if let Some(used) = self.vcpus.as_mut().and_then(|vcpus| vcpus.look(slow)) {
+        if let Some(used) = self.brakes.vcpus.as_mut().and_then(|vcpus| vcpus.look(slow)) {
             self.used_cpus = used;
         }
         let look = Look { used_cpus: self.used_cpus, ..look };
@@ -111,7 +113,7 @@ impl Throttling {
         if slow && matches!(self.means, Means::Unused) {
             self.means = self.find_means();
         }
-        let Some(vcpus) = &self.vcpus else { return };
+        let Some(vcpus) = &self.brakes.vcpus else { return };
         match &mut self.means {
             Means::Unused | Means::Missing => {}
             Means::Slices(slices) => slices.set(decision.share),
@@ -119,7 +121,7 @@ impl Throttling {
                 let writers = vcpus.writers().try_for_each(|thread| group.add(thread));
                 let cpus = decision.quota_cpus.filter(|_| slow);
                 if let Err(error) = writers.and_then(|()| group.set(cpus)) {
-                    self.around
+                    self.brakes
                         .report_builder
                         .note(format!("the VM was not throttled further: {error}"));
                 }
@@ -128,8 +130,8 @@ impl Throttling {
     }
 
     fn find_means(&self) -> Means {
-        let Around { machine, notes, stops, tap, report_builder, held } = &self.around;
-        let why = match (notes, &self.vcpus) {
+        let Brakes { vcpus, notes, slicing, report_builder } = &self.brakes;
+        let why = match (notes, vcpus) {
             (_, None) => "its vCPUs can't be seen".to_owned(),
             (None, _) => "the agent is told to leave cgroups alone".to_owned(),
             (Some(notes), Some(vcpus)) => match quota::Slowed::new(notes, vcpus.pid) {
@@ -137,14 +139,14 @@ impl Throttling {
                 Err(error) => error.to_string(),
             },
         };
-        if !held {
-            report_builder.note(format!(
-                "the VM was not throttled: {why}, and its QEMU is older than 8.1, where stopping \
-                 it for moments is not safe"
-            ));
-            return Means::Missing;
-        }
-        match Slices::start(Arc::clone(&machine.qmp), Arc::clone(stops), tap.clone()) {
+        let slicing = match slicing {
+            Ok(slicing) => slicing,
+            Err(why_not) => {
+                report_builder.note(format!("the VM was not throttled: {why}, and {why_not}"));
+                return Means::Missing;
+            }
+        };
+        match Slices::start(slicing) {
             Ok(slices) => {
                 report_builder
                     .note(format!("the VM was throttled by stopping it for moments: {why}"));
@@ -162,14 +164,14 @@ impl Throttling {
         if let Some(when) = decision.misses_deadline
             && !std::mem::replace(&mut self.told_late, true)
         {
-            self.around.report_builder.note(late(self.settings.deadline.unwrap_or_default(), when));
+            self.brakes.report_builder.note(late(self.settings.deadline.unwrap_or_default(), when));
         }
         let by = match &self.means {
             Means::Unused | Means::Missing => return,
             Means::Group(group) => group.by(),
             Means::Slices(_) => "stopping it for moments".to_owned(),
         };
-        let now = self.around.report_builder.elapsed_s();
+        let now = self.brakes.report_builder.elapsed_s();
         let slowed = &mut self.slowed;
         if slowed.by.is_empty() {
             (slowed.by, slowed.from_s) = (by, now);
@@ -179,9 +181,9 @@ impl Throttling {
         }
         slowed.lowest_share = slowed.lowest_share.min(decision.share);
         slowed.lost_s = decision.work_lost.as_secs_f64();
-        slowed.vcpus = self.vcpus.as_ref().map_or(0, |vcpus| vcpus.writers().count());
+        slowed.vcpus = self.brakes.vcpus.as_ref().map_or(0, |vcpus| vcpus.writers().count());
         let slowed = slowed.clone();
-        self.around.report_builder.tell(|report| report.slowed = Some(slowed));
+        self.brakes.report_builder.tell(|report| report.slowed = Some(slowed));
     }
 }
 

@@ -13,7 +13,7 @@ use nbd::server::{Export, negotiate};
 use parking_lot::Mutex;
 use qemu::rendezvous::Rendezvous;
 
-use crate::source::Notice;
+use crate::source::context::Notice;
 
 pub(crate) struct DiskTap {
     shared: Arc<Shared>,

@@ -12,8 +12,8 @@ use audit::{HandedOver, Ledger, NotKept};
 use page::BlockId;
 use wire::{ToDestination, ToSource};
 
+use super::stream::Streaming;
 use crate::error::MigrationError;
-use crate::source::Source;
 
 /// Ranges whose entries are asked for at a time: 32 KiB each.
 const RANGES_AT_ONCE: usize = 16;
@@ -35,7 +35,7 @@ pub(crate) struct Comparison {
     is_over: bool,
 }
 
-impl Source<'_> {
+impl Streaming<'_> {
     /// What to compare the destination's with: a number for each RAM block, none if
     /// nothing is audited.
     pub(crate) fn audit_totals(&self) -> Vec<u64> {
@@ -45,58 +45,83 @@ impl Source<'_> {
             Err(NotKept::NoMemory) => "this host has no memory for it: 8 bytes for each page",
             Err(NotKept::NoBlocks) => "QEMU's stream was passed through whole",
         };
-        self.report_builder.tell(|report| report.audit = Audited::Nothing { why: why.to_owned() });
+        self.connected
+            .context
+            .report_builder
+            .tell(|report| report.audit = Audited::Nothing { why: why.to_owned() });
         Vec::new()
     }
 
+    fn audit_failed(&self, pages: u64, examples: Vec<String>) -> MigrationError {
+        for example in &examples {
+            tracing::error!(
+                vm = self.connected.context.vm.name,
+                "the audit found a difference: {example}"
+            );
+        }
+        let first = examples.first().cloned().unwrap_or_default();
+        self.connected
+            .context
+            .report_builder
+            .tell(|report| report.audit = Audited::Differences { pages, examples });
+        MigrationError::Audit { host: self.connected.context.peer.name.clone(), pages, first }
+    }
+}
+
+impl Comparison {
     /// Whether the destination may say that it has loaded the VM.
-    pub(crate) fn is_audited(&self, totals: &[u64]) -> bool {
-        totals.is_empty() || self.comparison.is_over
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
     }
 
-    /// What the destination says in an audit. None if it is something else.
-    pub(crate) fn audit(&mut self, heard: &ToSource) -> Option<Result<(), MigrationError>> {
+    /// What the destination says in an audit of what `streamed`. None if it is something
+    /// else.
+    pub(crate) fn hear(
+        &mut self,
+        streamed: &Streaming<'_>,
+        heard: &ToSource,
+    ) -> Option<Result<(), MigrationError>> {
         Some(match heard {
             ToSource::Audited { reread_pages } => {
-                self.comparison.is_over = true;
-                let pages = self.handed_over.ledger().map_or(0, Ledger::pages);
+                self.is_over = true;
+                let pages = streamed.handed_over.ledger().map_or(0, Ledger::pages);
                 let reread_pages = *reread_pages;
                 let same = Audited::Same { pages, reread_pages };
-                self.report_builder.tell(|report| report.audit = same);
+                streamed.connected.context.report_builder.tell(|report| report.audit = same);
                 Ok(())
             }
             ToSource::AuditDigests { block, first, digests, more } => {
-                self.compare_digests(*block, *first, digests);
-                if *more { Ok(()) } else { self.ask_for_entries() }
+                self.compare_digests(&streamed.handed_over, *block, *first, digests);
+                if *more { Ok(()) } else { self.ask_for_entries(streamed) }
             }
             ToSource::AuditEntries { block, range, entries } => {
-                self.compare_entries(*block, *range, entries)
+                self.compare_entries(streamed, *block, *range, entries)
             }
             ToSource::AuditReread { pages, examples } => {
                 let described = examples.iter().take(EXAMPLES_MAX).map(|(block, page)| {
                     format!("RAM block {block}, page {page}: not in RAM as it was placed")
                 });
-                Err(self.audit_failed(*pages, described.collect()))
+                Err(streamed.audit_failed(*pages, described.collect()))
             }
             _ => return None,
         })
     }
 
-    fn compare_digests(&mut self, block: u16, first: u32, theirs: &[u64]) {
-        let Some(ours) = self.handed_over.block(BlockId(block)) else {
+    fn compare_digests(&mut self, ours: &HandedOver, block: u16, first: u32, theirs: &[u64]) {
+        let Some(ours) = ours.block(BlockId(block)) else {
             return;
         };
         let ours = ours.digests().skip(first as usize);
         let differs = |(_, (ours, theirs)): &(u32, (u64, &u64))| ours != *theirs;
         let ranges = (first..).zip(ours.zip(theirs)).filter(differs);
-        self.comparison.differing.extend(ranges.map(|(range, _)| (block, range)));
+        self.differing.extend(ranges.map(|(range, _)| (block, range)));
     }
 
-    fn ask_for_entries(&mut self) -> Result<(), MigrationError> {
-        let Comparison { differing, asked, found, examples, .. } = &mut self.comparison;
+    fn ask_for_entries(&mut self, streamed: &Streaming<'_>) -> Result<(), MigrationError> {
+        let Self { differing, asked, found, examples, .. } = self;
         if *found > 0 && (differing.is_empty() || *found >= DIFFERENCES_MAX) {
             let (pages, examples) = (*found as u64, std::mem::take(examples));
-            return Err(self.audit_failed(pages, examples));
+            return Err(streamed.audit_failed(pages, examples));
         }
         let left = differing.len().saturating_sub(RANGES_AT_ONCE);
         *asked = differing.split_off(left);
@@ -107,24 +132,23 @@ impl Source<'_> {
         } else {
             ToDestination::AuditRanges { ranges }
         };
-        self.send(&said)
+        streamed.connected.send(&said)
     }
 
     fn compare_entries(
         &mut self,
+        streamed: &Streaming<'_>,
         block: u16,
         range: u32,
         theirs: &[u64],
     ) -> Result<(), MigrationError> {
-        let Comparison { asked, found, examples, .. } = &mut self.comparison;
+        let Self { asked, found, examples, .. } = self;
         let place = asked.iter().position(|asked| *asked == (block, range));
-        let ours = self.handed_over.block(BlockId(block));
+        let ours = streamed.handed_over.block(BlockId(block));
         let differences = ours.and_then(|ours| ours.differences(range, theirs));
         let (Some(place), Some(differences)) = (place, differences) else {
-            return Err(MigrationError::PeerLost {
-                host: self.peer.name.clone(),
-                why: "it sent entries for the audit that it was not asked for".to_owned(),
-            });
+            let why = "it sent entries for the audit that it was not asked for";
+            return Err(streamed.connected.context.lost(why));
         };
         asked.swap_remove(place);
         let is_over = asked.is_empty();
@@ -132,16 +156,7 @@ impl Source<'_> {
         let wanted = EXAMPLES_MAX.saturating_sub(examples.len());
         let described = differences.iter().take(wanted);
         examples.extend(described.map(|one| format!("RAM block {block}, {one}")));
-        if is_over { self.ask_for_entries() } else { Ok(()) }
-    }
-
-    fn audit_failed(&self, pages: u64, examples: Vec<String>) -> MigrationError {
-        for example in &examples {
-            tracing::error!(vm = self.vm.name, "the audit found a difference: {example}");
-        }
-        let first = examples.first().cloned().unwrap_or_default();
-        self.report_builder.tell(|report| report.audit = Audited::Differences { pages, examples });
-        MigrationError::Audit { host: self.peer.name.clone(), pages, first }
+        if is_over { self.ask_for_entries(streamed) } else { Ok(()) }
     }
 }
 

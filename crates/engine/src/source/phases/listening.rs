@@ -1,167 +1,160 @@
-//! What the leading thread waits for, in whatever phase, and what it says.
+//! What the thread that leads waits for, in any phase.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::select;
+use api::Bounds;
+use crossbeam_channel::{at, never, select};
+use qemu::qmp::Event;
 use switchover::{Envelope, Reason};
-use wire::{Late, ToDestination, ToSource};
+use wire::{ToDestination, ToSource};
 
+use super::connect::Connected;
 use crate::error::MigrationError;
 use crate::link::Heard;
-use crate::source::control::pacing::{Pacing, pace_bounds};
-use crate::source::{Happening, LOOK, Notice, Source, sched_params};
-use crate::waits::Pulse;
+use crate::source::blackout::Missing;
+use crate::source::context::{Notice, sched_params};
 
-/// A QEMU that is not finishing answers in a millisecond or two.
-const STATUS_MAX: Duration = Duration::from_millis(200);
+/// Something that the phase has to answer.
+pub(crate) enum Happening {
+    Qemu(Event),
+    Peer(ToSource),
+    /// Of the switchover.
+    Said(Envelope<switchover::ToSource>),
+    Notice(Notice),
+}
 
-impl Source<'_> {
-    /// Whether a stop is its owner's. QEMU's own, to finish, shows as
-    /// `finish-migrate`, or QEMU is too busy finishing to answer.
-    pub(crate) fn owner_paused(&self) -> bool {
-        let status =
-            self.vm.machine.qmp.execute_within("query-status", serde_json::json!({}), STATUS_MAX);
-        status.is_ok_and(|status| status["status"] == "paused")
-    }
+/// What ends a wait.
+enum Woken {
+    By(Happening),
+    /// The operator has changed what the migration may use.
+    Rebound,
+    /// The VM has stood still for as long as it may.
+    TooDark,
+    /// What was waited for has not come in its time.
+    Late,
+}
 
-    /// Whether anything of the VM still arrives.
-    pub(crate) fn check_progress(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
-        let Some(stream) = &self.stream else { return Ok(()) };
-        let come = stream.lanes.delivered();
-        let memory = come.body_bytes + come.found_bytes + come.fill_bytes + come.dropped_bytes;
-        let disks = come.block_bytes + come.block_zero_bytes;
-        let tapped = stream.state.residue_bytes.load(Relaxed) + stream.state.taken().0;
-        let waited = pulse.beat(memory + disks + tapped, LOOK);
-        if waited < self.local.waits.stall {
-            return Ok(());
-        }
-        Err(MigrationError::Stalled { host: self.peer.name.clone(), waited })
-    }
+/// A phase that waits for QEMU, the peer, the operator and its own threads.
+pub(crate) trait Listening<'m> {
+    fn connected(&self) -> &Connected<'m>;
+
+    /// Hands on what one of its parts waits for. What comes back is for the thread that
+    /// leads.
+    fn hand_on(&self, message: ToSource) -> Option<ToSource>;
+
+    /// The operator has changed what it may use.
+    fn rebound(&self, bounds: &Bounds);
+
+    /// What is accepted as downtime.
+    fn goal(&self) -> Duration;
+
+    /// What has not arrived.
+    fn missing(&self) -> Missing;
 
     /// The next thing that matters; what ends any phase is an error here, and so
     /// is a wait that was too long.
-    pub(crate) fn next(&mut self, until: Instant) -> Result<Happening, MigrationError> {
-        match self.next_or_late(Some(until))? {
-            Happening::Late => Err(MigrationError::PeerLost {
-                host: self.peer.name.clone(),
-                why: "it did not answer in time".to_owned(),
-            }),
-            happening => Ok(happening),
-        }
+    fn next(&self, until: Instant) -> Result<Happening, MigrationError> {
+        let happening = self.next_or_late(until)?;
+        happening.ok_or_else(|| self.connected().context.lost("it did not answer in time"))
     }
 
-    pub(crate) fn next_or_late(
-        &mut self,
-        until: Option<Instant>,
-    ) -> Result<Happening, MigrationError> {
+    /// As [`Listening::next`]; none if nothing came in time.
+    fn next_or_late(&self, until: Instant) -> Result<Option<Happening>, MigrationError> {
+        let connected = self.connected();
+        let context = &connected.context;
         loop {
-            match self.happening(until)? {
-                // In whatever phase, somebody else waits for it.
-                Some(Happening::Peer(ToSource::DiskFlushed { ticket, error })) => {
-                    if let Some(disks) = &self.disks {
-                        disks.flushed(ticket, error);
+            let max = connected.blackout_max(self.goal());
+            match connected.wake(until, connected.blackout_ends(max))? {
+                Woken::By(Happening::Peer(ToSource::Note { text })) => {
+                    context.report_builder.note(text);
+                }
+                Woken::By(Happening::Peer(ToSource::Switchover { said })) => {
+                    return Ok(Some(Happening::Said(said)));
+                }
+                Woken::By(Happening::Peer(message)) => {
+                    if let Some(message) = self.hand_on(message) {
+                        return Ok(Some(Happening::Peer(message)));
                     }
                 }
-                Some(Happening::Peer(ToSource::NicUse(used))) => {
-                    if let Some(pacing) = self.pacing() {
-                        pacing.hear(used);
-                    }
-                }
-                Some(Happening::Peer(ToSource::Late { batches })) => {
-                    let stage = self.stream.as_ref().and_then(|stream| stream.stage.as_ref());
-                    if let Some(stage) = stage {
-                        for Late { ticket, wanted, more } in batches {
-                            stage.late(ticket, wanted, more);
-                        }
-                    }
-                }
-                Some(Happening::Peer(ToSource::Note { text })) => self.report_builder.note(text),
                 // Of a VM that was given up, all has arrived.
-                Some(Happening::Notice(Notice::Panicked(thread))) => {
-                    if !self.committed {
+                Woken::By(Happening::Notice(Notice::Panicked(thread))) => {
+                    if !context.committed {
                         return Err(MigrationError::Panicked { thread });
                     }
-                    self.report_builder
-                        .note(format!("a fault in the agent: its thread {thread} panicked"));
+                    let fault = format!("a fault in the agent: its thread {thread} panicked");
+                    context.report_builder.note(fault);
                 }
-                Some(Happening::Peer(ToSource::Switchover { said })) => {
-                    return Ok(Happening::Said(said));
+                Woken::By(happening) => return Ok(Some(happening)),
+                Woken::Rebound => {
+                    let bounds = connected.rebind();
+                    self.rebound(&bounds);
+                    connected.say_bounds(&bounds)?;
                 }
-                Some(happening) => return Ok(happening),
-                None => self.rebind()?,
+                Woken::TooDark => return Err(connected.blackout_error(max, self.missing())),
+                Woken::Late => return Ok(None),
             }
         }
     }
+}
 
-    /// None: the operator has changed what it may use.
-    fn happening(&self, until: Option<Instant>) -> Result<Option<Happening>, MigrationError> {
-        let control = self.control.as_ref().expect("connected");
-        let cancelled = self.report_builder.watch().cancelled();
-        let never = crossbeam_channel::never();
-        let late = until.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
-        let cancelled = if self.committed { &never } else { cancelled };
-        let over = self.over.filter(|_| !self.committed);
-        let over = over.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
-        let dark = self.blackout_ends();
-        let dark = dark.map_or_else(crossbeam_channel::never, crossbeam_channel::at);
-        let host = &self.peer.name;
-        let lost = |why: String| MigrationError::PeerLost { host: host.clone(), why };
+impl Connected<'_> {
+    /// Waits for one thing, at most until then, or until the VM has been `dark` for as
+    /// long as it may.
+    fn wake(&self, until: Instant, dark: Option<Instant>) -> Result<Woken, MigrationError> {
+        let context = &self.context;
+        let never_cancelled = never();
+        let cancelled = context.report_builder.watch().cancelled();
+        let cancelled = if context.committed { &never_cancelled } else { cancelled };
+        let over = context.deadline.filter(|_| !context.committed).map_or_else(never, at);
+        let dark = dark.map_or_else(never, at);
         select! {
-            recv(self.qemu_events) -> event => match event {
-                Ok(event) => Ok(Some(Happening::Qemu(event))),
+            recv(context.qemu_events) -> event => match event {
+                Ok(event) => Ok(Woken::By(Happening::Qemu(event))),
                 Err(_) => Err(MigrationError::VmGone("its QEMU ended".to_owned())),
             },
-            recv(control.hear) -> heard => match heard {
+            recv(self.control.hear) -> heard => match heard {
                 Ok(Heard::Message(ToSource::Refused { reason })) => {
-                    let reason = Reason::new(reason).into();
-                    Err(MigrationError::Refused { host: host.clone(), reason })
+                    let (host, reason) = (context.peer.name.clone(), Reason::new(reason).into());
+                    Err(MigrationError::Refused { host, reason })
                 }
-                Ok(Heard::Message(message)) => Ok(Some(Happening::Peer(message))),
-                Ok(Heard::Gone(error)) => Err(lost(error.to_string())),
-                Ok(_) => Err(lost("it sent device state, which only a source does".to_owned())),
-                Err(_) => Err(lost("the connection has ended".to_owned())),
+                Ok(Heard::Message(message)) => Ok(Woken::By(Happening::Peer(message))),
+                Ok(Heard::Gone(error)) => Err(context.lost(error.to_string())),
+                Ok(_) => Err(context.lost("it sent device state, which only a source does")),
+                Err(_) => Err(context.lost("the connection has ended")),
             },
-            recv(self.notices.1) -> notice => match notice {
-                Ok(notice) => Ok(Some(Happening::Notice(notice))),
-                Err(_) => unreachable!("this struct holds a sender"),
+            recv(context.noticed) -> notice => match notice {
+                Ok(notice) => Ok(Woken::By(Happening::Notice(notice))),
+                Err(_) => unreachable!("the context holds a sender"),
             },
             recv(cancelled) -> _ => Err(MigrationError::Cancelled),
-            recv(self.report_builder.watch().rebound()) -> _ => Ok(None),
-            recv(late) -> _ => Ok(Some(Happening::Late)),
-            recv(dark) -> _ => Err(self.blackout_error()),
+            recv(context.report_builder.watch().rebound()) -> _ => Ok(Woken::Rebound),
+            recv(at(until)) -> _ => Ok(Woken::Late),
+            recv(dark) -> _ => Ok(Woken::TooDark),
             recv(over) -> _ => {
-                let allowed = Duration::from_secs(self.request.timeout_s.unwrap_or_default());
+                let allowed = Duration::from_secs(context.request.timeout_s.unwrap_or_default());
                 Err(MigrationError::TooLong { allowed })
             }
         }
     }
 
-    pub(crate) fn pacing(&self) -> Option<&Pacing> {
-        self.stream.as_ref().and_then(|stream| stream.pacing.as_ref())
+    /// The operator has changed what the migration may use: so it is at this end.
+    fn rebind(&self) -> Bounds {
+        let context = &self.context;
+        let bounds = context.report_builder.watch().bounds();
+        tracing::info!(vm = context.vm.name, ?bounds, "other bounds");
+        context.report_builder.rebound(&bounds);
+        context.threads.set(&sched_params(&bounds, context.blackout.has_begun()));
+        bounds
     }
 
-    /// The operator has changed what it may use: that holds at both ends.
-    pub(crate) fn rebind(&self) -> Result<(), MigrationError> {
-        let bounds = self.report_builder.watch().bounds();
-        tracing::info!(vm = self.vm.name, ?bounds, "other bounds");
-        self.report_builder.rebound(&bounds);
-        let params = sched_params(&bounds, self.blackout.has_begun());
-        self.threads.set(&params);
-        if let Some(pacing) = self.pacing() {
-            pacing.set(pace_bounds(&bounds));
-        }
+    /// And at the other.
+    fn say_bounds(&self, bounds: &Bounds) -> Result<(), MigrationError> {
         // With the VM given up, no data thread is left to be told.
-        if self.committed { Ok(()) } else { self.send(&ToDestination::Terms(params)) }
-    }
-
-    /// Does not wait for the destination, which may read slowly.
-    pub(crate) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
-        let control = self.control.as_ref().expect("connected");
-        control.saying.say(message).map_err(|error| MigrationError::PeerLost {
-            host: self.peer.name.clone(),
-            why: error.to_string(),
-        })
+        if self.context.committed {
+            return Ok(());
+        }
+        let params = sched_params(bounds, self.context.blackout.has_begun());
+        self.send(&ToDestination::Terms(params))
     }
 
     /// What the destination said of the switchover before it was to.
@@ -172,13 +165,36 @@ impl Source<'_> {
             Unknown => "its agent knows nothing of this migration any more".to_owned(),
             Loaded | Running => "it says that it has the VM, which it was not given".to_owned(),
         };
-        MigrationError::DestinationFailed { host: self.peer.name.clone(), reason }
+        MigrationError::DestinationFailed { host: self.context.peer.name.clone(), reason }
     }
 
     pub(crate) fn unexpected(&self, message: &ToSource) -> MigrationError {
-        MigrationError::PeerLost {
-            host: self.peer.name.clone(),
-            why: Reason::new(format!("it sent a message out of turn: {message:?}")).into(),
+        let why = Reason::new(format!("it sent a message out of turn: {message:?}"));
+        self.context.lost(why)
+    }
+}
+
+/// Before there is a stream.
+impl<'m> Listening<'m> for Connected<'m> {
+    fn connected(&self) -> &Connected<'m> {
+        self
+    }
+
+    fn hand_on(&self, message: ToSource) -> Option<ToSource> {
+        match message {
+            // Nothing waits for them yet.
+            ToSource::DiskFlushed { .. } | ToSource::NicUse(_) | ToSource::Late { .. } => None,
+            message => Some(message),
         }
+    }
+
+    fn rebound(&self, _: &Bounds) {}
+
+    fn goal(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn missing(&self) -> Missing {
+        Missing::default()
     }
 }

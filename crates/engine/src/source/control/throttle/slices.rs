@@ -16,6 +16,8 @@ use crossbeam_channel::Receiver;
 use parking_lot::{Condvar, Mutex};
 use qemu::qmp::{Event, Qmp};
 
+use super::Slicing;
+
 /// One run and one stop. A stop flushes the VM's disks, which takes a
 /// millisecond or two.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -85,13 +87,15 @@ struct State {
 }
 
 impl Slices {
-    pub(super) fn start(
-        qmp: Arc<Qmp>,
-        stops: Arc<OurStops>,
-        tap: tap::Stopper,
-    ) -> std::io::Result<Self> {
-        let state = Mutex::new(State { share: 1.0, over: false });
-        let shared = Arc::new(Shared { qmp, stops, tap, state, changed: Condvar::new() });
+    pub(super) fn start(slicing: &Slicing) -> std::io::Result<Self> {
+        let Slicing { qmp, stops, tap } = slicing;
+        let shared = Arc::new(Shared {
+            qmp: Arc::clone(qmp),
+            stops: Arc::clone(stops),
+            tap: tap.clone(),
+            state: Mutex::new(State { share: 1.0, over: false }),
+            changed: Condvar::new(),
+        });
         let thread = thread::Builder::new().name("slices".to_owned()).spawn({
             let shared = Arc::clone(&shared);
             move || shared.run()

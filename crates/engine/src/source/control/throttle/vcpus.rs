@@ -16,7 +16,7 @@ const SHARE_LEAST: f64 = 0.2;
 /// no work.
 const NEW: f64 = 0.3;
 
-pub(super) struct Vcpus {
+pub(crate) struct Vcpus {
     pub(super) pid: u32,
     threads: Vec<Thread>,
     /// The most that one of them ever used: slowed, they use less.
@@ -36,7 +36,7 @@ struct Thread {
 }
 
 impl Vcpus {
-    pub(super) fn of(machine: &Machine) -> Result<Self, QmpError> {
+    pub(crate) fn of(machine: &Machine) -> Result<Self, QmpError> {
         let mut ids: Vec<u32> = machine.qmp.vcpus()?.iter().map(|vcpu| vcpu.thread).collect();
         // One thread may run several.
         ids.sort_unstable();

@@ -1,0 +1,60 @@
+//! The control connection. It needs neither a VM nor a journal.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use transport::{Endpoint, connect};
+use wire::{Kind, ToDestination, ToSource};
+
+use super::context::no_thread;
+use super::disks::room::DiskRoom;
+use super::saying::Saying;
+use crate::error::MigrationError;
+use crate::host::{Local, Peer};
+use crate::link::{Heard, Link};
+
+/// By then a destination that reads has taken what is said to it. The VM may stand
+/// still meanwhile.
+const SAID_MAX: Duration = Duration::from_millis(20);
+
+/// The control connection. Dropped, it ends.
+pub(crate) struct Control {
+    host: String,
+    /// For threads that may wait for the peer.
+    pub(crate) link: Arc<Link<ToDestination>>,
+    /// For the thread that leads, which may not.
+    saying: Saying,
+    pub(crate) hear: Receiver<Heard<ToSource>>,
+    pub(crate) disk_room: Arc<DiskRoom>,
+}
+
+impl Control {
+    pub(crate) fn connect(local: &Local, peer: &Peer) -> Result<Self, MigrationError> {
+        let host = peer.name.clone();
+        let lost = |why: String| MigrationError::PeerLost { host: host.clone(), why };
+        let endpoint = Endpoint { local: None, remote: peer.address };
+        let connection = connect(endpoint, &peer.name, &local.security, Kind::Control)
+            .map_err(|e| lost(e.to_string()))?;
+        let disk_room = Arc::<DiskRoom>::default();
+        let room = Arc::clone(&disk_room);
+        let (link, hear) =
+            Link::start_with(connection, &peer.name, move |message| room.hear(message))
+                .map_err(|e| lost(e.to_string()))?;
+        let link = Arc::new(link);
+        let saying = Saying::start(Arc::clone(&link), &peer.name).map_err(no_thread)?;
+        Ok(Self { host, link, saying, hear, disk_room })
+    }
+
+    /// Does not wait for the destination, which may read slowly.
+    pub(crate) fn send(&self, message: &ToDestination) -> Result<(), MigrationError> {
+        let lost = |why: String| MigrationError::PeerLost { host: self.host.clone(), why };
+        self.saying.say(message).map_err(|error| lost(error.to_string()))
+    }
+
+    /// Ends the connection if a thread of the tap, or of a lane, says something to a
+    /// destination that doesn't read. Else it stays, to say why the migration ends.
+    pub(crate) fn cut_if_stuck(&self) {
+        self.link.cut_if_stuck(SAID_MAX);
+    }
+}

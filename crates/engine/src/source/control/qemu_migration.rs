@@ -1,0 +1,34 @@
+//! What the sampler needs of QEMU's migration.
+
+use qemu::outgoing::{Outgoing, Progress};
+use qemu::qmp::QmpError;
+
+/// QEMU's migration, as far as it is followed, whoever commands it.
+pub(crate) trait QemuMigration: Send + Sync {
+    /// Where QEMU is. An error if it doesn't say, such as while it stops the VM.
+    fn progress(&self) -> Result<Progress, QmpError>;
+    /// See [`Outgoing::is_held`].
+    fn is_held(&self) -> bool;
+    /// See [`Outgoing::takes_bandwidth`].
+    fn takes_bandwidth(&self) -> bool;
+    /// See [`Outgoing::allow`].
+    fn allow(&self, bytes_per_s: u64, downtime_ms: u64) -> Result<(), QmpError>;
+}
+
+impl QemuMigration for Outgoing {
+    fn progress(&self) -> Result<Progress, QmpError> {
+        self.progress()
+    }
+
+    fn is_held(&self) -> bool {
+        self.is_held()
+    }
+
+    fn takes_bandwidth(&self) -> bool {
+        self.takes_bandwidth()
+    }
+
+    fn allow(&self, bytes_per_s: u64, downtime_ms: u64) -> Result<(), QmpError> {
+        self.allow(bytes_per_s, downtime_ms)
+    }
+}

@@ -1,0 +1,151 @@
+//! A page's way at the source: from the tap's socket to the lanes.
+//!
+//! It needs no command of QEMU's and no journal: whoever commands the migration, this
+//! is what carries it.
+
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use audit::HandedOver;
+use crossbeam_channel::Sender;
+use data_threads::DataThreads;
+use dedup::source::{Announcer, Naming, Stage};
+use qemu::ram_blocks::RamBlocks;
+use ram::Numbered;
+use tap::{Channels, Tap};
+use transport::LanesPlan;
+
+use super::collector::Collector;
+use super::connection::Control;
+use super::context::{Notice, local, no_thread};
+use super::control::stream_state::StreamState;
+use super::control::throttle::OurStops;
+use super::lanes::{self, Lanes};
+use crate::error::MigrationError;
+
+/// What pages go by, from its start to the end of the migration.
+pub(crate) struct Flow {
+    pub(crate) state: Arc<StreamState>,
+    pub(crate) lanes: Arc<Lanes>,
+    /// None: no page goes by name.
+    pub(crate) stage: Option<Arc<Stage>>,
+    pub(crate) tap: tap::Stopper,
+    /// Ends before the lanes do. None: nothing is named ahead of QEMU.
+    announcer: Option<Announcer>,
+}
+
+/// What it is made of.
+pub(crate) struct FlowPlan<'p> {
+    /// Where QEMU connects to.
+    pub(crate) listener: UnixListener,
+    pub(crate) channels: Channels,
+    /// QEMU does not end its migration before the tap lets it.
+    pub(crate) held: bool,
+    pub(crate) state: Arc<StreamState>,
+    pub(crate) lanes: LanesPlan,
+    /// The VM's memory, as far as this agent can read it...
+    pub(crate) ram: RamBlocks,
+    /// ... and that by number, once QEMU has announced its blocks.
+    pub(crate) numbered: Arc<Numbered>,
+    pub(crate) naming: Option<Arc<Naming>>,
+    pub(crate) handed_over: Arc<HandedOver>,
+    pub(crate) stops: Arc<OurStops>,
+    pub(crate) control: &'p Control,
+    pub(crate) notices: &'p Sender<Notice>,
+    pub(crate) threads: &'p Arc<DataThreads>,
+}
+
+impl Flow {
+    /// Starts lanes and tap. The tap is for [`Flow::wait_in_background`].
+    pub(crate) fn start(plan: FlowPlan<'_>) -> Result<(Self, Tap), MigrationError> {
+        let FlowPlan { state, naming, control, threads, held, .. } = plan;
+        let lanes = Arc::new(Lanes::new(plan.lanes, Some(Arc::clone(threads))));
+        let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
+        let stage = naming.as_ref().map(stage);
+        lanes::start(&lanes, stage.as_ref(), &control.link)
+            .map_err(|error| local("starting the lanes' threads", error))?;
+        control.disk_room.is_for(&lanes);
+        let collector = Arc::new(Collector {
+            state: Arc::clone(&state),
+            ram: plan.ram,
+            numbered: plan.numbered,
+            handed_over: plan.handed_over,
+            naming,
+            lanes: Arc::clone(&lanes),
+            link: Arc::clone(&control.link),
+            notices: plan.notices.clone(),
+            stops: plan.stops,
+            threads: Arc::clone(threads),
+        });
+        let tap =
+            Tap::start(plan.listener, plan.channels, held, Arc::clone(&state.pool), collector)
+                .map_err(|error| MigrationError::Tap(error.to_string()))?;
+        let announcer = stage.as_ref().map(|stage| Announcer::start(stage, threads)).transpose();
+        let announcer = announcer.map_err(no_thread)?.flatten();
+        Ok((Self { state, lanes, stage, tap: tap.stopper(), announcer }, tap))
+    }
+
+    /// Tells the leading thread when the tap is through and all is placed: the barrier.
+    pub(crate) fn wait_in_background(
+        &self,
+        tap: Tap,
+        host: String,
+        notices: Sender<Notice>,
+    ) -> Result<(), MigrationError> {
+        let lanes = Arc::clone(&self.lanes);
+        let wait = move || {
+            let lanes_failed = |source| MigrationError::Lanes { host: host.clone(), source };
+            let outcome = tap
+                .join()
+                // A tap that was refused a batch knows nothing of why.
+                .map_err(|error| {
+                    lanes
+                        .failure()
+                        .map_or_else(|| MigrationError::Tap(error.to_string()), lanes_failed)
+                })
+                .and_then(|summary| {
+                    lanes.wait_drained().map_err(lanes_failed)?;
+                    // The destination ends the lanes when it loads: that is no
+                    // failure to mend.
+                    lanes.close();
+                    Ok(summary)
+                });
+            let _ = notices.send(Notice::Delivered(outcome));
+        };
+        std::thread::Builder::new().name("barrier".to_owned()).spawn(wait).map_err(no_thread)?;
+        Ok(())
+    }
+
+    /// Waits for the destination no more: what is written to it is closed, and what
+    /// QEMU still says goes nowhere.
+    pub(crate) fn let_go(&self) {
+        self.state.end_chase();
+        self.tap.stop();
+        self.lanes.shut();
+    }
+
+    /// Ends it, and says what CPU time the lanes used. With `in_order` all was
+    /// delivered; else what QEMU still writes goes nowhere.
+    pub(crate) fn stop(&mut self, in_order: bool) -> Duration {
+        self.announcer = None;
+        if in_order {
+            self.tap.cut();
+            self.lanes.finish()
+        } else {
+            self.tap.stop();
+            self.lanes.stop()
+        }
+    }
+
+    /// Everything that has come from QEMU or gone to the destination, in bytes: while
+    /// this grows, the migration moves.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        let come = self.lanes.delivered();
+        let memory = come.body_bytes + come.found_bytes + come.fill_bytes + come.dropped_bytes;
+        let disks = come.block_bytes + come.block_zero_bytes;
+        let tapped = self.state.residue_bytes.load(Relaxed) + self.state.taken().0;
+        memory + disks + tapped
+    }
+}

@@ -1,0 +1,138 @@
+//! The point of no return, and what follows until the VM runs at the destination.
+
+use std::time::{Duration, Instant};
+
+use api::{Outcome, Phase};
+use switchover::source::{Event as Step, Outcome as Fate};
+use wire::ToSource;
+
+use super::journaled::Journaled;
+use super::listening::{Happening, Listening};
+use super::load::Loaded;
+use super::stream::Streaming;
+use super::{Ended, Failed};
+use crate::error::MigrationError;
+use crate::link::Heard;
+
+/// A note on disk there, and what it has cost, after that.
+const NOTED_MAX: Duration = Duration::from_secs(5);
+
+impl<'m> Loaded<'m> {
+    /// Gives the VM up, and waits until it runs there.
+    pub(crate) fn commit(self) -> Result<Ended, Failed<'m>> {
+        let Self { mut streamed, said } = self;
+        // With QEMU's word that it is completed: journals `committed`, and says `go`.
+        streamed.step(Step::Heard(said));
+        streamed.wait_running();
+        match streamed.concluded() {
+            Ok(()) => Ok(streamed.end(Outcome::Done)),
+            Err(error) => Err(Failed::new(streamed, error)),
+        }
+    }
+}
+
+impl Journaled<Streaming<'_>> {
+    fn wait_running(&mut self) {
+        let until = Instant::now() + self.phase.connected.context.local.waits.run;
+        while self.fate.is_none() && self.driver.machine().doubt().is_none() {
+            match self.phase.next(until) {
+                Ok(Happening::Said(said)) => {
+                    if said.message == switchover::ToSource::Running {
+                        self.phase.note_running();
+                    }
+                    self.step(Step::Heard(said));
+                }
+                Ok(_) => {}
+                // Nobody else resumes it here, and the destination's copy is as
+                // good.
+                Err(MigrationError::VmGone(_)) => {
+                    self.phase.connected.context.qemu_events = crossbeam_channel::never();
+                    self.step(Step::QemuGone);
+                }
+                Err(error) if Instant::now() < until => {
+                    self.step(Step::ConnectionLost { reason: error.to_string().into() });
+                    self.step(Step::Timeout);
+                    return;
+                }
+                Err(_) => {
+                    self.step(Step::Timeout);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What the switchover has come to.
+    fn concluded(&self) -> Result<(), MigrationError> {
+        let context = &self.phase.connected.context;
+        let (vm, host) = (&context.vm.name, &context.peer.name);
+        match (&self.fate, self.driver.machine().doubt()) {
+            (Some(Fate::Gone), _) => {
+                self.phase.wait_noted();
+                Ok(())
+            }
+            (Some(Fate::Stays { reason }), _) if context.committed => {
+                let (host, reason) = (host.clone(), reason.to_string());
+                Err(MigrationError::DestinationFailed { host, reason })
+            }
+            (Some(Fate::Stays { reason }), _) => Err(MigrationError::Qemu(reason.to_string())),
+            (Some(Fate::Lost { reason }), _) => Err(MigrationError::VmGone(reason.to_string())),
+            (None, Some(doubt)) => Err(MigrationError::InDoubt(doubt.advice(vm, host))),
+            (None, None) => Err(MigrationError::InDoubt(format!(
+                "{vm} runs at {host}; its QEMU here does not end, and that is tried again"
+            ))),
+        }
+    }
+}
+
+impl Streaming<'_> {
+    fn note_running(&self) {
+        let context = &self.connected.context;
+        context.report_builder.enter(Phase::Running);
+        let stop = context.blackout.stop();
+        let at = stop.map(|stop| stop.at).or_else(|| self.stops.last());
+        let Some(downtime) = at.map(|at| at.elapsed()) else { return };
+        if let Some(stop) = stop {
+            let now = self.flow.lanes.delivered();
+            let moving = now.busy.saturating_sub(stop.delivered.busy);
+            context.local.fixed_cost.learn(downtime.saturating_sub(moving));
+            let bytes = now.body_bytes - stop.delivered.body_bytes;
+            context.report_builder.tell(|report| report.stopped_bytes = bytes);
+        }
+        let downtime_ms = downtime.as_secs_f64() * 1e3;
+        context.report_builder.tell(|report| report.downtime_ms = Some(downtime_ms));
+    }
+
+    /// The destination hangs up once it has noted that the VM is its own: who
+    /// is told that the migration is over finds the VM there, free to move on.
+    fn wait_noted(&self) {
+        let until = Instant::now() + NOTED_MAX;
+        while let Ok(heard) = self.connected.control.hear.recv_deadline(until) {
+            match heard {
+                Heard::Gone(_) => return,
+                Heard::Message(ToSource::Cost {
+                    cpu_s,
+                    pool_high_water_bytes,
+                    peer_bytes,
+                    again_bytes,
+                    stored_bytes,
+                    storage_read_bytes,
+                    ran_ms,
+                }) => {
+                    self.connected.context.report_builder.tell(|report| {
+                        report.peer_bytes = peer_bytes;
+                        report.again_bytes = again_bytes;
+                        report.stored_bytes = stored_bytes;
+                        report.storage_read_bytes = storage_read_bytes;
+                        report.cpu_destination_s = cpu_s;
+                        report.pool_high_water_bytes[1] = pool_high_water_bytes;
+                        // It ran before we heard so.
+                        let ran_ms = ran_ms.max(0.0);
+                        report.downtime_ms = report.downtime_ms.map(|ms| (ms - ran_ms).max(0.0));
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! While QEMU streams: until it has stopped the VM and handed over everything, and
+//! everything is placed.
+
+use std::time::{Duration, Instant};
+
+use api::{Bounds, Phase};
+use crossbeam_channel::RecvTimeoutError;
+use qemu::qmp::Event;
+use switchover::source::Event as Step;
+use wire::{Late, ToSource};
+
+use super::Failed;
+use super::connect::Connected;
+use super::journaled::Journaled;
+use super::listening::{Happening, Listening};
+use super::stream::Streaming;
+use crate::error::MigrationError;
+use crate::source::blackout::Missing;
+use crate::source::context::Notice;
+use crate::source::control::pacing::pace_bounds;
+use crate::waits::Pulse;
+
+/// How often a migration that waits looks whether anything moves.
+const LOOK: Duration = Duration::from_secs(1);
+/// What QEMU says last comes by another socket than its stream, a moment later on
+/// a busy host.
+const LAST_WORD: Duration = Duration::from_millis(500);
+
+/// The VM is stopped, and all of its pages are at the destination.
+pub(crate) struct Delivered<'m>(pub(crate) Journaled<Streaming<'m>>);
+
+impl<'m> Journaled<Streaming<'m>> {
+    /// Waits for the barrier.
+    pub(crate) fn deliver(mut self) -> Result<Delivered<'m>, Failed<'m>> {
+        match self.wait_delivered() {
+            Ok(()) => Ok(Delivered(self)),
+            Err(error) => Err(Failed::new(self, error)),
+        }
+    }
+
+    fn wait_delivered(&mut self) -> Result<(), MigrationError> {
+        let (mut pulse, mut look) = (Pulse::new(), Instant::now());
+        loop {
+            match self.phase.next_or_late(look)? {
+                None => {
+                    self.phase.check_progress(&mut pulse)?;
+                    look = Instant::now() + LOOK;
+                }
+                Some(Happening::Notice(Notice::Delivered(outcome))) => {
+                    outcome.map_err(|error| self.last_word(error))?;
+                    self.phase.note_broken_hold();
+                    return Ok(());
+                }
+                Some(Happening::Notice(notice)) => self.notice(notice)?,
+                Some(Happening::Qemu(event)) => self.follow(&event)?,
+                Some(Happening::Peer(ToSource::Placement { mapped, inline })) => {
+                    self.phase.note_placement(&mapped, &inline);
+                }
+                Some(Happening::Peer(other)) => {
+                    return Err(self.phase.connected.unexpected(&other));
+                }
+                Some(Happening::Said(said)) => return Err(self.phase.connected.said_early(&said)),
+            }
+        }
+    }
+
+    fn notice(&mut self, notice: Notice) -> Result<(), MigrationError> {
+        let Streaming { connected, outgoing, .. } = &mut self.phase;
+        let context = &mut connected.context;
+        match notice {
+            Notice::FirstPassBegins => context.report_builder.enter(Phase::FirstPass),
+            Notice::TailBegins => {
+                context.report_builder.enter(Phase::Stopped);
+                connected.stands_still(Instant::now());
+                // QEMU tells of no stop of a VM that its owner paused before,
+                // or that stood still for a moment.
+                let run = connected.context.was_running;
+                self.step(Step::Stopped { run });
+            }
+            Notice::Unsplittable(reason) => {
+                context.report_builder.enter(Phase::FirstPass);
+                context
+                    .report_builder
+                    .note(format!("the stream is passed through whole: {reason}"));
+                context.report_builder.tell(|report| report.tap = "whole".to_owned());
+            }
+            Notice::DisksReady if outgoing.is_held() => {}
+            Notice::DisksReady => outgoing.start()?,
+            Notice::Disks(drained) => {
+                drained.map_err(MigrationError::Disks)?;
+                context.blackout.drained();
+                outgoing.continue_switchover()?;
+            }
+            Notice::Stalled(why) => return Err(MigrationError::NotFollowed(why)),
+            Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
+            Notice::Delivered(_) => {}
+        }
+        Ok(())
+    }
+
+    pub(crate) fn follow(&mut self, event: &Event) -> Result<(), MigrationError> {
+        if self.phase.follow(event)? {
+            let run = self.phase.connected.context.was_running;
+            self.step(Step::Stopped { run });
+        }
+        Ok(())
+    }
+
+    /// Why the stream can't be read: if its QEMU ends, that is the reason.
+    fn last_word(&mut self, error: MigrationError) -> MigrationError {
+        if !matches!(error, MigrationError::Tap(_)) {
+            return error;
+        }
+        let until = Instant::now() + LAST_WORD;
+        loop {
+            match self.phase.connected.context.qemu_events.recv_deadline(until) {
+                Ok(event) => match self.follow(&event) {
+                    Ok(()) => {}
+                    Err(gone @ MigrationError::VmGone(_)) => return gone,
+                    // It lives.
+                    Err(_) => return error,
+                },
+                Err(RecvTimeoutError::Timeout) => return error,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return MigrationError::VmGone("its QEMU ended".to_owned());
+                }
+            }
+        }
+    }
+}
+
+impl Streaming<'_> {
+    /// Follows what QEMU says. True: it has stopped the VM for its switchover.
+    fn follow(&mut self, event: &Event) -> Result<bool, MigrationError> {
+        match (event.name.as_str(), event.data["status"].as_str()) {
+            ("STOP", _) if self.stops.take_slice(event.at) => return Ok(false),
+            ("MIGRATION", Some("pre-switchover")) => {
+                let context = &self.connected.context;
+                if let Some(disks) = &mut self.disks {
+                    disks.drain(context.notices.clone(), context.local.waits.drain)?;
+                }
+                return Ok(false);
+            }
+            ("MIGRATION", Some("failed")) => {
+                if let Some(why) = self.outgoing.error() {
+                    return Err(MigrationError::Qemu(why));
+                }
+            }
+            _ => {}
+        }
+        let stops = self.connected.follow(event)?;
+        if stops {
+            self.connected.stopped(event.at, self.flow.lanes.delivered());
+        }
+        Ok(stops)
+    }
+
+    /// Whether anything of the VM still arrives.
+    fn check_progress(&self, pulse: &mut Pulse) -> Result<(), MigrationError> {
+        let context = &self.connected.context;
+        let waited = pulse.beat(self.flow.moved_bytes(), LOOK);
+        if waited < context.local.waits.stall {
+            return Ok(());
+        }
+        Err(MigrationError::Stalled { host: context.peer.name.clone(), waited })
+    }
+
+    pub(crate) fn note_placement(&self, mapped: &[String], inline: &[String]) {
+        let how = if mapped.is_empty() { "inline" } else { "mapped" };
+        tracing::debug!(?mapped, ?inline, "placement");
+        self.connected.context.report_builder.tell(|report| report.placement = how.to_owned());
+    }
+
+    /// A QEMU that stops the VM by itself, although it was to wait until it may, has
+    /// left more in flight than the downtime goal has room for.
+    fn note_broken_hold(&self) {
+        let context = &self.connected.context;
+        if self.flow.tap.ended_early() && context.blackout.stop().is_some() {
+            context.report_builder.note(
+                "QEMU stopped the VM before it was allowed to: more was in flight than the \
+                 downtime goal has room for",
+            );
+        }
+    }
+}
+
+impl<'m> Listening<'m> for Streaming<'m> {
+    fn connected(&self) -> &Connected<'m> {
+        &self.connected
+    }
+
+    fn hand_on(&self, message: ToSource) -> Option<ToSource> {
+        match message {
+            ToSource::DiskFlushed { ticket, error } => {
+                if let Some(disks) = &self.disks {
+                    disks.flushed(ticket, error);
+                }
+            }
+            ToSource::NicUse(used) => self.pacing.hear(used),
+            ToSource::Late { batches } => {
+                if let Some(stage) = &self.flow.stage {
+                    for Late { ticket, wanted, more } in batches {
+                        stage.late(ticket, wanted, more);
+                    }
+                }
+            }
+            message => return Some(message),
+        }
+        None
+    }
+
+    fn rebound(&self, bounds: &Bounds) {
+        self.pacing.set(pace_bounds(bounds));
+    }
+
+    fn goal(&self) -> Duration {
+        self.flow.state.goal()
+    }
+
+    fn missing(&self) -> Missing {
+        let delivered = self.flow.lanes.delivered();
+        Missing {
+            memory_bytes: delivered.backlog_bytes,
+            disk_bytes: delivered.block_backlog_bytes,
+            disks_move: self.disks.is_some(),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Has the destination load what was delivered, once it is proved to be the same.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use api::Phase;
+use switchover::Envelope;
+use wire::{ToDestination, ToSource};
+
+use super::Failed;
+use super::audit::Comparison;
+use super::deliver::Delivered;
+use super::journaled::Journaled;
+use super::listening::{Happening, Listening};
+use super::stream::Streaming;
+use crate::error::MigrationError;
+
+/// The destination has loaded the VM, and says so.
+pub(crate) struct Loaded<'m> {
+    pub(crate) streamed: Journaled<Streaming<'m>>,
+    pub(crate) said: Envelope<switchover::ToSource>,
+}
+
+impl<'m> Delivered<'m> {
+    /// Lets the destination load, and waits until it has.
+    pub(crate) fn load(self) -> Result<Loaded<'m>, Failed<'m>> {
+        let Self(mut streamed) = self;
+        match streamed.wait_loaded() {
+            Ok(said) => Ok(Loaded { streamed, said }),
+            Err(error) => Err(Failed::new(streamed, error)),
+        }
+    }
+}
+
+impl Journaled<Streaming<'_>> {
+    fn wait_loaded(&mut self) -> Result<Envelope<switchover::ToSource>, MigrationError> {
+        let residue_bytes = self.phase.flow.state.residue_bytes.load(Relaxed);
+        self.phase.connected.context.blackout.loads();
+        let mut comparison = Comparison::default();
+        let totals = self.phase.audit_totals();
+        let complete = ToDestination::Complete { residue_bytes, audit: totals.clone() };
+        self.phase.connected.send(&complete)?;
+        let until = Instant::now() + self.phase.connected.context.local.waits.load;
+        let said = loop {
+            match self.phase.next(until)? {
+                Happening::Said(said) if said.message == switchover::ToSource::Loaded => {
+                    if !totals.is_empty() && !comparison.is_over() {
+                        return Err(self.phase.connected.said_early(&said));
+                    }
+                    self.phase.connected.context.report_builder.enter(Phase::Loaded);
+                    break said;
+                }
+                Happening::Said(said) => return Err(self.phase.connected.said_early(&said)),
+                Happening::Peer(ToSource::Placement { mapped, inline }) => {
+                    self.phase.note_placement(&mapped, &inline);
+                }
+                Happening::Peer(other) => match comparison.hear(&self.phase, &other) {
+                    Some(outcome) => outcome?,
+                    None => return Err(self.phase.connected.unexpected(&other)),
+                },
+                Happening::Qemu(event) => self.follow(&event)?,
+                Happening::Notice(_) => {}
+            }
+        };
+        self.phase.check_lanes()?;
+        Ok(said)
+    }
+}
+
+impl Streaming<'_> {
+    /// Whether all went well with the lanes, whatever came of it.
+    fn check_lanes(&self) -> Result<(), MigrationError> {
+        let host = &self.connected.context.peer.name;
+        match self.flow.lanes.failure() {
+            Some(source) => Err(MigrationError::Lanes { host: host.clone(), source }),
+            None => Ok(()),
+        }
+    }
+}

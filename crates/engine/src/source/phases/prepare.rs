@@ -1,0 +1,251 @@
+//! The destination checks, and starts a QEMU that waits; then a journal is opened.
+
+use std::time::Instant;
+
+use dedup::source::StorageNotes;
+use qemu::disks::{Allowed, Cleanup};
+use qemu::outgoing;
+use qemu::qmp::QmpError;
+use qemu::ram_blocks::RamBlocks;
+use qemu::shape;
+use switchover::journal::Opened;
+use switchover::source::{Driver, Event as Step};
+use switchover::{MigrationId, Reason};
+use wire::{Prepare, ToDestination, ToSource};
+
+use super::audit;
+use super::connect::Connected;
+use super::journaled::{Journaled, Reversible};
+use super::listening::{Happening, Listening};
+use super::{Ended, Failed, Undo};
+use crate::error::MigrationError;
+use crate::source::context::{local, sched_params};
+use crate::source::disks::{self, Chosen};
+use crate::source::from_disks::FromDisks;
+
+/// What the destination is told, and what is known with that.
+struct Order {
+    id: MigrationId,
+    ram: RamBlocks,
+    /// None: no page is read from the VM's disks.
+    storage: Option<FromDisks>,
+    /// None: no disk moves.
+    chosen: Option<Chosen>,
+    /// The challenges' files beside the images go when this is dropped.
+    challenges: Cleanup,
+}
+
+/// The destination has its order.
+pub(crate) struct Ordered<'m> {
+    connected: Connected<'m>,
+    order: Order,
+}
+
+/// The destination's QEMU waits for the VM.
+pub(crate) struct Prepared<'m> {
+    pub(crate) connected: Connected<'m>,
+    pub(crate) id: MigrationId,
+    /// What the destination answered.
+    pub(crate) there: wire::Prepared,
+    pub(crate) ram: RamBlocks,
+    /// None: no page is read from the VM's disks.
+    pub(crate) storage: Option<FromDisks>,
+    /// None: no disk moves.
+    pub(crate) chosen: Option<Chosen>,
+}
+
+impl<'m> Connected<'m> {
+    /// Has the destination check, and start a QEMU that waits.
+    pub(crate) fn order(mut self) -> Result<Ordered<'m>, Failed<'m>> {
+        match self.say_order() {
+            Ok(order) => Ok(Ordered { connected: self, order }),
+            Err(error) => Err(Failed::new(self, error)),
+        }
+    }
+
+    fn say_order(&mut self) -> Result<Order, MigrationError> {
+        let Self { context, pools, .. } = self;
+        let (request, machine) = (context.request, &context.vm.machine);
+        let qmp = &machine.qmp;
+        context.was_running = outgoing::runs(qmp)?;
+        let shape = shape::of(qmp)?;
+        let migration = context.report_builder.watch().progress().1.id;
+        let (chosen, shape) =
+            disks::choose(machine, shape, request, &migration, pools, &context.report_builder)?;
+        let (files, challenges) = if request.shared_disks {
+            Default::default()
+        } else {
+            qemu::disks::challenges(&shape, &migration)
+        };
+        let id = MigrationId::random().map_err(|error| local("making a random id", error))?;
+        let order = Prepare {
+            migration,
+            switchover: id.clone(),
+            agent_port: context.local.agent_port,
+            from: context.local.agent.clone(),
+            vm: context.vm.name.clone(),
+            argv: machine.argv.clone(),
+            cwd: context.vm.cwd.clone(),
+            overrides: overrides(&request.set)?,
+            qemu: machine.version.clone(),
+            shape: shape.into(),
+            disks: files.into(),
+            shared_disks: request.shared_disks,
+            moving: chosen.as_ref().map_or_else(Vec::new, |chosen| chosen.moving.clone()).into(),
+            allowed: Allowed { create: request.create_disks, overwrite: request.overwrite_disks }
+                .into(),
+            incoming_qmp: request.incoming_qmp.clone(),
+            overcommit: request.overcommit_memory,
+            terms: sched_params(&context.report_builder.watch().bounds(), false),
+            sharing: self.sharing(),
+            storage: None,
+            share_domain: self.domain(),
+            guest_port: self.context.vm.machine.guest_port,
+            audit: audit::ordered(request.audit),
+        };
+        let ram = RamBlocks::of(&self.context.vm.machine);
+        let moving = chosen.as_ref().map_or(&[][..], |chosen| &chosen.disks);
+        let storage = self.ask_guest(&ram, moving);
+        let read = storage.as_ref().map(|storage| storage.order.clone());
+        self.send(&ToDestination::Prepare(Box::new(Prepare { storage: read, ..order })))?;
+        Ok(Order { id, ram, storage, chosen, challenges })
+    }
+}
+
+impl<'m> Ordered<'m> {
+    /// While the destination makes its QEMU.
+    pub(crate) fn wait_prepared(mut self) -> Result<Prepared<'m>, Failed<'m>> {
+        let there = match self.connected.hear_prepared() {
+            Ok(there) => there,
+            Err(error) => return Err(Failed::new(self, error)),
+        };
+        let Self { connected, order: Order { id, ram, storage, chosen, .. } } = self;
+        let chosen = chosen.filter(|chosen| !chosen.disks.is_empty()).map(Chosen::answered);
+        connected.note_prepared(&there, storage.as_ref().map(|storage| &*storage.notes));
+        Ok(Prepared { connected, id, there, ram, storage, chosen })
+    }
+}
+
+impl Connected<'_> {
+    fn hear_prepared(&mut self) -> Result<wire::Prepared, MigrationError> {
+        let until = Instant::now() + self.context.local.waits.prepare;
+        loop {
+            match self.next(until)? {
+                Happening::Peer(ToSource::Prepared(prepared)) => return Ok(prepared),
+                Happening::Peer(other) => return Err(self.unexpected(&other)),
+                Happening::Said(said) => return Err(self.said_early(&said)),
+                Happening::Qemu(event) => {
+                    if self.follow(&event)? {
+                        self.stopped(event.at, Default::default());
+                    }
+                }
+                Happening::Notice(_) => {}
+            }
+        }
+    }
+
+    fn note_prepared(&self, there: &wire::Prepared, storage: Option<&StorageNotes>) {
+        let Self { context, .. } = self;
+        let (machine, report_builder) = (&context.vm.machine, &context.report_builder);
+        for note in machine.notes.iter().chain(&there.notes) {
+            report_builder.note(note);
+        }
+        if let Some(notes) = storage {
+            there.storage_notes.iter().for_each(|note| notes.note(note));
+        }
+        let theirs = Reason::new(there.qemu.as_str()).into();
+        let qemu = [machine.version.clone(), theirs];
+        let prepare_s = report_builder.elapsed_s();
+        report_builder.tell(|report| {
+            report.qemu = qemu;
+            report.prepare_s = prepare_s;
+        });
+    }
+}
+
+impl<'m> Prepared<'m> {
+    /// From here on a restart of the agent knows of the migration.
+    pub(crate) fn open_journal(self) -> Result<Journaled<Prepared<'m>>, Failed<'m>> {
+        match self.journal() {
+            Ok(driver) => Ok(Journaled::new(self, driver)),
+            Err(error) => Err(Failed::new(self, error)),
+        }
+    }
+
+    fn journal(&self) -> Result<Driver, MigrationError> {
+        let context = &self.connected.context;
+        let qemu = serde_json::to_value(context.vm.machine.record())
+            .map_err(|error| local("describing the VM's QEMU", error.into()))?;
+        let opened = Opened {
+            migration: self.id.clone(),
+            vm: context.vm.name.clone(),
+            peer: context.peer.name.clone(),
+            peer_address: context.peer.address.to_string(),
+            run: context.was_running,
+            qemu,
+        };
+        let journal = context.local.journals.create(opened);
+        let journal =
+            journal.map_err(|error| local("opening its journal", std::io::Error::other(error)))?;
+        Ok(Driver::new(journal))
+    }
+}
+
+/// Nothing streams yet.
+impl<'m> Reversible<'m> for Prepared<'m> {
+    fn connected(&self) -> &Connected<'m> {
+        &self.connected
+    }
+
+    fn connected_mut(&mut self) -> &mut Connected<'m> {
+        &mut self.connected
+    }
+
+    fn let_go(&mut self) {
+        self.connected.control.cut_if_stuck();
+    }
+
+    fn await_completed(&self) -> Step {
+        Step::NotCompleted { reason: "its migration never began".into() }
+    }
+
+    fn back_out(&mut self, _: bool) -> Result<(), QmpError> {
+        self.let_go();
+        Ok(())
+    }
+
+    fn finish(&mut self) {}
+
+    fn abandon(&mut self) {
+        self.let_go();
+    }
+
+    fn account_disks(&self) {}
+
+    fn account(&self) {}
+}
+
+impl Undo for Ordered<'_> {
+    fn undo(self: Box<Self>, error: &MigrationError) -> Ended {
+        let Self { connected, order: Order { storage, chosen, challenges, .. } } = *self;
+        // Their files go at once.
+        drop((chosen, challenges));
+        let ended = Box::new(connected).undo(error);
+        drop(storage);
+        ended
+    }
+}
+
+impl Undo for Prepared<'_> {
+    fn undo(self: Box<Self>, error: &MigrationError) -> Ended {
+        let Self { connected, storage, .. } = *self;
+        let ended = Box::new(connected).undo(error);
+        drop(storage);
+        ended
+    }
+}
+
+fn overrides(set: &[String]) -> Result<Vec<(String, String)>, MigrationError> {
+    let parsed = set.iter().map(|one| qemu::command_line::parse_override(one));
+    parsed.map(|one| one.map_err(|error| MigrationError::Qemu(error.to_string()))).collect()
+}

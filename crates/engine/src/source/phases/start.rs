@@ -1,0 +1,211 @@
+//! Starts the stream: lanes, the tap, what controls them, and the settings of QEMU's
+//! migration into the tap.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::audit::HandedOver;
+use api::{Compress, TapChoice};
+use page::Encoding;
+use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
+use qemu::rendezvous::Rendezvous;
+use ram::Numbered;
+use tap::{Channels, Tap};
+use transport::{Endpoint, LanesPlan, StaleFilter};
+use wire::Token;
+
+use super::audit;
+use super::prepare::Prepared;
+use crate::error::MigrationError;
+use crate::host::lane_endpoint;
+use crate::source::context::no_thread;
+use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::control::sampler::{Sampler, Watched};
+use crate::source::control::stream_state::{StreamState, Traits};
+use crate::source::control::throttle::{Brakes, OurStops, Slicing, Throttling, Vcpus};
+use crate::source::flow::{Flow, FlowPlan};
+use crate::source::lanes::Lanes;
+
+/// QEMU's multifd channels: its threads copy pages into our socket, and more
+/// than four only compete with the tap's for cores.
+const CHANNELS: u8 = 4;
+/// Most lanes by default; more than one per core only adds switches.
+const LANES_DEFAULT_MAX: usize = 8;
+/// Most lanes at all.
+const LANES_MAX: u16 = 64;
+
+/// What starts with the stream.
+pub(super) struct Started {
+    pub(super) outgoing: Arc<Outgoing>,
+    pub(super) flow: Flow,
+    pub(super) tap: Tap,
+    pub(super) sampler: Sampler,
+    pub(super) pacing: Pacing,
+    pub(super) socket: Rendezvous,
+    pub(super) handed_over: Arc<HandedOver>,
+    pub(super) stops: Arc<OurStops>,
+}
+
+impl Prepared<'_> {
+    pub(super) fn start(&self) -> Result<Started, MigrationError> {
+        let context = &self.connected.context;
+        let (machine, request) = (&context.vm.machine, context.request);
+        let (kind, channels) = self.choose_stream()?;
+        let (listener, socket) = Rendezvous::open(machine, &context.local.scratch)
+            .map_err(|error| MigrationError::Qemu(error.to_string()))?;
+        let outgoing = Arc::new(self.outgoing(kind, socket.path())?);
+        if outgoing.hold() == Hold::DevicesOnly {
+            context.report_builder.note(
+                "this QEMU stops the VM by itself: only small buffers keep it from doing so too \
+                 early. Started by `droveway run`, or with -global \
+                 migration.switchover-ack-legacy=on, it waits until it may",
+            );
+        }
+        let traits = Traits {
+            told_bandwidth: outgoing.takes_bandwidth(),
+            held: outgoing.is_held(),
+            sectioned: kind == StreamKind::Classic,
+        };
+        let goal = Duration::from_millis(request.downtime_ms.max(1));
+        let state = Arc::new(StreamState::new(&self.connected.pools, goal, traits));
+        let (numbered, stops) = (Arc::<Numbered>::default(), Arc::<OurStops>::default());
+        let handed_over = audit::handed_over(request.audit);
+        let naming = self.naming(&numbered, traits.held).map(Arc::new);
+        let (flow, tap) = Flow::start(FlowPlan {
+            listener,
+            channels,
+            held: traits.held,
+            state: Arc::clone(&state),
+            lanes: self.lanes_plan(&numbered, &handed_over)?,
+            ram: self.ram.clone(),
+            numbered,
+            naming: naming.clone(),
+            handed_over: Arc::clone(&handed_over),
+            stops: Arc::clone(&stops),
+            control: &self.connected.control,
+            notices: &context.notices,
+            threads: &context.threads,
+        })?;
+        let fixed = context.local.fixed_cost.expected();
+        let brakes = self.brakes(&flow, &stops, traits.held);
+        let sampler = Sampler::start(Watched {
+            state,
+            naming,
+            lanes: Arc::clone(&flow.lanes),
+            report_builder: Arc::clone(&context.report_builder),
+            qemu: Arc::clone(&outgoing) as _,
+            tap: flow.tap.clone(),
+            compress: request.compress,
+            fixed,
+            blackout_max: request.blackout_max_s.map(Duration::from_secs),
+            throttling: Throttling::new(brakes, request, fixed),
+            notices: context.notices.clone(),
+        });
+        let sampler = sampler.map_err(no_thread)?;
+        let pacing = self.pace(&flow.lanes)?;
+        Ok(Started { outgoing, flow, tap, sampler, pacing, socket, handed_over, stops })
+    }
+
+    fn brakes(&self, flow: &Flow, stops: &Arc<OurStops>, held: bool) -> Brakes {
+        let context = &self.connected.context;
+        let machine = &context.vm.machine;
+        let vcpus = Vcpus::of(machine);
+        let slicing = Slicing {
+            qmp: Arc::clone(&machine.qmp),
+            stops: Arc::clone(stops),
+            tap: flow.tap.clone(),
+        };
+        let too_old = "its QEMU is older than 8.1, where stopping it for moments is not safe";
+        Brakes {
+            vcpus: vcpus.inspect_err(|error| tracing::warn!(%error, "no vCPUs to be seen")).ok(),
+            notes: context.local.slowed.clone(),
+            slicing: if held { Ok(slicing) } else { Err(too_old) },
+            report_builder: Arc::clone(&context.report_builder),
+        }
+    }
+
+    fn pace(&self, lanes: &Arc<Lanes>) -> Result<Pacing, MigrationError> {
+        let context = &self.connected.context;
+        let bounds = pace_bounds(&context.report_builder.watch().bounds());
+        let network = &context.local.resources.network;
+        let (lanes, threads) = (Arc::clone(lanes), Arc::clone(&context.threads));
+        Pacing::start(lanes, network, bounds, threads, Arc::clone(&context.report_builder))
+            .map_err(no_thread)
+    }
+
+    fn outgoing(&self, kind: StreamKind, socket: &Path) -> Result<Outgoing, MigrationError> {
+        let machine = &self.connected.context.vm.machine;
+        Ok(match &self.chosen {
+            Some(_) => Outgoing::pausing(machine, kind, socket)?,
+            None => Outgoing::new(machine, kind, socket)?,
+        })
+    }
+
+    fn choose_stream(&self) -> Result<(StreamKind, Channels), MigrationError> {
+        let kind = self.choose_kind()?;
+        let (channels, tap) = match kind {
+            StreamKind::Classic | StreamKind::Multifd(0) => (Channels::Classic, "classic"),
+            StreamKind::Multifd(count) => (Channels::Multifd(count), "multifd"),
+        };
+        self.connected.context.report_builder.tell(|report| report.tap = tap.to_owned());
+        Ok((kind, channels))
+    }
+
+    fn choose_kind(&self) -> Result<StreamKind, MigrationError> {
+        let context = &self.connected.context;
+        if context.request.tap == TapChoice::Classic {
+            return Ok(StreamKind::Classic);
+        }
+        let (kind, reason) = outgoing::choose_stream(&context.vm.machine.qmp, CHANNELS)?;
+        if let Some(reason) = reason {
+            if context.request.tap == TapChoice::Multifd {
+                return Err(MigrationError::Qemu(format!("multifd cannot be used: {reason}")));
+            }
+            context.report_builder.note(format!("classic stream: {reason}"));
+        }
+        Ok(kind)
+    }
+
+    fn lanes_plan(
+        &self,
+        ram: &Arc<Numbered>,
+        handed_over: &Arc<HandedOver>,
+    ) -> Result<LanesPlan, MigrationError> {
+        let context = &self.connected.context;
+        let token = token(&self.there.token)
+            .ok_or_else(|| context.lost("it named the migration in a way that cannot be read"))?;
+        let encoding = match context.request.compress {
+            Compress::Off => Encoding::Raw,
+            Compress::Lz4 => Encoding::Lz4,
+            // Where nothing is known yet, bytes saved at the start are worth
+            // more than a tenth of a second of CPU.
+            Compress::Auto | Compress::Zstd => Encoding::Zstd,
+        };
+        let handed_over = Arc::clone(handed_over);
+        let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
+        Ok(LanesPlan {
+            endpoints: self.endpoints(),
+            peer: context.peer.name.clone(),
+            security: context.local.security.clone(),
+            token,
+            encoding,
+            stale_filter: Some(stale_filter),
+        })
+    }
+
+    fn endpoints(&self) -> Vec<Endpoint> {
+        let context = &self.connected.context;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let nics = context.local.nics.len().max(context.peer.nics.len());
+        let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
+        let wanted = context.request.lanes;
+        let count = wanted.map_or(by_default, |lanes| usize::from(lanes.clamp(1, LANES_MAX)));
+        (0..count).map(|nth| lane_endpoint(context.local, context.peer, nth)).collect()
+    }
+}
+
+fn token(hex: &str) -> Option<Token> {
+    let number = u128::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 32)?;
+    Some(Token(number.to_be_bytes()))
+}
