@@ -25,10 +25,10 @@ const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
 
 #[derive(Default)]
 struct State {
-    placer: Option<Arc<Placer>>,
+    /// None before the block list is known.
+    pages: Option<Pages>,
+    /// None: no disk comes.
     disks: Option<Arc<dyn BlockSink>>,
-    /// Pages may come by name.
-    by_name: Option<Arc<ByName>>,
     over: bool,
     /// Those that are served, each by its thread.
     connections: HashMap<u64, Closer>,
@@ -130,9 +130,7 @@ impl ArrivingLanes {
 
     /// The block list is known: batches can be placed.
     pub(crate) fn open(&self, placer: Arc<Placer>, by_name: Option<Arc<ByName>>) {
-        let mut state = self.state.lock();
-        (state.placer, state.by_name) = (Some(placer), by_name);
-        drop(state);
+        self.state.lock().pages = Some(Pages { placer, by_name });
         self.changed.notify_all();
     }
 
@@ -177,7 +175,7 @@ impl ArrivingLanes {
 
     /// What has come until now, by lanes and from disks.
     pub(crate) fn came_bytes(&self) -> u64 {
-        let by_name = self.state.lock().by_name.clone();
+        let by_name = self.state.lock().pages.as_ref().and_then(|pages| pages.by_name.clone());
         let stored = by_name.map_or(0, |by_name| by_name.stored().read_bytes);
         self.received_bytes() + stored
     }
@@ -220,13 +218,13 @@ impl ArrivingLanes {
         {
             return false;
         }
-        let by_name = state.by_name.take();
-        if let Some(placer) = state.placer.take() {
-            placer.close();
+        let pages = state.pages.take();
+        if let Some(pages) = &pages {
+            pages.placer.close();
         }
         drop(state);
-        // Its thread may be telling the source something just now.
-        drop(by_name);
+        // The thread behind `by_name` may be telling the source something just now.
+        drop(pages);
         true
     }
 
@@ -257,8 +255,10 @@ impl Unread {
 }
 
 /// Where pages go.
+#[derive(Clone)]
 struct Pages {
     placer: Arc<Placer>,
+    /// None: no page comes by name.
     by_name: Option<Arc<ByName>>,
 }
 
@@ -298,11 +298,10 @@ impl ArrivingLanes {
     /// Blocks until the block list is known. None: the migration ended.
     fn pages(&self) -> Option<Pages> {
         let mut state = self.state.lock();
-        while state.placer.is_none() && !state.over {
+        while state.pages.is_none() && !state.over {
             self.changed.wait(&mut state);
         }
-        let placer = state.placer.clone().filter(|_| !state.over)?;
-        Some(Pages { placer, by_name: state.by_name.clone() })
+        state.pages.clone().filter(|_| !state.over)
     }
 
     fn sink(&self) -> Option<Arc<dyn BlockSink>> {

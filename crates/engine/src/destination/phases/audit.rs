@@ -7,7 +7,11 @@ use page::{BATCH_PAGES, BlockId, PAGE_BYTES, PageIndex};
 use ram::{DataRanges, Mapping, RamError};
 use wire::{AuditOrder, ToDestination, ToSource};
 
-use super::{Arrival, End, ended};
+use super::End;
+use super::connect::{Connected, ended};
+use super::effects::Cost;
+use super::prepare::Prepared;
+use super::receive::{Delivered, Opened};
 use crate::link::Heard;
 
 /// Digests in a message.
@@ -15,10 +19,44 @@ const DIGESTS_AT_ONCE: usize = 1 << 14;
 /// Wrong pages that are told of, of all that are counted.
 const EXAMPLES_MAX: usize = 8;
 
-impl Arrival<'_> {
+/// All of the VM is here, and as QEMU handed it over.
+pub(super) struct Proved<'a, 's> {
+    pub(super) tail: Vec<u8>,
+    pub(super) cost: Cost,
+    pub(super) prepared: Prepared<'a, 's>,
+}
+
+impl<'a, 's> Delivered<'a, 's> {
+    /// Has the source compare. From then on nothing is placed, and nothing is found by
+    /// name.
+    pub(super) fn prove(self) -> Result<Proved<'a, 's>, End> {
+        let Self { opened, tail, totals, sharing, prepared } = self;
+        let connected = prepared.connected;
+        let mut cost = Cost::default();
+        if let Some(Opened { placer, mappings, by_name }) = opened {
+            if let Some(ledger) = placer.ledger() {
+                connected.audit(ledger, &mappings, &totals, prepared.audit)?;
+            }
+            if let Some(by_name) = by_name {
+                if let Some(sharing) = sharing {
+                    sharing.keep(&by_name);
+                }
+                cost.fetched_bytes = by_name.fetched_bytes();
+                cost.again_bytes = by_name.again_bytes();
+                cost.stored = by_name.stored();
+                for text in by_name.storage_notes() {
+                    connected.say(&ToSource::Note { text })?;
+                }
+            }
+        }
+        Ok(Proved { tail, cost, prepared })
+    }
+}
+
+impl Connected<'_> {
     /// Compares what was placed with what QEMU handed over, `totals` for each RAM
     /// block. Returns once the source says that nothing differs.
-    pub(super) fn audit(
+    fn audit(
         &self,
         ledger: &Ledger,
         mappings: &[Option<Arc<Mapping>>],

@@ -28,12 +28,25 @@ pub(super) struct Keeper {
     unnoted: bool,
     link: Arc<Link<ToSource>>,
     lanes: Arc<ArrivingLanes>,
+    /// None before its QEMU has loaded it.
+    loaded: Option<Loaded>,
+    /// None before it ran.
     ran: Option<Instant>,
-    pub(super) incoming: Option<Arc<Incoming>>,
-    pub(super) pool_high_water_bytes: u64,
+    pool_high_water_bytes: u64,
+}
+
+/// A VM that its QEMU has loaded.
+pub(super) struct Loaded {
+    pub(super) incoming: Arc<Incoming>,
+    pub(super) cost: Cost,
+}
+
+/// What it took, apart from what the source sent.
+#[derive(Default)]
+pub(super) struct Cost {
     /// What other hosts of the rack have sent.
     pub(super) fetched_bytes: u64,
-    /// What came from the source though somebody else brought it.
+    /// What came from the source though another host or a disk was to provide it.
     pub(super) again_bytes: u64,
     /// What came from its disks.
     pub(super) stored: Stored,
@@ -52,13 +65,16 @@ impl Keeper {
             unnoted: false,
             link,
             lanes,
+            loaded: None,
             ran: None,
-            incoming: None,
             pool_high_water_bytes: 0,
-            fetched_bytes: 0,
-            again_bytes: 0,
-            stored: Stored::default(),
         }
+    }
+
+    /// Its QEMU has loaded it.
+    pub(super) fn loaded(&mut self, loaded: Loaded, pool_high_water_bytes: u64) {
+        self.loaded = Some(loaded);
+        self.pool_high_water_bytes = pool_high_water_bytes;
     }
 
     pub(super) fn machine(&self) -> &Machine {
@@ -81,7 +97,7 @@ impl Keeper {
     /// it is not decided whose it is.
     pub(super) fn undecided(mut self) -> (Option<Arc<Incoming>>, Option<Box<dyn Arriving>>) {
         let undecided = if self.adopted { None } else { self.arriving.take() };
-        (self.incoming.take(), undecided)
+        (self.loaded.take().map(|loaded| loaded.incoming), undecided)
     }
 
     /// The VM stays as it is, for whoever has read its journal.
@@ -89,14 +105,14 @@ impl Keeper {
         std::mem::forget(self.arriving.take());
     }
 
-    fn say_cost(&self) {
+    fn say_cost(&self, Cost { fetched_bytes, again_bytes, stored }: &Cost) {
         let said = self.link.say(&ToSource::Cost {
             cpu_s: self.lanes.cpu().as_secs_f64(),
             pool_high_water_bytes: self.pool_high_water_bytes,
-            peer_bytes: self.fetched_bytes,
-            again_bytes: self.again_bytes,
-            stored_bytes: self.stored.placed_bytes,
-            storage_read_bytes: self.stored.read_bytes,
+            peer_bytes: *fetched_bytes,
+            again_bytes: *again_bytes,
+            stored_bytes: stored.placed_bytes,
+            storage_read_bytes: stored.read_bytes,
             ran_ms: self.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3),
         });
         if let Err(error) = said {
@@ -111,13 +127,15 @@ impl Effects for Keeper {
         if let Err(error) = self.link.say(&ToSource::Switchover { said: said.clone() }) {
             tracing::info!(%error, "not said");
         }
-        if said.message == switchover::ToSource::Running {
-            self.say_cost();
+        if said.message == switchover::ToSource::Running
+            && let Some(loaded) = &self.loaded
+        {
+            self.say_cost(&loaded.cost);
         }
     }
 
     fn cont(&mut self) -> Step {
-        let Some(incoming) = &self.incoming else {
+        let Some(Loaded { incoming, .. }) = &self.loaded else {
             return Step::ContFailed { reason: "it never waited for a VM".into(), never_ran: true };
         };
         // One that ended before it was told to run the VM never ran it: the VM goes
@@ -140,7 +158,7 @@ impl Effects for Keeper {
     }
 
     fn settle(&mut self) {
-        let Some(incoming) = &self.incoming else { return };
+        let Some(Loaded { incoming, .. }) = &self.loaded else { return };
         if self.ran.is_some() {
             incoming.announce();
         } else {

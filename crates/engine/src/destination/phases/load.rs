@@ -14,7 +14,11 @@ use qemu::incoming::Incoming;
 use qemu::machine::Machine;
 use wire::ToDestination;
 
-use super::{Arrival, End, SILENCE, ended};
+use super::End;
+use super::audit::Proved;
+use super::connect::{Connected, SILENCE, ended};
+use super::effects::Loaded;
+use super::prepare::Prepared;
 use crate::destination::disks::ArrivingDisks;
 use crate::destination::lanes::ArrivingLanes;
 use crate::destination::nic_use::Telling;
@@ -24,15 +28,15 @@ use crate::link::Heard;
 const BACK_MAX: Duration = Duration::from_secs(2);
 
 /// What is done once everything was delivered.
-pub(super) struct Loading {
-    pub(super) telling: Telling,
-    pub(super) disks: Option<Arc<ArrivingDisks>>,
-    pub(super) lanes: Arc<ArrivingLanes>,
-    pub(super) incoming: Arc<Incoming>,
-    pub(super) feeder: Arc<Feeder>,
-    pub(super) tail: Vec<u8>,
+struct Loading {
+    telling: Telling,
+    disks: Option<Arc<ArrivingDisks>>,
+    lanes: Arc<ArrivingLanes>,
+    incoming: Arc<Incoming>,
+    feeder: Arc<Feeder>,
+    tail: Vec<u8>,
     /// For QEMU to load it.
-    pub(super) wait: Duration,
+    wait: Duration,
 }
 
 impl Loading {
@@ -49,10 +53,23 @@ impl Loading {
     }
 }
 
-impl Arrival<'_> {
+impl Proved<'_, '_> {
+    /// Has QEMU load the VM.
+    pub(super) fn load(self) -> Result<Loaded, End> {
+        let Self { tail, cost, prepared } = self;
+        let Prepared { connected, machine, telling, disks, feeder, incoming, .. } = prepared;
+        let (lanes, wait) = (Arc::clone(&connected.lanes), connected.shared.local.waits.load);
+        let loading =
+            Loading { telling, disks, lanes, incoming: Arc::clone(&incoming), feeder, tail, wait };
+        connected.load(machine, loading)?;
+        Ok(Loaded { incoming, cost })
+    }
+}
+
+impl Connected<'_> {
     /// Has QEMU load the VM. Nothing but the source's end of the migration can be
     /// heard meanwhile; that ends whatever hangs here, as far as it can be ended.
-    pub(super) fn load(&self, machine: &Machine, loading: Loading) -> Result<(), End> {
+    fn load(&self, machine: &Machine, loading: Loading) -> Result<(), End> {
         let late = after(SILENCE * loading.wait);
         let (feeder, disks) = (Arc::clone(&loading.feeder), loading.disks.clone());
         let (tell, done) = bounded(1);

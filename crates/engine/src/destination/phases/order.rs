@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use wire::{Prepare, ToDestination, ToSource};
 
-use super::{Arrival, End};
+use super::End;
+use super::connect::Connected;
 use crate::link::Heard;
 
 /// Between connecting and the order.
 const ORDER_MAX: Duration = Duration::from_secs(10);
 
-impl Arrival<'_> {
+impl Connected<'_> {
     /// None if another agent only wanted to know something, and was told.
     pub(super) fn hear_order(&self) -> Result<Option<Box<Prepare>>, End> {
         match self.hear.recv_timeout(ORDER_MAX) {

@@ -10,7 +10,8 @@ use placer::Placer;
 use qemu::machine::Machine;
 use wire::{AuditOrder, SharingOrder, StorageOrder};
 
-use super::{Arrival, storage};
+use super::connect::Connected;
+use super::storage;
 
 /// What the VM's content is shared by.
 #[derive(Clone)]
@@ -88,7 +89,7 @@ pub(super) struct Told {
     pub(super) storage_notes: Vec<String>,
 }
 
-impl Arrival<'_> {
+impl Connected<'_> {
     /// Whether pages may come by name, as the source wants; or why not.
     pub(super) fn agree(&self, wanted: &SharingOrder) -> Agreed {
         let Some(sharing) = &self.shared.local.sharing else {

@@ -1,0 +1,121 @@
+//! The source's control connection, and what is heard by it in any phase.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, after, bounded, select};
+use identity::Connection;
+use wire::{ToDestination, ToSource, Token};
+
+use super::End;
+use crate::destination::Shared;
+use crate::destination::lanes::ArrivingLanes;
+use crate::link::{Heard, Link};
+use crate::waits::Pulse;
+
+/// How often it is looked whether anything comes.
+const LOOK: Duration = Duration::from_secs(1);
+/// So many times as long as a source waits before it gives up a migration that
+/// makes no progress: one that does not is none.
+pub(super) const SILENCE: u32 = 2;
+
+/// A source's agent has connected.
+pub(super) struct Connected<'s> {
+    pub(super) shared: &'s Shared,
+    pub(super) link: Arc<Link<ToSource>>,
+    pub(super) hear: Receiver<Heard<ToDestination>>,
+    /// What its lanes show.
+    pub(super) token: Token,
+    pub(super) lanes: Arc<ArrivingLanes>,
+    /// Where a lane tells what ends the migration.
+    pub(super) broken: Receiver<String>,
+    pub(super) peer: SocketAddr,
+    /// The host at the other end, if its certificate says so.
+    pub(super) certified: Option<String>,
+}
+
+impl<'s> Connected<'s> {
+    pub(super) fn new(
+        shared: &'s Shared,
+        connection: Connection,
+        number: u64,
+    ) -> std::io::Result<Self> {
+        let peer = connection.peer_address()?;
+        let certified = connection.peer().map(str::to_owned);
+        let (link, hear) = Link::start(connection, &format!("source-{number}"))?;
+        let (tell_broken, broken) = bounded(1);
+        let network = &shared.local.resources.network;
+        let lanes = Arc::new(ArrivingLanes::new(tell_broken, network, certified.clone()));
+        let (link, token) = (Arc::new(link), new_token()?);
+        Ok(Self { shared, link, hear, token, lanes, broken, peer, certified })
+    }
+
+    pub(super) fn next(&self) -> Result<Heard<ToDestination>, End> {
+        let silent_max = SILENCE * self.shared.local.waits.stall;
+        let mut pulse = Pulse::new();
+        loop {
+            let heard = select! {
+                recv(after(LOOK)) -> _ => {
+                    if pulse.beat(self.lanes.came_bytes(), LOOK) < silent_max {
+                        continue;
+                    }
+                    let seconds = silent_max.as_secs();
+                    let why = format!("nothing of the VM has arrived for {seconds} s");
+                    return Err(End::failed(why));
+                }
+                recv(self.hear) -> heard => {
+                    heard.map_err(|_| End::Over("the source's connection has ended".to_owned()))?
+                }
+                recv(self.broken) -> why => {
+                    return Err(End::failed(why.unwrap_or_else(|_| "a lane failed".to_owned())));
+                }
+            };
+            match heard {
+                // In whatever phase, they hold from now on.
+                Heard::Message(ToDestination::Terms(terms)) => self.lanes.threads().set(&terms),
+                heard => return Ok(heard),
+            }
+        }
+    }
+
+    pub(super) fn say(&self, message: &ToSource) -> Result<(), End> {
+        self.link.say(message).map_err(|error| End::Over(error.to_string()))
+    }
+}
+
+/// What something that was not expected means.
+pub(super) fn ended(heard: Heard<ToDestination>) -> End {
+    match heard {
+        Heard::Message(ToDestination::Abort { reason }) => {
+            End::Over(format!("the source ended the migration: {reason}"))
+        }
+        Heard::Message(ToDestination::Switchover { said }) => match said.message {
+            switchover::ToDestination::Aborted { reason } => {
+                End::Over(format!("the source ended the migration: {reason}"))
+            }
+            switchover::ToDestination::Unknown => {
+                End::Over("the VM ended at its source".to_owned())
+            }
+            switchover::ToDestination::Go { .. } => {
+                End::failed("the source gave up a VM that is not loaded")
+            }
+        },
+        Heard::Gone(error) => End::Over(format!("the source is gone: {error}")),
+        _ => End::failed("the source sent a message out of turn"),
+    }
+}
+
+pub(super) fn hex(token: Token) -> String {
+    format!("{:032x}", u128::from_be_bytes(token.0))
+}
+
+fn new_token() -> std::io::Result<Token> {
+    let mut token = [0; 16];
+    let mut filled = 0;
+    while filled < token.len() {
+        filled +=
+            rustix::rand::getrandom(&mut token[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(Token(token))
+}

@@ -1,0 +1,114 @@
+//! A QEMU that waits for the VM, and what its stream will go into; told to the source.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use placer::Feeder;
+use qemu::disks::PreparedImage;
+use qemu::incoming::Incoming;
+use qemu::machine::Machine;
+use qemu::ram_blocks::{RamBlocks, Reached};
+use switchover::destination::Driver;
+use switchover::journal::Opened;
+use wire::{AuditOrder, Prepare, ToSource};
+
+use super::End;
+use super::connect::{Connected, hex};
+use super::effects::Keeper;
+use super::sharing::{Found, Told, Wanted};
+use crate::destination::disks::ArrivingDisks;
+use crate::destination::nic_use::Telling;
+use crate::resources::Pools;
+
+/// The source may stream. What tells the source something goes first, and QEMU last.
+pub(super) struct Prepared<'a, 's> {
+    pub(super) connected: &'a Connected<'s>,
+    pub(super) machine: &'a Machine,
+    /// What pages that come by name are found by.
+    pub(super) found: Found,
+    pub(super) telling: Telling,
+    /// None: no disk comes.
+    pub(super) disks: Option<Arc<ArrivingDisks>>,
+    /// What is written directly.
+    pub(super) ram: Vec<Reached>,
+    pub(super) feeder: Arc<Feeder>,
+    pub(super) incoming: Arc<Incoming>,
+    pub(super) audit: AuditOrder,
+}
+
+impl<'s> Connected<'s> {
+    /// From here on a restart of the agent knows of the migration.
+    pub(super) fn open_journal(&self, order: &Prepare, keeper: &Keeper) -> Result<Driver, End> {
+        let qemu = serde_json::to_value(keeper.machine().record()).map_err(End::failed)?;
+        let seen = self.peer.ip();
+        let peer_address = keeper
+            .source_address()
+            .unwrap_or_else(|| SocketAddr::new(seen, order.agent_port))
+            .to_string();
+        let opened = Opened {
+            migration: order.switchover.clone(),
+            vm: order.vm.clone(),
+            peer: order.from.clone(),
+            peer_address,
+            run: false,
+            qemu,
+        };
+        self.shared.local.journals.create(opened).map(Driver::new).map_err(End::failed)
+    }
+
+    /// Has the waiting QEMU take the disks that come with the VM.
+    pub(super) fn open_disks(
+        &self,
+        machine: &Machine,
+        images: &[PreparedImage],
+        pools: &Pools,
+    ) -> Result<Option<ArrivingDisks>, End> {
+        if images.is_empty() {
+            return Ok(None);
+        }
+        let Some(pool) = &pools.blocks else {
+            return Err(End::failed("images were prepared for a VM that moves without disks"));
+        };
+        let local = &self.shared.local;
+        let socket = local.scratch.join(format!("disks-{}.sock", hex(self.token)));
+        let link = Arc::clone(&self.link);
+        let room = (pool, pools.block_room());
+        let disks = ArrivingDisks::open(machine, &socket, images, room, link, &self.lanes)
+            .map_err(End::failed)?;
+        self.lanes.with_disks(disks.sink());
+        Ok(Some(disks))
+    }
+
+    /// Has QEMU wait for the stream, and tells the source so.
+    pub(super) fn prepare<'a>(
+        &'a self,
+        machine: &'a Machine,
+        disks: Option<&Arc<ArrivingDisks>>,
+        pools: &Pools,
+        wanted: Wanted,
+    ) -> Result<Prepared<'a, 's>, End> {
+        let audit = wanted.audit;
+        let incoming = Arc::new(Incoming::of(machine).map_err(End::failed)?);
+        let stream = incoming.open().map_err(End::failed)?;
+        let feeder = Feeder::start_within(stream, Arc::clone(&pools.pages)).map_err(End::failed)?;
+        let feeder = Arc::new(feeder);
+        let RamBlocks { reached: ram, mut notes } = RamBlocks::of(machine);
+        let Told { found, sharing, note, storage, storage_notes } = self.share(machine, wanted);
+        notes.extend(note);
+        let prepared = wire::Prepared {
+            token: hex(self.token),
+            qemu: machine.version.clone(),
+            notes,
+            storage_notes,
+            sharing,
+            storage,
+        };
+        self.say(&ToSource::Prepared(prepared))?;
+        let network = Arc::clone(&self.shared.local.resources.network);
+        let telling = Telling::start(Arc::clone(&self.lanes), network, Arc::clone(&self.link));
+        let telling = telling.map_err(End::failed)?;
+        let disks = disks.map(Arc::clone);
+        let connected = self;
+        Ok(Prepared { connected, machine, found, telling, disks, ram, feeder, incoming, audit })
+    }
+}
