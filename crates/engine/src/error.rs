@@ -9,7 +9,7 @@ use wire::WireError;
 
 use crate::resources::BuffersFull;
 
-/// Why, and by it who has to act. After all but [`MigrationError::InDoubt`]
+/// Why, which says who has to act. After all but [`MigrationError::InDoubt`]
 /// and [`MigrationError::VmGone`] the VM goes on at its source.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {

@@ -38,7 +38,7 @@ pub struct Local {
     pub programs: Arc<Programs>,
     /// A directory for sockets between the agent and QEMU.
     pub scratch: PathBuf,
-    /// What blackouts from here cost besides pages.
+    /// Downtime of moves from here that is not for pages.
     pub fixed_cost: Arc<FixedCost>,
     /// Where switchovers keep their journals.
     pub journals: JournalDir,
@@ -53,7 +53,7 @@ pub struct Local {
     pub sharing: Option<Arc<Sharing>>,
 }
 
-/// What a blackout costs besides moving pages: device state, its load, `cont`.
+/// Downtime that is not for moving pages: device state, its load, `cont`.
 /// Learned from each migration that leaves this host.
 #[derive(Debug)]
 pub struct FixedCost(AtomicU64);
@@ -100,7 +100,7 @@ pub struct Peer {
     pub nics: Vec<IpAddr>,
 }
 
-/// The way of the `nth` lane: each NIC in turn, at both ends.
+/// Which NICs the `nth` lane uses: each in turn, at both ends.
 pub(crate) fn lane_endpoint(local: &Local, peer: &Peer, nth: usize) -> Endpoint {
     let around = |nics: &[IpAddr]| nics.get(nth.checked_rem(nics.len())?).copied();
     let remote =
@@ -175,7 +175,7 @@ pub struct Unsettled {
     pub arriving: Option<Box<dyn Arriving>>,
 }
 
-/// A VM on its way here. Dropped before [`Arriving::adopt`], it is discarded.
+/// A VM that arrives. Dropped before [`Arriving::adopt`], it is discarded.
 pub trait Arriving: Send {
     /// Its QEMU, which waits with `-incoming defer -S`.
     fn machine(&self) -> Arc<Machine>;

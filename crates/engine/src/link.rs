@@ -1,4 +1,4 @@
-//! A control connection: whoever wants writes, one thread reads.
+//! A control connection: any thread writes, one reads.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -81,7 +81,7 @@ impl<Said: Serialize> Link<Said> {
                     other => other,
                 };
                 let over = matches!(next, Heard::Gone(_));
-                // An error means that nobody listens any more.
+                // An error means that the receiver has gone.
                 if heard.send(next).is_err() || over {
                     return;
                 }
@@ -120,9 +120,9 @@ impl<Said: Serialize> Link<Said> {
         self.bytes.load(Relaxed)
     }
 
-    /// Ends the connection if somebody writes, and has not come through by the end
-    /// of `patience`: the peer reads slowly, or not at all, and whoever waits for that
-    /// thread would wait for the peer.
+    /// Ends the connection if a thread is writing and still is at the end of `patience`:
+    /// the peer reads slowly, or not at all, and a thread that joins that one would wait
+    /// for the peer.
     pub(crate) fn cut_if_stuck(&self, patience: Duration) {
         if self.writer.try_lock_for(patience).is_none() {
             self.closer.close();
@@ -133,7 +133,7 @@ impl<Said: Serialize> Link<Said> {
     pub(crate) fn close(&self) {
         match self.writer.try_lock() {
             Some(mut writer) => writer.close(),
-            // Somebody writes to a peer that doesn't read.
+            // A thread is writing to a peer that doesn't read.
             None => self.closer.close(),
         }
     }

@@ -1,4 +1,4 @@
-//! What this agent's migrations and others move over its NICs.
+//! What this agent's migrations, and all other programs, move over its NICs.
 //!
 //! All migrations ask here, about once a second each; counters are read once
 //! for all of them, together with what the migrations themselves wrote and read

@@ -68,7 +68,7 @@ pub fn predict(
     })
 }
 
-/// The prediction, with what a blackout costs besides.
+/// The prediction, with the downtime that is not for pages.
 fn outlook(prediction: &precopy::Prediction, fixed: Duration, goal: Duration) -> Outlook {
     let blackout = prediction.blackout.saturating_add(fixed);
     Outlook {
@@ -79,7 +79,7 @@ fn outlook(prediction: &precopy::Prediction, fixed: Duration, goal: Duration) ->
     }
 }
 
-/// A blackout that is planned to the millisecond may be a fraction above.
+/// A downtime that is planned to the millisecond may be a fraction above.
 const ROUNDING: f64 = 1.005;
 
 /// Memory that a process has touched; none if the kernel does not say.

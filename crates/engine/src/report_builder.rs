@@ -1,5 +1,5 @@
-//! What happened in one migration, as it happens: for whoever watches, and
-//! for the report.
+//! Records what happens in one migration: as progress while it happens, and for the
+//! report.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -134,7 +134,7 @@ impl ReportBuilder {
         change(&mut self.state.lock().report);
     }
 
-    /// The end: the report, after whoever watches has heard the outcome.
+    /// The end: the report, after the outcome is shown as progress.
     pub(crate) fn end(&self, outcome: Outcome) -> Report {
         let mut report = self.state.lock().report.clone();
         report.outcome = outcome.clone();

@@ -1,9 +1,9 @@
 //! The source's side of one migration.
 //!
 //! [`run`] is the ordered list of phases. Whatever fails before the commit is undone:
-//! the VM goes on here, and the destination's QEMU ends. Whose the VM is decides
-//! `switchover::source` alone, which keeps a journal; what it has done is in
-//! `phases/effects.rs`.
+//! the VM goes on here, and the destination's QEMU ends. `switchover::source`
+//! alone decides who has the VM, and keeps a journal; `phases/effects.rs` does what it
+//! decides.
 
 mod blackout;
 mod by_name;

@@ -15,7 +15,7 @@ pub struct Waits {
     /// gigabytes of hugetlb RAM, and images.
     #[serde(deserialize_with = "seconds")]
     pub prepare: Duration,
-    /// Nothing of the VM has arrived, though it is on its way. Lanes give a
+    /// Nothing of the VM has arrived, though it was sent. Lanes give a
     /// silent network up after 8 s and try again for 16.
     #[serde(deserialize_with = "seconds")]
     pub stall: Duration,

@@ -1,4 +1,4 @@
-//! How others watch a migration, and cancel it.
+//! Watching a migration, and cancelling it, from other threads.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use api::{Bounds, BoundsChange, Progress};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
-/// A handle shared by the migration and whoever watches it.
+/// A handle shared by the migration and those that watch it.
 pub struct Watch {
     state: Mutex<State>,
     changed: Condvar,

@@ -33,8 +33,8 @@ pub(super) struct ArrivingDisks {
 }
 
 impl ArrivingDisks {
-    /// Has QEMU export the images at `socket`, and writes to them whatever
-    /// lanes bring. Whoever waits for lanes hears what goes wrong later.
+    /// Has QEMU export the images at `socket`, and writes to them what lanes bring. What
+    /// goes wrong later is told where lanes tell it.
     pub(super) fn open(
         machine: &Machine,
         socket: &Path,
@@ -97,7 +97,7 @@ impl ArrivingDisks {
             Some(Err(TrySendError::Full(_))) => {
                 Err(format!("the source waits for more than {FLUSHES_MAX} flushes of disks"))
             }
-            // Whoever answers has ended, and said why.
+            // The thread that answers has ended, and said why.
             Some(Ok(()) | Err(TrySendError::Disconnected(_))) | None => Ok(()),
         }
     }
@@ -110,7 +110,7 @@ impl ArrivingDisks {
         self.exports.stop().map_err(|error| error.to_string())
     }
 
-    /// Nothing more is written, and nobody waits for QEMU to write: lanes that wait in
+    /// Nothing more is written, and no thread waits for QEMU to write: lanes that wait in
     /// the sink wake.
     pub(super) fn shut(&self) {
         self.sink.abort();

@@ -1,5 +1,5 @@
-//! Once a second: what crosses this host's NICs, for the source to pace its
-//! lanes by; and what of the operator's wishes the system refuses here.
+//! Once a second: tells the source what crosses this host's NICs, to pace its lanes by,
+//! and which of the operator's settings the system refuses here.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -50,7 +50,7 @@ fn tell(lanes: &ArrivingLanes, network: &Network, link: &Link<ToSource>, stopped
     loop {
         select! {
             recv(ticks) -> _ => if tell_once(lanes, network, link).is_err() {
-                return; // The source is gone, which others hear.
+                return; // The source has gone: the leading thread hears that.
             },
             recv(stopped) -> _ => {
                 let _ = tell_refusals(lanes, link);

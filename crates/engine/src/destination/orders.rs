@@ -1,4 +1,4 @@
-//! Orders of another agent that moves VMs of this host with others.
+//! Orders of another agent that moves several VMs, some of them from this host.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use wire::{Frame, Order, read_frame, read_message};
 
 use super::{Shared, TurnedAway, check_name};
 
-/// Between two orders: whoever watches a migration asks every second.
+/// Between two orders. An agent that follows a migration asks every second.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Follows one after the other, until the connection ends.

@@ -1,5 +1,5 @@
-//! How long the VM may stand still for its switchover. It has a bound of its own:
-//! whatever the destination does or does not do, the move is taken back then.
+//! The blackout bound: how long the VM may stand still for its switchover. Whatever the
+//! destination does or does not do, the move is taken back then.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub(crate) struct Blackout {
     since: Option<Instant>,
     /// Its disks are written and flushed at the destination.
     drained: bool,
-    /// All of it was handed over: the destination is to load it.
+    /// All of the VM was handed over: the destination is to load it.
     loading: bool,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Stop {
     pub(crate) delivered: Delivered,
 }
 
-/// What of a VM that stands still has not arrived.
+/// What has not arrived of a VM that stands still.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Missing {
     pub(crate) memory_bytes: u64,
@@ -90,8 +90,8 @@ impl Connected<'_> {
         self.stands_still(at);
     }
 
-    /// From now on the VM waits for what others have gone before until now: no thread
-    /// that carries its data is nicer than the agent, at either end.
+    /// Until now the VM's data gave way to other work. From now on the VM waits for it:
+    /// no thread that carries it is nicer than the agent, at either end.
     pub(crate) fn stands_still(&mut self, at: Instant) {
         let context = &mut self.context;
         let had_begun = context.blackout.has_begun();

@@ -1,4 +1,4 @@
-//! What is asked for and agreed on, for pages to go by name.
+//! Deduplication, as the source asks for it and the destination agrees to it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What is measured while QEMU streams, and what follows from it.
+//! Measures while QEMU streams, and decides: pacing, throttling, holding.
 
 mod hold;
 mod limit;

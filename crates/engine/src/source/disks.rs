@@ -300,7 +300,7 @@ impl Watcher {
                 recv(stopped) -> _ => return,
                 recv(events) -> event => match event {
                     Ok(event) => self.mirrors.hear(&event).map_err(|error| error.to_string()),
-                    // QEMU is gone, which others see.
+                    // QEMU has ended: the leading thread hears that.
                     Err(_) => return,
                 },
                 recv(self.settle.done) -> took => {

@@ -1,7 +1,7 @@
 //! A page's way at the source: from the tap's socket to the lanes.
 //!
-//! It needs no command of QEMU's and no journal: whoever commands the migration, this
-//! is what carries it.
+//! It sends QEMU no command and needs no journal, so it can also carry a migration that
+//! another program commands.
 
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) struct Flow {
     announcer: Option<Announcer>,
 }
 
-/// What it is made of.
+/// What a flow is made of.
 pub(crate) struct FlowPlan<'p> {
     /// Where QEMU connects to.
     pub(crate) listener: UnixListener,

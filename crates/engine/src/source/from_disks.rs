@@ -85,12 +85,12 @@ impl Connected<'_> {
     }
 }
 
-/// As the helper is told of it.
+/// The operator's budget, as the helper takes it.
 fn budget(HelperBudget { cpu_percent, time_ms, memory_bytes }: HelperBudget) -> Budget {
     Budget { cpu_percent, time_ms, memory_bytes }.bounded()
 }
 
-/// Why the destination can't have read from a disk what the guest has of it.
+/// Why the destination can't read what the guest has cached of a disk.
 fn unusable(disk: &GuestDisk, moving: &[Disk]) -> Option<String> {
     if moving.iter().any(|moving| moving.node == disk.node) {
         return Some("it moves with the VM".to_owned());

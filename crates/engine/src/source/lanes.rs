@@ -1,5 +1,4 @@
-//! What the lanes' threads do: they send batches as they come, or hand them to the
-//! stage that asks by name.
+//! The lanes' threads: they send batches as they come, or hand them to deduplication.
 
 use std::io;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ fn send(
     let mut at_lane = stage.at_lane();
     loop {
         if let Some(pages) = stage.spare() {
-            // Who leads the migration sees by other ways that it is over.
+            // If the connection is lost, the leading thread sees it.
             let _ = link.say(&ToDestination::Spare { pages });
         }
         match sender.take() {

@@ -25,7 +25,7 @@ use switchover::source::Driver;
 
 use crate::error::MigrationError;
 
-/// A migration that has ended here, with all that it had gone.
+/// A migration that has ended here: all that it held has been released.
 pub(crate) struct Ended {
     pub(crate) outcome: Outcome,
     /// See [`Migrated::unsettled`](super::Migrated::unsettled).

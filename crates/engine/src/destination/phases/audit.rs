@@ -16,7 +16,7 @@ use crate::link::Heard;
 
 /// Digests in a message.
 const DIGESTS_AT_ONCE: usize = 1 << 14;
-/// Wrong pages that are told of, of all that are counted.
+/// All wrong pages are counted, and so many are named.
 const EXAMPLES_MAX: usize = 8;
 
 /// All of the VM is here, and as QEMU handed it over.

@@ -1,5 +1,5 @@
-//! What the switchover has done at the destination: say, run the VM, settle it,
-//! or end its QEMU.
+//! Does what the switchover decides at the destination: tells the source, runs the VM,
+//! settles it, or ends its QEMU.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::host::Arriving;
 use crate::link::Link;
 use dedup::storage::Stored;
 
-/// Holds the VM until it is clear whose it is. Dropped before that, the VM is
+/// Holds the VM until it is clear who has it. Dropped before that, the VM is
 /// discarded.
 pub(super) struct Keeper {
     machine: Arc<Machine>,
     arriving: Option<Box<dyn Arriving>>,
     adopted: bool,
-    /// It is here, and its host could not note that down yet.
+    /// The VM is here, and the agent could not write that down yet.
     unnoted: bool,
     link: Arc<Link<ToSource>>,
     lanes: Arc<ArrivingLanes>,
@@ -93,14 +93,14 @@ impl Keeper {
         self.arriving.as_ref()?.source_address()
     }
 
-    /// For whoever goes on with it: QEMU's end of the migration, and the VM if
-    /// it is not decided whose it is.
+    /// For the agent, which settles it later: QEMU's end of the migration, and the VM
+    /// if it is not decided who has it.
     pub(super) fn undecided(mut self) -> (Option<Arc<Incoming>>, Option<Box<dyn Arriving>>) {
         let undecided = if self.adopted { None } else { self.arriving.take() };
         (self.loaded.take().map(|loaded| loaded.incoming), undecided)
     }
 
-    /// The VM stays as it is, for whoever has read its journal.
+    /// The VM stays as it is: the agent goes on by its journal.
     pub(super) fn leave(mut self) {
         std::mem::forget(self.arriving.take());
     }

@@ -76,7 +76,7 @@ impl Connected<'_> {
         thread::Builder::new()
             .name("arrival-load".to_owned())
             .spawn(move || {
-                // Nobody listens any more to one that was left behind.
+                // If this thread was left behind, the receiver has gone.
                 let _ = tell.send(loading.run());
             })
             .map_err(End::failed)?;
@@ -92,7 +92,7 @@ impl Connected<'_> {
                 recv(late) -> _ => break End::failed("its QEMU here does not load it"),
             };
             match heard {
-                // Nobody is left here to whom they matter.
+                // All data is here: no thread is left that they are for.
                 Ok(Heard::Message(ToDestination::Terms(_))) => {}
                 Ok(heard) => break ended(heard),
                 Err(_) => break End::Over("the source's connection has ended".to_owned()),

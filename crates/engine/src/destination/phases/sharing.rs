@@ -1,4 +1,5 @@
-//! Whether pages may come by name, and what is read of the VM's disks.
+//! Deduplication, as the destination agrees to it: pages by name, and reading the VM's
+//! disks.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ pub(super) struct Shares {
 /// What pages that come by name are found by.
 #[derive(Default)]
 pub(super) struct Found {
-    /// None: others don't find content of this VM, nor it theirs.
+    /// None: content is not shared, in neither direction.
     pub(super) shares: Option<Shares>,
     /// The VM's disks that are read, and what names their pages if nothing is shared.
     disks: Option<(Disks, String)>,
@@ -52,7 +53,7 @@ impl Found {
     }
 }
 
-/// What pages may come by name by, and what the source is told of it.
+/// What was agreed on for pages that come by name, and a note for the source.
 #[derive(Default)]
 pub(super) struct Agreed {
     shares: Option<Shares>,
@@ -75,7 +76,7 @@ pub(super) struct Wanted {
     pub(super) audit: AuditOrder,
 }
 
-/// What the source is told of it.
+/// What pages are found by, and what the source is told of that.
 #[derive(Default)]
 pub(super) struct Told {
     pub(super) found: Found,
@@ -85,7 +86,7 @@ pub(super) struct Told {
     pub(super) note: Option<String>,
     /// Which disks are read.
     pub(super) storage: Vec<bool>,
-    /// Why others are not.
+    /// Why the other disks are not.
     pub(super) storage_notes: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What keeps a migration from being faster, for whoever watches.
+//! What keeps a migration from being faster, as its progress shows it.
 
 use api::Limit;
 use policy::effort;
@@ -7,10 +7,10 @@ use policy::effort;
 /// later pass waits for.
 const GUEST_DIRTIES: f64 = 0.8;
 /// Lanes that write more than this share of what the operator lets them could
-/// write more if they were let. Below it something else is in their way.
+/// write more if they were let. Below it something else slows them.
 const NEAR_CAP: f64 = 0.85;
 
-/// What of a moment matters for it.
+/// The figures of a moment that decide it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     /// The first pass is over.

@@ -1,5 +1,5 @@
-//! Once a second: how fast each lane may go, and what of the operator's wishes
-//! the system refuses.
+//! Once a second: how fast each lane may go, and which of the operator's settings the
+//! system refuses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -3,7 +3,7 @@
 use qemu::outgoing::{Outgoing, Progress};
 use qemu::qmp::QmpError;
 
-/// QEMU's migration, as far as it is followed, whoever commands it.
+/// QEMU's migration, as far as the sampler follows it. Another program may command it.
 pub(crate) trait QemuMigration: Send + Sync {
     /// Where QEMU is. An error if it doesn't say, such as while it stops the VM.
     fn progress(&self) -> Result<Progress, QmpError>;

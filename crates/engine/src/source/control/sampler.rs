@@ -1,4 +1,5 @@
-//! Twenty times a second: what is, for whoever watches; and what follows from it.
+//! Twenty times a second: measures, shows the figures as progress, and decides: the
+//! pool's bound, the encoding, the hold, throttling, and when QEMU may stop the VM.
 
 mod window;
 
@@ -37,7 +38,7 @@ const BUSY_LEAST: Duration = Duration::from_millis(30);
 /// What is left when a VM that can't be followed is stopped may be more than was
 /// seen last.
 const ACCEPT_MORE: f64 = 1.5;
-/// A pass that is held goes on after this if nobody says anything.
+/// A pass that is held goes on after this unless it is held again.
 const HOLD: Duration = Duration::from_millis(300);
 /// The filter drops pages as long as it dropped one within so many samples.
 const DROPPING_SAMPLES: u32 = 4;
@@ -55,12 +56,12 @@ pub(crate) struct Watched {
     pub(crate) qemu: Arc<dyn QemuMigration>,
     pub(crate) tap: tap::Stopper,
     pub(crate) compress: Compress,
-    /// What a blackout cost without pages, as last measured.
+    /// Downtime without pages, as last measured.
     pub(crate) fixed: Duration,
     /// What the operator allows for it at most.
     pub(crate) blackout_max: Option<Duration>,
     pub(crate) throttling: Throttling,
-    /// Where a VM that can't be followed is told of.
+    /// Where to say that the VM does not converge.
     pub(crate) notices: Sender<Notice>,
 }
 
@@ -319,7 +320,7 @@ impl Sampling {
         }
         let Some(chase) = &mut self.chase else { return Stage::Over };
         if self.last.delivered.awaited_bytes > 0 {
-            // What the destination waits for would be waited for in the blackout.
+            // The VM would stand still while the destination waits for it.
             return Stage::Chasing;
         }
         if !state.disks_ready.load(Relaxed) || !state.first_pass_over.load(Relaxed) {

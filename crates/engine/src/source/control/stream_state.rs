@@ -23,7 +23,7 @@ use crate::resources::Pools;
 const HIDDEN_BYTES: u64 = 128 << 20;
 const HIDDEN_TOLD_BYTES: u64 = 4 << 20;
 
-/// What a QEMU does with what we ask of it.
+/// What this QEMU can be asked to do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Traits {
     /// It takes a bandwidth from us.
@@ -37,7 +37,7 @@ pub(crate) struct Traits {
 pub(crate) struct StreamState {
     pub(crate) pool: Arc<Pool>,
     pub(crate) pool_bytes: u64,
-    /// The blackout that is accepted, in nanoseconds.
+    /// The downtime that is accepted, in nanoseconds.
     goal_nanos: AtomicU64,
     hidden_bytes: u64,
     least_bytes: u64,
@@ -120,12 +120,12 @@ impl StreamState {
         Some(f64::from_bits(self.bodies_per_s.load(Relaxed))).filter(|rate| *rate > 0.0)
     }
 
-    /// The blackout that is accepted.
+    /// The downtime that is accepted.
     pub(crate) fn goal(&self) -> Duration {
         Duration::from_nanos(self.goal_nanos.load(Relaxed))
     }
 
-    /// A longer one is.
+    /// A longer downtime is accepted.
     pub(crate) fn accept(&self, blackout: Duration) {
         self.goal_nanos.fetch_max(nanos(blackout), Relaxed);
     }
@@ -155,7 +155,7 @@ impl StreamState {
         self.dropping.store(dropping, Relaxed);
     }
 
-    /// Whether passes should end as soon as they can: all of the pool is for them.
+    /// Whether passes should end as soon as they can: then they get all of the pool.
     pub(crate) fn set_learning(&self, learning: bool) {
         self.learning.store(learning, Relaxed);
     }
@@ -170,7 +170,7 @@ impl StreamState {
         self.passes.age()
     }
 
-    /// From now on what is on its way must fit the goal.
+    /// From now on what is in flight must fit the goal.
     pub(crate) fn end_chase(&self) {
         self.chasing.store(false, Relaxed);
         self.passes.wake();

@@ -17,7 +17,7 @@ use policy::mirror::Behind;
 /// and a flush costs the storage something.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// What the thread that watches the mirrors knows of it.
+/// What the thread that watches the mirrors decides by.
 pub(crate) struct Settle {
     ask: Sender<()>,
     /// How long a flush of all disks took.
@@ -29,8 +29,8 @@ pub(crate) struct Settle {
 }
 
 impl Settle {
-    /// And the thread that flushes. It ends after this has gone and the sources
-    /// were ended.
+    /// Starts the thread that flushes. It ends once this is dropped and the sources
+    /// have ended.
     pub(crate) fn start(sources: Vec<Arc<DiskSource>>) -> std::io::Result<(Self, JoinHandle<()>)> {
         let (ask, asked) = bounded::<()>(1);
         let (tell, done) = bounded(1);

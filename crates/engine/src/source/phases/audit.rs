@@ -17,9 +17,9 @@ use crate::error::MigrationError;
 
 /// Ranges whose entries are asked for at a time: 32 KiB each.
 const RANGES_AT_ONCE: usize = 16;
-/// So many wrong pages are enough to be told of.
+/// The comparison ends once it has found so many wrong pages...
 const DIFFERENCES_MAX: usize = 1000;
-/// Of which so many are described.
+/// ... of which so many are described.
 const EXAMPLES_MAX: usize = 8;
 
 /// A comparison with a destination that has something else.
@@ -160,7 +160,7 @@ impl Comparison {
     }
 }
 
-/// What the destination is told of the audit in its order.
+/// The audit, as the order to the destination has it.
 pub(crate) fn ordered(audit: Audit) -> wire::AuditOrder {
     match audit {
         Audit::Off => wire::AuditOrder::Off,

@@ -103,8 +103,8 @@ impl Streaming<'_> {
         context.report_builder.tell(|report| report.downtime_ms = Some(downtime_ms));
     }
 
-    /// The destination hangs up once it has noted that the VM is its own: who
-    /// is told that the migration is over finds the VM there, free to move on.
+    /// The destination hangs up once it has noted that the VM is its own. So a
+    /// caller that hears of the end finds the VM there, free to move on.
     fn wait_noted(&self) {
         let until = Instant::now() + NOTED_MAX;
         while let Ok(heard) = self.connected.control.hear.recv_deadline(until) {

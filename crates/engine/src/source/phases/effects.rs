@@ -1,5 +1,5 @@
-//! What the switchover has done at the source: say, wait for QEMU, let the VM
-//! go on, or end it.
+//! Does what the switchover decides at the source: tells the destination, waits for
+//! QEMU, lets the VM go on, or ends it.
 
 use std::marker::PhantomData;
 

@@ -1,5 +1,5 @@
-//! A phase of a migration that has a journal: `switchover::source` decides whose the VM
-//! is, and has done what follows.
+//! A phase of a migration that has a journal: `switchover::source` decides who has the
+//! VM, and what is done about it.
 
 use api::Outcome;
 use qemu::qmp::QmpError;
@@ -9,11 +9,11 @@ use super::Ended;
 use super::connect::Connected;
 use super::effects::Switching;
 
-/// A phase, and whose the VM is.
+/// A phase, and what decides who has the VM.
 pub(crate) struct Journaled<P> {
     pub(crate) phase: P,
     pub(crate) driver: Driver,
-    /// What it has decided; none yet.
+    /// What it has decided. None: nothing yet.
     pub(crate) fate: Option<Fate>,
 }
 

@@ -29,7 +29,7 @@ enum Woken {
     /// The operator has changed what the migration may use.
     Rebound,
     /// The VM has stood still for as long as it may.
-    TooDark,
+    BlackoutBound,
     /// What was waited for has not come in its time.
     Late,
 }
@@ -90,7 +90,7 @@ pub(crate) trait Listening<'m> {
                     self.rebound(&bounds);
                     connected.say_bounds(&bounds)?;
                 }
-                Woken::TooDark => return Err(connected.blackout_error(max, self.missing())),
+                Woken::BlackoutBound => return Err(connected.blackout_error(max, self.missing())),
                 Woken::Late => return Ok(None),
             }
         }
@@ -98,15 +98,19 @@ pub(crate) trait Listening<'m> {
 }
 
 impl Connected<'_> {
-    /// Waits for one thing, at most until then, or until the VM has been `dark` for as
-    /// long as it may.
-    fn wake(&self, until: Instant, dark: Option<Instant>) -> Result<Woken, MigrationError> {
+    /// Waits for one thing, at most until then. At `blackout_ends` the VM has stood still
+    /// for as long as it may.
+    fn wake(
+        &self,
+        until: Instant,
+        blackout_ends: Option<Instant>,
+    ) -> Result<Woken, MigrationError> {
         let context = &self.context;
         let never_cancelled = never();
         let cancelled = context.report_builder.watch().cancelled();
         let cancelled = if context.committed { &never_cancelled } else { cancelled };
         let over = context.deadline.filter(|_| !context.committed).map_or_else(never, at);
-        let dark = dark.map_or_else(never, at);
+        let blackout_ends = blackout_ends.map_or_else(never, at);
         select! {
             recv(context.qemu_events) -> event => match event {
                 Ok(event) => Ok(Woken::By(Happening::Qemu(event))),
@@ -129,7 +133,7 @@ impl Connected<'_> {
             recv(cancelled) -> _ => Err(MigrationError::Cancelled),
             recv(context.report_builder.watch().rebound()) -> _ => Ok(Woken::Rebound),
             recv(at(until)) -> _ => Ok(Woken::Late),
-            recv(dark) -> _ => Ok(Woken::TooDark),
+            recv(blackout_ends) -> _ => Ok(Woken::BlackoutBound),
             recv(over) -> _ => {
                 let allowed = Duration::from_secs(context.request.timeout_s.unwrap_or_default());
                 Err(MigrationError::TooLong { allowed })

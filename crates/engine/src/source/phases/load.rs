@@ -68,7 +68,7 @@ impl Journaled<Streaming<'_>> {
 }
 
 impl Streaming<'_> {
-    /// Whether all went well with the lanes, whatever came of it.
+    /// An error if lanes failed, even if the VM was loaded all the same.
     fn check_lanes(&self) -> Result<(), MigrationError> {
         let host = &self.connected.context.peer.name;
         match self.flow.lanes.failure() {

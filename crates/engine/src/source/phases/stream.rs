@@ -127,7 +127,7 @@ impl Streaming<'_> {
         let outcome = self.outgoing.back_out(run);
         self.connected.control.cut_if_stuck();
         let outcome = match outcome {
-            // It hangs: whoever settles the migration later asks again.
+            // It hangs. The agent settles the migration later, and asks again.
             Err(QmpError::Timeout { .. }) => outcome,
             other => other.or_else(|_| self.outgoing.back_out(run)),
         };

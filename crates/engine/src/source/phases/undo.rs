@@ -10,7 +10,7 @@ use super::{Ended, Undo};
 use crate::error::MigrationError;
 use crate::source::context::Context;
 
-/// Without a journal nobody else can have the VM.
+/// Without a journal the destination can't have the VM.
 fn undone(error: &MigrationError) -> Ended {
     let outcome = match error {
         MigrationError::VmGone(_) => Outcome::Failed(error.to_string()),

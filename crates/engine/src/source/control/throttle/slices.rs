@@ -23,10 +23,10 @@ use super::Slicing;
 const PERIOD: Duration = Duration::from_millis(50);
 /// A run shorter than this is hardly one.
 const RUN_LEAST: Duration = Duration::from_millis(1);
-/// QEMU tells of a stop before it answers; this is for the way to us.
+/// QEMU sends the event of a stop before it answers; so long it may take to get here.
 const TOLD_MAX: Duration = Duration::from_millis(100);
 
-/// What others know of the moments for which a VM is stopped.
+/// Tells stops of the VM that are for throttling it from all others.
 #[derive(Debug, Default)]
 pub(crate) struct OurStops(Mutex<Known>);
 
