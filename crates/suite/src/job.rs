@@ -1,11 +1,12 @@
 //! What is run as one process: a program with all of its tests, or one test.
 
+use std::io;
 use std::num::NonZero;
 use std::process::Command;
 use std::thread::available_parallelism;
 
-use crate::SuiteError;
 use crate::program::Program;
+use crate::{SuiteError, child};
 
 /// A part of the workspace's tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,14 +113,15 @@ impl Job {
         self.test.as_ref().map(|_| 1)
     }
 
-    pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.program.path);
-        command.current_dir(&self.program.dir);
+    /// In a process around it, which is this program.
+    pub(crate) fn command(&self) -> io::Result<Command> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(child::WORD).arg(&self.program.path).current_dir(&self.program.dir);
         if let Some(test) = &self.test {
             command.args(["--exact", test, "--test-threads=1"]);
         }
         command.env(SEED, seed());
-        command
+        Ok(command)
     }
 
     /// What repeats it, as one would type it.
