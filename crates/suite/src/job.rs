@@ -24,14 +24,14 @@ const SEED: &str = "PROPTEST_RNG_SEED";
 /// changes something of the whole machine, has it for itself: by the beginnings of
 /// their names.
 const ALONE: [&str; 10] = [
-    "end-to-end backings huge_pages",
-    "end-to-end blackout ",
-    "end-to-end bounds the_network",
-    "end-to-end cache_storage is_read_once",
-    "end-to-end chase ",
-    "end-to-end kvm throttled",
-    "end-to-end memory huge_pages",
-    "end-to-end throttle ",
+    "end-to-end backings::huge_pages",
+    "end-to-end blackout::",
+    "end-to-end bounds::the_network",
+    "end-to-end cache_storage::is_read_once",
+    "end-to-end chase::",
+    "end-to-end kvm::throttled",
+    "end-to-end memory::huge_pages",
+    "end-to-end throttle::",
     "lab burn",
     "quota real",
 ];
@@ -91,14 +91,12 @@ pub(crate) fn list(suite: Suite, programs: &[Program]) -> Result<Vec<Job>, Suite
 
 impl Job {
     fn new(program: &Program, test: Option<String>) -> Self {
-        let mut name = format!("{} {}", program.package, program.name);
-        if let Some(test) = &test {
-            name = format!("{name} {test}");
-        }
+        let name = test.as_ref().unwrap_or(&program.name);
+        let name = format!("{} {name}", program.package);
         Self { program: program.clone(), test, name }
     }
 
-    /// Its package, its program and its test, with spaces between.
+    /// Its package, and its program or its test.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
