@@ -1,9 +1,22 @@
 //! docs/ARCHITECTURE.md tells where one page goes, the plain path and what sharing
-//! and storage add: files and functions that are there.
+//! and storage add: files and functions that are there. And all files of tests are run.
 
 use std::fs;
 
 use lab::setup::repository;
+
+/// One that `main.rs` doesn't name would not even be compiled.
+#[test]
+fn every_file_here_is_part_of_this_program() {
+    let dir = repository().join("tests/tests");
+    let main = fs::read_to_string(dir.join("main.rs")).unwrap();
+    for file in fs::read_dir(dir).unwrap() {
+        let file = file.unwrap().path();
+        let name = file.file_stem().unwrap().to_str().unwrap();
+        let is_named = main.lines().any(|line| line == format!("mod {name};"));
+        assert!(is_named || name == "main", "main.rs does not name {name}");
+    }
+}
 
 #[test]
 fn every_step_of_a_page_is_there() {

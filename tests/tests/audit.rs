@@ -4,7 +4,7 @@
 use api::{Audited, Outcome, Phase, Report};
 use end_to_end::memory::guest_ram;
 use end_to_end::proxy::{Proxies, is_text};
-use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
+use end_to_end::{MIB, Side, World, bare, own_qmp_argument, until};
 use lab::hosts::Link;
 use ram::{DataRanges, Mapping};
 
@@ -21,7 +21,7 @@ fn differences(report: &Report) -> (u64, &[String]) {
 fn a_bit_that_flips_on_the_way() {
     let mut world = World::new(Link::one(400));
     let proxies = Proxies::start(&world.hosts, 1);
-    let guest = world.boot(&guest("256M", 5_000_000));
+    let guest = world.boot(&bare("256M", 5_000_000));
     let peers = Proxies::peers(&world.hosts);
     world.tell_agents(vec!["--peers".to_owned(), peers]);
     let pid = world.vm(Side::A, "web1").unwrap().pid;
@@ -57,7 +57,7 @@ fn placed_text(ram: &Mapping) -> u64 {
 #[test]
 fn ram_that_changes_after_it_was_written() {
     let world = World::new(Link::one(400));
-    let mut spec = guest("256M", 100_000);
+    let mut spec = bare("256M", 100_000);
     spec.extra.extend(own_qmp_argument("web1"));
     let guest = world.boot(&spec);
     let pid = world.vm(Side::A, "web1").unwrap().pid;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use end_to_end::memory::HugePages;
-use end_to_end::{MIB, Side, World, guest, until};
+use end_to_end::{MIB, Side, World, bare, guest, until};
 use lab::guest::GuestSpec;
 use lab::hosts::{Link, RUN_DIR};
 use qemu::process::Process;
@@ -43,7 +43,7 @@ fn with_every_backend() -> GuestSpec {
         ("disk", file("disk", "on")),
     ];
     let mut spec = guest(&format!("{}k", 6 * NODE_BYTES / 1024), 2_000_000);
-    // The guest looks after pages of zeros as well.
+    // Linux has something in each node. The guest looks after pages of zeros as well.
     spec.orders.zero_bytes = 96 * MIB;
     for (node, (id, backend)) in backends.iter().enumerate() {
         let backend = format!("{backend},size={}k", NODE_BYTES / 1024);
@@ -116,7 +116,7 @@ fn files_that_held_something_else() {
 #[test]
 fn mem_path() {
     let world = World::new(Link::one(1000));
-    let mut spec = guest("256M", 2_000_000);
+    let mut spec = bare("256M", 2_000_000);
     spec.orders.zero_bytes = 64 * MIB;
     spec.extra.extend(["-mem-path".to_owned(), format!("{RUN_DIR}/files-disk")]);
     for side in [Side::A, Side::B] {
@@ -140,7 +140,7 @@ fn huge_pages_that_held_something_else() {
     for side in [Side::A, Side::B] {
         mount(&world, side, "files-huge", &["-t", "hugetlbfs", "-o", "pagesize=2M"]);
     }
-    let mut spec = guest("256M", 2_000_000);
+    let mut spec = bare("256M", 2_000_000);
     spec.machine += ",memory-backend=huge";
     let backend = "memory-backend-file,id=huge,size=256M,share=on";
     let backend = format!("{backend},mem-path={RUN_DIR}/files-huge/ram");

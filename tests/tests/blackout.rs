@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use end_to_end::{MIB, Side, World, assert_fits_goal, guest};
+use end_to_end::{MIB, Side, World, assert_fits_goal, bare};
 use lab::hosts::Link;
 
 /// Mbit/s. Without a hold, 128 MiB of buffers would take 11 s to drain.
@@ -12,7 +12,7 @@ const LINK: u32 = 100;
 
 fn keeps(qemu: &Path, memory: &str, goal_ms: u64) {
     let world = World::new(Link::one(LINK));
-    let mut spec = guest(memory, 200_000);
+    let mut spec = bare(memory, 200_000);
     spec.orders.random_bytes = 128 * MIB;
     spec.orders.working_set_bytes = MIB;
     let guest = world.boot_with(&spec, qemu);

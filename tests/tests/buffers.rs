@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use api::Report;
-use end_to_end::{MIB, Side, World, guest};
-use lab::guest::{Guest, GuestSpec};
+use end_to_end::{MIB, Side, World, bare};
+use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::{Link, RUN_DIR};
 
 /// The least that an agent takes.
@@ -19,7 +19,7 @@ fn small_pools() -> World {
 }
 
 fn named(name: &str, random_mib: u64) -> GuestSpec {
-    let mut spec = guest("192M", 1_000_000);
+    let mut spec = bare("192M", 1_000_000);
     spec.name = name.to_owned();
     spec.orders.random_bytes = random_mib * MIB;
     spec
@@ -87,6 +87,7 @@ fn two_that_cross_with_their_disks() {
         let made = Command::new("truncate").args(["-s", "256M"]).arg(&path).status().unwrap();
         assert!(made.success());
         let mut spec = named(name, 32);
+        spec.system = System::Linux;
         (spec.orders.disk_bytes, spec.orders.disk_rate) = (written, 500_000);
         let drive = format!("file={RUN_DIR}/{name}.img,format=raw,if=none,id=data");
         let device = "virtio-blk-pci,drive=data,id=vda".to_owned();

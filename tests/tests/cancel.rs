@@ -2,14 +2,14 @@
 //! can be moved again.
 
 use api::{Outcome, Phase, Report};
-use end_to_end::{Frozen, MIB, Moving, Side, World, guest, own_qmp_argument, until};
+use end_to_end::{Frozen, MIB, Moving, Side, World, bare, own_qmp_argument, until};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use qemu::qmp::RunState;
 
 /// Writes more than the link carries: its migration has no end.
 fn busy() -> GuestSpec {
-    let mut spec = guest("256M", 60_000_000);
+    let mut spec = bare("256M", 60_000_000);
     spec.orders.working_set_bytes = 32 * MIB;
     spec
 }
@@ -105,7 +105,7 @@ fn while_the_vm_is_stopped() {
 #[test]
 fn while_the_destination_loads() {
     let world = World::new(Link::one(1000));
-    let mut spec = guest("256M", 1_000_000);
+    let mut spec = bare("256M", 1_000_000);
     spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);
     let owners = world.own_qmp(Side::A, "web1");

@@ -3,7 +3,7 @@
 //! middle of that.
 
 use api::{Outcome, Phase, VmStatus};
-use end_to_end::{MIB, Side, World, assert_fits_goal, guest, own_qmp_argument};
+use end_to_end::{MIB, Side, World, assert_fits_goal, bare, own_qmp_argument};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use serde_json::json;
@@ -14,7 +14,7 @@ const LINK: u32 = 200;
 const HARD: u64 = 60_000_000;
 
 fn writer(rate: u64) -> GuestSpec {
-    let mut spec = guest("256M", rate);
+    let mut spec = bare("256M", rate);
     spec.orders.working_set_bytes = 32 * MIB;
     spec
 }

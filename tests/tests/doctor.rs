@@ -4,7 +4,7 @@
 use std::fs;
 
 use api::{Examination, Finding, Phase, Severity};
-use end_to_end::{Side, World, guest};
+use end_to_end::{Side, World, bare};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup::Accelerator;
@@ -63,7 +63,7 @@ impl Refusing {
 #[test]
 fn a_pair_that_is_well() {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&guest("256M", RATE));
+    let guest = world.boot(&bare("256M", RATE));
 
     let alone = examination(&world.tells(Side::A, &["doctor", "--json"]));
     assert_eq!(alone.of, "host-a");
@@ -103,7 +103,7 @@ fn a_peer_that_is_not_there() {
 
 #[test]
 fn a_cpu_that_the_destination_does_not_know_or_cannot_give() {
-    let mut spec = guest("256M", RATE);
+    let mut spec = bare("256M", RATE);
     let world = World::new(Link::one(1000));
     let model = if world.kit.accelerator == Accelerator::Kvm { "host" } else { "qemu64" };
     // A feature that both kinds of vCPU can be without.
@@ -125,7 +125,7 @@ fn a_machine_type_that_the_destination_does_not_know() {
         println!("QEMU {} only: there is no other to move to", kit.qemu_version);
         return;
     }
-    let refusing = Refusing::new(World::new(Link::one(1000)), &guest(ODD, RATE));
+    let refusing = Refusing::new(World::new(Link::one(1000)), &bare(ODD, RATE));
     let (newer, older) = (kit.qemu.display(), kit.qemu_system.display());
     let set = format!("{newer}={older}");
     let version = format!("QEMU {} there", kit.qemu_system_version);
@@ -147,7 +147,7 @@ fn more_memory_than_the_destination_has() {
     let all_mib = (kib("MemTotal:") + kib("SwapTotal:")) >> 10;
     // A card's memory is a power of two.
     let size = format!("{}M", (all_mib + 1).next_power_of_two());
-    let mut spec = guest("256M", RATE);
+    let mut spec = bare("256M", RATE);
     spec.extra.extend([
         "-object".to_owned(),
         format!("memory-backend-ram,id=spare,size={size},reserve=off"),

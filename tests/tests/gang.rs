@@ -4,12 +4,12 @@
 use std::fs;
 
 use api::{GangOutcome, GangReport, MoveState, VmStatus};
-use end_to_end::{MIB, Moving, Side, World, guest, until};
+use end_to_end::{MIB, Moving, Side, World, bare, until};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 
 fn spec(name: &str, seed: u64) -> GuestSpec {
-    let mut spec = guest("128M", 100_000);
+    let mut spec = bare("128M", 100_000);
     spec.name = name.to_owned();
     spec.orders.seed = seed;
     spec

@@ -5,7 +5,7 @@ use std::fs;
 
 use api::{GangPlan, GangReport, Outcome, Report, SharedParts};
 use end_to_end::{MIB, Side, World};
-use lab::guest::{Guest, GuestSpec};
+use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
 
 /// The same content in each, written with the same seed.
@@ -68,6 +68,7 @@ fn a_vm_that_is_looked_at_gets_no_memory_for_it() {
     let backend = "memory-backend-memfd,id=ram0,size=160M,share=on";
     let shared = ["-object", backend, "-machine", "memory-backend=ram0"].map(str::to_owned);
     let mut specs = [twin("web1"), twin("web2")];
+    specs.iter_mut().for_each(|spec| spec.system = System::Bare);
     specs[1].extra.extend(shared);
     world.restart_agent_with(Side::A, &["--scan-cpu", "0"]);
     let guests = specs.map(|spec| world.boot(&spec));

@@ -9,7 +9,7 @@ use end_to_end::hostile::{
     Caller, Pages, RAM_BYTES, block, ending, false_destination, frame, hear_out, prepared,
     rss_bytes, say,
 };
-use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
+use end_to_end::{MIB, Side, World, bare, own_qmp_argument, until};
 use identity::{Connection, Security};
 use lab::guest::Guest;
 use lab::hosts::{Link, RUN_DIR};
@@ -23,7 +23,7 @@ const RATE: u64 = 2_000_000;
 
 /// A guest that has come to host B by an honest migration.
 fn guest_at_b(world: &World) -> Guest {
-    let mut spec = guest("192M", RATE);
+    let mut spec = bare("192M", RATE);
     spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);
     drop(world.migrate(&guest, Side::A, &[]));
@@ -319,7 +319,7 @@ fn journal_at_b(world: &World) -> MigrationId {
 #[test]
 fn destinations_that_make_no_sense() {
     let mut world = World::new(Link::unshaped());
-    let guest = world.boot(&guest("192M", RATE));
+    let guest = world.boot(&bare("192M", RATE));
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     world.kill_agent(Side::B);
     let before = rss_bytes(&world, Side::A);

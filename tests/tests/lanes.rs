@@ -2,7 +2,7 @@
 
 use api::{Phase, Report};
 use end_to_end::disk::{allocated_bytes, assert_disk_intact, with_disk};
-use end_to_end::{MIB, Moving, Side, World, guest, until};
+use end_to_end::{MIB, Moving, Side, World, bare, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 
@@ -10,7 +10,7 @@ const TWO_NICS: Link = Link { nics: 2, mbit_per_s: Some(100) };
 
 /// A guest that flies for seconds.
 fn large(world: &World) -> Guest {
-    let mut spec = guest("384M", 200_000);
+    let mut spec = bare("384M", 200_000);
     spec.orders.random_bytes = 128 * MIB;
     world.boot(&spec)
 }
@@ -43,7 +43,7 @@ fn deaths(report: &Report) -> [u32; 2] {
 #[test]
 fn one_two_and_eight() {
     let world = World::new(Link { nics: 2, mbit_per_s: Some(500) });
-    let guest = world.boot(&guest("256M", 5_000_000));
+    let guest = world.boot(&bare("256M", 5_000_000));
     let mut from = Side::A;
     for count in ["1", "2", "8"] {
         let report = world.migrate(&guest, from, &["--lanes", count]);
@@ -78,7 +78,7 @@ fn a_lane_whose_network_goes_silent() {
 #[test]
 fn a_lane_joins_again() {
     let world = World::new(TWO_NICS);
-    let mut spec = guest("512M", 200_000);
+    let mut spec = bare("512M", 200_000);
     spec.orders.random_bytes = 256 * MIB;
     let guest = world.boot(&spec);
     let moving = fly(&world, &guest, Side::A);

@@ -4,7 +4,7 @@ use std::fs;
 
 use api::{Outcome, Phase};
 use end_to_end::memory::HugePages;
-use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
+use end_to_end::{MIB, Side, World, bare, guest, own_qmp_argument, until};
 use lab::hosts::Link;
 use serde_json::json;
 
@@ -15,19 +15,20 @@ fn two_numa_backends() {
     // 7.2 says only where its first block is: pages of the other go inline.
     let versions = [(&kit.qemu, kit.qemu_version), (&kit.qemu_system, kit.qemu_system_version)];
     for (qemu, version) in versions {
-        let mut spec = guest("524296k", 5_000_000);
+        let mut spec = bare("262152k", 5_000_000);
         spec.name = format!("numa-{}", qemu == &kit.qemu);
         spec.extra = [
-            "-object memory-backend-ram,id=near,size=262148k",
-            "-object memory-backend-ram,id=far,size=262148k",
+            "-object memory-backend-ram,id=near,size=131076k",
+            "-object memory-backend-ram,id=far,size=131076k",
             "-numa node,nodeid=0,memdev=near -numa node,nodeid=1,memdev=far",
         ]
         .iter()
         .flat_map(|line| line.split(' '))
         .map(str::to_owned)
         .collect();
-        spec.orders.random_bytes = 160 * MIB;
-        spec.orders.working_set_bytes = 160 * MIB;
+        // It has one after the other, and the second in both blocks.
+        spec.orders.random_bytes = 80 * MIB;
+        spec.orders.working_set_bytes = 80 * MIB;
         let guest = world.boot_with(&spec, qemu);
         for side in [Side::A, Side::B] {
             let report = world.migrate(&guest, side, &[]);
@@ -105,7 +106,7 @@ fn huge_pages() {
     // After the world: its VMs need the pages until they are gone.
     let _pool = HugePages::reserve(PAGES);
     let world = World::new(Link::one(1000));
-    let mut spec = guest("256M", 5_000_000);
+    let mut spec = bare("256M", 5_000_000);
     spec.machine += ",memory-backend=huge";
     let backend = "memory-backend-memfd,id=huge,size=256M,hugetlb=on,hugetlbsize=2M";
     spec.extra.extend(["-object", backend].map(str::to_owned));

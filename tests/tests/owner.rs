@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use api::{Outcome, Phase, VmStatus};
-use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
+use end_to_end::{MIB, Side, World, bare, own_qmp_argument, until};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
 use serde_json::json;
 
 /// Moves for some seconds over a slow link.
 fn slow_to_move() -> GuestSpec {
-    let mut spec = guest("256M", 500_000);
+    let mut spec = bare("256M", 500_000);
     spec.orders.random_bytes = 64 * MIB;
     spec.extra.extend(own_qmp_argument(&spec.name));
     spec
@@ -19,7 +19,7 @@ fn slow_to_move() -> GuestSpec {
 #[test]
 fn a_paused_vm_arrives_paused() {
     let world = World::new(Link::one(1000));
-    let mut spec = guest("256M", 5_000_000);
+    let mut spec = bare("256M", 5_000_000);
     spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);
     world.own_qmp(Side::A, "web1").execute("stop", json!({})).unwrap();

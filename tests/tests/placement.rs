@@ -1,30 +1,23 @@
 //! Pages go straight into RAM that the agent made, or, where it made none,
-//! through QEMU's own stream.
+//! through QEMU's own stream. (Where agents started both, `moves.rs` asserts it.)
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
 use api::Report;
-use end_to_end::{Side, World, guest};
+use end_to_end::{Side, World, bare};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Link, RUN_DIR};
 use lab::setup::Version;
 
 const RATE: u64 = 5_000_000;
 
-#[test]
-fn mapped_where_the_agents_started_both() {
-    let world = World::new(Link::one(1000));
-    let guest = world.boot(&guest("256M", RATE));
-    assert_eq!(world.migrate(&guest, Side::A, &[]).placement, "mapped");
-}
-
 /// A VM that somebody else started, adopted by the agent. Its destination is
 /// started by the agent.
 #[test]
 fn an_adopted_vm_moves_and_comes_back() {
     let world = World::new(Link::one(1000));
-    let spec = guest("256M", RATE);
+    let spec = bare("256M", RATE);
     let mut adopted = world.start_unmanaged(Side::A, &spec, &world.kit.qemu, &[]);
     let guest = Guest::meet(spec, &world.hosts.a).unwrap();
     world.attach("web1");
@@ -42,7 +35,7 @@ fn an_adopted_vm_moves_and_comes_back() {
 fn into_a_qemu_that_somebody_else_started() {
     for tap in ["multifd", "classic"] {
         let world = World::new(Link::one(1000));
-        let spec = guest("256M", RATE);
+        let spec = bare("256M", RATE);
         let mut adopted = world.start_unmanaged(Side::A, &spec, &world.kit.qemu, &[]);
         let guest = Guest::meet(spec.clone(), &world.hosts.a).unwrap();
         world.attach("web1");
@@ -66,7 +59,7 @@ fn into_a_qemu_that_somebody_else_started() {
 /// A guest whose QEMU gives up root once it has started.
 fn as_nobody(world: &World, version: Version) -> GuestSpec {
     // Under TCG 7.2 loses no dirty pages of such a size.
-    let mut spec = guest("262148k", RATE);
+    let mut spec = bare("262148k", RATE);
     let as_user =
         if version.major < 10 { ["-runas", "nobody"] } else { ["-run-with", "user=nobody"] };
     spec.extra.extend(as_user.map(str::to_owned));
@@ -142,7 +135,7 @@ fn inline_where_the_agent_may_not_reach_qemus_memory() {
 fn inline_where_somebody_elses_qemu_has_more_rights_than_the_agent() {
     let mut world = World::new(Link::one(1000));
     without_ptrace(&mut world);
-    let spec = guest("256M", RATE);
+    let spec = bare("256M", RATE);
     let mut adopted = world.start_unmanaged(Side::A, &spec, &world.kit.qemu, &[]);
     let guest = Guest::meet(spec.clone(), &world.hosts.a).unwrap();
     world.attach("web1");

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use api::{Phase, Report};
 use end_to_end::liar::Liar;
 use end_to_end::{MIB, RackWorld};
-use lab::guest::{Guest, GuestSpec};
+use lab::guest::{Guest, GuestSpec, System};
 
 /// The same content in each, written with the same seed.
 const COMMON: u64 = 32 * MIB;
@@ -106,6 +106,7 @@ fn a_vm_that_changes_its_pages_is_no_source_of_them() {
     let world = RackWorld::new(2);
     let spec = |name: &str| {
         let mut spec = twin(name, 0);
+        spec.system = System::Bare;
         (spec.orders.random_bytes, spec.orders.working_set_bytes) = (0, 32 * MIB);
         spec
     };

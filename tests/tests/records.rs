@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use api::{Outcome, Phase, VmStatus};
 use end_to_end::faults::Traced;
-use end_to_end::{MIB, Side, World, guest, own_qmp_argument, until};
+use end_to_end::{MIB, Side, World, bare, own_qmp_argument, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ fn adopt_again(world: &World, guest: &Guest, side: Side, says: &str) {
 #[test]
 fn an_agent_leaves_a_vm_alone_whose_record_it_cannot_read() {
     let mut world = World::new(Link::one(1000));
-    let guest = world.boot(&guest("192M", 2_000_000));
+    let guest = world.boot(&bare("192M", 2_000_000));
     let newer = |path: &Path| {
         let mut text: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
         text["version"] = 7.into();
@@ -93,7 +93,7 @@ fn an_agent_leaves_a_vm_alone_whose_record_it_cannot_read() {
 #[test]
 fn an_open_journal_goes_on_beside_a_record_that_cannot_be_read() {
     let mut world = World::new(Link::one(200));
-    let mut spec = guest("256M", 2_000_000);
+    let mut spec = bare("256M", 2_000_000);
     spec.orders.random_bytes = 64 * MIB;
     let guest = world.boot(&spec);
     for (says, text) in [("damaged", ""), ("newer", r#"{"version":7}"#)] {
@@ -113,7 +113,7 @@ fn an_open_journal_goes_on_beside_a_record_that_cannot_be_read() {
 #[test]
 fn an_arrival_that_cannot_be_noted_is_kept_by_its_journal() {
     let mut world = World::new(Link::one(200));
-    let mut spec = guest("256M", 2_000_000);
+    let mut spec = bare("256M", 2_000_000);
     spec.orders.random_bytes = 64 * MIB;
     spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);
@@ -156,7 +156,7 @@ fn an_arrival_that_cannot_be_noted_is_kept_by_its_journal() {
 #[test]
 fn what_cannot_be_noted_is_tried_again() {
     let world = World::new(Link::one(200));
-    let mut spec = guest("256M", 2_000_000);
+    let mut spec = bare("256M", 2_000_000);
     spec.orders.random_bytes = 64 * MIB;
     let guest = world.boot(&spec);
     let mut moving = world.begin(&guest, Side::A, &[]);

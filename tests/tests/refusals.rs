@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::Stdio;
 
-use end_to_end::{Side, World, guest};
+use end_to_end::{Side, World, bare};
 use lab::guest::Guest;
 use lab::hosts::{Link, RUN_DIR};
 
@@ -19,7 +19,7 @@ struct Refusing {
 impl Refusing {
     fn new(extra: &[&str]) -> Self {
         let world = World::new(Link::one(1000));
-        let mut spec = guest("256M", RATE);
+        let mut spec = bare("256M", RATE);
         spec.extra.extend(extra.iter().copied().map(str::to_owned));
         Self::of(world, &spec)
     }
@@ -94,7 +94,7 @@ fn a_qemu_that_does_not_start_or_is_another_machine() {
 #[test]
 fn a_vm_that_is_not_what_its_command_line_says() {
     let world = World::new(Link::one(1000));
-    let mut spec = guest("256M", RATE);
+    let mut spec = bare("256M", RATE);
     spec.extra.extend(end_to_end::own_qmp_argument("web1"));
     spec.extra.extend(["-device", "pcie-root-port,id=later-port"].map(str::to_owned));
     let refusing = Refusing::of(world, &spec);
@@ -114,7 +114,7 @@ fn a_disk_that_is_stale_at_the_destination() {
         fs::write(world.host(side).run_dir.join("disk.img"), vec![byte; 1 << 20]).unwrap();
     }
     let drive = format!("file={RUN_DIR}/disk.img,format=raw,if=virtio,cache=none");
-    let mut spec = guest("256M", RATE);
+    let mut spec = bare("256M", RATE);
     spec.extra.extend(["-drive".to_owned(), drive]);
     let refusing = Refusing::of(world, &spec);
     refusing.refuses(&["host-b"], &["disk.img", "--shared-disks"]);

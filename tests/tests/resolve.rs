@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::{Phase, VmStatus};
 use end_to_end::faults::{Traced, phase};
-use end_to_end::{Moving, Side, World, guest, kill, until};
+use end_to_end::{Moving, Side, World, bare, kill, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 
@@ -24,7 +24,7 @@ struct Halfway {
 impl Halfway {
     fn new(slow: Side, phases: &[&str]) -> Self {
         let (world, _) = World::secured(Link::one(500));
-        let guest = world.boot(&guest("192M", 2_000_000));
+        let guest = world.boot(&bare("192M", 2_000_000));
         let slow = Traced::slow(world.agent(slow).pid(), STEP);
         let mut moving = world.begin(&guest, Side::A, &["--blackout-max", "60"]);
         moving.wait_for(Phase::Stopped);

@@ -2,7 +2,7 @@
 
 use api::{Outcome, Phase};
 use end_to_end::disk::{allocated_bytes, assert_disk_intact, image, mirrors, with_disk};
-use end_to_end::{MIB, Moving, Side, World, guest, own_qmp_argument, until};
+use end_to_end::{MIB, Moving, Side, World, bare, own_qmp_argument, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use qemu::qmp::Qmp;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 fn world() -> (World, Guest, u32) {
     let world = World::new(Link::one(200));
-    let mut spec = guest("256M", 2_000_000);
+    let mut spec = bare("256M", 2_000_000);
     spec.orders.random_bytes = 64 * MIB;
     spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);

@@ -3,7 +3,7 @@
 
 use api::{Outcome, Report};
 use end_to_end::{MIB, Moving, Side, World};
-use lab::guest::{Guest, GuestSpec};
+use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::Link;
 
 /// The same content in each, written with the same seed.
@@ -64,6 +64,7 @@ fn a_vm_that_has_changed_its_pages_is_no_source_of_them() {
     let world = World::new(Link::one(500));
     let mut specs = [twin("web1", 0), twin("web2", 0)];
     for spec in &mut specs {
+        spec.system = System::Bare;
         spec.orders.random_bytes = 0;
         spec.orders.working_set_bytes = 32 * MIB;
     }

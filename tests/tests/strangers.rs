@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 
 use end_to_end::strangers::Strangers;
-use end_to_end::{Side, World, guest, until};
+use end_to_end::{Side, World, bare, until};
 use identity::Role;
 use lab::agent::binary;
 use lab::certificates::Certificates;
@@ -28,7 +28,7 @@ fn open_files(world: &World) -> usize {
 #[test]
 fn a_vm_comes_and_leaves_meanwhile() {
     let (world, _certificates) = World::secured(Link::unshaped());
-    let guest = world.boot(&guest("192M", RATE));
+    let guest = world.boot(&bare("192M", RATE));
     // From one address, and from more than there are places for.
     for addresses in [1, 20] {
         let to = at_b(&world, AGENTS_PORT);

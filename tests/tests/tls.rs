@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::SystemTime;
 
 use api::Phase;
-use end_to_end::{MIB, Side, World, guest, until};
+use end_to_end::{MIB, Side, World, bare, until};
 use lab::certificates::Certificates;
 use lab::guest::Guest;
 use lab::hosts::Link;
@@ -38,7 +38,7 @@ impl Secured {
 #[test]
 fn there_and_back() {
     let Secured { world, .. } = Secured::new(Link { nics: 2, mbit_per_s: Some(500) });
-    let guest = world.boot(&guest("256M", 5_000_000));
+    let guest = world.boot(&bare("256M", 5_000_000));
     for (from, lanes) in [(Side::A, "8"), (Side::B, "1")] {
         let report = world.migrate(&guest, from, &["--lanes", lanes]);
         assert_eq!(report.lanes.len().to_string(), lanes);
@@ -50,7 +50,7 @@ fn there_and_back() {
 #[test]
 fn a_lane_is_cut() {
     let Secured { world, .. } = Secured::new(Link { nics: 2, mbit_per_s: Some(100) });
-    let mut spec = guest("384M", 200_000);
+    let mut spec = bare("384M", 200_000);
     spec.orders.random_bytes = 128 * MIB;
     let guest = world.boot(&spec);
     let mut moving = world.begin(&guest, Side::A, &["--lanes", "2"]);
@@ -79,7 +79,7 @@ struct Refusing {
 impl Refusing {
     fn new() -> Self {
         let secured = Secured::new(Link::one(1000));
-        let guest = secured.world.boot(&guest("256M", RATE));
+        let guest = secured.world.boot(&bare("256M", RATE));
         let pid = secured.world.vm(Side::A, "web1").unwrap().pid;
         Self { secured, guest, pid }
     }

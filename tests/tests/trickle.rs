@@ -9,7 +9,7 @@ use std::time::Duration;
 use api::{Outcome, Phase};
 use crossbeam_channel::Receiver;
 use end_to_end::proxy::Proxies;
-use end_to_end::{Ended, MIB, Moving, Side, World, guest, own_qmp_argument};
+use end_to_end::{Ended, MIB, Moving, Side, World, bare, own_qmp_argument};
 use lab::guest::Guest;
 use lab::hosts::Link;
 use qemu::qmp::{Event, Qmp};
@@ -38,7 +38,7 @@ impl Trickling {
         let mut world = World::new(Link::one(100));
         let proxies = Proxies::start(&world.hosts, 1);
         world.tell_agents(vec!["--peers".to_owned(), Proxies::peers(&world.hosts)]);
-        let mut spec = guest("256M", 60_000_000);
+        let mut spec = bare("256M", 60_000_000);
         spec.orders.working_set_bytes = 32 * MIB;
         spec.extra.extend(own_qmp_argument(&spec.name));
         let guest = world.boot(&spec);

@@ -1,8 +1,8 @@
 //! QEMU's version is not the same on all hosts, and never for long.
 
 use api::{Examination, Report};
-use end_to_end::{Side, World, guest, note};
-use lab::guest::Guest;
+use end_to_end::{Side, World, bare, guest, note};
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
 
@@ -27,10 +27,9 @@ fn notes_a_hold_that_is_missing(report: &Report) -> bool {
 }
 
 /// Moves a VM from QEMU to QEMU, between two hosts, with each of QEMU's streams in turn.
-fn along(machine: &str, qemus: &[&Qemu]) {
+fn along(mut spec: GuestSpec, machine: String, qemus: &[&Qemu]) {
     let world = World::new(Link::one(1000));
-    let mut spec = guest(ODD, RATE);
-    machine.clone_into(&mut spec.machine);
+    spec.machine = machine;
     let guest = world.boot_with(&spec, &qemus[0].program);
     let sides = [Side::A, Side::B].into_iter().cycle();
     let taps = ["multifd", "classic", "classic", "multifd"].into_iter().cycle();
@@ -53,16 +52,16 @@ fn along(machine: &str, qemus: &[&Qemu]) {
 #[test]
 fn each_to_itself() {
     for qemu in &qemus() {
-        along(&qemu.machine(), &[qemu; 5]);
+        along(bare(ODD, RATE), qemu.machine(), &[qemu; 5]);
     }
 }
 
-/// With the oldest one's machine type.
+/// With the oldest one's machine type, and an operating system that uses it.
 #[test]
 fn up_to_the_newest_and_down_again() {
     let all = qemus();
     let there: Vec<&Qemu> = all.iter().chain(all.iter().rev().skip(1)).collect();
-    along(&all[0].machine(), &there);
+    along(guest(ODD, RATE), all[0].machine(), &there);
 }
 
 /// From the oldest to the newest at once, and back.
@@ -70,7 +69,7 @@ fn up_to_the_newest_and_down_again() {
 fn past_those_between() {
     let all = qemus();
     let (oldest, newest) = (&all[0], &all[all.len() - 1]);
-    along(&oldest.machine(), &[oldest, newest, oldest]);
+    along(bare(ODD, RATE), oldest.machine(), &[oldest, newest, oldest]);
 }
 
 /// QEMU 11.1 and newer wait for us only if they are told to when they start. One that
@@ -83,7 +82,7 @@ fn an_adopted_one_that_cannot_be_held() {
         return;
     };
     let world = World::new(Link::one(1000));
-    let mut spec = guest("256M", RATE);
+    let mut spec = bare("256M", RATE);
     spec.machine = qemu.machine();
     let mut adopted = world.start_unmanaged(Side::A, &spec, &qemu.program, &[]);
     let guest = Guest::meet(spec, &world.hosts.a).unwrap();
@@ -101,7 +100,7 @@ fn doctor_knows_each() {
     let all = qemus();
     let world = World::new(Link::unshaped());
     for (nth, qemu) in all.iter().enumerate() {
-        let mut spec = guest("64M", 0);
+        let mut spec = bare("64M", 0);
         spec.name = format!("web{nth}");
         spec.machine = qemu.machine();
         spec.extra.push("-S".to_owned());
@@ -133,7 +132,7 @@ fn a_machine_that_the_destination_does_not_know() {
         return;
     }
     let world = World::new(Link::one(1000));
-    let guest = world.boot_with(&guest(ODD, RATE), &newest.program);
+    let guest = world.boot_with(&bare(ODD, RATE), &newest.program);
     let pid = world.vm(Side::A, "web1").unwrap().pid;
     let set = format!("{}={}", newest.program.display(), oldest.program.display());
     let why = world.refuses(Side::A, &["migrate", "web1", "host-b", "--set", &set]);

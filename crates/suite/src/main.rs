@@ -5,6 +5,7 @@
 //! `TOGETHER` in the environment says how many run at a time. An exit code of 1
 //! says that a test failed.
 
+mod child;
 mod job;
 mod program;
 mod run;
@@ -62,14 +63,20 @@ impl<T> Doing<T> for io::Result<T> {
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some((child::WORD, words)) = words.split_first().map(|(word, rest)| (&**word, rest)) {
+        return child::run(words).unwrap_or_else(failed);
+    }
     match perform(&words) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("suite: {error}");
-            ExitCode::from(2)
-        }
+        Err(error) => failed(error),
     }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it ends here")]
+fn failed(error: SuiteError) -> ExitCode {
+    eprintln!("suite: {error}");
+    ExitCode::from(2)
 }
 
 /// Whether all tests passed.
@@ -113,9 +120,10 @@ fn conclude(done: &[Done], begun: Instant) -> bool {
     let word = if wrong.is_empty() { "ok" } else { "FAILED" };
     let Counts { passed, failed, ignored } = counts;
     let seconds = begun.elapsed().as_secs();
+    let cpu_s: f64 = done.iter().map(|one| one.verdict.cpu_s).sum();
     println!(
         "test result: {word}. {passed} passed; {failed} failed; {ignored} ignored; finished in \
-         {seconds} s"
+         {seconds} s, {cpu_s:.0} s of CPU"
     );
     wrong.is_empty()
 }

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::child::CPU;
+
 /// Tests that ended one way or another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -20,7 +22,7 @@ impl Counts {
 }
 
 /// How the tests of one process came out.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Verdict {
     pub(crate) counts: Counts,
     /// Why it counts as failed.
@@ -28,6 +30,8 @@ pub(crate) struct Verdict {
     /// What its tests want to be known whatever came out, such as what they could not
     /// try on this machine.
     pub(crate) notes: Vec<String>,
+    /// Seconds of CPU of all its processes.
+    pub(crate) cpu_s: f64,
 }
 
 /// What a line with a note begins with.
@@ -62,7 +66,9 @@ impl Verdict {
             counts.failed = counts.failed.max(1);
         }
         let notes = said.lines().filter_map(|line| line.strip_prefix(NOTE));
-        Self { counts, wrong, notes: notes.map(str::to_owned).collect() }
+        let mut last = said.lines().rev();
+        let cpu_s = last.find_map(|line| line.strip_prefix(CPU)?.parse().ok()).unwrap_or_default();
+        Self { counts, wrong, notes: notes.map(str::to_owned).collect(), cpu_s }
     }
 }
 
@@ -99,6 +105,13 @@ mod tests {
         let said = "running 1 test\ntest a ... \nsuite note: no KVM\nnote: run with\nok\n";
         assert_eq!(Verdict::of(End::Badly, said, Some(1)).notes, ["no KVM"]);
         assert!(Verdict::of(End::Well, GOOD, None).notes.is_empty());
+    }
+
+    #[test]
+    fn what_was_computed_is_heard() {
+        let said = format!("suite cpu: 9\n{GOOD}\nsuite cpu: 12.25\n");
+        assert_eq!(Verdict::of(End::Well, &said, None).cpu_s, 12.25);
+        assert_eq!(Verdict::of(End::Well, GOOD, None).cpu_s, 0.0);
     }
 
     #[test]

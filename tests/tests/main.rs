@@ -1,0 +1,45 @@
+//! All end-to-end tests, a file for each behaviour, in one program. (As a program each
+//! they were 25 MB each, and what all of them use was linked 44 times.)
+
+mod architecture;
+mod audit;
+mod backings;
+mod bare;
+mod blackout;
+mod bounds;
+mod buffers;
+mod cache_churn;
+mod cache_lies;
+mod cache_storage;
+mod cancel;
+mod chase;
+mod disk_faults;
+mod disks;
+mod doctor;
+mod faults;
+mod gang;
+mod holdings;
+mod hostile;
+mod kvm;
+mod lanes;
+mod managers;
+mod memory;
+mod moves;
+mod owner;
+mod page_cache;
+mod panics;
+mod placement;
+mod privileges;
+mod qemu_user;
+mod rack;
+mod records;
+mod refusals;
+mod resolve;
+mod restart;
+mod shared_disks;
+mod sharing;
+mod strangers;
+mod throttle;
+mod tls;
+mod trickle;
+mod versions;
