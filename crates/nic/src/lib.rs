@@ -1,5 +1,5 @@
-//! What crosses this host's NICs, what they can carry, and what TCP counts of one
-//! connection.
+//! What crosses this host's NICs, what they can carry, what TCP counts of one
+//! connection, and whose it is.
 //!
 //! Everything is as the calling thread's network namespace has it: counters from
 //! its `/proc/thread-self/net/dev`, speeds from the ethtool ioctl on a socket of
@@ -11,6 +11,7 @@
 mod counters;
 mod lower;
 mod mtu;
+mod owner;
 mod speed;
 mod tcp;
 
@@ -19,6 +20,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::counters::{Counters, Table};
+pub use crate::owner::{listener_at, user_of};
 pub use crate::tcp::TcpCounts;
 
 /// Samples closer together than this are the same one: several migrations look

@@ -4,6 +4,7 @@
 //! Nothing here reads QEMU's migration stream: that is `tap`'s.
 
 pub mod command_line;
+pub mod commanded;
 pub mod dirty_rate;
 pub mod disks;
 pub mod export;

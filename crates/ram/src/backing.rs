@@ -28,6 +28,7 @@ const STAT_BLOCK_BYTES: u64 = 512;
 pub(crate) struct Area {
     pub(crate) addresses: Range<u64>,
     pub(crate) writable: bool,
+    executable: bool,
     shared: bool,
     offset: u64,
     file: Option<FileId>,
@@ -57,7 +58,17 @@ impl Area {
         let path = words.collect::<Vec<_>>().join(" ").trim_start().to_owned();
         let file = (inode != 0).then_some(FileId { major, minor, inode });
         let (writable, shared) = (rights.starts_with("rw"), rights.ends_with('s'));
-        Some(Self { addresses, writable, shared, offset, file, path })
+        let executable = rights.as_bytes().get(2) == Some(&b'x');
+        Some(Self { addresses, writable, executable, shared, offset, file, path })
+    }
+
+    /// Whether it is as large, and guest RAM could be it: writable, not executable as
+    /// code that an emulator makes, and neither a heap nor a stack.
+    pub(crate) fn may_be_ram_of(&self, bytes: u64) -> bool {
+        self.addresses.end - self.addresses.start == bytes
+            && self.writable
+            && !self.executable
+            && !self.path.starts_with('[')
     }
 
     /// Where its file has data, as addresses, `touched` being where the process has
@@ -156,6 +167,23 @@ mod tests {
         assert_eq!(area.path, "/dev/shm/a b (deleted)");
         assert_eq!(Area::parse("nonsense"), None);
         assert_eq!(Area::parse("7f00-7f10 rw-p 0 0"), None);
+    }
+
+    #[test]
+    fn ram_is_as_large_as_its_block_and_no_code() {
+        let is = |line: &str| Area::parse(line).unwrap().may_be_ram_of(0x2000);
+        for ram in ["1000-3000 rw-p 0 00:00 0", "1000-3000 rw-s 0 00:01 7 /memfd:ram (deleted)"] {
+            assert!(is(ram), "{ram}");
+        }
+        let others = [
+            "1000-4000 rw-p 0 00:00 0",
+            "1000-3000 rwxp 0 00:00 0",
+            "1000-3000 r--p 0 00:00 0",
+            "1000-3000 rw-p 0 00:00 0 [heap]",
+        ];
+        for other in others {
+            assert!(!is(other), "{other}");
+        }
     }
 
     #[test]

@@ -91,6 +91,23 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// The only memory of `bytes` bytes that such a process can write and not execute,
+    /// for a QEMU that nobody can ask where its RAM is. None if there is no such
+    /// memory, or more than one: then which is the RAM can't be known.
+    ///
+    /// # Errors
+    /// As [`Mapping::of_process`].
+    pub fn only_of_size(
+        pidfd: BorrowedFd<'_>,
+        pid: u32,
+        bytes: u64,
+    ) -> Result<Option<Self>, RamError> {
+        match pagemap::only_area_of(pid, bytes)? {
+            Some(base) => Self::of_process(pidfd, pid, base, bytes).map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// Memory of this process, reached in the same way as a QEMU's: for tests
     /// and benchmarks of what is built on this.
     ///

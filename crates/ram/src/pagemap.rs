@@ -38,6 +38,17 @@ pub(crate) fn is_writable(pid: u32, range: Range<u64>) -> Result<bool, RamError>
     Ok(reached >= range.end)
 }
 
+/// Where the only area of `bytes` bytes begins that `pid` can write, and not execute.
+/// None if there is none, or there are several.
+pub(crate) fn only_area_of(pid: u32, bytes: u64) -> Result<Option<u64>, RamError> {
+    let areas = areas(pid).map_err(|error| lost(pid, error))?;
+    let mut fitting = areas.iter().filter(|area| area.may_be_ram_of(bytes));
+    match (fitting.next(), fitting.next()) {
+        (Some(area), None) => Ok(Some(area.addresses.start)),
+        _ => Ok(None),
+    }
+}
+
 fn lost(pid: u32, source: io::Error) -> RamError {
     match source.kind() {
         io::ErrorKind::NotFound => RamError::Gone { pid },

@@ -1,0 +1,151 @@
+//! Whose the TCP sockets of this host are, as its kernel lists them.
+
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::NicError;
+
+/// `TCP_LISTEN`.
+const LISTENING: u8 = 0x0a;
+
+/// A line of the kernel's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Line {
+    local: SocketAddr,
+    remote: SocketAddr,
+    state: u8,
+    uid: u32,
+    inode: u64,
+}
+
+/// The user whose socket connects `local` with `remote`, both as that socket sees
+/// them. None if there is no such socket on this host.
+///
+/// # Errors
+/// If the system does not say.
+pub fn user_of(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, NicError> {
+    let is_it = |line: &Line| line.local == local && line.remote == remote;
+    Ok(lines(local)?.find(is_it).map(|line| line.uid))
+}
+
+/// The process that listens at `address`, if it is the only one and we may see it.
+///
+/// # Errors
+/// If the system does not say.
+pub fn listener_at(address: SocketAddr) -> Result<Option<u32>, NicError> {
+    let is_it = |line: &Line| {
+        let hears = line.local.ip() == address.ip() || line.local.ip().is_unspecified();
+        line.state == LISTENING && hears && line.local.port() == address.port()
+    };
+    // One for exactly this address hears before one for any.
+    let rank = |line: &Line| line.local.ip().is_unspecified();
+    let found = lines(address)?.filter(is_it).min_by_key(rank);
+    let Some(line) = found else { return Ok(None) };
+    let holding = holders(line.inode).map_err(|source| NicError::System {
+        action: "looking for the process that listens at an address",
+        source,
+    })?;
+    let [pid] = holding[..] else { return Ok(None) };
+    Ok(Some(pid))
+}
+
+/// Sockets of the same family as `like`.
+fn lines(like: SocketAddr) -> Result<impl Iterator<Item = Line>, NicError> {
+    let table = if like.is_ipv4() { "tcp" } else { "tcp6" };
+    // Of the network that the calling thread is in.
+    let text = fs::read_to_string(format!("/proc/thread-self/net/{table}"))
+        .map_err(|source| NicError::System { action: "reading the list of TCP sockets", source })?;
+    let lines: Vec<_> = text.lines().filter_map(parse).collect();
+    Ok(lines.into_iter())
+}
+
+fn parse(line: &str) -> Option<Line> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    let local = address(words.next()?)?;
+    let remote = address(words.next()?)?;
+    let state = u8::from_str_radix(words.next()?, 16).ok()?;
+    let uid = words.nth(3)?.parse().ok()?;
+    let inode = words.nth(1)?.parse().ok()?;
+    Some(Line { local, remote, state, uid, inode })
+}
+
+/// Words of 32 bits in the processor's order, in hex, and a port.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let word = |at: usize| {
+        let word = u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?;
+        Some(word.to_ne_bytes())
+    };
+    match ip.len() {
+        8 => Some((Ipv4Addr::from(word(0)?), port).into()),
+        32 => {
+            let mut bytes = [0; 16];
+            for (nth, four) in bytes.chunks_exact_mut(4).enumerate() {
+                four.copy_from_slice(&word(8 * nth)?);
+            }
+            Some((Ipv6Addr::from(bytes), port).into())
+        }
+        _ => None,
+    }
+}
+
+/// The processes that have this socket open, but for those we may not look into.
+fn holders(inode: u64) -> io::Result<Vec<u32>> {
+    let wanted = format!("socket:[{inode}]");
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // It may have ended.
+        let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
+        let links = files.flatten().filter_map(|file| fs::read_link(file.path()).ok());
+        if links.into_iter().any(|link| link.as_os_str() == wanted.as_str()) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let line = "   1: 0200077F:C000 00000000:0000 0A 00000000:00000000 00:00000000 00000000 \
+                    64055        0 123456 1 ffff8881 100 0 0 10 0";
+        let expected = Line {
+            local: "127.7.0.2:49152".parse().unwrap(),
+            remote: "0.0.0.0:0".parse().unwrap(),
+            state: LISTENING,
+            uid: 64055,
+            inode: 123_456,
+        };
+        assert_eq!(parse(line), Some(expected));
+        let six = address("B80D01200000000067452301EFCDAB89:1F90").unwrap();
+        assert_eq!(six, "[2001:db8::123:4567:89ab:cdef]:8080".parse().unwrap());
+        for nonsense in ["", "  sl  local_address rem_address", "1: 0:0 0:0 0A", "1: zz:1"] {
+            assert_eq!(parse(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn our_own_sockets_are_ours() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let client = TcpStream::connect(at).unwrap();
+        let (from, to) = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        let us = rustix::process::geteuid().as_raw();
+        assert_eq!(user_of(from, to).unwrap(), Some(us));
+        assert_eq!(user_of(from, "127.0.0.1:9".parse().unwrap()).unwrap(), None);
+        // Our own files can be looked at even without rights.
+        assert_eq!(listener_at(at).unwrap(), Some(std::process::id()));
+        drop((client, listener));
+        assert_eq!(listener_at(at).unwrap(), None);
+    }
+}

@@ -1,0 +1,144 @@
+//! A QEMU that somebody else has started and commands, such as libvirt: nothing is
+//! asked of it. Its command line says whose it is, the kernel where its RAM may be.
+
+use ram::Mapping;
+
+use crate::process::{Process, ProcessError, command_line_of};
+use crate::ram_blocks::{RamBlocks, Reached};
+
+/// Longest name that is passed on.
+const NAME_BYTES_MAX: usize = 255;
+
+/// A QEMU of somebody else's.
+#[derive(Debug)]
+pub struct Commanded {
+    /// Its process.
+    pub process: Process,
+    /// The VM's name, if it was told one.
+    pub name: Option<String>,
+    /// The VM's UUID, if it was told one.
+    pub uuid: Option<String>,
+}
+
+impl Commanded {
+    /// The QEMU that has this number now.
+    ///
+    /// # Errors
+    /// If it is gone, or not ours to look at.
+    pub fn of_process(pid: u32) -> Result<Self, ProcessError> {
+        let process = Process::now(pid)?;
+        let argv = command_line_of(pid)?;
+        let name = option(&argv, "name").and_then(guest_name);
+        let uuid = option(&argv, "uuid").map(str::to_owned).filter(|uuid| is_uuid(uuid));
+        Ok(Self { process, name, uuid })
+    }
+
+    /// Finds the blocks of its RAM by their sizes: of each, only if exactly one piece
+    /// of its memory has that size. Others are noted, and get their pages by QEMU's
+    /// stream.
+    #[must_use]
+    pub fn ram<'b>(&self, blocks: impl Iterator<Item = (&'b str, u64)> + Clone) -> RamBlocks {
+        let mut found = RamBlocks::default();
+        let large = blocks.filter(|(_, bytes)| *bytes >= RamBlocks::BYTES_MIN);
+        for (name, bytes) in large.clone() {
+            let alike = large.clone().filter(|(_, others)| *others == bytes).count();
+            let mapping = if alike == 1 { self.only_of_size(bytes) } else { Err(ALIKE.to_owned()) };
+            match mapping {
+                Ok(mapping) => {
+                    found.reached.push(Reached {
+                        name: name.to_owned(),
+                        bytes,
+                        mapping: mapping.into(),
+                    });
+                }
+                Err(why) => found.notes.push(format!("RAM `{name}` is placed inline: {why}")),
+            }
+        }
+        found
+    }
+
+    fn only_of_size(&self, bytes: u64) -> Result<Mapping, String> {
+        let found = Mapping::only_of_size(self.process.pidfd(), self.process.pid(), bytes);
+        found
+            .map_err(|error| error.to_string())?
+            .ok_or_else(|| format!("not exactly one piece of QEMU's memory has its {bytes} bytes"))
+    }
+}
+
+const ALIKE: &str = "another block of RAM is as large";
+
+/// What follows the last such option, as QEMU takes it.
+fn option<'a>(argv: &'a [String], name: &str) -> Option<&'a str> {
+    let is_it = |word: &String| {
+        let word = word.strip_prefix('-')?;
+        Some(word.strip_prefix('-').unwrap_or(word) == name)
+    };
+    let at = argv.iter().rposition(|word| is_it(word) == Some(true))?;
+    argv.get(at + 1).map(String::as_str)
+}
+
+/// `NAME`, or `guest=NAME` among other settings; a comma in it is written twice.
+fn guest_name(value: &str) -> Option<String> {
+    let mut settings: Vec<String> = vec![String::new()];
+    let mut letters = value.chars().peekable();
+    while let Some(letter) = letters.next() {
+        let last = settings.last_mut()?;
+        if letter != ',' {
+            last.push(letter);
+        } else if letters.next_if_eq(&',').is_some() {
+            last.push(',');
+        } else {
+            settings.push(String::new());
+        }
+    }
+    let named = settings.iter().find_map(|setting| setting.strip_prefix("guest="));
+    let named =
+        named.or_else(|| settings.first().map(String::as_str).filter(|s| !s.contains('=')))?;
+    let is_printable =
+        !named.is_empty() && named.len() <= NAME_BYTES_MAX && !named.chars().any(char::is_control);
+    is_printable.then(|| named.to_owned())
+}
+
+fn is_uuid(text: &str) -> bool {
+    let parts: Vec<_> = text.split('-').map(str::len).collect();
+    parts == [8, 4, 4, 4, 12] && text.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_has_the_name_that_its_qemu_was_told() {
+        let names = [
+            ("guest=web1,debug-threads=on", Some("web1")),
+            ("web1,debug-threads=on", Some("web1")),
+            ("debug-threads=on,guest=a,,b", Some("a,b")),
+            ("debug-threads=on", None),
+            ("guest=", None),
+            ("guest=a\nb", None),
+        ];
+        for (value, name) in names {
+            assert_eq!(guest_name(value).as_deref(), name, "{value}");
+        }
+        let argv = ["qemu", "-name", "a", "--uuid", "x", "-name"].map(str::to_owned);
+        assert_eq!(option(&argv, "name"), None);
+        assert_eq!(option(&argv[..5], "name"), Some("a"));
+        assert_eq!(option(&argv, "uuid"), Some("x"));
+        assert!(is_uuid("4dea22b3-1d52-d8f3-2516-782e98ab3fa0") && !is_uuid("4dea22b3"));
+    }
+
+    #[test]
+    fn blocks_of_one_size_are_not_told_apart() {
+        let us = Commanded::of_process(std::process::id()).unwrap();
+        let mine = Mapping::own(RamBlocks::BYTES_MIN * 3 + (12 << 10));
+        let bytes = mine.bytes();
+        let one = [("pc.ram", bytes), ("pc.bios", 4096)];
+        let ram = us.ram(one.into_iter());
+        assert_eq!((ram.reached.len(), ram.notes.len()), (1, 0), "{:?}", ram.notes);
+        assert!(ram.mapping("pc.ram", bytes).is_some());
+        let two = [("ram-node0", bytes), ("ram-node1", bytes), ("other", bytes + 4096)];
+        let ram = us.ram(two.into_iter());
+        assert_eq!((ram.reached.len(), ram.notes.len()), (0, 3), "{:?}", ram.notes);
+    }
+}
