@@ -21,6 +21,7 @@ pub(crate) enum Heard<M> {
     Head(Vec<u8>),
     Tail(Vec<u8>),
     Whole(Vec<u8>),
+    Back(Vec<u8>),
     /// The last thing: nothing comes after it.
     Gone(LinkError),
 }
@@ -107,6 +108,10 @@ impl<Said: Serialize> Link<Said> {
         self.write(|out| Frame::write_residue(whole, bytes, out))
     }
 
+    pub(crate) fn back(&self, bytes: &[u8]) -> Result<(), LinkError> {
+        self.write(|out| Frame::write_back(bytes, out))
+    }
+
     fn write(
         &self,
         write: impl FnOnce(&mut Counting<'_>) -> Result<(), WireError>,
@@ -154,6 +159,7 @@ fn read_one<M: DeserializeOwned>(reading: &mut impl std::io::Read) -> Heard<M> {
         Ok(Some(Frame::Head(bytes))) => Heard::Head(bytes),
         Ok(Some(Frame::Tail(bytes))) => Heard::Tail(bytes),
         Ok(Some(Frame::Whole(bytes))) => Heard::Whole(bytes),
+        Ok(Some(Frame::Back(bytes))) => Heard::Back(bytes),
         Ok(None) => Heard::Gone(LinkError::Closed),
         Err(error) => Heard::Gone(error.into()),
     }

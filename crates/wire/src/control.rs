@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use switchover::{Envelope, MigrationId};
 
+use crate::carry::{Carry, Carrying, Channels};
 use crate::error::WireError;
 use crate::examine::{Answer, Question};
 use crate::part::Part;
@@ -189,6 +190,16 @@ pub struct Announced {
 pub enum ToDestination {
     /// Get ready.
     Prepare(Box<Prepare>),
+    /// Somebody else moves a VM; instead of an order to prepare.
+    Carry(Box<Carry>),
+    /// QEMU's channels beside the main one, before the RAM blocks of a VM that is
+    /// carried.
+    Channels(Channels),
+    /// Every batch of a VM that is carried is placed, and RAM has ended.
+    Placed {
+        /// As in [`ToDestination::Complete`].
+        audit: Vec<u64>,
+    },
     /// No VM comes; instead of an order to prepare.
     Examine {
         /// What is asked.
@@ -252,6 +263,8 @@ pub enum ToDestination {
 pub enum ToSource {
     /// QEMU waits; lanes may come.
     Prepared(Prepared),
+    /// What is to be carried goes to a QEMU.
+    Carrying(Carrying),
     /// What was asked; the connection ends with it.
     Examined {
         /// The answer.
@@ -363,8 +376,11 @@ pub enum Frame {
     Head(Vec<u8>),
     /// A piece of the residue's tail.
     Tail(Vec<u8>),
-    /// A piece of a stream that could not be split.
+    /// A piece of a stream that could not be split. Empty: the end of one that is
+    /// relayed.
     Whole(Vec<u8>),
+    /// From the destination: what its QEMU, or disk server, said. Empty: it has closed.
+    Back(Vec<u8>),
 }
 
 /// What stands before a frame's content.
@@ -386,7 +402,7 @@ impl FrameHeader {
         let header = Self { content_bytes: le32(bytes, 0), kind: bytes[4] };
         let (what, max) = match header.kind {
             0 => ("a message", MESSAGE_BYTES_MAX),
-            1..=3 => ("a piece of residue", RESIDUE_BYTES_MAX),
+            1..=4 => ("a piece of residue", RESIDUE_BYTES_MAX),
             other => {
                 return Err(WireError::Unknown { what: "kind of frame", value: u64::from(other) });
             }
@@ -414,6 +430,7 @@ impl Frame {
             Self::Head(content) => (1, content),
             Self::Tail(content) => (2, content),
             Self::Whole(content) => (3, content),
+            Self::Back(content) => (4, content),
         }
     }
 
@@ -424,6 +441,14 @@ impl Frame {
     pub fn write_to(&self, out: &mut impl Write) -> Result<(), WireError> {
         let (kind, content) = self.parts();
         write_frame(kind, content, out)
+    }
+
+    /// Writes `bytes` that came back as frames, without a copy.
+    ///
+    /// # Errors
+    /// If the writer fails.
+    pub fn write_back(bytes: &[u8], out: &mut impl Write) -> Result<(), WireError> {
+        bytes.chunks(1 << 20).try_for_each(|piece| write_frame(4, piece, out))
     }
 
     /// Writes `residue` as tail (or `whole` stream) frames, without a copy.
@@ -485,7 +510,8 @@ pub fn read_frame(from: &mut impl Read) -> Result<Option<Frame>, WireError> {
         0 => Frame::Message(content),
         1 => Frame::Head(content),
         2 => Frame::Tail(content),
-        _ => Frame::Whole(content),
+        3 => Frame::Whole(content),
+        _ => Frame::Back(content),
     }))
 }
 
@@ -494,6 +520,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::carry::Target;
 
     #[test]
     fn messages_come_back_as_they_went() {
@@ -514,6 +541,34 @@ mod tests {
             tail += piece.len();
         }
         assert_eq!(tail, 1_500_000);
+    }
+
+    #[test]
+    fn what_is_carried_goes_both_ways() {
+        let said = ToDestination::Carry(Box::new(Carry {
+            migration: "1".to_owned(),
+            from: "a".to_owned(),
+            target: Target::Port(49152).into(),
+            terms: SchedParams::default(),
+            audit: AuditOrder::On,
+        }));
+        let mut bytes = Vec::new();
+        Frame::message(&said).unwrap().write_to(&mut bytes).unwrap();
+        Frame::write_back(&[7; 1_500_000], &mut bytes).unwrap();
+        Frame::Back(Vec::new()).write_to(&mut bytes).unwrap();
+        let mut rest = bytes.as_slice();
+        let Some(Frame::Message(json)) = read_frame(&mut rest).unwrap() else { panic!() };
+        let ToDestination::Carry(carry) = read_message(&json).unwrap() else { panic!() };
+        assert_eq!(carry.target.read(), Ok(&Target::Port(49152)));
+        let mut came = Vec::new();
+        while let Some(Frame::Back(piece)) = read_frame(&mut rest).unwrap() {
+            came.push(piece.len());
+        }
+        assert_eq!(came, [1 << 20, 1_500_000 - (1 << 20), 0]);
+        // Where to is what another version may say in other words.
+        let json = r#"{"say":"carry","migration":"1","from":"a","target":{"vsock":[2,3]}}"#;
+        let ToDestination::Carry(carry) = read_message(json.as_bytes()).unwrap() else { panic!() };
+        assert!(carry.target.read().is_err());
     }
 
     #[test]

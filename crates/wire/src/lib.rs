@@ -20,6 +20,7 @@
 
 mod batch;
 mod block;
+pub mod carry;
 mod control;
 mod error;
 pub mod examine;
