@@ -1,21 +1,22 @@
 //! Things break in the middle of a migration, and one VM runs all the same: a
-//! fixed set of what `make faults` tries by chance.
+//! fixed set of what `make faults` tries by chance. Half of it with pages from disks.
 
 use std::time::Duration;
 
 use end_to_end::faults::{End, Fault, Moment, Plan, Yard};
+use lab::guest::System;
 
 /// Long enough for whoever is cut off to give up.
 const LONG: Duration = Duration::from_secs(13);
 
-fn assert_survived(faults: &[(Fault, u64, Duration)]) {
+fn assert_survived(system: System, faults: &[(Fault, u64, Duration)]) {
     let plans =
         faults.iter().map(|&(fault, delay_ms, lasts)| Plan::at_a_step(fault, delay_ms, lasts));
-    assert_all_survived(plans);
+    assert_all_survived(system, plans);
 }
 
-fn assert_all_survived(plans: impl Iterator<Item = Plan>) {
-    let mut yard = Yard::new();
+fn assert_all_survived(system: System, plans: impl Iterator<Item = Plan>) {
+    let mut yard = Yard::new(system);
     for plan in plans {
         let seen = yard.try_one(&plan);
         println!("{}, {}: {:?}", seen.fault, seen.phase, seen.fate);
@@ -28,42 +29,51 @@ const SHORT: Duration = Duration::from_millis(500);
 #[test]
 fn agents_die_at_each_step_of_a_switchover() {
     use End::{Destination, Source};
-    assert_survived(&[
-        (Fault::KillAgent(Source), 100, SHORT),
-        (Fault::KillAgent(Destination), 100, SHORT),
-        (Fault::KillAgent(Source), 350, SHORT),
-        (Fault::KillAgent(Destination), 350, SHORT),
-        (Fault::KillAgent(Destination), 550, SHORT),
-        (Fault::KillBothAgents, 300, SHORT),
-        (Fault::KillBothAgents, 500, SHORT),
-    ]);
+    assert_survived(
+        System::Bare,
+        &[
+            (Fault::KillAgent(Source), 100, SHORT),
+            (Fault::KillAgent(Destination), 100, SHORT),
+            (Fault::KillAgent(Source), 350, SHORT),
+            (Fault::KillAgent(Destination), 350, SHORT),
+            (Fault::KillAgent(Destination), 550, SHORT),
+            (Fault::KillBothAgents, 300, SHORT),
+            (Fault::KillBothAgents, 500, SHORT),
+        ],
+    );
 }
 
 #[test]
 fn the_network_ends_in_the_middle_of_a_switchover() {
-    assert_survived(&[
-        (Fault::Cut, 300, LONG),
-        (Fault::CutOneWay(End::Source), 100, SHORT),
-        (Fault::CutOneWay(End::Destination), 300, LONG),
-        (Fault::Reset, 400, SHORT),
-        (Fault::Late, 0, SHORT),
-        (Fault::HeldUp(End::Source), 350, SHORT),
-        (Fault::HeldUp(End::Destination), 100, SHORT),
-    ]);
+    assert_survived(
+        System::Bare,
+        &[
+            (Fault::Cut, 300, LONG),
+            (Fault::CutOneWay(End::Source), 100, SHORT),
+            (Fault::CutOneWay(End::Destination), 300, LONG),
+            (Fault::Reset, 400, SHORT),
+            (Fault::Late, 0, SHORT),
+            (Fault::HeldUp(End::Source), 350, SHORT),
+            (Fault::HeldUp(End::Destination), 100, SHORT),
+        ],
+    );
 }
 
 #[test]
 fn qemus_and_disks_fail_in_the_middle_of_a_switchover() {
     use End::{Destination, Source};
-    assert_survived(&[
-        (Fault::FreezeQemu(Destination), 250, SHORT),
-        (Fault::FreezeAgent(Source), 250, SHORT),
-        (Fault::DiskFull(Destination), 0, SHORT),
-        (Fault::DiskFull(Source), 0, SHORT),
-        (Fault::KillQemu(Destination), 300, SHORT),
-        (Fault::KillQemu(Destination), 520, SHORT),
-        (Fault::KillQemu(Source), 50, SHORT),
-    ]);
+    assert_survived(
+        System::Linux,
+        &[
+            (Fault::FreezeQemu(Destination), 250, SHORT),
+            (Fault::FreezeAgent(Source), 250, SHORT),
+            (Fault::DiskFull(Destination), 0, SHORT),
+            (Fault::DiskFull(Source), 0, SHORT),
+            (Fault::KillQemu(Destination), 300, SHORT),
+            (Fault::KillQemu(Destination), 520, SHORT),
+            (Fault::KillQemu(Source), 50, SHORT),
+        ],
+    );
 }
 
 /// While pages come, which take memory; the next plan is without certificates.
@@ -72,5 +82,5 @@ fn a_destination_has_no_memory_left() {
     let full = Plan::at_a_step(Fault::MemoryFull(End::Destination), 300, SHORT);
     let at = |moment| Plan { moment, ..full };
     let plain = Plan { secured: false, ..at(Moment::Preparing) };
-    assert_all_survived([at(Moment::FirstPass), plain].into_iter());
+    assert_all_survived(System::Linux, [at(Moment::FirstPass), plain].into_iter());
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
+use lab::guest::System;
 use lab::setup;
 
 use end_to_end::faults::{Fate, Plan, Seen, Yard};
@@ -80,7 +81,7 @@ fn main() -> ExitCode {
 }
 
 fn work(next: &AtomicU64, end: u64, seed: u64, tell: &Sender<(u64, Seen)>) {
-    let mut yard = Yard::new();
+    let mut yard = Yard::new(System::Linux);
     loop {
         let number = next.fetch_add(1, Relaxed);
         if number >= end {
@@ -88,7 +89,7 @@ fn work(next: &AtomicU64, end: u64, seed: u64, tell: &Sender<(u64, Seen)>) {
         }
         let seen = yard.try_one(&Plan::random(seed, number));
         if seen.fate.is_err() {
-            yard = Yard::new();
+            yard = Yard::new(System::Linux);
         }
         if tell.send((number, seen)).is_err() {
             return;

@@ -7,7 +7,7 @@ use std::{fmt, fs, thread};
 
 use api::{Phase, Report};
 use lab::certificates::Certificates;
-use lab::guest::{Guest, GuestSpec};
+use lab::guest::{Guest, GuestSpec, System};
 use lab::hosts::{Link, RUN_DIR};
 
 use super::inject::{Ends, Filled, Traced, break_it, mend};
@@ -15,7 +15,7 @@ use super::judge;
 use super::plan::{Fault, Moment, Plan};
 use crate::files::{Export, Reached, assert_cached_files, export, small, with_files_by};
 use crate::proxy::Proxies;
-use crate::world::{Side, World, until};
+use crate::world::{Side, World, bare, until};
 
 /// What has become of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +69,7 @@ pub struct Yard {
     by_proxy: [String; 2],
     world: World,
     _certificates: Certificates,
+    system: System,
     storage: Option<Export>,
     guest: Option<(Guest, Side)>,
 }
@@ -78,32 +79,29 @@ const AGAIN_MAX: &str = "30";
 /// For what is late, and by how much.
 const SEED: u64 = 7;
 
+const RATE: u64 = 4_000_000;
+
 /// With new disks.
-fn spec(world: &World) -> GuestSpec {
+fn with_files(world: &World) -> GuestSpec {
     let mut spec = small(with_files_by(world, Reached::Nbd));
-    spec.orders.rate = 4_000_000;
+    spec.orders.rate = RATE;
     spec
 }
 
 impl Plan {
     /// What its migration is told.
-    fn arguments(&self) -> Vec<&'static str> {
+    fn arguments(&self, system: System) -> Vec<&'static str> {
         let share = if self.share { "host" } else { "off" };
-        let storage = if self.storage { "on" } else { "off" };
+        let storage = if self.storage && system == System::Linux { "on" } else { "off" };
         vec!["--shared-disks", "--share", share, "--storage", storage]
     }
 }
 
-impl Default for Yard {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Yard {
-    /// Two hosts with certificates, without a guest.
+    /// Two hosts with certificates, without a guest. That will have this: without an
+    /// operating system it has no disks.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(system: System) -> Self {
         let (mut world, certificates) = World::secured(Link::one(200));
         let proxies = Proxies::start(&world.hosts, SEED);
         world.start_agents_by(&["env", &format!("DROVEWAY_PANIC_FILE={RUN_DIR}/panic")]);
@@ -113,7 +111,15 @@ impl Yard {
             Filled::prepare(world.host(side));
             world.start_agent(side);
         }
-        Self { proxies, by_proxy, world, _certificates: certificates, storage: None, guest: None }
+        Self {
+            proxies,
+            by_proxy,
+            world,
+            _certificates: certificates,
+            system,
+            storage: None,
+            guest: None,
+        }
     }
 
     /// Agents are told what the plan wants of them.
@@ -155,16 +161,21 @@ impl Yard {
         format!("host-a: {}\nhost-b: {}", log(Side::A), log(Side::B))
     }
 
+    fn boot(&mut self) -> Guest {
+        if self.system == System::Bare {
+            return self.world.boot(&bare("256M", RATE));
+        }
+        // Its servers have the old disks open.
+        self.storage = None;
+        let spec = with_files(&self.world);
+        self.storage = Some(export(&self.world));
+        self.world.boot(&spec)
+    }
+
     fn perform(&mut self, plan: &Plan, phase: &mut String) -> Result<Fate, String> {
         let (guest, from) = match self.guest.take() {
             Some(guest) => guest,
-            None => {
-                // Its servers have the old disks open.
-                self.storage = None;
-                let spec = spec(&self.world);
-                self.storage = Some(export(&self.world));
-                (self.world.boot(&spec), Side::A)
-            }
+            None => (self.boot(), Side::A),
         };
         self.lay_out(plan);
         let (world, proxies) = (&mut self.world, &self.proxies);
@@ -176,7 +187,7 @@ impl Yard {
             let held_up = !full && !plan.slow_notes.is_zero();
             held_up.then(|| Traced::slow(pid, plan.slow_notes))
         });
-        let arguments = plan.arguments();
+        let arguments = plan.arguments(self.system);
         let mut moving = world.begin(&guest, from, &arguments);
         match plan.moment {
             Moment::Preparing => {}
@@ -226,7 +237,9 @@ impl Yard {
         } else {
             side
         };
-        assert_cached_files(&guest);
+        if self.system == System::Linux {
+            assert_cached_files(&guest);
+        }
         self.guest = Some((guest, next));
         Ok(if side == from { Fate::Stayed } else { Fate::Moved })
     }
