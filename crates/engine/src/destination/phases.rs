@@ -42,6 +42,7 @@ use crate::resources::Pools;
 const LANES_END_MAX: Duration = Duration::from_secs(5);
 
 /// Why an arrival ended before the VM was loaded.
+#[derive(Debug)]
 enum End {
     /// For the source to hear.
     Failed(String),
