@@ -12,6 +12,7 @@ pub mod goals;
 pub mod image;
 pub mod neighbour;
 pub mod paired;
+pub mod path;
 pub mod plain_tcp;
 pub mod result;
 mod rounds;

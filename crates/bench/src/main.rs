@@ -8,7 +8,7 @@ use bench::cache::scenarios::Links;
 use bench::gang::conditions::Conditions;
 use bench::result::{Outcome, Run};
 use bench::{cache, contest, gang, neighbour, plain_tcp, scenario, sweep, visitors, writers};
-use bench::{demo, simulate};
+use bench::{demo, path, simulate};
 use clap::{Parser, Subcommand};
 use lab::error::LabError;
 use lab::setup::Kit;
@@ -208,9 +208,13 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let caches = cache::scenarios::all();
             let caches = caches.iter().map(|one| (one.name, one.about));
             let caches = caches.chain([(cache::helper::NAME, cache::helper::ABOUT)]);
+            let caches = caches.chain([(path::NAME, path::ABOUT)]);
             for (name, about) in contests.chain(sweeps).chain(gangs).chain(caches) {
                 println!("{name:15} {about}");
             }
+        }
+        Action::Bench { name: Some(name), runs, only, .. } if name == path::NAME => {
+            path::run(*runs, only)?;
         }
         Action::Bench { name: Some(name), runs, only, at, qemu, conditions, links } => {
             let kit = setup::ensure()?;
