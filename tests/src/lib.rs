@@ -9,6 +9,7 @@ pub mod files;
 mod goal;
 pub mod hostile;
 pub mod liar;
+pub mod libvirt;
 pub mod memory;
 mod moving;
 pub mod proxy;

@@ -26,7 +26,7 @@ struct Options {
 enum Action {
     /// Install and make what the lab needs.
     Setup {
-        /// What only tests need as well: a QEMU of each release.
+        /// What only tests need as well: a QEMU of each release, and libvirt.
         #[arg(long)]
         tests: bool,
     },
@@ -173,6 +173,8 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let kit = setup::ensure()?;
             if *tests {
                 setup::qemus(&kit)?;
+                setup::libvirt(&kit)?;
+                setup::apparmor()?;
             }
         }
         Action::Env => println!("{}", setup::ensure()?),

@@ -8,6 +8,7 @@ pub(crate) mod cancel;
 pub(crate) mod doctor;
 pub(crate) mod evacuate;
 pub(crate) mod gang;
+pub(crate) mod libvirt;
 pub(crate) mod list;
 pub(crate) mod migrate;
 pub(crate) mod predict;
@@ -30,6 +31,7 @@ use self::cancel::CancelArgs;
 use self::doctor::DoctorArgs;
 use self::evacuate::EvacuateArgs;
 use self::gang::GangArgs;
+use self::libvirt::LibvirtArgs;
 use self::list::ListArgs;
 use self::migrate::MigrateArgs;
 use self::predict::PredictArgs;
@@ -68,6 +70,8 @@ pub(crate) enum Command {
     Request(Request),
     /// Issue certificates for hosts, and for people who use the API
     Ca(CaArgs),
+    /// Lead libvirt's migrations to this host through its agent
+    Libvirt(LibvirtArgs),
 }
 
 /// What an agent is asked for.
@@ -178,6 +182,8 @@ mod tests {
             ("ca issue", ErrorKind::MissingRequiredArgument),
             ("ca issue a --role root", ErrorKind::ValueValidation),
             ("ca init --days 0", ErrorKind::ValueValidation),
+            ("libvirt", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("libvirt setup --undo --print", ErrorKind::ArgumentConflict),
         ] {
             assert_eq!(parse(line).err(), Some(kind), "{line}");
         }

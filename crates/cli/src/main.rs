@@ -5,6 +5,7 @@
 mod client;
 mod commands;
 mod gang;
+mod libvirt;
 mod operation;
 mod options;
 mod output;
@@ -35,6 +36,7 @@ fn perform(Args { api, tls, command }: Args) -> Result<ExitCode, Problem> {
         // The agent has a runtime of its own, made once its configuration holds.
         Command::Agent(args) => agent::run(args, api, tls),
         Command::Ca(args) => ca::run(&args),
+        Command::Libvirt(args) => commands::libvirt::run(&args),
         Command::Request(request) => {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()

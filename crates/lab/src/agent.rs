@@ -47,7 +47,9 @@ pub fn peer_name(hosts: &Hosts, host: &Host) -> &'static str {
     if host.name == hosts.a.name { "host-a" } else { "host-b" }
 }
 
-fn peers(hosts: &Hosts) -> String {
+/// What the peers file says of both hosts.
+#[must_use]
+pub fn peers(hosts: &Hosts) -> String {
     let entry = |host: &Host| peer_entry(peer_name(hosts, host), host);
     entry(&hosts.a) + &entry(&hosts.b)
 }

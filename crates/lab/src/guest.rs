@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub use felt::{Felt, Silences, Written};
 use heard::Heard;
 pub use heard::Pulse;
-pub(crate) use spec::BARE_CPU;
+pub(crate) use spec::{BARE_CPU, Boot};
 pub use spec::{GuestSpec, System};
 
 use crate::error::{LabError, Result};

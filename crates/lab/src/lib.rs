@@ -7,6 +7,7 @@ pub mod cpio;
 pub mod error;
 pub mod guest;
 pub mod hosts;
+pub mod libvirt;
 pub mod program;
 pub mod setup;
 pub mod unprivileged;

@@ -8,6 +8,7 @@ mod bare;
 mod download;
 mod initramfs;
 mod install;
+mod libvirt;
 mod qemus;
 mod store;
 mod version;
@@ -17,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::{env, fmt, thread};
 
 pub use accelerator::Accelerator;
+pub use libvirt::Libvirt;
+pub(crate) use libvirt::MODULES as QEMU_MODULES;
 pub(crate) use store::VARIABLE as STORE_VARIABLE;
 pub use store::{remove_store, store};
 pub use version::Version;
@@ -206,6 +209,22 @@ pub fn with_release(kit: Kit, release: &str) -> Result<Kit> {
     let known: Vec<String> = all.iter().map(name).collect();
     let text = format!("there is no QEMU {release} here, but {}", known.join(", "));
     Err(LabError::Unsupported(text))
+}
+
+/// libvirt, for hosts that run a libvirtd each.
+///
+/// # Errors
+/// If it can't be had.
+pub fn libvirt(kit: &Kit) -> Result<Libvirt> {
+    libvirt::ensure(&store(), kit)
+}
+
+/// A root with AppArmor's parser, and how libvirt confines VMs by it.
+///
+/// # Errors
+/// If it can't be had.
+pub fn apparmor() -> Result<PathBuf> {
+    libvirt::apparmor(&store())
 }
 
 /// Where QEMUs besides the distribution's are, where they are wanted.

@@ -25,6 +25,14 @@ pub enum System {
     Bare,
 }
 
+/// What a guest boots.
+pub(crate) struct Boot<'s> {
+    pub(crate) kernel: &'s Path,
+    pub(crate) initrd: Option<&'s Path>,
+    /// The kernel's command line.
+    pub(crate) line: String,
+}
+
 /// What a guest is.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
@@ -108,7 +116,7 @@ impl GuestSpec {
         argv.extend(self.boot(kit));
         argv.extend([
             "-serial".to_owned(),
-            format!("file:{RUN_DIR}/{}.console", self.name),
+            format!("file:{}", self.console_path()),
             "-chardev".to_owned(),
             format!("socket,id=talk,path={},server=on,wait=off", self.talk_path()),
             "-serial".to_owned(),
@@ -129,7 +137,7 @@ impl GuestSpec {
         format!("{accelerator}{}", ring.unwrap_or_default())
     }
 
-    fn cpu(&self, accelerator: Accelerator) -> &'static str {
+    pub(crate) fn cpu(&self, accelerator: Accelerator) -> &'static str {
         match (self.system, accelerator) {
             (System::Bare, _) => BARE_CPU,
             (System::Linux, Accelerator::Kvm) => "host",
@@ -138,8 +146,19 @@ impl GuestSpec {
         }
     }
 
-    /// What QEMU boots.
+    /// What QEMU boots, as its arguments.
     fn boot(&self, kit: &Kit) -> Vec<String> {
+        let Boot { kernel, initrd, line } = self.boots(kit);
+        let mut boot = vec!["-kernel".to_owned(), kernel.display().to_string()];
+        if let Some(initrd) = initrd {
+            boot.extend(["-initrd".to_owned(), initrd.display().to_string()]);
+        }
+        boot.extend(["-append".to_owned(), line]);
+        boot
+    }
+
+    /// What it boots.
+    pub(crate) fn boots<'s>(&'s self, kit: &'s Kit) -> Boot<'s> {
         let (kernel, initrd, words) = match self.system {
             System::Linux => {
                 (&kit.kernel, Some(self.initrd.as_ref().unwrap_or(&kit.initrd)), LINUX_WORDS)
@@ -151,16 +170,21 @@ impl GuestSpec {
             line += word;
             line += " ";
         }
-        let mut boot = vec!["-kernel".to_owned(), kernel.display().to_string()];
-        if let Some(initrd) = initrd {
-            boot.extend(["-initrd".to_owned(), initrd.display().to_string()]);
+        Boot {
+            kernel,
+            initrd: initrd.map(PathBuf::as_path),
+            line: format!("{line}{}", self.orders),
         }
-        boot.extend(["-append".to_owned(), format!("{line}{}", self.orders)]);
-        boot
     }
 
-    fn talk_path(&self) -> String {
+    /// The socket on its host at which the guest speaks.
+    pub(crate) fn talk_path(&self) -> String {
         format!("{RUN_DIR}/{}.talk", self.name)
+    }
+
+    /// The file on its host that its first serial port writes to.
+    pub(crate) fn console_path(&self) -> String {
+        format!("{RUN_DIR}/{}.console", self.name)
     }
 
     /// The socket on `host`, as seen from outside.

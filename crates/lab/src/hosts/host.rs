@@ -85,7 +85,13 @@ impl Host {
     /// outside.
     #[must_use]
     pub fn inside(&self, path: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root{RUN_DIR}", self.keeper.id())).join(path)
+        self.path(RUN_DIR).join(path)
+    }
+
+    /// A path as this host has it, with all that is mounted there, as seen from outside.
+    #[must_use]
+    pub fn path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root", self.keeper.id())).join(path.trim_start_matches('/'))
     }
 
     /// Runs something on a thread in this host's network: sockets that it makes

@@ -112,16 +112,33 @@ impl Apt {
         // Nothing counts as installed.
         let status = self.home.join("status");
         fs::write(&status, "").at("write", &status)?;
+        let status = format!("Dir::State::status={}", status.display());
+        self.unpack_with_dependencies(&["-o", &status, "-t", suite], &[package], into)
+    }
+
+    /// Downloads packages with what they depend on and the system lacks, and unpacks
+    /// them into a directory.
+    pub(super) fn unpack_missing(&self, packages: &[&str], into: &Path) -> Result<()> {
+        // Nothing is installed, and only root may lock what says what is.
+        self.unpack_with_dependencies(&["-o", "Debug::NoLocking=true"], packages, into)
+    }
+
+    fn unpack_with_dependencies(
+        &self,
+        options: &[&str],
+        packages: &[&str],
+        into: &Path,
+    ) -> Result<()> {
         let archives = Scratch::new(&self.home, "archives")?;
         fs::create_dir_all(archives.0.join("partial")).at("create", &archives.0)?;
         let mut download = self.command("apt-get");
         download
             .arg("-o")
-            .arg(format!("Dir::State::status={}", status.display()))
-            .arg("-o")
             .arg(format!("Dir::Cache::archives={}", archives.0.display()))
             .args(["-y", "-q", "--no-install-recommends", "--download-only"])
-            .args(["-t", suite, "install", package]);
+            .args(options)
+            .arg("install")
+            .args(packages);
         program::output(&mut download)?;
         unpack_all(&archives.0, into)
     }

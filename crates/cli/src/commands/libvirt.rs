@@ -1,0 +1,156 @@
+//! `libvirt`: lead libvirt's migrations to this host through its agent. Asks no agent.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args as ClapArgs, Subcommand};
+
+use crate::libvirt::place::Place;
+use crate::libvirt::qemu_conf::{self, Lines, Unchanged};
+use crate::libvirt::{obstacles, write};
+use crate::problem::Problem;
+
+/// Where libvirt with one daemon for each driver has the one of QEMU.
+const MODULAR: &str = "/run/libvirt/virtqemud-sock";
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct LibvirtArgs {
+    #[command(subcommand)]
+    command: LibvirtCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LibvirtCommand {
+    /// Write the lines of qemu.conf that lead migrations to this host through its agent
+    Setup(SetupArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+struct SetupArgs {
+    /// Remove these lines again
+    #[arg(long, conflicts_with_all = ["print", "fallback"])]
+    undo: bool,
+    /// Print the lines, and write nothing
+    #[arg(long, conflicts_with = "fallback")]
+    print: bool,
+    /// Print how to migrate without agents, for the day on which one can't run
+    #[arg(long)]
+    fallback: bool,
+    /// The agent's file, which says which host this is
+    #[arg(long, value_name = "FILE", default_value = "/etc/droveway/agent.toml")]
+    config: PathBuf,
+    /// The file of libvirt's QEMU driver
+    #[arg(long, value_name = "FILE", default_value = "/etc/libvirt/qemu.conf")]
+    qemu_conf: PathBuf,
+}
+
+pub(crate) fn run(args: &LibvirtArgs) -> Result<ExitCode, Problem> {
+    let LibvirtCommand::Setup(args) = &args.command;
+    if args.undo {
+        return undo(&args.qemu_conf);
+    }
+    let place = Place::read(&args.config)?;
+    let lines = Lines { host: place.loopback, address: place.address, ports: place.ports.clone() };
+    if args.print {
+        print!("{}", lines.block());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.fallback {
+        print!("{}", fallback(&place.name, place.address));
+        return Ok(ExitCode::SUCCESS);
+    }
+    setup(&args.qemu_conf, &place, &lines)
+}
+
+fn setup(path: &Path, place: &Place, lines: &Lines) -> Result<ExitCode, Problem> {
+    let old = read(path)?;
+    let new = lines.put_into(&old).map_err(|error| refused(path, &error))?;
+    if new == old {
+        let (path, name) = (path.display(), &place.name);
+        println!("{path} leads migrations to {name} through its agent already.");
+    } else {
+        replace(path, &new)?;
+        println!("Written to {}:\n\n{}", path.display(), indented(&lines.block()));
+        println!("Next, on this host: {}", restart());
+        println!("On the other hosts the same command, then `droveway doctor`.");
+    }
+    let obstacles = obstacles::find(&new, lines, place.carries);
+    for obstacle in &obstacles {
+        eprintln!("droveway: {obstacle}");
+    }
+    Ok(if obstacles.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn undo(path: &Path) -> Result<ExitCode, Problem> {
+    let old = read(path)?;
+    let new = qemu_conf::take_out(&old).map_err(|error| refused(path, &error))?;
+    if new == old {
+        println!("{} has no lines of Droveway.", path.display());
+    } else {
+        replace(path, &new)?;
+        println!("{} is as it was without Droveway.", path.display());
+        println!("Next, on this host: {}", restart());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Running VMs don't notice.
+fn restart() -> &'static str {
+    if Path::new(MODULAR).exists() {
+        "systemctl restart virtqemud   (VMs run on)"
+    } else {
+        "systemctl restart libvirtd   (VMs run on)"
+    }
+}
+
+fn fallback(name: &str, address: IpAddr) -> String {
+    let at = match address {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => format!("[{address}]"),
+    };
+    format!(
+        "If an agent at either end doesn't run, libvirt's migrations to {name} fail before they\n\
+         begin, and the VM runs on. To move one without agents, name this host's own address:\n\
+         \n  \
+           virsh migrate --live DOMAIN --desturi DESTINATION --migrateuri tcp://{at}\n\
+         \n\
+         With --copy-storage-all its disks follow. For all migrations, take the lines out on this\n\
+         host, and put them back later:\n\
+         \n  \
+           droveway libvirt setup --undo && {restart}\n  \
+           droveway libvirt setup && {restart}\n",
+        restart = restart().split("   ").next().unwrap_or_default(),
+    )
+}
+
+fn read(path: &Path) -> Result<String, Problem> {
+    let reading = |source| Problem::Local { what: format!("reading {}", path.display()), source };
+    write::read(path).map_err(reading)
+}
+
+fn replace(path: &Path, text: &str) -> Result<(), Problem> {
+    let writing = |source| Problem::Local { what: format!("writing {}", path.display()), source };
+    write::replace(path, text).map_err(writing)
+}
+
+fn refused(path: &Path, error: &Unchanged) -> Problem {
+    Problem::Typed(format!("{} is left as it is: {error}", path.display()))
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_around_names_the_hosts_own_address() {
+        let said = fallback("host-b", [10, 0, 0, 2].into());
+        assert!(said.contains(" --migrateuri tcp://10.0.0.2\n"), "{said}");
+        let said = fallback("host-b", "fd00::2".parse().unwrap());
+        assert!(said.contains(" --migrateuri tcp://[fd00::2]\n"), "{said}");
+    }
+}

@@ -1,0 +1,133 @@
+//! What would keep a host's migrations from being led through the agents, found while
+//! its configuration is written and not when a VM is to move.
+
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::ops::RangeInclusive;
+
+use super::qemu_conf::{Lines, value};
+
+/// A listening socket, in the kernel's tables.
+const LISTENS: &str = "0A";
+
+/// All that is found, a sentence each.
+pub(crate) fn find(qemu_conf: &str, lines: &Lines, carries: bool) -> Vec<String> {
+    let idle = (!carries).then(|| {
+        "the agent's file has no [carry]: its agent carries nothing, and until it does libvirt's \
+         migrations to this host and from it fail at connect. Add a line `[carry]`, and restart \
+         the agent"
+            .to_owned()
+    });
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(std::fs::read_to_string);
+    let listening = tables.iter().flatten().flat_map(|table| table.lines()).filter_map(listening);
+    let is_ours = UdpSocket::bind((lines.address, 0)).is_ok();
+    let foreign = (!is_ours).then(|| {
+        format!(
+            "{} is no address of this host: QEMU could not listen there. Correct it in the peers \
+             file, or write `address` into [carry] of the agent's file",
+            lines.address
+        )
+    });
+    let encrypted = encrypted(qemu_conf);
+    let taken = taken(listening, &lines.ports);
+    idle.into_iter().chain(foreign).chain(encrypted).chain(taken).collect()
+}
+
+fn encrypted(qemu_conf: &str) -> Option<String> {
+    (value(qemu_conf, "migrate_tls_force") == Some("1")).then(|| {
+        "qemu.conf has migrate_tls_force = 1: a migration must then be encrypted by QEMU itself, \
+         and agents can only pass it on as it is. Take the line out: between hosts the agents \
+         encrypt"
+            .to_owned()
+    })
+}
+
+/// Whoever listens at such a port of any address leaves none of it to the agent.
+fn taken(
+    listening: impl Iterator<Item = (IpAddr, u16)>,
+    ports: &RangeInclusive<u16>,
+) -> Option<String> {
+    let everywhere = listening.filter(|(address, _)| address.is_unspecified());
+    let mut taken: Vec<u16> =
+        everywhere.map(|(_, port)| port).filter(|port| ports.contains(port)).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    let list: Vec<String> = taken.iter().map(u16::to_string).collect();
+    (!taken.is_empty()).then(|| {
+        format!(
+            "another program listens at all addresses on port {}: the agent can't listen there. \
+             End it (a QEMU that waits for a migration ends with it), or give [carry] other `ports`, on all hosts",
+            list.join(", ")
+        )
+    })
+}
+
+/// The address, if it is one of IPv4 or the unspecified one, and the port of a line of
+/// `/proc/net/tcp` or `tcp6`, if something listens there.
+fn listening(line: &str) -> Option<(IpAddr, u16)> {
+    let mut words = line.split_whitespace();
+    let local = words.nth(1)?;
+    if words.nth(1)? != LISTENS {
+        return None;
+    }
+    let (address, port) = local.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let address: IpAddr = match address.len() {
+        8 => Ipv4Addr::from(u32::from_str_radix(address, 16).ok()?.swap_bytes()).into(),
+        _ if address.bytes().all(|digit| digit == b'0') => Ipv4Addr::UNSPECIFIED.into(),
+        _ => return None,
+    };
+    Some((address, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINES: Lines = Lines {
+        host: Ipv4Addr::new(127, 7, 0, 1),
+        address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        ports: 49152..=49215,
+    };
+
+    #[test]
+    fn a_host_that_encrypts_by_qemu_is_told() {
+        assert_eq!(encrypted("#migrate_tls_force = 1\n"), None);
+        assert_eq!(encrypted("migrate_tls_force = 0\n"), None);
+        let found = find("migrate_tls_force = 1\n", &LINES, true);
+        assert!(found.iter().any(|one| one.contains("migrate_tls_force")), "{found:?}");
+    }
+
+    #[test]
+    fn an_agent_that_carries_nothing_is_found() {
+        assert!(find("", &LINES, false).iter().any(|one| one.contains("has no [carry]")));
+        assert!(!find("", &LINES, true).iter().any(|one| one.contains("[carry]:")));
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_found() {
+        let foreign = Lines { address: Ipv4Addr::new(192, 0, 2, 7).into(), ..LINES };
+        let found = find("", &foreign, true);
+        assert!(found.iter().any(|one| one.starts_with("192.0.2.7 is no address")), "{found:?}");
+    }
+
+    #[test]
+    fn the_kernels_tables_are_read() {
+        let head = "  sl  local_address rem_address   st tx_queue";
+        assert_eq!(listening(head), None);
+        let everywhere = "   0: 00000000:C000 00000000:0000 0A 00000000:00000000 00:0";
+        let one = "   1: 0200077F:C001 00000000:0000 0A 00000000:00000000 00:0";
+        let connected = "   2: 0100007F:C002 0100007F:1F90 01 00000000:00000000 00:0";
+        let six = format!("   3: {}:C003 {}:0000 0A 0:0", "0".repeat(32), "0".repeat(32));
+        let own = format!("   4: {}01000000:C004 {}:0000 0A 0:0", "0".repeat(24), "0".repeat(32));
+        let all = [everywhere, one, connected, &six, &own].map(listening);
+        let v4 = |a, b, c, d| IpAddr::from([a, b, c, d]);
+        assert_eq!(all[0], Some((v4(0, 0, 0, 0), 0xc000)));
+        assert_eq!(all[1], Some((v4(127, 7, 0, 2), 0xc001)));
+        assert_eq!(all[2], None);
+        assert_eq!(all[3], Some((v4(0, 0, 0, 0), 0xc003)));
+        assert_eq!(all[4], None);
+        let said = taken(all.into_iter().flatten(), &LINES.ports).unwrap();
+        assert!(said.contains("on port 49152, 49155:"), "{said}");
+        assert_eq!(taken(std::iter::empty(), &LINES.ports), None);
+    }
+}

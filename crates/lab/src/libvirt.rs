@@ -1,0 +1,14 @@
+//! Real libvirt on the lab's hosts: a libvirtd each, guests as its domains, and
+//! `virsh`.
+//!
+//! A host with libvirt has its own `/run`, `/etc`, and libvirt's directories in `/var`,
+//! as two machines have: both use the same paths, and the machine's own are left alone.
+//! Agents on the host see what its libvirtd sees. It has no network of libvirt's.
+
+mod daemon;
+mod domain;
+mod migration;
+
+pub use daemon::{Libvirtd, QemuUser};
+pub use domain::{Disk, Domain, Memory};
+pub use migration::{Ended, Migrating, Migration};

@@ -1,0 +1,66 @@
+# Runs in a host's mount namespace: gives it /run, /etc and the directories of libvirt
+# in /var as its own, and libvirt itself. Nothing of it is seen outside, and it is gone
+# with the namespace.
+#
+# Arguments: the host's own directory, QEMU's user, where the distribution's QEMU is to
+# find its modules, what libvirtds know of QEMUs, libvirt's tree or nothing.
+set -eu
+own=$1 user=$2 modules=$3 capabilities=$4 tree=${5-}
+
+# Its own directory stays where it is.
+mkdir "$own/run"
+mount -n -t tmpfs -o mode=755 run "$own/run"
+mkdir "$own/run/${own##*/}"
+mount -n --rbind "$own" "$own/run/${own##*/}"
+mount -n --move "$own/run" /run
+# QEMU's user has to reach its sockets and its kernel.
+chmod 755 "$own"
+
+# What is written there stays in this host.
+layer=/run/layers
+for dir in /etc /var/lib /var/cache /var/log; do
+    mkdir -p "$layer$dir/upper" "$layer$dir/work"
+    mount -n -t overlay -o "lowerdir=$dir,upperdir=$layer$dir/upper,workdir=$layer$dir/work" \
+        overlay "$dir"
+done
+# The machine may have VMs of its own.
+for dir in /etc/libvirt /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do
+    mkdir -p "$dir"
+    mount -n -t tmpfs -o mode=755 libvirt "$dir"
+done
+mkdir /run/libvirt /run/lock
+
+# All hosts of the lab have the same QEMUs, and to look at one takes seconds.
+mkdir -p /var/cache/libvirt/qemu/capabilities
+mount -n --bind "$capabilities" /var/cache/libvirt/qemu/capabilities
+
+if [ -n "$tree" ]; then
+    for dir in bin sbin lib share; do
+        [ -d "$tree/$dir" ] || continue
+        mount -n -t overlay -o "lowerdir=$tree/$dir:/usr/$dir" overlay "/usr/$dir"
+    done
+fi
+
+# All drivers but those that would make networks, and look for devices.
+mkdir /run/drivers
+for driver in qemu storage secret; do
+    for dir in /usr/lib/*/libvirt/connection-driver /usr/lib*/libvirt/connection-driver; do
+        file="$dir/libvirt_driver_$driver.so"
+        [ ! -e "$file" ] || ln -sf "$file" /run/drivers/
+    done
+done
+
+# libvirt has a QEMU load all its modules, and one that finds those of another QEMU
+# ends. The system's QEMU finds its own by a variable.
+mkdir "$modules" /run/empty
+for dir in /usr/lib/*/qemu; do
+    [ -d "$dir" ] || continue
+    mount -n --bind "$dir" "$modules"
+    mount -n --bind /run/empty "$dir"
+done
+
+# The driver doesn't start without, whoever QEMU runs as.
+grep -q '^libvirt-qemu:' /etc/group || echo 'libvirt-qemu:x:64055:' >> /etc/group
+grep -q '^libvirt-qemu:' /etc/passwd ||
+    echo 'libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin' >> /etc/passwd
+id "$user" > /dev/null

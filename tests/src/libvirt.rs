@@ -1,0 +1,171 @@
+//! Two hosts with a libvirtd each, and what an administrator says to them.
+
+use std::time::Duration;
+
+use lab::guest::Guest;
+use lab::hosts::{Host, Hosts, Link};
+use lab::libvirt::{Domain, Ended, Libvirtd, Migrating, Migration};
+use lab::setup::{self, Kit, Qemu};
+
+use crate::{Side, assert_intact, until};
+
+/// What any migration here takes at most, on a busy machine too.
+const MIGRATION_MAX: Duration = Duration::from_secs(180);
+
+/// Two hosts, a libvirtd on each.
+pub struct LibvirtWorld {
+    daemons: [Libvirtd; 2],
+    /// The hosts.
+    pub hosts: Hosts,
+    /// What guests are made of.
+    pub kit: Kit,
+    made_of: setup::Libvirt,
+}
+
+impl LibvirtWorld {
+    /// Makes it, with this link between the hosts.
+    ///
+    /// # Panics
+    /// If that fails, as all of this file does.
+    #[must_use]
+    pub fn new(link: Link) -> Self {
+        Self::with(link, |_| String::new())
+    }
+
+    /// The same, with these lines more in a host's `qemu.conf`.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn with(link: Link, qemu_conf: impl Fn(Side) -> String) -> Self {
+        let kit = setup::ensure().unwrap();
+        let made_of = setup::libvirt(&kit).unwrap();
+        let hosts = Hosts::new(link).unwrap();
+        let daemons = [(&hosts.a, Side::A), (&hosts.b, Side::B)]
+            .map(|(host, side)| Libvirtd::start(&hosts, host, &made_of, &qemu_conf(side)).unwrap());
+        Self { daemons, hosts, kit, made_of }
+    }
+
+    /// The distribution's QEMU, and one that is correct with the accelerator at hand;
+    /// often the same.
+    #[must_use]
+    pub fn qemus(&self) -> Vec<Qemu> {
+        let kit = &self.kit;
+        let system = self.made_of.system_qemu.clone();
+        let mut all = vec![
+            Qemu { program: system, version: kit.qemu_system_version },
+            Qemu { program: kit.qemu.clone(), version: kit.qemu_version },
+        ];
+        all.dedup_by_key(|qemu| qemu.version);
+        all
+    }
+
+    /// A host.
+    #[must_use]
+    pub fn host(&self, side: Side) -> &Host {
+        match side {
+            Side::A => &self.hosts.a,
+            Side::B => &self.hosts.b,
+        }
+    }
+
+    /// A host's libvirtd.
+    #[must_use]
+    pub fn daemon(&self, side: Side) -> &Libvirtd {
+        &self.daemons[side as usize]
+    }
+
+    /// Kills a host's libvirtd, as a crash would.
+    pub fn kill_daemon(&mut self, side: Side) {
+        self.daemons[side as usize].kill();
+    }
+
+    /// Starts libvirtd again that was killed.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn start_daemon(&mut self, side: Side) {
+        let daemon = Libvirtd::start_again(&self.hosts, self.host(side)).unwrap();
+        self.daemons[side as usize] = daemon;
+    }
+
+    /// Starts a domain at A.
+    ///
+    /// # Panics
+    /// If libvirt refuses it, or the guest stays silent.
+    #[must_use]
+    pub fn start(&self, domain: &Domain, qemu: &Qemu) -> Guest {
+        let guest = domain.start(self.daemon(Side::A), &self.hosts.a, &self.kit, qemu);
+        domain.bring(&self.hosts.b, &self.kit).unwrap();
+        guest.unwrap_or_else(|error| panic!("{error}\n{}", self.qemu_log(Side::A, domain)))
+    }
+
+    /// What a host's QEMU said of a domain.
+    #[must_use]
+    pub fn qemu_log(&self, side: Side, domain: &Domain) -> String {
+        let path = format!("/var/log/libvirt/qemu/{}.log", domain.guest.name);
+        std::fs::read_to_string(self.host(side).path(&path)).unwrap_or_default()
+    }
+
+    /// What `virsh` says, which must succeed.
+    ///
+    /// # Panics
+    /// If it fails.
+    #[must_use]
+    pub fn virsh(&self, side: Side, args: &[&str]) -> String {
+        self.daemon(side).tells(self.host(side), args).unwrap()
+    }
+
+    /// The state of a domain, or nothing where libvirt doesn't know it.
+    #[must_use]
+    pub fn state(&self, side: Side, name: &str) -> Option<String> {
+        let told = self.daemon(side).tells(self.host(side), &["domstate", name]);
+        told.ok().map(|state| state.trim().to_owned())
+    }
+
+    /// Begins to move a guest to the other host.
+    ///
+    /// # Panics
+    /// If `virsh` can't be started.
+    #[must_use]
+    pub fn begin(&self, guest: &Guest, from: Side, how: &Migration) -> Migrating {
+        let to = from.other();
+        guest.expect_on(self.host(to)).unwrap();
+        let name = &guest.spec.name;
+        how.begin(name, self.daemon(from), self.host(from), self.daemon(to)).unwrap()
+    }
+
+    /// Waits for the end of a migration, whichever.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn end(&self, migrating: Migrating) -> Ended {
+        migrating.wait(MIGRATION_MAX).unwrap()
+    }
+
+    /// Moves a guest to the other host, which must work, and has it check itself.
+    ///
+    /// # Panics
+    /// If anything is not as it should be.
+    pub fn migrate(&self, guest: &Guest, from: Side, how: &Migration) {
+        let ended = self.end(self.begin(guest, from, how));
+        assert!(ended.success, "{how:?}: {}", ended.said);
+        self.assert_only_at(guest, from.other());
+        assert_intact(guest);
+    }
+
+    /// A guest runs at one host, and libvirt has nothing of it at the other, where no
+    /// process is left.
+    ///
+    /// # Panics
+    /// If it doesn't.
+    pub fn assert_only_at(&self, guest: &Guest, side: Side) {
+        let name = &guest.spec.name;
+        assert_eq!(self.state(side, name).as_deref(), Some("running"));
+        until("the other libvirtd has forgotten it", || self.state(side.other(), name).is_none());
+        let daemon = self.daemon(side.other()).pid();
+        let host = self.host(side.other());
+        until("no QEMU is left there", || host.processes().unwrap() == [daemon]);
+    }
+}

@@ -1,0 +1,74 @@
+//! The files in `dist/` for hosts with libvirt are understood by those that they are for.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use end_to_end::note;
+use lab::{program, setup};
+
+fn dist(name: &str) -> String {
+    fs::read_to_string(setup::repository().join("dist").join(name)).unwrap()
+}
+
+/// Compiles a profile, and loads it nowhere.
+fn compile(root: &Path, base: &Path, profile: &str) -> Output {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("profile");
+    fs::write(&file, profile).unwrap();
+    Command::new(root.join("sbin/apparmor_parser"))
+        .args(["--skip-kernel-load", "--skip-cache", "--stdout", "--base"])
+        .args([base, &file])
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn apparmor_compiles_how_vms_are_confined() {
+    let root = setup::apparmor().unwrap();
+    // With our lines where libvirt's abstraction includes what a site adds.
+    let base = tempfile::tempdir().unwrap();
+    let profiles = root.join("etc/apparmor.d");
+    let copied = Command::new("cp").arg("-a").arg(profiles.join(".")).arg(base.path()).status();
+    assert!(copied.unwrap().success());
+    let local = base.path().join("local/abstractions");
+    fs::create_dir_all(&local).unwrap();
+    fs::write(local.join("libvirt-qemu"), "").unwrap();
+    let profile = "#include <tunables/global>\nprofile vm /usr/bin/qemu-system-x86_64 {\n  \
+                   #include <abstractions/libvirt-qemu>\n}\n";
+    let without = compile(&root, base.path(), profile);
+    assert!(without.status.success(), "{}", String::from_utf8_lossy(&without.stderr));
+
+    let ours = dist("apparmor/libvirt-qemu");
+    fs::write(local.join("libvirt-qemu"), &ours).unwrap();
+    let with = compile(&root, base.path(), profile);
+    assert!(with.status.success(), "{}", String::from_utf8_lossy(&with.stderr));
+    assert_ne!(with.stdout, without.stdout, "our lines are not in it");
+
+    fs::write(local.join("libvirt-qemu"), ours.replace("owner /", "ownr /")).unwrap();
+    assert!(!compile(&root, base.path(), profile).status.success(), "it takes everything");
+}
+
+#[test]
+fn systemd_takes_the_unit() {
+    let Some(analyze) = program::find("systemd-analyze") else {
+        note("the unit in dist/ was not checked: this system has no systemd-analyze");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let verify = |unit: &str| {
+        let file = dir.path().join("droveway.service");
+        fs::write(&file, unit).unwrap();
+        let args = ["--recursive-errors=no", "verify"];
+        let output = Command::new(&analyze).args(args).arg(&file).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let about_it: String = said.lines().filter(|line| line.contains("droveway")).collect();
+        (output.status.success(), about_it)
+    };
+    // The program is somewhere else here.
+    let unit =
+        dist("systemd/droveway-carry.service").replace("/usr/local/bin/droveway", "/bin/true");
+    assert_eq!(verify(&unit), (true, String::new()));
+    let (_, said) = verify(&unit.replace("LockPersonality=yes", "LockPersonality=maybe"));
+    assert!(said.contains("maybe"), "{said}");
+}
