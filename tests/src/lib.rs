@@ -2,6 +2,7 @@
 //! the command as people type it. The tests are the files in `tests/`, each
 //! for one behaviour and named by it. They need root, as the lab does.
 
+pub mod commander;
 pub mod disk;
 pub mod faults;
 pub mod files;

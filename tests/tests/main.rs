@@ -12,6 +12,7 @@ mod cache_churn;
 mod cache_lies;
 mod cache_storage;
 mod cancel;
+mod carry;
 mod chase;
 mod disk_faults;
 mod disks;

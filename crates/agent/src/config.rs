@@ -2,6 +2,7 @@
 //! file. Flags win over the file, the file over this host's own entry among the
 //! peers.
 
+mod carry;
 mod directory;
 mod file;
 mod nic_speed;
@@ -12,6 +13,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+pub use carry::Carry;
 pub use directory::{DirectoryChoice, DirectoryChoiceError};
 pub use nic_speed::{NicSpeed, NicSpeedError};
 pub use peers::PeerEntry;
@@ -118,6 +120,9 @@ pub struct Config {
     pub coordinators: Option<Vec<String>>,
     /// How long migrations wait for what; in the file only.
     pub waits: engine::Waits,
+    /// How migrations are carried that somebody else commands; none: they are not. In
+    /// the file only.
+    pub carry: Option<Carry>,
 }
 
 /// What is wrong with it, for whoever wrote it.
@@ -205,6 +210,9 @@ pub enum ConfigError {
     /// A speed of something else.
     #[error("nic-speed: {0} is not one of this host's nics")]
     NicSpeed(IpAddr),
+    /// What is said under `[carry]`.
+    #[error("[carry] {0}")]
+    Carry(String),
     /// A pool of a strange size.
     #[error("pool-mib: {0} is outside {low} to {high}", low = POOL_MIB.start(), high = POOL_MIB.end())]
     Pool(u32),
@@ -251,6 +259,9 @@ impl Config {
         } else {
             flags.nic_speeds.clone()
         };
+        let qemu_user = flags.qemu_user.clone().or(file.qemu_user);
+        let carry =
+            file.carry.map(|carry| carry.understood(listen.ip(), own.as_ref(), qemu_user.as_ref()));
         let pool_mib = flags.pool_mib.or(file.pool_mib).unwrap_or(POOL_MIB_DEFAULT);
         let config = Self {
             rack: flags.rack.clone().or(file.rack).or(own.as_ref().and_then(|o| o.rack.clone())),
@@ -263,7 +274,7 @@ impl Config {
             api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
             api_listen: flags.api_listen.or(file.api_listen),
             pool_bytes: (pool_mib as usize) << 20,
-            qemu_user: flags.qemu_user.clone().or(file.qemu_user),
+            qemu_user,
             qemu_programs: Some(flags.qemu_programs.clone())
                 .filter(|typed| !typed.is_empty())
                 .or(file.qemu_programs)
@@ -276,6 +287,7 @@ impl Config {
             scan_cpu: flags.scan_cpu.or(file.scan_cpu).unwrap_or_default(),
             coordinators: file.coordinators,
             waits: file.waits,
+            carry: carry.transpose()?,
         };
         if !POOL_MIB.contains(&pool_mib) {
             return Err(ConfigError::Pool(pool_mib));

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use api::{HostInfo, PeerInfo};
 use dedup::destination::Sharing;
-use engine::{Local, Resources, Server};
+use engine::{Carrying, Local, Resources, Server};
 use identity::{FileError, Files, Identity, IdentityError, Security};
 use qemu::programs::{PlaceError, Programs};
 use quota::{Notes, QuotaError};
@@ -17,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
+use crate::carry::{Doors, DoorsError};
 use crate::config::{Config, ConfigError, Flags, PeerEntry};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
@@ -95,6 +96,9 @@ pub enum AgentError {
     /// The directory that it is to ask, or to keep.
     #[error(transparent)]
     Rack(#[from] RackError),
+    /// Where it is to stand for other hosts.
+    #[error(transparent)]
+    Doors(#[from] DoorsError),
     /// Something else of this host.
     #[error("{what}: {source}")]
     Local {
@@ -144,6 +148,11 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         agent_port: config.listen.port(),
         waits: config.waits,
         sharing: sharing(&config, security)?,
+        carrying: config.carry.as_ref().map(|carry| Carrying {
+            address: carry.address,
+            ports: carry.ports.clone(),
+            directory: carry.directory.clone(),
+        }),
     };
     // Before VMs are looked for, so that a second start by mistake is told
     // what is wrong and touches none.
@@ -191,8 +200,12 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     ));
     let gangs = Arc::new(Gangs::new(&order_handler));
     let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &order_handler, &config.peers));
-    let server = engine::serve(listener, hosts, arrivals, local)
+    let server = engine::serve(listener, hosts, arrivals, local.clone())
         .map_err(|source| local_error("listening to peers", source))?;
+    let doors = match &config.carry {
+        Some(carry) => Some(Doors::open(carry, &config.peers, local, Arc::clone(&migrations))?),
+        None => None,
+    };
     if config.insecure_plaintext {
         tracing::warn!(listen = %config.listen, "guest memory crosses the network unencrypted");
     }
@@ -207,6 +220,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         closing,
     };
     let served = serve((api_listener, port), api, server);
+    drop(doors);
     settlers.close();
     drop(socket);
     tracing::info!("ended; VMs keep running");

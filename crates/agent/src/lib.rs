@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod arrivals;
+mod carry;
 pub mod config;
 mod daemon;
 mod denied;
@@ -28,6 +29,7 @@ mod state;
 mod user;
 mod vm;
 
+pub use carry::DoorsError;
 pub use daemon::{AgentError, run};
 pub use name::NameError;
 pub use socket::SocketError;

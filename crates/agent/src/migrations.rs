@@ -110,6 +110,58 @@ impl Migrations {
         }
     }
 
+    /// An id for one that somebody else commands.
+    pub(crate) fn new_id(&self) -> Result<String, Denied> {
+        self.unused_id(&self.table.lock())
+    }
+
+    /// Shows one that somebody else commands, of a VM that is none of this agent's, while
+    /// `run` carries it, and keeps its report.
+    pub(crate) fn carry(
+        &self,
+        (id, vm, to): (&str, &str, &str),
+        bounds: Bounds,
+        run: impl FnOnce(&Arc<Watch>) -> Report,
+    ) {
+        let progress = self.first_progress(id, (vm, to), 0);
+        let watch = Arc::new(Watch::new(progress, bounds));
+        let mut table = self.table.lock();
+        if table.closing {
+            watch.cancel();
+        }
+        table.begun += 1;
+        let (number, watched) = (table.begun, Arc::clone(&watch));
+        table
+            .entries
+            .insert(id.to_owned(), Entry { number, watch: watched, thread: None, report: None });
+        forget_oldest(&mut table);
+        drop(table);
+        let carried = catch_unwind(AssertUnwindSafe(|| run(&watch)));
+        let report = carried
+            .unwrap_or_else(|_| fault(&watch, "a fault in the agent; its log says more").report);
+        match &report.outcome {
+            Outcome::Done => tracing::info!(vm, to, migration = id, "carried"),
+            Outcome::Failed(why) => {
+                tracing::warn!(vm, to, migration = id, why, "not carried to its end")
+            }
+            Outcome::Cancelled => tracing::info!(vm, to, migration = id, "cancelled"),
+        }
+        self.keep(id, report);
+    }
+
+    /// Saves its report, for all who wait for it.
+    fn keep(&self, id: &str, report: Report) {
+        if let Err(error) = self.reports.save(&report) {
+            tracing::warn!(id, %error, "the migration's report can't be saved");
+        }
+        let mut table = self.table.lock();
+        if let Some(entry) = table.entries.get_mut(id) {
+            entry.report = Some(Arc::new(report));
+        }
+        drop(table);
+        self.ended.notify_all();
+    }
+
     fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {
         let peer = self.peer(&request.to)?;
         api::check_blackout(request.downtime_ms, request.blackout_max_s).map_err(Denied::Asked)?;
@@ -121,8 +173,8 @@ impl Migrations {
         self.settlers.keeps_here(&request.vm)?;
         let vm = self.registry.begin_move(&request.vm, id)?;
         self.settlers.left(&request.vm);
-        let watch =
-            Arc::new(Watch::new(self.first_progress(id, &request, &vm), request.bounds.clone()));
+        let progress = self.first_progress(id, (&request.vm, &request.to), vm.ram_bytes());
+        let watch = Arc::new(Watch::new(progress, request.bounds.clone()));
 
         let mut table = self.table.lock();
         if table.closing {
@@ -148,7 +200,8 @@ impl Migrations {
         Ok(())
     }
 
-    fn peer(&self, name: &str) -> Result<Peer, Denied> {
+    /// A host that VMs can go to from here.
+    pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         if name == self.local.agent {
             return Err(Denied::Asked(format!("{name} is this host: the VM is there already")));
         }
@@ -187,22 +240,22 @@ impl Migrations {
         Err(Denied::Local("no id is free: remove old reports".to_owned()))
     }
 
-    fn first_progress(&self, id: &str, request: &MigrateRequest, vm: &Vm) -> Progress {
+    fn first_progress(&self, id: &str, (vm, to): (&str, &str), ram_bytes: u64) -> Progress {
         Progress {
             id: id.to_owned(),
-            vm: request.vm.clone(),
+            vm: vm.to_owned(),
             from: self.local.agent.clone(),
-            to: request.to.clone(),
+            to: to.to_owned(),
             phase: Phase::Prepare,
             elapsed_s: 0.0,
-            ram_bytes: vm.ram_bytes(),
+            ram_bytes,
             percent: 0.0,
             delivered_bytes_per_s: 0.0,
             wire_bytes_per_s: 0.0,
             dirty_bytes_per_s: 0.0,
             share: 1.0,
             pass: 0,
-            left_bytes: vm.ram_bytes(),
+            left_bytes: ram_bytes,
             disk_bytes: 0,
             disk_left_bytes: 0,
             time_left_s: None,
@@ -251,15 +304,7 @@ impl Migrations {
         if let Some(driver) = unsettled {
             self.settlers.leaving(driver, vm, decided);
         }
-        if let Err(error) = self.reports.save(&report) {
-            tracing::warn!(id, %error, "the migration's report can't be saved");
-        }
-        let mut table = self.table.lock();
-        if let Some(entry) = table.entries.get_mut(id) {
-            entry.report = Some(Arc::new(report));
-        }
-        drop(table);
-        self.ended.notify_all();
+        self.keep(id, report);
     }
 
     /// The engine's thread is gone, and whose the VM is says only its journal, if

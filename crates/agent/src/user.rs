@@ -25,25 +25,37 @@ pub enum UserError {
 
 /// Finds a user, wherever the system keeps its users.
 pub(crate) fn named(name: &str) -> Result<User, UserError> {
-    let unknown = |why: String| UserError::Unknown { name: name.to_owned(), why };
-    let ask = |what: &str| -> Result<Vec<u32>, UserError> {
-        let output = Command::new("id").args([what, "--", name]).env("LC_ALL", "C").output();
-        let output = output.map_err(|error| unknown(format!("id: {error}")))?;
-        if !output.status.success() {
-            return Err(unknown(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
-        }
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let numbers = text.split_whitespace().map(str::parse).collect::<Result<Vec<_>, _>>();
-        numbers.map_err(|_| unknown(format!("id said `{}`", text.trim())))
-    };
-    let one = |what: &str| ask(what)?.first().copied().ok_or_else(|| unknown("no id".to_owned()));
-    let user = User { uid: one("-u")?, gid: one("-g")?, groups: ask("-G")? };
+    let (uid, gid) = numbers(name)?;
+    let user = User { uid, gid, groups: ask(name, "-G")? };
     let own = rustix::process::geteuid();
     if own.is_root() || own.as_raw() == user.uid {
         Ok(user)
     } else {
         Err(UserError::NotRoot(name.to_owned()))
     }
+}
+
+/// The numbers of a user and of its group.
+pub(crate) fn numbers(name: &str) -> Result<(u32, u32), UserError> {
+    let one = |what: &str| {
+        ask(name, what)?.first().copied().ok_or_else(|| unknown(name, "no id".to_owned()))
+    };
+    Ok((one("-u")?, one("-g")?))
+}
+
+fn unknown(name: &str, why: String) -> UserError {
+    UserError::Unknown { name: name.to_owned(), why }
+}
+
+fn ask(name: &str, what: &str) -> Result<Vec<u32>, UserError> {
+    let output = Command::new("id").args([what, "--", name]).env("LC_ALL", "C").output();
+    let output = output.map_err(|error| unknown(name, format!("id: {error}")))?;
+    if !output.status.success() {
+        return Err(unknown(name, String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let numbers = text.split_whitespace().map(str::parse).collect::<Result<Vec<_>, _>>();
+    numbers.map_err(|_| unknown(name, format!("id said `{}`", text.trim())))
 }
 
 #[cfg(test)]

@@ -51,6 +51,19 @@ pub struct Local {
     pub waits: Waits,
     /// Content that VMs have in common; none: each page is sent.
     pub sharing: Option<Arc<Sharing>>,
+    /// Where migrations that somebody else commands may go here; none: nowhere.
+    pub carrying: Option<Carrying>,
+}
+
+/// Where migrations that somebody else commands, such as libvirt, may go here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carrying {
+    /// The address at which QEMUs of this host wait.
+    pub address: IpAddr,
+    /// And their ports.
+    pub ports: std::ops::RangeInclusive<u16>,
+    /// The directory in which they wait at sockets.
+    pub directory: PathBuf,
 }
 
 /// Downtime that is not for moving pages: device state, its load, `cont`.

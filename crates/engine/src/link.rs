@@ -112,6 +112,11 @@ impl<Said: Serialize> Link<Said> {
         self.write(|out| Frame::write_back(bytes, out))
     }
 
+    /// Nothing more comes back.
+    pub(crate) fn back_ends(&self) -> Result<(), LinkError> {
+        self.frame(&Frame::Back(Vec::new()))
+    }
+
     fn write(
         &self,
         write: impl FnOnce(&mut Counting<'_>) -> Result<(), WireError>,

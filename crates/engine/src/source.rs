@@ -7,6 +7,7 @@
 
 mod blackout;
 mod by_name;
+pub(crate) mod carried;
 mod collector;
 mod connection;
 mod context;

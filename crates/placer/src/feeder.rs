@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use page::{BATCH_PAGES, PAGE_BYTES, Pool, Room, SLOT_BYTES};
@@ -56,8 +56,12 @@ struct State {
     failed: Option<FeederError>,
 }
 
-#[derive(Debug)]
+/// Told of sections of pages.
+type TellSections = Box<dyn Fn() + Send + Sync>;
+
 struct Shared {
+    /// Whoever wants to know of each section of pages.
+    sections: OnceLock<TellSections>,
     state: Mutex<State>,
     queued: Condvar,
     /// Accounts for each chunk that is being filled, queued or written.
@@ -107,6 +111,7 @@ impl Feeder {
             failed: None,
         };
         let shared = Arc::new(Shared {
+            sections: OnceLock::new(),
             state: Mutex::new(state),
             queued: Condvar::new(),
             pool,
@@ -126,6 +131,12 @@ impl Feeder {
     #[must_use]
     pub fn handle(&self) -> FeederHandle {
         self.handle.clone()
+    }
+
+    /// Calls `tell` for each section of pages that takes its place in the stream. It
+    /// must not wait. To be said once, before the head.
+    pub fn tell_sections(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _ = self.handle.shared.sections.set(Box::new(tell));
     }
 
     /// Feeds what comes before the pages: everything up to the block list.
@@ -249,8 +260,18 @@ pub(crate) struct Chunk<'f> {
 }
 
 impl Chunk<'_> {
+    /// A section of pages takes its place in the stream. Never waits.
+    pub(crate) fn queue_section(self) -> Result<(), FeederError> {
+        let shared = self.shared;
+        self.queue()?;
+        if let Some(tell) = shared.sections.get() {
+            tell();
+        }
+        Ok(())
+    }
+
     /// Takes its place in the stream. Never waits.
-    pub(crate) fn queue(mut self) -> Result<(), FeederError> {
+    fn queue(mut self) -> Result<(), FeederError> {
         if self.bytes.is_empty() {
             return Ok(());
         }
@@ -289,6 +310,12 @@ impl Drop for Chunk<'_> {
         if let Some(room) = self.room.take() {
             self.shared.give_back(std::mem::take(&mut self.bytes), room);
         }
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("state", &self.state).finish_non_exhaustive()
     }
 }
 

@@ -47,7 +47,7 @@ impl Inline<'_> {
         }
         if counts.placed > 0 {
             section.finish();
-            chunk.queue()?;
+            chunk.queue_section()?;
         }
         Ok(counts)
     }
@@ -78,7 +78,7 @@ impl Inline<'_> {
             }
             if records > 0 {
                 section.finish();
-                chunk.queue()?;
+                chunk.queue_section()?;
             }
         }
         Ok(counts)

@@ -30,6 +30,7 @@ pub(super) struct File {
     pub(super) scan_cpu: Option<CpuShare>,
     pub(super) coordinators: Option<Vec<String>>,
     pub(super) waits: engine::Waits,
+    pub(super) carry: Option<super::carry::Section>,
 }
 
 /// Reads it; paths in it are meant from where it lies.

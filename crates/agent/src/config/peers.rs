@@ -1,17 +1,18 @@
 //! The peers file: every host of the cluster, the same file on all of them.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use serde::Deserialize;
 
 use super::ConfigError;
+use super::carry::stands_for;
 use crate::name;
 
 /// One host.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PeerEntry {
     /// Its name.
     pub name: String,
@@ -23,6 +24,10 @@ pub struct PeerEntry {
     /// Its data NICs, each reached at the port of `address`.
     #[serde(default)]
     pub nics: Vec<IpAddr>,
+    /// The address that stands for it on all other hosts, where migrations are carried
+    /// that somebody else commands; by default one by its place in the file.
+    #[serde(default)]
+    pub carry_address: Option<Ipv4Addr>,
 }
 
 impl PeerEntry {
@@ -41,7 +46,7 @@ struct File {
 
 /// All entries, this host's own among them.
 pub(super) fn read(path: &Path) -> Result<Vec<PeerEntry>, ConfigError> {
-    let file: File = super::parse(path)?;
+    let mut file: File = super::parse(path)?;
     let mut names = HashSet::new();
     for entry in &file.host {
         if let Err(message) = check(entry, &mut names) {
@@ -51,6 +56,9 @@ pub(super) fn read(path: &Path) -> Result<Vec<PeerEntry>, ConfigError> {
                 message,
             });
         }
+    }
+    for (place, entry) in file.host.iter_mut().enumerate() {
+        entry.carry_address = entry.carry_address.or_else(|| stands_for(place));
     }
     Ok(file.host)
 }
@@ -66,6 +74,11 @@ fn check<'f>(entry: &'f PeerEntry, names: &mut HashSet<&'f str>) -> Result<(), S
              listens",
             entry.address
         ));
+    }
+    if entry.carry_address.is_some_and(|address| !address.is_loopback()) {
+        return Err(
+            "carry-address is none of 127.0.0.0/8: it stands for the host on others".to_owned()
+        );
     }
     if entry.nics.iter().any(IpAddr::is_unspecified) {
         return Err("a nic is 0.0.0.0 or ::, write the card's own address".to_owned());

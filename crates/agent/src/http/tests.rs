@@ -38,6 +38,7 @@ impl Site {
             agent_port: 7450,
             waits: engine::Waits::default(),
             sharing: None,
+            carrying: None,
         };
         let settlers = Settlers::new(
             Arc::clone(&registry),

@@ -40,6 +40,7 @@ impl Site {
             rack: None,
             address: address.parse().unwrap(),
             nics: Vec::new(),
+            carry_address: None,
         };
         let routes = Routes {
             peers: vec![peer("near", "127.0.0.1:7450"), peer("far", "10.9.9.9:7450")],
@@ -59,6 +60,7 @@ impl Site {
             agent_port: 7450,
             waits: engine::Waits::default(),
             sharing: None,
+            carrying: None,
         };
         let settlers = Settlers::new(
             Arc::clone(&self.registry),

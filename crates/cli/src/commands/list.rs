@@ -5,18 +5,26 @@ use std::process::ExitCode;
 use clap::Args as ClapArgs;
 
 use crate::client::Client;
+use crate::output::phase_name;
 use crate::output::vm::status;
 use crate::output::{aligned, amount, print_json};
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ListArgs {
+    /// List migrations from this host instead, the latest first, also those that somebody
+    /// else commands, such as libvirt
+    #[arg(long)]
+    migrations: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) async fn run(client: &Client, args: &ListArgs) -> Result<ExitCode, Problem> {
+    if args.migrations {
+        return migrations(client, args.json).await;
+    }
     let vms: Vec<api::VmSummary> = client.get("/v1/vms").await?;
     if args.json {
         print_json(&vms)?;
@@ -29,6 +37,40 @@ pub(crate) async fn run(client: &Client, args: &ListArgs) -> Result<ExitCode, Pr
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn migrations(client: &Client, json: bool) -> Result<ExitCode, Problem> {
+    let migrations: Vec<api::Progress> = client.get("/v1/migrations").await?;
+    if json {
+        print_json(&migrations)?;
+    } else {
+        print!("{}", migrations_table(&migrations));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn migrations_table(migrations: &[api::Progress]) -> String {
+    if migrations.is_empty() {
+        return "No migrations from this host.\n".to_owned();
+    }
+    let mut rows = vec![["ID", "VM", "TO", "PHASE", "DONE", "OUTCOME"].map(str::to_owned)];
+    for one in migrations {
+        rows.push([
+            one.id.clone(),
+            one.vm.clone(),
+            one.to.clone(),
+            phase_name(one.phase).to_owned(),
+            format!("{:.0} %", one.percent),
+            match &one.outcome {
+                None => "-",
+                Some(api::Outcome::Done) => "done",
+                Some(api::Outcome::Failed(_)) => "failed",
+                Some(api::Outcome::Cancelled) => "cancelled",
+            }
+            .to_owned(),
+        ]);
+    }
+    aligned(&rows)
 }
 
 /// Whether an operator may have to decide something.

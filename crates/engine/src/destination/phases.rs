@@ -7,6 +7,7 @@
 //! journal; what it has done is in `phases/effects.rs`.
 
 mod audit;
+mod carried;
 mod connect;
 mod effects;
 mod load;
@@ -28,6 +29,7 @@ use wire::ToSource;
 
 use self::connect::Connected;
 use self::effects::{Keeper, Loaded};
+use self::order::Order;
 use self::sharing::Wanted;
 use super::Shared;
 use super::connections::Place;
@@ -78,8 +80,12 @@ pub(super) fn run(
 impl Connected<'_> {
     /// An error is one from before there was a journal.
     fn admit(&self, place: &mut Place) -> Result<(), End> {
-        let Some(order) = self.hear_order()? else { return Ok(()) };
-        self.check_name(&order)?;
+        let order = match self.hear_order()? {
+            Some(Order::Prepare(order)) => order,
+            Some(Order::Carry(order)) => return self.carry(&order, place),
+            None => return Ok(()),
+        };
+        self.check_from(&order.from)?;
         tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
         self.lanes.threads().set(&order.terms);
         let with_disks = order.moving.read().is_ok_and(|moving| !moving.is_empty());

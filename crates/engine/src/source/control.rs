@@ -1,7 +1,7 @@
 //! Measures while QEMU streams, and decides: pacing, throttling, holding.
 
 mod hold;
-mod limit;
+pub(crate) mod limit;
 pub(crate) mod pacing;
 mod qemu_migration;
 pub(crate) mod sampler;

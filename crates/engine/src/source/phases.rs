@@ -16,7 +16,7 @@ mod journaled;
 pub(crate) mod listening;
 mod load;
 pub(crate) mod prepare;
-mod start;
+pub(crate) mod start;
 mod stream;
 mod undo;
 

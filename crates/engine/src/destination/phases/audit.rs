@@ -56,7 +56,7 @@ impl<'a, 's> Delivered<'a, 's> {
 impl Connected<'_> {
     /// Compares what was placed with what QEMU handed over, `totals` for each RAM
     /// block. Returns once the source says that nothing differs.
-    fn audit(
+    pub(super) fn audit(
         &self,
         ledger: &Ledger,
         mappings: &[Option<Arc<Mapping>>],

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use wire::carry::Carry;
 use wire::{Prepare, ToDestination, ToSource};
 
 use super::End;
@@ -11,11 +12,20 @@ use crate::link::Heard;
 /// Between connecting and the order.
 const ORDER_MAX: Duration = Duration::from_secs(10);
 
+/// What another agent wants.
+pub(super) enum Order {
+    /// A VM is to come.
+    Prepare(Box<Prepare>),
+    /// Somebody else moves one.
+    Carry(Box<Carry>),
+}
+
 impl Connected<'_> {
     /// None if another agent only wanted to know something, and was told.
-    pub(super) fn hear_order(&self) -> Result<Option<Box<Prepare>>, End> {
+    pub(super) fn hear_order(&self) -> Result<Option<Order>, End> {
         match self.hear.recv_timeout(ORDER_MAX) {
-            Ok(Heard::Message(ToDestination::Prepare(order))) => Ok(Some(order)),
+            Ok(Heard::Message(ToDestination::Prepare(order))) => Ok(Some(Order::Prepare(order))),
+            Ok(Heard::Message(ToDestination::Carry(order))) => Ok(Some(Order::Carry(order))),
             Ok(Heard::Message(ToDestination::Examine { question })) => {
                 let answer = self.shared.host.examine(question);
                 // Nobody waits for it any more if it can't be said.
@@ -29,11 +39,10 @@ impl Connected<'_> {
     }
 
     /// With certificates nobody orders in another host's name.
-    pub(super) fn check_name(&self, order: &Prepare) -> Result<(), End> {
+    pub(super) fn check_from(&self, from: &str) -> Result<(), End> {
         match &self.certified {
-            Some(certified) if *certified != order.from => Err(End::failed(format!(
-                "the order says that it comes from {}, and its certificate that it is {certified}",
-                order.from
+            Some(certified) if certified != from => Err(End::failed(format!(
+                "the order says that it comes from {from}, and its certificate that it is {certified}"
             ))),
             _ => Ok(()),
         }

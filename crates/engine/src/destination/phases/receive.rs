@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dedup::destination::{Blocks, Sharing};
-use placer::{BlockPlan, Placement, Placer};
+use placer::{BlockPlan, Feeder, Placement, Placer};
+use qemu::ram_blocks::Reached;
 use ram::Mapping;
 use wire::{Announced, AuditOrder, ToDestination, ToSource};
 
 use super::End;
-use super::connect::ended;
+use super::connect::{Connected, ended};
 use super::prepare::Prepared;
 use super::sharing::Found;
 use crate::destination::by_name::ByName;
@@ -19,7 +20,14 @@ use crate::link::Heard;
 const SAID_MAX: Duration = Duration::from_millis(100);
 /// Most device state after RAM: what the devices of a large VM without VFIO make is
 /// some MiB.
-const TAIL_BYTES_MAX: usize = 256 << 20;
+pub(super) const TAIL_BYTES_MAX: usize = 256 << 20;
+
+/// What pages can be placed by.
+pub(super) struct Reach<'a> {
+    pub(super) ram: &'a [Reached],
+    pub(super) feeder: &'a Feeder,
+    pub(super) audit: AuditOrder,
+}
 
 /// What lanes bring pages to, once the block list is known.
 pub(super) struct Opened {
@@ -86,7 +94,8 @@ impl<'a, 's> Prepared<'a, 's> {
                         .ok_or_else(|| End::failed("a head came without its block list"))?;
                     self.feeder.head(&head, ram_section, footers).map_err(End::failed)?;
                     let found = std::mem::take(&mut self.found);
-                    streamed.opened = Some(self.open_lanes(blocks, found)?);
+                    let reach = Reach { ram: &self.ram, feeder: &self.feeder, audit: self.audit };
+                    streamed.opened = Some(self.connected.open_lanes(&reach, blocks, found)?);
                 }
                 Heard::Tail(piece) => {
                     if streamed.tail.len() + piece.len() > TAIL_BYTES_MAX {
@@ -124,9 +133,17 @@ impl<'a, 's> Prepared<'a, 's> {
             }
         }
     }
+}
 
-    fn open_lanes(&self, blocks: Vec<Announced>, found: Found) -> Result<Opened, End> {
-        let Self { connected, ram, feeder, audit, .. } = self;
+impl Connected<'_> {
+    /// From here on lanes bring pages.
+    pub(super) fn open_lanes(
+        &self,
+        reach: &Reach<'_>,
+        blocks: Vec<Announced>,
+        found: Found,
+    ) -> Result<Opened, End> {
+        let Reach { ram, feeder, audit } = *reach;
         let mut plans = Vec::with_capacity(blocks.len());
         for Announced { name, bytes } in blocks {
             let reached = ram.iter().find(|ram| ram.name == name);
@@ -159,15 +176,14 @@ impl<'a, 's> Prepared<'a, 's> {
         }
         let placer = Placer::new(plans, feeder.handle()).map_err(End::failed)?;
         let placer =
-            if *audit != AuditOrder::Off { placer.audited().map_err(End::failed)? } else { placer };
+            if audit != AuditOrder::Off { placer.audited().map_err(End::failed)? } else { placer };
         let placer = Arc::new(placer);
-        let threads = connected.lanes.threads();
+        let threads = self.lanes.threads();
         let admitted = found.admit(Arc::clone(&placer), held, threads).map_err(End::failed)?;
-        let start =
-            |stage| ByName::start(stage, Arc::clone(&connected.link), threads).map(Arc::new);
+        let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
         let by_name = admitted.map(start).transpose().map_err(End::failed)?;
-        connected.lanes.open(Arc::clone(&placer), by_name.clone());
-        connected.say(&said)?;
+        self.lanes.open(Arc::clone(&placer), by_name.clone());
+        self.say(&said)?;
         Ok(Opened { placer, mappings, by_name })
     }
 }

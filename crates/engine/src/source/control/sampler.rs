@@ -1,7 +1,7 @@
 //! Twenty times a second: measures, shows the figures as progress, and decides: the
 //! pool's bound, the encoding, the hold, throttling, and when QEMU may stop the VM.
 
-mod window;
+pub(crate) mod window;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

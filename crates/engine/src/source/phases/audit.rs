@@ -68,6 +68,23 @@ impl Streaming<'_> {
     }
 }
 
+/// What follows from what the destination says in an audit.
+pub(crate) enum Compared {
+    /// Nothing yet.
+    Waits,
+    /// All is as it should be.
+    Same { reread_pages: u64 },
+    /// This is to be said.
+    Asks(ToDestination),
+    /// Something is not.
+    Differs { pages: u64, examples: Vec<String> },
+    /// It answers what it was not asked.
+    Unasked,
+}
+
+/// What a destination has done that answers so.
+pub(crate) const UNASKED: &str = "it sent entries for the audit that it was not asked for";
+
 impl Comparison {
     /// Whether the destination may say that it has loaded the VM.
     pub(crate) fn is_over(&self) -> bool {
@@ -81,27 +98,41 @@ impl Comparison {
         streamed: &Streaming<'_>,
         heard: &ToSource,
     ) -> Option<Result<(), MigrationError>> {
+        let context = &streamed.connected.context;
+        Some(match self.compare(&streamed.handed_over, heard)? {
+            Compared::Waits => Ok(()),
+            Compared::Same { reread_pages } => {
+                let pages = streamed.handed_over.ledger().map_or(0, Ledger::pages);
+                let same = Audited::Same { pages, reread_pages };
+                context.report_builder.tell(|report| report.audit = same);
+                Ok(())
+            }
+            Compared::Asks(said) => streamed.connected.send(&said),
+            Compared::Differs { pages, examples } => Err(streamed.audit_failed(pages, examples)),
+            Compared::Unasked => Err(context.lost(UNASKED)),
+        })
+    }
+
+    /// What the destination says, compared with what was handed over. None if it is
+    /// something else.
+    pub(crate) fn compare(&mut self, ours: &HandedOver, heard: &ToSource) -> Option<Compared> {
         Some(match heard {
             ToSource::Audited { reread_pages } => {
                 self.is_over = true;
-                let pages = streamed.handed_over.ledger().map_or(0, Ledger::pages);
-                let reread_pages = *reread_pages;
-                let same = Audited::Same { pages, reread_pages };
-                streamed.connected.context.report_builder.tell(|report| report.audit = same);
-                Ok(())
+                Compared::Same { reread_pages: *reread_pages }
             }
             ToSource::AuditDigests { block, first, digests, more } => {
-                self.compare_digests(&streamed.handed_over, *block, *first, digests);
-                if *more { Ok(()) } else { self.ask_for_entries(streamed) }
+                self.compare_digests(ours, *block, *first, digests);
+                if *more { Compared::Waits } else { self.ask_for_entries() }
             }
             ToSource::AuditEntries { block, range, entries } => {
-                self.compare_entries(streamed, *block, *range, entries)
+                self.compare_entries(ours, *block, *range, entries)
             }
             ToSource::AuditReread { pages, examples } => {
                 let described = examples.iter().take(EXAMPLES_MAX).map(|(block, page)| {
                     format!("RAM block {block}, page {page}: not in RAM as it was placed")
                 });
-                Err(streamed.audit_failed(*pages, described.collect()))
+                Compared::Differs { pages: *pages, examples: described.collect() }
             }
             _ => return None,
         })
@@ -117,38 +148,35 @@ impl Comparison {
         self.differing.extend(ranges.map(|(range, _)| (block, range)));
     }
 
-    fn ask_for_entries(&mut self, streamed: &Streaming<'_>) -> Result<(), MigrationError> {
+    fn ask_for_entries(&mut self) -> Compared {
         let Self { differing, asked, found, examples, .. } = self;
         if *found > 0 && (differing.is_empty() || *found >= DIFFERENCES_MAX) {
-            let (pages, examples) = (*found as u64, std::mem::take(examples));
-            return Err(streamed.audit_failed(pages, examples));
+            return Compared::Differs { pages: *found as u64, examples: std::mem::take(examples) };
         }
         let left = differing.len().saturating_sub(RANGES_AT_ONCE);
         *asked = differing.split_off(left);
         let ranges = asked.clone();
         // Only pages differ that QEMU never handed over: they may be anything.
-        let said = if ranges.is_empty() {
+        Compared::Asks(if ranges.is_empty() {
             ToDestination::AuditAccepted
         } else {
             ToDestination::AuditRanges { ranges }
-        };
-        streamed.connected.send(&said)
+        })
     }
 
     fn compare_entries(
         &mut self,
-        streamed: &Streaming<'_>,
+        ours: &HandedOver,
         block: u16,
         range: u32,
         theirs: &[u64],
-    ) -> Result<(), MigrationError> {
+    ) -> Compared {
         let Self { asked, found, examples, .. } = self;
         let place = asked.iter().position(|asked| *asked == (block, range));
-        let ours = streamed.handed_over.block(BlockId(block));
+        let ours = ours.block(BlockId(block));
         let differences = ours.and_then(|ours| ours.differences(range, theirs));
         let (Some(place), Some(differences)) = (place, differences) else {
-            let why = "it sent entries for the audit that it was not asked for";
-            return Err(streamed.connected.context.lost(why));
+            return Compared::Unasked;
         };
         asked.swap_remove(place);
         let is_over = asked.is_empty();
@@ -156,7 +184,7 @@ impl Comparison {
         let wanted = EXAMPLES_MAX.saturating_sub(examples.len());
         let described = differences.iter().take(wanted);
         examples.extend(described.map(|one| format!("RAM block {block}, {one}")));
-        if is_over { self.ask_for_entries(streamed) } else { Ok(()) }
+        if is_over { self.ask_for_entries() } else { Compared::Waits }
     }
 }
 

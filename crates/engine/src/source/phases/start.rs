@@ -18,7 +18,7 @@ use wire::Token;
 use super::audit;
 use super::prepare::Prepared;
 use crate::error::MigrationError;
-use crate::host::lane_endpoint;
+use crate::host::{Local, Peer, lane_endpoint};
 use crate::source::context::no_thread;
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::{Sampler, Watched};
@@ -175,37 +175,41 @@ impl Prepared<'_> {
         let context = &self.connected.context;
         let token = token(&self.there.token)
             .ok_or_else(|| context.lost("it named the migration in a way that cannot be read"))?;
-        let encoding = match context.request.compress {
-            Compress::Off => Encoding::Raw,
-            Compress::Lz4 => Encoding::Lz4,
-            // Where nothing is known yet, bytes saved at the start are worth
-            // more than a tenth of a second of CPU.
-            Compress::Auto | Compress::Zstd => Encoding::Zstd,
-        };
         let handed_over = Arc::clone(handed_over);
         let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
         Ok(LanesPlan {
-            endpoints: self.endpoints(),
+            endpoints: lane_endpoints(context.local, context.peer, context.request.lanes),
             peer: context.peer.name.clone(),
             security: context.local.security.clone(),
             token,
-            encoding,
+            encoding: first_encoding(context.request.compress),
             stale_filter: Some(stale_filter),
         })
     }
+}
 
-    fn endpoints(&self) -> Vec<Endpoint> {
-        let context = &self.connected.context;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let nics = context.local.nics.len().max(context.peer.nics.len());
-        let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
-        let wanted = context.request.lanes;
-        let count = wanted.map_or(by_default, |lanes| usize::from(lanes.clamp(1, LANES_MAX)));
-        (0..count).map(|nth| lane_endpoint(context.local, context.peer, nth)).collect()
+/// How bodies are encoded until it is known who waits for whom.
+pub(crate) fn first_encoding(compress: Compress) -> Encoding {
+    match compress {
+        Compress::Off => Encoding::Raw,
+        Compress::Lz4 => Encoding::Lz4,
+        // Where nothing is known yet, bytes saved at the start are worth
+        // more than a tenth of a second of CPU.
+        Compress::Auto | Compress::Zstd => Encoding::Zstd,
     }
 }
 
-fn token(hex: &str) -> Option<Token> {
+/// The ways of so many lanes, or as many as there are by default.
+pub(crate) fn lane_endpoints(local: &Local, peer: &Peer, lanes: Option<u16>) -> Vec<Endpoint> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let nics = local.nics.len().max(peer.nics.len());
+    let by_default = cores.min(LANES_DEFAULT_MAX).max(nics);
+    let count = lanes.map_or(by_default, |lanes| usize::from(lanes.clamp(1, LANES_MAX)));
+    (0..count).map(|nth| lane_endpoint(local, peer, nth)).collect()
+}
+
+/// A migration's token, as the destination says it.
+pub(crate) fn token(hex: &str) -> Option<Token> {
     let number = u128::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 32)?;
     Some(Token(number.to_be_bytes()))
 }

@@ -7,27 +7,27 @@ use transport::{Delivered, LaneTimes};
 
 /// Counters at one instant.
 #[derive(Clone, Default)]
-pub(super) struct Counts {
-    pub(super) delivered: Delivered,
-    pub(super) times: LaneTimes,
-    pub(super) wire_bytes: u64,
-    pub(super) lanes_bytes: Vec<u64>,
+pub(crate) struct Counts {
+    pub(crate) delivered: Delivered,
+    pub(crate) times: LaneTimes,
+    pub(crate) wire_bytes: u64,
+    pub(crate) lanes_bytes: Vec<u64>,
 }
 
 /// What happened between two samples.
-pub(super) struct Window {
-    pub(super) elapsed: Duration,
-    pub(super) bodies: u64,
-    pub(super) dropped: u64,
-    pub(super) busy: Duration,
-    pub(super) delivered_per_s: f64,
-    pub(super) wire_per_s: f64,
-    pub(super) lanes_per_s: Vec<f64>,
-    pub(super) effort: effort::Sample,
+pub(crate) struct Window {
+    pub(crate) elapsed: Duration,
+    pub(crate) bodies: u64,
+    pub(crate) dropped: u64,
+    pub(crate) busy: Duration,
+    pub(crate) delivered_per_s: f64,
+    pub(crate) wire_per_s: f64,
+    pub(crate) lanes_per_s: Vec<f64>,
+    pub(crate) effort: effort::Sample,
 }
 
 impl Window {
-    pub(super) fn between(from: &Counts, to: &Counts, elapsed: Duration) -> Self {
+    pub(crate) fn between(from: &Counts, to: &Counts, elapsed: Duration) -> Self {
         let seconds = elapsed.as_secs_f64();
         let bodies = to.delivered.body_bytes - from.delivered.body_bytes;
         let fills = to.delivered.fill_bytes - from.delivered.fill_bytes;

@@ -1,0 +1,198 @@
+//! One door: where somebody connects, and to which host that leads.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use nic::NicError;
+use wire::carry::Target;
+
+/// Who may connect.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Admitted {
+    /// The user that QEMUs run as. Root may anyway.
+    pub(super) qemu: Option<u32>,
+}
+
+impl Admitted {
+    fn has(self, uid: u32) -> bool {
+        uid == 0 || Some(uid) == self.qemu
+    }
+}
+
+/// A place at which this agent stands for another host.
+#[derive(Debug)]
+pub(super) struct Door {
+    /// The host.
+    pub(super) peer: String,
+    listener: Listener,
+}
+
+#[derive(Debug)]
+enum Listener {
+    Port(TcpListener, SocketAddr),
+    Path(UnixListener, SocketFile),
+}
+
+/// Removed when this is dropped.
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // A QEMU of this host may have taken its place, or nobody needs it.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Door {
+    /// At a port of an address of loopback.
+    pub(super) fn at_port(peer: &str, address: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { peer: peer.to_owned(), listener: Listener::Port(listener, address) })
+    }
+
+    /// At a socket, which belongs to the user of QEMUs: with several connections, QEMU
+    /// itself makes them.
+    pub(super) fn at_path(peer: &str, path: &Path, owner: Option<(u32, u32)>) -> io::Result<Self> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        let file = SocketFile(path.to_owned());
+        listener.set_nonblocking(true)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        if let Some((uid, gid)) = owner {
+            std::os::unix::fs::lchown(path, Some(uid), Some(gid))?;
+        }
+        Ok(Self { peer: peer.to_owned(), listener: Listener::Path(listener, file) })
+    }
+
+    /// The next connection of somebody who may make one; none if there is none now.
+    pub(super) fn take(&self, admitted: Admitted) -> io::Result<Option<UnixStream>> {
+        loop {
+            let taken = match &self.listener {
+                Listener::Port(listener, _) => listener.accept().and_then(|(stream, from)| {
+                    let to = stream.local_addr()?;
+                    let uid = nic::user_of(from, to).map_err(unknown)?;
+                    stream.set_nonblocking(false)?;
+                    stream.set_nodelay(true)?;
+                    // A stream socket is one, whatever it goes over.
+                    Ok((UnixStream::from(OwnedFd::from(stream)), uid))
+                }),
+                Listener::Path(listener, _) => listener.accept().and_then(|(stream, _)| {
+                    stream.set_nonblocking(false)?;
+                    let uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
+                    Ok((stream, Some(uid)))
+                }),
+            };
+            match taken {
+                Ok((stream, Some(uid))) if admitted.has(uid) => return Ok(Some(stream)),
+                Ok((_, uid)) => {
+                    tracing::warn!(?uid, door = %self, "somebody connected who may not; turned away");
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Where it leads there.
+    pub(super) fn target(&self) -> Target {
+        match &self.listener {
+            Listener::Port(_, address) => Target::Port(address.port()),
+            Listener::Path(_, file) => Target::Path(file.0.display().to_string()),
+        }
+    }
+
+    /// Readable when somebody connects.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        match &self.listener {
+            Listener::Port(listener, _) => listener.as_fd(),
+            Listener::Path(listener, _) => listener.as_fd(),
+        }
+    }
+}
+
+impl std::fmt::Display for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.listener {
+            Listener::Port(_, address) => write!(f, "{address}"),
+            Listener::Path(_, file) => write!(f, "{}", file.0.display()),
+        }
+    }
+}
+
+fn unknown(error: NicError) -> io::Error {
+    io::Error::other(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use super::*;
+
+    fn us() -> Admitted {
+        Admitted { qemu: Some(rustix::process::geteuid().as_raw()) }
+    }
+
+    /// The next one, once it is there.
+    fn next(door: &Door, admitted: Admitted) -> Option<UnixStream> {
+        rustix::event::poll(
+            &mut [rustix::event::PollFd::new(&door.fd(), rustix::event::PollFlags::IN)],
+            None,
+        )
+        .unwrap();
+        door.take(admitted).unwrap()
+    }
+
+    #[test]
+    fn a_port_of_loopback_leads_to_the_same_port_there() {
+        let free = TcpListener::bind("127.7.0.9:0").unwrap().local_addr().unwrap();
+        let door = Door::at_port("b", free).unwrap();
+        assert_eq!(door.target(), Target::Port(free.port()));
+        assert!(door.take(us()).unwrap().is_none());
+        let mut client = TcpStream::connect(free).unwrap();
+        let mut taken = next(&door, us()).unwrap();
+        client.write_all(b"QEVM").unwrap();
+        let mut read = [0; 4];
+        taken.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"QEVM");
+    }
+
+    #[test]
+    fn a_path_is_taken_over_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("host-b.sock");
+        fs::write(&path, "left behind").unwrap();
+        let door = Door::at_path("b", &path, None).unwrap();
+        assert_eq!(door.target(), Target::Path(path.display().to_string()));
+        let _client = UnixStream::connect(&path).unwrap();
+        assert!(next(&door, us()).is_some());
+        drop(door);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn others_are_turned_away() {
+        let us = rustix::process::geteuid().as_raw();
+        assert!(Admitted { qemu: None }.has(0) && !Admitted { qemu: None }.has(64055));
+        assert!(Admitted { qemu: Some(64055) }.has(64055));
+        if us == 0 {
+            return; // Root is never turned away.
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("host-b.sock");
+        let door = Door::at_path("b", &path, None).unwrap();
+        let _client = UnixStream::connect(&path).unwrap();
+        assert!(next(&door, Admitted { qemu: Some(us + 1) }).is_none());
+    }
+}

@@ -1,0 +1,171 @@
+//! `[carry]`: migrations that somebody else commands, such as libvirt.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+
+use api::{Audit, Compress};
+use serde::Deserialize;
+
+use super::ConfigError;
+use super::peers::PeerEntry;
+
+/// Where sockets of migrations are, unless the file says otherwise.
+const DIRECTORY_DEFAULT: &str = "/run/droveway/migrate";
+/// libvirt's own default for the ports that QEMUs wait at.
+const PORTS_DEFAULT: [u16; 2] = [49152, 49215];
+/// Of the other hosts, each with as many ports: what a process may have open is bounded.
+const PORTS_MAX: u16 = 1024;
+const SOCKETS_DEFAULT: u8 = 4;
+const DOWNTIME_MS_DEFAULT: u64 = 300;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub(super) struct Section {
+    address: Option<IpAddr>,
+    ports: Option<[u16; 2]>,
+    directory: Option<PathBuf>,
+    sockets: Option<u8>,
+    qemu_user: Option<String>,
+    lanes: Option<u16>,
+    downtime_ms: Option<u64>,
+    compress: Compress,
+    audit: Audit,
+}
+
+/// How migrations are carried that somebody else commands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carry {
+    /// The address at which this host's QEMUs wait for VMs.
+    pub address: IpAddr,
+    /// The ports at which they do, and at which this agent stands for other hosts.
+    pub ports: std::ops::RangeInclusive<u16>,
+    /// The directory of sockets, at which QEMUs wait too.
+    pub directory: PathBuf,
+    /// How many sockets there are for each other host.
+    pub sockets: u8,
+    /// The user that QEMUs run as, who may connect besides root.
+    pub qemu_user: Option<String>,
+    /// Connections to carry each.
+    pub lanes: Option<u16>,
+    /// The downtime that little enough is kept in flight for.
+    pub downtime_ms: u64,
+    /// How bodies are encoded.
+    pub compress: Compress,
+    /// What is compared before a VM is loaded.
+    pub audit: Audit,
+}
+
+impl Section {
+    /// What it means for a host that listens at `listen`, and has this entry among the
+    /// peers.
+    pub(super) fn understood(
+        self,
+        listen: IpAddr,
+        own: Option<&PeerEntry>,
+        qemu_user: Option<&String>,
+    ) -> Result<Carry, ConfigError> {
+        let wrong = |message: String| Err(ConfigError::Carry(message));
+        let own = own.map(|own| own.address.ip());
+        let address =
+            self.address.or(own).or(Some(listen).filter(|listen| !listen.is_unspecified()));
+        let Some(address) = address.filter(|address| !address.is_unspecified()) else {
+            return wrong(
+                "address is missing: the one at which this host's QEMUs wait for VMs, as \
+                 migration_address in qemu.conf"
+                    .to_owned(),
+            );
+        };
+        let [first, last] = self.ports.unwrap_or(PORTS_DEFAULT);
+        if first == 0 || first > last || last - first >= PORTS_MAX {
+            return wrong(format!(
+                "ports: [{first}, {last}] is no range of at most {PORTS_MAX} ports, such as \
+                 [{}, {}]",
+                PORTS_DEFAULT[0], PORTS_DEFAULT[1]
+            ));
+        }
+        let directory = self.directory.unwrap_or_else(|| DIRECTORY_DEFAULT.into());
+        if !directory.is_absolute() {
+            return wrong(format!("directory: {} is no absolute path", directory.display()));
+        }
+        let downtime_ms = self.downtime_ms.unwrap_or(DOWNTIME_MS_DEFAULT);
+        if downtime_ms == 0 {
+            return wrong("downtime-ms: 0 can't be kept; allow 1 at least".to_owned());
+        }
+        Ok(Carry {
+            address,
+            ports: first..=last,
+            directory,
+            sockets: self.sockets.unwrap_or(SOCKETS_DEFAULT),
+            qemu_user: self.qemu_user.or(qemu_user.cloned()),
+            lanes: self.lanes,
+            downtime_ms,
+            compress: self.compress,
+            audit: self.audit,
+        })
+    }
+}
+
+/// The address that stands for the host at this place in the peers file, from 0, on
+/// every other host.
+pub(super) fn stands_for(place: usize) -> Option<Ipv4Addr> {
+    let place = u16::try_from(place).ok()?.checked_add(1)?;
+    let [high, low] = place.to_be_bytes();
+    Some(Ipv4Addr::new(127, 7, high, low))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn section(text: &str) -> Result<Carry, String> {
+        let section: Section = toml::from_str(text).map_err(|error| error.to_string())?;
+        let own = PeerEntry {
+            name: "a".to_owned(),
+            rack: None,
+            address: "10.77.0.1:7450".parse().unwrap(),
+            nics: Vec::new(),
+            carry_address: None,
+        };
+        let listen = Ipv4Addr::UNSPECIFIED.into();
+        let understood = section.understood(listen, Some(&own), Some(&"qemu".to_owned()));
+        understood.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_libvirt_has_it() {
+        let carry = section("").unwrap();
+        assert_eq!(carry.address, IpAddr::from([10, 77, 0, 1]));
+        assert_eq!((carry.ports, carry.sockets), (49152..=49215, 4));
+        assert_eq!(carry.directory, PathBuf::from(DIRECTORY_DEFAULT));
+        assert_eq!(carry.qemu_user.as_deref(), Some("qemu"));
+        let carry = section("qemu-user = \"libvirt-qemu\"\nports = [5000, 5000]\naudit = \"deep\"");
+        let carry = carry.unwrap();
+        assert_eq!((carry.ports, carry.audit), (5000..=5000, Audit::Deep));
+        assert_eq!(carry.qemu_user.as_deref(), Some("libvirt-qemu"));
+    }
+
+    #[test]
+    fn what_cannot_be_is_said() {
+        let wrong = [
+            ("ports = [9, 8]", "[9, 8]"),
+            ("ports = [1, 65535]", "1024 ports"),
+            ("ports = [0, 9]", "[0, 9]"),
+            ("directory = \"run\"", "absolute"),
+            ("downtime-ms = 0", "downtime-ms"),
+            ("address = \"0.0.0.0\"", "migration_address"),
+            ("adress = \"10.0.0.1\"", "adress"),
+        ];
+        for (text, part) in wrong {
+            let error = section(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn each_host_has_an_address_on_all_others() {
+        let of = |place| stands_for(place).map(|address| address.to_string());
+        assert_eq!(of(0).as_deref(), Some("127.7.0.1"));
+        assert_eq!(of(255).as_deref(), Some("127.7.1.0"));
+        assert_eq!(of(65_535), None);
+    }
+}

@@ -1,0 +1,312 @@
+//! A VM that somebody else moves, such as libvirt: two agents carry it between QEMUs
+//! that neither of them has started or commands.
+//!
+//! What comes goes to the QEMU that waits here; what that answers goes back as it is.
+//! Nobody here decides anything: the QEMU's last answer is the commit, and closing all
+//! connections at once the only way to fail. So there is no journal.
+
+mod back;
+mod channels;
+mod onward;
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, never, select};
+use placer::Feeder;
+use qemu::commanded::Commanded;
+use qemu::ram_blocks::RamBlocks;
+use wire::carry::{self, Carry};
+use wire::{Announced, AuditOrder, ToDestination, ToSource};
+
+use super::End;
+use super::connect::{Connected, hex};
+use super::receive::{Opened, Reach, TAIL_BYTES_MAX};
+use super::sharing::Found;
+use crate::destination::connections::Place;
+use crate::destination::nic_use::Telling;
+use crate::link::Heard;
+use crate::resources::Pools;
+use back::{Back, Closed};
+use channels::Channels;
+use onward::Onward;
+
+/// One that is carried here.
+struct Carried<'a> {
+    connected: &'a Connected<'a>,
+    onward: Onward,
+    whose: Option<Commanded>,
+    /// To the QEMU's main connection, or whatever waits there.
+    socket: UnixStream,
+    back: Back,
+    audit: AuditOrder,
+    channels: Option<Channels>,
+    /// From the head on, if the stream is split.
+    split: Option<Split>,
+    /// Bytes of the stream that were passed on as they came.
+    relayed: u64,
+    closed: Option<Closed>,
+    /// The source has no more to say on a connection that is relayed.
+    said_all: bool,
+}
+
+/// What there is from the head on. The feeder goes before the pools.
+struct Split {
+    feeder: Feeder,
+    opened: Opened,
+    /// Kept until all pages are placed; none after that.
+    tail: Option<Vec<u8>>,
+    _telling: Telling,
+    pools: Pools,
+}
+
+/// What is next for whoever leads.
+enum Next {
+    Heard(Heard<ToDestination>),
+    Closed(Closed),
+    Broken(String),
+}
+
+impl Connected<'_> {
+    /// Carries what comes to the QEMU that waits here, until either end closes.
+    pub(super) fn carry(&self, order: &Carry, place: &mut Place) -> Result<(), End> {
+        self.check_from(&order.from)?;
+        let carrying = self.shared.local.carrying.as_ref().ok_or_else(|| {
+            End::failed("the agent there does not carry: [carry] in its file turns that on")
+        })?;
+        let target = order.target.read().map_err(|why| {
+            End::failed(format!("where the VM is to go is said in words of another version: {why}"))
+        })?;
+        self.lanes.threads().set(&order.terms);
+        let onward = Onward::find(target, carrying)?;
+        let (socket, whose) = onward.meet()?;
+        place.is_known();
+        place.is_of_host();
+        let name = whose.as_ref().and_then(|whose| whose.name.clone());
+        tracing::info!(vm = name, from = order.from, migration = order.migration, "carrying");
+        let said = carry::Carrying {
+            token: hex(self.token),
+            vm: name,
+            uuid: whose.as_ref().and_then(|whose| whose.uuid.clone()),
+            notes: Vec::new(),
+        };
+        self.say(&ToSource::Carrying(said))?;
+        let back = Back::start(&socket, &self.link).map_err(End::failed)?;
+        let mut carried = Carried {
+            connected: self,
+            onward,
+            whose,
+            socket,
+            back,
+            audit: order.audit,
+            channels: None,
+            split: None,
+            relayed: 0,
+            closed: None,
+            said_all: false,
+        };
+        let ended = carried.follow();
+        carried.close();
+        ended
+    }
+}
+
+impl Carried<'_> {
+    /// Does what the source says, until it is over.
+    fn follow(&mut self) -> Result<(), End> {
+        let mut announced = None;
+        while !self.is_over() {
+            match self.next()? {
+                Next::Closed(closed) => self.closed_here(closed)?,
+                Next::Broken(why) => return Err(End::Failed(why)),
+                Next::Heard(heard) => match heard {
+                    Heard::Whole(piece) => self.relay(&piece)?,
+                    Heard::Message(ToDestination::Channels(order)) if self.channels.is_none() => {
+                        self.channels = Some(Channels::open(&self.onward, &order)?);
+                    }
+                    Heard::Message(ToDestination::Blocks { blocks, ram_section, footers }) => {
+                        announced = Some((blocks, ram_section, footers));
+                    }
+                    Heard::Head(head) => {
+                        let blocks = announced.take();
+                        let blocks = blocks.filter(|_| self.split.is_none() && self.relayed == 0);
+                        let (blocks, ram_section, footers) =
+                            blocks.ok_or_else(|| End::failed("a head came out of turn"))?;
+                        self.split(blocks, (&head, ram_section, footers))?;
+                    }
+                    Heard::Tail(piece) => self.tail(&piece)?,
+                    Heard::Message(ToDestination::Placed { audit }) => self.placed(&audit)?,
+                    Heard::Message(ToDestination::Terms(terms)) => {
+                        self.connected.lanes.threads().set(&terms);
+                    }
+                    Heard::Message(ToDestination::Abort { reason }) => {
+                        return Err(End::Over(reason));
+                    }
+                    // QEMU here has loaded the VM: what is left is the source's to close.
+                    Heard::Gone(_) if self.closed.is_some() => return Ok(()),
+                    Heard::Gone(error) => {
+                        return Err(End::Over(format!("the source is gone: {error}")));
+                    }
+                    _ => return Err(End::failed("the source sent a message out of turn")),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&self) -> Result<Next, End> {
+        let closed: Receiver<Closed> =
+            if self.closed.is_some() { never() } else { self.back.closed.clone() };
+        select! {
+            recv(self.connected.hear) -> heard => heard
+                .map(Next::Heard)
+                .map_err(|_| End::Over("the source's connection has ended".to_owned())),
+            recv(self.connected.broken) -> why => {
+                Ok(Next::Broken(why.unwrap_or_else(|_| "a lane failed".to_owned())))
+            }
+            recv(closed) -> closed => Ok(Next::Closed(closed.unwrap_or(Closed { shut: None }))),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.split.is_none() && self.closed.is_some() && self.said_all
+    }
+
+    /// What waits here has closed its connection. Of a QEMU that loads a stream which is
+    /// split, this is an end only after its last word.
+    fn closed_here(&mut self, closed: Closed) -> Result<(), End> {
+        self.closed = Some(closed);
+        let Some(split) = &self.split else { return Ok(()) };
+        match closed.shut {
+            Some(0) => {
+                let lanes = &self.connected.lanes;
+                self.connected.say(&ToSource::Cost {
+                    cpu_s: lanes.cpu().as_secs_f64(),
+                    pool_high_water_bytes: split.pools.high_water_bytes(),
+                    peer_bytes: 0,
+                    again_bytes: 0,
+                    stored_bytes: 0,
+                    storage_read_bytes: 0,
+                    ran_ms: 0.0,
+                })
+            }
+            Some(error) => {
+                Err(End::failed(format!("QEMU there could not load the VM (error {error})")))
+            }
+            None => Err(End::failed(
+                "QEMU there closed its connection before it had loaded the VM; its log says why",
+            )),
+        }
+    }
+
+    /// Passes on a piece of what is not split, or its end.
+    fn relay(&mut self, piece: &[u8]) -> Result<(), End> {
+        if self.split.is_some() {
+            return Err(End::failed("a stream that was split came whole"));
+        }
+        self.relayed += piece.len() as u64;
+        if piece.is_empty() {
+            self.said_all = true;
+            // It may be closed already.
+            let _ = self.socket.shutdown(Shutdown::Write);
+            return Ok(());
+        }
+        let written = self.socket.write_all(piece);
+        written.map_err(|error| End::failed(format!("what waits there takes no more: {error}")))
+    }
+
+    /// The block list is known: from here on pages come by lanes.
+    fn split(
+        &mut self,
+        blocks: Vec<Announced>,
+        (head, ram_section, footers): (&[u8], u32, bool),
+    ) -> Result<(), End> {
+        let connected = self.connected;
+        let local = &connected.shared.local;
+        let pools = local.resources.coming(false).map_err(End::failed)?;
+        let socket = self.socket.try_clone().map_err(End::failed)?;
+        let feeder = Feeder::start_within(socket, Arc::clone(&pools.pages)).map_err(End::failed)?;
+        let syncs = self.channels.as_ref().and_then(Channels::syncs);
+        if let Some(syncs) = syncs {
+            let sections = Arc::clone(syncs);
+            feeder.tell_sections(move || sections.one_more());
+            // Setup and RAM's END are sections too.
+            syncs.one_more();
+            syncs.one_more();
+        }
+        feeder.head(head, ram_section, footers).map_err(End::failed)?;
+        let ram = self.ram(&blocks);
+        for text in ram.notes.iter().cloned() {
+            connected.say(&ToSource::Note { text })?;
+        }
+        let network = Arc::clone(&local.resources.network);
+        let telling =
+            Telling::start(Arc::clone(&connected.lanes), network, Arc::clone(&connected.link));
+        let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
+        let opened = connected.open_lanes(&reach, blocks, Found::default())?;
+        connected.shared.arrivals.lock().insert(connected.token, Arc::clone(&connected.lanes));
+        let _telling = telling.map_err(End::failed)?;
+        self.split = Some(Split { feeder, opened, tail: Some(Vec::new()), _telling, pools });
+        Ok(())
+    }
+
+    /// The RAM that can be written to.
+    fn ram(&self, blocks: &[Announced]) -> RamBlocks {
+        let listed = blocks.iter().map(|block| (block.name.as_str(), block.bytes));
+        match &self.whose {
+            Some(whose) => whose.ram(listed),
+            None => RamBlocks {
+                notes: vec![
+                    "all RAM is placed inline: which process waits for the VM is not known, or \
+                     the agent there may not see it"
+                        .to_owned(),
+                ],
+                ..RamBlocks::default()
+            },
+        }
+    }
+
+    /// What comes after RAM: kept until everything before it is placed.
+    fn tail(&mut self, piece: &[u8]) -> Result<(), End> {
+        let split =
+            self.split.as_mut().ok_or_else(|| End::failed("a tail came before its head"))?;
+        match &mut split.tail {
+            Some(tail) if tail.len() + piece.len() > TAIL_BYTES_MAX => Err(End::failed(format!(
+                "the VM's device state is larger than {} MiB",
+                TAIL_BYTES_MAX >> 20
+            ))),
+            Some(tail) => {
+                tail.extend_from_slice(piece);
+                Ok(())
+            }
+            None => split.feeder.tail(piece).map_err(End::failed),
+        }
+    }
+
+    /// All pages are placed. Compares them, and lets QEMU have what comes after RAM.
+    fn placed(&mut self, totals: &[u64]) -> Result<(), End> {
+        let split =
+            self.split.as_mut().ok_or_else(|| End::failed("pages came before their head"))?;
+        let tail = split.tail.take().ok_or_else(|| End::failed("all was placed twice"))?;
+        let Opened { placer, mappings, .. } = &split.opened;
+        if let Some(ledger) = placer.ledger() {
+            self.connected.audit(ledger, mappings, totals, self.audit)?;
+        }
+        // No thread writes to the VM's RAM any more when it is loaded.
+        self.connected.lanes.end();
+        split.feeder.tail(&tail).map_err(End::failed)
+    }
+
+    /// All connections of the migration at once: QEMU here sees its stream end, and
+    /// nothing of it is left open elsewhere.
+    fn close(self) {
+        let Self { connected, socket, back, channels, split, .. } = self;
+        let _ = socket.shutdown(Shutdown::Both);
+        drop(channels);
+        connected.lanes.shut();
+        connected.end_lanes();
+        drop((split, back));
+    }
+}

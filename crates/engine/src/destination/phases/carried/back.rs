@@ -1,0 +1,75 @@
+//! What comes back from the QEMU, or disk server, that waits here: as it is, at once.
+
+use std::io::Read;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::{Receiver, bounded};
+use stream::return_path::Follower;
+use wire::ToSource;
+
+use crate::link::Link;
+
+const READ_BYTES: usize = 256 << 10;
+
+/// It has said all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Closed {
+    /// What it said last, read as the answers of a QEMU.
+    pub(super) shut: Option<u32>,
+}
+
+/// The thread that passes it on. Ends its connection when it is dropped.
+pub(super) struct Back {
+    socket: UnixStream,
+    pub(super) closed: Receiver<Closed>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Back {
+    pub(super) fn start(socket: &UnixStream, link: &Arc<Link<ToSource>>) -> std::io::Result<Self> {
+        let (tell, closed) = bounded(1);
+        let (ours, link) = (socket.try_clone()?, Arc::clone(link));
+        let thread = thread::Builder::new().name("carry-back".to_owned()).spawn({
+            let socket = ours.try_clone()?;
+            move || {
+                // Whoever waits for it may be gone.
+                let _ = tell.send(pass(socket, &link));
+            }
+        })?;
+        Ok(Self { socket: ours, closed, thread: Some(thread) })
+    }
+}
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        // It may have been closed there.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Passes on all that is said. A source that can't be told is gone, which others see.
+fn pass(mut socket: UnixStream, link: &Link<ToSource>) -> Closed {
+    let mut follower = Follower::default();
+    let mut buffer = vec![0; READ_BYTES];
+    loop {
+        match socket.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => {
+                follower.push(&buffer[..count]);
+                if link.back(&buffer[..count]).is_err() {
+                    break;
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    let _ = link.back_ends();
+    Closed { shut: follower.shut() }
+}

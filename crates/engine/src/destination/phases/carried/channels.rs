@@ -1,0 +1,180 @@
+//! The multifd channels of a QEMU that waits for them, though its pages come in another
+//! way: their first messages, and a SYNC for each RAM section where it waits for one.
+
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use parking_lot::{Condvar, Mutex};
+use stream::multifd::{INIT_BYTES, Init, write_head};
+use wire::carry;
+
+use super::super::End;
+use super::onward::Onward;
+
+/// Closed when this is dropped.
+pub(super) struct Channels {
+    sockets: Vec<UnixStream>,
+    syncs: Option<Arc<Syncs>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How many SYNCs every channel is to have.
+#[derive(Default)]
+pub(super) struct Syncs {
+    wanted: Mutex<Wanted>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Wanted {
+    each: u64,
+    over: bool,
+}
+
+impl Syncs {
+    /// One more. Does not wait.
+    pub(super) fn one_more(&self) {
+        self.wanted.lock().each += 1;
+        self.changed.notify_one();
+    }
+
+    /// Blocks until more than `done` are wanted. False once it is over.
+    fn wait(&self, done: u64) -> bool {
+        let mut wanted = self.wanted.lock();
+        while !wanted.over && wanted.each <= done {
+            self.changed.wait(&mut wanted);
+        }
+        !wanted.over
+    }
+}
+
+impl Channels {
+    /// Opens them one after the other, in the order of the source's: a QEMU 7.2 takes
+    /// connections for what they are by the order in which it accepts them.
+    pub(super) fn open(onward: &Onward, order: &carry::Channels) -> Result<Self, End> {
+        let mut sockets = Vec::with_capacity(order.first.len());
+        for first in &order.first {
+            let first = message(first)?;
+            let mut socket = onward.connect()?;
+            socket.write_all(&first).map_err(End::failed)?;
+            sockets.push(socket);
+        }
+        let mut channels = Self { sockets, syncs: None, thread: None };
+        if order.sync_by_section {
+            channels.start_syncs()?;
+        }
+        Ok(channels)
+    }
+
+    /// SYNCs are written by a thread of their own: QEMU reads one only once it has come
+    /// to the end of its section on the main connection, which must not wait for it.
+    fn start_syncs(&mut self) -> Result<(), End> {
+        let syncs = Arc::<Syncs>::default();
+        let sockets = self.sockets.iter().map(UnixStream::try_clone);
+        let sockets = sockets.collect::<Result<Vec<_>, _>>().map_err(End::failed)?;
+        let thread = thread::Builder::new().name("carry-syncs".to_owned()).spawn({
+            let syncs = Arc::clone(&syncs);
+            move || write_syncs(&syncs, sockets)
+        });
+        self.thread = Some(thread.map_err(End::failed)?);
+        self.syncs = Some(syncs);
+        Ok(())
+    }
+
+    /// Where to tell of RAM sections, if QEMU waits at their ends.
+    pub(super) fn syncs(&self) -> Option<&Arc<Syncs>> {
+        self.syncs.as_ref()
+    }
+}
+
+impl Drop for Channels {
+    fn drop(&mut self) {
+        if let Some(syncs) = &self.syncs {
+            syncs.wanted.lock().over = true;
+            syncs.changed.notify_one();
+        }
+        for socket in &self.sockets {
+            // QEMU may have closed it.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn write_syncs(syncs: &Syncs, mut sockets: Vec<UnixStream>) {
+    let mut sync = Vec::new();
+    write_head(&mut sync, "", &[], &[], true);
+    let mut done = 0;
+    while syncs.wait(done) {
+        // A QEMU that doesn't take it any more says so on its main connection.
+        if sockets.iter_mut().any(|socket| socket.write_all(&sync).is_err()) {
+            return;
+        }
+        done += 1;
+    }
+}
+
+/// A channel's first message.
+fn message(hex: &str) -> Result<[u8; INIT_BYTES], End> {
+    let strange = || End::failed("the source sent a channel's first message that is none");
+    let mut bytes = [0; INIT_BYTES];
+    if hex.len() != 2 * INIT_BYTES || !hex.is_ascii() {
+        return Err(strange());
+    }
+    for (byte, at) in bytes.iter_mut().zip((0..).step_by(2)) {
+        let digits = hex.get(at..at + 2).ok_or_else(strange)?;
+        *byte = u8::from_str_radix(digits, 16).map_err(|_| strange())?;
+    }
+    Init::parse(&bytes).map_err(|_| strange())?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn each_channel_gets_as_many_syncs_as_there_are_sections() {
+        let (ours, theirs): (Vec<_>, Vec<_>) = (0..3).map(|_| UnixStream::pair().unwrap()).unzip();
+        let mut channels = Channels { sockets: ours, syncs: None, thread: None };
+        channels.start_syncs().ok().unwrap();
+        // More than a socket holds: who counts sections must not wait.
+        for _ in 0..5000 {
+            channels.syncs().unwrap().one_more();
+        }
+        let mut sync = Vec::new();
+        write_head(&mut sync, "", &[], &[], true);
+        let readers = theirs.into_iter().map(|mut channel| {
+            let sync = sync.clone();
+            thread::spawn(move || {
+                let mut read = vec![0; sync.len()];
+                for _ in 0..5000 {
+                    channel.read_exact(&mut read).unwrap();
+                    assert_eq!(read, sync);
+                }
+                channel
+            })
+        });
+        let mut theirs: Vec<_> = readers.map(|reader| reader.join().unwrap()).collect();
+        drop(channels);
+        assert!(theirs.iter_mut().all(|channel| channel.read(&mut [0]).unwrap() == 0));
+    }
+
+    #[test]
+    fn what_is_no_first_message_is_refused() {
+        let mut init = Vec::new();
+        Init { uuid: [5; 16], id: 3 }.write(&mut init);
+        let hex: String = init.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(message(&hex).ok().unwrap().as_slice(), init);
+        for wrong in ["", &hex[2..], &hex.replace('1', "g"), &"é".repeat(64), &"00".repeat(64)] {
+            assert!(message(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The way from this agent to the QEMU, or disk server, that waits here.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Component, Path};
+use std::time::Duration;
+
+use qemu::commanded::Commanded;
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use wire::carry::Target;
+
+use super::super::End;
+use crate::host::Carrying;
+
+/// One that listens on this very host accepts at once.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Where something waits, which may be connected to several times.
+pub(super) enum Onward {
+    Port(SocketAddr),
+    /// Kept open: a path may be another's by the next time.
+    Path(OwnedFd),
+}
+
+impl Onward {
+    /// What the source's order means here, if carrying is allowed to go there.
+    pub(super) fn find(target: &Target, carrying: &Carrying) -> Result<Self, End> {
+        match target {
+            Target::Port(port) if carrying.ports.contains(port) => {
+                Ok(Self::Port(SocketAddr::new(carrying.address, *port)))
+            }
+            Target::Port(port) => Err(End::failed(format!(
+                "port {port} is outside those that are carried here, {} to {}: `ports` under \
+                 [carry] in the agent's file",
+                carrying.ports.start(),
+                carrying.ports.end()
+            ))),
+            Target::Path(path) => {
+                socket_below(&carrying.directory, Path::new(path)).map(Self::Path)
+            }
+        }
+    }
+
+    /// The process that listens there, if that can be known before connecting.
+    fn listener(&self) -> Option<u32> {
+        let Self::Port(address) = self else { return None };
+        let found = nic::listener_at(*address);
+        found.inspect_err(|error| tracing::warn!(%error, "whose a port is")).ok().flatten()
+    }
+
+    /// Connects once more.
+    pub(super) fn connect(&self) -> Result<UnixStream, End> {
+        let refused = |what: String| {
+            move |error| End::failed(format!("nothing takes the VM at {what}: {error}"))
+        };
+        match self {
+            Self::Port(address) => {
+                let stream = TcpStream::connect_timeout(address, CONNECT_MAX);
+                let stream = stream.map_err(refused(address.to_string()))?;
+                stream.set_nodelay(true).map_err(End::failed)?;
+                // A stream socket is one, whatever it goes over.
+                Ok(UnixStream::from(OwnedFd::from(stream)))
+            }
+            Self::Path(socket) => {
+                let by_number = format!("/proc/self/fd/{}", socket.as_raw_fd());
+                UnixStream::connect(by_number).map_err(refused("its socket".to_owned()))
+            }
+        }
+    }
+
+    /// Connects for the first time, and looks whose QEMU that is.
+    pub(super) fn meet(&self) -> Result<(UnixStream, Option<Commanded>), End> {
+        let before = self.listener();
+        let socket = self.connect()?;
+        let pid = match self {
+            Self::Port(_) => before,
+            // Of whoever listens.
+            Self::Path(_) => rustix::net::sockopt::socket_peercred(&socket)
+                .ok()
+                .and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok()),
+        };
+        let whose = pid.and_then(|pid| {
+            let whose = Commanded::of_process(pid);
+            whose.inspect_err(|error| tracing::warn!(%error, "whose VM it is")).ok()
+        });
+        Ok((socket, whose))
+    }
+}
+
+/// Opens the socket at `path` if it is inside `directory`, and no link leads there:
+/// what lies there may be made by the user that QEMU runs as, and the agent may reach
+/// more than that.
+fn socket_below(directory: &Path, path: &Path) -> Result<OwnedFd, End> {
+    let outside = || {
+        End::failed(format!(
+            "{} is not inside {}, where migrations are carried: `directory` under [carry] in the \
+             agent's file",
+            path.display(),
+            directory.display()
+        ))
+    };
+    let inside = path.strip_prefix(directory).map_err(|_| outside())?;
+    if inside.components().next().is_none()
+        || !inside.components().all(|part| matches!(part, Component::Normal(_)))
+    {
+        return Err(outside());
+    }
+    let refused = |error: rustix::io::Errno| {
+        End::failed(format!(
+            "nothing takes the VM at {}: {}",
+            path.display(),
+            io::Error::from(error)
+        ))
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(directory, flags, Mode::empty()).map_err(refused)?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let socket =
+        rustix::fs::openat2(&root, inside, flags, Mode::empty(), resolve).map_err(refused)?;
+    let stat = rustix::fs::fstat(&socket).map_err(refused)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Err(End::failed(format!("{} is no socket", path.display())));
+    }
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn refusal(directory: &Path, path: &str) -> String {
+        match socket_below(directory, Path::new(path)) {
+            Err(End::Failed(why)) => why,
+            _ => panic!("{path} is not refused"),
+        }
+    }
+
+    #[test]
+    fn only_sockets_inside_are_connected_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (inside, outside) = (dir.path().join("in"), dir.path().join("out.sock"));
+        std::fs::create_dir(&inside).unwrap();
+        let listener = UnixListener::bind(inside.join("vm.sock")).unwrap();
+        let _other = UnixListener::bind(&outside).unwrap();
+        std::os::unix::fs::symlink(&outside, inside.join("link.sock")).unwrap();
+        std::os::unix::fs::symlink(dir.path(), inside.join("dir")).unwrap();
+        std::fs::write(inside.join("file"), "").unwrap();
+        let text = |name: &str| inside.join(name).display().to_string();
+        let socket = socket_below(&inside, Path::new(&text("vm.sock"))).unwrap();
+        let (_stream, whose) = Onward::Path(socket).meet().ok().unwrap();
+        assert_eq!(whose.unwrap().process.pid(), std::process::id());
+        drop(listener.accept().unwrap());
+        for path in [text("../out.sock"), outside.display().to_string(), text(""), "vm".to_owned()]
+        {
+            assert!(refusal(&inside, &path).contains("not inside"), "{path}");
+        }
+        for name in ["link.sock", "dir/out.sock", "gone.sock"] {
+            assert!(refusal(&inside, &text(name)).contains("nothing takes"), "{name}");
+        }
+        assert!(refusal(&inside, &text("file")).contains("no socket"));
+    }
+
+    #[test]
+    fn only_ports_that_are_carried_are_connected_to() {
+        let carrying = Carrying {
+            address: "127.0.0.1".parse().unwrap(),
+            ports: 49152..=49215,
+            directory: "/run/droveway/migrate".into(),
+        };
+        let Err(End::Failed(why)) = Onward::find(&Target::Port(22), &carrying) else { panic!() };
+        assert!(why.contains("49152 to 49215"), "{why}");
+        let found = Onward::find(&Target::Port(49160), &carrying).ok().unwrap();
+        assert!(matches!(found, Onward::Port(at) if at.port() == 49160));
+    }
+}

@@ -1,0 +1,142 @@
+//! Where the tap of a migration that is carried hands things to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+
+use audit::HandedOver;
+use crossbeam_channel::Sender;
+use data_threads::DataThreads;
+use dedup::source::after;
+use page::{Batch, PAGE_BYTES};
+use parking_lot::Mutex;
+use tap::{Head, Output, Stopped};
+use wire::{Announced, ToDestination};
+
+use super::Notice;
+use crate::error::LinkError;
+use crate::link::Link;
+use crate::source::control::stream_state::StreamState;
+use crate::source::lanes::Lanes;
+
+/// Most of what comes after RAM that waits here for the audit.
+const KEPT_BYTES_MAX: usize = 256 << 20;
+
+pub(super) struct Collector {
+    pub(super) state: Arc<StreamState>,
+    pub(super) handed_over: Arc<HandedOver>,
+    pub(super) lanes: Arc<Lanes>,
+    pub(super) link: Arc<Link<ToDestination>>,
+    pub(super) notices: Sender<Notice>,
+    pub(super) threads: Arc<DataThreads>,
+    pub(super) tail: Arc<Tail>,
+    /// No page may come any more: the destination was told that all are placed.
+    pub(super) ram_over: AtomicBool,
+}
+
+/// What comes after RAM. While the destination compares pages it hears nothing else.
+#[derive(Default)]
+pub(super) struct Tail {
+    /// What waits, while it does.
+    kept: Mutex<Option<Vec<u8>>>,
+}
+
+impl Tail {
+    /// Says that all is placed. If that is going to be compared, what comes waits until
+    /// [`Tail::go_on`].
+    pub(super) fn placed(
+        &self,
+        link: &Link<ToDestination>,
+        audit: Vec<u64>,
+    ) -> Result<(), LinkError> {
+        let mut kept = self.kept.lock();
+        if !audit.is_empty() {
+            *kept = Some(Vec::new());
+        }
+        link.say(&ToDestination::Placed { audit })
+    }
+
+    /// It was compared.
+    pub(super) fn go_on(&self, link: &Link<ToDestination>) -> Result<(), LinkError> {
+        let mut kept = self.kept.lock();
+        let bytes = kept.take().unwrap_or_default();
+        link.residue(false, &bytes)
+    }
+
+    fn pass(&self, link: &Link<ToDestination>, bytes: &[u8]) -> Result<(), Stopped> {
+        match &mut *self.kept.lock() {
+            Some(kept) if kept.len() + bytes.len() > KEPT_BYTES_MAX => Err(Stopped),
+            Some(kept) => {
+                kept.extend_from_slice(bytes);
+                Ok(())
+            }
+            None => link.residue(false, bytes).map_err(|_| Stopped),
+        }
+    }
+}
+
+impl Collector {
+    fn notice(&self, notice: Notice) {
+        // Nobody listens any more only once the migration has ended.
+        let _ = self.notices.send(notice);
+    }
+
+    fn count(&self, bytes: &[u8]) -> u64 {
+        self.state.residue_bytes.fetch_add(bytes.len() as u64, Relaxed)
+    }
+}
+
+impl Output for Collector {
+    fn head(&self, head: Head) -> Result<(), Stopped> {
+        self.state.announce_ram(head.blocks.iter().map(|block| block.bytes).sum());
+        self.handed_over.announce(head.blocks.iter().map(|block| block.bytes / PAGE_BYTES as u64));
+        let announced =
+            |block: &tap::Block| Announced { name: block.name.clone(), bytes: block.bytes };
+        let blocks = head.blocks.iter().map(announced).collect();
+        let said =
+            ToDestination::Blocks { blocks, ram_section: head.ram_section, footers: head.footers };
+        self.link.say(&said).and_then(|()| self.link.head(head.bytes)).map_err(|_| Stopped)?;
+        self.notice(Notice::FirstPassBegins);
+        Ok(())
+    }
+
+    fn arrived(&self, batch: &Batch, first: usize) {
+        self.handed_over.bodies(batch, &batch.bodies()[first..], after(batch.epoch));
+    }
+
+    fn batch(&self, mut batch: Batch) -> Result<(), Stopped> {
+        data_threads::point();
+        if self.ram_over.load(SeqCst) {
+            // The destination may have loaded the VM without it.
+            self.notice(Notice::PageAfterRam);
+            return Err(Stopped);
+        }
+        batch.epoch = after(batch.epoch);
+        self.state.took(&batch);
+        self.handed_over.fills(&batch, batch.epoch);
+        self.lanes.submit(batch).map_err(|_| Stopped)
+    }
+
+    fn tail(&self, bytes: &[u8]) -> Result<(), Stopped> {
+        if self.count(bytes) == 0 {
+            self.notice(Notice::TailBegins);
+        }
+        self.tail.pass(&self.link, bytes)
+    }
+
+    fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped> {
+        if let Some(reason) = reason {
+            self.notice(Notice::Unsplittable(reason.to_owned()));
+        }
+        self.count(bytes);
+        self.link.residue(true, bytes).map_err(|_| Stopped)
+    }
+
+    fn ram_over(&self) {
+        self.ram_over.store(true, SeqCst);
+        self.notice(Notice::RamOver);
+    }
+
+    fn threads(&self) -> Option<Arc<DataThreads>> {
+        Some(Arc::clone(&self.threads))
+    }
+}

@@ -1,0 +1,243 @@
+//! A connection that somebody made to an agent's door: where it goes, and what it is.
+
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, bounded, select};
+use data_threads::SchedParams;
+use rustix::event::{PollFd, PollFlags, poll};
+use stream::multifd::{INIT_BYTES, Init};
+use tap::Taken;
+use transport::{Endpoint, connect};
+use wire::carry::{Carry, Carrying, Channels, Target};
+use wire::{Kind, ToDestination, ToSource};
+
+use super::setup::{self, Setup};
+use super::{Carried, CarryRequest, Content, relay::Relay};
+use crate::error::MigrationError;
+use crate::host::{Local, Peer};
+use crate::link::{Heard, Link};
+use crate::source::context::{local as local_error, no_thread};
+use crate::source::phases::audit;
+
+/// An agent connects to a socket on its own host in that time, or says why not.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// From QEMU's first byte to the end of its setup. It waits for nobody meanwhile.
+const SETUP_MAX: Duration = Duration::from_secs(30);
+/// Of a channel that has connected, until its first message is there.
+const FIRST_MAX: Duration = Duration::from_secs(5);
+
+/// A connection whose way to the other host's QEMU is open.
+pub struct Opening {
+    local: Local,
+    peer: Peer,
+    id: String,
+    request: CarryRequest,
+    socket: UnixStream,
+    link: Arc<Link<ToDestination>>,
+    hear: Receiver<Heard<ToSource>>,
+    carrying: Carrying,
+}
+
+/// Gives the connections that were made to the same door since, one after the other;
+/// none if there is no more now.
+pub type More<'m> = dyn FnMut() -> io::Result<Option<UnixStream>> + 'm;
+
+impl Opening {
+    /// Has the agent of `peer` connect to `target` there.
+    ///
+    /// # Errors
+    /// If it can't, or there is nothing.
+    pub fn new(
+        local: &Local,
+        peer: &Peer,
+        (id, target): (&str, Target),
+        request: CarryRequest,
+        socket: UnixStream,
+    ) -> Result<Self, MigrationError> {
+        let lost = |why: String| MigrationError::PeerLost { host: peer.name.clone(), why };
+        let endpoint = Endpoint { local: None, remote: peer.address };
+        let connection = connect(endpoint, &peer.name, &local.security, Kind::Control)
+            .map_err(|error| lost(error.to_string()))?;
+        let (link, hear) = Link::start_with(connection, &peer.name, Some)
+            .map_err(|error| lost(error.to_string()))?;
+        let order = Carry {
+            migration: id.to_owned(),
+            from: local.agent.clone(),
+            target: target.into(),
+            terms: SchedParams::default(),
+            audit: audit::ordered(request.audit),
+        };
+        link.say(&ToDestination::Carry(Box::new(order)))
+            .map_err(|error| lost(error.to_string()))?;
+        let carrying = match hear.recv_timeout(ANSWER_MAX) {
+            Ok(Heard::Message(ToSource::Carrying(carrying))) => carrying,
+            Ok(Heard::Message(ToSource::Refused { reason })) => {
+                let reason = switchover::Reason::new(reason).into();
+                return Err(MigrationError::Refused { host: peer.name.clone(), reason });
+            }
+            Ok(Heard::Gone(error)) => {
+                return Err(lost(format!(
+                    "{error}; an agent of an older version does not carry migrations"
+                )));
+            }
+            Ok(_) => return Err(lost("it sent a message out of turn".to_owned())),
+            Err(_) => return Err(lost("it did not answer in time".to_owned())),
+        };
+        Ok(Self {
+            local: local.clone(),
+            peer: peer.clone(),
+            id: id.to_owned(),
+            request,
+            socket,
+            link: Arc::new(link),
+            hear,
+            carrying,
+        })
+    }
+
+    /// The VM's name, if QEMU at the destination was told one.
+    #[must_use]
+    pub fn vm(&self) -> Option<&str> {
+        self.carrying.vm.as_deref()
+    }
+
+    /// The VM's UUID, if QEMU at the destination was told one.
+    #[must_use]
+    pub fn uuid(&self) -> Option<&str> {
+        self.carrying.uuid.as_deref()
+    }
+
+    /// Waits until either end has said something, and finds out what this is. `more`
+    /// are taken for channels of the same migration.
+    ///
+    /// # Errors
+    /// If it breaks off, or either end does something else than a QEMU would.
+    pub fn begin(self, more: &mut More<'_>) -> Result<Content, MigrationError> {
+        let Some(first) = self.who_speaks()? else {
+            return Ok(Content::Stream(self.read_setup(more)?));
+        };
+        Ok(Content::Other(self.relay(Vec::new(), first)))
+    }
+
+    /// None if it is who connected; else what the other end said: a disk server does so
+    /// before its client.
+    fn who_speaks(&self) -> Result<Option<Vec<u8>>, MigrationError> {
+        let (tell, spoken) = bounded(1);
+        let socket =
+            self.socket.try_clone().map_err(|error| local_error("keeping a connection", error))?;
+        // It ends with the connection at the latest.
+        thread::Builder::new()
+            .name("carry-first".to_owned())
+            .spawn(move || {
+                let _ = tell.send(wait_readable(&socket));
+            })
+            .map_err(no_thread)?;
+        select! {
+            recv(spoken) -> _ => Ok(None),
+            recv(self.hear) -> heard => match heard {
+                Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
+                Ok(Heard::Message(ToSource::Refused { reason })) => {
+                    let reason = switchover::Reason::new(reason).into();
+                    Err(MigrationError::DestinationFailed { host: self.peer.name.clone(), reason })
+                }
+                Ok(Heard::Gone(error)) => Err(self.lost(error.to_string())),
+                Ok(_) => Err(self.lost("it sent a message out of turn".to_owned())),
+                Err(_) => Err(self.lost("the connection has ended".to_owned())),
+            },
+        }
+    }
+
+    fn read_setup(self, more: &mut More<'_>) -> Result<Carried, MigrationError> {
+        let reading = |error| local_error("reading what QEMU begins with", error);
+        self.socket.set_read_timeout(Some(SETUP_MAX)).map_err(reading)?;
+        let setup = setup::read(&self.socket).map_err(reading)?;
+        self.socket.set_read_timeout(None).map_err(reading)?;
+        // All channels have connected when setup is written: QEMU waits for a SYNC on
+        // each of them before it goes on.
+        let channels = self.channels(more)?;
+        match setup {
+            Setup::Whole { before, why } => {
+                if !channels.is_empty() {
+                    return Err(MigrationError::Tap(format!(
+                        "a stream with multifd channels that can't be split: {}",
+                        why.as_deref().unwrap_or("it is none of QEMU's")
+                    )));
+                }
+                Ok(Carried::Relayed { relay: self.relay(before, Vec::new()), why })
+            }
+            Setup::Split { before, epoch_by_section } => {
+                let order = (!channels.is_empty()).then(|| Channels {
+                    first: channels.iter().map(|channel| hex(&channel.first)).collect(),
+                    sync_by_section: epoch_by_section,
+                });
+                let channels = channels.into_iter().map(|one| (one.id, one.socket)).collect();
+                let main = self.socket.try_clone().map_err(reading)?;
+                Ok(Carried::Split(Box::new(super::Split {
+                    local: self.local,
+                    peer: self.peer,
+                    request: self.request,
+                    link: self.link,
+                    hear: self.hear,
+                    carrying: self.carrying,
+                    main: self.socket,
+                    taken: Taken { main, before, channels },
+                    channels: order,
+                })))
+            }
+        }
+    }
+
+    /// Those that were made to the same door until now. A QEMU connects in this order.
+    fn channels(&self, more: &mut More<'_>) -> Result<Vec<Channel>, MigrationError> {
+        let taking = |error| local_error("taking QEMU's channels", error);
+        let mut channels: Vec<Channel> = Vec::new();
+        while let Some(mut socket) = more().map_err(taking)? {
+            socket.set_read_timeout(Some(FIRST_MAX)).map_err(taking)?;
+            let mut first = [0; INIT_BYTES];
+            socket.read_exact(&mut first).map_err(taking)?;
+            socket.set_read_timeout(None).map_err(taking)?;
+            let Init { id, uuid } = Init::parse(&first).map_err(|error| {
+                MigrationError::Tap(format!(
+                    "a connection beside QEMU's main one is none of its channels: {error}"
+                ))
+            })?;
+            if channels.iter().any(|other| other.id == id || other.uuid != uuid) {
+                return Err(MigrationError::Tap(
+                    "multifd channels of several VMs came to the same door at a time".to_owned(),
+                ));
+            }
+            channels.push(Channel { id, uuid, first, socket });
+        }
+        Ok(channels)
+    }
+
+    fn relay(self, before: Vec<u8>, back: Vec<u8>) -> Relay {
+        let Self { id, peer, socket, link, hear, .. } = self;
+        Relay { id, host: peer.name, socket, link, hear, before, back }
+    }
+
+    fn lost(&self, why: String) -> MigrationError {
+        MigrationError::PeerLost { host: self.peer.name.clone(), why }
+    }
+}
+
+struct Channel {
+    id: u8,
+    uuid: [u8; 16],
+    first: [u8; INIT_BYTES],
+    socket: UnixStream,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Blocks until there is something to be read, or the end.
+fn wait_readable(socket: &UnixStream) {
+    while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(socket, PollFlags::IN)], None) {
+    }
+}

@@ -1,0 +1,153 @@
+//! What a QEMU that connects begins with: what it is, and up to the end of RAM's setup
+//! whether its stream can be split.
+
+use std::io::{self, Read};
+use std::ops::ControlFlow;
+use std::os::unix::net::UnixStream;
+
+use page::{BlockId, Epoch, PageIndex};
+use stream::{Progress, Sink, Splitter, Step, StreamError, StreamKind};
+use tap::Taken;
+
+const READ_BYTES: usize = 16 << 10;
+
+/// The first bytes of a connection.
+#[derive(Debug)]
+pub(super) enum Setup {
+    /// A main stream to the end of its setup, and perhaps more.
+    Split {
+        /// What was read.
+        before: Vec<u8>,
+        /// Each RAM section ends an epoch.
+        epoch_by_section: bool,
+    },
+    /// Anything else, and why if it could have been one.
+    Whole {
+        /// What was read.
+        before: Vec<u8>,
+        /// For the operator.
+        why: Option<String>,
+    },
+}
+
+/// Reads a connection that has something to say. Nothing was answered until then: a
+/// QEMU writes all of its setup without waiting for its destination.
+pub(super) fn read(mut socket: &UnixStream) -> io::Result<Setup> {
+    let mut splitter = Splitter::answered(StreamKind::Multifd);
+    let (mut before, mut done) = (Vec::new(), 0);
+    loop {
+        let Progress { consumed, step } = match splitter.push(&before[done..], &mut NoPages) {
+            Ok(progress) => progress,
+            Err(error) => return Ok(Setup::Whole { why: reason(&error), before }),
+        };
+        done += consumed;
+        if splitter.may_turn_to_postcopy() {
+            let why = "QEMU may turn to post-copy at any time".to_owned();
+            return Ok(Setup::Whole { before, why: Some(why) });
+        }
+        match step {
+            Step::Head(_) => {
+                let epoch_by_section = splitter.epoch_by_section();
+                return Ok(Setup::Split { before, epoch_by_section });
+            }
+            Step::More { .. } if before.len() + READ_BYTES > Taken::READ_BEFORE_BYTES_MAX => {
+                let why = "its setup is too long to be looked at".to_owned();
+                return Ok(Setup::Whole { before, why: Some(why) });
+            }
+            Step::More { .. } => {
+                let end = before.len();
+                before.resize(end + READ_BYTES, 0);
+                let count = socket.read(&mut before[end..])?;
+                before.truncate(end + count);
+                if count == 0 {
+                    return Ok(Setup::Whole { before, why: None });
+                }
+            }
+            Step::Paused | Step::Tail(_) | Step::Whole { .. } => {
+                return Ok(Setup::Whole { before, why: None });
+            }
+        }
+    }
+}
+
+/// Why a stream is passed on as it is. Something else than one needs no reason.
+fn reason(error: &StreamError) -> Option<String> {
+    match error {
+        StreamError::NotAStream { .. } => None,
+        StreamError::Late(why) => Some(why.to_string()),
+        error => Some(error.to_string()),
+    }
+}
+
+/// There are none before the end of setup.
+struct NoPages;
+
+impl Sink for NoPages {
+    fn body(&mut self, _: BlockId, _: PageIndex, _: usize) -> ControlFlow<()> {
+        ControlFlow::Break(())
+    }
+
+    fn fill(&mut self, _: BlockId, _: PageIndex, _: u8) -> ControlFlow<()> {
+        ControlFlow::Break(())
+    }
+
+    fn epoch(&mut self, _: Epoch) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::thread;
+
+    use stream::{Block, write};
+
+    use super::*;
+
+    fn of(bytes: Vec<u8>) -> Setup {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let writer = thread::spawn(move || {
+            for piece in bytes.chunks(11) {
+                // It may have been read as far as it matters.
+                let _ = ours.write_all(piece);
+            }
+        });
+        let setup = read(&theirs).unwrap();
+        drop(theirs);
+        writer.join().unwrap();
+        setup
+    }
+
+    fn stream(flush: bool) -> Vec<u8> {
+        let mut out = Vec::new();
+        write::header(&mut out, Some("pc-q35-7.2"));
+        write::open_return_path(&mut out);
+        write::ping(&mut out, 1);
+        let blocks = [Block { name: "pc.ram".to_owned(), bytes: 1 << 20 }];
+        write::ram_setup(&mut out, 2, &blocks, true, flush);
+        out
+    }
+
+    #[test]
+    fn a_stream_is_split_from_its_setup_on() {
+        for flush in [false, true] {
+            let bytes = stream(flush);
+            let Setup::Split { before, epoch_by_section } = of(bytes.clone()) else { panic!() };
+            assert!(bytes.starts_with(&before) && before.len() > 60);
+            assert_eq!(epoch_by_section, !flush);
+        }
+    }
+
+    #[test]
+    fn whatever_else_it_is_passes_whole() {
+        let mut vfio = Vec::new();
+        write::header(&mut vfio, Some("pc-q35-7.2"));
+        write::section_header(&mut vfio, false, 1, "0000:00:02.0/vfio", 1);
+        let mut tls = vec![0x16, 3, 1];
+        tls.resize(600, 7);
+        for (bytes, has_reason) in [(vfio, true), (tls, false), (Vec::new(), false)] {
+            let Setup::Whole { before, why } = of(bytes.clone()) else { panic!() };
+            assert!(bytes.starts_with(&before));
+            assert_eq!(why.is_some(), has_reason, "{why:?}");
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Somebody else who moves a VM between two QEMUs of its own, by the commands that
+//! libvirt gives: the agents are told nothing.
+
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::RUN_DIR;
+use qemu::qmp::{Event, Qmp};
+use serde_json::{Value, json};
+
+use crate::{Side, World, assert_intact, own_qmp_argument, until};
+
+/// What a migration takes at most.
+const MOVE_MAX: Duration = Duration::from_secs(120);
+const UUID: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0";
+const NO_LIMIT: u64 = 9_223_372_036_853_727_232;
+
+/// The first port at which VMs come.
+pub const PORT: u16 = 49152;
+
+/// How a VM is moved.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// Where the destination's QEMU waits, and the source's connects.
+    pub uris: [String; 2],
+    /// multifd channels; 0: the classic stream.
+    pub channels: u8,
+    /// Capabilities that both ends get besides.
+    pub more: Vec<&'static str>,
+}
+
+/// A QEMU that nobody but the commander commands.
+pub struct Commanded {
+    child: Child,
+    /// Its monitor.
+    pub qmp: Arc<Qmp>,
+    events: Receiver<Event>,
+}
+
+impl Drop for Commanded {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Commanded {
+    /// Ends it, as libvirt does.
+    pub fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn do_it(&self, command: &str, arguments: Value) -> Value {
+        self.qmp.execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
+    /// What it says that it does: `running`, `inmigrate` and so on.
+    #[must_use]
+    pub fn status(&self) -> String {
+        let status = self.qmp.execute("query-status", json!({}));
+        status.map_or_else(|error| error.to_string(), |it| it["status"].to_string())
+    }
+
+    fn capabilities(&self, way: &Way, own: &'static str) {
+        let mut wanted = vec!["events", "return-path", own];
+        wanted.extend(&way.more);
+        if way.channels > 0 {
+            wanted.push("multifd");
+        }
+        let capability = |name: &&str| json!({ "capability": name, "state": true });
+        let capabilities: Vec<Value> = wanted.iter().map(capability).collect();
+        self.do_it("migrate-set-capabilities", json!({ "capabilities": capabilities }));
+        if way.channels > 0 {
+            self.do_it("migrate-set-parameters", json!({ "multifd-channels": way.channels }));
+        }
+    }
+}
+
+/// Two agents that carry, and QEMUs that they have nothing to do with.
+pub struct Commander {
+    /// The hosts and their agents.
+    pub world: World,
+    spec: GuestSpec,
+    /// The guest.
+    pub guest: Guest,
+    program: std::path::PathBuf,
+    /// The QEMU at each host.
+    pub qemus: [Option<Commanded>; 2],
+}
+
+impl Commander {
+    /// Starts a guest of this QEMU program at host A.
+    ///
+    /// # Panics
+    /// If anything fails, as in all of this file.
+    #[must_use]
+    pub fn new(mut world: World, spec: GuestSpec, program: &std::path::Path) -> Self {
+        for side in [Side::A, Side::B] {
+            let config = format!(
+                "[carry]\nports = [{PORT}, {}]\ndirectory = \"{RUN_DIR}/migrate\"\n",
+                PORT + 3
+            );
+            std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
+        }
+        world.tell_agents(vec!["--config".to_owned(), format!("{RUN_DIR}/agent.toml")]);
+        let guest = Guest::listen(spec.clone(), world.host(Side::A)).unwrap();
+        let mut commander =
+            Self { world, spec, guest, program: program.to_owned(), qemus: [None, None] };
+        commander.start(Side::A, &[]);
+        commander.guest.wait_boot(commander.world.host(Side::A)).unwrap();
+        commander
+    }
+
+    fn start(&mut self, side: Side, more: &[&str]) {
+        let host = self.world.host(side);
+        let argv = self.spec.argv(&self.world.kit, &self.program);
+        let mut command = host.command(&argv[0]);
+        command.args(&argv[1..]).args(own_qmp_argument(&self.spec.name)).args(["-uuid", UUID]);
+        let log = std::fs::File::create(host.run_dir.join("qemu.log")).unwrap();
+        let child = command.args(more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = child.spawn().unwrap();
+        let qmp = self.world.own_qmp(side, &self.spec.name);
+        let events = qmp.events();
+        self.qemus[side as usize] = Some(Commanded { child, qmp, events });
+    }
+
+    /// A way by a port of loopback, or by sockets.
+    #[must_use]
+    pub fn way(&self, from: Side, by_path: bool, channels: u8) -> Way {
+        let to = from.other();
+        let uris = if by_path {
+            let path = format!("unix:{RUN_DIR}/migrate/{}.sock", to.name());
+            [path.clone(), path]
+        } else {
+            let there = self.world.host(to).addresses[0];
+            let here = if to == Side::A { "127.7.0.1" } else { "127.7.0.2" };
+            [format!("tcp:{there}:{PORT}"), format!("tcp:{here}:{PORT}")]
+        };
+        Way { uris, channels, more: Vec::new() }
+    }
+
+    /// The QEMU at a host.
+    #[must_use]
+    pub fn at(&self, side: Side) -> &Commanded {
+        self.qemus[side as usize].as_ref().expect("it was started")
+    }
+
+    /// Has a QEMU wait at the other host, and this one migrate.
+    pub fn begin(&mut self, from: Side, way: &Way) {
+        let to = from.other();
+        self.world.remove_own_sockets(to, &self.spec.name);
+        self.guest.expect_on(self.world.host(to)).unwrap();
+        self.start(to, &["-S", "-incoming", "defer"]);
+        let destination = self.at(to);
+        destination.capabilities(way, "late-block-activate");
+        destination.do_it("migrate-incoming", json!({ "uri": way.uris[0] }));
+        let source = self.at(from);
+        source.capabilities(way, "pause-before-switchover");
+        source.do_it("migrate-set-parameters", json!({ "max-bandwidth": NO_LIMIT }));
+        source.do_it("migrate", json!({ "uri": way.uris[1] }));
+    }
+
+    /// Follows the source's QEMU until its migration has ended; how it did.
+    #[must_use]
+    pub fn follow(&self, from: Side) -> String {
+        let source = self.at(from);
+        let end = Instant::now() + MOVE_MAX;
+        loop {
+            let event = source.events.recv_deadline(end);
+            let event = event.unwrap_or_else(|_| panic!("no end: {}", self.logs()));
+            if event.name != "MIGRATION" {
+                continue;
+            }
+            match event.data["status"].as_str().unwrap_or_default() {
+                "pre-switchover" => {
+                    let state = json!({ "state": "pre-switchover" });
+                    // It may have been cancelled.
+                    let _ = source.qmp.execute("migrate-continue", state);
+                }
+                end @ ("completed" | "failed" | "cancelled") => return end.to_owned(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Moves the guest, as libvirt does to the end, and looks at it there.
+    pub fn migrate(&mut self, from: Side, way: &Way) -> api::Report {
+        self.begin(from, way);
+        let ended = self.follow(from);
+        assert_eq!(ended, "completed", "{}", self.logs());
+        let to = from.other();
+        until("the VM is loaded", || self.at(to).status().contains("paused"));
+        self.at(to).do_it("cont", json!({}));
+        self.qemus[from as usize] = None;
+        assert_intact(&self.guest);
+        let report = self.report(from);
+        assert_eq!(report.outcome, api::Outcome::Done, "{}", self.logs());
+        report
+    }
+
+    /// The last migration that an agent has carried from its host, once it has ended.
+    #[must_use]
+    pub fn report(&self, from: Side) -> api::Report {
+        let mut last = None;
+        until("its report is there", || {
+            let text = self.world.tells(from, &["list", "--migrations", "--json"]);
+            let listed: Vec<api::Progress> = serde_json::from_str(&text).unwrap();
+            last = listed.into_iter().next().filter(|last| last.outcome.is_some());
+            last.is_some()
+        });
+        let last = last.expect("just seen");
+        let report = self.world.tells(from, &["report", &last.id, "--json"]);
+        serde_json::from_str(&report).unwrap()
+    }
+
+    /// The guest has not moved: it runs here, only here, and nothing of the migration is
+    /// left open at either end.
+    pub fn assert_stayed(&mut self, at: Side) {
+        until("it runs on", || self.at(at).status().contains("running"));
+        let other = at.other();
+        let arriving = self.qemus[other as usize].as_mut().expect("it was started");
+        // It ends, or waits for nothing any more, as QEMU's versions have it.
+        until("the other QEMU sees its stream end", || {
+            let status = arriving.status();
+            assert!(!status.contains("running"), "the VM runs twice");
+            arriving.has_ended()
+                || arriving
+                    .qmp
+                    .execute("query-migrate", json!({}))
+                    .map_or(true, |it| it["status"] == "failed")
+        });
+        self.qemus[other as usize] = None;
+        assert_intact(&self.guest);
+    }
+
+    /// What both ends said.
+    #[must_use]
+    pub fn logs(&self) -> String {
+        let of = |side: Side| {
+            let qemu = std::fs::read_to_string(self.world.host(side).run_dir.join("qemu.log"));
+            format!(
+                "{}: {}\nQEMU: {}",
+                side.name(),
+                self.world.agent(side).log_text(),
+                qemu.unwrap_or_default()
+            )
+        };
+        format!("{}\n{}", of(Side::A), of(Side::B))
+    }
+}

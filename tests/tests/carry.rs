@@ -1,0 +1,211 @@
+//! Migrations that somebody else commands, as libvirt does: carried by two agents
+//! between QEMUs that they have not started, whatever breaks.
+
+use api::{Audited, Outcome, Report};
+use end_to_end::commander::Commander;
+use end_to_end::{MIB, Side, World, bare};
+use lab::hosts::Link;
+use lab::setup::{self, Qemu};
+use serde_json::json;
+
+/// What QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+const MAPPED: &str = "262296k";
+/// Blocks below 24 MiB are placed inline.
+const INLINE: &str = "20632k";
+const RATE: u64 = 2_000_000;
+/// One whose RAM sections each end an epoch, and QEMU's newest, which marks epochs.
+const OLD: &str = "pc-q35-7.2";
+const NEW: &str = "q35";
+
+fn commander(link: u32, memory: &str, qemu: &Qemu, machine: &str) -> Commander {
+    let mut spec = bare(memory, RATE);
+    machine.clone_into(&mut spec.machine);
+    if memory == INLINE {
+        (spec.orders.random_bytes, spec.orders.text_bytes) = (2 * MIB, 2 * MIB);
+        spec.orders.working_set_bytes = 4 * MIB;
+    }
+    Commander::new(World::new(Link::one(link)), spec, &qemu.program)
+}
+
+/// From the oldest to the newest.
+fn qemus() -> Vec<Qemu> {
+    setup::qemus(&setup::ensure().unwrap()).unwrap()
+}
+
+/// The lab's usual one.
+fn usual() -> Qemu {
+    let kit = setup::ensure().unwrap();
+    Qemu { program: kit.qemu, version: kit.qemu_version }
+}
+
+fn assert_carried(report: &Report, tap: &str, placement: &str) {
+    assert_eq!(
+        (report.tap.as_str(), report.placement.as_str()),
+        (tap, placement),
+        "{:?}",
+        report.notes
+    );
+    assert_eq!(report.vm, "web1");
+    assert!(matches!(report.audit, Audited::Same { .. }), "{:?}", report.audit);
+    assert!(report.body_bytes >= 8 * MIB, "{}", report.body_bytes);
+}
+
+/// There and back, with each of the streams, by each of the doors.
+fn everywhere(memory: &str, qemu: &Qemu, machine: &str) {
+    let mut commander = commander(1000, memory, qemu, machine);
+    let placement = if memory == MAPPED { "mapped" } else { "inline" };
+    let sides = [Side::A, Side::B].into_iter().cycle();
+    let ways = [(false, 0), (false, 4), (true, 0), (true, 4)];
+    for (from, (by_path, channels)) in sides.zip(ways) {
+        let way = commander.way(from, by_path, channels);
+        let report = commander.migrate(from, &way);
+        assert_carried(&report, if channels > 0 { "multifd" } else { "classic" }, placement);
+    }
+}
+
+#[test]
+fn with_the_oldest_qemu() {
+    everywhere(MAPPED, &qemus()[0], OLD);
+}
+
+#[test]
+fn with_the_usual_qemu() {
+    everywhere(MAPPED, &usual(), NEW);
+}
+
+#[test]
+fn with_the_newest_qemu() {
+    everywhere(MAPPED, qemus().last().unwrap(), OLD);
+}
+
+#[test]
+fn inline_with_the_oldest_qemu() {
+    everywhere(INLINE, &qemus()[0], OLD);
+}
+
+#[test]
+fn inline_with_the_usual_qemu() {
+    everywhere(INLINE, &usual(), OLD);
+}
+
+#[test]
+fn inline_with_the_newest_qemu() {
+    everywhere(INLINE, qemus().last().unwrap(), NEW);
+}
+
+/// What breaks, or is broken off.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Cancel,
+    CancelHere,
+    Agent(Side),
+    DestinationQemu,
+}
+
+/// The VM stays, whatever breaks in the middle; and moves after that.
+fn broken_by(fault: Fault, channels: u8) {
+    let mut commander = commander(16, MAPPED, &usual(), NEW);
+    let way = commander.way(Side::A, false, channels);
+    commander.begin(Side::A, &way);
+    let on_its_way = || {
+        let listed = commander.world.tells(Side::A, &["list", "--migrations", "--json"]);
+        let listed: Vec<api::Progress> = serde_json::from_str(&listed).unwrap();
+        listed.first().is_some_and(|one| one.percent > 5.0)
+    };
+    end_to_end::until("pages come", on_its_way);
+    match fault {
+        Fault::Cancel => drop(commander.at(Side::A).qmp.execute("migrate_cancel", json!({}))),
+        Fault::CancelHere => {
+            let text = commander.world.tells(Side::A, &["list", "--migrations", "--json"]);
+            let listed: Vec<api::Progress> = serde_json::from_str(&text).unwrap();
+            commander.world.says(Side::A, &["cancel", &listed[0].id]);
+        }
+        Fault::Agent(side) => commander.world.kill_agent(side),
+        Fault::DestinationQemu => {
+            commander.qemus[Side::B as usize].as_mut().unwrap().end();
+        }
+    }
+    let ended = commander.follow(Side::A);
+    let expected = if matches!(fault, Fault::Cancel) { "cancelled" } else { "failed" };
+    assert_eq!(ended, expected, "{}", commander.logs());
+    commander.assert_stayed(Side::A);
+    match fault {
+        Fault::Agent(side) => commander.world.start_agent(side),
+        Fault::CancelHere => assert_eq!(commander.report(Side::A).outcome, Outcome::Cancelled),
+        _ => {
+            let outcome = commander.report(Side::A).outcome;
+            assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
+        }
+    }
+    drop(commander.migrate(Side::A, &way));
+}
+
+#[test]
+fn cancelled_by_who_commands() {
+    broken_by(Fault::Cancel, 0);
+}
+
+#[test]
+fn cancelled_by_who_commands_with_multifd() {
+    broken_by(Fault::Cancel, 4);
+}
+
+#[test]
+fn cancelled_at_the_agent() {
+    broken_by(Fault::CancelHere, 4);
+}
+
+#[test]
+fn the_sources_agent_dies() {
+    broken_by(Fault::Agent(Side::A), 4);
+}
+
+#[test]
+fn the_destinations_agent_dies() {
+    broken_by(Fault::Agent(Side::B), 4);
+}
+
+#[test]
+fn the_destinations_agent_dies_with_a_classic_stream() {
+    broken_by(Fault::Agent(Side::B), 0);
+}
+
+#[test]
+fn the_destinations_qemu_dies() {
+    broken_by(Fault::DestinationQemu, 0);
+}
+
+#[test]
+fn the_destinations_qemu_dies_with_multifd() {
+    broken_by(Fault::DestinationQemu, 4);
+}
+
+/// Without an agent there, and without anything that waits there.
+#[test]
+fn nothing_that_takes_it_leaves_it_where_it_is() {
+    let mut commander = commander(1000, MAPPED, &usual(), NEW);
+    let way = commander.way(Side::A, false, 4);
+    let mut elsewhere = way.clone();
+    elsewhere.uris[0] = elsewhere.uris[0].replace("49152", "49155");
+    commander.begin(Side::A, &elsewhere);
+    assert_eq!(commander.follow(Side::A), "failed", "{}", commander.logs());
+    commander.qemus[Side::B as usize] = None;
+    commander.world.kill_agent(Side::B);
+    commander.begin(Side::A, &way);
+    assert_eq!(commander.follow(Side::A), "failed", "{}", commander.logs());
+    commander.qemus[Side::B as usize] = None;
+    end_to_end::assert_intact(&commander.guest);
+    commander.world.start_agent(Side::B);
+    drop(commander.migrate(Side::A, &way));
+}
+
+/// One that may turn to post-copy is passed through as it is.
+#[test]
+fn a_stream_that_may_turn_to_postcopy_is_relayed() {
+    let mut commander = commander(1000, MAPPED, &usual(), NEW);
+    let mut way = commander.way(Side::A, true, 0);
+    way.more = vec!["postcopy-ram"];
+    let report = commander.migrate(Side::A, &way);
+    assert_eq!(report.tap, "relayed");
+    assert!(report.notes.iter().any(|note| note.contains("post-copy")), "{:?}", report.notes);
+}
