@@ -40,11 +40,11 @@ use transport::LanesPlan;
 use wire::carry::{Carrying, Channels};
 use wire::{ToDestination, ToSource};
 
+use super::context::{local as local_error, no_thread, sched_params};
 use super::control::pacing::{Pacing, pace_bounds};
 use super::control::stream_state::{StreamState, Traits};
 use super::lanes::{self, Lanes};
 use super::phases::audit::{self, Compared, Comparison, UNASKED};
-use super::context::{local as local_error, no_thread, sched_params};
 use super::phases::start::{first_encoding, lane_endpoints, token};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};

@@ -133,7 +133,6 @@ impl<'a, 's> Prepared<'a, 's> {
             }
         }
     }
-
 }
 
 impl Connected<'_> {
@@ -181,8 +180,7 @@ impl Connected<'_> {
         let placer = Arc::new(placer);
         let threads = self.lanes.threads();
         let admitted = found.admit(Arc::clone(&placer), held, threads).map_err(End::failed)?;
-        let start =
-            |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
+        let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);
         let by_name = admitted.map(start).transpose().map_err(End::failed)?;
         self.lanes.open(Arc::clone(&placer), by_name.clone());
         self.say(&said)?;
