@@ -15,6 +15,8 @@ use crate::{Side, World, assert_intact, own_qmp_argument, until};
 
 /// What a migration takes at most.
 const MOVE_MAX: Duration = Duration::from_secs(120);
+/// From its destination's last answer.
+const LOAD_MAX: Duration = Duration::from_secs(20);
 const UUID: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0";
 const NO_LIMIT: u64 = 9_223_372_036_853_727_232;
 
@@ -76,13 +78,18 @@ impl Commanded {
     }
 
     fn capabilities(&self, way: &Way, own: &'static str) {
+        // All others are turned off: this QEMU may have been a destination.
         let mut wanted = vec!["events", "return-path", own];
         wanted.extend(&way.more);
         if way.channels > 0 {
             wanted.push("multifd");
         }
-        let capability = |name: &&str| json!({ "capability": name, "state": true });
-        let capabilities: Vec<Value> = wanted.iter().map(capability).collect();
+        let others = ["multifd", "late-block-activate", "pause-before-switchover"];
+        let others =
+            others.iter().filter(|other| !wanted.contains(other)).map(|name| (name, false));
+        let capabilities: Vec<Value> = (wanted.iter().map(|name| (name, true)).chain(others))
+            .map(|(name, state)| json!({ "capability": name, "state": state }))
+            .collect();
         self.do_it("migrate-set-capabilities", json!({ "capabilities": capabilities }));
         if way.channels > 0 {
             self.do_it("migrate-set-parameters", json!({ "multifd-channels": way.channels }));
@@ -171,6 +178,8 @@ impl Commander {
         let source = self.at(from);
         source.capabilities(way, "pause-before-switchover");
         source.do_it("migrate-set-parameters", json!({ "max-bandwidth": NO_LIMIT }));
+        // Those of how it came here.
+        while source.events.try_recv().is_ok() {}
         source.do_it("migrate", json!({ "uri": way.uris[1] }));
     }
 
@@ -203,7 +212,13 @@ impl Commander {
         let ended = self.follow(from);
         assert_eq!(ended, "completed", "{}", self.logs());
         let to = from.other();
-        until("the VM is loaded", || self.at(to).status().contains("paused"));
+        // It may still be told that it was loaded.
+        let end = Instant::now() + LOAD_MAX;
+        while !self.at(to).status().contains("paused") {
+            let status = self.at(to).status();
+            assert!(Instant::now() < end, "it is {status}: {}", self.logs());
+            std::thread::sleep(Duration::from_millis(20));
+        }
         self.at(to).do_it("cont", json!({}));
         self.qemus[from as usize] = None;
         assert_intact(&self.guest);

@@ -86,6 +86,8 @@ impl Connected<'_> {
         place.is_of_host();
         let name = whose.as_ref().and_then(|whose| whose.name.clone());
         tracing::info!(vm = name, from = order.from, migration = order.migration, "carrying");
+        // Lanes may come at once.
+        self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let said = carry::Carrying {
             token: hex(self.token),
             vm: name,
@@ -246,7 +248,6 @@ impl Carried<'_> {
             Telling::start(Arc::clone(&connected.lanes), network, Arc::clone(&connected.link));
         let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
         let opened = connected.open_lanes(&reach, blocks, Found::default())?;
-        connected.shared.arrivals.lock().insert(connected.token, Arc::clone(&connected.lanes));
         let _telling = telling.map_err(End::failed)?;
         self.split = Some(Split { feeder, opened, tail: Some(Vec::new()), _telling, pools });
         Ok(())
