@@ -97,6 +97,20 @@ impl Commanded {
     }
 }
 
+/// Has both agents carry what comes.
+///
+/// # Panics
+/// If they do not come up.
+pub fn carrying(world: &mut World) {
+    for side in [Side::A, Side::B] {
+        let last = PORT + 3;
+        let directory = format!("{RUN_DIR}/migrate");
+        let config = format!("[carry]\nports = [{PORT}, {last}]\ndirectory = \"{directory}\"\n");
+        std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
+    }
+    world.tell_agents(vec!["--config".to_owned(), format!("{RUN_DIR}/agent.toml")]);
+}
+
 /// Two agents that carry, and QEMUs that they have nothing to do with.
 pub struct Commander {
     /// The hosts and their agents.
@@ -116,14 +130,7 @@ impl Commander {
     /// If anything fails, as in all of this file.
     #[must_use]
     pub fn new(mut world: World, spec: GuestSpec, program: &std::path::Path) -> Self {
-        for side in [Side::A, Side::B] {
-            let config = format!(
-                "[carry]\nports = [{PORT}, {}]\ndirectory = \"{RUN_DIR}/migrate\"\n",
-                PORT + 3
-            );
-            std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
-        }
-        world.tell_agents(vec!["--config".to_owned(), format!("{RUN_DIR}/agent.toml")]);
+        carrying(&mut world);
         let guest = Guest::listen(spec.clone(), world.host(Side::A)).unwrap();
         let mut commander =
             Self { world, spec, guest, program: program.to_owned(), qemus: [None, None] };

@@ -133,7 +133,8 @@ impl Opening {
         thread::Builder::new()
             .name("carry-first".to_owned())
             .spawn(move || {
-                let _ = tell.send(wait_readable(&socket));
+                wait_readable(&socket);
+                let _ = tell.send(());
             })
             .map_err(no_thread)?;
         select! {

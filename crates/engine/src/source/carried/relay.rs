@@ -56,7 +56,7 @@ impl Relay {
                 let (socket, link) = (socket.try_clone().map_err(failed)?, Arc::clone(&link));
                 let passed = Arc::clone(passed);
                 move || {
-                    let _ = tell.send(pass(socket, &link, before, &passed));
+                    let _ = tell.send(pass(socket, &link, &before, &passed));
                 }
             })
             .map_err(no_thread)?;
@@ -127,7 +127,7 @@ fn follow(
 fn pass(
     mut socket: UnixStream,
     link: &Link<ToDestination>,
-    before: Vec<u8>,
+    before: &[u8],
     passed: &Passed,
 ) -> Result<(), String> {
     let gone = |error: crate::error::LinkError| error.to_string();
@@ -135,7 +135,7 @@ fn pass(
         passed.bytes.fetch_add(bytes.len() as u64, Relaxed);
         link.residue(true, bytes).map_err(gone)
     };
-    forward(&before)?;
+    forward(before)?;
     let mut buffer = vec![0; READ_BYTES];
     loop {
         match socket.read(&mut buffer) {
