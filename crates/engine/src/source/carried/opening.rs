@@ -161,6 +161,9 @@ impl Opening {
         // each of them before it goes on.
         let channels = self.channels(more)?;
         match setup {
+            Setup::Whole { before, .. } if before.is_empty() => {
+                Err(MigrationError::Qemu("whoever connected closed without a word".to_owned()))
+            }
             Setup::Whole { before, why } => {
                 if !channels.is_empty() {
                     return Err(MigrationError::Tap(format!(
