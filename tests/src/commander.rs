@@ -78,18 +78,37 @@ impl Commanded {
     }
 
     fn capabilities(&self, way: &Way, own: &'static str) {
+        // All others are turned off: this QEMU may have been a destination.
         let mut wanted = vec!["events", "return-path", own];
         wanted.extend(&way.more);
         if way.channels > 0 {
             wanted.push("multifd");
         }
-        let capability = |name: &&str| json!({ "capability": name, "state": true });
-        let capabilities: Vec<Value> = wanted.iter().map(capability).collect();
+        let others = ["multifd", "late-block-activate", "pause-before-switchover"];
+        let others =
+            others.iter().filter(|other| !wanted.contains(other)).map(|name| (name, false));
+        let capabilities: Vec<Value> = (wanted.iter().map(|name| (name, true)).chain(others))
+            .map(|(name, state)| json!({ "capability": name, "state": state }))
+            .collect();
         self.do_it("migrate-set-capabilities", json!({ "capabilities": capabilities }));
         if way.channels > 0 {
             self.do_it("migrate-set-parameters", json!({ "multifd-channels": way.channels }));
         }
     }
+}
+
+/// Has both agents carry what comes.
+///
+/// # Panics
+/// If they do not come up.
+pub fn carrying(world: &mut World) {
+    for side in [Side::A, Side::B] {
+        let last = PORT + 3;
+        let directory = format!("{RUN_DIR}/migrate");
+        let config = format!("[carry]\nports = [{PORT}, {last}]\ndirectory = \"{directory}\"\n");
+        std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
+    }
+    world.tell_agents(vec!["--config".to_owned(), format!("{RUN_DIR}/agent.toml")]);
 }
 
 /// Two agents that carry, and QEMUs that they have nothing to do with.
@@ -111,14 +130,7 @@ impl Commander {
     /// If anything fails, as in all of this file.
     #[must_use]
     pub fn new(mut world: World, spec: GuestSpec, program: &std::path::Path) -> Self {
-        for side in [Side::A, Side::B] {
-            let config = format!(
-                "[carry]\nports = [{PORT}, {}]\ndirectory = \"{RUN_DIR}/migrate\"\n",
-                PORT + 3
-            );
-            std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
-        }
-        world.tell_agents(vec!["--config".to_owned(), format!("{RUN_DIR}/agent.toml")]);
+        carrying(&mut world);
         let guest = Guest::listen(spec.clone(), world.host(Side::A)).unwrap();
         let mut commander =
             Self { world, spec, guest, program: program.to_owned(), qemus: [None, None] };

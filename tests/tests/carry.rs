@@ -1,8 +1,12 @@
 //! Migrations that somebody else commands, as libvirt does: carried by two agents
 //! between QEMUs that they have not started, whatever breaks.
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
+
 use api::{Audited, Outcome, Report};
-use end_to_end::commander::Commander;
+use end_to_end::commander::{Commander, PORT, carrying};
 use end_to_end::{MIB, Side, World, bare};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
@@ -137,6 +141,8 @@ fn broken_by(fault: Fault, channels: u8) {
             assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
         }
     }
+    // It writes as fast as the link carries.
+    commander.guest.ask("rate 100000").unwrap();
     drop(commander.migrate(Side::A, &way));
 }
 
@@ -208,4 +214,58 @@ fn a_stream_that_may_turn_to_postcopy_is_relayed() {
     let report = commander.migrate(Side::A, &way);
     assert_eq!(report.tap, "relayed");
     assert!(report.notes.iter().any(|note| note.contains("post-copy")), "{:?}", report.notes);
+}
+
+/// A disk server greets its client, and both say much at the same time. What one closes
+/// is closed at the other.
+#[test]
+fn what_a_disk_server_and_its_client_say_is_passed_on() {
+    const GREETING: &[u8] = b"NBDMAGICIHAVEOPT";
+    const BYTES: usize = 4 << 20;
+    let mut world = World::new(Link::one(1000));
+    carrying(&mut world);
+    let there = (world.host(Side::B).addresses[0], PORT + 1);
+    let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
+    let server = thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut disk, _) = listener.accept().unwrap();
+            disk.write_all(GREETING).unwrap();
+            let mut asked = Vec::new();
+            disk.read_to_end(&mut asked).unwrap();
+            asked.reverse();
+            disk.write_all(&asked).unwrap();
+        }
+    });
+    let here = ("127.7.0.2", PORT + 1);
+    // One after the other, at the same door.
+    for seed in [1u8, 2] {
+        let mut client = world.host(Side::A).within(|| TcpStream::connect(here).unwrap());
+        let mut greeting = [0; GREETING.len()];
+        client.read_exact(&mut greeting).unwrap();
+        assert_eq!(greeting, GREETING);
+        let mut said: Vec<u8> = (0..BYTES).map(|at| at.to_le_bytes()[1] ^ seed).collect();
+        client.write_all(&said).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).unwrap();
+        said.reverse();
+        assert!(answer == said, "{} bytes came back", answer.len());
+    }
+    server.join().unwrap();
+}
+
+/// Whoever may not connect to a door is turned away before anything is carried.
+#[test]
+fn only_root_and_the_user_of_qemus_may_connect() {
+    let mut world = World::new(Link::one(1000));
+    carrying(&mut world);
+    let script = format!(
+        "exec 3<>/dev/tcp/127.7.0.2/{PORT}; echo QEVM >&3; read -r line <&3; echo \"over $?\""
+    );
+    let mut command = world.host(Side::A).command("setpriv");
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "bash", "-c", &script];
+    let output = command.args(nobody).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains("over 1"), "{output:?}");
+    let log = world.agent(Side::A).log_text();
+    assert!(log.contains("turned away"), "{log}");
 }

@@ -142,7 +142,7 @@ impl Migrations {
         match &report.outcome {
             Outcome::Done => tracing::info!(vm, to, migration = id, "carried"),
             Outcome::Failed(why) => {
-                tracing::warn!(vm, to, migration = id, why, "not carried to its end")
+                tracing::warn!(vm, to, migration = id, why, "not carried to its end");
             }
             Outcome::Cancelled => tracing::info!(vm, to, migration = id, "cancelled"),
         }

@@ -132,6 +132,8 @@ fn relayed(
     why: Option<String>,
     report_builder: &ReportBuilder,
 ) -> Result<(), MigrationError> {
+    // What is encrypted says nothing of how it ends.
+    let is_read = why.is_some();
     let why = why.unwrap_or_else(|| "it is encrypted, or none of QEMU's".to_owned());
     report_builder.note(format!("the stream is passed through as it is: {why}"));
     report_builder.enter(Phase::FirstPass);
@@ -142,7 +144,15 @@ fn relayed(
         report.residue_bytes = passed.bytes.load(Relaxed);
         report.wire_bytes = report.residue_bytes;
     });
-    ended
+    let is_loaded = passed.answers.lock().shut() == Some(0);
+    match ended {
+        // Who is first to close after the last word is no matter.
+        Err(error) if !is_loaded || matches!(error, MigrationError::Cancelled) => Err(error),
+        Ok(()) if is_read && !is_loaded => Err(MigrationError::Qemu(
+            "both QEMUs closed before the destination's had loaded the VM".to_owned(),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// A migration whose pages go by lanes, about to be.

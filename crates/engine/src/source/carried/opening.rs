@@ -133,7 +133,8 @@ impl Opening {
         thread::Builder::new()
             .name("carry-first".to_owned())
             .spawn(move || {
-                let _ = tell.send(wait_readable(&socket));
+                wait_readable(&socket);
+                let _ = tell.send(());
             })
             .map_err(no_thread)?;
         select! {
@@ -160,6 +161,9 @@ impl Opening {
         // each of them before it goes on.
         let channels = self.channels(more)?;
         match setup {
+            Setup::Whole { before, .. } if before.is_empty() => {
+                Err(MigrationError::Qemu("whoever connected closed without a word".to_owned()))
+            }
             Setup::Whole { before, why } => {
                 if !channels.is_empty() {
                     return Err(MigrationError::Tap(format!(

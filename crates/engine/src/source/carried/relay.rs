@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use crossbeam_channel::{Receiver, bounded, select};
+use parking_lot::Mutex;
+use stream::return_path::Follower;
 use wire::{Frame, ToDestination, ToSource};
 
 use crate::error::MigrationError;
@@ -35,6 +37,8 @@ pub struct Relay {
 pub(super) struct Passed {
     /// Towards the destination.
     pub(super) bytes: AtomicU64,
+    /// What came back, read as a QEMU's answers.
+    pub(super) answers: Mutex<Follower>,
 }
 
 impl Relay {
@@ -56,14 +60,14 @@ impl Relay {
                 let (socket, link) = (socket.try_clone().map_err(failed)?, Arc::clone(&link));
                 let passed = Arc::clone(passed);
                 move || {
-                    let _ = tell.send(pass(socket, &link, before, &passed));
+                    let _ = tell.send(pass(socket, &link, &before, &passed));
                 }
             })
             .map_err(no_thread)?;
         let outcome = (&socket)
             .write_all(&back)
             .map_err(failed)
-            .and_then(|()| follow(&socket, (&host, &hear), &ended, cancelled));
+            .and_then(|()| follow(&socket, (&host, &hear, passed), &ended, cancelled));
         // Whatever it was, nothing of it stays open.
         let _ = socket.shutdown(Shutdown::Both);
         link.close();
@@ -83,7 +87,7 @@ impl Relay {
 /// Passes on what comes back.
 fn follow(
     mut socket: &UnixStream,
-    (host, hear): (&str, &Receiver<Heard<ToSource>>),
+    (host, hear, passed): (&str, &Receiver<Heard<ToSource>>, &Passed),
     ended: &Receiver<Result<(), String>>,
     cancelled: &Receiver<()>,
 ) -> Result<(), MigrationError> {
@@ -99,9 +103,11 @@ fn follow(
                     // It may be closed already.
                     let _ = socket.shutdown(Shutdown::Write);
                 }
-                Ok(Heard::Back(bytes)) => socket
-                    .write_all(&bytes)
-                    .map_err(|error| local_error("passing on what came back", error))?,
+                Ok(Heard::Back(bytes)) => {
+                    let written = socket.write_all(&bytes);
+                    written.map_err(|error| local_error("passing on what came back", error))?;
+                    passed.answers.lock().push(&bytes);
+                }
                 Ok(Heard::Message(ToSource::Refused { reason })) => {
                     let reason = switchover::Reason::new(reason).into();
                     return Err(MigrationError::DestinationFailed { host: host.to_owned(), reason });
@@ -127,7 +133,7 @@ fn follow(
 fn pass(
     mut socket: UnixStream,
     link: &Link<ToDestination>,
-    before: Vec<u8>,
+    before: &[u8],
     passed: &Passed,
 ) -> Result<(), String> {
     let gone = |error: crate::error::LinkError| error.to_string();
@@ -135,7 +141,7 @@ fn pass(
         passed.bytes.fetch_add(bytes.len() as u64, Relaxed);
         link.residue(true, bytes).map_err(gone)
     };
-    forward(&before)?;
+    forward(before)?;
     let mut buffer = vec![0; READ_BYTES];
     loop {
         match socket.read(&mut buffer) {
