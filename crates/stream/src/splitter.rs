@@ -48,7 +48,8 @@ pub enum StreamKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     /// What the destination's QEMU is fed first. No MULTIFD_FLUSH is in it, and
-    /// nothing that asks for an answer: the source's is given here.
+    /// nothing that asks for an answer, unless that comes from there
+    /// ([`Splitter::answered`]): the source's is given here.
     pub bytes: Vec<u8>,
     /// The RAM blocks; a [`BlockId`] is a place in this list.
     pub blocks: Vec<Block>,
@@ -161,6 +162,8 @@ pub struct Splitter {
     /// The stream so far, as it came; only while it may have to be passed whole.
     whole: Vec<u8>,
     head_sent: bool,
+    /// What asks for an answer is for the destination's QEMU too.
+    is_answered: bool,
     configured: bool,
     footers: bool,
     /// Epochs end at MULTIFD_FLUSH marks, not with sections.
@@ -188,6 +191,7 @@ impl Splitter {
             head: Vec::new(),
             whole: Vec::new(),
             head_sent: false,
+            is_answered: false,
             configured: false,
             footers: false,
             epoch_by_flush: false,
@@ -199,6 +203,26 @@ impl Splitter {
             epoch: Epoch::default(),
             tail: Vec::new(),
         }
+    }
+
+    /// The same, of a stream whose questions the destination's QEMU answers: they
+    /// stay in it.
+    #[must_use]
+    pub fn answered(stream: StreamKind) -> Self {
+        Self { is_answered: true, ..Self::new(stream) }
+    }
+
+    /// Whether QEMU may turn to post-copy at any time, as far as was read.
+    #[must_use]
+    pub fn may_turn_to_postcopy(&self) -> bool {
+        self.may_turn_to_postcopy
+    }
+
+    /// Whether each RAM section ends an epoch, and not a mark of its own; known from
+    /// [`Step::Head`] on.
+    #[must_use]
+    pub fn epoch_by_section(&self) -> bool {
+        !self.epoch_by_flush
     }
 
     /// The block list, complete from [`Step::Head`] on.
@@ -329,7 +353,7 @@ impl Splitter {
             command => return Err(Unsplittable::Command { command }.into()),
         }
         let record = &rest[..cursor.at()];
-        if asks {
+        if asks && !self.is_answered {
             self.keep_whole(record)?;
         } else if self.head_sent {
             // Between RAM sections, as SWITCHOVER_START: the destination gets

@@ -76,6 +76,43 @@ fn splits_head_pages_and_tail() {
     }
 }
 
+/// A splitter for a destination that answers leaves the questions where they are.
+#[test]
+fn questions_stay_in_a_stream_that_is_answered() {
+    let mut data = setup_that_asks(true);
+    let head_bytes = data.len();
+    part(&mut data, true, 0);
+    write::ping(&mut data, 2);
+    PartSection::begin_end(&mut data, 2, true).finish();
+    let mut splitter = Splitter::answered(StreamKind::Classic);
+    let mut sink = Ignore;
+    let Step::Head(head) = splitter.push(&data, &mut sink).unwrap().step else { panic!() };
+    assert_eq!(head.bytes, data[..head_bytes]);
+    assert!(splitter.epoch_by_section() && !splitter.may_turn_to_postcopy());
+    let Progress { step: Step::Tail(tail), .. } =
+        splitter.push(&data[head_bytes..], &mut sink).unwrap()
+    else {
+        panic!()
+    };
+    let mut expected = Vec::new();
+    write::ping(&mut expected, 2);
+    PartSection::begin_end(&mut expected, 2, true).finish();
+    expected.truncate(expected.len() - 5);
+    assert_eq!(tail, expected);
+}
+
+struct Ignore;
+
+impl Sink for Ignore {
+    fn body(&mut self, _: BlockId, _: PageIndex, _: usize) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+    fn fill(&mut self, _: BlockId, _: PageIndex, _: u8) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+    fn epoch(&mut self, _: Epoch) {}
+}
+
 #[test]
 fn a_multifd_head_is_complete_with_the_last_word_of_setup() {
     let head = setup(true);
