@@ -14,21 +14,41 @@ use crate::main_channel;
 use crate::shared::{Channels, Shared};
 use crate::socket::discard;
 
+/// What is known of a connection before it is read.
+pub(crate) enum Begun {
+    /// Nothing.
+    Unknown,
+    /// It is the main one, and this was read of it.
+    Main(Vec<u8>),
+    /// It is a channel, and its first message was read.
+    Channel(u8),
+}
+
 /// Takes as many connections as QEMU makes, and waits for all to end.
 pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener) {
     let expected = shared.channels.connections();
-    let mut threads = Vec::with_capacity(expected);
-    for number in 0..expected {
-        let served = accept_one(shared, &listener, number);
-        match served {
-            Ok(thread) => threads.push(thread),
-            Err(error) => {
-                shared.end(error);
-                break;
-            }
-        }
-    }
+    let threads = (0..expected).map(|number| accept_one(shared, &listener, number));
+    let threads = begin_all(shared, threads);
     drop(listener);
+    join_all(shared, threads);
+}
+
+/// Reads connections that were taken already, and waits for all to end.
+pub(crate) fn read(shared: &Arc<Shared>, connections: Vec<(UnixStream, Begun)>) {
+    let read_one = |(number, (socket, begun))| begin(shared, socket, number, begun);
+    let threads = begin_all(shared, (0..).zip(connections).map(read_one));
+    join_all(shared, threads);
+}
+
+type Begin = Result<JoinHandle<()>, TapError>;
+
+/// All of them, or those before the first that fails.
+fn begin_all(shared: &Shared, connections: impl Iterator<Item = Begin>) -> Vec<JoinHandle<()>> {
+    let begun = |one: Begin| one.map_err(|error| shared.end(error)).ok();
+    connections.map_while(begun).collect()
+}
+
+fn join_all(shared: &Shared, threads: Vec<JoinHandle<()>>) {
     for thread in threads {
         if thread.join().is_err() {
             shared.end(TapError::Stopped);
@@ -41,12 +61,7 @@ pub(crate) fn accept(shared: &Arc<Shared>, listener: UnixListener) {
     shared.changed.notify_all();
 }
 
-fn accept_one(
-    shared: &Arc<Shared>,
-    listener: &UnixListener,
-    number: usize,
-) -> Result<JoinHandle<()>, TapError> {
-    let io = |what| move |source| TapError::Io { what, source };
+fn accept_one(shared: &Arc<Shared>, listener: &UnixListener, number: usize) -> Begin {
     let (socket, _) = listener.accept().map_err(|source| {
         if shared.stopping.load(SeqCst) {
             return TapError::Stopped;
@@ -56,6 +71,11 @@ fn accept_one(
         }
         TapError::Io { what: "waiting for QEMU to connect", source }
     })?;
+    begin(shared, socket, number, Begun::Unknown)
+}
+
+/// Reads a connection on a thread of its own.
+fn begin(shared: &Arc<Shared>, socket: UnixStream, number: usize, begun: Begun) -> Begin {
     shared.note(&socket)?;
     let shared = Arc::clone(shared);
     thread::Builder::new()
@@ -64,13 +84,13 @@ fn accept_one(
             // Before the thread is a member: what it panics with is known by then.
             let _reading_on = ReadingOn { shared: &shared, socket: &socket };
             let _member = shared.output.threads().as_ref().map(DataThreads::join);
-            if let Err(error) = serve(&shared, &socket, number) {
+            if let Err(error) = serve(&shared, &socket, number, begun) {
                 shared.end(error);
                 discard(&socket);
             }
             shared.counters.add_thread_cpu();
         })
-        .map_err(io("starting a thread"))
+        .map_err(|source| TapError::Io { what: "starting a thread", source })
 }
 
 /// Reads on and throws away if its thread panics: a QEMU that writes to a
@@ -90,10 +110,23 @@ impl Drop for ReadingOn<'_> {
 }
 
 /// Finds out which channel it is, and reads it to its end.
-fn serve(shared: &Shared, socket: &UnixStream, number: usize) -> Result<(), TapError> {
+fn serve(
+    shared: &Shared,
+    socket: &UnixStream,
+    number: usize,
+    begun: Begun,
+) -> Result<(), TapError> {
     if shared.stopping.load(SeqCst) {
         return Err(TapError::Stopped);
     }
+    match begun {
+        Begun::Unknown => serve_unknown(shared, socket, number),
+        Begun::Main(before) => main(shared, socket, number, before),
+        Begun::Channel(id) => multifd(shared, socket, number, id),
+    }
+}
+
+fn serve_unknown(shared: &Shared, socket: &UnixStream, number: usize) -> Result<(), TapError> {
     let mut magic = [0; 4];
     let mut seen = 0;
     // Four bytes come in one piece from QEMU; anybody else may dribble.
@@ -111,15 +144,20 @@ fn serve(shared: &Shared, socket: &UnixStream, number: usize) -> Result<(), TapE
         stream::multifd::MAGIC if shared.channels == Channels::Classic => {
             Err(TapError::Connection("a multifd channel, though multifd is off"))
         }
-        stream::multifd::MAGIC => multifd(shared, socket, number),
-        _ => main(shared, socket, number),
+        stream::multifd::MAGIC => multifd(shared, socket, number, channel::number(socket)?),
+        _ => main(shared, socket, number, Vec::new()),
     }
 }
 
 /// Reads the main channel, of which there is one.
-fn main(shared: &Shared, socket: &UnixStream, number: usize) -> Result<(), TapError> {
+fn main(
+    shared: &Shared,
+    socket: &UnixStream,
+    number: usize,
+    before: Vec<u8>,
+) -> Result<(), TapError> {
     shared.begin_main(socket)?;
-    let outcome = main_channel::run(shared, socket, number);
+    let outcome = main_channel::run(shared, socket, number, before);
     shared.end_main(outcome.as_ref().ok().copied().flatten());
     // QEMU makes all its connections before it writes; whichever is still
     // missing won't come.
@@ -128,8 +166,8 @@ fn main(shared: &Shared, socket: &UnixStream, number: usize) -> Result<(), TapEr
 }
 
 /// Reads a multifd channel.
-fn multifd(shared: &Shared, socket: &UnixStream, number: usize) -> Result<(), TapError> {
-    if let Some(rounds) = channel::run(shared, socket, number)? {
+fn multifd(shared: &Shared, socket: &UnixStream, number: usize, id: u8) -> Result<(), TapError> {
+    if let Some(rounds) = channel::run(shared, socket, number, id)? {
         shared.note_rounds(rounds);
     }
     Ok(())

@@ -16,15 +16,20 @@ use crate::socket::{Found, read_all, read_some, read_soon};
 /// cache when they are looked at.
 const PIECE_PAGES: usize = 16;
 
-/// Reads a channel to its end.
+/// Reads a channel's first message, and says which channel it is.
+pub(crate) fn number(socket: &UnixStream) -> Result<u8, TapError> {
+    let mut init = [0; INIT_BYTES];
+    read_all(socket, &mut init, "a channel's first message")?;
+    Ok(Init::parse(&init)?.id)
+}
+
+/// Reads channel `id` from there to its end.
 pub(crate) fn run(
     shared: &Shared,
     socket: &UnixStream,
     reader: usize,
+    id: u8,
 ) -> Result<Option<Rounds>, TapError> {
-    let mut init = [0; INIT_BYTES];
-    read_all(socket, &mut init, "a channel's first message")?;
-    let Init { id, .. } = Init::parse(&init)?;
     let Some(blocks) = shared.wait_blocks()? else { return Ok(None) };
     let mut filling = Filling::new(shared, reader);
     let mut head = [0; HEAD_BYTES];

@@ -9,26 +9,64 @@ use crate::output::Output;
 /// reader.
 #[derive(Debug)]
 pub(crate) struct Epochs {
-    each: Mutex<Vec<Epoch>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    each: Vec<Epoch>,
+    /// The main channel has come to RAM's end, with so many epochs; none once that was
+    /// told.
+    end: Option<Epoch>,
+}
+
+impl State {
+    fn lowest(&self) -> Option<Epoch> {
+        self.each.iter().min().copied()
+    }
+
+    /// Whether all readers are through, which is said once.
+    fn is_over(&mut self) -> bool {
+        let lowest = self.lowest();
+        self.end.take_if(|end| lowest.is_some_and(|lowest| lowest >= *end)).is_some()
+    }
 }
 
 impl Epochs {
     pub(crate) fn new(readers: usize) -> Self {
-        Self { each: Mutex::new(vec![Epoch(0); readers]) }
+        Self { state: Mutex::new(State { each: vec![Epoch(0); readers], end: None }) }
     }
 
     /// A reader has handed on all that comes before this epoch. Told to `output` once
     /// all have.
     pub(crate) fn begin(&self, reader: usize, epoch: Epoch, output: &dyn Output) {
-        let mut each = self.each.lock();
-        let lowest = |each: &[Epoch]| each.iter().min().copied();
-        let before = lowest(&each);
-        let Some(its) = each.get_mut(reader) else { return };
+        let mut state = self.state.lock();
+        let before = state.lowest();
+        let Some(its) = state.each.get_mut(reader) else { return };
         *its = epoch.max(*its);
-        let now = lowest(&each);
-        drop(each);
+        let now = state.lowest();
+        let is_over = state.is_over();
+        drop(state);
         if let Some(now) = now.filter(|_| now > before) {
             output.all_before(now);
+        }
+        if is_over {
+            output.ram_over();
+        }
+    }
+
+    /// The main channel, which is this reader, has come to RAM's end and counted so
+    /// many epochs. Told to `output` once all others have ended as many.
+    pub(crate) fn end(&self, reader: usize, epoch: Epoch, output: &dyn Output) {
+        let mut state = self.state.lock();
+        state.end = Some(epoch);
+        if let Some(its) = state.each.get_mut(reader) {
+            *its = epoch.max(*its);
+        }
+        let is_over = state.is_over();
+        drop(state);
+        if is_over {
+            output.ram_over();
         }
     }
 }
@@ -43,7 +81,7 @@ mod tests {
     use crate::output::{Head, Stopped};
 
     #[derive(Default)]
-    struct Said(AtomicU32);
+    struct Said(AtomicU32, AtomicU32);
 
     impl Output for Said {
         fn head(&self, _: Head) -> Result<(), Stopped> {
@@ -61,6 +99,9 @@ mod tests {
         fn all_before(&self, epoch: Epoch) {
             self.0.fetch_max(epoch.0, Relaxed);
         }
+        fn ram_over(&self) {
+            self.1.fetch_add(1, Relaxed);
+        }
     }
 
     #[test]
@@ -72,5 +113,24 @@ mod tests {
             epochs.begin(reader, Epoch(epoch), &said);
             assert_eq!(said.0.load(Relaxed), expected, "{reader} {epoch}");
         }
+    }
+
+    #[test]
+    fn ram_is_over_once_the_last_channel_has_ended_as_many_epochs_as_the_main_one() {
+        let (epochs, said) = (Epochs::new(3), Said::default());
+        let over = || said.1.load(Relaxed);
+        epochs.begin(0, Epoch(2), &said);
+        epochs.begin(1, Epoch(3), &said);
+        epochs.end(0, Epoch(3), &said);
+        assert_eq!(over(), 0);
+        epochs.begin(2, Epoch(2), &said);
+        assert_eq!(over(), 0);
+        epochs.begin(2, Epoch(3), &said);
+        assert_eq!(over(), 1);
+        epochs.begin(1, Epoch(4), &said);
+        assert_eq!(over(), 1);
+        let (alone, said) = (Epochs::new(1), Said::default());
+        alone.end(0, Epoch(7), &said);
+        assert_eq!(said.1.load(Relaxed), 1);
     }
 }

@@ -1,19 +1,18 @@
 //! The tap, as those who start it see it.
 
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
 use page::Pool;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-use crate::accept::accept;
+use crate::accept::{Begun, accept, read};
 use crate::answer::Answer;
 use crate::counters::Counters;
-use crate::epochs::Epochs;
 use crate::error::TapError;
+use crate::main_channel::READ_BEFORE_BYTES_MAX;
 use crate::output::Output;
 use crate::shared::{Channels, Shared};
 
@@ -33,6 +32,22 @@ pub struct Summary {
 #[derive(Debug)]
 pub struct Tap {
     shared: Arc<Shared>,
+}
+
+/// Connections of one migration that were taken, and sorted, by somebody else.
+#[derive(Debug)]
+pub struct Taken {
+    /// The main one.
+    pub main: UnixStream,
+    /// What was read of it.
+    pub before: Vec<u8>,
+    /// The multifd channels, each with its number, of whom the first message was read.
+    pub channels: Vec<(u8, UnixStream)>,
+}
+
+impl Taken {
+    /// The most of the main connection that may have been read.
+    pub const READ_BEFORE_BYTES_MAX: usize = READ_BEFORE_BYTES_MAX;
 }
 
 /// Ends a tap from another thread, or lets QEMU end it.
@@ -63,24 +78,52 @@ impl Tap {
         let waker = listener
             .try_clone()
             .map_err(|source| TapError::Io { what: "keeping QEMU's socket", source })?;
-        let shared = Arc::new(Shared {
-            pool,
-            output,
-            counters: Arc::default(),
-            channels,
-            epochs: Epochs::new(channels.connections()),
+        let shared = Shared::new(channels, pool, output);
+        let shared = Shared {
             listener: Mutex::new(Some(waker)),
-            accepting: Mutex::default(),
-            stopping: AtomicBool::new(false),
             answer: held.then(Answer::default),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
+            ..shared
+        };
+        Self::begin(shared, move |shared| accept(shared, listener))
+    }
+
+    /// Reads connections of a QEMU that somebody else has migrate, and whose questions
+    /// its destination answers: what it asks is in the head.
+    ///
+    /// # Errors
+    /// If the system gives no thread, or more of the main connection was read before
+    /// than [`Taken::READ_BEFORE_BYTES_MAX`].
+    pub fn of_taken(
+        taken: Taken,
+        pool: Arc<Pool>,
+        output: Arc<dyn Output>,
+    ) -> Result<Self, TapError> {
+        let Taken { main, before, channels } = taken;
+        if before.len() > Taken::READ_BEFORE_BYTES_MAX {
+            return Err(TapError::Connection("more of it was read than can be split"));
+        }
+        let kind = match u8::try_from(channels.len()) {
+            Ok(0) => Channels::Classic,
+            Ok(count) => Channels::Multifd(count),
+            Err(_) => return Err(TapError::Connection("more than 255 multifd channels")),
+        };
+        let channels = channels.into_iter().map(|(id, socket)| (socket, Begun::Channel(id)));
+        let connections: Vec<_> =
+            std::iter::once((main, Begun::Main(before))).chain(channels).collect();
+        let shared = Shared { answered: true, ..Shared::new(kind, pool, output) };
+        Self::begin(shared, move |shared| read(shared, connections))
+    }
+
+    fn begin(
+        shared: Shared,
+        run: impl FnOnce(&Arc<Shared>) + Send + 'static,
+    ) -> Result<Self, TapError> {
+        let shared = Arc::new(shared);
         let accepting = thread::Builder::new()
             .name("tap-accept".to_owned())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || accept(&shared, listener)
+                move || run(&shared)
             })
             .map_err(|source| TapError::Io { what: "starting a thread", source })?;
         *shared.accepting.lock() = Some(accepting);

@@ -26,6 +26,6 @@ mod socket;
 
 pub use counters::Counters;
 pub use error::TapError;
-pub use handle::{Stopper, Summary, Tap};
+pub use handle::{Stopper, Summary, Taken, Tap};
 pub use output::{Block, Head, Output, Stopped};
 pub use shared::Channels;

@@ -32,17 +32,22 @@ const IDLE_PAUSE: Duration = Duration::from_millis(250);
 /// Fill runs in a batch; then it goes on.
 const FILL_RUNS_MAX: usize = 1024;
 
-/// Reads the main channel to its end. Returns how many epochs it counted, if it
-/// was split.
+/// Most bytes of the main channel that may have been read before the tap.
+pub(crate) const READ_BEFORE_BYTES_MAX: usize = RESIDUE_READ_BYTES;
+
+/// Reads the main channel, of which `before` was read already, to its end. Returns how
+/// many epochs it counted, if it was split.
 pub(crate) fn run(
     shared: &Shared,
     socket: &UnixStream,
     number: usize,
+    before: Vec<u8>,
 ) -> Result<Option<Epoch>, TapError> {
+    shared.counters.stream_bytes.fetch_add(before.len() as u64, Relaxed);
     let mut reader = Reader { shared, socket, number, fill_pages: 0, idling: Idling::default() };
     match shared.channels {
-        Channels::Classic => reader.classic(),
-        Channels::Multifd(_) => reader.beside_channels(),
+        Channels::Classic => reader.classic(before),
+        Channels::Multifd(_) => reader.beside_channels(&before),
     }
 }
 
@@ -74,11 +79,11 @@ struct Idling {
 
 impl Reader<'_> {
     /// A stream with its pages in it.
-    fn classic(&mut self) -> Result<Option<Epoch>, TapError> {
-        let mut splitter = Splitter::new(StreamKind::Classic);
+    fn classic(&mut self, before: Vec<u8>) -> Result<Option<Epoch>, TapError> {
+        let mut splitter = self.shared.splitter(StreamKind::Classic);
+        let mut idle = before.is_empty();
         // What is left of a record when a batch goes on, for the next.
-        let mut carry: Vec<u8> = Vec::new();
-        let mut idle = true;
+        let mut carry = before;
         loop {
             // Between a batch that has gone on and the next there is no buffer
             // to be held while QEMU has nothing to say.
@@ -125,7 +130,7 @@ impl Reader<'_> {
             if ended {
                 splitter.finish()?;
             }
-            if let Next::Residue { whole } = self.follow(step, splitter.blocks())? {
+            if let Next::Residue { whole } = self.follow(step, &splitter)? {
                 self.residue(whole, carry)?;
                 return Ok((!whole).then(|| splitter.epoch()));
             }
@@ -165,12 +170,13 @@ impl Reader<'_> {
 
     /// The main channel of a multifd migration: residue, marks, and in old
     /// versions zero pages.
-    fn beside_channels(&mut self) -> Result<Option<Epoch>, TapError> {
+    fn beside_channels(&mut self, before: &[u8]) -> Result<Option<Epoch>, TapError> {
         let shared = self.shared;
-        let mut splitter = Splitter::new(StreamKind::Multifd);
+        let mut splitter = shared.splitter(StreamKind::Multifd);
         let mut filling = Filling::new(shared, self.number);
         let mut buffer: Vec<u8> = vec![0; RESIDUE_READ_BYTES.max(RECORD_BYTES_MAX)];
-        let (mut start, mut filled) = (0, 0);
+        buffer[..before.len()].copy_from_slice(before);
+        let (mut start, mut filled) = (0, before.len());
         loop {
             let mut sink = Beside { filling: &mut filling, epoch: splitter.epoch(), error: None };
             let progress = splitter.push(&buffer[start..filled], &mut sink);
@@ -181,7 +187,7 @@ impl Reader<'_> {
             start += consumed;
             if !matches!(step, Step::More { .. }) {
                 filling.hand_on()?;
-                if let Next::Residue { whole } = self.follow(step, splitter.blocks())? {
+                if let Next::Residue { whole } = self.follow(step, &splitter)? {
                     self.residue(whole, buffer[start..filled].to_vec())?;
                     return Ok(Some(splitter.epoch()));
                 }
@@ -214,7 +220,7 @@ impl Reader<'_> {
 
     /// Does what a step asks for, after all pages before it have been handed
     /// on.
-    fn follow(&self, step: Step, blocks: &stream::Blocks) -> Result<Next, TapError> {
+    fn follow(&self, step: Step, splitter: &Splitter) -> Result<Next, TapError> {
         let output = &self.shared.output;
         match step {
             Step::More { .. } | Step::Paused => Ok(Next::Parse),
@@ -226,7 +232,7 @@ impl Reader<'_> {
                     footers: head.footers,
                 })?;
                 // Only now: the channels begin with their batches at once.
-                self.shared.announce(Arc::new(blocks.clone()));
+                self.shared.announce(Arc::new(splitter.blocks().clone()));
                 Ok(Next::Parse)
             }
             Step::Tail(bytes) => {
@@ -236,6 +242,7 @@ impl Reader<'_> {
                     self.shared.let_finish();
                 }
                 output.tail(&bytes)?;
+                self.shared.epochs.end(self.number, splitter.epoch(), &**output);
                 Ok(Next::Residue { whole: false })
             }
             Step::Whole { bytes, reason } => {

@@ -70,6 +70,10 @@ pub trait Output: Send + Sync + 'static {
         true
     }
 
+    /// All batches there are have been handed on: no thread brings one any more. Told
+    /// once, of a stream that is split, after the tail's first piece or before.
+    fn ram_over(&self) {}
+
     /// The data threads that those reading QEMU's sockets join, if any.
     fn threads(&self) -> Option<Arc<DataThreads>> {
         None

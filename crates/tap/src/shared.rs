@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use page::{Epoch, Pool};
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{Shutdown, shutdown};
-use stream::Blocks;
+use stream::{Blocks, Splitter, StreamKind};
 
 use crate::answer::Answer;
 use crate::counters::Counters;
@@ -51,8 +51,10 @@ pub(crate) struct Shared {
     /// The thread that accepts, and joins the others.
     pub(crate) accepting: Mutex<Option<JoinHandle<()>>>,
     pub(crate) stopping: AtomicBool,
-    /// Nothing if QEMU doesn't listen.
+    /// Nothing if QEMU doesn't listen, or somebody else answers.
     pub(crate) answer: Option<Answer>,
+    /// What it asks goes on with the stream.
+    pub(crate) answered: bool,
     pub(crate) state: Mutex<State>,
     pub(crate) changed: Condvar,
 }
@@ -89,6 +91,24 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
+    /// Of a QEMU that makes these connections, and listens to nothing.
+    pub(crate) fn new(channels: Channels, pool: Arc<Pool>, output: Arc<dyn Output>) -> Self {
+        Self {
+            pool,
+            output,
+            counters: Arc::default(),
+            channels,
+            epochs: Epochs::new(channels.connections()),
+            listener: Mutex::default(),
+            accepting: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            answer: None,
+            answered: false,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
     /// The block list, once it is known; none if the main channel ends without
     /// one.
     pub(crate) fn wait_blocks(&self) -> Result<Announced, TapError> {
@@ -102,6 +122,10 @@ impl Shared {
             }
             self.changed.wait(&mut state);
         }
+    }
+
+    pub(crate) fn splitter(&self, stream: StreamKind) -> Splitter {
+        if self.answered { Splitter::answered(stream) } else { Splitter::new(stream) }
     }
 
     /// The main channel has come to the block list.
