@@ -86,11 +86,12 @@ fn questions_stay_in_a_stream_that_is_answered() {
     PartSection::begin_end(&mut data, 2, true).finish();
     let mut splitter = Splitter::answered(StreamKind::Classic);
     let mut sink = Ignore;
-    let Step::Head(head) = splitter.push(&data, &mut sink).unwrap().step else { panic!() };
+    let Progress { consumed, step } = splitter.push(&data, &mut sink).unwrap();
+    let Step::Head(head) = step else { panic!() };
     assert_eq!(head.bytes, data[..head_bytes]);
     assert!(splitter.epoch_by_section() && !splitter.may_turn_to_postcopy());
     let Progress { step: Step::Tail(tail), .. } =
-        splitter.push(&data[head_bytes..], &mut sink).unwrap()
+        splitter.push(&data[consumed..], &mut sink).unwrap()
     else {
         panic!()
     };
