@@ -54,7 +54,7 @@ pub enum Unsplittable {
         /// The command's number.
         command: u16,
     },
-    /// XBZRLE records need every earlier version of the page.
+    /// XBZRLE records are differences to the version that was sent before.
     #[error("pages are sent as differences (capability xbzrle)")]
     Xbzrle,
     /// Pages compressed by QEMU itself.

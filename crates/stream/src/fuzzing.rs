@@ -36,6 +36,8 @@ pub struct Taken {
     pub pages: Vec<TakenPage>,
     /// The tail, if RAM ended.
     pub tail: Option<Vec<u8>>,
+    /// What is passed on as it is from the middle of a relayed stream.
+    pub rest: Option<Vec<u8>>,
     /// The whole stream, if it can't be split.
     pub whole: Option<Vec<u8>>,
 }
@@ -90,7 +92,19 @@ pub fn split(
     piece_bytes: usize,
     pause_after: usize,
 ) -> Result<Taken, Box<(Taken, StreamError)>> {
-    let mut splitter = Splitter::new(stream);
+    split_by(Splitter::new(stream), data, piece_bytes, pause_after)
+}
+
+/// The same with a splitter that is at its beginning.
+///
+/// # Errors
+/// As [`split`].
+pub fn split_by(
+    mut splitter: Splitter,
+    data: &[u8],
+    piece_bytes: usize,
+    pause_after: usize,
+) -> Result<Taken, Box<(Taken, StreamError)>> {
     let mut taken = Taken::default();
     let mut epoch = Epoch::default();
     let (mut from, mut to) = (0, 0);
@@ -132,6 +146,12 @@ pub fn split(
                 taken.tail = Some(bytes);
                 return Ok(taken);
             }
+            Step::Rest { mut bytes, .. } => {
+                assert!(taken.head.is_some(), "before the head it is the whole stream");
+                bytes.extend_from_slice(&data[from..]);
+                taken.rest = Some(bytes);
+                return Ok(taken);
+            }
             Step::Whole { mut bytes, .. } => {
                 assert!(taken.pages.is_empty() && taken.head.is_none());
                 bytes.extend_from_slice(&data[from..]);
@@ -149,8 +169,9 @@ pub fn main_stream(data: &[u8]) {
     let stream = if how & 1 == 0 { StreamKind::Classic } else { StreamKind::Multifd };
     let piece_bytes = [1 << 20, 4096, 517, 1][usize::from(how >> 1 & 3)];
     let pause_after = [1 << 20, 7, 2, 1][usize::from(how >> 3 & 3)];
-    let whole = split(stream, data, usize::MAX >> 1, usize::MAX);
-    let pieces = split(stream, data, piece_bytes, pause_after);
+    let new = if how >> 5 & 1 == 0 { Splitter::new } else { Splitter::answered };
+    let whole = split_by(new(stream), data, usize::MAX >> 1, usize::MAX);
+    let pieces = split_by(new(stream), data, piece_bytes, pause_after);
     assert_eq!(whole, pieces, "how a stream arrives makes no difference");
 }
 
@@ -189,6 +210,9 @@ pub fn seed_main(how: u8) -> Vec<u8> {
     write::header(&mut out, Some("pc-i440fx-7.2"));
     write::open_return_path(&mut out);
     write::ping(&mut out, 1);
+    if how >> 6 & 1 == 1 {
+        write::postcopy_advise(&mut out);
+    }
     write::ram_setup(&mut out, 2, &seed_blocks(), true, multifd);
     let section = |part: &mut PartSection<'_>, from: u32| {
         for page in from..from + 6 {
@@ -208,6 +232,17 @@ pub fn seed_main(how: u8) -> Vec<u8> {
         let mut part = PartSection::begin(&mut out, 2, true);
         section(&mut part, from);
         part.finish();
+    }
+    match how >> 5 & 3 {
+        0 | 2 => {}
+        1 => {
+            let mut part = PartSection::begin(&mut out, 2, true);
+            for page in [PageIndex(8), PageIndex(9)] {
+                part.difference("pc.ram", page, &[0, 1, 7]).unwrap_or(());
+            }
+            part.finish();
+        }
+        _ => write::postcopy_discard(&mut out, "pc.ram", PageIndex(4)),
     }
     write::switchover_start(&mut out);
     write::ping(&mut out, 3);

@@ -25,6 +25,7 @@ pub(crate) mod command {
     pub(crate) const OPEN_RETURN_PATH: u16 = 1;
     pub(crate) const PING: u16 = 2;
     pub(crate) const POSTCOPY_ADVISE: u16 = 3;
+    pub(crate) const POSTCOPY_RAM_DISCARD: u16 = 6;
     pub(crate) const POSTCOPY_RESUME: u16 = 7;
     pub(crate) const PACKAGED: u16 = 8;
     pub(crate) const RECV_BITMAP: u16 = 9;

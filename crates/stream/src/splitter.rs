@@ -57,6 +57,11 @@ pub struct Head {
     pub ram_section: u32,
     /// Whether sections end with a footer.
     pub footers: bool,
+    /// The migration may turn to postcopy. Then the destination's QEMU empties all
+    /// of its RAM as it reads the head, and later asks for each page that it did not
+    /// load itself or finds no memory behind. So pages may reach it only as records
+    /// of its stream, never by its memory.
+    pub may_turn_to_postcopy: bool,
 }
 
 /// Where pages go.
@@ -88,6 +93,16 @@ pub enum Step {
     /// RAM has ended. These bytes and everything after `consumed` are the tail;
     /// the splitter has no more to do.
     Tail(Vec<u8>),
+    /// Only in a stream that is answered, and after the head: from here on it can't be split.
+    /// These bytes and everything after `consumed` are to reach the destination's
+    /// QEMU as they are, in order, and after every page that was taken is placed;
+    /// the splitter has no more to do.
+    Rest {
+        /// What comes first.
+        bytes: Vec<u8>,
+        /// Why.
+        reason: Unsplittable,
+    },
     /// The stream can't be split. These bytes and everything after `consumed`
     /// are the whole stream; the splitter has no more to do. Comes only before
     /// the head.
@@ -206,7 +221,8 @@ impl Splitter {
     }
 
     /// The same, of a stream whose questions the destination's QEMU answers: they
-    /// stay in it.
+    /// stay in it. Somebody else commands both QEMUs, and may turn to postcopy at any
+    /// time, or have pages sent as differences: that ends in [`Step::Rest`].
     #[must_use]
     pub fn answered(stream: StreamKind) -> Self {
         Self { is_answered: true, ..Self::new(stream) }
@@ -425,16 +441,26 @@ impl Splitter {
             blocks: self.blocks.list().to_vec(),
             ram_section: self.ram_section.unwrap_or_default(),
             footers: self.footers,
+            may_turn_to_postcopy: self.may_turn_to_postcopy,
         })))
     }
 
     fn refuse(&mut self, reason: Unsplittable) -> Result<Step, StreamError> {
+        if self.is_answered && self.head_sent && matches!(reason, Unsplittable::Postcopy { .. }) {
+            return Ok(self.rest(reason));
+        }
         if self.stream == StreamKind::Multifd || self.head_sent {
             return Err(StreamError::Late(reason));
         }
         self.place = Place::Over;
         self.head = Vec::new();
         Ok(Step::Whole { bytes: std::mem::take(&mut self.whole), reason })
+    }
+
+    /// What waited for RAM's end comes first.
+    fn rest(&mut self, reason: Unsplittable) -> Step {
+        self.place = Place::Over;
+        Step::Rest { bytes: std::mem::take(&mut self.tail), reason }
     }
 
     fn next_epoch<S: Sink>(&mut self, sink: &mut S) -> Result<(), Halt> {

@@ -81,6 +81,24 @@ impl<'a> PartSection<'a> {
         Ok(())
     }
 
+    /// Adds a page as the encoded difference to its version before (XBZRLE).
+    ///
+    /// # Errors
+    /// [`NameTooLong`]; nothing is written then.
+    pub fn difference(
+        &mut self,
+        block: &str,
+        page: PageIndex,
+        encoded: &[u8],
+    ) -> Result<(), NameTooLong> {
+        self.word(block, page, flag::XBZRLE)?;
+        self.out.push(1);
+        let length = u16::try_from(encoded.len()).unwrap_or(u16::MAX);
+        self.out.extend_from_slice(&length.to_be_bytes());
+        self.out.extend_from_slice(encoded);
+        Ok(())
+    }
+
     /// Adds a MULTIFD_FLUSH mark, as QEMU 8.1 and newer do in multifd streams.
     pub fn multifd_flush(&mut self) {
         self.out.extend_from_slice(&flag::MULTIFD_FLUSH.to_be_bytes());
@@ -156,6 +174,22 @@ pub fn open_return_path(out: &mut Vec<u8>) {
 /// sections.
 pub fn switchover_start(out: &mut Vec<u8>) {
     command(out, command::SWITCHOVER_START, &[]);
+}
+
+/// Appends the command POSTCOPY_ADVISE: the migration may turn to postcopy.
+pub fn postcopy_advise(out: &mut Vec<u8>) {
+    let page_sizes = [0x1000_u64.to_be_bytes(); 2].concat();
+    command(out, command::POSTCOPY_ADVISE, &page_sizes);
+}
+
+/// Appends the command POSTCOPY_RAM_DISCARD for one page: it turns to postcopy.
+pub fn postcopy_discard(out: &mut Vec<u8>, block: &str, page: PageIndex) {
+    let mut bytes = vec![0, length_byte(block.len())];
+    bytes.extend_from_slice(block.as_bytes());
+    bytes.push(0);
+    bytes.extend_from_slice(&page.offset().to_be_bytes());
+    bytes.extend_from_slice(&(PAGE_BYTES as u64).to_be_bytes());
+    command(out, command::POSTCOPY_RAM_DISCARD, &bytes);
 }
 
 /// Appends a PING command, one that stands in front of setup in real streams.

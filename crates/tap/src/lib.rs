@@ -27,5 +27,5 @@ mod socket;
 pub use counters::Counters;
 pub use error::TapError;
 pub use handle::{Stopper, Summary, Taken, Tap};
-pub use output::{Block, Head, Output, Stopped};
+pub use output::{Block, Head, Output, Stopped, Unsplittable};
 pub use shared::Channels;

@@ -55,8 +55,19 @@ pub(crate) fn run(
 enum Next {
     /// Parse on, perhaps with a fresh batch.
     Parse,
-    /// Everything from here on is residue, whole or tail.
-    Residue { whole: bool },
+    /// Everything from here on is passed on.
+    Residue(Residue),
+}
+
+/// What a stream is where it is not split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Residue {
+    /// From its beginning.
+    Whole,
+    /// From where it can't be split any more.
+    Rest,
+    /// After RAM.
+    Tail,
 }
 
 struct Reader<'t> {
@@ -130,9 +141,9 @@ impl Reader<'_> {
             if ended {
                 splitter.finish()?;
             }
-            if let Next::Residue { whole } = self.follow(step, &splitter)? {
-                self.residue(whole, carry)?;
-                return Ok((!whole).then(|| splitter.epoch()));
+            if let Next::Residue(residue) = self.follow(step, &splitter)? {
+                self.residue(residue, carry)?;
+                return Ok((residue == Residue::Tail).then(|| splitter.epoch()));
             }
         }
     }
@@ -187,9 +198,9 @@ impl Reader<'_> {
             start += consumed;
             if !matches!(step, Step::More { .. }) {
                 filling.hand_on()?;
-                if let Next::Residue { whole } = self.follow(step, &splitter)? {
-                    self.residue(whole, buffer[start..filled].to_vec())?;
-                    return Ok(Some(splitter.epoch()));
+                if let Next::Residue(residue) = self.follow(step, &splitter)? {
+                    self.residue(residue, buffer[start..filled].to_vec())?;
+                    return Ok((residue == Residue::Tail).then(|| splitter.epoch()));
                 }
                 continue;
             }
@@ -230,6 +241,7 @@ impl Reader<'_> {
                     blocks: head.blocks,
                     ram_section: head.ram_section,
                     footers: head.footers,
+                    may_turn_to_postcopy: head.may_turn_to_postcopy,
                 })?;
                 // Only now: the channels begin with their batches at once.
                 self.shared.announce(Arc::new(splitter.blocks().clone()));
@@ -243,7 +255,12 @@ impl Reader<'_> {
                 }
                 output.tail(&bytes)?;
                 self.shared.epochs.end(self.number, splitter.epoch(), &**output);
-                Ok(Next::Residue { whole: false })
+                Ok(Next::Residue(Residue::Tail))
+            }
+            Step::Rest { bytes, reason } => {
+                output.rest(&bytes, Some(&reason))?;
+                self.shared.epochs.end(self.number, splitter.epoch(), &**output);
+                Ok(Next::Residue(Residue::Rest))
             }
             Step::Whole { bytes, reason } => {
                 let reason = reason.to_string();
@@ -254,22 +271,19 @@ impl Reader<'_> {
                 if self.shared.output.ram_ended() {
                     self.shared.let_finish();
                 }
-                Ok(Next::Residue { whole: true })
+                Ok(Next::Residue(Residue::Whole))
             }
         }
     }
 
     /// Passes on everything to the end, beginning with what was read already.
-    fn residue(&self, whole: bool, mut buffer: Vec<u8>) -> Result<(), TapError> {
+    fn residue(&self, residue: Residue, mut buffer: Vec<u8>) -> Result<(), TapError> {
         let output = &self.shared.output;
-        let pass = |bytes: &[u8]| {
-            if bytes.is_empty() {
-                Ok(())
-            } else if whole {
-                output.whole(bytes, None)
-            } else {
-                output.tail(bytes)
-            }
+        let pass = |bytes: &[u8]| match residue {
+            _ if bytes.is_empty() => Ok(()),
+            Residue::Whole => output.whole(bytes, None),
+            Residue::Rest => output.rest(bytes, None),
+            Residue::Tail => output.tail(bytes),
         };
         pass(&buffer)?;
         buffer.resize(RESIDUE_READ_BYTES, 0);

@@ -7,6 +7,8 @@ use page::{Batch, Epoch};
 
 /// A RAM block, as QEMU announced it.
 pub use stream::Block;
+/// Why a stream can't be split, or not any more.
+pub use stream::Unsplittable;
 
 /// What comes before the first page.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +21,10 @@ pub struct Head {
     pub ram_section: u32,
     /// Whether sections end in footers.
     pub footers: bool,
+    /// The migration may turn to postcopy: the destination's QEMU must load every
+    /// page itself, so that it knows later which it has. None may be written into
+    /// its memory.
+    pub may_turn_to_postcopy: bool,
 }
 
 /// The receiver of the tap's output takes no more of it, and reports why
@@ -64,6 +70,20 @@ pub trait Output: Send + Sync + 'static {
     /// To end the tap.
     fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped>;
 
+    /// A piece of a stream that is split no longer, in order. It is to reach the
+    /// destination's QEMU as it is, after all that was handed on before is placed.
+    /// Takes the place of the tail. Comes only from [`Tap::of_taken`](crate::Tap::of_taken).
+    ///
+    /// The first piece comes with the reason. After [`Unsplittable::Postcopy`] the VM
+    /// runs at the destination while its pages come: what its QEMU answers has to reach
+    /// the source's at once, and what is still to come can't be held back any more.
+    ///
+    /// # Errors
+    /// To end the tap. By default it does.
+    fn rest(&self, _bytes: &[u8], _reason: Option<&Unsplittable>) -> Result<(), Stopped> {
+        Err(Stopped)
+    }
+
     /// RAM has ended. Whether QEMU may end its migration now; if not,
     /// [`Stopper::let_finish`](crate::Stopper::let_finish) is called later.
     fn ram_ended(&self) -> bool {
@@ -71,7 +91,8 @@ pub trait Output: Send + Sync + 'static {
     }
 
     /// All batches there are have been handed on: no thread brings one any more. Told
-    /// once, of a stream that is split, after the tail's first piece or before.
+    /// once, of a stream that is split, after the first piece of the tail, or the rest,
+    /// or before.
     fn ram_over(&self) {}
 
     /// The data threads that those reading QEMU's sockets join, if any.

@@ -4,7 +4,7 @@ use page::{BlockId, PAGE_BYTES};
 
 use super::{Halt, Place, Sink, Splitter, Step, StreamKind};
 use crate::cursor::Cursor;
-use crate::record::{FLAGS_MASK, WORD_BYTES, flag};
+use crate::record::{FLAGS_MASK, WORD_BYTES, flag, kind};
 use crate::{StreamError, Unsplittable};
 
 impl Splitter {
@@ -50,6 +50,11 @@ impl Splitter {
                     *at += byte_at + 1;
                     self.block = Some(block);
                 }
+                flag::XBZRLE if self.is_answered && self.head_sent => {
+                    let (block, name_end) = self.block_of(rest, flags)?;
+                    *at += name_end;
+                    return Err(self.differences(offset | flags, block, end));
+                }
                 _ => {
                     self.mark(rest, flags, end, sink)?;
                     *at += WORD_BYTES;
@@ -61,6 +66,22 @@ impl Splitter {
                 }
             }
         }
+    }
+
+    /// The first page that comes as the difference to what the destination has. Its
+    /// record begins a section there, and names its block: the one before it may be
+    /// one that was taken out.
+    fn differences(&mut self, word: u64, block: BlockId, end: bool) -> Halt {
+        if !end {
+            self.tail.push(kind::PART);
+            self.tail.extend_from_slice(&self.ram_section.unwrap_or_default().to_be_bytes());
+        }
+        self.tail.extend_from_slice(&(word & !flag::CONTINUE).to_be_bytes());
+        let name = self.blocks.block(block).map_or("", |block| &block.name);
+        // A block's name came out of such a byte.
+        self.tail.push(u8::try_from(name.len()).unwrap_or_default());
+        self.tail.extend_from_slice(name.as_bytes());
+        Halt::Done(self.rest(Unsplittable::Xbzrle))
     }
 
     /// A record's block, and where the record goes on after naming it.
