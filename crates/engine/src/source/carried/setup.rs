@@ -63,7 +63,7 @@ pub(super) fn read(mut socket: &UnixStream) -> io::Result<Setup> {
                     return Ok(Setup::Whole { before, why: None });
                 }
             }
-            Step::Paused | Step::Tail(_) | Step::Whole { .. } => {
+            Step::Paused | Step::Tail(_) | Step::Rest { .. } | Step::Whole { .. } => {
                 return Ok(Setup::Whole { before, why: None });
             }
         }
