@@ -175,6 +175,7 @@ fn migrate(tap: TapChoice, does: Does, known: &Known) -> Ended {
         agent_port: 7800,
         waits: engine::Waits::default(),
         sharing: None,
+        carrying: None,
     };
     let here = Arc::new(Mutex::new(None));
     let (tell, taken_up) = channel();
@@ -303,6 +304,7 @@ fn nobody_speaks_of_a_switchover_in_another_hosts_name() {
         agent_port: 1,
         waits: engine::Waits::default(),
         sharing: None,
+        carrying: None,
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = engine::serve(listener, [], Arc::new(host), local).unwrap();

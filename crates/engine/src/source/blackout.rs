@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn it_says_what_was_waited_for() {
-        let says = |memory_bytes, disk_bytes, draining, loading| {
+        let says = |memory_bytes, disk_bytes, draining: bool, loading| {
             let missing = Missing { memory_bytes, disk_bytes, disks_move: true };
             Left { host: "b", missing, drained: !draining, loading }.to_string()
         };
