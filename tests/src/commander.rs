@@ -187,7 +187,10 @@ impl Commander {
         source.do_it("migrate-set-parameters", json!({ "max-bandwidth": NO_LIMIT }));
         // Those of how it came here.
         while source.events.try_recv().is_ok() {}
-        source.do_it("migrate", json!({ "uri": way.uris[1] }));
+        // One that has failed just now may still be clearing up.
+        until("QEMU migrates", || {
+            source.qmp.execute("migrate", json!({ "uri": way.uris[1] })).is_ok()
+        });
     }
 
     /// Follows the source's QEMU until its migration has ended; how it did.
