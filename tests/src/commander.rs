@@ -20,8 +20,14 @@ const LOAD_MAX: Duration = Duration::from_secs(20);
 const UUID: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0";
 const NO_LIMIT: u64 = 9_223_372_036_853_727_232;
 
-/// The first port at which VMs come.
-pub const PORT: u16 = 49152;
+/// The first port at which VMs come to a host, by its place in the peers file.
+#[must_use]
+pub fn port(side: Side) -> u16 {
+    match side {
+        Side::A => 49152,
+        Side::B => 49216,
+    }
+}
 
 /// How a VM is moved.
 #[derive(Clone, Debug)]
@@ -103,9 +109,8 @@ impl Commanded {
 /// If they do not come up.
 pub fn carrying(world: &mut World) {
     for side in [Side::A, Side::B] {
-        let last = PORT + 3;
         let directory = format!("{RUN_DIR}/migrate");
-        let config = format!("[carry]\nports = [{PORT}, {last}]\ndirectory = \"{directory}\"\n");
+        let config = format!("[carry]\ndirectory = \"{directory}\"\n");
         std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
     }
     world.tell_agents(vec!["--config".to_owned(), format!("{RUN_DIR}/agent.toml")]);
@@ -162,7 +167,8 @@ impl Commander {
         } else {
             let there = self.world.host(to).addresses[0];
             let here = if to == Side::A { "127.7.0.1" } else { "127.7.0.2" };
-            [format!("tcp:{there}:{PORT}"), format!("tcp:{here}:{PORT}")]
+            let port = port(to);
+            [format!("tcp:{there}:{port}"), format!("tcp:{here}:{port}")]
         };
         Way { uris, channels, more: Vec::new() }
     }

@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 
 use api::{Audited, Outcome, Report};
-use end_to_end::commander::{Commander, PORT, carrying};
+use end_to_end::commander::{Commander, carrying, port};
 use end_to_end::{MIB, Side, World, bare};
 use lab::hosts::Link;
 use lab::setup::{self, Qemu};
@@ -192,7 +192,7 @@ fn nothing_that_takes_it_leaves_it_where_it_is() {
     let mut commander = commander(1000, MAPPED, &usual(), NEW);
     let way = commander.way(Side::A, false, 4);
     let mut elsewhere = way.clone();
-    elsewhere.uris[0] = elsewhere.uris[0].replace("49152", "49155");
+    elsewhere.uris[0] = elsewhere.uris[0].replace("49216", "49219");
     commander.begin(Side::A, &elsewhere);
     assert_eq!(commander.follow(Side::A), "failed", "{}", commander.logs());
     commander.qemus[Side::B as usize] = None;
@@ -224,7 +224,7 @@ fn what_a_disk_server_and_its_client_say_is_passed_on() {
     const BYTES: usize = 4 << 20;
     let mut world = World::new(Link::one(1000));
     carrying(&mut world);
-    let there = (world.host(Side::B).addresses[0], PORT + 1);
+    let there = (world.host(Side::B).addresses[0], port(Side::B) + 1);
     let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
     let server = thread::spawn(move || {
         for _ in 0..2 {
@@ -236,7 +236,7 @@ fn what_a_disk_server_and_its_client_say_is_passed_on() {
             disk.write_all(&asked).unwrap();
         }
     });
-    let here = ("127.7.0.2", PORT + 1);
+    let here = ("127.7.0.2", port(Side::B) + 1);
     // One after the other, at the same door.
     for seed in [1u8, 2] {
         let mut client = world.host(Side::A).within(|| TcpStream::connect(here).unwrap());
@@ -260,7 +260,8 @@ fn only_root_and_the_user_of_qemus_may_connect() {
     let mut world = World::new(Link::one(1000));
     carrying(&mut world);
     let script = format!(
-        "exec 3<>/dev/tcp/127.7.0.2/{PORT}; echo QEVM >&3; read -r line <&3; echo \"over $?\""
+        "exec 3<>/dev/tcp/127.7.0.2/{}; echo QEVM >&3; read -r line <&3; echo \"over $?\"",
+        port(Side::B)
     );
     let mut command = world.host(Side::A).command("setpriv");
     let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "bash", "-c", &script];

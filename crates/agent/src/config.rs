@@ -2,7 +2,7 @@
 //! file. Flags win over the file, the file over this host's own entry among the
 //! peers.
 
-mod carry;
+pub mod carry;
 mod directory;
 mod file;
 mod nic_speed;

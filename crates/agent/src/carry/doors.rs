@@ -165,9 +165,11 @@ fn open(
             let peer = peer.name.clone();
             move |source| DoorsError::Door { peer, place, source }
         };
-        for port in peer.carry_address.iter().flat_map(|_| carry.ports.clone()) {
-            let Some(address) = peer.carry_address else { continue };
-            let address = SocketAddr::new(address.into(), port);
+        let places = peer.carry_address.zip(peer.carry_ports);
+        let places = places.into_iter().flat_map(|(address, [first, last])| {
+            (first..=last).map(move |port| SocketAddr::new(address.into(), port))
+        });
+        for address in places {
             doors.push(Door::at_port(&peer.name, address).map_err(failed(address.to_string()))?);
         }
         for nth in 1..=carry.sockets {

@@ -11,9 +11,11 @@ use super::peers::PeerEntry;
 
 /// Where sockets of migrations are, unless the file says otherwise.
 const DIRECTORY_DEFAULT: &str = "/run/droveway/migrate";
-/// libvirt's own default for the ports that QEMUs wait at.
-const PORTS_DEFAULT: [u16; 2] = [49152, 49215];
-/// Of the other hosts, each with as many ports: what a process may have open is bounded.
+/// The first of the ports that QEMUs wait at: libvirt's own default.
+const PORTS_FROM: u16 = 49152;
+/// So many has each host by default, as with libvirt.
+const PORTS_EACH: u16 = 64;
+/// What a process may have open is bounded.
 const PORTS_MAX: u16 = 1024;
 const SOCKETS_DEFAULT: u8 = 4;
 const DOWNTIME_MS_DEFAULT: u64 = 300;
@@ -22,7 +24,6 @@ const DOWNTIME_MS_DEFAULT: u64 = 300;
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(super) struct Section {
     address: Option<IpAddr>,
-    ports: Option<[u16; 2]>,
     directory: Option<PathBuf>,
     sockets: Option<u8>,
     qemu_user: Option<String>,
@@ -37,7 +38,7 @@ pub(super) struct Section {
 pub struct Carry {
     /// The address at which this host's QEMUs wait for VMs.
     pub address: IpAddr,
-    /// The ports at which they do, and at which this agent stands for other hosts.
+    /// The ports at which they do.
     pub ports: std::ops::RangeInclusive<u16>,
     /// The directory of sockets, at which QEMUs wait too.
     pub directory: PathBuf,
@@ -65,6 +66,7 @@ impl Section {
         qemu_user: Option<&String>,
     ) -> Result<Carry, ConfigError> {
         let wrong = |message: String| Err(ConfigError::Carry(message));
+        let ports = own.and_then(|own| own.carry_ports);
         let own = own.map(|own| own.address.ip());
         let address =
             self.address.or(own).or(Some(listen).filter(|listen| !listen.is_unspecified()));
@@ -75,14 +77,13 @@ impl Section {
                     .to_owned(),
             );
         };
-        let [first, last] = self.ports.unwrap_or(PORTS_DEFAULT);
-        if first == 0 || first > last || last - first >= PORTS_MAX {
-            return wrong(format!(
-                "ports: [{first}, {last}] is no range of at most {PORTS_MAX} ports, such as \
-                 [{}, {}]",
-                PORTS_DEFAULT[0], PORTS_DEFAULT[1]
-            ));
-        }
+        let Some([first, last]) = ports else {
+            return wrong(
+                "this host has no ports at which its QEMUs wait for VMs: add it to the peers file, \
+                 or give it `carry-ports` there"
+                    .to_owned(),
+            );
+        };
         let directory = self.directory.unwrap_or_else(|| DIRECTORY_DEFAULT.into());
         if !directory.is_absolute() {
             return wrong(format!("directory: {} is no absolute path", directory.display()));
@@ -107,10 +108,35 @@ impl Section {
 
 /// The address that stands for the host at this place in the peers file, from 0, on
 /// every other host.
-pub(super) fn stands_for(place: usize) -> Option<Ipv4Addr> {
+#[must_use]
+pub fn stands_for(place: usize) -> Option<Ipv4Addr> {
     let place = u16::try_from(place).ok()?.checked_add(1)?;
     let [high, low] = place.to_be_bytes();
     Some(Ipv4Addr::new(127, 7, high, low))
+}
+
+/// The ports at which the QEMUs of the host at this place wait, from 0. Each host has
+/// ports of its own: libvirt takes only such as nobody listens at on its own host, at
+/// whatever address, and there the agent listens at those of all others.
+#[must_use]
+pub fn ports_of(place: usize) -> Option<[u16; 2]> {
+    let first = u16::try_from(place).ok()?.checked_mul(PORTS_EACH)?.checked_add(PORTS_FROM)?;
+    Some([first, first.checked_add(PORTS_EACH - 1)?])
+}
+
+/// Whether these can be a host's.
+///
+/// # Errors
+/// If not: what can be.
+pub fn check_ports([first, last]: [u16; 2]) -> Result<(), String> {
+    if first == 0 || first > last || last - first >= PORTS_MAX {
+        return Err(format!(
+            "carry-ports [{first}, {last}] is no range of at most {PORTS_MAX} ports, such as \
+             [{PORTS_FROM}, {}]",
+            PORTS_FROM + PORTS_EACH - 1
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -125,6 +151,7 @@ mod tests {
             address: "10.77.0.1:7450".parse().unwrap(),
             nics: Vec::new(),
             carry_address: None,
+            carry_ports: ports_of(1),
         };
         let listen = Ipv4Addr::UNSPECIFIED.into();
         let understood = section.understood(listen, Some(&own), Some(&"qemu".to_owned()));
@@ -135,21 +162,18 @@ mod tests {
     fn what_is_not_said_is_as_libvirt_has_it() {
         let carry = section("").unwrap();
         assert_eq!(carry.address, IpAddr::from([10, 77, 0, 1]));
-        assert_eq!((carry.ports, carry.sockets), (49152..=49215, 4));
+        assert_eq!((carry.ports, carry.sockets), (49216..=49279, 4));
         assert_eq!(carry.directory, PathBuf::from(DIRECTORY_DEFAULT));
         assert_eq!(carry.qemu_user.as_deref(), Some("qemu"));
-        let carry = section("qemu-user = \"libvirt-qemu\"\nports = [5000, 5000]\naudit = \"deep\"");
-        let carry = carry.unwrap();
-        assert_eq!((carry.ports, carry.audit), (5000..=5000, Audit::Deep));
+        let carry = section("qemu-user = \"libvirt-qemu\"\naudit = \"deep\"").unwrap();
+        assert_eq!(carry.audit, Audit::Deep);
         assert_eq!(carry.qemu_user.as_deref(), Some("libvirt-qemu"));
     }
 
     #[test]
     fn what_cannot_be_is_said() {
         let wrong = [
-            ("ports = [9, 8]", "[9, 8]"),
-            ("ports = [1, 65535]", "1024 ports"),
-            ("ports = [0, 9]", "[0, 9]"),
+            ("ports = [5000, 5001]", "ports"),
             ("directory = \"run\"", "absolute"),
             ("downtime-ms = 0", "downtime-ms"),
             ("address = \"0.0.0.0\"", "migration_address"),
@@ -167,5 +191,17 @@ mod tests {
         assert_eq!(of(0).as_deref(), Some("127.7.0.1"));
         assert_eq!(of(255).as_deref(), Some("127.7.1.0"));
         assert_eq!(of(65_535), None);
+    }
+
+    #[test]
+    fn no_two_hosts_have_a_port_in_common() {
+        assert_eq!(ports_of(0), Some([49152, 49215]));
+        assert_eq!(ports_of(1), Some([49216, 49279]));
+        assert_eq!(ports_of(255), Some([65472, 65535]));
+        assert_eq!(ports_of(256), None);
+        for wrong in [[9, 8], [0, 9], [1, 65535]] {
+            assert!(check_ports(wrong).is_err(), "{wrong:?}");
+        }
+        assert_eq!(check_ports([5000, 5000]), Ok(()));
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::carry::stands_for;
+use super::carry::{check_ports, ports_of, stands_for};
 use crate::name;
 
 /// One host.
@@ -28,6 +28,10 @@ pub struct PeerEntry {
     /// that somebody else commands; by default one by its place in the file.
     #[serde(default)]
     pub carry_address: Option<Ipv4Addr>,
+    /// The first and the last port at which its QEMUs wait for them. No other host has
+    /// any of these. By default they follow from its place in the file.
+    #[serde(default)]
+    pub carry_ports: Option<[u16; 2]>,
 }
 
 impl PeerEntry {
@@ -59,8 +63,27 @@ pub(super) fn read(path: &Path) -> Result<Vec<PeerEntry>, ConfigError> {
     }
     for (place, entry) in file.host.iter_mut().enumerate() {
         entry.carry_address = entry.carry_address.or_else(|| stands_for(place));
+        entry.carry_ports = entry.carry_ports.or_else(|| ports_of(place));
+    }
+    if let Some((host, message)) = shared_ports(&file.host) {
+        return Err(ConfigError::Peer { file: path.to_owned(), host, message });
     }
     Ok(file.host)
+}
+
+/// The first host that has a port of another, and what to do about it.
+fn shared_ports(hosts: &[PeerEntry]) -> Option<(String, String)> {
+    let with_ports = || hosts.iter().filter_map(|host| Some((host, host.carry_ports?)));
+    with_ports().enumerate().find_map(|(nth, (host, [first, last]))| {
+        let overlaps = |(_, [from, to]): &(&PeerEntry, [u16; 2])| *from <= last && first <= *to;
+        let (other, [from, to]) = with_ports().take(nth).find(overlaps)?;
+        let message = format!(
+            "has the carry-ports [{first}, {last}], and {} [{from}, {to}]: libvirt finds no free \
+             port where the agent listens at the same ones for another host; give each its own",
+            other.name
+        );
+        Some((host.name.clone(), message))
+    })
 }
 
 fn check<'f>(entry: &'f PeerEntry, names: &mut HashSet<&'f str>) -> Result<(), String> {
@@ -79,6 +102,9 @@ fn check<'f>(entry: &'f PeerEntry, names: &mut HashSet<&'f str>) -> Result<(), S
         return Err(
             "carry-address is none of 127.0.0.0/8: it stands for the host on others".to_owned()
         );
+    }
+    if let Some(ports) = entry.carry_ports {
+        check_ports(ports)?;
     }
     if entry.nics.iter().any(IpAddr::is_unspecified) {
         return Err("a nic is 0.0.0.0 or ::, write the card's own address".to_owned());

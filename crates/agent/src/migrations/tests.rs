@@ -41,6 +41,7 @@ impl Site {
             address: address.parse().unwrap(),
             nics: Vec::new(),
             carry_address: None,
+            carry_ports: None,
         };
         let routes = Routes {
             peers: vec![peer("near", "127.0.0.1:7450"), peer("far", "10.9.9.9:7450")],

@@ -5,15 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use agent::config::carry::{check_ports, ports_of, stands_for};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::problem::Problem;
-
-/// Loopback addresses that stand for hosts begin so.
-const LOOPBACK: [u8; 2] = [127, 7];
-/// What libvirt takes if nobody says otherwise, and so does an agent.
-const PORTS: [u16; 2] = [49152, 49215];
 
 /// A host's place among the others.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,7 +20,7 @@ pub(crate) struct Place {
     pub(crate) loopback: Ipv4Addr,
     /// Where its QEMUs wait for VMs.
     pub(crate) address: IpAddr,
-    /// At which ports, and at which agents stand for other hosts.
+    /// At which ports, which no other host has.
     pub(crate) ports: RangeInclusive<u16>,
     /// Whether its agent carries what others command.
     pub(crate) carries: bool,
@@ -41,7 +37,6 @@ struct AgentFile {
 #[derive(Deserialize)]
 struct Carry {
     address: Option<IpAddr>,
-    ports: Option<[u16; 2]>,
 }
 
 /// What matters here of the peers file.
@@ -57,6 +52,7 @@ struct Entry {
     name: String,
     address: SocketAddr,
     carry_address: Option<Ipv4Addr>,
+    carry_ports: Option<[u16; 2]>,
 }
 
 impl Place {
@@ -72,7 +68,7 @@ impl Place {
         };
         let peers = agent_file.parent().unwrap_or(Path::new("")).join(peers);
         let file: PeersFile = parse(&peers)?;
-        let (loopback, own) = among(&file.host, &name).ok_or_else(|| {
+        let (loopback, own, [first, last]) = among(&file.host, &name).ok_or_else(|| {
             Problem::Typed(format!(
                 "{} has no host `{name}`, which this host is by {}: add it, in the same place on \
                  all hosts",
@@ -81,32 +77,19 @@ impl Place {
             ))
         })?;
         let carries = agent.carry.is_some();
-        let carry = agent.carry.unwrap_or(Carry { address: None, ports: None });
-        let [first, last] = carry.ports.unwrap_or(PORTS);
-        if first == 0 || first > last {
-            return Err(Problem::Typed(format!(
-                "{}: ports of [carry]: [{first}, {last}] is no range such as [{}, {}]",
-                agent_file.display(),
-                PORTS[0],
-                PORTS[1]
-            )));
-        }
-        let address = carry.address.unwrap_or(own);
+        check_ports([first, last])
+            .map_err(|why| Problem::Typed(format!("{}: `{name}`: {why}", peers.display())))?;
+        let address = agent.carry.and_then(|carry| carry.address).unwrap_or(own);
         Ok(Self { name, loopback, address, ports: first..=last, carries })
     }
 }
 
-/// What stands for a host on others, and its own address.
-fn among(hosts: &[Entry], name: &str) -> Option<(Ipv4Addr, IpAddr)> {
+/// What stands for a host on others, its own address, and its ports.
+fn among(hosts: &[Entry], name: &str) -> Option<(Ipv4Addr, IpAddr, [u16; 2])> {
     let nth = hosts.iter().position(|host| host.name == name)?;
     let own = hosts.get(nth)?;
-    Some((own.carry_address.or_else(|| loopback(nth))?, own.address.ip()))
-}
-
-/// What stands for the host in this place, from 0 on.
-fn loopback(nth: usize) -> Option<Ipv4Addr> {
-    let [high, low] = u16::try_from(nth).ok()?.checked_add(1)?.to_be_bytes();
-    Some(Ipv4Addr::new(LOOPBACK[0], LOOPBACK[1], high, low))
+    let loopback = own.carry_address.or_else(|| stands_for(nth))?;
+    Some((loopback, own.address.ip(), own.carry_ports.or_else(|| ports_of(nth))?))
 }
 
 fn parse<T: DeserializeOwned>(path: &Path) -> Result<T, Problem> {
@@ -129,7 +112,7 @@ mod tests {
     const PEERS: &str = "[[host]]\nname = 'host-a'\naddress = '10.0.0.1:7800'\n\
                          [[host]]\nname = 'host-b'\naddress = '10.0.0.2:7800'\nrack = 'r1'\n\
                          [[host]]\nname = 'host-c'\naddress = '10.0.0.3:7800'\n\
-                         carry-address = '127.9.0.1'\n";
+                         carry-address = '127.9.0.1'\ncarry-ports = [5000, 5009]\n";
 
     fn read(agent: &str, peers: &str) -> Result<Place, String> {
         let dir = tempfile::tempdir().unwrap();
@@ -141,25 +124,21 @@ mod tests {
 
     #[test]
     fn a_host_is_known_by_its_place_or_by_what_is_said_of_it() {
-        let place = |name: &str, loopback: [u8; 4], address: [u8; 4], carries| Place {
+        let place = |name: &str, loopback: [u8; 4], address: [u8; 4], ports, carries| Place {
             name: name.to_owned(),
             loopback: loopback.into(),
             address: address.into(),
-            ports: 49152..=49215,
+            ports,
             carries,
         };
         let agent = |name, more| format!("name = '{name}'\npeers = 'peers.toml'\n{more}");
-        let plain = place("host-b", [127, 7, 0, 2], [10, 0, 0, 2], false);
+        let plain = place("host-b", [127, 7, 0, 2], [10, 0, 0, 2], 49216..=49279, false);
         assert_eq!(read(&agent("host-b", "pool-mib = 64"), PEERS), Ok(plain));
-        let named = place("host-c", [127, 9, 0, 1], [10, 0, 0, 3], true);
+        let named = place("host-c", [127, 9, 0, 1], [10, 0, 0, 3], 5000..=5009, true);
         assert_eq!(read(&agent("host-c", "[carry]\nsockets = 9"), PEERS), Ok(named));
-        let more = "[carry]\naddress = '10.1.0.1'\nports = [5000, 5009]";
-        let told = place("host-a", [127, 7, 0, 1], [10, 1, 0, 1], true);
-        let told = Place { ports: 5000..=5009, ..told };
+        let more = "[carry]\naddress = '10.1.0.1'";
+        let told = place("host-a", [127, 7, 0, 1], [10, 1, 0, 1], 49152..=49215, true);
         assert_eq!(read(&agent("host-a", more), PEERS), Ok(told));
-        assert_eq!(loopback(255), Some(Ipv4Addr::new(127, 7, 1, 0)));
-        assert_eq!(loopback(usize::MAX), None);
-        assert_eq!(loopback(65_535), None);
     }
 
     #[test]
@@ -171,9 +150,9 @@ mod tests {
             ("name = 'host-a'\npeers = 'peers.toml'", "[[host]]\n\nname = 1", "/peers.toml:3: "),
             ("name = ", PEERS, "/agent.toml:1: "),
             (
-                "name = 'host-a'\npeers = 'peers.toml'\n[carry]\nports = [9, 8]",
-                PEERS,
-                "/agent.toml: ports of [carry]: [9, 8] is no range",
+                "name = 'host-c'\npeers = 'peers.toml'",
+                &PEERS.replace("[5000, 5009]", "[9, 8]"),
+                "/peers.toml: `host-c`: carry-ports [9, 8] is no range",
             ),
         ] {
             let error = read(agent, peers).unwrap_err();
