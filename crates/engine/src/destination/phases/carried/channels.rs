@@ -151,18 +151,22 @@ mod tests {
         }
         let mut sync = Vec::new();
         write_head(&mut sync, "", &[], &[], true);
-        let readers = theirs.into_iter().map(|mut channel| {
-            let sync = sync.clone();
-            thread::spawn(move || {
-                let mut read = vec![0; sync.len()];
-                for _ in 0..5000 {
-                    channel.read_exact(&mut read).unwrap();
-                    assert_eq!(read, sync);
-                }
-                channel
+        // All at once: SYNCs go to one channel after the other.
+        let readers: Vec<_> = theirs
+            .into_iter()
+            .map(|mut channel| {
+                let sync = sync.clone();
+                thread::spawn(move || {
+                    let mut read = vec![0; sync.len()];
+                    for _ in 0..5000 {
+                        channel.read_exact(&mut read).unwrap();
+                        assert_eq!(read, sync);
+                    }
+                    channel
+                })
             })
-        });
-        let mut theirs: Vec<_> = readers.map(|reader| reader.join().unwrap()).collect();
+            .collect();
+        let mut theirs: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
         drop(channels);
         assert!(theirs.iter_mut().all(|channel| channel.read(&mut [0]).unwrap() == 0));
     }
