@@ -22,6 +22,7 @@ help:
 	@echo 'make demo-gang    two racks, four VMs with content in common; all leave the one, and come back'
 	@echo 'make check        format, lints, dependencies (licences, vulnerabilities), unit tests'
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
+	@echo 'make libvirt-test all tests with real libvirts, some ten minutes'
 	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200; all: QEMU=11.1); make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
 	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
@@ -78,6 +79,11 @@ unit: tests
 
 end-to-end: tests
 	$(DEBUG)/lab as-root -- $(DEBUG)/suite end-to-end
+
+# With real libvirts, all of it: some ten minutes. `make test` has a part of it.
+.PHONY: libvirt-test
+libvirt-test: tests
+	$(DEBUG)/lab as-root -- $(DEBUG)/suite end-to-end libvirt
 
 test: toolchain
 	@MAKE="$(MAKE)" scripts/test

@@ -76,32 +76,48 @@ impl Carried {
     }
 }
 
-/// To and fro with each of the streams, by each of the doors.
-fn everywhere(p2p: bool) {
+/// By an address of loopback, or a socket; so many channels.
+const WAYS: [(bool, Option<u8>); 4] =
+    [(false, None), (false, Some(4)), (true, None), (true, Some(4))];
+
+/// To and fro by these ways, with a QEMU: the first is the distribution's, the last the
+/// lab's usual one.
+fn by(ways: &[(bool, Option<u8>)], p2p: bool, is_oldest: bool) {
     let carried = Carried::new();
-    for qemu in carried.world.qemus() {
-        let guest = carried.world.start(&Domain::new(guest("256M", RATE)), &qemu);
-        let sides = [Side::A, Side::B].into_iter().cycle();
-        let ways = [(false, None), (false, Some(4)), (true, None), (true, Some(4))];
-        for (from, (by_path, parallel)) in sides.zip(ways) {
-            let path = format!("unix:///run/droveway/migrate/{}.sock", from.other().name());
-            let uri = by_path.then_some(path);
-            carried.migrate(
-                &guest,
-                from,
-                &Migration { p2p, parallel, uri, ..Migration::default() },
-            );
-        }
-        drop(carried.world.virsh(Side::A, &["destroy", "web1"]));
+    let mut qemus = carried.world.qemus();
+    let qemu = if is_oldest { qemus.swap_remove(0) } else { qemus.pop().unwrap() };
+    let guest = carried.world.start(&Domain::new(guest("256M", RATE)), &qemu);
+    let sides = [Side::A, Side::B].into_iter().cycle();
+    for (from, (by_path, parallel)) in sides.zip(ways) {
+        let path = format!("unix:///run/droveway/migrate/{}.sock", from.other().name());
+        let uri = by_path.then_some(path);
+        let parallel = *parallel;
+        carried.migrate(&guest, from, &Migration { p2p, parallel, uri, ..Migration::default() });
     }
+}
+
+/// There by loopback with four channels, back by a socket with one connection.
+#[test]
+fn there_and_back() {
+    by(&[WAYS[1], WAYS[2]], false, false);
 }
 
 #[test]
 fn by_virsh() {
-    everywhere(false);
+    by(&WAYS, false, false);
+}
+
+#[test]
+fn by_virsh_with_the_distributions_qemu() {
+    by(&WAYS, false, true);
 }
 
 #[test]
 fn from_libvirtd_to_libvirtd() {
-    everywhere(true);
+    by(&WAYS, true, false);
+}
+
+#[test]
+fn from_libvirtd_to_libvirtd_with_the_distributions_qemu() {
+    by(&WAYS, true, true);
 }

@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::RamError;
 use crate::pagemap::{self, DataRanges};
@@ -45,6 +45,9 @@ impl Own {
         // changes.
         let base =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
+        // As QEMU has it with its RAM.
+        // SAFETY: what a child inherits changes, and nothing in this process.
+        unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontFork) }?;
         Ok(Self { address: base.expose_provenance(), len })
     }
 }

@@ -1,6 +1,6 @@
 //! What the kernel tells of another process's memory in `/proc`.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -38,15 +38,28 @@ pub(crate) fn is_writable(pid: u32, range: Range<u64>) -> Result<bool, RamError>
     Ok(reached >= range.end)
 }
 
-/// Where the only area of `bytes` bytes begins that `pid` can write, and not execute.
-/// None if there is none, or there are several.
+/// Where the only area of `bytes` bytes begins that `pid` can write, not execute, and has
+/// no child inherit. None if there is none, or there are several.
+///
+/// Size alone proves little: RAM that is in two areas, as when a part of it is bound to
+/// another node, would leave the place to something else that is as large. QEMU has no
+/// child inherit its RAM (`MADV_DONTFORK`), and other memory it doesn't treat so.
 pub(crate) fn only_area_of(pid: u32, bytes: u64) -> Result<Option<u64>, RamError> {
     let areas = areas(pid).map_err(|error| lost(pid, error))?;
     let mut fitting = areas.iter().filter(|area| area.may_be_ram_of(bytes));
-    match (fitting.next(), fitting.next()) {
-        (Some(area), None) => Ok(Some(area.addresses.start)),
-        _ => Ok(None),
-    }
+    let (Some(area), None) = (fitting.next(), fitting.next()) else { return Ok(None) };
+    let details = fs::read_to_string(format!("/proc/{pid}/smaps"));
+    let details = details.map_err(|error| lost(pid, error))?;
+    let is_ram = is_uninherited(&details, &area.addresses);
+    Ok(is_ram.then_some(area.addresses.start))
+}
+
+/// Whether `smaps` has the flag `dc`, for don't copy, at the area that is just this range.
+fn is_uninherited(smaps: &str, addresses: &Range<u64>) -> bool {
+    let header = format!("{:08x}-{:08x} ", addresses.start, addresses.end);
+    let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&header));
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
+    flags.is_some_and(|flags| flags.split_ascii_whitespace().any(|flag| flag == "dc"))
 }
 
 fn lost(pid: u32, source: io::Error) -> RamError {
@@ -156,6 +169,31 @@ mod tests {
 
     use super::*;
     use crate::Mapping;
+
+    #[test]
+    #[expect(unsafe_code, reason = "memory is mapped by hand")]
+    fn ram_is_what_no_child_inherits() {
+        let smaps = "7f00-7f10 rw-p 00000000 00:00 0\nSize: 4 kB\nVmFlags: rd wr mr mw me ac\n\
+                     00010000-00020000 rw-p 00000000 00:00 0\nVmFlags: rd wr dc hg\n";
+        assert!(is_uninherited(smaps, &(0x1_0000..0x2_0000)));
+        assert!(!is_uninherited(smaps, &(0x7f00..0x7f10)));
+        assert!(!is_uninherited(smaps, &(0x1_0000..0x1_8000)));
+        let us = std::process::id();
+        let ram = Mapping::own((24 << 20) + (12 << 12));
+        let found = only_area_of(us, ram.bytes()).unwrap();
+        assert!(found.is_some());
+        // As large, and what a child would get.
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        let file = tempfile::tempfile().unwrap();
+        let bytes: u64 = (24 << 20) + (20 << 12);
+        file.set_len(bytes).unwrap();
+        let len = usize::try_from(bytes).unwrap();
+        // SAFETY: no address is asked for, and nothing is written to it.
+        let other = unsafe { mmap(std::ptr::null_mut(), len, protection, flags, &file, 0) };
+        assert_eq!(only_area_of(us, bytes).unwrap(), None);
+        // SAFETY: it is what was mapped.
+        unsafe { munmap(other.unwrap(), len) }.unwrap();
+    }
 
     #[test]
     fn what_was_never_touched_is_known_and_stays_so() {

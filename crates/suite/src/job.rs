@@ -43,6 +43,11 @@ const ALONE: [&str; 16] = [
     "quota real",
 ];
 
+/// What runs only when it is asked for: real libvirts that probe QEMUs under TCG take
+/// minutes. `make libvirt-test` does.
+const ASKED: [&str; 3] =
+    ["end-to-end libvirt::by_virsh", "end-to-end libvirt::from_", "end-to-end libvirt_native::"];
+
 impl Suite {
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
@@ -93,7 +98,7 @@ pub(crate) fn list(suite: Suite, programs: &[Program]) -> Result<Vec<Job>, Suite
         let its = beginning.starts_with("end-to-end ") == (suite == Suite::EndToEnd);
         its && !jobs.iter().any(|job| job.name.starts_with(**beginning))
     };
-    ALONE.iter().find(gone).map_or(Ok(()), |gone| Err(SuiteError::Gone(gone)))?;
+    ALONE.iter().chain(&ASKED).find(gone).map_or(Ok(()), |gone| Err(SuiteError::Gone(gone)))?;
     Ok(jobs)
 }
 
@@ -112,6 +117,11 @@ impl Job {
     /// Whether nothing may run beside it.
     pub(crate) fn is_alone(&self) -> bool {
         ALONE.iter().any(|beginning| self.name.starts_with(beginning))
+    }
+
+    /// Whether it runs only when somebody asks for it.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        ASKED.iter().any(|beginning| self.name.starts_with(beginning))
     }
 
     /// The tests that must run; not known of a whole program.

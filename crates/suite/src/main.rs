@@ -89,7 +89,11 @@ fn perform(words: &[String]) -> Result<bool, SuiteError> {
     let suite = Suite::named(suite).ok_or(SuiteError::Usage)?;
     let mut times = Times::read();
     let mut jobs = job::list(suite, &program::build()?)?;
-    jobs.retain(|job| job.name().contains(filter));
+    let all = jobs.len();
+    jobs.retain(|job| job.name().contains(filter) && (!filter.is_empty() || !job.is_asked_for()));
+    if filter.is_empty() && jobs.len() < all {
+        println!("{} jobs run only when asked for: make libvirt-test", all - jobs.len());
+    }
     if jobs.is_empty() {
         return Err(SuiteError::Nothing);
     }
