@@ -195,7 +195,8 @@ impl Commander {
         while source.events.try_recv().is_ok() {}
         // One that has failed just now may still be clearing up.
         until("QEMU migrates", || {
-            source.qmp.execute("migrate", json!({ "uri": way.uris[1] })).is_ok()
+            let begun = source.qmp.execute("migrate", json!({ "uri": way.uris[1] }));
+            begun.inspect_err(|error| println!("not yet: {error}")).is_ok()
         });
     }
 

@@ -1,7 +1,7 @@
 //! Somebody in the guest who sits at the port in its helper's place, or a helper that
 //! dies: each VM arrives as it was, and its report says what is known of it.
 
-use api::{Phase, Report};
+use api::{Phase, Progress, Report};
 use end_to_end::files::{assert_cached_files, assert_files, small, wait_helper, with_files};
 use end_to_end::hostile::own_bytes;
 use end_to_end::{MIB, Moving, Side, World, until};
@@ -76,8 +76,23 @@ fn told(world: &World, guest: &Guest, from: Side, lie: &str) -> Report {
     guest.ask(&format!("helper-lie {lie}")).unwrap();
     let (moving, id) = begin_slowly(world, guest, from, &[]);
     guest.ask("helper-told").unwrap();
+    if ["cut", "silent"].contains(&lie) {
+        wait_noted(world, from, &id);
+    }
     unlimited(world, from, &id);
     world.arrive(guest, from, moving)
+}
+
+/// Waits until the agent has given up the rest of what a helper was to say: of one that
+/// falls silent it notices that when its time is over. A VM that has gone by then is not
+/// waited for, and nothing is noted.
+fn wait_noted(world: &World, from: Side, id: &str) {
+    until("what is missing is noted", || {
+        let told = world.tells(from, &["list", "--migrations", "--json"]);
+        let running: Vec<Progress> = serde_json::from_str(&told).unwrap();
+        let ours = running.iter().find(|one| one.id == id);
+        ours.is_some_and(|ours| ours.notes.iter().any(|note| note.contains(NOT_ALL)))
+    });
 }
 
 fn unlimited(world: &World, from: Side, id: &str) {
@@ -115,10 +130,11 @@ fn killed(world: &World, guest: &Guest) {
     guest.ask("helper-start").unwrap();
     wait_helper(world, Side::A, NAME);
     // A hundredth of a CPU, so that it takes long.
-    let budget = ["--helper-budget", "cpu=1%,time=60s"];
+    let budget = ["--helper-budget", "cpu=1%,time=8s"];
     let (moving, id) = begin_slowly(world, guest, Side::A, &budget);
     until("it is at work", || guest.ask("helper-works").unwrap() == "true");
     guest.ask("helper-kill").unwrap();
+    wait_noted(world, Side::A, &id);
     unlimited(world, Side::A, &id);
     let report = world.arrive(guest, Side::A, moving);
     println!("{:?}", report.notes);

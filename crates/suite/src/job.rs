@@ -68,8 +68,7 @@ impl Suite {
         let usual = match self {
             // They use all cores by themselves for most of the time.
             Self::Unit => cores,
-            // A move without Linux takes less than half a core while it goes on.
-            Self::EndToEnd => 2 * cores,
+            Self::EndToEnd => cores + 1,
         };
         told.unwrap_or(usual).max(1)
     }

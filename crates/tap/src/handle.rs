@@ -191,7 +191,9 @@ impl Stopper {
         self.shared.end(TapError::Stopped);
         let mut state = self.shared.state.lock();
         state.cut = true;
-        for socket in &state.sockets {
+        // Closed as well: over TCP a QEMU that waits until more is read learns only by
+        // that.
+        for socket in std::mem::take(&mut state.sockets) {
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
         drop(state);
