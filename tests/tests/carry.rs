@@ -181,11 +181,6 @@ fn the_destinations_qemu_dies() {
     broken_by(Fault::DestinationQemu, 0);
 }
 
-#[test]
-fn the_destinations_qemu_dies_with_multifd() {
-    broken_by(Fault::DestinationQemu, 4);
-}
-
 /// Without an agent there, and without anything that waits there.
 #[test]
 fn nothing_that_takes_it_leaves_it_where_it_is() {
