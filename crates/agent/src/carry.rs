@@ -2,7 +2,7 @@
 //! stands for other hosts, and the connections that are made to them.
 //!
 //! A door is an address of loopback for each other host, with all ports that migrations
-//! use there; or a socket that has the same path on both hosts. Whoever connects is
+//! use there; or a socket that has the same path on both hosts. The caller is
 //! carried to the QEMU, or disk server, that waits at the same port or path there.
 
 mod door;

@@ -74,7 +74,7 @@ impl Door {
         Ok(Self { peer: peer.to_owned(), listener: Listener::Path(listener, file) })
     }
 
-    /// The next connection of somebody who may make one; none if there is none now.
+    /// The next connection from a user who may connect; none if there is none now.
     pub(super) fn take(&self, admitted: Admitted) -> io::Result<Option<UnixStream>> {
         loop {
             let taken = match &self.listener {

@@ -41,7 +41,7 @@ fn encrypted(qemu_conf: &str) -> Option<String> {
     })
 }
 
-/// Whoever listens at such a port of any address leaves none of it to the agent.
+/// A program that listens at such a port, at any address, keeps the agent from it.
 fn taken(
     listening: impl Iterator<Item = (IpAddr, u16)>,
     ports: &RangeInclusive<u16>,

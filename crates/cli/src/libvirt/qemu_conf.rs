@@ -1,5 +1,5 @@
 //! Our lines in libvirt's `qemu.conf`: in a block of their own at the top, so that taking
-//! them out leaves the file as it was, whatever it said and whoever changed it since.
+//! them out leaves the file as it was, including what others have changed in it since.
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};

@@ -62,7 +62,7 @@ struct Split {
     pools: Pools,
 }
 
-/// What is next for whoever leads.
+/// What the leading thread does next.
 enum Next {
     Heard(Heard<ToDestination>),
     Closed(Closed),
