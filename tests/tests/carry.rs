@@ -108,7 +108,7 @@ enum Fault {
 
 /// The VM stays, whatever breaks in the middle; and moves after that.
 fn broken_by(fault: Fault, channels: u8) {
-    let mut commander = commander(16, MAPPED, &usual(), NEW);
+    let mut commander = commander(48, MAPPED, &usual(), NEW);
     let way = commander.way(Side::A, false, channels);
     commander.begin(Side::A, &way);
     let on_its_way = || {
@@ -179,6 +179,11 @@ fn the_destinations_agent_dies_with_a_classic_stream() {
 #[test]
 fn the_destinations_qemu_dies() {
     broken_by(Fault::DestinationQemu, 0);
+}
+
+#[test]
+fn the_destinations_qemu_dies_with_multifd() {
+    broken_by(Fault::DestinationQemu, 4);
 }
 
 /// Without an agent there, and without anything that waits there.

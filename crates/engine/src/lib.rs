@@ -25,7 +25,7 @@ pub use host::{Arriving, Carrying, FixedCost, Host, Local, Peer, Refusal, Source
 pub use orders::Orders;
 pub use predict::{predict, used};
 pub use resources::{BuffersFull, Resources};
-pub use source::carried::{Carried, CarryRequest, Content, More, Opening, Relay, Split};
+pub use source::carried::{Caller, Carried, CarryRequest, Content, More, Opening, Relay, Split};
 pub use source::{Migrated, migrate};
 pub use transport::Endpoint;
 pub use waits::Waits;

@@ -3,7 +3,7 @@
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use page::Pool;
 use parking_lot::Mutex;
@@ -15,6 +15,7 @@ use crate::error::TapError;
 use crate::main_channel::READ_BEFORE_BYTES_MAX;
 use crate::output::Output;
 use crate::shared::{Channels, Shared};
+use crate::socket::abort;
 
 /// How a stream that came to its end went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,16 +192,34 @@ impl Stopper {
         self.shared.end(TapError::Stopped);
         let mut state = self.shared.state.lock();
         state.cut = true;
-        // Closed as well: over TCP a QEMU that waits until more is read learns only by
-        // that.
         for socket in std::mem::take(&mut state.sockets) {
-            let _ = socket.shutdown(std::net::Shutdown::Both);
+            abort(&socket);
         }
         drop(state);
         self.shared.refuse_connections();
         if let Some(accepting) = self.shared.accepting.lock().take() {
             let _ = accepting.join();
         }
+    }
+
+    /// Makes a migration fail whose connections were taken by somebody else, who can't
+    /// cancel it: closes the main one, and reads the channels until QEMU closes them, for
+    /// `limit` at most. Then cuts what is left.
+    ///
+    /// A QEMU (10.0) that loses a channel while it waits for another one's SYNC waits for
+    /// ever, so it is to lose none.
+    pub fn hang_up(&self, limit: Duration) {
+        self.shared.end(TapError::Stopped);
+        let end = Instant::now() + limit;
+        let mut state = self.shared.state.lock();
+        // The first is the main one.
+        match state.sockets.first() {
+            Some(main) if !state.over => abort(main),
+            _ => {}
+        }
+        while !state.over && !self.shared.changed.wait_until(&mut state, end).timed_out() {}
+        drop(state);
+        self.cut();
     }
 
     /// CPU time of the tap's threads that have ended.

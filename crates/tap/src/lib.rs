@@ -29,3 +29,4 @@ pub use error::TapError;
 pub use handle::{Stopper, Summary, Taken, Tap};
 pub use output::{Block, Head, Output, Stopped, Unsplittable};
 pub use shared::Channels;
+pub use socket::abort;

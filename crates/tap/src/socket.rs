@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, connect_unspec, recv};
 
 use crate::error::TapError;
 
@@ -75,6 +75,17 @@ pub(crate) fn read_some(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<Fo
 pub(crate) fn discard(socket: &UnixStream) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(Found::Bytes(_)) = read_some(socket, &mut buffer) {}
+}
+
+/// Closes a connection for both ends at once, whoever else has it open.
+///
+/// Over TCP, a peer that waits until more is read would learn of a `shutdown` only when it
+/// asks again, which may take minutes: it is sent a reset.
+pub fn abort(socket: &UnixStream) {
+    // Any other kind of socket refuses this.
+    let _ = connect_unspec(socket);
+    // It may be closed already.
+    let _ = socket.shutdown(std::net::Shutdown::Both);
 }
 
 /// Fills the buffer; an end before that is in the middle of `what`.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use engine::{Carried, CarryRequest, Content, Local, Opening, Peer};
+use engine::{Caller, Carried, CarryRequest, Content, Local, Opening, Peer};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
@@ -270,10 +270,11 @@ impl Shared {
     /// Serves a connection to its end.
     fn serve(&self, nth: usize, socket: UnixStream) {
         let door = &self.doors[nth];
+        let caller = Caller::new(socket);
         let carried = self.peer(&door.peer).and_then(|peer| {
             let id = self.migrations.new_id().map_err(|denied| denied.to_string())?;
             let target = (id.as_str(), door.target());
-            let opening = Opening::new(&self.local, &peer, target, self.request.clone(), socket);
+            let opening = Opening::new(&self.local, &peer, target, self.request.clone(), caller);
             let opening = opening.map_err(|error| error.to_string())?;
             let vm = opening.vm().or(opening.uuid()).unwrap_or("unnamed").to_owned();
             let uuid = opening.uuid().map(str::to_owned);

@@ -13,10 +13,11 @@
 //! ```
 //!
 //! Whoever commands both QEMUs decides what becomes of the VM. All that this can do is to
-//! fail, by closing every connection of the migration at once at both ends: then the VM
-//! goes on here. So there is no journal, and nothing is ever answered in the name of the
+//! fail, by closing the migration's connections at both ends (see `caller` for how QEMU's
+//! are): then the VM goes on here. So there is no journal, and nothing is ever answered in the name of the
 //! destination's QEMU.
 
+mod caller;
 mod collector;
 mod opening;
 mod relay;
@@ -52,6 +53,8 @@ use crate::link::{Heard, Link};
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::watch::Watch;
+use caller::CLOSING_MAX;
+pub use caller::Caller;
 use collector::{Collector, Tail};
 pub use opening::{More, Opening};
 use relay::Passed;
@@ -163,9 +166,9 @@ pub struct Split {
     link: Arc<Link<ToDestination>>,
     hear: Receiver<Heard<ToSource>>,
     carrying: Carrying,
-    /// The way back to QEMU.
-    main: UnixStream,
-    taken: Taken,
+    caller: Caller,
+    /// What was read of its main connection.
+    before: Vec<u8>,
     channels: Option<Channels>,
 }
 
@@ -200,6 +203,8 @@ struct Running<'r> {
     state: Arc<StreamState>,
     lanes: Arc<Lanes>,
     tail: Arc<Tail>,
+    /// The way back to QEMU.
+    main: UnixStream,
     tap: tap::Stopper,
     pacing: Pacing,
     answers: Follower,
@@ -261,9 +266,12 @@ impl Split {
             tail: Arc::clone(&tail),
             ram_over: AtomicBool::new(false),
         });
-        let main = self.main.try_clone();
+        let main = self.caller.main().try_clone();
         let main = main.map_err(|error| local_error("keeping QEMU's connection", error))?;
-        let taken = Taken { main, ..std::mem::replace(&mut self.taken, nothing(&self.main)?) };
+        let (socket, channels) = std::mem::take(&mut self.caller).take_over();
+        let channels = channels.into_iter().map(|one| (one.id, one.socket)).collect();
+        let before = std::mem::take(&mut self.before);
+        let taken = Taken { main: socket, before, channels };
         let tap = Tap::of_taken(taken, Arc::clone(&state.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
         let stopper = tap.stopper();
@@ -279,7 +287,7 @@ impl Split {
         let waiting = wait_for_end(tap, notices.0.clone());
         let (pacing, ()) = pacing.and_then(|pacing| Ok((pacing, waiting?))).inspect_err(|_| {
             lanes.shut();
-            stopper.cut();
+            stopper.hang_up(CLOSING_MAX);
         })?;
         Ok(Running {
             split: self,
@@ -291,6 +299,7 @@ impl Split {
             state,
             lanes,
             tail,
+            main,
             tap: stopper,
             pacing,
             answers: Follower::default(),
@@ -503,7 +512,7 @@ impl Running<'_> {
                 Err(MigrationError::DestinationFailed { host, reason })
             };
         }
-        let written = (&self.split.main).write_all(bytes);
+        let written = (&self.main).write_all(bytes);
         written.map_err(|error| {
             MigrationError::Qemu(format!("it does not take its destination's answer: {error}"))
         })?;
@@ -565,7 +574,7 @@ impl Running<'_> {
         let control_bytes = split.link.wire_bytes();
         lanes.shut();
         split.link.close();
-        tap.cut();
+        tap.hang_up(CLOSING_MAX);
         drop(pacing);
         let cpu = lanes.stop() + tap.cpu();
         let (body_bytes, fill_bytes) = state.taken();
@@ -585,11 +594,4 @@ impl Running<'_> {
             report.lanes = report_of_lanes.collect();
         });
     }
-}
-
-/// What stands in for connections that the tap has.
-fn nothing(main: &UnixStream) -> Result<Taken, MigrationError> {
-    let main = main.try_clone();
-    let main = main.map_err(|error| local_error("keeping QEMU's connection", error))?;
-    Ok(Taken { main, before: Vec::new(), channels: Vec::new() })
 }

@@ -10,11 +10,11 @@ use crossbeam_channel::{Receiver, bounded, select};
 use data_threads::SchedParams;
 use rustix::event::{PollFd, PollFlags, poll};
 use stream::multifd::{INIT_BYTES, Init};
-use tap::Taken;
 use transport::{Endpoint, connect};
 use wire::carry::{Carry, Carrying, Channels, Target};
 use wire::{Kind, ToDestination, ToSource};
 
+use super::caller::{Caller, Channel};
 use super::setup::{self, Setup};
 use super::{Carried, CarryRequest, Content, relay::Relay};
 use crate::error::MigrationError;
@@ -36,7 +36,7 @@ pub struct Opening {
     peer: Peer,
     id: String,
     request: CarryRequest,
-    socket: UnixStream,
+    caller: Caller,
     link: Arc<Link<ToDestination>>,
     hear: Receiver<Heard<ToSource>>,
     carrying: Carrying,
@@ -56,7 +56,7 @@ impl Opening {
         peer: &Peer,
         (id, target): (&str, Target),
         request: CarryRequest,
-        socket: UnixStream,
+        caller: Caller,
     ) -> Result<Self, MigrationError> {
         let lost = |why: String| MigrationError::PeerLost { host: peer.name.clone(), why };
         let endpoint = Endpoint { local: None, remote: peer.address };
@@ -92,7 +92,7 @@ impl Opening {
             peer: peer.clone(),
             id: id.to_owned(),
             request,
-            socket,
+            caller,
             link: Arc::new(link),
             hear,
             carrying,
@@ -127,8 +127,8 @@ impl Opening {
     /// before its client.
     fn who_speaks(&self) -> Result<Option<Vec<u8>>, MigrationError> {
         let (tell, spoken) = bounded(1);
-        let socket =
-            self.socket.try_clone().map_err(|error| local_error("keeping a connection", error))?;
+        let socket = self.caller.main().try_clone();
+        let socket = socket.map_err(|error| local_error("keeping a connection", error))?;
         // It ends with the connection at the latest.
         thread::Builder::new()
             .name("carry-first".to_owned())
@@ -152,14 +152,21 @@ impl Opening {
         }
     }
 
-    fn read_setup(self, more: &mut More<'_>) -> Result<Carried, MigrationError> {
+    fn read_setup(mut self, more: &mut More<'_>) -> Result<Carried, MigrationError> {
         let reading = |error| local_error("reading what QEMU begins with", error);
-        self.socket.set_read_timeout(Some(SETUP_MAX)).map_err(reading)?;
-        let setup = setup::read(&self.socket).map_err(reading)?;
-        self.socket.set_read_timeout(None).map_err(reading)?;
+        if self.caller.is_stray() {
+            return Err(MigrationError::Tap(
+                "a multifd channel came without a main connection".to_owned(),
+            ));
+        }
+        let main = self.caller.main();
+        main.set_read_timeout(Some(SETUP_MAX)).map_err(reading)?;
+        let setup = setup::read(main).map_err(reading)?;
+        main.set_read_timeout(None).map_err(reading)?;
         // All channels have connected when setup is written: QEMU waits for a SYNC on
         // each of them before it goes on.
-        let channels = self.channels(more)?;
+        self.channels(more)?;
+        let channels = &self.caller.channels;
         match setup {
             Setup::Whole { before, .. } if before.is_empty() => {
                 Err(MigrationError::Qemu("whoever connected closed without a word".to_owned()))
@@ -178,8 +185,6 @@ impl Opening {
                     first: channels.iter().map(|channel| hex(&channel.first)).collect(),
                     sync_by_section: epoch_by_section,
                 });
-                let channels = channels.into_iter().map(|one| (one.id, one.socket)).collect();
-                let main = self.socket.try_clone().map_err(reading)?;
                 Ok(Carried::Split(Box::new(super::Split {
                     local: self.local,
                     peer: self.peer,
@@ -187,8 +192,8 @@ impl Opening {
                     link: self.link,
                     hear: self.hear,
                     carrying: self.carrying,
-                    main: self.socket,
-                    taken: Taken { main, before, channels },
+                    caller: self.caller,
+                    before,
                     channels: order,
                 })))
             }
@@ -196,9 +201,9 @@ impl Opening {
     }
 
     /// Those that were made to the same door until now. A QEMU connects in this order.
-    fn channels(&self, more: &mut More<'_>) -> Result<Vec<Channel>, MigrationError> {
+    fn channels(&mut self, more: &mut More<'_>) -> Result<(), MigrationError> {
         let taking = |error| local_error("taking QEMU's channels", error);
-        let mut channels: Vec<Channel> = Vec::new();
+        let channels = &mut self.caller.channels;
         while let Some(mut socket) = more().map_err(taking)? {
             socket.set_read_timeout(Some(FIRST_MAX)).map_err(taking)?;
             let mut first = [0; INIT_BYTES];
@@ -216,24 +221,18 @@ impl Opening {
             }
             channels.push(Channel { id, uuid, first, socket });
         }
-        Ok(channels)
+        Ok(())
     }
 
     fn relay(self, before: Vec<u8>, back: Vec<u8>) -> Relay {
-        let Self { id, peer, socket, link, hear, .. } = self;
+        let Self { id, peer, caller, link, hear, .. } = self;
+        let (socket, _) = caller.take_over();
         Relay { id, host: peer.name, socket, link, hear, before, back }
     }
 
     fn lost(&self, why: String) -> MigrationError {
         MigrationError::PeerLost { host: self.peer.name.clone(), why }
     }
-}
-
-struct Channel {
-    id: u8,
-    uuid: [u8; 16],
-    first: [u8; INIT_BYTES],
-    socket: UnixStream,
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -68,8 +68,13 @@ impl Relay {
             .write_all(&back)
             .map_err(failed)
             .and_then(|()| follow(&socket, (&host, &hear, passed), &ended, cancelled));
-        // Whatever it was, nothing of it stays open.
-        let _ = socket.shutdown(Shutdown::Both);
+        // Whatever it was, nothing of it stays open. What was said to the end may still be
+        // on its way.
+        if outcome.is_ok() {
+            let _ = socket.shutdown(Shutdown::Both);
+        } else {
+            tap::abort(&socket);
+        }
         link.close();
         let _ = forth.join();
         outcome
