@@ -74,16 +74,16 @@ tests: toolchain
 
 # The lab's own tests make hosts too.
 unit: tests
-	$(DEBUG)/lab as-root -- $(DEBUG)/suite unit
+	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite unit
 	$(CARGO) test --quiet --workspace --doc
 
 end-to-end: tests
-	$(DEBUG)/lab as-root -- $(DEBUG)/suite end-to-end
+	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end
 
 # With real libvirts, all of it: some ten minutes. `make test` has a part of it.
 .PHONY: libvirt-test
 libvirt-test: tests
-	$(DEBUG)/lab as-root -- $(DEBUG)/suite end-to-end libvirt
+	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end libvirt
 
 test: toolchain
 	@MAKE="$(MAKE)" scripts/test

@@ -1,5 +1,7 @@
 //! Two hosts with a libvirtd each, and what an administrator says to them.
 
+pub mod carried;
+
 use std::time::Duration;
 
 use lab::guest::Guest;
@@ -29,7 +31,7 @@ impl LibvirtWorld {
     /// If that fails, as all of this file does.
     #[must_use]
     pub fn new(link: Link) -> Self {
-        Self::with(link, |_| String::new())
+        Self::with(link, |_, _| String::new())
     }
 
     /// The same, with these lines more in a host's `qemu.conf`.
@@ -37,12 +39,12 @@ impl LibvirtWorld {
     /// # Panics
     /// If that fails.
     #[must_use]
-    pub fn with(link: Link, qemu_conf: impl Fn(Side) -> String) -> Self {
+    pub fn with(link: Link, qemu_conf: impl Fn(&Hosts, &Host) -> String) -> Self {
         let kit = setup::ensure().unwrap();
         let made_of = setup::libvirt(&kit).unwrap();
         let hosts = Hosts::new(link).unwrap();
-        let daemons = [(&hosts.a, Side::A), (&hosts.b, Side::B)]
-            .map(|(host, side)| Libvirtd::start(&hosts, host, &made_of, &qemu_conf(side)).unwrap());
+        let daemons = [&hosts.a, &hosts.b]
+            .map(|host| Libvirtd::start(&hosts, host, &made_of, &qemu_conf(&hosts, host)).unwrap());
         Self { daemons, hosts, kit, made_of }
     }
 
@@ -63,10 +65,7 @@ impl LibvirtWorld {
     /// A host.
     #[must_use]
     pub fn host(&self, side: Side) -> &Host {
-        match side {
-            Side::A => &self.hosts.a,
-            Side::B => &self.hosts.b,
-        }
+        side.of(&self.hosts)
     }
 
     /// A host's libvirtd.

@@ -42,6 +42,15 @@ impl Side {
         }
     }
 
+    /// The host itself.
+    #[must_use]
+    pub fn of(self, hosts: &Hosts) -> &Host {
+        match self {
+            Self::A => &hosts.a,
+            Self::B => &hosts.b,
+        }
+    }
+
     /// The other one.
     #[must_use]
     pub fn other(self) -> Self {
@@ -235,10 +244,7 @@ impl World {
     /// A host.
     #[must_use]
     pub fn host(&self, side: Side) -> &Host {
-        match side {
-            Side::A => &self.hosts.a,
-            Side::B => &self.hosts.b,
-        }
+        side.of(&self.hosts)
     }
 
     /// A host's agent.

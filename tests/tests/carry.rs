@@ -216,6 +216,18 @@ fn a_stream_that_may_turn_to_postcopy_is_relayed() {
     assert!(report.notes.iter().any(|note| note.contains("post-copy")), "{:?}", report.notes);
 }
 
+/// What QEMU compresses by itself, from the second time a page comes, goes as it is: by
+/// then most has gone by lanes.
+#[test]
+fn pages_that_come_as_differences_are_passed_on() {
+    let mut commander = commander(48, MAPPED, &usual(), NEW);
+    let mut way = commander.way(Side::A, false, 0);
+    way.more = vec!["xbzrle"];
+    let report = commander.migrate(Side::A, &way);
+    assert_carried(&report, "classic", "mapped");
+    assert!(report.notes.iter().any(|note| note.contains("xbzrle")), "{:?}", report.notes);
+}
+
 /// A disk server greets its client, and both say much at the same time. What one closes
 /// is closed at the other.
 #[test]

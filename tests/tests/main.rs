@@ -25,6 +25,7 @@ mod kvm;
 mod lanes;
 mod libvirt;
 mod libvirt_dist;
+mod libvirt_faults;
 mod libvirt_native;
 mod libvirt_setup;
 mod managers;

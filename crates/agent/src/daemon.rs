@@ -188,6 +188,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         routes.clone(),
         config.listen,
         config.nic_speeds.clone(),
+        config.carry.clone(),
     ));
     let mover = Box::new(engine::migrate);
     let migrations = Arc::new(Migrations::new(&settlers, local.clone(), routes, mover));

@@ -23,7 +23,7 @@ use qemu::room::host_memory;
 use wire::Part;
 use wire::examine::{Answer, FILLER_BYTES, PROGRAMS_MAX, Question, Reached};
 
-use crate::config::NicSpeed;
+use crate::config::{Carry, NicSpeed};
 use crate::denied::Denied;
 use crate::migrations::Routes;
 use crate::registry::Registry;
@@ -42,6 +42,7 @@ pub(crate) struct Examiner {
     routes: Routes,
     listen: SocketAddr,
     nic_speeds: Vec<NicSpeed>,
+    carry: Option<Carry>,
     probes: Probes,
 }
 
@@ -52,9 +53,10 @@ impl Examiner {
         routes: Routes,
         listen: SocketAddr,
         nic_speeds: Vec<NicSpeed>,
+        carry: Option<Carry>,
     ) -> Self {
         let probes = Probes::new(Arc::clone(&local.programs));
-        Self { registry, local, routes, listen, nic_speeds, probes }
+        Self { registry, local, routes, listen, nic_speeds, carry, probes }
     }
 
     /// QEMU's programs, and what they can do.
@@ -141,6 +143,7 @@ impl Examiner {
             wire: wire::VERSION,
             kernel: sight::kernel(),
             clock_source: sight::clock_source(),
+            tsc: (kvm == Kvm::Usable).then(sight::tsc).flatten(),
             kvm,
             qemu_user: sight::qemu_user(self.registry.qemu_user()),
             cgroups: sight::cgroups(),
@@ -157,6 +160,7 @@ impl Examiner {
                     Security::Plaintext => None,
                 },
             },
+            carries: self.carry.as_ref().map(sight::carries),
             programs: programs.into_iter().map(|one| self.program(one)).collect(),
             vms,
         }

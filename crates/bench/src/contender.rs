@@ -3,11 +3,13 @@
 mod droveway;
 pub mod gang;
 mod qemu;
+mod virsh;
 
 use std::time::{Duration, Instant};
 
 pub use droveway::{Droveway, Options};
 pub use qemu::{Mode, Qemu};
+pub use virsh::{Virsh, Way};
 
 use lab::error::Result;
 use lab::guest::{Guest, GuestSpec};

@@ -17,7 +17,7 @@ use crate::image::Image;
 use lab::error::{FileContext, LabError, Result};
 use lab::guest::Guest;
 use lab::hosts::{Hosts, Outside};
-use lab::setup::{self, Kit, repository};
+use lab::setup::{self, Accelerator, Kit, repository};
 
 /// The arriving guest of the largest scenario, and what is buffered on its way.
 const WARM_BYTES: u64 = 2 << 30;
@@ -33,6 +33,10 @@ const HEARD_MAX: Duration = Duration::from_secs(20);
 /// If the lab itself fails; a contender that fails is a result.
 pub fn run(kit: &Kit, scenario: &Scenario, runs: u32, only: &[String]) -> Result<Outcome> {
     println!("{}: {}", scenario.name, scenario.about);
+    if scenario.guest.accelerator == Some(Accelerator::Kvm) && !setup::kvm_runs_bare(kit)? {
+        let error = std::io::Error::other("there is none that runs one on this machine");
+        return Err(LabError::System { action: "run a guest with KVM", error });
+    }
     let mut outcome = empty(kit, scenario)?;
     let part = format!("{}-part", scenario.name);
     let mut body_bytes = scenario.guest.orders.random_bytes;

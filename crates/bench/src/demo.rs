@@ -82,6 +82,7 @@ fn scenario() -> Scenario {
         plain_tcp: false,
         slowing: None,
         served: false,
+        libvirt: false,
     }
 }
 

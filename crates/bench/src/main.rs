@@ -75,6 +75,9 @@ enum Action {
     },
     /// Run a program where hosts can be made: as root, else in a user namespace.
     AsRoot {
+        /// Find or make what the lab needs first, once for all programs that it starts.
+        #[arg(long)]
+        kit: bool,
         /// The program and its arguments.
         #[arg(last = true, required = true)]
         argv: Vec<OsString>,
@@ -194,9 +197,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             }
             let argv: Vec<OsString> = std::env::args_os().collect();
             println!("Not root: the lab works in a user namespace.");
-            return unprivileged::run(&argv);
+            return unprivileged::run(&argv, true);
         }
-        Action::AsRoot { argv } => return unprivileged::run(argv),
+        Action::AsRoot { kit, argv } => return unprivileged::run(argv, *kit),
         Action::Demo => return demo::run(),
         Action::DemoGang => return demo::gang::run(),
         Action::Trace { file, conditions } => simulate::record(file, conditions)?,

@@ -7,10 +7,11 @@ use serde_json::{Value, json};
 
 use super::neighbour::Neighbour;
 use super::writers::{swing, web};
-use crate::contender::{Contender, Droveway, Mode, Options, Qemu};
+use crate::contender::{Contender, Droveway, Mode, Options, Qemu, Virsh, Way};
 use crate::image::Image;
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
+use lab::setup::Accelerator;
 
 const MIB: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
@@ -47,6 +48,8 @@ pub struct Scenario {
     pub slowing: Option<Slowing>,
     /// Whether a server runs in the guest, and clients use it.
     pub served: bool,
+    /// Whether libvirt moves it, by itself and carried by agents.
+    pub libvirt: bool,
 }
 
 /// Where guests write faster than the link.
@@ -60,6 +63,9 @@ impl Scenario {
     /// Every contender, new.
     #[must_use]
     pub fn contenders(&self) -> Vec<Box<dyn Contender>> {
+        if self.libvirt {
+            return Way::ALL.map(|way| Box::new(Virsh::new(way)) as Box<dyn Contender>).into();
+        }
         let qemu = self.modes.iter().map(|mode| Box::new(Qemu::new(*mode)) as Box<dyn Contender>);
         let ours = self.ours.iter().cloned();
         let ours = ours.map(|options| Box::new(Droveway::new(options)) as Box<dyn Contender>);
@@ -131,8 +137,24 @@ fn encrypted(options: Options) -> Options {
 /// All of them.
 #[must_use]
 pub fn all() -> Vec<Scenario> {
-    let rest = neighbours().into_iter().chain([cores(), tls()]);
-    memory().into_iter().chain(disks()).chain(rest).chain([swing(), web()]).collect()
+    let rest = neighbours().into_iter().chain([cores(), tls(), kvm()]);
+    let rest = rest.chain([swing(), web()]).chain(libvirts());
+    memory().into_iter().chain(disks()).chain(rest).collect()
+}
+
+/// What libvirt moves as well: the same guests on the same links.
+fn libvirts() -> Vec<Scenario> {
+    let named = [
+        ("idle", "libvirt-idle"),
+        ("nics", "libvirt-nics"),
+        ("busy", "libvirt-busy"),
+        ("unshaped", "libvirt-unshaped"),
+    ];
+    let of = |(base, name): (&str, &'static str)| {
+        let scenario = memory().into_iter().find(|one| one.name == base)?;
+        Some(Scenario { name, libvirt: true, ..scenario })
+    };
+    named.into_iter().filter_map(of).collect()
 }
 
 /// Those that move a VM's memory only.
@@ -161,6 +183,7 @@ fn memory() -> Vec<Scenario> {
             plain_tcp: false,
             slowing: None,
             served: false,
+            libvirt: false,
         },
         Scenario {
             name: "nics",
@@ -176,6 +199,7 @@ fn memory() -> Vec<Scenario> {
             plain_tcp: false,
             slowing: None,
             served: false,
+            libvirt: false,
         },
         Scenario {
             name: "busy",
@@ -200,6 +224,7 @@ fn memory() -> Vec<Scenario> {
             plain_tcp: false,
             slowing: None,
             served: false,
+            libvirt: false,
         },
         Scenario {
             name: "unshaped",
@@ -224,6 +249,7 @@ fn memory() -> Vec<Scenario> {
             plain_tcp: false,
             slowing: None,
             served: false,
+            libvirt: false,
         },
         Scenario {
             name: "line",
@@ -243,8 +269,44 @@ fn memory() -> Vec<Scenario> {
             plain_tcp: true,
             slowing: None,
             served: false,
+            libvirt: false,
         },
     ]
+}
+
+/// What is left of a switchover when there is next to nothing to be moved. Where KVM is
+/// nested and only emulates, a guest without an operating system is all that it runs.
+fn kvm() -> Scenario {
+    let mut guest = GuestSpec::bare(
+        "bench",
+        "32M",
+        Orders {
+            random_bytes: 2 * MIB,
+            working_set_bytes: MIB,
+            rate: 100_000,
+            seed: 9,
+            repeated: true,
+            tick_ms: 5,
+            ..Orders::default()
+        },
+    );
+    guest.accelerator = Some(Accelerator::Kvm);
+    Scenario {
+        name: "kvm",
+        about: "32 MiB, nearly idle, without an operating system, under KVM, one link of 1 Gbit/s",
+        guest,
+        disk: None,
+        neighbour: None,
+        link: Link::one(1000),
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(60),
+        modes: &[Mode::Precopy, Mode::Multifd],
+        ours: plain(),
+        plain_tcp: false,
+        slowing: None,
+        served: false,
+        libvirt: false,
+    }
 }
 
 /// What it costs that nobody reads along.
@@ -268,6 +330,7 @@ fn tls() -> Scenario {
         plain_tcp: false,
         slowing: None,
         served: false,
+        libvirt: false,
     }
 }
 
@@ -305,6 +368,7 @@ fn disks() -> Vec<Scenario> {
         plain_tcp: false,
         slowing: None,
         served: false,
+        libvirt: false,
     };
     vec![
         scenario(
@@ -352,6 +416,7 @@ fn neighbours() -> Vec<Scenario> {
         plain_tcp: false,
         slowing: None,
         served: false,
+        libvirt: false,
     };
     let web = Neighbour::Web { bytes_per_s: WEB_BYTES_PER_S };
     vec![
@@ -411,5 +476,6 @@ fn cores() -> Scenario {
         plain_tcp: false,
         slowing: None,
         served: false,
+        libvirt: false,
     }
 }

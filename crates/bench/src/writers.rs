@@ -123,6 +123,7 @@ pub(super) fn web() -> Scenario {
     Scenario {
         modes: &[Mode::PrecopyUntil { seconds: 30 }, Mode::AutoConverge],
         served: true,
+        libvirt: false,
         ..slowed("web", about, orders, 200, vec![off, slowing(4.0)])
     }
 }
@@ -148,6 +149,7 @@ fn slowed(
         plain_tcp: false,
         slowing: Some(Slowing { patience: PATIENCE }),
         served: false,
+        libvirt: false,
     }
 }
 

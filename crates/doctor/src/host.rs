@@ -6,7 +6,7 @@ use api::{Finding, Severity};
 
 use crate::versions::{problems, unknown};
 use crate::{Findings, size};
-use facts::host::{Cgroups, Facts, Kvm, Nic, Program, VmFacts};
+use facts::host::{Carries, Cgroups, Facts, Kvm, Nic, Program, VmFacts};
 
 /// A few reports and logs; below it VMs' records can't be written any more.
 const STATE_FREE_MIN: u64 = 64 << 20;
@@ -34,7 +34,34 @@ pub fn of_host(facts: &Facts) -> Vec<Finding> {
         self::nic(nic, &mut findings);
     }
     network(facts, &mut findings);
+    if let Some(carries) = &facts.carries {
+        carrying(carries, &mut findings);
+    }
     findings.list
+}
+
+fn carrying(carries: &Carries, findings: &mut Findings) {
+    if !carries.missing.is_empty() {
+        findings.warning(
+            "carry",
+            format!(
+                "What libvirt on other hosts migrates to here does not go through the agents: \
+                 qemu.conf lacks {}.",
+                carries.missing.join(", ")
+            ),
+            "`droveway libvirt setup` writes that; restart libvirtd, or virtqemud, after it",
+        );
+        return;
+    }
+    let who = if carries.libvirt { "libvirt" } else { "whoever commands its QEMUs" };
+    let user = carries.qemu_user.as_deref().unwrap_or("root");
+    findings.ok(
+        "carry",
+        format!(
+            "Migrations of {who} are carried, for QEMUs of the user {user}, with sockets in {}.",
+            carries.directory
+        ),
+    );
 }
 
 fn programs(facts: &Facts, findings: &mut Findings) {
@@ -387,7 +414,10 @@ mod tests {
 
     #[test]
     fn a_healthy_host_has_nothing_to_do() {
-        let found = of_host(&healthy());
+        let mut healthy = healthy();
+        healthy.carries = Some(Carries { directory: "/d".to_owned(), ..Carries::default() });
+        let found = of_host(&healthy);
+        assert!(found.iter().any(|one| one.text.contains("of the user root, with sockets in /d")));
         assert!(found.iter().all(|one| one.severity == Severity::Ok), "{found:#?}");
         assert!(found.iter().any(|one| one.text.contains("4 of 16 huge pages of 2048 KiB")));
         assert!(found.iter().any(|one| one.text.contains("1000 Mbit/s, MTU 1500")));
@@ -399,7 +429,15 @@ mod tests {
     #[test]
     fn every_ill_is_told() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 19] = [
+        let table: [(Change, Severity, &str); 20] = [
+            (
+                |f| {
+                    let missing = vec!["migration_port_min = 49216".to_owned()];
+                    f.carries = Some(Carries { libvirt: true, missing, ..Carries::default() });
+                },
+                Severity::Warning,
+                "qemu.conf lacks migration_port_min = 49216",
+            ),
             (|f| f.qemu_user.root = true, Severity::Note, "started as root"),
             (|f| f.kvm = Kvm::Missing, Severity::Warning, "no /dev/kvm"),
             (|f| f.kvm = Kvm::Denied("no".to_owned()), Severity::Warning, "can't be opened (no)"),

@@ -6,11 +6,13 @@ use api::{Finding, Severity};
 use qemu::probe::Verdict;
 
 use crate::{Findings, of_host, size};
-use facts::host::{Facts, Kvm, Program, VmFacts};
+use facts::host::{Facts, Kvm, Program, Tsc, VmFacts};
 use wire::examine::Reached;
 
 /// Guests see no other time after a move, but certificates and logs do.
 const SKEW_MUCH: Duration = Duration::from_secs(2);
+/// KVM takes less for the same frequency (its `tsc_tolerance_ppm`).
+const TSC_TOLERANCE_PPM: f64 = 250.0;
 
 /// How two hosts met.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,6 +117,19 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
     for vm in &here.vms {
         self::vm(vm, there, &mut findings);
     }
+    if here.vms.iter().any(|vm| vm.accelerator == "kvm") {
+        tsc(here, there, &mut findings);
+    }
+    if here.carries.is_some() && there.carries.is_none() {
+        findings.warning(
+            "carry",
+            format!(
+                "{} carries migrations of libvirt, and {} does not: they fail, and their VMs stay.",
+                here.host, there.host
+            ),
+            "give the agent there a section [carry]",
+        );
+    }
     room(here, there, &mut findings);
     let mut list = findings.list;
     list.extend(of_host(there).into_iter().filter(|one| one.severity > Severity::Ok));
@@ -208,6 +223,32 @@ fn fits(vm: &VmFacts, there: &Facts) -> bool {
     })
 }
 
+/// What guests' time does after a move, if the processors' counters differ.
+fn tsc(here: &Facts, there: &Facts, findings: &mut Findings) {
+    let (Some(ours), Some(theirs)) = (here.tsc, there.tsc) else { return };
+    let ratio = f64::from(theirs.khz) / f64::from(ours.khz);
+    let mhz = |tsc: Tsc| format!("{:.1} MHz", f64::from(tsc.khz) / 1e3);
+    if !(ratio.is_finite() && (ratio - 1.0).abs() * 1e6 > TSC_TOLERANCE_PPM) {
+        findings.ok("tsc", format!("{}'s TSC counts as fast, at {}.", there.host, mhz(theirs)));
+        return;
+    }
+    let text = format!("{}'s TSC counts at {}, not {}", there.host, mhz(theirs), mhz(ours));
+    if theirs.scales {
+        findings.ok("tsc", format!("{text}, and KVM there scales it for guests from here."));
+        return;
+    }
+    let (by, how) = ((ratio - 1.0).abs() * 100.0, if ratio < 1.0 { "slow" } else { "fast" });
+    findings.warning(
+        "tsc",
+        format!(
+            "{text}, and KVM there can't scale it: a guest from here whose clock source is tsc \
+             has a clock that is {by:.2} % {how} until it boots there."
+        ),
+        "guests with kvm-clock or Hyper-V's clock are not concerned; a VM with \
+         tsc-frequency on its command line can't go there",
+    );
+}
+
 fn room(here: &Facts, there: &Facts, findings: &mut Findings) {
     let memory = &there.memory;
     let Some(available) = memory.available_bytes else { return };
@@ -233,6 +274,7 @@ fn room(here: &Facts, there: &Facts, findings: &mut Findings) {
 
 #[cfg(test)]
 mod tests {
+    use facts::host::Carries;
     use facts::memory::HostMemory;
     use facts::program::{Capabilities, CpuModel, MachineType};
 
@@ -362,7 +404,37 @@ mod tests {
         let found = of_pair(&here, &there, &meeting());
         assert!(errors(&found).is_empty(), "{found:#?}");
         assert!(found.iter().any(|one| one.text.contains("not all can go there")), "{found:#?}");
+        assert!(found.iter().all(|one| one.about != "carry"), "{found:#?}");
+        here.carries = Some(Carries::default());
+        let found = of_pair(&here, &there, &meeting());
+        assert!(found.iter().any(|one| one.text.contains("and b does not")), "{found:#?}");
         assert!(found.iter().any(|one| one.text.contains("features of Haswell are not available")));
+    }
+
+    #[test]
+    fn what_a_guest_feels_of_another_counter() {
+        let (mut here, mut there) = hosts();
+        let said = |here: &Facts, there: &Facts| {
+            let found = of_pair(here, there, &meeting());
+            found.into_iter().find(|one| one.about == "tsc").map(|one| (one.severity, one.text))
+        };
+        let tsc = |khz, scales| Some(Tsc { khz, scales });
+        (here.tsc, there.tsc) = (tsc(2_000_000, false), tsc(1_900_000, false));
+        assert_eq!(said(&here, &there), None, "no VM here has KVM");
+        here.vms[0].accelerator = "kvm".to_owned();
+        let (severity, text) = said(&here, &there).unwrap();
+        assert_eq!(severity, Severity::Warning);
+        assert!(text.contains("1900.0 MHz, not 2000.0 MHz"), "{text}");
+        assert!(text.contains("5.00 % slow"), "{text}");
+        there.tsc = tsc(2_100_000, false);
+        assert!(said(&here, &there).unwrap().1.contains("5.00 % fast"));
+        there.tsc = tsc(1_900_000, true);
+        let (severity, text) = said(&here, &there).unwrap();
+        assert!(severity == Severity::Ok && text.contains("scales it"), "{text}");
+        there.tsc = tsc(2_000_400, false);
+        assert_eq!(said(&here, &there).unwrap().0, Severity::Ok);
+        there.tsc = None;
+        assert_eq!(said(&here, &there), None);
     }
 
     #[test]

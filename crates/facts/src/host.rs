@@ -22,6 +22,8 @@ pub struct Facts {
     pub clock_source: Option<String>,
     /// KVM.
     pub kvm: Kvm,
+    /// What KVM says of the time stamp counter; none without KVM.
+    pub tsc: Option<Tsc>,
     /// Who QEMUs run as.
     pub qemu_user: QemuUser,
     /// Control groups.
@@ -36,6 +38,8 @@ pub struct Facts {
     pub state: State,
     /// Where it listens, and how open that is.
     pub network: Network,
+    /// What it carries for others; none if it doesn't.
+    pub carries: Option<Carries>,
     /// QEMU's programs: that of PATH, and those of VMs.
     pub programs: Vec<Program>,
     /// The VMs here.
@@ -55,6 +59,16 @@ pub enum Kvm {
     Missing,
     /// There is, and it can't be opened.
     Denied(String),
+}
+
+/// The time stamp counter that guests of KVM have, unless their QEMU asks for another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Tsc {
+    /// How fast it counts.
+    pub khz: u32,
+    /// Whether the processor can let a guest's count at another speed.
+    pub scales: bool,
 }
 
 /// Who QEMUs run as.
@@ -131,6 +145,21 @@ pub struct Network {
     pub plaintext: bool,
     /// That its certificate ends soon, or has ended.
     pub certificate: Option<String>,
+}
+
+/// Migrations that others command, such as libvirt.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Carries {
+    /// The directory of its sockets.
+    pub directory: String,
+    /// The user that QEMUs run as, who may connect besides root.
+    pub qemu_user: Option<String>,
+    /// Whether there is libvirt here.
+    pub libvirt: bool,
+    /// What its `qemu.conf` doesn't say, so that other hosts' libvirt would not come to
+    /// their agents.
+    pub missing: Vec<String>,
 }
 
 /// One of QEMU's programs with one accelerator.

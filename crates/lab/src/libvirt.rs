@@ -5,10 +5,12 @@
 //! as two machines have: both use the same paths, and the machine's own are left alone.
 //! Agents on the host see what its libvirtd sees. It has no network of libvirt's.
 
+mod carrying;
 mod daemon;
 mod domain;
 mod migration;
 
+pub use carrying::{carrying_agent, leading_to_agents};
 pub use daemon::{Libvirtd, QemuUser};
 pub use domain::{Disk, Domain, Memory};
 pub use migration::{Ended, Migrating, Migration};

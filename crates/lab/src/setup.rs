@@ -24,14 +24,19 @@ pub(crate) use store::VARIABLE as STORE_VARIABLE;
 pub use store::{remove_store, store};
 pub use version::Version;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{LabError, Result};
 use crate::program;
 
 /// The first QEMU whose own migration is correct under TCG.
 const QEMU_CORRECT_UNDER_TCG: Version = Version { major: 9, minor: 0, patch: 0 };
 
+/// Where programs that run one after the other find the kit that was made for all.
+const KIT_VARIABLE: &str = "LAB_KIT";
+
 /// All that guests are made of.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kit {
     /// A QEMU that migrates correctly with `accelerator`.
     pub qemu: PathBuf,
@@ -74,11 +79,25 @@ pub fn repository() -> PathBuf {
     crates.and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
+/// For the environment of programs that are not to look for the kit again.
+///
+/// # Errors
+/// Like [`ensure`].
+pub(crate) fn for_others() -> Result<(&'static str, String)> {
+    let kit = serde_json::to_string(&ensure()?);
+    let kit = kit.map_err(|error| LabError::Text { what: "the kit", text: error.to_string() })?;
+    Ok((KIT_VARIABLE, kit))
+}
+
 /// Finds what is there, installs and makes what isn't.
 ///
 /// # Errors
 /// With what is missing and can't be had.
 pub fn ensure() -> Result<Kit> {
+    if let Ok(text) = env::var(KIT_VARIABLE) {
+        return serde_json::from_str(&text)
+            .map_err(|error| LabError::Text { what: KIT_VARIABLE, text: error.to_string() });
+    }
     if env::consts::ARCH != "x86_64" {
         let text = format!("the lab's guests are x86-64; this machine is {}", env::consts::ARCH);
         return Err(LabError::Unsupported(text));

@@ -11,11 +11,12 @@ use crate::setup::{self, STORE_VARIABLE};
 /// `ip netns` wants `/run/netns`, and the lab `/run/droveway-lab`.
 const PREPARE: &str = "mount -t tmpfs tmpfs /run && exec \"$@\"";
 
-/// Runs a program as root, or as near to it as this user can get, to its end.
+/// Runs a program as root, or as near to it as this user can get, to its end. With
+/// `kit`, neither it nor what it starts looks again for what the lab needs.
 ///
 /// # Errors
-/// If this user may not make namespaces.
-pub fn run(argv: &[OsString]) -> Result<ExitCode> {
+/// If this user may not make namespaces, or the kit can't be had.
+pub fn run(argv: &[OsString], kit: bool) -> Result<ExitCode> {
     let Some((name, arguments)) = argv.split_first() else { return Ok(ExitCode::SUCCESS) };
     let mut command = if program::root() {
         Command::new(name)
@@ -32,6 +33,10 @@ pub fn run(argv: &[OsString]) -> Result<ExitCode> {
         command.env(STORE_VARIABLE, setup::store());
         command
     };
+    if kit {
+        let (name, kit) = setup::for_others()?;
+        command.env(name, kit);
+    }
     let status = command.args(arguments).status();
     let failed = |error| LabError::Run { program: program::shown(&command), error };
     let code = status.map_err(failed)?.code().and_then(|code| u8::try_from(code).ok());

@@ -38,6 +38,8 @@ pub(super) struct Section {
 pub struct Carry {
     /// The address at which this host's QEMUs wait for VMs.
     pub address: IpAddr,
+    /// What stands for this host on all others.
+    pub stands_for: Option<Ipv4Addr>,
     /// The ports at which they do.
     pub ports: std::ops::RangeInclusive<u16>,
     /// The directory of sockets, at which QEMUs wait too.
@@ -67,6 +69,7 @@ impl Section {
     ) -> Result<Carry, ConfigError> {
         let wrong = |message: String| Err(ConfigError::Carry(message));
         let ports = own.and_then(|own| own.carry_ports);
+        let stands_for = own.and_then(|own| own.carry_address);
         let own = own.map(|own| own.address.ip());
         let address =
             self.address.or(own).or(Some(listen).filter(|listen| !listen.is_unspecified()));
@@ -94,6 +97,7 @@ impl Section {
         }
         Ok(Carry {
             address,
+            stands_for,
             ports: first..=last,
             directory,
             sockets: self.sockets.unwrap_or(SOCKETS_DEFAULT),

@@ -7,15 +7,16 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use facts::host::{Cgroups, Kvm, Nic, QemuUser, Reach, State};
+use facts::host::{Carries, Cgroups, Kvm, Nic, QemuUser, Reach, State, Tsc};
 use qemu::launch::User;
 use rustix::fs::Access;
 
-use crate::config::NicSpeed;
+use crate::config::{Carry, NicSpeed};
 
 /// `CAP_SYS_PTRACE` in a set of capabilities.
 const PTRACE_BIT: u32 = 19;
 const CGROUPS: &str = "/sys/fs/cgroup";
+const LIBVIRT: &str = "/etc/libvirt";
 
 /// Whether QEMUs that this agent starts as that user can use KVM.
 pub(crate) fn kvm(user: Option<&User>) -> Kvm {
@@ -30,6 +31,22 @@ pub(crate) fn kvm(user: Option<&User>) -> Kvm {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Kvm::Missing,
         Err(error) => Kvm::Denied(error.to_string()),
     }
+}
+
+/// Asked of a VM that never runs.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn tsc() -> Option<Tsc> {
+    let kvm = kvm_ioctls::Kvm::new().ok()?;
+    let scales = kvm.check_extension(kvm_ioctls::Cap::TscControl);
+    let vcpu = kvm.create_vm().and_then(|vm| vm.create_vcpu(0)).ok()?;
+    let khz = vcpu.get_tsc_khz().ok().filter(|khz| *khz > 0)?;
+    Some(Tsc { khz, scales })
+}
+
+/// Elsewhere, KVM tells nothing of the kind.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn tsc() -> Option<Tsc> {
+    None
 }
 
 /// By the file's mode alone.
@@ -54,6 +71,39 @@ pub(super) fn kernel() -> String {
 
 pub(super) fn clock_source() -> Option<String> {
     line("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+}
+
+/// What is carried, and whether libvirt leads here.
+pub(super) fn carries(carry: &Carry) -> Carries {
+    let libvirt = Path::new(LIBVIRT).is_dir();
+    // Without one, libvirt has its defaults.
+    let said = fs::read_to_string(Path::new(LIBVIRT).join("qemu.conf")).unwrap_or_default();
+    Carries {
+        directory: carry.directory.display().to_string(),
+        qemu_user: carry.qemu_user.clone(),
+        libvirt,
+        missing: if libvirt { missing(&said, carry) } else { Vec::new() },
+    }
+}
+
+/// The lines that a `qemu.conf` lacks.
+fn missing(said: &str, carry: &Carry) -> Vec<String> {
+    let quoted = |value: String| format!("\"{value}\"");
+    let wanted = [
+        ("migration_host", carry.stands_for.map(|host| quoted(host.to_string()))),
+        ("migration_address", Some(quoted(carry.address.to_string()))),
+        ("migration_port_min", Some(carry.ports.start().to_string())),
+        ("migration_port_max", Some(carry.ports.end().to_string())),
+    ];
+    let says = |key: &str, value: &str| {
+        let settings = said.lines().filter_map(|line| line.trim().split_once('='));
+        settings.into_iter().any(|(k, v)| (k.trim(), v.trim()) == (key, value))
+    };
+    let lacks = |(key, value): (&str, Option<String>)| {
+        let value = value.filter(|value| !says(key, value))?;
+        Some(format!("{key} = {value}"))
+    };
+    wanted.into_iter().filter_map(lacks).collect()
 }
 
 /// The agent's right to other processes' memory.
@@ -145,6 +195,29 @@ fn line(path: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_leads_libvirt_to_agents_is_looked_for_line_by_line() {
+        let carry = Carry {
+            address: "10.0.0.2".parse().unwrap(),
+            stands_for: Some("127.7.0.2".parse().unwrap()),
+            ports: 49216..=49279,
+            directory: "/run/droveway/migrate".into(),
+            sockets: 4,
+            qemu_user: None,
+            lanes: None,
+            downtime_ms: 300,
+            compress: api::Compress::default(),
+            audit: api::Audit::default(),
+        };
+        let all = "user = \"root\"\n migration_host=\"127.7.0.2\"\nmigration_address = \
+                   \"10.0.0.2\"\nmigration_port_min = 49216\nmigration_port_max = 49279\n";
+        assert_eq!(missing(all, &carry), Vec::<String>::new());
+        let other = all.replace("49216", "49152").replace(" migration_host", "#migration_host");
+        let lacks = ["migration_host = \"127.7.0.2\"", "migration_port_min = 49216"];
+        assert_eq!(missing(&other, &carry), lacks);
+        assert_eq!(missing("", &carry).len(), 4);
+    }
 
     #[test]
     fn the_right_to_trace_is_one_bit() {

@@ -55,6 +55,7 @@ impl Site {
             routes.clone(),
             listen,
             Vec::new(),
+            None,
         ));
         let mover = Box::new(engine::migrate);
         let migrations = Arc::new(Migrations::new(&settlers, local, routes, mover));

@@ -43,6 +43,7 @@ use wire::{ToDestination, ToSource};
 
 use super::context::{local as local_error, no_thread, sched_params};
 use super::control::pacing::{Pacing, pace_bounds};
+use super::control::sampler::ticking::Ticking;
 use super::control::stream_state::{StreamState, Traits};
 use super::lanes::{self, Lanes};
 use super::phases::audit::{self, Compared, Comparison, UNASKED};
@@ -59,7 +60,6 @@ use collector::{Collector, Tail};
 pub use opening::{More, Opening};
 use relay::Passed;
 pub use relay::Relay;
-use sampler::{Sampler, Watched};
 
 /// What an agent's operator has set for migrations that others command.
 #[derive(Clone, Debug)]
@@ -184,6 +184,8 @@ enum Notice {
     PageAfterRam,
     /// The stream is passed through whole after all, and why.
     Unsplittable(String),
+    /// From here on it is passed through as it is, and why.
+    SplitEnds(String),
     /// All pages are placed, or can't be.
     Placed(Result<(), MigrationError>),
     /// QEMU has closed its connections, or its stream can't be read.
@@ -343,14 +345,14 @@ fn wait_for_end(tap: Tap, notices: Sender<Notice>) -> Result<(), MigrationError>
 }
 
 impl Running<'_> {
-    fn sampler(&self) -> Result<Sampler, MigrationError> {
-        let watched = Watched {
+    fn sampler(&self) -> Result<Ticking, MigrationError> {
+        let watched = sampler::Watched {
             state: Arc::clone(&self.state),
             lanes: Arc::clone(&self.lanes),
             report_builder: Arc::clone(self.report_builder),
             compress: self.split.request.compress,
         };
-        Sampler::start(watched).map_err(no_thread)
+        sampler::start(watched).map_err(no_thread)
     }
 
     /// Hears both ends until QEMU has closed its connections after the destination's last
@@ -388,6 +390,14 @@ impl Running<'_> {
                 self.report_builder.note(format!("the stream is passed through as it is: {why}"));
                 self.report_builder.tell(|report| report.tap = "relayed".to_owned());
             }
+            Notice::SplitEnds(why) => self.report_builder.note(format!(
+                "from its {} on, the stream is passed through as it is, without audit: {why}",
+                if self.state.first_pass_over.load(Relaxed) {
+                    "later passes"
+                } else {
+                    "first pass"
+                }
+            )),
             Notice::RamOver => self.wait_placed()?,
             Notice::Placed(placed) => self.placed(placed)?,
             Notice::PageAfterRam => {
@@ -569,11 +579,12 @@ impl Running<'_> {
 
     /// Closes everything of the migration at once, and accounts for it.
     fn close(self) {
-        let Self { split, report_builder, state, lanes, tap, pools, pacing, .. } = self;
+        let Self { split, report_builder, state, lanes, tail, tap, pools, pacing, .. } = self;
         // Nobody writes to the destination any more, so nobody waits for it.
         let control_bytes = split.link.wire_bytes();
         lanes.shut();
         split.link.close();
+        tail.end();
         tap.hang_up(CLOSING_MAX);
         drop(pacing);
         let cpu = lanes.stop() + tap.cpu();

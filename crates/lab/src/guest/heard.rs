@@ -86,6 +86,14 @@ impl State {
     }
 }
 
+/// Lets this thread run before others, where that is allowed. What QEMU writes to a
+/// guest's port it writes byte by byte, so some 280 that nobody has read are all that the
+/// socket takes; and a guest that waits for it as it is stopped may wait for ever where it
+/// goes, if nobody has connected to its port there by then.
+fn come_first() {
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), -10);
+}
+
 /// On a line of its own, whatever was left of one before.
 fn question(id: &str, command: &str) -> String {
     format!("\n{id} {command}\n")
@@ -105,6 +113,7 @@ impl Heard {
         };
         let heard = Arc::downgrade(self);
         let listen = move || {
+            come_first();
             let over = || heard.strong_count() == 0;
             let Some(stream) = connect(&path, until, over) else { return };
             let Ok(port) = stream.try_clone() else { return };

@@ -10,12 +10,14 @@ use std::sync::mpsc;
 use std::time::Duration;
 use std::{fmt, fs, thread};
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{LabError, Result};
 use crate::guest::BARE_CPU;
 use crate::setup::{say, store};
 
 /// What runs the guests' instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Accelerator {
     /// The processor.
     Kvm,

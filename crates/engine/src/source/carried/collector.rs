@@ -8,8 +8,8 @@ use crossbeam_channel::Sender;
 use data_threads::DataThreads;
 use dedup::source::after;
 use page::{Batch, PAGE_BYTES};
-use parking_lot::Mutex;
-use tap::{Head, Output, Stopped};
+use parking_lot::{Condvar, Mutex};
+use tap::{Head, Output, Stopped, Unsplittable};
 use wire::{Announced, ToDestination};
 
 use super::Notice;
@@ -33,11 +33,22 @@ pub(super) struct Collector {
     pub(super) ram_over: AtomicBool,
 }
 
-/// What comes after RAM. While the destination compares pages it hears nothing else.
+/// What comes after the pages that go by lanes. While the destination compares those it
+/// hears nothing else.
 #[derive(Default)]
 pub(super) struct Tail {
-    /// What waits, while it does.
-    kept: Mutex<Option<Vec<u8>>>,
+    waits: Mutex<Waits>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waits {
+    /// All pages are placed. Until then the destination keeps what comes.
+    placed: bool,
+    /// What waits here, while they are compared.
+    kept: Option<Vec<u8>>,
+    /// The migration is over.
+    ended: bool,
 }
 
 impl Tail {
@@ -48,22 +59,31 @@ impl Tail {
         link: &Link<ToDestination>,
         audit: Vec<u64>,
     ) -> Result<(), LinkError> {
-        let mut kept = self.kept.lock();
+        let mut waits = self.waits.lock();
         if !audit.is_empty() {
-            *kept = Some(Vec::new());
+            waits.kept = Some(Vec::new());
         }
+        waits.placed = true;
+        self.changed.notify_all();
         link.say(&ToDestination::Placed { audit })
     }
 
     /// It was compared.
     pub(super) fn go_on(&self, link: &Link<ToDestination>) -> Result<(), LinkError> {
-        let mut kept = self.kept.lock();
-        let bytes = kept.take().unwrap_or_default();
+        let mut waits = self.waits.lock();
+        let bytes = waits.kept.take().unwrap_or_default();
+        self.changed.notify_all();
         link.residue(false, &bytes)
     }
 
+    /// Nobody is to wait any more.
+    pub(super) fn end(&self) {
+        self.waits.lock().ended = true;
+        self.changed.notify_all();
+    }
+
     fn pass(&self, link: &Link<ToDestination>, bytes: &[u8]) -> Result<(), Stopped> {
-        match &mut *self.kept.lock() {
+        match &mut self.waits.lock().kept {
             Some(kept) if kept.len() + bytes.len() > KEPT_BYTES_MAX => Err(Stopped),
             Some(kept) => {
                 kept.extend_from_slice(bytes);
@@ -71,6 +91,19 @@ impl Tail {
             }
             None => link.residue(false, bytes).map_err(|_| Stopped),
         }
+    }
+
+    /// The same for more than can be kept: waits until it goes straight to QEMU.
+    fn pass_on(&self, link: &Link<ToDestination>, bytes: &[u8]) -> Result<(), Stopped> {
+        let mut waits = self.waits.lock();
+        while !(waits.ended || waits.placed && waits.kept.is_none()) {
+            self.changed.wait(&mut waits);
+        }
+        if waits.ended {
+            return Err(Stopped);
+        }
+        drop(waits);
+        link.residue(false, bytes).map_err(|_| Stopped)
     }
 }
 
@@ -120,6 +153,14 @@ impl Output for Collector {
         if self.count(bytes) == 0 {
             self.notice(Notice::TailBegins);
         }
+        self.tail.pass(&self.link, bytes)
+    }
+
+    /// It goes the way of the tail. The first piece is short, and only after it RAM is over.
+    fn rest(&self, bytes: &[u8], reason: Option<&Unsplittable>) -> Result<(), Stopped> {
+        self.count(bytes);
+        let Some(reason) = reason else { return self.tail.pass_on(&self.link, bytes) };
+        self.notice(Notice::SplitEnds(reason.to_string()));
         self.tail.pass(&self.link, bytes)
     }
 

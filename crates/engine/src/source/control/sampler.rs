@@ -1,25 +1,26 @@
 //! Twenty times a second: measures, shows the figures as progress, and decides: the
 //! pool's bound, the encoding, the hold, throttling, and when QEMU may stop the VM.
 
+pub(crate) mod deliveries;
+pub(crate) mod ticking;
 pub(crate) mod window;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::{Compress, Phase, Sample};
-use crossbeam_channel::{Receiver, Sender, bounded, select, tick};
+use crossbeam_channel::Sender;
 use dedup::source::Naming;
 use policy::chase::{Chase, Look, Stage};
-use policy::effort::{Effort, Level, is_enough};
 use policy::hold::{Hold, Look as HoldLook};
 use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
 use policy::throttle::{Look as Followed, Stall, Step, Why};
 use qemu::outgoing::Progress;
 
-use window::{Counts, Window};
+use deliveries::Deliveries;
+use ticking::Ticking;
+use window::Window;
 
 use super::limit::Seen;
 use super::pacing::pace_bounds;
@@ -30,11 +31,6 @@ use crate::report_builder::ReportBuilder;
 use crate::source::context::Notice;
 use crate::source::lanes::Lanes;
 
-const EVERY: Duration = Duration::from_millis(50);
-/// The delivered rate is the mean over this much busy time.
-const RATE_WINDOWS: usize = 16;
-/// Less busy time than this says nothing about a rate.
-const BUSY_LEAST: Duration = Duration::from_millis(30);
 /// What is left when a VM that can't be followed is stopped may be more than was
 /// seen last.
 const ACCEPT_MORE: f64 = 1.5;
@@ -42,11 +38,6 @@ const ACCEPT_MORE: f64 = 1.5;
 const HOLD: Duration = Duration::from_millis(300);
 /// The filter drops pages as long as it dropped one within so many samples.
 const DROPPING_SAMPLES: u32 = 4;
-
-pub(crate) struct Sampler {
-    stop: Sender<()>,
-    thread: Option<JoinHandle<()>>,
-}
 
 pub(crate) struct Watched {
     pub(crate) state: Arc<StreamState>,
@@ -65,41 +56,16 @@ pub(crate) struct Watched {
     pub(crate) notices: Sender<Notice>,
 }
 
-impl Sampler {
-    pub(crate) fn start(watched: Watched) -> std::io::Result<Self> {
-        let (stop, stopped) = bounded(0);
-        let thread = std::thread::Builder::new()
-            .name("sampler".to_owned())
-            .spawn(move || Sampling::new(watched).run(&stopped))?;
-        Ok(Self { stop, thread: Some(thread) })
-    }
-}
-
-impl Sampler {
-    /// Ends it, and with it whatever throttles the VM.
-    pub(crate) fn stop(&mut self) {
-        let (nobody, _) = bounded(0);
-        self.stop = nobody;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        self.stop();
-    }
+/// Starts it.
+pub(crate) fn start(watched: Watched) -> std::io::Result<Ticking> {
+    let mut sampling = Sampling::new(watched);
+    // Dropped with the thread, it ends whatever throttles the VM.
+    Ticking::start(move || sampling.sample())
 }
 
 struct Sampling {
     watched: Watched,
-    last: Counts,
-    last_at: Instant,
-    busy: VecDeque<(u64, Duration)>,
-    effort: Effort,
-    /// What was counted when the effort was last judged, and when.
-    judged: (Counts, Instant),
+    deliveries: Deliveries,
     hold: Hold,
     /// QEMU's next pass waits.
     held: bool,
@@ -120,15 +86,12 @@ struct Sampling {
 impl Sampling {
     fn new(watched: Watched) -> Self {
         let chase = watched.qemu.is_held().then(Chase::default);
+        let Watched { state, lanes, compress, .. } = &watched;
         Self {
+            deliveries: Deliveries::new(state, lanes, *compress),
             chase,
             since_dropped: DROPPING_SAMPLES,
             watched,
-            last: Counts::default(),
-            last_at: Instant::now(),
-            busy: VecDeque::new(),
-            effort: Effort::new(Level::Hard),
-            judged: (Counts::default(), Instant::now()),
             hold: Hold::default(),
             held: false,
             allowed: None,
@@ -139,38 +102,13 @@ impl Sampling {
         }
     }
 
-    fn run(mut self, stopped: &Receiver<()>) {
-        let ticks = tick(EVERY);
-        loop {
-            select! {
-                recv(ticks) -> _ => self.sample(),
-                recv(stopped) -> _ => return,
-            }
-        }
-    }
-
-    fn counts(&self) -> Counts {
-        let lanes = &self.watched.lanes;
-        Counts {
-            delivered: lanes.delivered(),
-            times: lanes.times(),
-            wire_bytes: lanes.wire_bytes(),
-            lanes_bytes: lanes.meters().map(|(_, meter)| meter.wire_bytes.load(Relaxed)).collect(),
-        }
-    }
-
     fn sample(&mut self) {
-        let counts = self.counts();
-        let now = Instant::now();
-        let elapsed = now - self.last_at;
-        if elapsed.is_zero() {
-            return;
+        let Some(window) = self.deliveries.look() else { return };
+        if let (Some(naming), Some(rate)) =
+            (&self.watched.naming, self.watched.state.bodies_per_s())
+        {
+            naming.set_bodies_per_s(rate);
         }
-        let window = Window::between(&self.last, &counts, elapsed);
-        self.last = counts;
-        self.last_at = now;
-        self.measure_rate(&window);
-        self.decide_effort(now);
         self.since_dropped =
             if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
         self.watched.state.set_dropping(self.since_dropped < DROPPING_SAMPLES);
@@ -185,35 +123,6 @@ impl Sampling {
         }
     }
 
-    fn measure_rate(&mut self, window: &Window) {
-        self.busy.push_back((window.bodies, window.busy));
-        if self.busy.len() > RATE_WINDOWS {
-            self.busy.pop_front();
-        }
-        let bodies: u64 = self.busy.iter().map(|(bodies, _)| bodies).sum();
-        let busy: Duration = self.busy.iter().map(|(_, busy)| *busy).sum();
-        if busy >= BUSY_LEAST && bodies > 0 {
-            let rate = bodies as f64 / busy.as_secs_f64();
-            self.watched.state.set_bodies_per_s(rate);
-            if let Some(naming) = &self.watched.naming {
-                naming.set_bodies_per_s(rate);
-            }
-        }
-    }
-
-    fn decide_effort(&mut self, now: Instant) {
-        if self.watched.compress != Compress::Auto {
-            return;
-        }
-        let (before, since) = &self.judged;
-        let window = Window::between(before, &self.last, now - *since);
-        if is_enough(window.bodies, window.elapsed) {
-            self.judged = (self.last.clone(), now);
-            self.effort = self.effort.next(window.effort);
-            self.watched.lanes.set_encoding(self.effort.level().into());
-        }
-    }
-
     fn follow_qemu(&mut self, qemu: &Progress, window: &Window) {
         let Watched { state, naming, report_builder, .. } = &self.watched;
         if qemu.dirty_sync_count >= 2 && !state.first_pass_over.swap(true, Relaxed) {
@@ -224,7 +133,7 @@ impl Sampling {
             state.adjust_pool();
         }
         self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;
-        let left_bytes = qemu.remaining_bytes + self.last.delivered.backlog_bytes;
+        let left_bytes = qemu.remaining_bytes + self.deliveries.last().delivered.backlog_bytes;
         self.hold(window.elapsed);
         self.throttle(qemu, left_bytes);
         let stage = self.chase(left_bytes, window.elapsed);
@@ -252,7 +161,7 @@ impl Sampling {
             return;
         }
         let held = self.hold.next(HoldLook {
-            pending_bytes: self.last.delivered.awaited_bytes,
+            pending_bytes: self.deliveries.last().delivered.awaited_bytes,
             elapsed,
             age: state.pass_age(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
@@ -272,7 +181,7 @@ impl Sampling {
             at,
             ram_bytes: qemu.total_bytes,
             // The guest is not slowed for what comes from elsewhere.
-            left_bytes: left_bytes - self.last.delivered.awaited_bytes,
+            left_bytes: left_bytes - self.deliveries.last().delivered.awaited_bytes,
             delivered_bytes_per_s: state.bodies_per_s(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
             pass: qemu.dirty_sync_count,
@@ -319,7 +228,7 @@ impl Sampling {
             return Stage::Chasing;
         }
         let Some(chase) = &mut self.chase else { return Stage::Over };
-        if self.last.delivered.awaited_bytes > 0 {
+        if self.deliveries.last().delivered.awaited_bytes > 0 {
             // The VM would stand still while the destination waits for it.
             return Stage::Chasing;
         }
@@ -401,7 +310,7 @@ impl Sampling {
             dirty_bytes_per_s: self.dirty_bytes_per_s,
             bodies_per_s,
             lanes: window.effort,
-            disks_full: self.last.delivered.blocks_held > 0,
+            disks_full: self.deliveries.last().delivered.blocks_held > 0,
             held: state.limit_bytes() < state.pool_bytes,
             wire_bytes_per_s: window.wire_per_s,
             cap_bytes_per_s: pace_bounds(&report_builder.watch().bounds())

@@ -21,7 +21,7 @@ use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
 use crate::source::context::no_thread;
 use crate::source::control::pacing::{Pacing, pace_bounds};
-use crate::source::control::sampler::{Sampler, Watched};
+use crate::source::control::sampler::{self, Watched, ticking::Ticking};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::control::throttle::{Brakes, OurStops, Slicing, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
@@ -40,7 +40,7 @@ pub(super) struct Started {
     pub(super) outgoing: Arc<Outgoing>,
     pub(super) flow: Flow,
     pub(super) tap: Tap,
-    pub(super) sampler: Sampler,
+    pub(super) sampler: Ticking,
     pub(super) pacing: Pacing,
     pub(super) socket: Rendezvous,
     pub(super) handed_over: Arc<HandedOver>,
@@ -89,7 +89,7 @@ impl Prepared<'_> {
         })?;
         let fixed = context.local.fixed_cost.expected();
         let brakes = self.brakes(&flow, &stops, traits.held);
-        let sampler = Sampler::start(Watched {
+        let sampler = sampler::start(Watched {
             state,
             naming,
             lanes: Arc::clone(&flow.lanes),

@@ -19,7 +19,7 @@ use super::prepare::Prepared;
 use super::start::Started;
 use crate::error::MigrationError;
 use crate::source::control::pacing::Pacing;
-use crate::source::control::sampler::Sampler;
+use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
 use crate::source::flow::Flow;
@@ -34,7 +34,7 @@ pub(crate) struct Streaming<'m> {
     pub(crate) disks: Option<Disks>,
     pub(crate) outgoing: Arc<Outgoing>,
     pub(crate) flow: Flow,
-    sampler: Sampler,
+    sampler: Ticking,
     pub(crate) pacing: Pacing,
     /// Where QEMU connects to the tap.
     _socket: Rendezvous,

@@ -1,0 +1,195 @@
+//! libvirt's own migration by `virsh migrate`, as it is, and carried by agents.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use super::{Contender, Ground, Moved};
+use lab::agent::Agent;
+use lab::error::{LabError, Result};
+use lab::guest::{Guest, GuestSpec};
+use lab::libvirt::{Domain, Libvirtd, Migration, carrying_agent, leading_to_agents};
+use lab::setup::{self, Qemu};
+
+/// How many connections `--parallel` makes.
+const CONNECTIONS: u8 = 4;
+/// What libvirt does before and after QEMU migrates: under TCG it asks each QEMU that it
+/// starts what that can do.
+const AROUND: Duration = Duration::from_secs(30);
+
+/// A way of libvirt's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// `--parallel`.
+    pub parallel: bool,
+    /// By agents.
+    pub carried: bool,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self { parallel: false, carried: false },
+        Self { parallel: true, carried: false },
+        Self { parallel: false, carried: true },
+        Self { parallel: true, carried: true },
+    ];
+}
+
+/// A libvirtd on each host, and a guest as its domain.
+pub struct Virsh {
+    way: Way,
+    name: Option<String>,
+    agents: Vec<Agent>,
+    daemons: Vec<Libvirtd>,
+    report: Option<api::Report>,
+}
+
+impl Virsh {
+    /// In this way.
+    #[must_use]
+    pub fn new(way: Way) -> Self {
+        Self { way, name: None, agents: Vec::new(), daemons: Vec::new(), report: None }
+    }
+
+    fn failed(&self, reason: impl Into<String>) -> LabError {
+        LabError::Migration { contender: self.name(), reason: reason.into() }
+    }
+
+    /// What the source's agent says of the migration.
+    fn ask_agent(&self, ground: &Ground<'_>) -> Option<api::Report> {
+        let agent = self.agents.first()?;
+        let ask = |args: &[&str]| agent.command(&ground.hosts.a, args).output().ok();
+        let listed = ask(&["list", "--migrations", "--json"])?;
+        let listed: Vec<api::Progress> = serde_json::from_slice(&listed.stdout).ok()?;
+        let report = ask(&["report", &listed.first()?.id, "--json"])?;
+        serde_json::from_slice(&report.stdout).ok()
+    }
+}
+
+impl Contender for Virsh {
+    fn name(&self) -> String {
+        let by = if self.way.carried { "droveway" } else { "virsh" };
+        format!("{by}-{}", if self.way.parallel { "parallel" } else { "classic" })
+    }
+
+    fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
+        let (kit, hosts) = (ground.kit, ground.hosts);
+        let made_of = setup::libvirt(kit)?;
+        for host in [&hosts.a, &hosts.b] {
+            let lines =
+                if self.way.carried { leading_to_agents(hosts, host) } else { String::new() };
+            self.daemons.push(Libvirtd::start(hosts, host, &made_of, &lines)?);
+            if self.way.carried {
+                self.agents.push(carrying_agent(hosts, host, &[])?);
+            }
+        }
+        let domain = Domain::new(spec.clone());
+        let qemu = Qemu { program: kit.qemu.clone(), version: kit.qemu_version };
+        self.name = Some(spec.name.clone());
+        domain.bring(&hosts.b, kit)?;
+        domain.start(&self.daemons[0], &hosts.a, kit, &qemu)
+    }
+
+    fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved> {
+        let name = self.name.clone().ok_or_else(|| self.failed("no guest"))?;
+        let [here, there] = &self.daemons[..] else { return Err(self.failed("no libvirt")) };
+        let parallel = self.way.parallel.then_some(CONNECTIONS);
+        let how = Migration { parallel, ..Migration::default() };
+        let asked = Instant::now();
+        let migrating = how.begin(&name, here, &ground.hosts.a, there)?;
+        let ended = migrating.wait(ground.timeout + AROUND)?;
+        self.report = self.ask_agent(ground);
+        if !ended.success {
+            return Err(self.failed(ended.said));
+        }
+        let last = |log: &str, what: &dyn Fn(&Event) -> bool| {
+            events(log).into_iter().rfind(what).map(|event| event.at)
+        };
+        let (source, destination) = (here.log_text(), there.log_text());
+        let setup = |event: &Event| event.name == "MIGRATION" && event.status == "setup";
+        let began = last(&source, &setup);
+        let stopped = last(&source, &|event| event.name == "STOP");
+        let ran = last(&destination, &|event| event.name == "RESUME");
+        let (Some(began), Some(stopped), Some(ran)) = (began, stopped, ran) else {
+            return Err(self.failed("libvirt's log does not tell of it"));
+        };
+        let began = instant(began);
+        Ok(Moved {
+            began,
+            ran: instant(ran),
+            prepare: began - asked,
+            downtime: ran.saturating_sub(stopped),
+            passes: None,
+        })
+    }
+
+    fn report(&self) -> Option<&api::Report> {
+        self.report.as_ref()
+    }
+
+    fn stop(&mut self) {
+        // Its QEMU goes with its host.
+        self.agents.clear();
+        self.daemons.clear();
+    }
+}
+
+/// Something that a QEMU told libvirt.
+struct Event {
+    /// By that QEMU's clock, since 1970.
+    at: Duration,
+    name: String,
+    /// Of its migration.
+    status: String,
+}
+
+/// Those in a log of libvirt's.
+fn events(log: &str) -> Vec<Event> {
+    let told = log.lines().filter(|line| line.contains("QEMU_MONITOR_RECV_EVENT"));
+    told.filter_map(|line| event(line.split_once("event=")?.1)).collect()
+}
+
+fn event(json: &str) -> Option<Event> {
+    let event: Value = serde_json::from_str(json.trim()).ok()?;
+    let time = &event["timestamp"];
+    let at = Duration::from_secs(time["seconds"].as_u64()?)
+        + Duration::from_micros(time["microseconds"].as_u64()?);
+    let status = event["data"]["status"].as_str().unwrap_or_default().to_owned();
+    Some(Event { at, name: event["event"].as_str()?.to_owned(), status })
+}
+
+/// A moment in the past, by the clock that the rest is measured by.
+fn instant(at: Duration) -> Instant {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let ago = now.saturating_sub(at);
+    Instant::now().checked_sub(ago).unwrap_or_else(Instant::now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_qemu_told_is_found_in_a_log() {
+        let log = "2026-11-20 10:00:00.100+0000: 7: info : qemuMonitorJSONIOProcessLine:208 : \
+                   QEMU_MONITOR_RECV_EVENT: mon=0x7f event={\"timestamp\": {\"seconds\": 5, \
+                   \"microseconds\": 250000}, \"event\": \"MIGRATION\", \"data\": {\"status\": \
+                   \"setup\"}}\nnothing\nQEMU_MONITOR_RECV_EVENT: event={";
+        let [Event { at, name, status }] = &events(log)[..] else { panic!("not one") };
+        assert_eq!(
+            (*at, name.as_str(), status.as_str()),
+            (Duration::from_millis(5250), "MIGRATION", "setup")
+        );
+        assert!(events("").is_empty());
+    }
+
+    #[test]
+    fn each_has_a_name_of_its_own() {
+        let names = Way::ALL.map(|way| Virsh::new(way).name());
+        assert_eq!(
+            names,
+            ["virsh-classic", "virsh-parallel", "droveway-classic", "droveway-parallel"]
+        );
+    }
+}

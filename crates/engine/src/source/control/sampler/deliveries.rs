@@ -1,0 +1,98 @@
+//! What the lanes deliver: how much a second, and how hard it pays to compress.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use api::Compress;
+use policy::effort::{Effort, Level, is_enough};
+
+use super::window::{Counts, Window};
+use crate::source::control::stream_state::StreamState;
+use crate::source::lanes::Lanes;
+
+/// The delivered rate is the mean over this much busy time.
+const RATE_WINDOWS: usize = 16;
+/// Less busy time than this says nothing about a rate.
+const BUSY_LEAST: Duration = Duration::from_millis(30);
+
+pub(crate) struct Deliveries {
+    state: Arc<StreamState>,
+    lanes: Arc<Lanes>,
+    compress: Compress,
+    last: Counts,
+    last_at: Instant,
+    busy: VecDeque<(u64, Duration)>,
+    effort: Effort,
+    /// What was counted when the effort was last judged, and when.
+    judged: (Counts, Instant),
+}
+
+impl Deliveries {
+    pub(crate) fn new(state: &Arc<StreamState>, lanes: &Arc<Lanes>, compress: Compress) -> Self {
+        let now = Instant::now();
+        Self {
+            state: Arc::clone(state),
+            lanes: Arc::clone(lanes),
+            compress,
+            last: Counts::default(),
+            last_at: now,
+            busy: VecDeque::new(),
+            effort: Effort::new(Level::Hard),
+            judged: (Counts::default(), now),
+        }
+    }
+
+    /// What was counted last.
+    pub(crate) fn last(&self) -> &Counts {
+        &self.last
+    }
+
+    /// Counts, notes the rate, and has bodies compressed as hard as pays. Says what was
+    /// done since the last time, if that is any time ago.
+    pub(crate) fn look(&mut self) -> Option<Window> {
+        let lanes = &self.lanes;
+        let counts = Counts {
+            delivered: lanes.delivered(),
+            times: lanes.times(),
+            wire_bytes: lanes.wire_bytes(),
+            lanes_bytes: lanes.meters().map(|(_, meter)| meter.wire_bytes.load(Relaxed)).collect(),
+        };
+        let now = Instant::now();
+        let elapsed = now - self.last_at;
+        if elapsed.is_zero() {
+            return None;
+        }
+        let window = Window::between(&self.last, &counts, elapsed);
+        (self.last, self.last_at) = (counts, now);
+        self.measure_rate(&window);
+        self.decide_effort(now);
+        Some(window)
+    }
+
+    fn measure_rate(&mut self, window: &Window) {
+        self.busy.push_back((window.bodies, window.busy));
+        if self.busy.len() > RATE_WINDOWS {
+            self.busy.pop_front();
+        }
+        let bodies: u64 = self.busy.iter().map(|(bodies, _)| bodies).sum();
+        let busy: Duration = self.busy.iter().map(|(_, busy)| *busy).sum();
+        if busy >= BUSY_LEAST && bodies > 0 {
+            self.state.set_bodies_per_s(bodies as f64 / busy.as_secs_f64());
+        }
+    }
+
+    fn decide_effort(&mut self, now: Instant) {
+        if self.compress != Compress::Auto {
+            return;
+        }
+        let (before, since) = &self.judged;
+        let window = Window::between(before, &self.last, now - *since);
+        if is_enough(window.bodies, window.elapsed) {
+            self.judged = (self.last.clone(), now);
+            self.effort = self.effort.next(window.effort);
+            self.lanes.set_encoding(self.effort.level().into());
+        }
+    }
+}

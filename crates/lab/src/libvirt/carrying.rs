@@ -1,0 +1,45 @@
+//! Agents that carry what libvirt migrates, and what leads libvirt to them.
+
+use std::fs;
+
+use super::QemuUser;
+use crate::agent::Agent;
+use crate::error::{FileContext, Result};
+use crate::hosts::{Host, Hosts, RUN_DIR};
+
+/// So many ports for the VMs that come to each host.
+const PORTS: u16 = 64;
+/// What libvirt and agents take by default.
+const FIRST_PORT: u16 = 49152;
+
+/// A host's place in the peers file, from 1.
+fn place(hosts: &Hosts, host: &Host) -> u16 {
+    if host.name == hosts.a.name { 1 } else { 2 }
+}
+
+/// The lines of a host's `qemu.conf` that lead other hosts' libvirt to their own agents,
+/// as `droveway libvirt setup` writes them.
+#[must_use]
+pub fn leading_to_agents(hosts: &Hosts, host: &Host) -> String {
+    let place = place(hosts, host);
+    let first = FIRST_PORT + PORTS * (place - 1);
+    format!(
+        "migration_host = \"127.7.0.{place}\"\nmigration_address = \"{}\"\n\
+         migration_port_min = {first}\nmigration_port_max = {}\n",
+        host.addresses[0],
+        first + PORTS - 1
+    )
+}
+
+/// Starts an agent that carries, with these arguments more.
+///
+/// # Errors
+/// As [`Agent::start`].
+pub fn carrying_agent(hosts: &Hosts, host: &Host, more: &[&str]) -> Result<Agent> {
+    let file = host.run_dir.join("agent.toml");
+    let carry = format!("[carry]\nqemu-user = \"{}\"\n", QemuUser::usual().name());
+    fs::write(&file, carry).at("write", &file)?;
+    let config = format!("{RUN_DIR}/agent.toml");
+    let more = [&["--config", &config], more].concat();
+    Agent::start_with(hosts, host, &[], &more)
+}

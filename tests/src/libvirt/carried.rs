@@ -1,0 +1,86 @@
+//! Two hosts with libvirt, led to agents that carry what it migrates.
+
+use api::{Audited, Outcome, Progress, Report};
+use lab::agent::Agent;
+use lab::guest::Guest;
+use lab::hosts::Link;
+use lab::libvirt::{Migration, carrying_agent, leading_to_agents};
+
+use super::LibvirtWorld;
+use crate::{MIB, Side, until};
+
+/// Two hosts with a libvirtd and an agent each.
+pub struct Carried {
+    agents: [Agent; 2],
+    /// The hosts, and their libvirtds.
+    pub world: LibvirtWorld,
+}
+
+fn start_agent(world: &LibvirtWorld, side: Side) -> Agent {
+    carrying_agent(&world.hosts, world.host(side), &[]).unwrap()
+}
+
+impl Carried {
+    /// Makes them, with this link between the hosts.
+    ///
+    /// # Panics
+    /// If that fails, as all of this file does.
+    #[must_use]
+    pub fn new(link: Link) -> Self {
+        let world = LibvirtWorld::with(link, leading_to_agents);
+        let agents = [Side::A, Side::B].map(|side| start_agent(&world, side));
+        Self { agents, world }
+    }
+
+    /// Kills a host's agent, as a crash would.
+    pub fn kill_agent(&mut self, side: Side) {
+        self.agents[side as usize].kill();
+    }
+
+    /// Starts an agent again that was killed.
+    pub fn start_agent(&mut self, side: Side) {
+        self.agents[side as usize] = start_agent(&self.world, side);
+    }
+
+    fn tells(&self, side: Side, args: &[&str]) -> String {
+        let output = self.agents[side as usize].command(self.world.host(side), args).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    }
+
+    /// The last one that a host's agent has carried from there, or does.
+    #[must_use]
+    pub fn last(&self, from: Side) -> Option<Progress> {
+        let text = self.tells(from, &["list", "--migrations", "--json"]);
+        serde_json::from_str::<Vec<Progress>>(&text).unwrap_or_default().into_iter().next()
+    }
+
+    /// What the source's agent says of it, once it is over.
+    ///
+    /// # Panics
+    /// If it says nothing.
+    #[must_use]
+    pub fn report(&self, from: Side) -> Report {
+        let mut ended = None;
+        until("its report is there", || {
+            ended = self.last(from).filter(|last| last.outcome.is_some());
+            ended.is_some()
+        });
+        let id = ended.expect("just seen").id;
+        serde_json::from_str(&self.tells(from, &["report", &id, "--json"])).unwrap()
+    }
+
+    /// Moves it, looks at it, and at what the agent says of that.
+    ///
+    /// # Panics
+    /// If anything is not as it should be.
+    pub fn migrate(&self, guest: &Guest, from: Side, how: &Migration) {
+        self.world.migrate(guest, from, how);
+        let report = self.report(from);
+        let tap = if how.parallel.is_some() { "multifd" } else { "classic" };
+        assert_eq!(report.outcome, Outcome::Done, "{how:?}");
+        assert_eq!((report.tap.as_str(), report.placement.as_str()), (tap, "mapped"), "{report:?}");
+        assert_eq!(report.vm, guest.spec.name);
+        assert!(matches!(report.audit, Audited::Same { .. }), "{:?}", report.audit);
+        assert!(report.body_bytes >= 8 * MIB, "{}", report.body_bytes);
+    }
+}
