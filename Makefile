@@ -23,6 +23,7 @@ help:
 	@echo 'make check        format, lints, dependencies (licences, vulnerabilities), unit tests'
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
 	@echo 'make libvirt-test all tests with real libvirts, some ten minutes'
+	@echo 'make upgrade-test VMs move between agents of this and the release before'
 	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200; all: QEMU=11.1); make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
 	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
@@ -84,6 +85,11 @@ end-to-end: tests
 .PHONY: libvirt-test
 libvirt-test: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end libvirt
+
+# With agents of the release before this one, which has to be compiled first.
+.PHONY: upgrade-test
+upgrade-test: tests
+	PREVIOUS_DROVEWAY=$$(scripts/previous) $(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end upgrade
 
 test: toolchain
 	@MAKE="$(MAKE)" scripts/test

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{Outcome, Report, VmStatus, VmSummary};
-use lab::agent::Agent;
+use lab::agent::{Agent, peers};
 use lab::certificates::Certificates;
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::{Host, Hosts, Link, RUN_DIR};
@@ -215,6 +215,18 @@ impl World {
     pub fn restart_agent_with(&mut self, side: Side, more: &[&str]) {
         self.kill_agent(side);
         let agent = Agent::start_with(&self.hosts, self.host(side), &[], more).unwrap();
+        self.agents[side as usize] = agent;
+    }
+
+    /// Has a host's agent be this `droveway`, until it is started again otherwise.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn replace_agent(&mut self, side: Side, binary: &Path) {
+        self.kill_agent(side);
+        let peers = peers(&self.hosts);
+        let host = (side.name(), self.host(side), peers.as_str());
+        let agent = Agent::start_program(binary.to_owned(), host, &[], &[]).unwrap();
         self.agents[side as usize] = agent;
     }
 

@@ -49,4 +49,5 @@ mod strangers;
 mod throttle;
 mod tls;
 mod trickle;
+mod upgrade;
 mod versions;

@@ -36,6 +36,7 @@ pub fn binary() -> PathBuf {
 /// An agent on a host. Dropping it kills it, and leaves its VMs running.
 pub struct Agent {
     child: Child,
+    binary: PathBuf,
     host_name: String,
     api: String,
     log: PathBuf,
@@ -109,13 +110,25 @@ impl Agent {
         by: &[&str],
         more: &[&str],
     ) -> Result<Self> {
+        Self::start_program(binary(), (name, host, peers), by, more)
+    }
+
+    /// The same by a `droveway` that isn't the usual one.
+    ///
+    /// # Errors
+    /// As [`Agent::start`].
+    pub fn start_program(
+        binary: PathBuf,
+        (name, host, peers): (&str, &Host, &str),
+        by: &[&str],
+        more: &[&str],
+    ) -> Result<Self> {
         let outside = |name: &str| host.run_dir.join(name);
         std::fs::write(outside("peers.toml"), peers).at("write", outside("peers.toml"))?;
         let log = outside("agent.log");
         let log_file = std::fs::OpenOptions::new().create(true).append(true).open(&log);
         let log_file = log_file.at("open", &log)?;
         let inside = |name: &str| format!("{RUN_DIR}/{name}");
-        let binary = binary();
         let words: Vec<&OsStr> = by.iter().map(OsStr::new).chain([binary.as_os_str()]).collect();
         let mut command = host.command(words[0]);
         command.args(&words[1..]).arg("agent").args(more);
@@ -144,7 +157,8 @@ impl Agent {
             .stderr(log_file)
             .spawn()
             .doing("start an agent")?;
-        let mut agent = Self { child, host_name: name.to_owned(), api: inside("api.sock"), log };
+        let (host_name, api) = (name.to_owned(), inside("api.sock"));
+        let mut agent = Self { child, binary, host_name, api, log };
         agent.wait_up(host)?;
         Ok(agent)
     }
@@ -171,7 +185,7 @@ impl Agent {
     /// `droveway` on its host, talking to it.
     #[must_use]
     pub fn command(&self, host: &Host, args: &[&str]) -> Command {
-        let mut command = host.command(binary());
+        let mut command = host.command(&self.binary);
         command.arg("--api").arg(&self.api).args(args).stdin(Stdio::null());
         command
     }

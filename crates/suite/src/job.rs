@@ -45,11 +45,12 @@ const ALONE: [&str; 16] = [
 
 /// What runs only when it is asked for: real libvirts that probe QEMUs under TCG take
 /// minutes. `make libvirt-test` does.
-const ASKED: [&str; 4] = [
+const ASKED: [&str; 5] = [
     "end-to-end libvirt::by_virsh",
     "end-to-end libvirt::from_",
     "end-to-end libvirt_faults::",
     "end-to-end libvirt_native::",
+    "end-to-end upgrade::",
 ];
 
 impl Suite {

@@ -51,8 +51,10 @@ for driver in qemu storage secret; do
 done
 
 # libvirt has a QEMU load all its modules, and one that finds those of another QEMU
-# ends. The system's QEMU finds its own by a variable.
+# ends. The system's QEMU finds its own by a variable. What libvirtds know of QEMUs holds
+# as long as that directory has the same date.
 mkdir "$modules" /run/empty
+touch -d '2000-01-01 UTC' /run/empty
 for dir in /usr/lib/*/qemu; do
     [ -d "$dir" ] || continue
     mount -n --bind "$dir" "$modules"

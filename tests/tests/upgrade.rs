@@ -1,0 +1,82 @@
+//! Agents of the release before this one (`PREVIOUS_DROVEWAY`; `make upgrade-test` builds
+//! it): VMs go from one to the other and back, and stay while an agent is replaced.
+
+use std::path::PathBuf;
+
+use api::{Outcome, Phase};
+use end_to_end::{Side, World, assert_intact, bare, note};
+use lab::agent::binary;
+use lab::hosts::Link;
+
+/// What QEMU 7.2 moves correctly under TCG: no multiple of 256 KiB.
+const ODD: &str = "262296k";
+const RATE: u64 = 2_000_000;
+
+/// Two hosts with agents of the release before.
+fn before() -> Option<(World, PathBuf)> {
+    let Some(previous) = std::env::var_os("PREVIOUS_DROVEWAY").map(PathBuf::from) else {
+        note("there is no earlier release here: `make upgrade-test` builds it");
+        return None;
+    };
+    let mut world = World::new(Link::one(500));
+    for side in [Side::A, Side::B] {
+        world.replace_agent(side, &previous);
+    }
+    Some((world, previous))
+}
+
+/// One host after the other is upgraded, and one is set back.
+#[test]
+fn vms_go_from_release_to_release() {
+    let Some((mut world, previous)) = before() else { return };
+    let guest = world.boot(&bare(ODD, RATE));
+    drop(world.migrate(&guest, Side::A, &[]));
+    world.replace_agent(Side::A, &binary());
+    for tap in ["multifd", "classic"] {
+        // From the older to the newer, and back.
+        drop(world.migrate(&guest, Side::B, &["--tap", tap]));
+        drop(world.migrate(&guest, Side::A, &["--tap", tap]));
+    }
+    world.replace_agent(Side::B, &binary());
+    drop(world.migrate(&guest, Side::B, &[]));
+    world.replace_agent(Side::A, &previous);
+    drop(world.migrate(&guest, Side::A, &[]));
+}
+
+/// VMs run on under an agent that is replaced, and are known to the next.
+#[test]
+fn an_agent_is_replaced_while_vms_run() {
+    let Some((mut world, previous)) = before() else { return };
+    let guest = world.boot(&bare(ODD, RATE));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    for program in [binary(), previous, binary()] {
+        world.replace_agent(Side::A, &program);
+        assert_eq!(world.vm(Side::A, "web1").unwrap().pid, pid);
+        assert_intact(&guest);
+    }
+    drop(world.migrate(&guest, Side::A, &[]));
+}
+
+/// In the middle of a migration the VM stays, whichever end it is and whichever way.
+#[test]
+fn an_agent_is_replaced_while_a_vm_moves() {
+    let Some((mut world, previous)) = before() else { return };
+    let guest = world.boot(&bare(ODD, RATE));
+    let pid = world.vm(Side::A, "web1").unwrap().pid;
+    for (side, program) in
+        [(Side::B, binary()), (Side::A, binary()), (Side::B, previous.clone()), (Side::A, previous)]
+    {
+        let mut moving = world.begin(&guest, Side::A, &[]);
+        moving.wait_for(Phase::FirstPass);
+        world.replace_agent(side, &program);
+        if side == Side::A {
+            // Its command has lost who it asked.
+            let _ = moving.wait_any();
+        } else {
+            let ended = moving.wait();
+            assert!(matches!(ended.report.outcome, Outcome::Failed(_)), "{}", ended.said);
+        }
+        world.assert_stayed(&guest, Side::A, pid);
+    }
+    drop(world.migrate(&guest, Side::A, &[]));
+}
