@@ -130,8 +130,10 @@ fn broken_by(fault: Fault, channels: u8) {
         }
     }
     let ended = commander.follow(Side::A);
-    let expected = if matches!(fault, Fault::Cancel) { "cancelled" } else { "failed" };
-    assert_eq!(ended, expected, "{}", commander.logs());
+    // QEMU shuts its socket down before it says that it is cancelling, and may find that as a
+    // failure first.
+    let expected = ended == "failed" || matches!(fault, Fault::Cancel) && ended == "cancelled";
+    assert!(expected, "{ended}: {}", commander.logs());
     commander.assert_stayed(Side::A);
     match fault {
         Fault::Agent(side) => commander.world.start_agent(side),
