@@ -1,7 +1,7 @@
 //! What QEMU 7.2, 10.0 and 11.1 wrote, see `recorded/README.md`.
 
-use stream::StreamKind;
-use stream::fuzzing::{Taken, split};
+use stream::fuzzing::{Taken, split, split_by};
+use stream::{Splitter, StreamKind, Unsplittable};
 
 const VERSIONS: [&str; 3] = ["7.2", "10.0", "11.1"];
 /// What each stream goes on for behind RAM's end, and that end with its footer.
@@ -131,5 +131,31 @@ fn what_a_virtio_mem_device_has_plugged_reaches_the_destination() {
         assert!(names(&taken).iter().any(|name| name.ends_with("/vmem0")), "{version}");
         assert_eq!(has(&head.bytes, early), in_head == Some(true), "{version} {stream:?}");
         assert_eq!(has(before_end(tail), early), in_head == Some(false), "{version} {stream:?}");
+    }
+}
+
+/// A manager's: what follows the first difference goes to the destination's QEMU as it is,
+/// in a section of which that has heard.
+#[test]
+fn differences_to_pages_sent_before_end_the_split() {
+    for version in VERSIONS {
+        let data = recorded(version, "xbzrle");
+        let split = |piece_bytes| {
+            split_by(Splitter::answered(StreamKind::Classic), &data, piece_bytes, 1).unwrap()
+        };
+        let taken = split(usize::MAX >> 1);
+        assert_eq!(split(7), taken);
+        assert!(!taken.pages.is_empty() && taken.tail.is_none() && taken.whole.is_none());
+        let rest = taken.rest.unwrap();
+        let (begin, record) = rest.split_at(5);
+        let name = data.windows(4).position(|four| four == b"\x03ram").unwrap();
+        assert_eq!(begin, [&[2], &data[name - 4..name]].concat(), "{version}: a PART of RAM");
+        let (word, named) = record.split_at(8);
+        assert_eq!(u64::from_be_bytes(word.try_into().unwrap()) & 0xfff, 0x40, "{version}");
+        let difference = named.strip_prefix(b"\x06pc.ram").unwrap();
+        assert!(difference[0] == 1 && data.ends_with(difference), "{version}");
+        // Of ours it would be refused.
+        let ours = stream::fuzzing::split(StreamKind::Classic, &data, 7, 1).unwrap_err();
+        assert_eq!(ours.1, stream::StreamError::Late(Unsplittable::Xbzrle));
     }
 }
