@@ -24,6 +24,7 @@ help:
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
 	@echo 'make libvirt-test all tests with real libvirts, some ten minutes'
 	@echo 'make upgrade-test VMs move between agents of this and the release before'
+	@echo 'make packages     .deb and .rpm, into target/packages; make packages-test installs them in a fresh root'
 	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200; all: QEMU=11.1); make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
 	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
@@ -90,6 +91,15 @@ libvirt-test: tests
 .PHONY: upgrade-test
 upgrade-test: tests
 	PREVIOUS_DROVEWAY=$$(scripts/previous) $(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end upgrade
+
+# For Debian and for RPM, into target/packages.
+.PHONY: packages packages-test
+packages: toolchain
+	@scripts/packages
+
+# In a fresh root of Debian.
+packages-test: packages
+	@scripts/packages-test
 
 test: toolchain
 	@MAKE="$(MAKE)" scripts/test

@@ -20,13 +20,13 @@ use crate::memory::guest_ram;
 use crate::{MIB, Side, World, guest, own_qmp_argument, until};
 
 /// The guest's memory.
-pub const RAM_BYTES: u64 = 512 * MIB;
+pub const RAM_BYTES: u64 = 384 * MIB;
 /// That of one with fewer files.
 const SMALL_RAM_BYTES: u64 = 256 * MIB;
 const SMALL_FILES_BYTES: u64 = 16 * MIB;
 /// What files each disk has.
-const FILES_BYTES: u64 = 64 * MIB;
-const EXT4_BYTES: u64 = 160 * MIB;
+const FILES_BYTES: u64 = 32 * MIB;
+const EXT4_BYTES: u64 = 128 * MIB;
 /// The least that XFS wants to be made on.
 const XFS_BYTES: u64 = 304 * MIB;
 /// Where disks of long ago have their first partition: not at a whole page.

@@ -50,7 +50,7 @@ fn apparmor_compiles_how_vms_are_confined() {
 }
 
 #[test]
-fn systemd_takes_the_unit() {
+fn systemd_takes_the_units() {
     let Some(analyze) = program::find("systemd-analyze") else {
         note("the unit in dist/ was not checked: this system has no systemd-analyze");
         return;
@@ -59,16 +59,21 @@ fn systemd_takes_the_unit() {
     let verify = |unit: &str| {
         let file = dir.path().join("droveway.service");
         fs::write(&file, unit).unwrap();
-        let args = ["--recursive-errors=no", "verify"];
+        let args = ["--recursive-errors=no", "--man=no", "verify"];
         let output = Command::new(&analyze).args(args).arg(&file).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let about_it: String = said.lines().filter(|line| line.contains("droveway")).collect();
         (output.status.success(), about_it)
     };
     // The program is somewhere else here.
-    let unit =
-        dist("systemd/droveway-carry.service").replace("/usr/local/bin/droveway", "/bin/true");
-    assert_eq!(verify(&unit), (true, String::new()));
-    let (_, said) = verify(&unit.replace("LockPersonality=yes", "LockPersonality=maybe"));
+    let units = [("droveway", "/usr/bin"), ("droveway-carry", "/usr/local/bin")];
+    let [plain, carry] = units.map(|(name, place)| {
+        let unit = dist(&format!("systemd/{name}.service"));
+        let unit = unit.replace(&format!("{place}/droveway"), "/bin/true");
+        assert_eq!(verify(&unit), (true, String::new()), "{name}");
+        unit
+    });
+    assert!(plain.contains("\nKillMode=process\n"), "a restart of the agent would end all VMs");
+    let (_, said) = verify(&carry.replace("LockPersonality=yes", "LockPersonality=maybe"));
     assert!(said.contains("maybe"), "{said}");
 }

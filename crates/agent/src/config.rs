@@ -61,6 +61,8 @@ pub struct Flags {
     pub api: Option<PathBuf>,
     /// Where the API is served over TCP too.
     pub api_listen: Option<SocketAddr>,
+    /// Where metrics are served, to anybody.
+    pub metrics_listen: Option<SocketAddr>,
     /// Buffers, in MiB.
     pub pool_mib: Option<u32>,
     /// Who QEMUs run as.
@@ -96,6 +98,8 @@ pub struct Config {
     pub api: PathBuf,
     /// Where the API is served over TCP too, to people with certificates.
     pub api_listen: Option<SocketAddr>,
+    /// Where metrics are served, to anybody.
+    pub metrics_listen: Option<SocketAddr>,
     /// Buffers of all migrations in one direction.
     pub pool_bytes: usize,
     /// Who QEMUs run as; none is the agent's own user.
@@ -273,6 +277,7 @@ impl Config {
             state: flags.state.clone().or(file.state).unwrap_or_else(|| STATE_DEFAULT.into()),
             api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
             api_listen: flags.api_listen.or(file.api_listen),
+            metrics_listen: flags.metrics_listen.or(file.metrics_listen),
             pool_bytes: (pool_mib as usize) << 20,
             qemu_user,
             qemu_programs: Some(flags.qemu_programs.clone())

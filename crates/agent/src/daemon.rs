@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,6 +13,7 @@ use engine::{Carrying, Local, Resources, Server};
 use identity::{FileError, Files, Identity, IdentityError, Security};
 use qemu::programs::{PlaceError, Programs};
 use quota::{Notes, QuotaError};
+use sd_notify::NotifyState;
 use switchover::journal::{JournalDir, JournalError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -22,11 +24,12 @@ use crate::config::{Config, ConfigError, Flags, PeerEntry};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
 use crate::holdings::Holdings;
-use crate::http::{Api, Port, router};
+use crate::http::{Api, Port, router, serve_metrics};
 use crate::migrations::{Migrations, Routes};
 use crate::rack::{RackError, rack};
 use crate::recovery::{Settlers, kept};
 use crate::registry::Registry;
+use crate::service_manager;
 use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
 use crate::user::{self, UserError};
@@ -165,6 +168,10 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         }),
         _ => None,
     };
+    let metrics = config.metrics_listen.map(|address| {
+        TcpListener::bind(address).map_err(|source| AgentError::Listen { address, source })
+    });
+    let metrics = metrics.transpose()?;
     let registry = Registry::open(state, &kept::held(&kept));
     let registry = registry.map_err(|source| local_error("finding VMs", source))?;
     let registry = registry.with_qemu_user(qemu_user);
@@ -218,9 +225,11 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         migrations: Arc::clone(&migrations),
         gangs: Arc::clone(&gangs),
         examiner: Arc::clone(&examiner),
+        certificate_until_s: identity.as_ref().map(|identity| identity.validity().not_after_s),
         closing,
     };
-    let served = serve((api_listener, port), api, server);
+    let listeners = Listeners { api: api_listener, people: port, metrics };
+    let served = serve(listeners, api, server);
     drop(doors);
     settlers.close();
     drop(socket);
@@ -244,9 +253,16 @@ fn let_go(state: &StateDir) -> Result<Notes, AgentError> {
     Ok(notes)
 }
 
+/// Where the API is heard, and its metrics.
+struct Listeners {
+    api: UnixListener,
+    people: Option<Port>,
+    metrics: Option<TcpListener>,
+}
+
 /// Serves the API until a signal comes, and takes everything down in order.
 fn serve(
-    (listener, port): (std::os::unix::net::UnixListener, Option<Port>),
+    Listeners { api: listener, people, metrics }: Listeners,
     api: impl FnOnce(watch::Receiver<bool>) -> Api,
     mut server: Server,
 ) -> Result<(), AgentError> {
@@ -266,7 +282,15 @@ fn serve(
         let Api { host, gangs, migrations, registry, .. } = api.clone();
         let mut interrupt = signal(SignalKind::interrupt()).map_err(serving)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(serving)?;
-        let serving_people = port.map(|port| {
+        let serving_metrics = metrics.map(|listener| {
+            let serving = serve_metrics(listener, api.clone(), closed.clone());
+            tokio::spawn(async {
+                if let Err(error) = serving.await {
+                    tracing::error!(%error, "metrics are not served any more");
+                }
+            })
+        });
+        let serving_people = people.map(|port| {
             let serving = port.serve(api.clone(), closed.clone());
             tokio::spawn(async {
                 if let Err(error) = serving.await {
@@ -283,6 +307,8 @@ fn serve(
                 .into_future(),
         );
         tracing::info!(host = host.name, listen = host.listen, "the agent is ready");
+        service_manager::tell(NotifyState::Ready);
+        tokio::spawn(service_manager::watched());
         let mut signals = async || {
             tokio::select! {
                 _ = interrupt.recv() => {}
@@ -291,6 +317,7 @@ fn serve(
         };
         signals().await;
         tracing::info!("stopping; migrations are cancelled, VMs keep running");
+        service_manager::tell(NotifyState::Stopping);
         // While it winds down the API answers, but starts nothing.
         let _ = refuse.send(true);
         let winding_down = tokio::task::spawn_blocking(move || {
@@ -309,7 +336,7 @@ fn serve(
         }
         let _ = close.send(true);
         let _ = tokio::time::timeout(ANSWERS_WAIT, serving_api).await;
-        if let Some(serving) = serving_people {
+        for serving in serving_people.into_iter().chain(serving_metrics) {
             let _ = tokio::time::timeout(ANSWERS_WAIT, serving).await;
         }
         Ok(())

@@ -3,6 +3,7 @@
 
 mod answer;
 mod gangs;
+mod metrics;
 mod people;
 mod predict;
 mod progress;
@@ -29,6 +30,7 @@ use crate::recovery::Settlers;
 use crate::registry::Registry;
 use answer::Answer;
 use people::Caller;
+pub(crate) use metrics::serve as serve_metrics;
 pub(crate) use people::Port;
 
 /// A command line of a thousand disks has some 100 KB.
@@ -43,12 +45,15 @@ pub(crate) struct Api {
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) gangs: Arc<Gangs>,
     pub(crate) examiner: Arc<Examiner>,
+    /// Until when this host's certificate holds, in seconds since 1970.
+    pub(crate) certificate_until_s: Option<i64>,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
 }
 
 /// All routes.
 pub(crate) fn router(api: Api) -> Router {
     Router::new()
+        .route("/metrics", get(metrics::metrics))
         .route("/v1/host", get(host))
         .route("/v1/doctor", get(doctor))
         .route("/v1/doctor/{host}", get(doctor_of_pair))

@@ -12,11 +12,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use api::{Bounds, BoundsChange, Limit, MigrateRequest, Outcome, Phase, Progress, Report};
-use engine::{Domain, Local, Migrated, Peer, SourceVm, Watch};
+use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
+use crate::metrics::Metrics;
 use crate::recovery::Settlers;
 use crate::registry::Registry;
 use crate::vm::Vm;
@@ -48,6 +49,7 @@ pub(crate) struct Migrations {
     routes: Routes,
     mover: Box<Mover>,
     reports: Reports,
+    metrics: Metrics,
     table: Mutex<Table>,
     /// Told when a migration has ended and its report is there.
     ended: Condvar,
@@ -76,8 +78,27 @@ impl Migrations {
     ) -> Self {
         let (registry, settlers) = (Arc::clone(&settlers.registry), Arc::clone(settlers));
         let reports = Reports::new(registry.state().reports());
-        let table = Mutex::default();
-        Self { registry, settlers, local, routes, mover, reports, table, ended: Condvar::new() }
+        Self {
+            registry,
+            settlers,
+            local,
+            routes,
+            mover,
+            reports,
+            metrics: Metrics::default(),
+            table: Mutex::default(),
+            ended: Condvar::new(),
+        }
+    }
+
+    /// What those that ended add up to.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// For what leaves, and for what comes.
+    pub(crate) fn buffers(&self) -> [Buffers; 2] {
+        self.local.resources.buffers()
     }
 
     /// Where VMs can go from here.
@@ -151,6 +172,7 @@ impl Migrations {
 
     /// Saves its report, for all who wait for it.
     fn keep(&self, id: &str, report: Report) {
+        self.metrics.count(&report);
         if let Err(error) = self.reports.save(&report) {
             tracing::warn!(id, %error, "the migration's report can't be saved");
         }

@@ -5,6 +5,7 @@ pub(crate) mod agent;
 pub(crate) mod attach;
 pub(crate) mod ca;
 pub(crate) mod cancel;
+pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod evacuate;
 pub(crate) mod gang;
@@ -28,6 +29,7 @@ use self::agent::AgentArgs;
 use self::attach::AttachArgs;
 use self::ca::CaArgs;
 use self::cancel::CancelArgs;
+use self::completions::{CompletionsArgs, ManArgs};
 use self::doctor::DoctorArgs;
 use self::evacuate::EvacuateArgs;
 use self::gang::GangArgs;
@@ -46,7 +48,7 @@ use crate::problem::Problem;
 
 /// Moves running virtual machines between hosts.
 #[derive(Debug, Parser)]
-#[command(name = "droveway", version, about, max_term_width = 100)]
+#[command(name = "droveway", version, max_term_width = 100)]
 pub(crate) struct Args {
     /// The agent's socket [default: /run/droveway/api.sock], or the API of a host
     /// over TCP: https://HOST:PORT, with --tls
@@ -72,6 +74,11 @@ pub(crate) enum Command {
     Ca(CaArgs),
     /// Lead libvirt's migrations to this host through its agent
     Libvirt(LibvirtArgs),
+    /// Print what completes commands in a shell
+    Completions(CompletionsArgs),
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 /// What an agent is asked for.

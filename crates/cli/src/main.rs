@@ -37,6 +37,8 @@ fn perform(Args { api, tls, command }: Args) -> Result<ExitCode, Problem> {
         Command::Agent(args) => agent::run(args, api, tls),
         Command::Ca(args) => ca::run(&args),
         Command::Libvirt(args) => commands::libvirt::run(&args),
+        Command::Completions(args) => Ok(commands::completions::run(&args)),
+        Command::Man(args) => commands::completions::man(&args),
         Command::Request(request) => {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()

@@ -24,7 +24,7 @@ pub use examine::{ExamineError, Examined, examine, ways};
 pub use host::{Arriving, Carrying, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
 pub use orders::Orders;
 pub use predict::{predict, used};
-pub use resources::{BuffersFull, Resources};
+pub use resources::{Buffers, BuffersFull, Resources};
 pub use source::carried::{Caller, Carried, CarryRequest, Content, More, Opening, Relay, Split};
 pub use source::{Migrated, migrate};
 pub use transport::Endpoint;

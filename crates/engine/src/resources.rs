@@ -19,6 +19,15 @@ pub struct Resources {
     pub(crate) network: Arc<Network>,
 }
 
+/// How full the buffers of one direction are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffers {
+    /// What there is.
+    pub bytes: usize,
+    /// What holds data.
+    pub used_bytes: usize,
+}
+
 /// Not even the least that a migration needs is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -59,6 +68,13 @@ impl Resources {
     pub fn with_speeds(pool_bytes: usize, speeds: Vec<(IpAddr, u64)>) -> Arc<Self> {
         let (outgoing, incoming) = (Budget::new(pool_bytes), Budget::new(pool_bytes));
         Arc::new(Self { pool_bytes, outgoing, incoming, network: Network::new(speeds) })
+    }
+
+    /// What leaves has, and what comes.
+    #[must_use]
+    pub fn buffers(&self) -> [Buffers; 2] {
+        [&self.outgoing, &self.incoming]
+            .map(|budget| Buffers { bytes: budget.bytes(), used_bytes: budget.out_bytes() })
     }
 
     /// For one more that leaves.

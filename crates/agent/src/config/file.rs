@@ -19,6 +19,7 @@ pub(super) struct File {
     pub(super) state: Option<PathBuf>,
     pub(super) api: Option<PathBuf>,
     pub(super) api_listen: Option<SocketAddr>,
+    pub(super) metrics_listen: Option<SocketAddr>,
     pub(super) pool_mib: Option<u32>,
     pub(super) qemu_user: Option<String>,
     pub(super) qemu_programs: Option<Vec<String>>,

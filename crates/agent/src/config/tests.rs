@@ -175,3 +175,25 @@ fn who_may_order_moves_is_named_in_the_file() {
     let config = Files::new(&named, PEERS).read().unwrap();
     assert_eq!(config.coordinators, Some(vec!["host-b".to_owned()]));
 }
+
+/// What packages install: as it is it changes nothing, and it shows all that there is.
+#[test]
+fn the_packaged_file_has_every_setting() {
+    let text = include_str!("../../../../dist/agent.toml");
+    let as_it_is: toml::Table = toml::from_str(text).unwrap();
+    assert_eq!(as_it_is.keys().collect::<Vec<_>>(), ["peers"]);
+    let shown = text.lines().filter_map(|line| {
+        let setting = line.strip_prefix("# ")?;
+        (setting.contains(" = ") || setting.starts_with('[')).then_some(setting)
+    });
+    let shown = shown.collect::<Vec<_>>().join("\n");
+    toml::from_str::<file::File>(&shown).unwrap();
+    let shown: toml::Table = toml::from_str(&shown).unwrap();
+    let refused = toml::from_str::<file::File>("colour = 1").unwrap_err().to_string();
+    let (_, known) = refused.split_once("expected one of").unwrap();
+    let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+    assert!(known.len() > 20, "{refused}");
+    for key in known {
+        assert!(shown.contains_key(key) || as_it_is.contains_key(key), "{key} is not there");
+    }
+}

@@ -56,6 +56,10 @@ pub(crate) struct AgentArgs {
     /// Serve the API over TCP too, to people with certificates
     #[arg(long, value_name = "ADDR:PORT")]
     api_listen: Option<SocketAddr>,
+    /// Serve metrics at http://ADDR:PORT/metrics to anyone who reaches it; the API's
+    /// socket has them too
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics_listen: Option<SocketAddr>,
     /// Neither encrypt nor authenticate: guest memory crosses the network as it is,
     /// and anyone who reaches the port can start programs here
     #[arg(long)]
@@ -80,6 +84,7 @@ impl AgentArgs {
             state: self.state,
             api,
             api_listen: self.api_listen,
+            metrics_listen: self.metrics_listen,
             pool_mib: self.pool_mib,
             qemu_user: self.qemu_user,
             qemu_programs: self.qemu_programs,

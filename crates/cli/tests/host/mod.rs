@@ -70,7 +70,12 @@ fn port() -> TcpListener {
 impl Host {
     /// Starts the agent and waits until it answers.
     pub(crate) fn start(&mut self) {
-        self.spawn(&[]);
+        self.start_by(&[]);
+    }
+
+    /// The same by a program that becomes the agent.
+    pub(crate) fn start_by(&mut self, by: &[&str]) {
+        self.spawn(by);
         let deadline = Instant::now() + READY_MAX;
         while !self.answers() {
             assert!(Instant::now() < deadline, "{}", fs::read_to_string(self.log()).unwrap());

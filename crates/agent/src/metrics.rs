@@ -1,0 +1,188 @@
+//! What `/metrics` says, in Prometheus' text format: migrations that ended are counted
+//! here, and what there is now is looked at when somebody asks.
+//!
+//! No series is named by what lives for a short time, but for VMs while they move.
+
+mod now;
+
+use api::{Audited, Outcome, Phase, Report};
+use prometheus::core::Collector;
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry, TextEncoder,
+};
+
+pub(crate) use now::Now;
+
+/// Below the goal of 300 ms mostly, and up to the usual bound of a blackout.
+const DOWNTIME_S: [f64; 11] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 10.0];
+/// From a nearly idle VM on a fast network to one of a terabyte.
+const DURATION_S: [f64; 11] =
+    [0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 7200.0];
+/// The label of lanes that leave by whichever NIC routing says.
+const ROUTED: &str = "routed";
+
+/// What all migrations from this host, since its agent started, add up to.
+pub(crate) struct Metrics {
+    registry: Registry,
+    ended: IntCounterVec,
+    audited: IntCounterVec,
+    downtime: Histogram,
+    duration: Histogram,
+    guest_bytes: IntCounterVec,
+    wire_bytes: IntCounterVec,
+    storage_read_bytes: IntCounter,
+    lane_deaths: IntCounterVec,
+    slowed: IntCounter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let registry = Registry::new();
+        Self {
+            ended: counters(
+                &registry,
+                "droveway_migrations_total",
+                "Migrations from this host that ended, by outcome and by the phase they had come to",
+                &["outcome", "phase"],
+            ),
+            audited: counters(
+                &registry,
+                "droveway_audits_total",
+                "Audits of migrations: same, differences, or not made",
+                &["result"],
+            ),
+            downtime: histogram(
+                &registry,
+                "droveway_migration_downtime_seconds",
+                "From a VM's stop at the source to its start at the destination",
+                &DOWNTIME_S,
+            ),
+            duration: histogram(
+                &registry,
+                "droveway_migration_duration_seconds",
+                "From the command to the end of migrations that were done",
+                &DURATION_S,
+            ),
+            guest_bytes: counters(
+                &registry,
+                "droveway_guest_bytes_total",
+                "Guest memory that QEMU handed over: sent (sent as bytes), fill (of one byte's \
+                 value), dropped (changed again before it was sent), named (the destination's \
+                 host had it), peer (a host of its rack had it), stored (read from its disks)",
+                &["kind"],
+            ),
+            wire_bytes: counters(
+                &registry,
+                "droveway_lane_bytes_total",
+                "Bytes written to lanes, by the address of the NIC they leave by",
+                &["nic"],
+            ),
+            storage_read_bytes: counter(
+                &registry,
+                "droveway_storage_read_bytes_total",
+                "Bytes that destinations read from VMs' disks instead of having them sent",
+            ),
+            lane_deaths: counters(
+                &registry,
+                "droveway_lane_deaths_total",
+                "Connections of lanes that were lost or could not be had, by NIC",
+                &["nic"],
+            ),
+            slowed: counter(
+                &registry,
+                "droveway_migrations_slowed_total",
+                "Migrations during which the VM was throttled",
+            ),
+            registry,
+        }
+    }
+}
+
+impl Metrics {
+    /// Counts one that has ended.
+    pub(crate) fn count(&self, report: &Report) {
+        let phase = report.phases.last().map_or(Phase::Prepare, |begun| begun.phase);
+        self.ended.with_label_values(&[outcome(&report.outcome), &label(&phase)]).inc();
+        let audit = match report.audit {
+            Audited::Same { .. } => "same",
+            Audited::Differences { .. } => "differences",
+            Audited::Nothing { .. } => "not-made",
+        };
+        self.audited.with_label_values(&[audit]).inc();
+        if report.outcome == Outcome::Done {
+            self.duration.observe(report.total_s);
+            if let Some(downtime_ms) = report.downtime_ms {
+                self.downtime.observe(downtime_ms / 1000.0);
+            }
+        }
+        let unsent = report.dropped_bytes.saturating_add(report.named_bytes);
+        for (kind, bytes) in [
+            ("sent", report.body_bytes.saturating_sub(unsent)),
+            ("fill", report.fill_bytes),
+            ("dropped", report.dropped_bytes),
+            (
+                "named",
+                report.named_bytes.saturating_sub(report.peer_bytes + report.stored_bytes),
+            ),
+            ("peer", report.peer_bytes),
+            ("stored", report.stored_bytes),
+        ] {
+            self.guest_bytes.with_label_values(&[kind]).inc_by(bytes);
+        }
+        self.storage_read_bytes.inc_by(report.storage_read_bytes);
+        for lane in &report.lanes {
+            let nic = [lane.name.split_once(" -> ").map_or(ROUTED, |(nic, _)| nic)];
+            self.wire_bytes.with_label_values(&nic).inc_by(lane.wire_bytes);
+            self.lane_deaths.with_label_values(&nic).inc_by(lane.deaths.into());
+        }
+        if report.slowed.is_some() {
+            self.slowed.inc();
+        }
+    }
+
+    /// All of it, with what there is now.
+    pub(crate) fn text(&self, now: &Now) -> String {
+        let mut families = self.registry.gather();
+        families.extend(now.gather());
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&families, &mut text).expect("a vector takes it");
+        String::from_utf8(text).expect("names are texts")
+    }
+}
+
+fn outcome(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Done => "done",
+        Outcome::Failed(_) => "failed",
+        Outcome::Cancelled => "cancelled",
+    }
+}
+
+/// As the API says it.
+fn label<T: serde::Serialize>(value: &T) -> String {
+    let json = serde_json::to_value(value).unwrap_or_default();
+    json.as_str().unwrap_or("unknown").to_owned()
+}
+
+const FIXED: &str = "the names are fixed, and used once";
+
+fn added<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> C {
+    registry.register(Box::new(metric.clone())).expect(FIXED);
+    metric
+}
+
+fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
+    added(registry, IntCounter::new(name, help).expect(FIXED))
+}
+
+fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    added(registry, IntCounterVec::new(Opts::new(name, help), labels).expect(FIXED))
+}
+
+fn histogram(registry: &Registry, name: &str, help: &str, bounds: &[f64]) -> Histogram {
+    let options = HistogramOpts::new(name, help).buckets(bounds.to_vec());
+    added(registry, Histogram::with_opts(options).expect(FIXED))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,58 @@
+//! `droveway completions`, and `droveway man`, which packages are built with.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use super::Args;
+use crate::problem::Problem;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    shell: Shell,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManArgs {
+    /// The directory, which must exist
+    directory: PathBuf,
+}
+
+pub(crate) fn run(args: &CompletionsArgs) -> ExitCode {
+    let mut command = Args::command();
+    clap_complete::generate(args.shell, &mut command, "droveway", &mut io::stdout());
+    ExitCode::SUCCESS
+}
+
+/// One page for `droveway` and one for each command.
+pub(crate) fn man(args: &ManArgs) -> Result<ExitCode, Problem> {
+    clap_mangen::generate_to(Args::command(), &args.directory).map_err(|source| {
+        let what = format!("writing man pages to {}", args.directory.display());
+        Problem::Local { what, source }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_command_has_a_page_and_each_shell_a_script() {
+        let directory = tempfile::tempdir().unwrap();
+        man(&ManArgs { directory: directory.path().to_owned() }).unwrap();
+        let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+        assert!(page("droveway.1").contains("Moves running virtual machines between hosts"));
+        assert!(page("droveway-migrate.1").contains("downtime"));
+        assert!(page("droveway-ca-issue.1").contains("role"));
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "droveway", &mut script);
+            assert!(String::from_utf8(script).unwrap().contains("evacuate"), "{shell}");
+        }
+    }
+}

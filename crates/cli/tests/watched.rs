@@ -1,0 +1,74 @@
+//! What watches an agent: a monitoring system, and the system's service manager.
+
+mod host;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use host::Hosts;
+
+/// What is answered at a path, with its status line.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn metrics_count_a_move_and_take_no_orders() {
+    let mut hosts = Hosts::new(["a", "b"]);
+    let listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let a = &mut hosts.hosts[0];
+    a.end("TERM");
+    a.more = vec!["--metrics-listen".to_owned(), listen.clone()];
+    a.start();
+    a.run("web1", "-m 64");
+    let has = |line: &str| {
+        let text = get(&listen, "/metrics");
+        assert!(text.starts_with("HTTP/1.0 200") && text.contains("text/plain"), "{text}");
+        assert!(text.lines().any(|one| one == line), "{line}:\n{text}");
+    };
+    has("droveway_vms{status=\"running\"} 1");
+    hosts.hosts[0].says(&["migrate", "web1", "b"]);
+    has("droveway_migrations_total{outcome=\"done\",phase=\"running\"} 1");
+    has("droveway_audits_total{result=\"same\"} 1");
+    has("droveway_migration_downtime_seconds_count 1");
+    has("droveway_vms{status=\"running\"} 0");
+    for path in ["/v1/vms", "/v1/host", "/"] {
+        assert!(get(&listen, path).starts_with("HTTP/1.0 404"), "{path}");
+    }
+}
+
+#[test]
+fn the_service_manager_is_told_when_it_is_ready_and_when_it_ends() {
+    let mut hosts = Hosts::new(["a"]);
+    let path = hosts.dir.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let said = || {
+        let mut bytes = [0; 1000];
+        let count = manager.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    };
+    let a = &mut hosts.hosts[0];
+    a.end("TERM");
+    // It is to be heard of each fifth of a second.
+    let told = [format!("NOTIFY_SOCKET={}", path.display()), "WATCHDOG_USEC=200000".to_owned()];
+    a.start_by(&["env", &told[0], &told[1]]);
+    assert!(said().contains("READY=1"));
+    for _ in 0..3 {
+        assert!(said().contains("WATCHDOG=1"));
+    }
+    a.end("TERM");
+    loop {
+        let said = said();
+        if said.contains("STOPPING=1") {
+            break;
+        }
+        assert!(said.contains("WATCHDOG=1"), "{said}");
+    }
+}
