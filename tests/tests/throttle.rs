@@ -5,7 +5,7 @@ use std::fs;
 
 use api::{Outcome, Prediction, Report, VmStatus};
 use end_to_end::{
-    MIB, Side, World, assert_fits_goal, bare, fits_goal_bytes, own_qmp_argument, until,
+    MIB, Side, World, assert_fits_goal, fits_goal_bytes, guest, own_qmp_argument, until,
 };
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
@@ -13,14 +13,14 @@ use serde_json::json;
 
 /// What the link carries, in Mbit/s; and what a guest writes that is two and a
 /// half times as fast.
-const LINK: u32 = 200;
-const HARD: u64 = 60_000_000;
+const LINK: u32 = 100;
+const HARD: u64 = 30_000_000;
 /// A writer that sleeps between its pages writes more than a fifth with a fifth
 /// of its CPU time.
 const LOW: [&str; 2] = ["--throttle-floor", "5"];
 
 fn writer(name: &str, rate: u64) -> GuestSpec {
-    let mut spec = bare("192M", rate);
+    let mut spec = guest("192M", rate);
     spec.name = name.to_owned();
     spec.orders.working_set_bytes = 32 * MIB;
     // As evenly as it can: it is slowed by what it gets of its CPU.

@@ -29,8 +29,8 @@ use crate::migrations::Migrations;
 use crate::recovery::Settlers;
 use crate::registry::Registry;
 use answer::Answer;
-use people::Caller;
 pub(crate) use metrics::serve as serve_metrics;
+use people::Caller;
 pub(crate) use people::Port;
 
 /// A command line of a thousand disks has some 100 KB.

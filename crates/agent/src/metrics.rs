@@ -16,8 +16,7 @@ pub(crate) use now::Now;
 /// Below the goal of 300 ms mostly, and up to the usual bound of a blackout.
 const DOWNTIME_S: [f64; 11] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 10.0];
 /// From a nearly idle VM on a fast network to one of a terabyte.
-const DURATION_S: [f64; 11] =
-    [0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 7200.0];
+const DURATION_S: [f64; 11] = [0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 7200.0];
 /// The label of lanes that leave by whichever NIC routing says.
 const ROUTED: &str = "routed";
 
@@ -120,10 +119,7 @@ impl Metrics {
             ("sent", report.body_bytes.saturating_sub(unsent)),
             ("fill", report.fill_bytes),
             ("dropped", report.dropped_bytes),
-            (
-                "named",
-                report.named_bytes.saturating_sub(report.peer_bytes + report.stored_bytes),
-            ),
+            ("named", report.named_bytes.saturating_sub(report.peer_bytes + report.stored_bytes)),
             ("peer", report.peer_bytes),
             ("stored", report.stored_bytes),
         ] {

@@ -80,9 +80,11 @@ impl Now {
             ("dirty_bytes_per_second", "Guest memory that it changes, as QEMU says", |it| {
                 it.dirty_bytes_per_s
             }),
-            ("cpu_share", "The share of its CPU time that it keeps: 1 if it isn't throttled", |it| {
-                it.share
-            }),
+            (
+                "cpu_share",
+                "The share of its CPU time that it keeps: 1 if it isn't throttled",
+                |it| it.share,
+            ),
             ("pass", "QEMU's passes over its memory", |it| it.pass.into()),
         ];
         for (name, help, figure) in figures {

@@ -109,7 +109,8 @@ fn vm() -> VmSummary {
     serde_json::from_value(serde_json::json!({
         "name": "web1", "status": "running", "pid": 1, "qemu": "10.0.2", "ram_bytes": 1,
         "attached": false, "migration": null, "argv": [],
-    })).unwrap()
+    }))
+    .unwrap()
 }
 
 /// All that anybody can ask for.
