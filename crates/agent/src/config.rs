@@ -59,6 +59,8 @@ pub struct Flags {
     pub state: Option<PathBuf>,
     /// The API's socket.
     pub api: Option<PathBuf>,
+    /// The group that may use it.
+    pub api_group: Option<String>,
     /// Where the API is served over TCP too.
     pub api_listen: Option<SocketAddr>,
     /// Where metrics are served, to anybody.
@@ -96,6 +98,8 @@ pub struct Config {
     pub state: PathBuf,
     /// The API's socket.
     pub api: PathBuf,
+    /// The group that may use it; none: only the agent's user.
+    pub api_group: Option<String>,
     /// Where the API is served over TCP too, to people with certificates.
     pub api_listen: Option<SocketAddr>,
     /// Where metrics are served, to anybody.
@@ -276,6 +280,7 @@ impl Config {
             peers,
             state: flags.state.clone().or(file.state).unwrap_or_else(|| STATE_DEFAULT.into()),
             api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),
+            api_group: flags.api_group.clone().or(file.api_group),
             api_listen: flags.api_listen.or(file.api_listen),
             metrics_listen: flags.metrics_listen.or(file.metrics_listen),
             pool_bytes: (pool_mib as usize) << 20,

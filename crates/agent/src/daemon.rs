@@ -29,6 +29,7 @@ use crate::migrations::{Migrations, Routes};
 use crate::rack::{RackError, rack};
 use crate::recovery::{Settlers, kept};
 use crate::registry::Registry;
+use crate::renewal;
 use crate::service_manager;
 use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
@@ -159,12 +160,13 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     };
     // Before VMs are looked for, so that a second start by mistake is told
     // what is wrong and touches none.
-    let (socket, api_listener) = ApiSocket::bind(&config.api)?;
+    let api_group = config.api_group.as_deref().map(user::group).transpose()?;
+    let (socket, api_listener) = ApiSocket::bind(&config.api, api_group)?;
     let port = match (config.api_listen, &identity) {
         (Some(address), Some(identity)) => Some(Port {
             listener: TcpListener::bind(address)
                 .map_err(|source| AgentError::Listen { address, source })?,
-            security: identity.for_people(),
+            identity: Arc::clone(identity),
         }),
         _ => None,
     };
@@ -225,11 +227,12 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         migrations: Arc::clone(&migrations),
         gangs: Arc::clone(&gangs),
         examiner: Arc::clone(&examiner),
-        certificate_until_s: identity.as_ref().map(|identity| identity.validity().not_after_s),
+        identity: identity.clone(),
         closing,
     };
     let listeners = Listeners { api: api_listener, people: port, metrics };
-    let served = serve(listeners, api, server);
+    let certificate = identity.clone().zip(config.tls.as_deref().map(Files::within));
+    let served = serve(listeners, certificate, api, server);
     drop(doors);
     settlers.close();
     drop(socket);
@@ -263,6 +266,7 @@ struct Listeners {
 /// Serves the API until a signal comes, and takes everything down in order.
 fn serve(
     Listeners { api: listener, people, metrics }: Listeners,
+    certificate: Option<(Arc<Identity>, Files)>,
     api: impl FnOnce(watch::Receiver<bool>) -> Api,
     mut server: Server,
 ) -> Result<(), AgentError> {
@@ -308,6 +312,10 @@ fn serve(
         );
         tracing::info!(host = host.name, listen = host.listen, "the agent is ready");
         service_manager::tell(NotifyState::Ready);
+        if let Some((identity, files)) = certificate {
+            let told = signal(SignalKind::hangup()).map_err(serving)?;
+            tokio::spawn(renewal::follow(identity, files, told));
+        }
         tokio::spawn(service_manager::watched());
         let mut signals = async || {
             tokio::select! {

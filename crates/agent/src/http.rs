@@ -21,6 +21,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
+use identity::Identity;
 
 use crate::denied::Denied;
 use crate::examiner::Examiner;
@@ -45,8 +46,8 @@ pub(crate) struct Api {
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) gangs: Arc<Gangs>,
     pub(crate) examiner: Arc<Examiner>,
-    /// Until when this host's certificate holds, in seconds since 1970.
-    pub(crate) certificate_until_s: Option<i64>,
+    /// What this host shows to others, if connections are encrypted.
+    pub(crate) identity: Option<Arc<Identity>>,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
 }
 

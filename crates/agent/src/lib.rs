@@ -25,6 +25,7 @@ mod rack;
 mod record;
 mod recovery;
 mod registry;
+mod renewal;
 mod service_manager;
 mod socket;
 mod state;

@@ -1,4 +1,5 @@
-//! The API's unix socket: for its owner alone, and for one agent at a time.
+//! The API's unix socket: for its owner, for one group if the operator says so, and for one
+//! agent at a time.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -37,7 +38,7 @@ pub enum SocketError {
     },
 }
 
-/// Of the name that the socket has until only its owner can use it.
+/// Of the name that the socket has until only those can use it who may.
 const SUFFIX: &str = ".new";
 
 /// A socket that goes with this value.
@@ -47,7 +48,10 @@ pub(crate) struct ApiSocket {
 
 impl ApiSocket {
     /// Listens at `path`. What an agent that crashed left there is replaced.
-    pub(crate) fn bind(path: &Path) -> Result<(Self, UnixListener), SocketError> {
+    pub(crate) fn bind(
+        path: &Path,
+        group: Option<u32>,
+    ) -> Result<(Self, UnixListener), SocketError> {
         let local = |source| SocketError::Local { path: path.to_owned(), source };
         let path = std::path::absolute(path).map_err(local)?;
         if path.as_os_str().as_bytes().len() > SOCKET_PATH_MAX - SUFFIX.len() {
@@ -62,7 +66,11 @@ impl ApiSocket {
         // Of an agent that ended between the next lines.
         let _ = fs::remove_file(&new);
         let listener = UnixListener::bind(&new).map_err(local)?;
-        fs::set_permissions(&new, Permissions::from_mode(0o600)).map_err(local)?;
+        if group.is_some() {
+            std::os::unix::fs::chown(&new, None, group).map_err(local)?;
+        }
+        let mode = if group.is_some() { 0o660 } else { 0o600 };
+        fs::set_permissions(&new, Permissions::from_mode(mode)).map_err(local)?;
         fs::rename(&new, &path).map_err(local)?;
         Ok((Self { path }, listener))
     }
@@ -97,11 +105,23 @@ mod tests {
     fn it_is_for_its_owner_and_goes_with_its_agent() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/api.sock");
-        let (socket, _listener) = ApiSocket::bind(&path).unwrap();
+        let (socket, _listener) = ApiSocket::bind(&path, None).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(matches!(ApiSocket::bind(&path), Err(SocketError::InUse(_))));
+        assert!(matches!(ApiSocket::bind(&path, None), Err(SocketError::InUse(_))));
         drop(socket);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_group_may_use_it_if_it_is_named() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        // Any of the groups that who runs this test is in.
+        let group = rustix::process::getegid().as_raw();
+        let _socket = ApiSocket::bind(&path, Some(group)).unwrap();
+        let there = fs::metadata(&path).unwrap();
+        assert_eq!((there.mode() & 0o777, there.gid()), (0o660, group));
     }
 
     #[test]
@@ -110,10 +130,10 @@ mod tests {
         let path = dir.path().join("api.sock");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "as a crash leaves it");
-        ApiSocket::bind(&path).unwrap();
+        ApiSocket::bind(&path, None).unwrap();
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(ApiSocket::bind(&path), Err(SocketError::NotASocket(_))));
+        assert!(matches!(ApiSocket::bind(&path, None), Err(SocketError::NotASocket(_))));
         let long = dir.path().join("x".repeat(100));
-        assert!(matches!(ApiSocket::bind(&long), Err(SocketError::TooLong(_))));
+        assert!(matches!(ApiSocket::bind(&long, None), Err(SocketError::TooLong(_))));
     }
 }

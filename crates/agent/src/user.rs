@@ -1,4 +1,4 @@
-//! The user that QEMUs run as.
+//! The user that QEMUs run as, and the group that may use the API.
 
 use std::process::Command;
 
@@ -10,6 +10,14 @@ pub enum UserError {
     /// There is no such user, or nobody knows.
     #[error("qemu-user: there is no user `{name}`: {why}")]
     Unknown {
+        /// The name.
+        name: String,
+        /// What the system says.
+        why: String,
+    },
+    /// There is no such group, or nobody knows.
+    #[error("api-group: there is no group `{name}`: `groupadd --system {name}` makes one ({why})")]
+    NoGroup {
         /// The name.
         name: String,
         /// What the system says.
@@ -43,6 +51,19 @@ pub(crate) fn numbers(name: &str) -> Result<(u32, u32), UserError> {
     Ok((one("-u")?, one("-g")?))
 }
 
+/// The number of a group, wherever the system keeps its groups.
+pub(crate) fn group(name: &str) -> Result<u32, UserError> {
+    let unknown = |why: String| UserError::NoGroup { name: name.to_owned(), why };
+    let output = Command::new("getent").args(["group", "--", name]).output();
+    let output = output.map_err(|error| unknown(format!("getent: {error}")))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut fields = text.trim().split(':');
+    // By a number, getent finds the group of that number.
+    let is_it = fields.next() == Some(name);
+    let number = fields.nth(1).filter(|_| is_it).and_then(|number| number.parse().ok());
+    number.ok_or_else(|| unknown(format!("getent said `{}`", text.trim())))
+}
+
 fn unknown(name: &str, why: String) -> UserError {
     UserError::Unknown { name: name.to_owned(), why }
 }
@@ -61,6 +82,15 @@ fn ask(name: &str, what: &str) -> Result<Vec<u32>, UserError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_are_found_by_name() {
+        assert_eq!(group("root").unwrap(), 0);
+        for unknown in ["no such group", "0", "-s", ""] {
+            let error = group(unknown).unwrap_err().to_string();
+            assert!(error.starts_with("api-group: there is no group"), "{error}");
+        }
+    }
 
     #[test]
     fn users_are_found_by_name() {

@@ -19,6 +19,7 @@ pub(crate) mod run;
 pub(crate) mod set;
 pub(crate) mod show;
 pub(crate) mod stop;
+pub(crate) mod support_bundle;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ use self::run::RunArgs;
 use self::set::SetArgs;
 use self::show::ShowArgs;
 use self::stop::StopArgs;
+use self::support_bundle::SupportBundleArgs;
 use crate::client::Client;
 use crate::problem::Problem;
 
@@ -112,6 +114,8 @@ pub(crate) enum Request {
     Report(ReportArgs),
     /// Check this host, or whether its VMs can move to another host
     Doctor(DoctorArgs),
+    /// Write what a bug report about a migration needs into one file
+    SupportBundle(SupportBundleArgs),
 }
 
 impl Request {
@@ -131,6 +135,7 @@ impl Request {
             Self::Resolve(args) => resolve::run(client, &args).await,
             Self::Report(args) => report::run(client, &args).await,
             Self::Doctor(args) => doctor::run(client, &args).await,
+            Self::SupportBundle(args) => support_bundle::run(client, &args).await,
         }
     }
 }

@@ -65,9 +65,14 @@ impl Site {
         let (done, said) = self.asks(tls, &["list"]);
         assert!(!done && said.contains(says), "{said}");
         // It is written before the agent lets go of the connection, or right after.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while !self.log().contains(logs) {
-            assert!(std::time::Instant::now() < deadline, "{logs:?} is not in: {}", self.log());
+        self.logs(logs);
+    }
+
+    /// Waits for a word in the agent's log.
+    fn logs(&self, word: &str) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !self.log().contains(word) {
+            assert!(std::time::Instant::now() < deadline, "{word:?} is not in: {}", self.log());
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }
@@ -148,4 +153,27 @@ fn who_is_nobody_here_is_turned_away_and_told_why() {
     let agents = agents.replace("127.0.0.1", "https://localhost");
     let (done, said) = site.asks_at(&agents, &ann, &["list"]);
     assert!(!done && said.contains("the peer"), "{said}");
+}
+
+/// When it is told to, and when the files have changed; what can't be used is not.
+#[test]
+fn a_certificate_is_read_again_without_a_restart() {
+    let site = Site::new();
+    let ca = site.hosts.dir.path().join("ca");
+    let ann = site.person("ann", "admin");
+    let pid = site.hosts.hosts[0].pid();
+    let files = ca.join("hosts/localhost");
+    let own = fs::read(files.join("droveway.crt")).unwrap();
+    let others = fs::read(ann.join("droveway.crt")).unwrap();
+    fs::write(files.join("droveway.crt"), others).unwrap();
+    host::kill("HUP", pid);
+    site.logs("the certificate was not replaced, the one before is used");
+    assert!(site.asks(&ann, &["list"]).0, "as before");
+    fs::write(files.join("droveway.crt"), own).unwrap();
+    // Nobody tells it this time.
+    certify(&ca, &["issue", "localhost", "--days", "200", "--replace"]);
+    site.logs("the certificate was read again");
+    let (done, said) = site.asks(&ann, &["list"]);
+    assert!(done, "{said}");
+    assert!(host::is_alive(pid));
 }

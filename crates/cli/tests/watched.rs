@@ -38,6 +38,19 @@ fn metrics_count_a_move_and_take_no_orders() {
     has("droveway_audits_total{result=\"same\"} 1");
     has("droveway_migration_downtime_seconds_count 1");
     has("droveway_vms{status=\"running\"} 0");
+    // What a bug report needs of it.
+    let a = &hosts.hosts[0];
+    let id = a.says(&["list", "--migrations", "--json"]);
+    let listed: Vec<api::Progress> = serde_json::from_str(&id).unwrap();
+    let file = hosts.dir.path().join("bundle.json");
+    let bundle = ["support-bundle", &listed[0].id, "--output", file.to_str().unwrap()];
+    assert!(a.says(&bundle).contains("read it before you send it"));
+    let written: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(written["report"]["vm"], "web1");
+    assert!(written["doctor"]["findings"].is_array(), "{written}");
+    assert!(a.refuses(&bundle).contains("bundle.json"), "what is there is not replaced");
+    assert!(a.refuses(&["support-bundle", "5f5f5f5f"]).contains("5f5f5f5f"));
     for path in ["/v1/vms", "/v1/host", "/"] {
         assert!(get(&listen, path).starts_with("HTTP/1.0 404"), "{path}");
     }

@@ -5,6 +5,7 @@ use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -38,9 +39,15 @@ impl Files {
             content_key: dir.join("content.key"),
         }
     }
-}
 
-impl Files {
+    /// When those were written last that [`Identity::reload`](crate::Identity::reload)
+    /// reads; none that are not there.
+    #[must_use]
+    pub fn changed(&self) -> [Option<SystemTime>; 3] {
+        [&self.authority, &self.certificate, &self.key]
+            .map(|file| std::fs::metadata(file).and_then(|there| there.modified()).ok())
+    }
+
     /// The secret to name contents with; none: the certificate is older than that,
     /// and has to be issued again.
     ///

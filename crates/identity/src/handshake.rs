@@ -41,10 +41,11 @@ impl Identity {
     /// # Errors
     /// If the other end is not that host, or isn't heard of in time.
     pub fn connect(&self, stream: TcpStream, peer: &str) -> Result<Connection, HandshakeError> {
-        let config = self.client(peer).map_err(HandshakeError::of)?;
+        let shown = self.shown();
+        let config = shown.client(peer).map_err(HandshakeError::of)?;
         let nowhere = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
         let end = UnbufferedClientConnection::new(config, nowhere).map_err(HandshakeError::of)?;
-        let called = Called { trust: Arc::clone(&self.trust), name: peer.to_owned() };
+        let called = Called { trust: Arc::clone(&shown.trust), name: peer.to_owned() };
         secure(end, stream, &called)
     }
 
@@ -55,8 +56,9 @@ impl Identity {
     /// If the other end is not a host with a certificate of our CA, or isn't
     /// heard of in time. It has been told so.
     pub fn accept(&self, stream: TcpStream) -> Result<Connection, HandshakeError> {
-        let end = UnbufferedServerConnection::new(self.server()).map_err(HandshakeError::of)?;
-        secure(end, stream, &*self.calling).map_err(|error| match error {
+        let shown = self.shown();
+        let end = UnbufferedServerConnection::new(shown.server()).map_err(HandshakeError::of)?;
+        secure(end, stream, &*shown.calling).map_err(|error| match error {
             // We had not said anything yet that it could dislike.
             HandshakeError::Unheard => HandshakeError::Silent,
             error => error,

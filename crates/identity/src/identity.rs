@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{Resumption, TicketRequest};
 use rustls::crypto::aws_lc_rs;
@@ -38,6 +38,12 @@ const NOTICE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// connections that were. One for each agent, shared by all its connections.
 pub struct Identity {
     name: String,
+    /// Replaced whole by [`Identity::reload`]; connections keep what they began with.
+    shown: RwLock<Arc<Shown>>,
+}
+
+/// What is shown to others, and asked of them.
+pub(crate) struct Shown {
     validity: Validity,
     pub(crate) trust: Arc<Trust>,
     pub(crate) calling: Arc<Calling>,
@@ -61,6 +67,52 @@ impl Identity {
     /// # Errors
     /// If the files are not there, or not this host's.
     pub fn load(name: &str, files: &Files) -> Result<Self, IdentityError> {
+        let shown = RwLock::new(Arc::new(Shown::read(name, files)?));
+        Ok(Self { name: name.to_owned(), shown })
+    }
+
+    /// Reads the files again, for all connections that begin from now on.
+    ///
+    /// # Errors
+    /// As [`Identity::load`]: then it stays as it was.
+    pub fn reload(&self, files: &Files) -> Result<(), IdentityError> {
+        let read = Arc::new(Shown::read(&self.name, files)?);
+        *self.shown.write() = read;
+        Ok(())
+    }
+
+    pub(crate) fn shown(&self) -> Arc<Shown> {
+        Arc::clone(&self.shown.read())
+    }
+
+    /// This host's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// When its certificate holds.
+    #[must_use]
+    pub fn validity(&self) -> Validity {
+        self.shown().validity
+    }
+
+    /// What to tell the operator, if the certificate ends soon or has ended.
+    #[must_use]
+    pub fn warning(&self, now: SystemTime) -> Option<String> {
+        self.validity().warning(&format!("host {}", self.name), NOTICE, now)
+    }
+
+    /// For connections that come to the API's port: shows this host's certificate,
+    /// and takes people's.
+    #[must_use]
+    pub fn for_people(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.shown().people)
+    }
+}
+
+impl Shown {
+    fn read(name: &str, files: &Files) -> Result<Self, IdentityError> {
         let (trust, certified) = read(files)?;
         let validity = check(name, files, &certified, &trust)?;
 
@@ -78,7 +130,6 @@ impl Identity {
         let people = people::server(asking, &certified)
             .map_err(|error| unusable(&files.certificate, &error))?;
         Ok(Self {
-            name: name.to_owned(),
             validity,
             trust,
             calling,
@@ -87,31 +138,6 @@ impl Identity {
             certified,
             clients: Mutex::default(),
         })
-    }
-
-    /// This host's name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// When its certificate holds.
-    #[must_use]
-    pub fn validity(&self) -> Validity {
-        self.validity
-    }
-
-    /// What to tell the operator, if the certificate ends soon or has ended.
-    #[must_use]
-    pub fn warning(&self, now: SystemTime) -> Option<String> {
-        self.validity.warning(&format!("host {}", self.name), NOTICE, now)
-    }
-
-    /// For connections that come to the API's port: shows this host's certificate,
-    /// and takes people's.
-    #[must_use]
-    pub fn for_people(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.people)
     }
 
     /// For connections that come.

@@ -69,7 +69,7 @@ fn rustls_answers() {
     let (a, b) = (host(dir.path(), "a"), host(dir.path(), "b"));
     for is_resumed in [false, true] {
         let (calling, called) = sockets();
-        let server = ServerConnection::new(b.server()).unwrap();
+        let server = ServerConnection::new(b.shown().server()).unwrap();
         let theirs = Mirror::new(rustls::StreamOwned::new(server, called));
         let answering = theirs.clone();
         let ours = thread::scope(|scope| {
@@ -88,7 +88,7 @@ fn rustls_calls() {
     for is_resumed in [false, true] {
         let (calling, called) = sockets();
         let name = ServerName::try_from("127.0.0.1").unwrap();
-        let client = ClientConnection::new(a.client("b").unwrap(), name).unwrap();
+        let client = ClientConnection::new(a.shown().client("b").unwrap(), name).unwrap();
         let theirs = Mirror::new(rustls::StreamOwned::new(client, calling));
         let calling = theirs.clone();
         let ours = thread::scope(|scope| {

@@ -38,6 +38,39 @@ fn two_hosts_of_one_ca_know_each_other_by_name() {
     assert_eq!(&heard, b"ping");
 }
 
+/// What is there goes on with the certificate that it began with.
+#[test]
+fn a_certificate_is_renewed_without_a_connection_that_notices() {
+    let cluster = Cluster::new();
+    let (a, b) = (cluster.host("a"), cluster.host("b"));
+    let (ours, theirs) = call(&tls(&a), &tls(&b), "b");
+    let (mut ours, mut theirs) = (ours.unwrap(), theirs.unwrap());
+    let before = b.validity();
+    let longer = cluster.issue(Subject::host("b").unwrap(), 20);
+    b.reload(&longer).unwrap();
+    assert!(b.validity().not_after_s > before.not_after_s);
+    let speak = |ours: &mut Connection, theirs: &mut Connection| {
+        theirs.write_all(b"ping").unwrap();
+        let mut heard = [0; 4];
+        ours.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"ping");
+    };
+    speak(&mut ours, &mut theirs);
+    // A caller's tickets are of no use any more, and it needs none.
+    for _ in 0..2 {
+        let (ours, theirs) = call(&tls(&a), &tls(&b), "b");
+        let (mut ours, mut theirs) = (ours.unwrap(), theirs.unwrap());
+        speak(&mut ours, &mut theirs);
+        assert_eq!((ours.peer(), theirs.peer()), (Some("b"), Some("a")));
+    }
+    // One that can't be used changes nothing.
+    let used = b.validity();
+    b.reload(&cluster.files("c")).unwrap_err();
+    assert_eq!(b.validity(), used);
+    let (ours, theirs) = call(&tls(&b), &tls(&a), "a");
+    speak(&mut ours.unwrap(), &mut theirs.unwrap());
+}
+
 #[test]
 fn lanes_resume_and_still_know_their_peer() {
     let cluster = Cluster::new();

@@ -18,6 +18,7 @@ pub(super) struct File {
     pub(super) peers: Option<PathBuf>,
     pub(super) state: Option<PathBuf>,
     pub(super) api: Option<PathBuf>,
+    pub(super) api_group: Option<String>,
     pub(super) api_listen: Option<SocketAddr>,
     pub(super) metrics_listen: Option<SocketAddr>,
     pub(super) pool_mib: Option<u32>,

@@ -26,7 +26,7 @@ pub(super) async fn metrics(State(api): State<Api>) -> Response {
             vms: api.registry.list(),
             migrations,
             buffers: api.migrations.buffers(),
-            certificate_until_s: api.certificate_until_s,
+            certificate_until_s: api.identity.map(|identity| identity.validity().not_after_s),
         };
         Ok(api.migrations.metrics().text(&now))
     });

@@ -13,13 +13,12 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::serve::{IncomingStream, Listener};
-use identity::{AdmissionBounds, Admissions, HANDSHAKE_MAX, LEAVING_MAX, Role, Subject};
+use identity::{AdmissionBounds, Admissions, HANDSHAKE_MAX, Identity, LEAVING_MAX, Role, Subject};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
 
 use super::{Api, answer, router};
@@ -49,7 +48,7 @@ pub(crate) struct Caller {
 /// The TCP port, bound.
 pub(crate) struct Port {
     pub(crate) listener: std::net::TcpListener,
-    pub(crate) security: Arc<ServerConfig>,
+    pub(crate) identity: Arc<Identity>,
 }
 
 impl Port {
@@ -58,7 +57,7 @@ impl Port {
         self.listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(self.listener)?;
         let (let_in, known) = mpsc::channel(1);
-        let welcoming = tokio::spawn(welcome(listener, self.security.into(), let_in));
+        let welcoming = tokio::spawn(welcome(listener, self.identity, let_in));
         let app = limited(router(api)).into_make_service_with_connect_info::<Caller>();
         let served = axum::serve(Door { known }, app)
             .with_graceful_shutdown(async move {
@@ -102,7 +101,7 @@ impl Connected<IncomingStream<'_, Door>> for Caller {
 /// Takes connections, and finds out who they are, several at a time.
 async fn welcome(
     listener: TcpListener,
-    acceptor: TlsAcceptor,
+    identity: Arc<Identity>,
     let_in: mpsc::Sender<(TlsStream<TcpStream>, Caller)>,
 ) {
     let local = [IpAddr::from(Ipv4Addr::LOCALHOST)];
@@ -123,7 +122,8 @@ async fn welcome(
             tracing::warn!(from = %address, "too many connections to the API; turned away");
             continue;
         };
-        let (acceptor, let_in, unknown) = (acceptor.clone(), let_in.clone(), Arc::clone(&unknown));
+        let acceptor = TlsAcceptor::from(identity.for_people());
+        let (let_in, unknown) = (let_in.clone(), Arc::clone(&unknown));
         tokio::spawn(async move {
             let known = tokio::select! {
                 known = identify(stream, address, &acceptor) => known,

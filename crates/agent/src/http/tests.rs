@@ -77,17 +77,8 @@ impl Site {
             peers: Vec::new(),
         });
         let (close, closing) = tokio::sync::watch::channel(false);
-        let certificate_until_s = Some(1_800_000_000);
-        let api = Api {
-            host,
-            registry,
-            settlers,
-            migrations,
-            gangs,
-            examiner,
-            certificate_until_s,
-            closing,
-        };
+        let api =
+            Api { host, registry, settlers, migrations, gangs, examiner, identity: None, closing };
         Self { router: router(api), close, _dir: dir }
     }
 

@@ -53,6 +53,10 @@ pub(crate) struct AgentArgs {
     /// distributions install QEMU]
     #[arg(long, value_name = "PATH")]
     qemu_programs: Vec<String>,
+    /// A group whose members may use the API's socket; they can do all that the agent can
+    /// [default: only the agent's user may]
+    #[arg(long, value_name = "NAME")]
+    api_group: Option<String>,
     /// Serve the API over TCP too, to people with certificates
     #[arg(long, value_name = "ADDR:PORT")]
     api_listen: Option<SocketAddr>,
@@ -83,6 +87,7 @@ impl AgentArgs {
             directory: self.directory,
             state: self.state,
             api,
+            api_group: self.api_group,
             api_listen: self.api_listen,
             metrics_listen: self.metrics_listen,
             pool_mib: self.pool_mib,

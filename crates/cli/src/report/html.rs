@@ -237,4 +237,15 @@ mod tests {
             assert!(!page.contains("NaN") && !page.contains("inf"), "a number is no number");
         }
     }
+
+    /// Zero pages come at a rate that no network has: all else would lie on the axis.
+    #[test]
+    fn a_moments_peak_does_not_flatten_the_rest() {
+        let cut = "Short peaks are cut at the top";
+        let mut report = example();
+        assert_eq!(page(&report).matches(cut).count(), 0);
+        let usual = report.samples.iter().map(|s| s.delivered_bytes_per_s).fold(0.0, f64::max);
+        report.samples[1].delivered_bytes_per_s = usual * 50.0;
+        assert_eq!(page(&report).matches(cut).count(), 1);
+    }
 }

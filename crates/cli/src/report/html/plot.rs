@@ -18,6 +18,10 @@ const BOTTOM: f64 = HEIGHT - 24.0;
 const BLACKOUT_WIDTH_MIN: f64 = 2.0;
 /// Of the blackout's label, which ends where the blackout ends.
 const BLACKOUT_LABEL: f64 = 112.0;
+/// So many times what nine of ten values are below, a peak is cut.
+const PEAK: f64 = 4.0;
+/// Where the axis ends then, beside those.
+const ABOVE_USUAL: f64 = 1.5;
 /// A letter of a band's label is about this wide.
 const LETTER: f64 = 6.2;
 
@@ -89,11 +93,20 @@ impl Plot<'_> {
         let time = time_axis(self.report, self.at);
         let values = match self.unit {
             Unit::Percent => Scale::percent(),
-            Unit::Bytes | Unit::Rate => Scale::bytes(self.most()),
+            Unit::Bytes => Scale::bytes(self.most()),
+            Unit::Rate => Scale::bytes(self.usual_most()),
         };
+        let is_cut = self.unit != Unit::Percent && self.most() > values.max;
         html! {
             figure.card.plot data-unit=(self.unit.behind()) {
-                figcaption { h2 { (self.title) } p { (self.about) } (self.legend()) }
+                figcaption {
+                    h2 { (self.title) }
+                    p {
+                        (self.about)
+                        @if is_cut { ". Short peaks are cut at the top; their height is below" }
+                    }
+                    (self.legend())
+                }
                 div.scroll {
                     svg viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } role="img" aria-label=(self.title) {
                         (bands(self.report, time))
@@ -120,6 +133,22 @@ impl Plot<'_> {
                 .fold(0.0, f64::max),
             Style::Stacked => self.sums().fold(0.0, f64::max),
         }
+    }
+
+    /// The most, but for moments that would flatten all else to the axis.
+    fn usual_most(&self) -> f64 {
+        let mut values: Vec<f64> = match self.style {
+            Style::Lines => {
+                self.series.iter().flat_map(|s| &s.values).copied().map(positive).collect()
+            }
+            Style::Stacked => self.sums().collect(),
+        };
+        // What does nothing most of the time has no usual rate.
+        values.retain(|value| *value > 0.0);
+        values.sort_by(f64::total_cmp);
+        let usual = values.get(values.len() * 9 / 10).copied().unwrap_or(0.0);
+        let most = self.most();
+        if most > PEAK * usual && usual > 0.0 { usual * ABOVE_USUAL } else { most }
     }
 
     fn sums(&self) -> impl Iterator<Item = f64> {
