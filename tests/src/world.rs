@@ -146,7 +146,13 @@ pub fn assert_intact(guest: &Guest) {
         checked.wrong, 0,
         "{checked:?}; if the last move's audit was clean, QEMU never handed over what is missing"
     );
-    assert_eq!(guest.pulse().twice, 0, "the guest has run twice");
+    let pulse = guest.pulse();
+    assert_eq!(
+        pulse.twice, 0,
+        "the guest has run twice; or it went back, and QEMU never handed over the page where it \
+         counts its beats: {} were heard where it was before while it ran where it is",
+        pulse.behind
+    );
     let orders = &guest.spec.orders;
     let filled =
         orders.random_bytes + orders.text_bytes + orders.zero_bytes + orders.working_set_bytes;

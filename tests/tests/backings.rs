@@ -107,7 +107,10 @@ fn files_that_held_something_else() {
             // most all that the guest and its kernel hold, if they chose this node.
             let new = fs::metadata(world.host(Side::B).inside("files-shm/new")).unwrap();
             let allocated = new.blocks() * 512;
-            assert!(allocated < NODE_BYTES * 15 / 16, "{allocated} bytes of a new file are allocated");
+            assert!(
+                allocated < NODE_BYTES * 15 / 16,
+                "{allocated} bytes of a new file are allocated"
+            );
         }
         assert_eq!(stale_pages(&world, side.other(), "web1"), 0);
     }

@@ -29,8 +29,12 @@ pub struct Pulse {
     pub written_at: Instant,
     /// How often it has booted.
     pub boots: u32,
-    /// Beats that were heard more than once: the guest has run twice.
+    /// Beats that were heard more than once: the guest has run twice, or what it knows of
+    /// its beats went back.
     pub twice: u32,
+    /// Beats that were heard where it was before, after one where it is now: it runs at
+    /// both places, unless who listened there was late.
+    pub behind: u32,
 }
 
 #[derive(Debug)]
@@ -45,6 +49,8 @@ struct State {
     questions: u64,
     /// Sockets that were listened on.
     sockets: u32,
+    /// The last of them that was heard.
+    newest: u32,
     /// The socket that was heard last, and its number: where questions go.
     port: Option<(u32, UnixStream)>,
 }
@@ -60,7 +66,8 @@ impl Default for Heard {
         let now = Instant::now();
         let written = Written::default();
         let gap = Duration::ZERO;
-        let pulse = Pulse { last_beat: now, gap, written, written_at: now, boots: 0, twice: 0 };
+        let pulse =
+            Pulse { last_beat: now, gap, written, written_at: now, boots: 0, twice: 0, behind: 0 };
         Self {
             state: Mutex::new(State {
                 pulse,
@@ -70,6 +77,7 @@ impl Default for Heard {
                 answers: HashMap::new(),
                 questions: 0,
                 sockets: 0,
+                newest: 0,
                 port: None,
             }),
             changed: Condvar::new(),
@@ -144,6 +152,10 @@ impl Heard {
             if number.is_some_and(|number| !state.numbers.insert(number)) {
                 state.pulse.twice += 1;
             }
+            if socket < state.newest {
+                state.pulse.behind += 1;
+            }
+            state.newest = state.newest.max(socket);
             let written = rest.split_once(' ').and_then(|(_, written)| counts(written));
             state.beats.push(Beat { at: now, socket, written });
             if let Some(written) = written {
@@ -288,6 +300,10 @@ mod tests {
         assert_eq!(pulse.twice, 0);
         heard.hear(".a", &port, 1);
         assert_eq!(heard.pulse().twice, 1);
+        heard.hear(".b", &port, 2);
+        assert_eq!(heard.pulse().behind, 0);
+        heard.hear(".c", &port, 1);
+        assert_eq!((heard.pulse().twice, heard.pulse().behind), (1, 1));
         heard.hear("boot def lab.seed=1", &port, 1);
         assert_eq!(heard.pulse().boots, 2);
     }
