@@ -114,14 +114,17 @@ impl Metrics {
                 self.downtime.observe(downtime_ms / 1000.0);
             }
         }
+        // What came from others of what was named is the destination's word.
+        let peer_bytes = report.peer_bytes.min(report.named_bytes);
+        let stored_bytes = report.stored_bytes.min(report.named_bytes - peer_bytes);
         let unsent = report.dropped_bytes.saturating_add(report.named_bytes);
         for (kind, bytes) in [
             ("sent", report.body_bytes.saturating_sub(unsent)),
             ("fill", report.fill_bytes),
             ("dropped", report.dropped_bytes),
-            ("named", report.named_bytes.saturating_sub(report.peer_bytes + report.stored_bytes)),
-            ("peer", report.peer_bytes),
-            ("stored", report.stored_bytes),
+            ("named", report.named_bytes - peer_bytes - stored_bytes),
+            ("peer", peer_bytes),
+            ("stored", stored_bytes),
         ] {
             self.guest_bytes.with_label_values(&[kind]).inc_by(bytes);
         }

@@ -86,6 +86,22 @@ fn migrations_that_ended_are_added_up() {
 }
 
 #[test]
+fn what_a_destination_says_is_no_more_than_what_was_named() {
+    let metrics = Metrics::default();
+    let mut lie = report(Outcome::Done);
+    (lie.peer_bytes, lie.stored_bytes) = (u64::MAX, u64::MAX);
+    metrics.count(&lie);
+    let text = metrics.text(&now(Vec::new()));
+    for line in [
+        r#"droveway_guest_bytes_total{kind="peer"} 300"#,
+        r#"droveway_guest_bytes_total{kind="stored"} 0"#,
+        r#"droveway_guest_bytes_total{kind="named"} 0"#,
+    ] {
+        assert!(has(&text, line), "{line}:\n{text}");
+    }
+}
+
+#[test]
 fn a_vm_has_series_of_its_own_while_it_moves() {
     let metrics = Metrics::default();
     let moving = metrics.text(&now(vec![progress()]));
