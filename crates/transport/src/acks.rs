@@ -39,7 +39,9 @@ impl<'c, X> Released<'c, X> {
     #[must_use]
     pub fn next(self) -> Option<(Load<X>, Option<Answer>)> {
         let released = self.flight.release()?;
-        self.shared.meters[self.number].batches.fetch_add(1, Relaxed);
+        let meter = &self.shared.meters[self.number];
+        meter.batches.fetch_add(1, Relaxed);
+        meter.window_bytes.store(self.flight.window_bytes(), Relaxed);
         Some(released)
     }
 

@@ -1,12 +1,14 @@
 //! What one connection has sent and not yet heard of.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Instant;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use wire::Answer;
 
 use crate::load::Load;
+use crate::window::{Departure, Window};
 
 /// The batches of one connection between write and acknowledgement.
 ///
@@ -16,11 +18,21 @@ use crate::load::Load;
 pub(crate) struct Flight<X> {
     state: Mutex<State<X>>,
     broken: AtomicBool,
+    /// For the sender: less is in flight.
+    has_room: Condvar,
+    window_bytes: AtomicU64,
 }
 
 #[derive(Debug)]
 struct State<X> {
-    sent: VecDeque<Load<X>>,
+    sent: VecDeque<Sent<X>>,
+    /// Buffers of what was sent, in bytes, and of what was ever delivered.
+    sent_bytes: u64,
+    delivered_bytes: u64,
+    /// Of what was sent, how much a stage did on its own account. It may be answered
+    /// late, and what comes after it is acknowledged after that.
+    asking: usize,
+    window: Window,
     /// What was to be sent when the connection broke.
     unsent: Vec<Load<X>>,
     released: u64,
@@ -29,18 +41,63 @@ struct State<X> {
     answers: VecDeque<Answer>,
 }
 
+#[derive(Debug)]
+struct Sent<X> {
+    load: Load<X>,
+    bytes: u64,
+    departure: Departure,
+}
+
 impl<X> Default for Flight<X> {
     fn default() -> Self {
-        let (sent, answers) = (VecDeque::new(), VecDeque::new());
-        let state = State { sent, unsent: Vec::new(), released: 0, acknowledged: 0, answers };
-        Self { state: Mutex::new(state), broken: AtomicBool::new(false) }
+        let state = State {
+            sent: VecDeque::new(),
+            sent_bytes: 0,
+            delivered_bytes: 0,
+            asking: 0,
+            window: Window::default(),
+            unsent: Vec::new(),
+            released: 0,
+            acknowledged: 0,
+            answers: VecDeque::new(),
+        };
+        Self {
+            window_bytes: AtomicU64::new(state.window.bytes()),
+            state: Mutex::new(state),
+            broken: AtomicBool::new(false),
+            has_room: Condvar::new(),
+        }
     }
 }
 
 impl<X> Flight<X> {
+    /// Blocks while as much is in flight as the path holds, unless the connection
+    /// breaks. What is sent next departs now.
+    pub(crate) fn wait_for_room(&self) {
+        let mut state = self.state.lock();
+        while !state.has_room() && !self.is_broken() {
+            self.has_room.wait(&mut state);
+        }
+    }
+
+    /// When something departs that is sent now.
+    pub(crate) fn departure(&self) -> Departure {
+        let delivered_bytes = self.state.lock().delivered_bytes;
+        Departure { at: Instant::now(), delivered_bytes }
+    }
+
+    /// What may be in flight, in bytes of buffers.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        self.window_bytes.load(Relaxed)
+    }
+
     /// A batch is written.
-    pub(crate) fn sent(&self, load: Load<X>) {
-        self.state.lock().sent.push_back(load);
+    pub(crate) fn sent(&self, load: Load<X>, departure: Departure) {
+        let mut state = self.state.lock();
+        let bytes = load.buffer_bytes();
+        state.sent_bytes += bytes;
+        state.asking += usize::from(load.is_other());
+        state.sent.push_back(Sent { load, bytes, departure });
     }
 
     /// A batch is not written: another connection carries it.
@@ -71,7 +128,10 @@ impl<X> Flight<X> {
         if state.released == state.acknowledged {
             return None;
         }
-        let load = state.sent.pop_front()?;
+        let sent = state.sent.pop_front()?;
+        let load = state.leaves(sent);
+        self.window_bytes.store(state.window.bytes(), Relaxed);
+        self.has_room.notify_one();
         state.released += 1;
         let number = state.released;
         let is_its = state.answers.front().is_some_and(|answer| answer.placed == number);
@@ -82,6 +142,9 @@ impl<X> Flight<X> {
     /// The connection is of no use any more.
     pub(crate) fn break_off(&self) {
         self.broken.store(true, SeqCst);
+        // Whoever was about to wait has seen it, or waits by now.
+        drop(self.state.lock());
+        self.has_room.notify_all();
     }
 
     pub(crate) fn is_broken(&self) -> bool {
@@ -92,11 +155,25 @@ impl<X> Flight<X> {
     pub(crate) fn hand_back(&self) -> impl DoubleEndedIterator<Item = Load<X>> + use<X> {
         let mut state = self.state.lock();
         let (sent, unsent) = (std::mem::take(&mut state.sent), std::mem::take(&mut state.unsent));
-        sent.into_iter().chain(unsent)
+        sent.into_iter().map(|sent| sent.load).chain(unsent)
     }
 }
 
 impl<X> State<X> {
+    fn has_room(&self) -> bool {
+        self.asking > 0 || self.sent_bytes < self.window.bytes()
+    }
+
+    /// A batch is acknowledged.
+    fn leaves(&mut self, sent: Sent<X>) -> Load<X> {
+        let Sent { load, bytes, departure } = sent;
+        self.sent_bytes -= bytes;
+        self.delivered_bytes += bytes;
+        self.asking -= usize::from(load.is_other());
+        self.window.delivered(departure, self.delivered_bytes, Instant::now());
+        load
+    }
+
     fn acknowledge(&mut self, placed: u64) -> Option<()> {
         // And the one that is being written.
         let sent = self.released + self.sent.len() as u64 + 1;
@@ -130,8 +207,8 @@ mod tests {
     #[test]
     fn only_what_was_sent_is_acknowledged_and_never_less_than_before() {
         let flight = Flight::default();
-        flight.sent(load(1));
-        flight.sent(load(2));
+        flight.sent(load(1), flight.departure());
+        flight.sent(load(2), flight.departure());
         assert_eq!(flight.acknowledged(4), None, "two are sent, and one may be just now");
         assert_eq!(flight.acknowledged(u64::MAX), None);
         assert_eq!(flight.acknowledged(1), Some(()));
@@ -142,7 +219,7 @@ mod tests {
         assert_eq!(released(&flight), [(2, None)]);
         assert_eq!(flight.acknowledged(4), None);
         assert_eq!(flight.acknowledged(2), None);
-        flight.sent(load(3));
+        flight.sent(load(3), flight.departure());
         assert_eq!(released(&flight), [(3, None)]);
     }
 
@@ -150,7 +227,7 @@ mod tests {
     fn an_answer_comes_with_the_batch_that_asked() {
         let flight = Flight::default();
         let answer = |placed, wanted| Answer { placed, wanted, later: 0 };
-        (1..6).for_each(|nth| flight.sent(load(nth)));
+        (1..6).for_each(|nth| flight.sent(load(nth), flight.departure()));
         assert_eq!(flight.acknowledged(1), Some(()));
         assert_eq!(flight.answered(answer(1, 7)), None, "it was acknowledged");
         assert_eq!(flight.answered(answer(3, 8)), Some(()));
@@ -160,10 +237,53 @@ mod tests {
         assert_eq!(flight.answered(answer(7, 9)), None, "it is not sent");
     }
 
+    /// A batch with its buffer full.
+    fn pages(pool: &std::sync::Arc<Pool>) -> Load<u8> {
+        let mut batch = pool.take().unwrap();
+        let pages = batch.room();
+        for page in 0..pages {
+            batch.push_body(page::PageIndex(u32::try_from(page).unwrap()), page * page::PAGE_BYTES);
+        }
+        Load::from(batch)
+    }
+
+    #[test]
+    fn no_more_is_sent_than_the_window_allows_until_some_is_acknowledged_or_asks() {
+        let (flight, pool) = (Flight::default(), Pool::new(64 << 20));
+        let has_room = || flight.state.lock().has_room();
+        let fill = || {
+            let mut sent = 0;
+            while has_room() {
+                flight.wait_for_room();
+                flight.sent(pages(&pool), flight.departure());
+                sent += 1;
+            }
+            sent
+        };
+        let first = fill();
+        assert!(first > 1 && first < 64, "{first}");
+        flight.acknowledged(1).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| flight.wait_for_room());
+            assert!(matches!(flight.release(), Some((Load::Pages(_), None))));
+            waits.join().unwrap();
+        });
+        assert!(fill() > 0);
+        flight.sent(load(1), flight.departure());
+        assert!(has_room(), "it may be answered late");
+        flight.sent(pages(&pool), flight.departure());
+        std::thread::scope(|scope| {
+            flight.state.lock().asking = 0;
+            let waits = scope.spawn(|| flight.wait_for_room());
+            flight.break_off();
+            waits.join().unwrap();
+        });
+    }
+
     #[test]
     fn what_was_not_acknowledged_goes_back_in_its_order() {
         let flight = Flight::default();
-        (1..4).for_each(|nth| flight.sent(load(nth)));
+        (1..4).for_each(|nth| flight.sent(load(nth), flight.departure()));
         flight.not_sent(load(4));
         let pool = Pool::new(1);
         flight.not_sent(Load::from(pool.take().unwrap()));

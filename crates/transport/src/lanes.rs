@@ -18,7 +18,7 @@ use crate::lane::{Lane, run_plain};
 use crate::load::Load;
 use crate::meter::{Delivered, LaneMeter, LaneTimes};
 use crate::pacer::Pacer;
-use crate::queue::Queue;
+use crate::queue::{ASKED_MAX, Queue};
 use crate::stale_filter::StaleFilter;
 
 /// What lanes a migration gets.
@@ -205,6 +205,17 @@ impl<X> Lanes<X> {
     #[must_use]
     pub fn times(&self) -> LaneTimes {
         self.shared.meters.iter().map(LaneMeter::times).sum()
+    }
+
+    /// Bytes of buffers that lanes can use at once: what may be in flight on each, one
+    /// batch that it writes, one that waits for it, and one that is being filled. If a
+    /// stage `asks` the destination, also what waits for answers.
+    #[must_use]
+    pub fn useful_bytes(&self, asks: bool) -> u64 {
+        let slot = page::SLOT_BYTES as u64;
+        let asking = if asks { ASKED_MAX as u64 * slot } else { 0 };
+        let windows = self.shared.meters.iter().map(LaneMeter::window_bytes);
+        asking + windows.map(|window| window + 3 * slot).sum::<u64>()
     }
 
     /// Each lane's ends and counters.

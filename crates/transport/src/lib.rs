@@ -35,6 +35,7 @@ mod reluctance;
 mod replies;
 mod sender;
 mod stale_filter;
+mod window;
 
 pub use acks::{Acks, Released};
 pub use blocks::{BlockSink, TakeError};

@@ -52,6 +52,19 @@ impl<X> Load<X> {
         }
     }
 
+    /// What it keeps of a pool, in bytes.
+    pub(crate) fn buffer_bytes(&self) -> u64 {
+        match self.amount() {
+            Amount::Pages { body_bytes, .. } => body_bytes,
+            Amount::Blocks { data_bytes, .. } => data_bytes,
+        }
+    }
+
+    /// Whether a stage sends it on its own account.
+    pub(crate) fn is_other(&self) -> bool {
+        matches!(self, Self::Other(_))
+    }
+
     /// The destination has it: its buffer goes back to the pool.
     pub(crate) fn acknowledged(self) {
         match self {

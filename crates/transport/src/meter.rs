@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use crate::window;
+
 /// One lane. All counters only grow.
 #[derive(Debug, Default)]
 pub struct LaneMeter {
@@ -11,6 +13,9 @@ pub struct LaneMeter {
     pub wire_bytes: AtomicU64,
     /// Batches acknowledged.
     pub batches: AtomicU64,
+    /// What may be in flight on its connection, in bytes of buffers, as of its last
+    /// acknowledgement.
+    pub(crate) window_bytes: AtomicU64,
     /// How often its connection died.
     pub deaths: AtomicU32,
     spent_ns: [AtomicU64; 3],
@@ -38,6 +43,11 @@ pub struct LaneTimes {
 }
 
 impl LaneMeter {
+    /// What may be in flight on its connection, in bytes of buffers.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        self.window_bytes.load(Relaxed).max(window::LEAST_BYTES)
+    }
+
     /// The sender turns to something else. Only its own thread calls this.
     pub(crate) fn turn_to(&self, next: Doing) {
         let now = now_ns();

@@ -20,7 +20,7 @@ pub use settle::Change;
 const LITTLE: usize = 4;
 /// Batches that are kept until they are answered: 8 MiB of pages. What is asked for
 /// long before it could be sent holds others up.
-const ASKED_MAX: usize = 16;
+pub(crate) const ASKED_MAX: usize = 16;
 
 /// How long there may be no lane at all before the migration fails: two
 /// rounds of noticing a dead path.

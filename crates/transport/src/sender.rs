@@ -17,6 +17,7 @@ use crate::overflow::Overflow;
 use crate::pacer::Paced;
 use crate::queue::{Queue, Sent, Work};
 use crate::stale_filter::Filtering;
+use crate::window::Departure;
 
 /// One connection's sending half, with buffers that are used again for each batch.
 pub struct Sender<'c, X> {
@@ -33,6 +34,8 @@ pub struct Sender<'c, X> {
     counted: u64,
     /// What the queue has settled, as far as this has looked.
     seen: u64,
+    /// Of what was taken last.
+    departure: Departure,
 }
 
 impl<'c, X> Sender<'c, X> {
@@ -56,6 +59,7 @@ impl<'c, X> Sender<'c, X> {
             head: Vec::new(),
             counted: meter.wire_bytes.load(Relaxed),
             seen: 0,
+            departure: flight.departure(),
         }
     }
 
@@ -74,8 +78,13 @@ impl<'c, X> Sender<'c, X> {
     /// The next batch, without the pages that are stale by now.
     pub fn take(&mut self) -> Work<X> {
         data_threads::point();
+        // Until there is room it is the peer, or the network, that it waits for.
+        self.meter.turn_to(Doing::Writing);
+        self.flight.wait_for_room();
+        self.meter.turn_to(Doing::Waiting);
         let mut work = self.shared.queue.take(|| self.flight.is_broken(), &mut self.seen);
         if let Work::Send(load) = &mut work {
+            self.departure = self.flight.departure();
             self.meter.turn_to(Doing::Encoding);
             if let (Some(filter), Load::Pages(batch)) = (&self.shared.plan.stale_filter, load) {
                 self.shared.queue.dropped(self.filtering.drop_stale(filter, batch));
@@ -145,7 +154,7 @@ impl<'c, X> Sender<'c, X> {
     /// The one of writing it.
     pub fn sent(&self, load: Load<X>, written: io::Result<()>) -> io::Result<()> {
         match &written {
-            Ok(()) => self.flight.sent(load),
+            Ok(()) => self.flight.sent(load, self.departure),
             Err(_) => self.flight.not_sent(load),
         }
         written

@@ -67,6 +67,8 @@ impl Flow {
         lanes::start(&lanes, stage.as_ref(), &control.link)
             .map_err(|error| local("starting the lanes' threads", error))?;
         control.disk_room.is_for(&lanes);
+        state.set_useful_bytes(lanes.useful_bytes(naming.is_some()));
+        state.adjust_pool();
         let collector = Arc::new(Collector {
             state: Arc::clone(&state),
             ram: plan.ram,

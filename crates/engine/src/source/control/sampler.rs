@@ -111,8 +111,10 @@ impl Sampling {
         }
         self.since_dropped =
             if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
-        self.watched.state.set_dropping(self.since_dropped < DROPPING_SAMPLES);
-        self.watched.state.adjust_pool();
+        let Watched { state, naming, lanes, .. } = &self.watched;
+        state.set_dropping(self.since_dropped < DROPPING_SAMPLES);
+        state.set_useful_bytes(lanes.useful_bytes(naming.is_some()));
+        state.adjust_pool();
         if self.watched.report_builder.is_stopped() {
             self.watched.throttling.lift();
             self.share = 1.0;
@@ -311,7 +313,7 @@ impl Sampling {
             bodies_per_s,
             lanes: window.effort,
             disks_full: self.deliveries.last().delivered.blocks_held > 0,
-            held: state.limit_bytes() < state.pool_bytes,
+            held: state.bound_bytes() < state.pool_bytes,
             wire_bytes_per_s: window.wire_per_s,
             cap_bytes_per_s: pace_bounds(&report_builder.watch().bounds())
                 .cap_content_bytes_per_s(),

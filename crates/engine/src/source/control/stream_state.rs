@@ -42,6 +42,8 @@ pub(crate) struct StreamState {
     hidden_bytes: u64,
     least_bytes: u64,
     limit_bytes: AtomicU64,
+    /// What lanes can use at once.
+    useful_bytes: AtomicU64,
     ram_bytes: AtomicU64,
     body_bytes: AtomicU64,
     fill_bytes: AtomicU64,
@@ -72,6 +74,7 @@ impl StreamState {
             hidden_bytes: if traits.told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
             least_bytes,
             limit_bytes: AtomicU64::new(pool_bytes),
+            useful_bytes: AtomicU64::new(pool_bytes),
             ram_bytes: AtomicU64::new(0),
             body_bytes: AtomicU64::new(0),
             fill_bytes: AtomicU64::new(0),
@@ -149,6 +152,11 @@ impl StreamState {
         })
     }
 
+    /// What lanes can use at once, while the filter drops nothing.
+    pub(crate) fn set_useful_bytes(&self, bytes: u64) {
+        self.useful_bytes.store(bytes.max(self.least_bytes), Relaxed);
+    }
+
     /// Whether the filter has dropped pages just now: while it does not, a large
     /// pool is of no use.
     pub(crate) fn set_dropping(&self, dropping: bool) {
@@ -181,12 +189,16 @@ impl StreamState {
     }
 
     pub(crate) fn adjust_pool(&self) {
+        let dropping = self.dropping.load(Relaxed);
         let limit = if self.chases() && self.learning.load(Relaxed) {
             self.pool_bytes
-        } else if self.chases() && self.dropping.load(Relaxed) {
+        } else if self.chases() && dropping {
             chase::pool_bytes(self.bodies_per_s(), self.least_bytes, self.pool_bytes)
-        } else {
+        } else if dropping {
             self.bound_bytes()
+        } else {
+            // What waits for longer leaves the processor's caches.
+            self.bound_bytes().min(self.useful_bytes.load(Relaxed))
         };
         if self.limit_bytes.swap(limit, Relaxed) != limit {
             self.pool.set_limit_bytes(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -216,5 +228,26 @@ mod tests {
         }
         state.took(&batch);
         assert_eq!(state.limit_bytes(), 2 * SLOT_BYTES as u64);
+    }
+
+    #[test]
+    fn the_pool_is_as_deep_as_lanes_can_use_and_deeper_only_where_that_pays() {
+        let pools = Resources::new(128 << 20).leaving(false).unwrap();
+        let traits = Traits { told_bandwidth: true, held: true, sectioned: false };
+        let state = StreamState::new(&pools, Duration::from_millis(300), traits);
+        state.announce_ram(8 << 30);
+        let limit = || {
+            state.adjust_pool();
+            state.limit_bytes()
+        };
+        state.set_useful_bytes(12 << 20);
+        assert_eq!(limit(), 12 << 20);
+        state.set_dropping(true);
+        assert_eq!(limit(), pools.bound_bytes as u64, "the filter has something to drop");
+        state.set_dropping(false);
+        state.set_useful_bytes(0);
+        assert_eq!(limit(), 2 * SLOT_BYTES as u64, "never nothing");
+        state.set_useful_bytes(u64::MAX);
+        assert_eq!(limit(), pools.bound_bytes as u64, "never more than there is");
     }
 }
