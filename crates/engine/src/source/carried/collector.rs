@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use tap::{Head, Output, Stopped, Unsplittable};
 use wire::{Announced, ToDestination};
 
-use super::Notice;
+use super::notice::Notice;
 use crate::error::LinkError;
 use crate::link::Link;
 use crate::source::control::stream_state::StreamState;
