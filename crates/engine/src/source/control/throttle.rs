@@ -134,10 +134,13 @@ impl Throttling {
         let why = match (notes, vcpus) {
             (_, None) => "its vCPUs can't be seen".to_owned(),
             (None, _) => "the agent is told to leave cgroups alone".to_owned(),
-            (Some(notes), Some(vcpus)) => match quota::Slowed::new(notes, vcpus.pid) {
-                Ok(group) => return Means::Group(group),
-                Err(error) => error.to_string(),
-            },
+            (Some(notes), Some(vcpus)) => {
+                let writers: Vec<u32> = vcpus.writers().collect();
+                match quota::Slowed::new(notes, vcpus.pid, &writers) {
+                    Ok(group) => return Means::Group(group),
+                    Err(error) => error.to_string(),
+                }
+            }
         };
         let slicing = match slicing {
             Ok(slicing) => slicing,
