@@ -19,9 +19,12 @@
 
 mod caller;
 mod collector;
+mod convergence;
 mod hearing;
 mod notice;
 mod opening;
+mod passes;
+mod process;
 mod relay;
 mod running;
 mod sampler;
@@ -30,7 +33,7 @@ mod split;
 
 use std::sync::Arc;
 
-use api::{Audit, Bounds, Compress, Outcome, Report};
+use api::{Audit, Bounds, Compress, Outcome, Report, Slowing};
 
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
@@ -51,6 +54,9 @@ pub struct CarryRequest {
     pub compress: Compress,
     /// What is compared before the VM is loaded.
     pub audit: Audit,
+    /// How far a VM may be throttled that does not converge. A deadline is none of this,
+    /// nor what is done where the floor isn't enough: nothing is.
+    pub slowing: Slowing,
     /// What each may use.
     pub bounds: Bounds,
 }
@@ -62,6 +68,7 @@ impl Default for CarryRequest {
             downtime_ms: 300,
             compress: Compress::default(),
             audit: Audit::default(),
+            slowing: Slowing::default(),
             bounds: Bounds::default(),
         }
     }

@@ -100,7 +100,9 @@ pub(super) fn relayed(
     // What is encrypted says nothing of how it ends.
     let is_read = why.is_some();
     let why = why.unwrap_or_else(|| "it is encrypted, or none of QEMU's".to_owned());
-    report_builder.note(format!("the stream is passed through as it is: {why}"));
+    report_builder.note(format!(
+        "the stream is passed through as it is, and the VM is never throttled: {why}"
+    ));
     report_builder.enter(Phase::FirstPass);
     let passed = Arc::<Passed>::default();
     let ended = relay.run_until(&passed, report_builder.watch().cancelled());

@@ -15,9 +15,11 @@ use wire::ToDestination;
 
 use super::caller::CLOSING_MAX;
 use super::collector::Tail;
+use super::convergence::Convergence;
 use super::notice::Notice;
-use super::sampler;
+use super::passes::Passes;
 use super::split::Split;
+use super::{process, sampler};
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
@@ -39,6 +41,7 @@ pub(super) struct Running<'r> {
     pub(super) state: Arc<StreamState>,
     pub(super) lanes: Arc<Lanes>,
     pub(super) tail: Arc<Tail>,
+    pub(super) passes: Arc<Passes>,
     /// The way back to QEMU.
     pub(super) main: UnixStream,
     pub(super) tap: tap::Stopper,
@@ -56,6 +59,13 @@ impl Running<'_> {
             lanes: Arc::clone(&self.lanes),
             report_builder: Arc::clone(self.report_builder),
             compress: self.split.request.compress,
+            convergence: Convergence::new(
+                Arc::clone(&self.passes),
+                process::of(&self.main),
+                self.split.local.slowed.clone(),
+                &self.split.request,
+                Arc::clone(self.report_builder),
+            ),
         };
         sampler::start(watched).map_err(no_thread)
     }
@@ -92,11 +102,14 @@ impl Running<'_> {
             }
             Notice::Unsplittable(why) => {
                 self.report_builder.enter(Phase::FirstPass);
-                self.report_builder.note(format!("the stream is passed through as it is: {why}"));
+                self.report_builder.note(format!(
+                    "the stream is passed through as it is, and the VM is never throttled: {why}"
+                ));
                 self.report_builder.tell(|report| report.tap = "relayed".to_owned());
             }
             Notice::SplitEnds(why) => self.report_builder.note(format!(
-                "from its {} on, the stream is passed through as it is, without audit: {why}",
+                "from its {} on, the stream is passed through as it is, without audit and \
+                 throttling: {why}",
                 if self.state.first_pass_over.load(Relaxed) {
                     "later passes"
                 } else {

@@ -16,6 +16,7 @@ use super::CarryRequest;
 use super::caller::{CLOSING_MAX, Caller};
 use super::collector::{Collector, Tail};
 use super::notice::Notice;
+use super::passes::{Order, Passes};
 use super::running::Running;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
@@ -88,6 +89,11 @@ impl Split {
             self.say(&ToDestination::Channels(channels.clone()))?;
         }
         let tail = Arc::<Tail>::default();
+        let passes = Arc::new(Passes::new(match &self.channels {
+            None => Order::Pages,
+            Some(channels) if channels.sync_by_section => Order::Sections,
+            Some(_) => Order::Epochs,
+        }));
         let collector = Arc::new(Collector {
             state: Arc::clone(&state),
             handed_over: Arc::clone(&handed_over),
@@ -96,6 +102,7 @@ impl Split {
             notices: notices.0.clone(),
             threads: Arc::clone(&threads),
             tail: Arc::clone(&tail),
+            passes: Arc::clone(&passes),
             ram_over: AtomicBool::new(false),
         });
         let main = self.caller.main().try_clone();
@@ -131,6 +138,7 @@ impl Split {
             state,
             lanes,
             tail,
+            passes,
             main,
             tap: stopper,
             pacing,
