@@ -42,6 +42,7 @@ struct Vcpu {
     pid: u32,
     thread: u32,
     dir: PathBuf,
+    threads_above: PathBuf,
     quota: PathBuf,
     group: String,
     quota_before: String,
@@ -80,7 +81,8 @@ impl Vcpu {
         let quota_before = fs::read_to_string(&quota).unwrap();
         let group = self::groups(pid, thread);
         assert!(group.contains("vcpu-of-"), "{group}");
-        Self { pid, thread, dir, quota, group, quota_before }
+        let threads_above = parent.join(threads);
+        Self { pid, thread, dir, threads_above, quota, group, quota_before }
     }
 
     fn is_slow(&self) -> bool {
@@ -99,7 +101,8 @@ impl Vcpu {
 
 impl Drop for Vcpu {
     fn drop(&mut self) {
-        // Its QEMU has ended, if the test has not failed.
+        // It may have ended with its QEMU.
+        let _ = fs::write(&self.threads_above, self.thread.to_string());
         let _ = fs::remove_dir(&self.dir);
     }
 }
