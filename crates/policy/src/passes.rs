@@ -155,9 +155,14 @@ mod tests {
     const MB: u64 = 1_000_000;
     const RAM: u64 = 500 * MB;
 
-    /// What is known at the ends of passes that took so many seconds and brought so many
-    /// megabytes, with so much of its CPU time for the guest.
-    fn after(passes: &[(f64, u64, f64)]) -> Counted {
+    /// How many seconds it took and megabytes it brought, and which share of its CPU time
+    /// the guest had.
+    type Pass = (f64, u64, f64);
+    /// Megabytes a second, at which share, and how many are left.
+    type Expected = (f64, f64, f64);
+
+    /// What is known at the end of these.
+    fn after(passes: &[Pass]) -> Counted {
         let mut counts = Passes::default();
         let (mut at_s, mut bytes) = (0.0, 0);
         let mut counted = Counted::default();
@@ -188,8 +193,7 @@ mod tests {
 
     #[test]
     fn a_pass_brings_what_was_dirtied_while_the_one_before_it_ran() {
-        // The passes; then megabytes a second, at which share, and how many are left.
-        let table: [(&[(f64, u64, f64)], Option<(f64, f64, f64)>); 7] = [
+        let table: [(&[Pass], Option<Expected>); 7] = [
             (&[], None),
             // What the first one brings is RAM, and was not dirtied.
             (&[(10.0, 500, 1.0)], None),
