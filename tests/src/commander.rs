@@ -108,9 +108,14 @@ impl Commanded {
 /// # Panics
 /// If they do not come up.
 pub fn carrying(world: &mut World) {
+    carrying_with(world, "", "");
+}
+
+/// The same, with more lines in their files: at the top, and under `[carry]`.
+fn carrying_with(world: &mut World, top: &str, carry: &str) {
     for side in [Side::A, Side::B] {
         let directory = format!("{RUN_DIR}/migrate");
-        let config = format!("[carry]\ndirectory = \"{directory}\"\n");
+        let config = format!("{top}\n[carry]\ndirectory = \"{directory}\"\n{carry}\n");
         std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
     }
     world.tell_agents(vec!["--config".to_owned(), format!("{RUN_DIR}/agent.toml")]);
@@ -134,8 +139,22 @@ impl Commander {
     /// # Panics
     /// If anything fails, as in all of this file.
     #[must_use]
-    pub fn new(mut world: World, spec: GuestSpec, program: &std::path::Path) -> Self {
-        carrying(&mut world);
+    pub fn new(world: World, spec: GuestSpec, program: &std::path::Path) -> Self {
+        Self::with(world, spec, program, ["", ""])
+    }
+
+    /// The same, with more lines in the agents' files: at the top, and under `[carry]`.
+    ///
+    /// # Panics
+    /// If anything fails.
+    #[must_use]
+    pub fn with(
+        mut world: World,
+        spec: GuestSpec,
+        program: &std::path::Path,
+        [top, carry]: [&str; 2],
+    ) -> Self {
+        carrying_with(&mut world, top, carry);
         let guest = Guest::listen(spec.clone(), world.host(Side::A)).unwrap();
         let mut commander =
             Self { world, spec, guest, program: program.to_owned(), qemus: [None, None] };
@@ -230,6 +249,14 @@ impl Commander {
         self.begin(from, way);
         let ended = self.follow(from);
         assert_eq!(ended, "completed", "{}", self.logs());
+        self.arrive(from)
+    }
+
+    /// Has the guest run where it has moved to, as libvirt does, and looks at it there.
+    ///
+    /// # Panics
+    /// If it isn't intact, or the agent says something else than that it has moved.
+    pub fn arrive(&mut self, from: Side) -> api::Report {
         let to = from.other();
         // It may still be told that it was loaded.
         let end = Instant::now() + LOAD_MAX;
@@ -246,14 +273,20 @@ impl Commander {
         report
     }
 
+    /// What an agent tells of the last migration that it carries, or has carried.
+    #[must_use]
+    pub fn progress(&self, from: Side) -> Option<api::Progress> {
+        let text = self.world.tells(from, &["list", "--migrations", "--json"]);
+        let listed: Vec<api::Progress> = serde_json::from_str(&text).unwrap();
+        listed.into_iter().next()
+    }
+
     /// The last migration that an agent has carried from its host, once it has ended.
     #[must_use]
     pub fn report(&self, from: Side) -> api::Report {
         let mut last = None;
         until("its report is there", || {
-            let text = self.world.tells(from, &["list", "--migrations", "--json"]);
-            let listed: Vec<api::Progress> = serde_json::from_str(&text).unwrap();
-            last = listed.into_iter().next().filter(|last| last.outcome.is_some());
+            last = self.progress(from).filter(|last| last.outcome.is_some());
             last.is_some()
         });
         let last = last.expect("just seen");

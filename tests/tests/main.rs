@@ -13,6 +13,7 @@ mod cache_lies;
 mod cache_storage;
 mod cancel;
 mod carry;
+mod carry_throttle;
 mod chase;
 mod disk_faults;
 mod disks;

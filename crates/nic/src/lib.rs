@@ -20,7 +20,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::counters::{Counters, Table};
-pub use crate::owner::{listener_at, user_of};
+pub use crate::owner::{listener_at, processes_of, user_of};
 pub use crate::tcp::TcpCounts;
 
 /// Samples closer together than this are the same one: several migrations look

@@ -29,6 +29,20 @@ pub fn user_of(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, Nic
     Ok(lines(local)?.find(is_it).map(|line| line.uid))
 }
 
+/// The processes that have the socket that connects `local` with `remote`, both as that
+/// socket sees them, as far as we may look into them. None if it isn't on this host.
+///
+/// # Errors
+/// If the system does not say.
+pub fn processes_of(local: SocketAddr, remote: SocketAddr) -> Result<Vec<u32>, NicError> {
+    let is_it = |line: &Line| line.local == local && line.remote == remote;
+    let Some(line) = lines(local)?.find(is_it) else { return Ok(Vec::new()) };
+    holders(line.inode).map_err(|source| NicError::System {
+        action: "looking for the processes of a connection",
+        source,
+    })
+}
+
 /// The process that listens at `address`, if it is the only one and we may see it.
 ///
 /// # Errors
@@ -143,6 +157,8 @@ mod tests {
         let us = rustix::process::geteuid().as_raw();
         assert_eq!(user_of(from, to).unwrap(), Some(us));
         assert_eq!(user_of(from, "127.0.0.1:9".parse().unwrap()).unwrap(), None);
+        assert_eq!(processes_of(from, to).unwrap(), [std::process::id()]);
+        assert!(processes_of(from, "127.0.0.1:9".parse().unwrap()).unwrap().is_empty());
         // Our own files can be looked at even without rights.
         assert_eq!(listener_at(at).unwrap(), Some(std::process::id()));
         drop((client, listener));

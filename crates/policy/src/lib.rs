@@ -10,6 +10,7 @@ pub mod gang;
 pub mod hold;
 pub mod mirror;
 pub mod pace;
+pub mod passes;
 pub mod precopy;
 pub mod switchover;
 pub mod throttle;

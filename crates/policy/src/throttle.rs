@@ -91,6 +91,10 @@ pub struct Look {
     pub delivered_bytes_per_s: Option<f64>,
     /// The guest's dirty rate by QEMU's account, over the last second or pass.
     pub dirty_bytes_per_s: Option<f64>,
+    /// The share of its CPU time that the guest had while that rate was measured, if
+    /// both are counted from passes ([`crate::passes`]). Then `left_bytes` is derived
+    /// from the rate, and how it changes says nothing new.
+    pub counted_at_share: Option<f64>,
     /// QEMU's passes, counted.
     pub pass: u32,
     /// Whether only what the guest writes keeps it here: the first pass is over,

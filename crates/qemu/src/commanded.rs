@@ -1,6 +1,8 @@
 //! A QEMU that somebody else has started and commands, such as libvirt: nothing is
 //! asked of it. Its command line says whose it is, the kernel where its RAM may be.
 
+use std::fs;
+
 use ram::Mapping;
 
 use crate::process::{Process, ProcessError, command_line_of};
@@ -65,6 +67,27 @@ impl Commanded {
     }
 }
 
+/// The threads of a process that are a QEMU's vCPUs, by the names that QEMU gives them.
+/// It does so with `-name debug-threads=on`, which libvirt always has; else there are none.
+#[must_use]
+pub fn vcpu_threads(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of = |task: fs::DirEntry| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        let id = task.file_name().to_str()?.parse().ok()?;
+        is_vcpu(name.trim_end()).then_some(id)
+    };
+    tasks.filter_map(of).collect()
+}
+
+/// `CPU 3/KVM`; or one thread of TCG for all.
+fn is_vcpu(name: &str) -> bool {
+    let Some((cpus, accelerator)) = name.split_once('/') else { return false };
+    let number = cpus.strip_prefix("CPU ");
+    let is_one = number.is_some_and(|number| number.parse::<u32>().is_ok());
+    (is_one || cpus == "ALL CPUs") && matches!(accelerator, "KVM" | "TCG")
+}
+
 const ALIKE: &str = "another block of RAM is as large";
 
 /// What follows the last such option, as QEMU takes it.
@@ -106,6 +129,9 @@ fn is_uuid(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -126,6 +152,29 @@ mod tests {
         assert_eq!(option(&argv[..5], "name"), Some("a"));
         assert_eq!(option(&argv, "uuid"), Some("x"));
         assert!(is_uuid("4dea22b3-1d52-d8f3-2516-782e98ab3fa0") && !is_uuid("4dea22b3"));
+    }
+
+    #[test]
+    fn vcpus_are_known_by_their_names() {
+        for name in ["CPU 0/KVM", "CPU 17/TCG", "ALL CPUs/TCG"] {
+            assert!(is_vcpu(name), "{name}");
+        }
+        let others = ["qemu-system-x86", "live_migration", "IO mon_iothread", "CPU 0", "CPU /KVM"];
+        for name in others.into_iter().chain(["CPU x/KVM", "vhost-7/KVM", ""]) {
+            assert!(!is_vcpu(name), "{name}");
+        }
+        let (told, named) = channel();
+        let (_stop, stopped) = channel::<()>();
+        let vcpu = thread::Builder::new().name("CPU 1/KVM".to_owned());
+        vcpu.spawn(move || {
+            let link = fs::read_link("/proc/thread-self").unwrap();
+            told.send(link.file_name().unwrap().to_str().unwrap().parse().unwrap()).unwrap();
+            let _ = stopped.recv();
+        })
+        .unwrap();
+        let id: u32 = named.recv().unwrap();
+        assert_eq!(vcpu_threads(std::process::id()), [id]);
+        assert!(vcpu_threads(u32::MAX).is_empty());
     }
 
     #[test]

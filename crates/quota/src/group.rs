@@ -28,14 +28,14 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Where a group for threads of `pid` would be.
-    pub(crate) fn place(pid: u32) -> Result<Self, QuotaError> {
+    /// Where a group for this thread of `pid` would be: below its own.
+    pub(crate) fn place(pid: u32, thread: u32) -> Result<Self, QuotaError> {
         let of = |path: String| fs::read_to_string(&path).at("reading", Path::new(&path));
         let is_seen =
             |at: &Path| ["tasks", "cgroup.procs"].iter().any(|file| at.join(file).exists());
         let mount = mount(&of("/proc/self/mountinfo".to_owned())?, is_seen);
         let mount = mount.ok_or(QuotaError::NoController)?;
-        let parent = mount.group(&of(format!("/proc/{pid}/cgroup"))?);
+        let parent = mount.group(&of(format!("/proc/{pid}/task/{thread}/cgroup"))?);
         let parent = parent.filter(|dir| dir.is_dir()).ok_or(QuotaError::NoController)?;
         Self::below(parent, mount.version, pid)
     }
@@ -51,6 +51,11 @@ impl Group {
         }
         let dir = parent.join(format!("{PREFIX}{pid}"));
         Ok(Self { version, parent, dir, enable })
+    }
+
+    /// Whether it is the same directory.
+    pub(crate) fn is_at(&self, other: &Self) -> bool {
+        self.dir == other.dir
     }
 
     pub(crate) fn by(&self) -> String {

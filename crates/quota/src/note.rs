@@ -2,6 +2,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Write};
+use std::iter;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{At, QuotaError};
 use crate::group::Group;
+use crate::lift_all;
 
 /// A note longer than this is none of ours.
 const BYTES_MAX: u64 = 64 << 10;
@@ -29,6 +31,9 @@ pub(crate) struct Note {
 struct Written {
     pid: u32,
     group: Group,
+    /// Further ones, which an earlier version never made.
+    #[serde(default)]
+    more: Vec<Group>,
 }
 
 /// Something that was slowed when the program ended.
@@ -66,11 +71,17 @@ impl Notes {
     }
 
     /// On disk when this returns.
-    pub(crate) fn write(&self, pid: u32, group: Group) -> Result<Note, QuotaError> {
+    pub(crate) fn write(&self, pid: u32, mut groups: Vec<Group>) -> Result<Note, QuotaError> {
         let path = self.dir.join(format!("{pid}.{EXTENSION}"));
         let new = path.with_extension("new");
-        let text = serde_json::to_vec(&Written { pid, group })
-            .map_err(|error| QuotaError::Note { path: path.clone(), why: error.to_string() })?;
+        let wrong = |why: String| QuotaError::Note { path: path.clone(), why };
+        if groups.is_empty() {
+            return Err(wrong("it would name no group".to_owned()));
+        }
+        let more = groups.split_off(1);
+        let group = groups.remove(0);
+        let text = serde_json::to_vec(&Written { pid, group, more })
+            .map_err(|error| wrong(error.to_string()))?;
         let mut file = File::create(&new).at("making", &new)?;
         file.write_all(&text).at("writing", &new)?;
         file.sync_all().at("flushing", &new)?;
@@ -114,7 +125,8 @@ impl Left {
     /// # Errors
     /// If the system refuses; the note stays.
     pub fn lift(self) -> Result<(), QuotaError> {
-        self.written.group.lift()?;
+        let Written { group, more, .. } = &self.written;
+        lift_all(iter::once(group).chain(more))?;
         self.note.remove()
     }
 }

@@ -1,7 +1,9 @@
 //! With the kernel's own cgroups, as root.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use quota::{Notes, Slowed, used};
@@ -52,7 +54,7 @@ fn threads_get_no_more_than_their_quota_and_go_back() {
     let notes = Notes::open(dir.path()).unwrap();
     let busy = Busy::start();
     let before = busy.groups();
-    let mut slowed = Slowed::new(&notes, busy.pid()).unwrap();
+    let mut slowed = Slowed::new(&notes, busy.pid(), &[busy.pid()]).unwrap();
     assert_eq!(busy.groups(), before, "nothing is slowed yet");
     slowed.add(busy.pid()).unwrap();
     for cpus in [0.2, 0.05] {
@@ -75,7 +77,7 @@ fn whoever_is_killed_leaves_a_note_by_which_the_threads_are_let_go() {
     let notes = Notes::open(dir.path()).unwrap();
     let (busy, ended) = (Busy::start(), Busy::start());
     for process in [&busy, &ended] {
-        let mut slowed = Slowed::new(&notes, process.pid()).unwrap();
+        let mut slowed = Slowed::new(&notes, process.pid(), &[]).unwrap();
         slowed.add(process.pid()).unwrap();
         slowed.set(Some(0.1)).unwrap();
         // As if it were killed.
@@ -98,6 +100,128 @@ fn a_process_that_has_ended_is_no_place() {
     let gone = Busy::start();
     let pid = gone.pid();
     drop(gone);
-    assert!(Slowed::new(&notes, pid).is_err());
+    assert!(Slowed::new(&notes, pid, &[]).is_err());
     assert!(notes.left().unwrap().is_empty());
+}
+
+/// Where this process is in the cgroups that bound CPU time, the file of threads, and the
+/// file of the quota.
+fn hierarchy() -> (PathBuf, &'static str, &'static str) {
+    let first = Path::new("/sys/fs/cgroup/cpu");
+    let is_first = first.join("tasks").exists();
+    let is_its = |line: &&str| {
+        let controllers = line.split(':').nth(1).unwrap();
+        if is_first {
+            controllers.split(',').any(|controller| controller == "cpu")
+        } else {
+            controllers.is_empty()
+        }
+    };
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = groups.lines().find(is_its).and_then(|line| line.splitn(3, ':').nth(2)).unwrap();
+    let own = own.trim_start_matches('/');
+    if is_first {
+        (first.join(own), "tasks", "cpu.cfs_quota_us")
+    } else {
+        (Path::new("/sys/fs/cgroup").join(own), "cgroup.threads", "cpu.max")
+    }
+}
+
+/// A group as libvirt makes one for each vCPU, with a quota of its own.
+struct Own {
+    dir: PathBuf,
+    quota: PathBuf,
+}
+
+impl Own {
+    fn of(thread: u32) -> Self {
+        let (root, threads, quota) = hierarchy();
+        let dir = root.join(format!("quota-test-{thread}"));
+        fs::create_dir(&dir).unwrap();
+        // Only in version 2, where threads of one process may be apart if told so.
+        let _ = fs::write(root.join("cgroup.subtree_control"), "+cpu");
+        if threads != "tasks" {
+            fs::write(dir.join("cgroup.type"), "threaded").unwrap();
+        }
+        fs::write(dir.join(threads), thread.to_string()).unwrap();
+        let quota = dir.join(quota);
+        fs::write(&quota, "90000").unwrap();
+        Self { dir, quota }
+    }
+
+    fn quota(&self) -> String {
+        fs::read_to_string(&self.quota).unwrap()
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let (root, threads, _) = hierarchy();
+        for thread in fs::read_to_string(self.dir.join(threads)).unwrap_or_default().lines() {
+            let _ = fs::write(root.join(threads), thread);
+        }
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+/// Two threads of this process, each in a group of its own, until they are dropped.
+struct Threads {
+    ids: Vec<u32>,
+    _stop: Vec<Sender<()>>,
+}
+
+impl Threads {
+    fn start() -> Self {
+        let (mut ids, mut stops) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let (tell, id) = channel();
+            let (stop, stopped) = channel::<()>();
+            std::thread::spawn(move || {
+                let path = fs::read_link("/proc/thread-self").unwrap();
+                let id: u32 = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+                tell.send(id).unwrap();
+                let _ = stopped.recv();
+            });
+            ids.push(id.recv().unwrap());
+            stops.push(stop);
+        }
+        Self { ids, _stop: stops }
+    }
+
+    fn groups(&self) -> Vec<String> {
+        let of = |id| fs::read_to_string(format!("/proc/self/task/{id}/cgroup")).unwrap();
+        self.ids.iter().map(of).collect()
+    }
+}
+
+#[test]
+fn threads_that_have_groups_of_their_own_go_back_each_to_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = Notes::open(dir.path()).unwrap();
+    let threads = Threads::start();
+    let own: Vec<Own> = threads.ids.iter().map(|id| Own::of(*id)).collect();
+    let (before, quotas) = (threads.groups(), own.iter().map(Own::quota).collect::<Vec<_>>());
+    for is_killed in [false, true] {
+        // The second is found to be worth it later.
+        let pid = std::process::id();
+        let mut slowed = Slowed::new(&notes, pid, &threads.ids[..1]).unwrap();
+        for id in &threads.ids {
+            slowed.add(*id).unwrap();
+        }
+        slowed.set(Some(0.5)).unwrap();
+        for (groups, id) in threads.groups().iter().zip(&threads.ids) {
+            let ours = format!("quota-test-{id}/droveway-slow-{pid}");
+            assert!(groups.contains(&ours), "{groups}");
+        }
+        if is_killed {
+            std::mem::forget(slowed);
+            let left = notes.left().unwrap();
+            left.into_iter().for_each(|one| one.unwrap().lift().unwrap());
+        } else {
+            slowed.lift().unwrap();
+        }
+        assert_eq!(threads.groups(), before);
+        assert_eq!(own.iter().map(Own::quota).collect::<Vec<_>>(), quotas);
+        assert!(notes.left().unwrap().is_empty());
+    }
 }

@@ -241,6 +241,12 @@ impl Splitter {
         !self.epoch_by_flush
     }
 
+    /// Whether RAM's last section has begun: QEMU has stopped the VM.
+    #[must_use]
+    pub fn is_last_section(&self) -> bool {
+        matches!(self.place, Place::Pages { end: true })
+    }
+
     /// The block list, complete from [`Step::Head`] on.
     #[must_use]
     pub fn blocks(&self) -> &Blocks {

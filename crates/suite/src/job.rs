@@ -23,9 +23,10 @@ const SEED: &str = "PROPTEST_RNG_SEED";
 /// What measures how long something takes, or how well VMs keep up with each other, or
 /// changes something of the whole machine, has it for itself: by the beginnings of
 /// their names.
-const ALONE: [&str; 16] = [
+const ALONE: [&str; 17] = [
     "end-to-end backings::huge_pages",
     "end-to-end cache_storage::is_read_once",
+    "end-to-end carry_throttle::",
     // A writer as fast as it is told to be, and what is left of it when it stops.
     "end-to-end chase::a_guest_that_is_faster",
     "end-to-end chase::a_guest_that_stops",

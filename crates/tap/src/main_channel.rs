@@ -44,7 +44,14 @@ pub(crate) fn run(
     before: Vec<u8>,
 ) -> Result<Option<Epoch>, TapError> {
     shared.counters.stream_bytes.fetch_add(before.len() as u64, Relaxed);
-    let mut reader = Reader { shared, socket, number, fill_pages: 0, idling: Idling::default() };
+    let mut reader = Reader {
+        shared,
+        socket,
+        number,
+        fill_pages: 0,
+        idling: Idling::default(),
+        told_last: false,
+    };
     match shared.channels {
         Channels::Classic => reader.classic(before),
         Channels::Multifd(_) => reader.beside_channels(&before),
@@ -77,6 +84,8 @@ struct Reader<'t> {
     number: usize,
     fill_pages: u64,
     idling: Idling,
+    /// RAM's last section was told.
+    told_last: bool,
 }
 
 /// Epochs without a page, in a row.
@@ -111,6 +120,7 @@ impl Reader<'_> {
             let step = loop {
                 let bodies = batch.bodies().len();
                 let progress = self.parse(&mut splitter, &mut batch, start, filled)?;
+                self.tell_last(&splitter);
                 self.shared.output.arrived(&batch, bodies);
                 start += progress.consumed;
                 let Step::More { need } = progress.step else { break progress.step };
@@ -145,6 +155,12 @@ impl Reader<'_> {
                 self.residue(residue, carry)?;
                 return Ok((residue == Residue::Tail).then(|| splitter.epoch()));
             }
+        }
+    }
+
+    fn tell_last(&mut self, splitter: &Splitter) {
+        if splitter.is_last_section() && !std::mem::replace(&mut self.told_last, true) {
+            self.shared.output.last_section();
         }
     }
 
@@ -195,6 +211,7 @@ impl Reader<'_> {
                 return Err(error);
             }
             let Progress { consumed, step } = progress?;
+            self.tell_last(&splitter);
             start += consumed;
             if !matches!(step, Step::More { .. }) {
                 filling.hand_on()?;

@@ -84,6 +84,10 @@ pub trait Output: Send + Sync + 'static {
         Err(Stopped)
     }
 
+    /// RAM's last section has begun: QEMU has stopped the VM. Told once, unless that
+    /// section is over as soon as it is seen.
+    fn last_section(&self) {}
+
     /// RAM has ended. Whether QEMU may end its migration now; if not,
     /// [`Stopper::let_finish`](crate::Stopper::let_finish) is called later.
     fn ram_ended(&self) -> bool {

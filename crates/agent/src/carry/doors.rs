@@ -97,6 +97,7 @@ impl Doors {
             downtime_ms: carry.downtime_ms,
             compress: carry.compress,
             audit: carry.audit,
+            slowing: carry.slowing,
             ..CarryRequest::default()
         };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use api::{Audit, Compress};
+use api::{Audit, Compress, Slowing};
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -31,10 +31,12 @@ pub(super) struct Section {
     downtime_ms: Option<u64>,
     compress: Compress,
     audit: Audit,
+    throttle: Option<String>,
+    throttle_floor: Option<f64>,
 }
 
 /// How migrations are carried that somebody else commands.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Carry {
     /// The address at which this host's QEMUs wait for VMs.
     pub address: IpAddr,
@@ -56,6 +58,8 @@ pub struct Carry {
     pub compress: Compress,
     /// What is compared before a VM is loaded.
     pub audit: Audit,
+    /// How far a VM may be throttled that does not converge.
+    pub slowing: Slowing,
 }
 
 impl Section {
@@ -95,6 +99,7 @@ impl Section {
         if downtime_ms == 0 {
             return wrong("downtime-ms: 0 can't be kept; allow 1 at least".to_owned());
         }
+        let slowing = slowing(self.throttle.as_deref(), self.throttle_floor)?;
         Ok(Carry {
             address,
             stands_for,
@@ -106,8 +111,23 @@ impl Section {
             downtime_ms,
             compress: self.compress,
             audit: self.audit,
+            slowing,
         })
     }
+}
+
+/// As on the command line: the floor in percent.
+fn slowing(throttle: Option<&str>, floor: Option<f64>) -> Result<Slowing, ConfigError> {
+    let wrong = |error: String| ConfigError::Carry(error);
+    let mut slowing = Slowing::default();
+    if let Some(throttle) = throttle {
+        slowing.throttle = throttle.parse().map_err(|error| wrong(format!("throttle: {error}")))?;
+    }
+    if let Some(percent) = floor {
+        slowing.floor = percent / 100.0;
+    }
+    slowing.check().map_err(|error| wrong(format!("throttle-floor: {error}")))?;
+    Ok(slowing)
 }
 
 /// The address that stands for the host at this place in the peers file, from 0, on
@@ -172,6 +192,10 @@ mod tests {
         let carry = section("qemu-user = \"libvirt-qemu\"\naudit = \"deep\"").unwrap();
         assert_eq!(carry.audit, Audit::Deep);
         assert_eq!(carry.qemu_user.as_deref(), Some("libvirt-qemu"));
+        assert_eq!(carry.slowing, Slowing::default());
+        let carry = section("throttle = \"0.6\"\nthrottle-floor = 5").unwrap();
+        assert_eq!(carry.slowing.throttle, api::Throttle::Ratio(0.6));
+        assert!((carry.slowing.floor - 0.05).abs() < 1e-9);
     }
 
     #[test]
@@ -180,6 +204,9 @@ mod tests {
             ("ports = [5000, 5001]", "ports"),
             ("directory = \"run\"", "absolute"),
             ("downtime-ms = 0", "downtime-ms"),
+            ("throttle = \"on\"", "throttle: `on` is not auto, off"),
+            ("throttle-floor = 0", "throttle-floor"),
+            ("throttle-floor = 101", "throttle-floor"),
             ("address = \"0.0.0.0\"", "migration_address"),
             ("adress = \"10.0.0.1\"", "adress"),
         ];

@@ -88,10 +88,14 @@ impl Throttle {
         }
         self.begun_s.get_or_insert(at_s);
         let dirty = look.dirty_bytes_per_s.filter(|rate| rate.is_finite());
-        let told = self.told.note(dirty, at_s, self.shared_s);
+        let told = match look.counted_at_share {
+            Some(share) => self.told.note_counted(dirty, share),
+            None => self.told.note(dirty, at_s, self.shared_s),
+        };
         let sums = (self.delivered, self.shared_s);
         self.pass_over = self.trend.note(view, sums);
-        let reading = self.trend.reading().filter(|_| self.pass_over && view.is_busy());
+        let is_measured = look.counted_at_share.is_none() && self.pass_over && view.is_busy();
+        let reading = self.trend.reading().filter(|_| is_measured);
         if let Some(reading) = reading {
             self.read = true;
             self.believe(reading.dirty, reading.full);

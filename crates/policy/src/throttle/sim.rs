@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use super::{Decision, Look, Settings, Step, Throttle};
+use crate::passes::{self, Counted};
 use crate::precopy::Vm;
 use crate::switchover::budget_bytes;
 
@@ -26,6 +27,14 @@ const TOLD_S: f64 = 1.0;
 pub(super) const POOL_LARGE_S: f64 = 6.0;
 pub(super) const POOL_S: f64 = 1.0;
 pub(super) const POOL_SMALL_S: f64 = 0.05;
+
+/// What the controller is told of QEMU.
+struct Known {
+    left: f64,
+    rate: f64,
+    dirty: Option<f64>,
+    counted_at_share: Option<f64>,
+}
 
 /// Reproducible noise.
 struct Random(u64);
@@ -68,6 +77,8 @@ pub(super) struct Sim {
     /// How much QEMU can be ahead: the more, the quicker are passes.
     pub(super) pool_s: f64,
     pub(super) noise: f64,
+    /// QEMU can't be asked: its passes are counted.
+    pub(super) counted: bool,
     pub(super) seed: u64,
     pub(super) settings: Settings,
     /// How long little enough has to be left until QEMU stops the VM.
@@ -128,6 +139,7 @@ pub(super) fn writer(times: f64) -> Sim {
         measured: |_| 1.0,
         pool_s: POOL_S,
         noise: 0.1,
+        counted: false,
         seed: 1,
         settings: Settings { fixed: Duration::from_millis(50), floor: 0.05, ..Settings::default() },
         ends_in_s: 0.0,
@@ -145,6 +157,11 @@ struct State {
     unseen: f64,
     pass: u32,
     pass_s: f64,
+    /// What has gone into the pool, until when the pass began too.
+    came: f64,
+    came_then: f64,
+    passes: passes::Passes,
+    share: f64,
     told: Option<f64>,
     told_s: f64,
     told_bytes: f64,
@@ -167,6 +184,10 @@ impl Sim {
             unseen: 0.0,
             pass: 1,
             pass_s: 0.0,
+            came: 0.0,
+            came_then: 0.0,
+            passes: passes::Passes::default(),
+            share: 1.0,
             told: None,
             told_s: 0.0,
             told_bytes: 0.0,
@@ -254,6 +275,7 @@ impl Sim {
         let goes = (all - state.pool).clamp(0.0, state.dirty);
         state.pool += goes;
         state.dirty -= goes;
+        state.came += goes;
         // Measured over 16 looks.
         let weight = STEP_S / 0.4;
         state.rate += ((self.measured)(at_s) * rate - state.rate) * weight;
@@ -271,7 +293,7 @@ impl Sim {
         state.dirty = state.unseen;
         state.unseen = 0.0;
         state.pass += 1;
-        state.pass_s = at_s;
+        (state.pass_s, state.came_then) = (at_s, state.came);
         if at_s - state.told_s >= TOLD_S {
             let told = state.told_bytes / (at_s - state.told_s);
             state.told = Some(told * (self.told)(at_s));
@@ -286,20 +308,46 @@ impl Sim {
         state.used = 0.0;
         // Some pages are counted twice, some not yet.
         let left = (state.dirty + state.pool) * (1.0 + 0.1 * self.noise * state.random.next());
+        let Known { left, rate, dirty, counted_at_share } = self.known(state, at_s, left);
         let decision = state.throttle.next(
             &self.settings,
             &Look {
                 at: Duration::from_secs_f64(at_s),
                 ram_bytes: self.ram as u64,
                 left_bytes: left as u64,
-                delivered_bytes_per_s: Some(state.rate),
-                dirty_bytes_per_s: state.told,
+                delivered_bytes_per_s: Some(rate),
+                dirty_bytes_per_s: dirty,
+                counted_at_share,
                 pass: state.pass,
                 first_pass_over: state.pass > 1,
                 used_cpus,
             },
         );
-        state.quota = decision.quota_cpus;
+        (state.quota, state.share) = (decision.quota_cpus, decision.share);
         decision
+    }
+
+    /// What a QEMU says that is asked, or what its passes say.
+    fn known(&self, state: &mut State, at_s: f64, left: f64) -> Known {
+        let asked = Known { left, rate: state.rate, dirty: state.told, counted_at_share: None };
+        if !self.counted {
+            return asked;
+        }
+        let counted = state.passes.next(&passes::Look {
+            at: Duration::from_secs_f64(at_s),
+            pass: state.pass,
+            began: Duration::from_secs_f64(state.pass_s),
+            bytes_then: state.came_then as u64,
+            bytes: state.came as u64,
+            share: state.share,
+            ram_bytes: self.ram as u64,
+        });
+        let Counted { dirty, left_bytes, .. } = counted;
+        Known {
+            left: left_bytes.unwrap_or(0) as f64 + state.pool,
+            dirty: dirty.map(|dirty| dirty.bytes_per_s),
+            counted_at_share: Some(dirty.map_or(1.0, |dirty| dirty.share)),
+            ..asked
+        }
     }
 }

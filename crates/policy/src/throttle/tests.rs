@@ -75,6 +75,30 @@ fn it_converges_and_does_not_oscillate() {
     }
 }
 
+/// As of a QEMU that somebody else commands: it is not asked, and passes are all that
+/// is known of it.
+#[test]
+fn it_converges_by_what_passes_count() {
+    println!("seconds after the first pass / work lost / lowest share");
+    for in_order in [false, true] {
+        for times in RATES {
+            for seed in 1..=8 {
+                let base = writer(times);
+                let sim = Sim { in_order, seed, counted: true, pool_s: POOL_SMALL_S, ..base };
+                let o = sim.run();
+                check("counted", times, &sim, &o);
+                assert!(o.stopped_s.is_some() && o.step == Step::Go, "{in_order} {times} {seed}");
+                assert!(o.turns() <= 4, "{in_order} {times} {seed}: {}", o.turns());
+                assert!(times > 0.7 || o.lowest() >= 1.0, "{in_order} {times} {seed}");
+                if seed == 1 {
+                    let (later, lost, low) = (o.later_s(), o.lost_s, o.lowest());
+                    println!("{in_order} {times:5} | {later:5.1} {lost:5.1} {low:.2}");
+                }
+            }
+        }
+    }
+}
+
 /// 5 s of work, 5 s of rest.
 fn burst(at_s: f64) -> f64 {
     if at_s % 10.0 < 5.0 { 1.0 } else { 0.05 }
@@ -302,6 +326,7 @@ const FIRST: Look = Look {
     left_bytes: 512 << 20,
     delivered_bytes_per_s: Some(LINK),
     dirty_bytes_per_s: None,
+    counted_at_share: None,
     pass: 1,
     first_pass_over: false,
     used_cpus: 1.0,
@@ -372,7 +397,7 @@ proptest! {
     /// Nonsense makes no panic, and no share out of bounds.
     #[test]
     fn any_looks(
-        looks in proptest::collection::vec((0u64..5000, any::<u64>(), any::<f64>(), any::<f64>(), 0u32..9, any::<bool>(), any::<f64>()), 1..60),
+        looks in proptest::collection::vec((0u64..5000, any::<u64>(), any::<f64>(), any::<f64>(), 0u32..9, any::<bool>(), any::<f64>(), any::<Option<f64>>()), 1..60),
         floor: f64,
         constant: f64,
         goal_ms: u64,
@@ -388,13 +413,14 @@ proptest! {
             on_stall: OnStall::Keep,
         };
         let mut throttle = Throttle::new();
-        for (at_ms, bytes, rate, dirty, pass, first_pass_over, used_cpus) in looks {
+        for (at_ms, bytes, rate, dirty, pass, first_pass_over, used_cpus, counted_at_share) in looks {
             let decision = throttle.next(&settings, &Look {
                 at: Duration::from_millis(at_ms),
                 ram_bytes: bytes,
                 left_bytes: bytes.rotate_left(7),
                 delivered_bytes_per_s: Some(rate),
                 dirty_bytes_per_s: Some(dirty),
+                counted_at_share,
                 pass,
                 first_pass_over,
                 used_cpus,

@@ -150,4 +150,13 @@ impl Told {
         *self = Self { rate, at_s, shared_s };
         rate.map(|rate| rate / share.clamp(1e-3, 1.0))
     }
+
+    /// The same for a rate that is known to be of a guest with this share.
+    pub(super) fn note_counted(&mut self, rate: Option<f64>, share: f64) -> Option<f64> {
+        if rate == self.rate {
+            return None;
+        }
+        self.rate = rate;
+        rate.map(|rate| rate / share.clamp(1e-3, 1.0))
+    }
 }

@@ -17,3 +17,20 @@ fn a_note_that_is_none_is_named_and_stays() {
         assert!(error.to_string().contains(".slowed is not a note"), "{error}");
     }
 }
+
+/// Of the version before, which made one group.
+#[test]
+fn a_note_of_one_group_is_still_understood() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = Notes::open(dir.path()).unwrap();
+    let gone = dir.path().join("gone/droveway-slow-7");
+    let text = format!(
+        r#"{{"pid":7,"group":{{"version":"V2","parent":"/","dir":"{}","enable":false}}}}"#,
+        gone.display()
+    );
+    fs::write(dir.path().join("7.slowed"), text).unwrap();
+    let left = notes.left().unwrap().remove(0).unwrap();
+    assert_eq!(left.pid(), 7);
+    left.lift().unwrap();
+    assert!(notes.left().unwrap().is_empty());
+}

@@ -12,7 +12,8 @@ use parking_lot::{Condvar, Mutex};
 use tap::{Head, Output, Stopped, Unsplittable};
 use wire::{Announced, ToDestination};
 
-use super::Notice;
+use super::notice::Notice;
+use super::passes::Passes;
 use crate::error::LinkError;
 use crate::link::Link;
 use crate::source::control::stream_state::StreamState;
@@ -29,6 +30,7 @@ pub(super) struct Collector {
     pub(super) notices: Sender<Notice>,
     pub(super) threads: Arc<DataThreads>,
     pub(super) tail: Arc<Tail>,
+    pub(super) passes: Arc<Passes>,
     /// No page may come any more: the destination was told that all are placed.
     pub(super) ram_over: AtomicBool,
 }
@@ -145,11 +147,17 @@ impl Output for Collector {
         }
         batch.epoch = after(batch.epoch);
         self.state.took(&batch);
+        self.passes.took(&batch);
         self.handed_over.fills(&batch, batch.epoch);
         self.lanes.submit(batch).map_err(|_| Stopped)
     }
 
+    fn last_section(&self) {
+        self.passes.end();
+    }
+
     fn tail(&self, bytes: &[u8]) -> Result<(), Stopped> {
+        self.passes.end();
         if self.count(bytes) == 0 {
             self.notice(Notice::TailBegins);
         }
@@ -159,6 +167,7 @@ impl Output for Collector {
     /// It goes the way of the tail. The first piece is short, and only after it RAM is over.
     fn rest(&self, bytes: &[u8], reason: Option<&Unsplittable>) -> Result<(), Stopped> {
         self.count(bytes);
+        self.passes.end();
         let Some(reason) = reason else { return self.tail.pass_on(&self.link, bytes) };
         self.notice(Notice::SplitEnds(reason.to_string()));
         self.tail.pass(&self.link, bytes)

@@ -15,8 +15,10 @@ use wire::carry::{Carry, Carrying, Channels, Target};
 use wire::{Kind, ToDestination, ToSource};
 
 use super::caller::{Caller, Channel};
+use super::relay::Relay;
 use super::setup::{self, Setup};
-use super::{Carried, CarryRequest, Content, relay::Relay};
+use super::split::Split;
+use super::{Carried, CarryRequest, Content};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::{Heard, Link};
@@ -185,7 +187,7 @@ impl Opening {
                     first: channels.iter().map(|channel| hex(&channel.first)).collect(),
                     sync_by_section: epoch_by_section,
                 });
-                Ok(Carried::Split(Box::new(super::Split {
+                Ok(Carried::Split(Box::new(Split {
                     local: self.local,
                     peer: self.peer,
                     request: self.request,

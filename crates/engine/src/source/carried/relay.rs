@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 
+use api::Phase;
 use crossbeam_channel::{Receiver, bounded, select};
 use parking_lot::Mutex;
 use stream::return_path::Follower;
@@ -15,6 +16,7 @@ use wire::{Frame, ToDestination, ToSource};
 
 use crate::error::MigrationError;
 use crate::link::{Heard, Link};
+use crate::report_builder::ReportBuilder;
 use crate::source::context::{local as local_error, no_thread};
 
 const READ_BYTES: usize = 256 << 10;
@@ -86,6 +88,37 @@ impl Relay {
     /// If it breaks off.
     pub fn run(self) -> Result<(), MigrationError> {
         self.run_until(&Arc::default(), &crossbeam_channel::never())
+    }
+}
+
+/// Passes a stream on as it is.
+pub(super) fn relayed(
+    relay: Relay,
+    why: Option<String>,
+    report_builder: &ReportBuilder,
+) -> Result<(), MigrationError> {
+    // What is encrypted says nothing of how it ends.
+    let is_read = why.is_some();
+    let why = why.unwrap_or_else(|| "it is encrypted, or none of QEMU's".to_owned());
+    report_builder.note(format!(
+        "the stream is passed through as it is, and the VM is never throttled: {why}"
+    ));
+    report_builder.enter(Phase::FirstPass);
+    let passed = Arc::<Passed>::default();
+    let ended = relay.run_until(&passed, report_builder.watch().cancelled());
+    report_builder.tell(|report| {
+        report.tap = "relayed".to_owned();
+        report.residue_bytes = passed.bytes.load(Relaxed);
+        report.wire_bytes = report.residue_bytes;
+    });
+    let is_loaded = passed.answers.lock().shut() == Some(0);
+    match ended {
+        // Who is first to close after the last word is no matter.
+        Err(error) if !is_loaded || matches!(error, MigrationError::Cancelled) => Err(error),
+        Ok(()) if is_read && !is_loaded => Err(MigrationError::Qemu(
+            "both QEMUs closed before the destination's had loaded the VM".to_owned(),
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -1,12 +1,14 @@
-//! Twenty times a second: what is, for whoever watches; how much may be in flight, and
-//! how bodies are encoded. QEMU is asked nothing: what it has left is what it has not
-//! handed over yet of its first pass, and what is in flight.
+//! Twenty times a second: what is, for whoever watches; how much may be in flight, how
+//! bodies are encoded, and how far the VM is throttled. QEMU is asked nothing: what it has
+//! left is what it has not handed over yet of its first pass, or what its passes let
+//! expect; and what is in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use api::{Compress, Limit, Phase, Sample};
 
+use super::convergence::{Come, Convergence, Flowing};
 use crate::report_builder::ReportBuilder;
 use crate::source::control::limit::Seen;
 use crate::source::control::pacing::pace_bounds;
@@ -21,9 +23,10 @@ pub(super) struct Watched {
     pub(super) lanes: Arc<Lanes>,
     pub(super) report_builder: Arc<ReportBuilder>,
     pub(super) compress: Compress,
+    pub(super) convergence: Convergence,
 }
 
-/// Starts it.
+/// Starts it. Dropped with its thread, what throttles the VM ends.
 pub(super) fn start(watched: Watched) -> std::io::Result<Ticking> {
     let Watched { state, lanes, compress, .. } = &watched;
     let deliveries = Deliveries::new(state, lanes, *compress);
@@ -41,14 +44,15 @@ impl Sampling {
         let Some(window) = self.deliveries.look() else { return };
         self.look_for_first_pass();
         self.watched.state.adjust_pool();
-        self.show(&window);
+        let come = self.converge();
+        self.show(&window, &come);
     }
 
-    /// Each page comes once in it, and none twice.
+    /// Each page comes once in it, and none twice. With a balloon some don't come at all.
     fn look_for_first_pass(&self) {
-        let Watched { state, report_builder, .. } = &self.watched;
+        let Watched { state, report_builder, convergence, .. } = &self.watched;
         let ram_bytes = state.ram_bytes();
-        let is_over = ram_bytes > 0 && self.handed_over() >= ram_bytes;
+        let is_over = ram_bytes > 0 && self.handed_over() >= ram_bytes || convergence.is_later();
         if is_over && !state.first_pass_over.swap(true, Relaxed) {
             report_builder.enter(Phase::LaterPass);
         }
@@ -59,38 +63,56 @@ impl Sampling {
         bodies + fills
     }
 
-    fn show(&self, window: &Window) {
+    fn converge(&mut self) -> Come {
+        let handed_over = self.handed_over();
+        let state = &self.watched.state;
+        let ram_bytes = state.ram_bytes();
+        let flowing = Flowing {
+            ram_bytes,
+            pending_bytes: ram_bytes.saturating_sub(handed_over),
+            backlog_bytes: self.deliveries.last().delivered.backlog_bytes,
+            bodies_per_s: state.bodies_per_s(),
+            first_pass_over: state.first_pass_over.load(Relaxed),
+        };
+        self.watched.convergence.look(&flowing)
+    }
+
+    fn show(&self, window: &Window, come: &Come) {
         let Watched { state, report_builder, .. } = &self.watched;
         let ram_bytes = state.ram_bytes();
-        let pending_bytes = ram_bytes.saturating_sub(self.handed_over());
-        let left_bytes = pending_bytes + self.deliveries.last().delivered.backlog_bytes;
+        let left_bytes = come.left_bytes;
+        report_builder.tell(|report| report.passes = come.pass);
         let sample = Sample {
             at_s: report_builder.elapsed_s(),
             delivered_bytes_per_s: window.delivered_per_s,
             wire_bytes_per_s: window.wire_per_s,
-            dirty_bytes_per_s: 0.0,
-            share: 1.0,
+            dirty_bytes_per_s: come.dirty_bytes_per_s,
+            share: come.share,
             left_bytes,
             pool_bytes: state.pool.out_bytes() as u64,
             lanes_bytes_per_s: window.lanes_per_s.clone(),
         };
-        let limit = self.limit(window);
+        let limit = self.limit(window, come);
         report_builder.sample(sample, |progress| {
+            progress.pass = come.pass;
             progress.ram_bytes = ram_bytes;
             progress.left_bytes = left_bytes;
             let done = ram_bytes.saturating_sub(left_bytes) as f64;
             progress.percent = if ram_bytes > 0 { done / ram_bytes as f64 * 100.0 } else { 0.0 };
             progress.delivered_bytes_per_s = window.delivered_per_s;
             progress.wire_bytes_per_s = window.wire_per_s;
+            progress.dirty_bytes_per_s = come.dirty_bytes_per_s;
+            progress.share = come.share;
             progress.limit = limit;
+            progress.time_left_s = come.time_left.map(|time| time.as_secs_f64());
         });
     }
 
-    fn limit(&self, window: &Window) -> Limit {
+    fn limit(&self, window: &Window, come: &Come) -> Limit {
         let bounds = self.watched.report_builder.watch().bounds();
         Seen {
             later: self.watched.state.first_pass_over.load(Relaxed),
-            dirty_bytes_per_s: 0.0,
+            dirty_bytes_per_s: come.dirty_bytes_per_s,
             bodies_per_s: self.watched.state.bodies_per_s(),
             lanes: window.effort,
             disks_full: false,

@@ -186,6 +186,7 @@ impl Sampling {
             left_bytes: left_bytes - self.deliveries.last().delivered.awaited_bytes,
             delivered_bytes_per_s: state.bodies_per_s(),
             dirty_bytes_per_s: Some(self.dirty_bytes_per_s).filter(|rate| *rate > 0.0),
+            counted_at_share: None,
             pass: qemu.dirty_sync_count,
             // Nothing is learned from a QEMU that waits.
             first_pass_over: over && !self.held,

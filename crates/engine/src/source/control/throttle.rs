@@ -28,8 +28,8 @@ enum Means {
 
 /// What a VM can be slowed by.
 pub(crate) struct Brakes {
-    /// None: they can't be seen.
-    pub(crate) vcpus: Option<Vcpus>,
+    /// Or why they can't be seen.
+    pub(crate) vcpus: Result<Vcpus, String>,
     /// None: without cgroups.
     pub(crate) notes: Option<quota::Notes>,
     /// Where cgroups can't do it; or why this can't either.
@@ -57,10 +57,10 @@ pub(crate) struct Throttling {
 }
 
 impl Throttling {
-    pub(crate) fn new(brakes: Brakes, request: &api::MigrateRequest, fixed: Duration) -> Self {
+    pub(crate) fn new(brakes: Brakes, settings: Settings) -> Self {
         Self {
             brakes,
-            settings: settings(request.downtime_ms, &request.slowing, fixed),
+            settings,
             state: Throttle::default(),
             used_cpus: 0.0,
             means: Means::Unused,
@@ -73,7 +73,7 @@ impl Throttling {
     /// Slows the VM as far as it takes now. Says what it has come to.
     pub(crate) fn look(&mut self, look: Look) -> Decision {
         let slow = !matches!(self.means, Means::Unused);
-        if let Some(used) = self.brakes.vcpus.as_mut().and_then(|vcpus| vcpus.look(slow)) {
+        if let Some(used) = self.brakes.vcpus.as_mut().ok().and_then(|vcpus| vcpus.look(slow)) {
             self.used_cpus = used;
         }
         let look = Look { used_cpus: self.used_cpus, ..look };
@@ -113,7 +113,7 @@ impl Throttling {
         if slow && matches!(self.means, Means::Unused) {
             self.means = self.find_means();
         }
-        let Some(vcpus) = &self.brakes.vcpus else { return };
+        let Ok(vcpus) = &self.brakes.vcpus else { return };
         match &mut self.means {
             Means::Unused | Means::Missing => {}
             Means::Slices(slices) => slices.set(decision.share),
@@ -132,12 +132,15 @@ impl Throttling {
     fn find_means(&self) -> Means {
         let Brakes { vcpus, notes, slicing, report_builder } = &self.brakes;
         let why = match (notes, vcpus) {
-            (_, None) => "its vCPUs can't be seen".to_owned(),
+            (_, Err(why)) => why.clone(),
             (None, _) => "the agent is told to leave cgroups alone".to_owned(),
-            (Some(notes), Some(vcpus)) => match quota::Slowed::new(notes, vcpus.pid) {
-                Ok(group) => return Means::Group(group),
-                Err(error) => error.to_string(),
-            },
+            (Some(notes), Ok(vcpus)) => {
+                let writers: Vec<u32> = vcpus.writers().collect();
+                match quota::Slowed::new(notes, vcpus.pid, &writers) {
+                    Ok(group) => return Means::Group(group),
+                    Err(error) => error.to_string(),
+                }
+            }
         };
         let slicing = match slicing {
             Ok(slicing) => slicing,

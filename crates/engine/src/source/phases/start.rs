@@ -23,7 +23,7 @@ use crate::source::context::no_thread;
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::{self, Watched, ticking::Ticking};
 use crate::source::control::stream_state::{StreamState, Traits};
-use crate::source::control::throttle::{Brakes, OurStops, Slicing, Throttling, Vcpus};
+use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
 use crate::source::lanes::Lanes;
 
@@ -89,6 +89,7 @@ impl Prepared<'_> {
         })?;
         let fixed = context.local.fixed_cost.expected();
         let brakes = self.brakes(&flow, &stops, traits.held);
+        let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = sampler::start(Watched {
             state,
             naming,
@@ -99,7 +100,7 @@ impl Prepared<'_> {
             compress: request.compress,
             fixed,
             blackout_max: request.blackout_max_s.map(Duration::from_secs),
-            throttling: Throttling::new(brakes, request, fixed),
+            throttling: Throttling::new(brakes, throttling),
             notices: context.notices.clone(),
         });
         let sampler = sampler.map_err(no_thread)?;
@@ -118,7 +119,10 @@ impl Prepared<'_> {
         };
         let too_old = "its QEMU is older than 8.1, where stopping it for moments is not safe";
         Brakes {
-            vcpus: vcpus.inspect_err(|error| tracing::warn!(%error, "no vCPUs to be seen")).ok(),
+            vcpus: vcpus.map_err(|error| {
+                tracing::warn!(%error, "no vCPUs to be seen");
+                "its vCPUs can't be seen".to_owned()
+            }),
             notes: context.local.slowed.clone(),
             slicing: if held { Ok(slicing) } else { Err(too_old) },
             report_builder: Arc::clone(&context.report_builder),

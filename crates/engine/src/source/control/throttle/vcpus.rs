@@ -41,8 +41,12 @@ impl Vcpus {
         // One thread may run several.
         ids.sort_unstable();
         ids.dedup();
-        let pid = machine.process.pid();
-        let threads = used(pid, &ids);
+        Ok(Self::of_threads(machine.process.pid(), &ids))
+    }
+
+    /// These threads of a process.
+    pub(crate) fn of_threads(pid: u32, ids: &[u32]) -> Self {
+        let threads = used(pid, ids);
         let threads = threads.iter().map(|used| Thread {
             id: used.thread,
             time: used.time,
@@ -50,7 +54,7 @@ impl Vcpus {
             mean: 0.0,
             writes: false,
         });
-        Ok(Self { pid, threads: threads.collect(), most: 0.0, looked: Instant::now() })
+        Self { pid, threads: threads.collect(), most: 0.0, looked: Instant::now() }
     }
 
     /// CPU seconds a second that the busy vCPUs use together, if it is time for

@@ -1,0 +1,246 @@
+//! Throttles a VM that is carried and does not converge: by the same controller and the
+//! same cgroups as a VM of the agent's own, from what passes count. QEMU isn't asked, so
+//! it can't be stopped for moments either; and whatever comes of it, whoever commands
+//! both QEMUs decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::Throttle as Wanted;
+use policy::passes::{self, Counted};
+use policy::throttle::{Decision, Look, OnStall, Ratio, Settings, Stall, Why};
+
+use super::CarryRequest;
+use super::passes::{Passes, Seen};
+use super::process::Qemu;
+use crate::report_builder::ReportBuilder;
+use crate::source::control::throttle::{Brakes, Throttling, Vcpus, settings};
+
+/// Why a VM is not stopped for moments where cgroups can't do it.
+const NOT_OURS: &str = "it is stopped only by those who command its QEMU";
+
+pub(super) struct Convergence {
+    passes: Arc<Passes>,
+    report_builder: Arc<ReportBuilder>,
+    counts: passes::Passes,
+    throttling: Throttling,
+    /// It may be throttled.
+    allowed: bool,
+    goal: Duration,
+    share: f64,
+    told_stall: bool,
+    began_s: f64,
+}
+
+/// What lanes and pool say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flowing {
+    pub(super) ram_bytes: u64,
+    /// QEMU has it still in its first pass.
+    pub(super) pending_bytes: u64,
+    /// In flight.
+    pub(super) backlog_bytes: u64,
+    pub(super) bodies_per_s: Option<f64>,
+    pub(super) first_pass_over: bool,
+}
+
+/// What it has come to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Come {
+    pub(super) pass: u32,
+    pub(super) dirty_bytes_per_s: f64,
+    pub(super) share: f64,
+    pub(super) left_bytes: u64,
+    pub(super) time_left: Option<Duration>,
+}
+
+impl Convergence {
+    pub(super) fn new(
+        passes: Arc<Passes>,
+        qemu: Result<Qemu, String>,
+        notes: Option<quota::Notes>,
+        request: &CarryRequest,
+        report_builder: Arc<ReportBuilder>,
+    ) -> Self {
+        let vcpus = qemu.map(|qemu| Vcpus::of_threads(qemu.pid, &qemu.vcpus));
+        let brakes = Brakes {
+            vcpus: vcpus.inspect_err(|why| tracing::info!(why, "a VM that is carried")),
+            notes,
+            slicing: Err(NOT_OURS),
+            report_builder: Arc::clone(&report_builder),
+        };
+        let settings = of_request(request);
+        Self {
+            goal: settings.goal,
+            throttling: Throttling::new(brakes, settings),
+            began_s: report_builder.elapsed_s(),
+            passes,
+            report_builder,
+            counts: passes::Passes::default(),
+            allowed: request.slowing.throttle != Wanted::Off,
+            share: 1.0,
+            told_stall: false,
+        }
+    }
+
+    /// Whether QEMU has begun a pass after the first.
+    pub(super) fn is_later(&self) -> bool {
+        self.passes.seen().pass > 1
+    }
+
+    /// One more look: throttles the VM as far as it takes, and not at all any more once
+    /// it is stopped, or can't be followed.
+    pub(super) fn look(&mut self, flowing: &Flowing) -> Come {
+        let at_s = self.report_builder.elapsed_s();
+        let seen = self.passes.seen();
+        let counted = self.count(at_s, &seen, flowing);
+        let left_bytes = flowing.backlog_bytes
+            + if flowing.first_pass_over {
+                counted.left_bytes.unwrap_or_default()
+            } else {
+                flowing.pending_bytes
+            };
+        let mut come = Come {
+            pass: seen.pass,
+            dirty_bytes_per_s: counted.dirty.map_or(0.0, |dirty| dirty.bytes_per_s),
+            share: 1.0,
+            left_bytes,
+            time_left: None,
+        };
+        if self.passes.is_over() {
+            self.throttling.lift();
+        } else {
+            let decision = self.throttling.look(Look {
+                at: Duration::from_secs_f64(at_s),
+                ram_bytes: flowing.ram_bytes,
+                left_bytes,
+                delivered_bytes_per_s: delivered(&counted, flowing, self.goal),
+                dirty_bytes_per_s: counted.dirty.map(|dirty| dirty.bytes_per_s),
+                counted_at_share: Some(counted.dirty.map_or(1.0, |dirty| dirty.share)),
+                pass: seen.pass,
+                first_pass_over: flowing.first_pass_over,
+                used_cpus: 0.0,
+            });
+            come.share = self.throttling.share(&decision);
+            come.time_left = decision.time_left;
+            self.tell(&decision, come.share);
+        }
+        self.share = come.share;
+        come
+    }
+
+    fn count(&mut self, at_s: f64, seen: &Seen, flowing: &Flowing) -> Counted {
+        let ago = seen.began.elapsed();
+        let at = Duration::from_secs_f64(at_s);
+        // The first pass began before its first page came.
+        let first = Duration::from_secs_f64(self.began_s);
+        self.counts.next(&passes::Look {
+            at,
+            pass: seen.pass,
+            began: if seen.pass > 1 { at.saturating_sub(ago) } else { first },
+            bytes_then: seen.bytes_then,
+            bytes: seen.bytes,
+            share: self.share,
+            ram_bytes: flowing.ram_bytes,
+        })
+    }
+
+    /// What is not done, and why.
+    fn tell(&mut self, decision: &Decision, share: f64) {
+        let is_needed = matches!(decision.why, Why::Needed | Why::Floor);
+        if !self.allowed && is_needed {
+            self.report_builder.note(
+                "the VM writes faster than its pages are delivered, and was not throttled: \
+                 `throttle` is off under [carry] in the agent's file",
+            );
+        }
+        // One that can't be throttled at all was noted already.
+        let is_done = self.allowed && share <= decision.share;
+        if let Some(stall) = decision.stalled.filter(|_| is_done)
+            && !std::mem::replace(&mut self.told_stall, true)
+        {
+            self.report_builder.note(stalled(&stall));
+        }
+    }
+}
+
+/// What the agent's operator has set. One that may not be throttled is followed as one
+/// that keeps all of its CPU time: the report says that it would be.
+fn of_request(request: &CarryRequest) -> Settings {
+    let by_request = settings(request.downtime_ms, &request.slowing, Duration::ZERO);
+    let ratio = if by_request.ratio == Ratio::Off { Ratio::Auto } else { by_request.ratio };
+    Settings { ratio, on_stall: OnStall::Keep, ..by_request }
+}
+
+/// What can be delivered. Where QEMU itself brings less, by its bandwidth limit perhaps,
+/// its passes become no shorter than that. Passes that are short anyway say nothing.
+fn delivered(counted: &Counted, flowing: &Flowing, goal: Duration) -> Option<f64> {
+    let by_lanes = flowing.bodies_per_s?;
+    let is_much = flowing.first_pass_over
+        && counted.left_bytes.is_some_and(|left| left as f64 > by_lanes * goal.as_secs_f64());
+    let brought = counted.brought_bytes_per_s.filter(|rate| is_much && *rate >= 1.0);
+    Some(brought.map_or(by_lanes, |brought| brought.min(by_lanes)))
+}
+
+fn stalled(stall: &Stall) -> String {
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    format!(
+        "the VM does not converge: it writes {:.0} MiB/s with {:.0} % of its CPU time, and {:.0} \
+         MiB/s are delivered. Whoever commands it may allow a longer downtime (virsh \
+         migrate-setmaxdowntime) or stop it; `throttle-floor` under [carry] in the agent's file \
+         says how far it is throttled",
+        mib(stall.dirty_bytes_per_s),
+        stall.share * 100.0,
+        mib(stall.delivered_bytes_per_s),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use api::Slowing;
+
+    use super::*;
+
+    #[test]
+    fn it_is_never_given_up_and_never_throttled_where_that_is_off() {
+        let of = |throttle| {
+            let slowing = Slowing { throttle, floor: 0.1, ..Slowing::default() };
+            let settings = of_request(&CarryRequest { slowing, ..CarryRequest::default() });
+            assert_eq!(settings.on_stall, OnStall::Keep);
+            (settings.ratio, settings.floor)
+        };
+        assert_eq!(of(Wanted::Auto), (Ratio::Auto, 0.1));
+        assert_eq!(of(Wanted::Ratio(0.6)), (Ratio::Constant(0.6), 0.1));
+        assert_eq!(of(Wanted::Off), (Ratio::Auto, 1.0));
+    }
+
+    #[test]
+    fn a_qemu_that_brings_less_than_lanes_carry_is_what_counts() {
+        let goal = Duration::from_millis(300);
+        let of = |lanes, brought, left_bytes, first_pass_over| {
+            let counted = Counted { dirty: None, left_bytes, brought_bytes_per_s: brought };
+            let flowing = Flowing {
+                ram_bytes: 1 << 30,
+                pending_bytes: 0,
+                backlog_bytes: 0,
+                bodies_per_s: lanes,
+                first_pass_over,
+            };
+            delivered(&counted, &flowing, goal)
+        };
+        let (lanes, much) = (Some(100e6), Some(200_000_000));
+        assert_eq!(of(None, Some(30e6), much, true), None);
+        assert_eq!(of(lanes, Some(30e6), much, true), Some(30e6));
+        assert_eq!(of(lanes, Some(130e6), much, true), lanes);
+        for (brought, left, later) in [
+            (None, much, true),
+            (Some(30e6), Some(20_000_000), true),
+            (Some(30e6), None, true),
+            (Some(30e6), much, false),
+            // It has brought nothing, and something is left that was a guess.
+            (Some(0.0), much, true),
+        ] {
+            assert_eq!(of(lanes, brought, left, later), lanes, "{brought:?} {left:?} {later}");
+        }
+    }
+}

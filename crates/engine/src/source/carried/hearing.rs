@@ -1,0 +1,115 @@
+//! What the destination's agent says while pages come, and what its QEMU answers.
+
+use std::io::Write;
+
+use api::{Audited, Phase};
+use switchover::Reason;
+use wire::ToSource;
+
+use super::running::Running;
+use crate::error::MigrationError;
+use crate::link::Heard;
+use crate::source::phases::audit::{Compared, UNASKED};
+
+impl Running<'_> {
+    pub(super) fn hear(&mut self, heard: Heard<ToSource>) -> Result<(), MigrationError> {
+        let host = || self.split.peer.name.clone();
+        match heard {
+            Heard::Back(bytes) => self.back(&bytes),
+            Heard::Message(ToSource::Placement { mapped, inline }) => {
+                let how = if mapped.is_empty() { "inline" } else { "mapped" };
+                tracing::debug!(?mapped, ?inline, "placement");
+                self.report_builder.tell(|report| report.placement = how.to_owned());
+                Ok(())
+            }
+            Heard::Message(ToSource::NicUse(used)) => {
+                self.pacing.hear(used);
+                Ok(())
+            }
+            Heard::Message(ToSource::Note { text }) => {
+                self.report_builder.note(text);
+                Ok(())
+            }
+            Heard::Message(ToSource::Cost { cpu_s, pool_high_water_bytes, .. }) => {
+                self.report_builder.tell(|report| {
+                    report.cpu_destination_s = cpu_s;
+                    report.pool_high_water_bytes[1] = pool_high_water_bytes;
+                });
+                Ok(())
+            }
+            Heard::Message(ToSource::Refused { reason }) => {
+                let reason = Reason::new(reason).into();
+                Err(MigrationError::DestinationFailed { host: host(), reason })
+            }
+            Heard::Message(other) => self.compare(&other),
+            // All was said: QEMU here is about to close.
+            Heard::Gone(_) if self.is_loaded() => Ok(()),
+            Heard::Gone(error) => Err(self.split.lost(error.to_string())),
+            _ => Err(self.split.lost("it sent a message out of turn".to_owned())),
+        }
+    }
+
+    fn compare(&mut self, heard: &ToSource) -> Result<(), MigrationError> {
+        let lost = |why: String| self.split.lost(why);
+        match self.comparison.compare(&self.handed_over, heard) {
+            None => Err(lost("it sent a message out of turn".to_owned())),
+            Some(Compared::Waits) => Ok(()),
+            Some(Compared::Asks(said)) => self.split.say(&said),
+            Some(Compared::Unasked) => Err(lost(UNASKED.to_owned())),
+            Some(Compared::Same { reread_pages }) => {
+                let pages = self.handed_over.ledger().map_or(0, ::audit::Ledger::pages);
+                let same = Audited::Same { pages, reread_pages };
+                self.report_builder.tell(|report| report.audit = same);
+                self.tail.go_on(&self.split.link).map_err(|error| lost(error.to_string()))
+            }
+            Some(Compared::Differs { pages, examples }) => {
+                for example in &examples {
+                    tracing::error!(
+                        vm = self.split.carrying.vm,
+                        "the audit found a difference: {example}"
+                    );
+                }
+                let first = examples.first().cloned().unwrap_or_default();
+                let found = Audited::Differences { pages, examples };
+                self.report_builder.tell(|report| report.audit = found);
+                let host = self.split.peer.name.clone();
+                Err(MigrationError::Audit { host, pages, first })
+            }
+        }
+    }
+
+    /// Passes on what the destination's QEMU answers, at once and as it is.
+    fn back(&mut self, bytes: &[u8]) -> Result<(), MigrationError> {
+        if bytes.is_empty() {
+            return if self.is_loaded() {
+                Ok(())
+            } else {
+                let reason =
+                    "its QEMU closed its connection before it had loaded the VM".to_owned();
+                let host = self.split.peer.name.clone();
+                Err(MigrationError::DestinationFailed { host, reason })
+            };
+        }
+        let written = (&self.main).write_all(bytes);
+        written.map_err(|error| {
+            MigrationError::Qemu(format!("it does not take its destination's answer: {error}"))
+        })?;
+        let was_loaded = self.is_loaded();
+        self.answers.push(bytes);
+        if self.is_loaded() && !was_loaded {
+            self.report_builder.enter(Phase::Loaded);
+            if let Some(stopped) = self.stopped {
+                let took = stopped.elapsed().as_secs_f64() * 1e3;
+                self.report_builder.note(format!(
+                    "from the last page that QEMU handed over until its destination had loaded \
+                     the VM it took {took:.0} ms"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_loaded(&self) -> bool {
+        self.answers.shut() == Some(0)
+    }
+}

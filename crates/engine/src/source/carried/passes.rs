@@ -1,0 +1,238 @@
+//! QEMU's passes, as its pages show them.
+//!
+//! QEMU goes over RAM in the order of its blocks and their pages, and from its end on
+//! begins again. So a page that is not behind those before it begins a pass. Where
+//! multifd channels bring pages in no order, epochs have one: each is a pass of its own
+//! or, with machine types up to 8.0, a RAM section, of which there are many in a pass.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+use page::{Batch, BlockId, PAGE_BYTES, PageIndex};
+use parking_lot::Mutex;
+
+/// What says that a pass has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Pages come in their order.
+    Pages,
+    /// An epoch is a pass.
+    Epochs,
+    /// An epoch is a RAM section: its pages follow those of the one before it.
+    Sections,
+}
+
+/// What was seen by now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// Passes that have begun; the first is 1.
+    pub(super) pass: u32,
+    /// When the last of them did.
+    pub(super) began: Instant,
+    /// Bytes of bodies that had come by then. Pages that are one byte repeated are not
+    /// counted: to send them takes next to nothing.
+    pub(super) bytes_then: u64,
+    /// Bytes of bodies that have come.
+    pub(super) bytes: u64,
+}
+
+/// Counts passes, for the threads of the tap.
+pub(super) struct Passes {
+    order: Order,
+    state: Mutex<State>,
+    ended: AtomicBool,
+}
+
+/// A page's place in RAM.
+type Place = (BlockId, PageIndex);
+
+struct State {
+    seen: Seen,
+    epoch: u32,
+    /// The page that pages were behind until now, or until this epoch.
+    last: Option<Place>,
+    /// The furthest page of this epoch, and the furthest of those that are not behind
+    /// `last`: with them a pass has begun.
+    ahead: Option<Place>,
+    again: Option<Place>,
+}
+
+impl Passes {
+    pub(super) fn new(order: Order) -> Self {
+        let seen = Seen { pass: 1, began: Instant::now(), bytes_then: 0, bytes: 0 };
+        let state = State { seen, epoch: 0, last: None, ahead: None, again: None };
+        Self { order, state: Mutex::new(state), ended: AtomicBool::new(false) }
+    }
+
+    /// QEMU has stopped the VM, or pages come where they can't be seen.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Relaxed);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.ended.load(Relaxed)
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        self.state.lock().seen
+    }
+
+    pub(super) fn took(&self, batch: &Batch) {
+        let bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
+        let mut state = self.state.lock();
+        let places = batch.bodies().iter().map(|body| (batch.block, body.page));
+        match self.order {
+            Order::Pages => state.in_order(places),
+            Order::Epochs => state.epoch(batch.epoch.0),
+            Order::Sections => state.section(batch.epoch.0, places),
+        }
+        state.seen.bytes += bytes;
+    }
+}
+
+impl State {
+    fn begin(&mut self) {
+        let Seen { pass, began, bytes_then, bytes } = &mut self.seen;
+        *pass = pass.saturating_add(1);
+        (*began, *bytes_then) = (Instant::now(), *bytes);
+    }
+
+    fn in_order(&mut self, places: impl Iterator<Item = Place>) {
+        for place in places {
+            if Some(place) <= self.last {
+                self.begin();
+            }
+            self.last = Some(place);
+        }
+    }
+
+    fn epoch(&mut self, epoch: u32) {
+        if epoch > self.epoch {
+            self.epoch = epoch;
+            // QEMU ends an epoch before its first page too.
+            if self.seen.bytes > self.seen.bytes_then {
+                self.begin();
+            }
+        }
+    }
+
+    /// One that comes late, by another channel, says nothing new.
+    fn section(&mut self, epoch: u32, places: impl Iterator<Item = Place>) {
+        if epoch < self.epoch {
+            return;
+        }
+        if epoch > self.epoch {
+            self.epoch = epoch;
+            self.last = self.again.take().or(self.ahead).or(self.last);
+            self.ahead = None;
+        }
+        for place in places {
+            if Some(place) > self.last {
+                self.ahead = self.ahead.max(Some(place));
+            } else {
+                if self.again.is_none() {
+                    self.begin();
+                }
+                self.again = self.again.max(Some(place));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use page::{Epoch, Pool};
+
+    use super::*;
+
+    /// The pass after each batch: its epoch, its block, and its pages.
+    fn passes(order: Order, batches: &[(u32, u16, &[u32])]) -> Vec<u32> {
+        let (passes, pool) = (Passes::new(order), Pool::new(1 << 20));
+        let of = |(epoch, block, pages): &(u32, u16, &[u32])| {
+            let mut batch = pool.take().unwrap();
+            (batch.epoch, batch.block) = (Epoch(*epoch), BlockId(*block));
+            for (nth, page) in pages.iter().enumerate() {
+                batch.push_body(PageIndex(*page), nth * PAGE_BYTES);
+            }
+            passes.took(&batch);
+            passes.seen().pass
+        };
+        batches.iter().map(of).collect()
+    }
+
+    #[test]
+    fn a_page_that_is_not_behind_the_last_begins_a_pass() {
+        // A section, and so an epoch, ends anywhere.
+        let batches: [(u32, u16, &[u32]); 8] = [
+            (0, 0, &[0, 1, 2]),
+            (1, 0, &[3, 9]),
+            // Behind it, in another block.
+            (1, 1, &[0, 1]),
+            (2, 0, &[3, 9]),
+            (2, 0, &[10, 11]),
+            // In the middle of a batch.
+            (3, 0, &[12, 13, 2, 3]),
+            // The same page again, and again.
+            (4, 0, &[3]),
+            (5, 0, &[3]),
+        ];
+        assert_eq!(passes(Order::Pages, &batches), [1, 1, 1, 2, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn an_epoch_with_pages_is_a_pass() {
+        let batches: [(u32, u16, &[u32]); 6] = [
+            // It begins with an empty one.
+            (1, 0, &[5, 6]),
+            (1, 0, &[3]),
+            (2, 0, &[3]),
+            // Late, by another channel.
+            (1, 0, &[9]),
+            // Two without pages between them.
+            (5, 0, &[3]),
+            (5, 0, &[1]),
+        ];
+        assert_eq!(passes(Order::Epochs, &batches), [1, 1, 2, 2, 3, 3]);
+    }
+
+    #[test]
+    fn a_section_with_a_page_that_is_not_behind_the_one_before_begins_a_pass() {
+        let batches: [(u32, u16, &[u32]); 11] = [
+            // Within a section channels bring them in any order.
+            (0, 0, &[4, 5]),
+            (0, 0, &[0, 1]),
+            (1, 0, &[8, 9]),
+            (1, 0, &[6, 7]),
+            // To the end of RAM and on, which is told once.
+            (2, 1, &[0, 1]),
+            (2, 0, &[2, 3]),
+            (2, 0, &[0, 1]),
+            // It goes on from there.
+            (3, 0, &[4, 9]),
+            // Late.
+            (2, 0, &[1]),
+            (4, 1, &[0]),
+            (5, 0, &[1]),
+        ];
+        assert_eq!(passes(Order::Sections, &batches), [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]);
+    }
+
+    #[test]
+    fn bodies_are_counted_and_what_came_before_a_pass() {
+        let (passes, pool) = (Passes::new(Order::Pages), Pool::new(1 << 20));
+        let took = |pages: &[u32], fills: u32| {
+            let mut batch = pool.take().unwrap();
+            for (nth, page) in pages.iter().enumerate() {
+                batch.push_body(PageIndex(*page), nth * PAGE_BYTES);
+            }
+            (0..fills).for_each(|page| batch.push_fill(PageIndex(page), 0));
+            passes.took(&batch);
+            let seen = passes.seen();
+            (seen.pass, seen.bytes_then / PAGE_BYTES as u64, seen.bytes / PAGE_BYTES as u64)
+        };
+        assert_eq!(took(&[1, 2, 3], 2), (1, 0, 3));
+        assert_eq!(took(&[], 9), (1, 0, 3));
+        assert_eq!(took(&[1], 0), (2, 3, 4));
+        assert_eq!(took(&[7, 8], 0), (2, 3, 6));
+    }
+}

@@ -1,0 +1,225 @@
+//! A migration whose pages go by lanes, while they do: what its threads tell, and its
+//! end.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use ::audit::{HandedOver, NotKept};
+use api::{Audited, LaneReport, Phase};
+use crossbeam_channel::{Receiver, Sender, select};
+use data_threads::DataThreads;
+use stream::return_path::Follower;
+use wire::ToDestination;
+
+use super::caller::CLOSING_MAX;
+use super::collector::Tail;
+use super::convergence::Convergence;
+use super::notice::Notice;
+use super::passes::Passes;
+use super::split::Split;
+use super::{process, sampler};
+use crate::error::MigrationError;
+use crate::report_builder::ReportBuilder;
+use crate::resources::Pools;
+use crate::source::context::{no_thread, sched_params};
+use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::control::sampler::ticking::Ticking;
+use crate::source::control::stream_state::StreamState;
+use crate::source::lanes::Lanes;
+use crate::source::phases::audit::Comparison;
+
+/// What there is while pages come.
+pub(super) struct Running<'r> {
+    pub(super) split: &'r mut Split,
+    pub(super) report_builder: &'r Arc<ReportBuilder>,
+    pub(super) notices: (Sender<Notice>, Receiver<Notice>),
+    pub(super) threads: Arc<DataThreads>,
+    pub(super) handed_over: Arc<HandedOver>,
+    pub(super) comparison: Comparison,
+    pub(super) state: Arc<StreamState>,
+    pub(super) lanes: Arc<Lanes>,
+    pub(super) tail: Arc<Tail>,
+    pub(super) passes: Arc<Passes>,
+    /// The way back to QEMU.
+    pub(super) main: UnixStream,
+    pub(super) tap: tap::Stopper,
+    pub(super) pacing: Pacing,
+    pub(super) answers: Follower,
+    /// When RAM ended.
+    pub(super) stopped: Option<Instant>,
+    pub(super) pools: Pools,
+}
+
+impl Running<'_> {
+    pub(super) fn sampler(&self) -> Result<Ticking, MigrationError> {
+        let watched = sampler::Watched {
+            state: Arc::clone(&self.state),
+            lanes: Arc::clone(&self.lanes),
+            report_builder: Arc::clone(self.report_builder),
+            compress: self.split.request.compress,
+            convergence: Convergence::new(
+                Arc::clone(&self.passes),
+                process::of(&self.main),
+                self.split.local.slowed.clone(),
+                &self.split.request,
+                Arc::clone(self.report_builder),
+            ),
+        };
+        sampler::start(watched).map_err(no_thread)
+    }
+
+    /// Hears both ends until QEMU has closed its connections after the destination's last
+    /// word, or something fails.
+    pub(super) fn follow(&mut self) -> Result<(), MigrationError> {
+        loop {
+            let watch = self.report_builder.watch();
+            select! {
+                recv(self.split.hear) -> heard => match heard {
+                    Ok(heard) => self.hear(heard)?,
+                    // All was said: QEMU here is about to close.
+                    Err(_) if self.is_loaded() => return self.wait_closed(),
+                    Err(_) => return Err(self.split.lost("the connection has ended".to_owned())),
+                },
+                recv(self.notices.1) -> notice => match notice {
+                    Ok(Notice::Ended(ended)) => return self.ended(ended),
+                    Ok(notice) => self.notice(notice)?,
+                    Err(_) => unreachable!("this struct holds a sender"),
+                },
+                recv(watch.cancelled()) -> _ => return Err(MigrationError::Cancelled),
+                recv(watch.rebound()) -> _ => self.rebind()?,
+            }
+        }
+    }
+
+    fn notice(&mut self, notice: Notice) -> Result<(), MigrationError> {
+        match notice {
+            Notice::FirstPassBegins => self.report_builder.enter(Phase::FirstPass),
+            Notice::TailBegins => {
+                self.stopped = Some(Instant::now());
+                self.report_builder.enter(Phase::Stopped);
+            }
+            Notice::Unsplittable(why) => {
+                self.report_builder.enter(Phase::FirstPass);
+                self.report_builder.note(format!(
+                    "the stream is passed through as it is, and the VM is never throttled: {why}"
+                ));
+                self.report_builder.tell(|report| report.tap = "relayed".to_owned());
+            }
+            Notice::SplitEnds(why) => self.report_builder.note(format!(
+                "from its {} on, the stream is passed through as it is, without audit and \
+                 throttling: {why}",
+                if self.state.first_pass_over.load(Relaxed) {
+                    "later passes"
+                } else {
+                    "first pass"
+                }
+            )),
+            Notice::RamOver => self.wait_placed()?,
+            Notice::Placed(placed) => self.placed(placed)?,
+            Notice::PageAfterRam => {
+                return Err(MigrationError::Tap(
+                    "QEMU sent a page after it had ended its RAM".to_owned(),
+                ));
+            }
+            Notice::Panicked(thread) => return Err(MigrationError::Panicked { thread }),
+            Notice::Ended(_) => {}
+        }
+        Ok(())
+    }
+
+    /// The barrier.
+    fn wait_placed(&self) -> Result<(), MigrationError> {
+        let (lanes, notices) = (Arc::clone(&self.lanes), self.notices.0.clone());
+        let host = self.split.peer.name.clone();
+        let wait = move || {
+            let placed = lanes.wait_drained();
+            // The destination ends the lanes when it loads: that is no failure to mend.
+            lanes.close();
+            let placed = placed.map_err(|source| MigrationError::Lanes { host, source });
+            let _ = notices.send(Notice::Placed(placed));
+        };
+        let spawned = std::thread::Builder::new().name("barrier".to_owned()).spawn(wait);
+        spawned.map(drop).map_err(no_thread)
+    }
+
+    fn placed(&self, placed: Result<(), MigrationError>) -> Result<(), MigrationError> {
+        placed?;
+        let totals = self.audit_totals();
+        let said = self.tail.placed(&self.split.link, totals);
+        said.map_err(|error| self.split.lost(error.to_string()))
+    }
+
+    fn audit_totals(&self) -> Vec<u64> {
+        let why = match self.handed_over.ledger() {
+            Ok(ledger) => return ledger.totals(),
+            Err(NotKept::NotWanted) => "it is turned off: `audit` under [carry]",
+            Err(NotKept::NoMemory) => "this host has no memory for it: 8 bytes for each page",
+            Err(NotKept::NoBlocks) => "QEMU's stream was passed through whole",
+        };
+        self.report_builder.tell(|report| report.audit = Audited::Nothing { why: why.to_owned() });
+        Vec::new()
+    }
+
+    /// QEMU has closed, or its stream makes no sense.
+    fn ended(&self, ended: Result<tap::Summary, MigrationError>) -> Result<(), MigrationError> {
+        if self.is_loaded() {
+            return Ok(());
+        }
+        ended?;
+        Err(MigrationError::Qemu(
+            "it ended its migration before the destination had loaded the VM: it was cancelled, or \
+             has failed"
+                .to_owned(),
+        ))
+    }
+
+    fn wait_closed(&self) -> Result<(), MigrationError> {
+        for notice in &self.notices.1 {
+            if let Notice::Ended(_) = notice {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The operator has changed what it may use: that holds at both ends.
+    fn rebind(&self) -> Result<(), MigrationError> {
+        let bounds = self.report_builder.watch().bounds();
+        self.report_builder.rebound(&bounds);
+        let params = sched_params(&bounds, self.stopped.is_some());
+        self.threads.set(&params);
+        self.pacing.set(pace_bounds(&bounds));
+        if self.is_loaded() { Ok(()) } else { self.split.say(&ToDestination::Terms(params)) }
+    }
+
+    /// Closes everything of the migration at once, and accounts for it.
+    pub(super) fn close(self) {
+        let Self { split, report_builder, state, lanes, tail, tap, pools, pacing, .. } = self;
+        // Nobody writes to the destination any more, so nobody waits for it.
+        let control_bytes = split.link.wire_bytes();
+        lanes.shut();
+        split.link.close();
+        tail.end();
+        tap.hang_up(CLOSING_MAX);
+        drop(pacing);
+        let cpu = lanes.stop() + tap.cpu();
+        let (body_bytes, fill_bytes) = state.taken();
+        let report_of_lanes = lanes.meters().map(|(endpoint, meter)| LaneReport {
+            name: endpoint.to_string(),
+            wire_bytes: meter.wire_bytes.load(Relaxed),
+            batches: meter.batches.load(Relaxed),
+            deaths: meter.deaths.load(Relaxed),
+        });
+        report_builder.tell(|report| {
+            report.ram_bytes = state.ram_bytes();
+            (report.body_bytes, report.fill_bytes) = (body_bytes, fill_bytes);
+            report.residue_bytes = state.residue_bytes.load(Relaxed);
+            report.wire_bytes = lanes.wire_bytes() + control_bytes;
+            report.cpu_source_s = cpu.as_secs_f64();
+            report.pool_high_water_bytes[0] = pools.high_water_bytes();
+            report.lanes = report_of_lanes.collect();
+        });
+    }
+}

@@ -1,0 +1,183 @@
+//! A migration whose pages go by lanes: what there is before they come, and its start.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use data_threads::DataThreads;
+use stream::return_path::Follower;
+use tap::{Taken, Tap};
+use transport::LanesPlan;
+use wire::carry::{Carrying, Channels};
+use wire::{ToDestination, ToSource};
+
+use super::CarryRequest;
+use super::caller::{CLOSING_MAX, Caller};
+use super::collector::{Collector, Tail};
+use super::notice::Notice;
+use super::passes::{Order, Passes};
+use super::running::Running;
+use crate::error::MigrationError;
+use crate::host::{Local, Peer};
+use crate::link::{Heard, Link};
+use crate::report_builder::ReportBuilder;
+use crate::source::context::{local as local_error, no_thread, sched_params};
+use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::control::stream_state::{StreamState, Traits};
+use crate::source::lanes::{self, Lanes};
+use crate::source::phases::audit::{self, Comparison};
+use crate::source::phases::start::{first_encoding, lane_endpoints, token};
+
+/// A migration whose pages go by lanes, about to be.
+pub struct Split {
+    pub(super) local: Local,
+    pub(super) peer: Peer,
+    pub(super) request: CarryRequest,
+    pub(super) link: Arc<Link<ToDestination>>,
+    pub(super) hear: Receiver<Heard<ToSource>>,
+    pub(super) carrying: Carrying,
+    pub(super) caller: Caller,
+    /// What was read of its main connection.
+    pub(super) before: Vec<u8>,
+    pub(super) channels: Option<Channels>,
+}
+
+impl Split {
+    pub(super) fn carry(
+        mut self,
+        report_builder: &Arc<ReportBuilder>,
+    ) -> Result<(), MigrationError> {
+        report_builder.tell(|report| {
+            report.tap = if self.channels.is_some() { "multifd" } else { "classic" }.to_owned();
+        });
+        for note in &self.carrying.notes {
+            report_builder.note(note.clone());
+        }
+        let mut running = self.start(report_builder)?;
+        let sampler = running.sampler();
+        let ended = sampler.and_then(|sampler| {
+            let ended = running.follow();
+            drop(sampler);
+            ended
+        });
+        running.close();
+        ended
+    }
+
+    /// Starts lanes and tap.
+    fn start<'r>(
+        &'r mut self,
+        report_builder: &'r Arc<ReportBuilder>,
+    ) -> Result<Running<'r>, MigrationError> {
+        let pools = self.local.resources.leaving(false)?;
+        let notices = unbounded();
+        let tell: Sender<Notice> = notices.0.clone();
+        let bounds = report_builder.watch().bounds();
+        let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
+            let _ = tell.send(Notice::Panicked(thread.to_owned()));
+        });
+        let handed_over = audit::handed_over(self.request.audit);
+        let traits =
+            Traits { told_bandwidth: false, held: false, sectioned: self.channels.is_none() };
+        let goal = Duration::from_millis(self.request.downtime_ms.max(1));
+        let state = Arc::new(StreamState::new(&pools, goal, traits));
+        let lanes = Arc::new(Lanes::new(self.lanes_plan()?, Some(Arc::clone(&threads))));
+        lanes::start(&lanes, None, &self.link)
+            .map_err(|error| local_error("starting the lanes' threads", error))?;
+        if let Some(channels) = &self.channels {
+            self.say(&ToDestination::Channels(channels.clone()))?;
+        }
+        let tail = Arc::<Tail>::default();
+        let passes = Arc::new(Passes::new(match &self.channels {
+            None => Order::Pages,
+            Some(channels) if channels.sync_by_section => Order::Sections,
+            Some(_) => Order::Epochs,
+        }));
+        let collector = Arc::new(Collector {
+            state: Arc::clone(&state),
+            handed_over: Arc::clone(&handed_over),
+            lanes: Arc::clone(&lanes),
+            link: Arc::clone(&self.link),
+            notices: notices.0.clone(),
+            threads: Arc::clone(&threads),
+            tail: Arc::clone(&tail),
+            passes: Arc::clone(&passes),
+            ram_over: AtomicBool::new(false),
+        });
+        let main = self.caller.main().try_clone();
+        let main = main.map_err(|error| local_error("keeping QEMU's connection", error))?;
+        let (socket, channels) = std::mem::take(&mut self.caller).take_over();
+        let channels = channels.into_iter().map(|one| (one.id, one.socket)).collect();
+        let before = std::mem::take(&mut self.before);
+        let taken = Taken { main: socket, before, channels };
+        let tap = Tap::of_taken(taken, Arc::clone(&state.pool), collector)
+            .map_err(|error| MigrationError::Tap(error.to_string()))?;
+        let stopper = tap.stopper();
+        let network = &self.local.resources.network;
+        let pacing = Pacing::start(
+            Arc::clone(&lanes),
+            network,
+            pace_bounds(&bounds),
+            Arc::clone(&threads),
+            Arc::clone(report_builder),
+        );
+        let pacing = pacing.map_err(no_thread);
+        let waiting = wait_for_end(tap, notices.0.clone());
+        let (pacing, ()) = pacing.and_then(|pacing| Ok((pacing, waiting?))).inspect_err(|_| {
+            lanes.shut();
+            stopper.hang_up(CLOSING_MAX);
+        })?;
+        Ok(Running {
+            split: self,
+            report_builder,
+            notices,
+            threads,
+            handed_over,
+            comparison: Comparison::default(),
+            state,
+            lanes,
+            tail,
+            passes,
+            main,
+            tap: stopper,
+            pacing,
+            answers: Follower::default(),
+            stopped: None,
+            pools,
+        })
+    }
+
+    fn lanes_plan(&self) -> Result<LanesPlan, MigrationError> {
+        let token = token(&self.carrying.token).ok_or_else(|| {
+            self.lost("it named the migration in a way that cannot be read".to_owned())
+        })?;
+        Ok(LanesPlan {
+            endpoints: lane_endpoints(&self.local, &self.peer, self.request.lanes),
+            peer: self.peer.name.clone(),
+            security: self.local.security.clone(),
+            token,
+            encoding: first_encoding(self.request.compress),
+            // Which pages are dirty again only QEMU could say.
+            stale_filter: None,
+        })
+    }
+
+    pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
+        self.link.say(message).map_err(|error| self.lost(error.to_string()))
+    }
+
+    pub(super) fn lost(&self, why: String) -> MigrationError {
+        MigrationError::PeerLost { host: self.peer.name.clone(), why }
+    }
+}
+
+/// Tells when QEMU has closed its connections.
+fn wait_for_end(tap: Tap, notices: Sender<Notice>) -> Result<(), MigrationError> {
+    let wait = move || {
+        let ended = tap.join().map_err(|error| MigrationError::Tap(error.to_string()));
+        let _ = notices.send(Notice::Ended(ended));
+    };
+    let spawned = std::thread::Builder::new().name("carry-end".to_owned()).spawn(wait);
+    spawned.map(drop).map_err(no_thread)
+}

@@ -1,0 +1,217 @@
+//! A VM that is carried and writes faster than the link is throttled as the agent's own
+//! are, by its vCPUs' cgroups, and never stays so. QEMU is not asked for it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use api::{Audited, Outcome, Progress};
+use end_to_end::commander::Commander;
+use end_to_end::{MIB, Side, World, guest, until};
+use lab::hosts::Link;
+use lab::setup;
+use qemu::commanded::vcpu_threads;
+use serde_json::json;
+
+/// What the link carries, in Mbit/s; and what a guest writes that is two and a
+/// half times as fast.
+const LINK: u32 = 100;
+const HARD: u64 = 30_000_000;
+/// A writer that sleeps between its pages writes more than a fifth with a fifth
+/// of its CPU time.
+const LOW: [&str; 2] = ["", "throttle-floor = 5"];
+/// The first pass, and those after it until it is known that they do not become less.
+const PASSES_MAX: Duration = Duration::from_secs(100);
+/// One whose RAM sections each end an epoch, and QEMU's newest, which marks epochs.
+const OLD: &str = "pc-q35-7.2";
+const NEW: &str = "q35";
+
+fn commander(machine: &str, agent: [&str; 2]) -> Commander {
+    let mut spec = guest("192M", HARD);
+    machine.clone_into(&mut spec.machine);
+    spec.orders.working_set_bytes = 32 * MIB;
+    // As evenly as it can: it is slowed by what it gets of its CPU.
+    spec.orders.write_step_ms = 0;
+    let program = setup::ensure().unwrap().qemu;
+    Commander::with(World::new(Link::one(LINK)), spec, &program, agent)
+}
+
+/// A vCPU's thread in a cgroup of its own that has a quota, as libvirt makes one for
+/// each.
+struct Vcpu {
+    pid: u32,
+    thread: u32,
+    dir: PathBuf,
+    threads_above: PathBuf,
+    quota: PathBuf,
+    group: String,
+    quota_before: String,
+}
+
+impl Vcpu {
+    fn of(commander: &Commander) -> Self {
+        let pid = commander.at(Side::A).pid();
+        let [thread] = vcpu_threads(pid)[..] else { panic!("it has one vCPU") };
+        let groups = groups(pid, thread);
+        let first = Path::new("/sys/fs/cgroup/cpu");
+        let is_first = first.join("tasks").exists();
+        let is_its = |line: &&str| {
+            let controllers = line.split(':').nth(1).unwrap();
+            if is_first {
+                controllers.split(',').any(|it| it == "cpu")
+            } else {
+                controllers.is_empty()
+            }
+        };
+        let own = groups.lines().find(is_its).and_then(|line| line.splitn(3, ':').nth(2)).unwrap();
+        let root = if is_first { first } else { Path::new("/sys/fs/cgroup") };
+        let parent = root.join(own.trim_start_matches('/'));
+        let dir = parent.join(format!("vcpu-of-{pid}"));
+        fs::create_dir(&dir).unwrap();
+        let (threads, quota, text) = if is_first {
+            ("tasks", "cpu.cfs_quota_us", "95000")
+        } else {
+            fs::write(dir.join("cgroup.type"), "threaded").unwrap();
+            fs::write(parent.join("cgroup.subtree_control"), "+cpu").unwrap();
+            ("cgroup.threads", "cpu.max", "95000 100000")
+        };
+        let quota = dir.join(quota);
+        fs::write(&quota, text).unwrap();
+        fs::write(dir.join(threads), thread.to_string()).unwrap();
+        let quota_before = fs::read_to_string(&quota).unwrap();
+        let group = self::groups(pid, thread);
+        assert!(group.contains("vcpu-of-"), "{group}");
+        let threads_above = parent.join(threads);
+        Self { pid, thread, dir, threads_above, quota, group, quota_before }
+    }
+
+    fn is_slow(&self) -> bool {
+        let groups = groups(self.pid, self.thread);
+        let ours = format!("vcpu-of-{0}/droveway-slow-{0}", self.pid);
+        assert!(groups == self.group || groups.contains(&ours), "{groups}");
+        groups.contains(&ours)
+    }
+
+    fn assert_as_before(&self) {
+        assert_eq!(groups(self.pid, self.thread), self.group);
+        assert_eq!(fs::read_to_string(&self.quota).unwrap(), self.quota_before);
+        assert!(!self.dir.join(format!("droveway-slow-{}", self.pid)).exists());
+    }
+}
+
+impl Drop for Vcpu {
+    fn drop(&mut self) {
+        // It may have ended with its QEMU.
+        let _ = fs::write(&self.threads_above, self.thread.to_string());
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+fn groups(pid: u32, thread: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/task/{thread}/cgroup")).unwrap()
+}
+
+/// Waits until the agent tells so of what it carries: after the first pass, and some more.
+fn wait_for(commander: &Commander, what: &str, is_so: impl Fn(&Progress) -> bool) {
+    let end = Instant::now() + PASSES_MAX;
+    while !commander.progress(Side::A).is_some_and(|progress| is_so(&progress)) {
+        assert!(Instant::now() < end, "not within {PASSES_MAX:?}: {what}: {}", commander.logs());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn wait_throttled(commander: &Commander, vcpu: &Vcpu) {
+    wait_for(commander, "it is throttled", |progress| progress.share < 1.0);
+    until("its vCPU is in our group", || vcpu.is_slow());
+}
+
+fn converges(machine: &str, channels: u8) {
+    let mut commander = commander(machine, LOW);
+    let vcpu = Vcpu::of(&commander);
+    let way = commander.way(Side::A, false, channels);
+    commander.begin(Side::A, &way);
+    let ended = commander.follow(Side::A);
+    assert_eq!(ended, "completed", "{}", commander.logs());
+    vcpu.assert_as_before();
+    let report = commander.arrive(Side::A);
+    let slowed = report.slowed.as_ref().expect("it could not be followed otherwise");
+    assert_eq!(slowed.by[..8], *"cgroup v");
+    assert!((0.05..1.0).contains(&slowed.lowest_share), "{slowed:?}");
+    assert!(slowed.vcpus == 1 && slowed.lost_s > 0.0, "{slowed:?}");
+    assert!(slowed.to_s > slowed.from_s && slowed.to_s <= report.total_s, "{slowed:?}");
+    assert!(matches!(report.audit, Audited::Same { .. }), "{:?}", report.audit);
+    let counted = report.samples.iter().filter(|sample| sample.dirty_bytes_per_s > 0.0).count();
+    assert!(counted > 0 && report.passes > 2, "{} {counted}", report.passes);
+}
+
+#[test]
+fn with_a_classic_stream_it_converges() {
+    converges(NEW, 0);
+}
+
+#[test]
+fn with_multifd_it_converges() {
+    converges(NEW, 4);
+}
+
+#[test]
+fn with_multifd_whose_epochs_are_sections_it_converges() {
+    converges(OLD, 4);
+}
+
+#[test]
+fn one_that_is_cancelled_is_not_left_slow() {
+    let mut commander = commander(NEW, LOW);
+    let vcpu = Vcpu::of(&commander);
+    let way = commander.way(Side::A, false, 4);
+    commander.begin(Side::A, &way);
+    wait_throttled(&commander, &vcpu);
+    drop(commander.at(Side::A).qmp.execute("migrate_cancel", json!({})));
+    // QEMU may find its own cancelling as a failure first.
+    assert_ne!(commander.follow(Side::A), "completed");
+    let report = commander.report(Side::A);
+    assert!(matches!(report.outcome, Outcome::Failed(_)), "{:?}", report.outcome);
+    assert!(report.slowed.is_some());
+    vcpu.assert_as_before();
+    commander.assert_stayed(Side::A);
+}
+
+#[test]
+fn an_agent_that_was_killed_lets_it_go_when_it_starts_again() {
+    let mut commander = commander(NEW, LOW);
+    let vcpu = Vcpu::of(&commander);
+    let way = commander.way(Side::A, false, 0);
+    commander.begin(Side::A, &way);
+    wait_throttled(&commander, &vcpu);
+    commander.world.kill_agent(Side::A);
+    assert_eq!(commander.follow(Side::A), "failed");
+    assert!(vcpu.is_slow(), "nobody is there to let it go");
+    commander.world.start_agent(Side::A);
+    vcpu.assert_as_before();
+    commander.assert_stayed(Side::A);
+}
+
+/// The agent's file forbids it, in either way: then the report says so.
+#[test]
+fn one_that_may_not_be_throttled_is_not() {
+    for (agent, why) in [
+        (["", "throttle = \"off\""], "`throttle` is off under [carry]"),
+        (["cgroups = false", ""], "told to leave cgroups alone"),
+    ] {
+        let mut commander = commander(NEW, agent);
+        let vcpu = Vcpu::of(&commander);
+        let way = commander.way(Side::A, false, 0);
+        commander.begin(Side::A, &way);
+        wait_for(&commander, "why it is not throttled", |progress| {
+            assert!(!vcpu.is_slow());
+            progress.notes.iter().any(|note| note.contains(why))
+        });
+        drop(commander.at(Side::A).qmp.execute("migrate_cancel", json!({})));
+        assert_ne!(commander.follow(Side::A), "completed");
+        let report = commander.report(Side::A);
+        assert_eq!(report.slowed, None);
+        assert!(report.samples.iter().all(|sample| sample.share == 1.0));
+        vcpu.assert_as_before();
+        commander.assert_stayed(Side::A);
+    }
+}
