@@ -19,7 +19,10 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use api::{GangOutcome, GangPlan, GangProgress, GangReport, GangRequest, GangStarted, PlannedMove};
+use api::{
+    ErrorCode, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest, GangStarted,
+    PlannedMove,
+};
 use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
@@ -75,11 +78,12 @@ impl Gangs {
     /// Takes up a gang that has not moved all of its VMs.
     pub(crate) fn resume(&self, id: &str) -> Result<GangStarted, Denied> {
         if self.running(id).is_some_and(|gang| !gang.is_over()) {
-            return Err(Denied::Conflict(format!("gang {id} still runs")));
+            return Err(still_runs(id));
         }
         let kept = self.kept(id)?;
         if kept.outcome == Some(GangOutcome::Done) {
-            return Err(Denied::Conflict(format!("gang {id} has moved all of its VMs")));
+            let text = format!("gang {id} has moved all of its VMs");
+            return Err(Denied::Coded(ErrorCode::GangEnded, text));
         }
         let TakenUp { report, begun } = resume::taken_up(kept, &self.agents);
         let plan = planned(&report);
@@ -96,11 +100,11 @@ impl Gangs {
             return Err(Denied::Closing);
         }
         if table.running.contains_key(&id) {
-            return Err(Denied::Conflict(format!("gang {id} still runs")));
+            return Err(still_runs(&id));
         }
         if table.running.len() >= RUNNING_MAX {
             let text = format!("{RUNNING_MAX} gangs run here: wait until one has ended");
-            return Err(Denied::Conflict(text));
+            return Err(Denied::Coded(ErrorCode::TooManyGangs, text));
         }
         self.store.save(&report).map_err(cannot_note)?;
         let (tell, hear) = bounded(EVENTS_MAX);
@@ -164,7 +168,8 @@ impl Gangs {
             }
             None => {
                 self.kept(id)?;
-                Err(Denied::Conflict(format!("gang {id} does not run")))
+                let text = format!("gang {id} does not run");
+                Err(Denied::Coded(ErrorCode::GangEnded, text))
             }
         }
     }
@@ -194,7 +199,9 @@ impl Gangs {
 
     fn kept(&self, id: &str) -> Result<GangReport, Denied> {
         let kept = self.store.read(id).map_err(cannot_read)?;
-        kept.ok_or_else(|| Denied::Unknown(format!("there is no gang `{id}` here")))
+        kept.ok_or_else(|| {
+            Denied::Coded(ErrorCode::NoSuchGang, format!("there is no gang `{id}` here"))
+        })
     }
 
     fn of_kept(&self, kept: &GangReport) -> GangProgress {
@@ -220,6 +227,10 @@ fn planned(report: &GangReport) -> GangPlan {
         shared: None,
     });
     GangPlan { moves: moves.collect(), rooms: Vec::new(), notes: report.notes.clone() }
+}
+
+fn still_runs(id: &str) -> Denied {
+    Denied::Coded(ErrorCode::GangRunning, format!("gang {id} still runs"))
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]

@@ -11,13 +11,12 @@ mod progress;
 use std::sync::Arc;
 
 use api::{
-    AttachRequest, Bounds, BoundsChange, Examination, HostInfo, MigrateRequest, MigrationStarted,
-    PredictRequest, Prediction, Progress, Report, RunRequest,
+    AttachRequest, Bounds, BoundsChange, ErrorCode, Examination, HostInfo, MigrateRequest,
+    MigrationStarted, PredictRequest, Prediction, Progress, Report, RunRequest,
 };
 use api::{ResolveRequest, StopHow, Stopped, VmSummary};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
-use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
@@ -233,11 +232,11 @@ async fn report(State(api): State<Api>, id: Name) -> Answer<Report> {
 
 async fn no_route() -> Response {
     let text = "there is no such path in the API: is the agent as new as the command?";
-    answer::refusal(&Denied::Unknown(text.to_owned()))
+    answer::error(ErrorCode::NoSuchPath, text)
 }
 
 async fn no_method() -> Response {
-    answer::error(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
+    answer::error(ErrorCode::MethodNotAllowed, "this path takes another method")
 }
 
 impl Api {

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use api::{Bounds, BoundsChange, Limit, MigrateRequest, Outcome, Phase, Progress, Report};
+use api::{
+    Bounds, BoundsChange, ErrorCode, Limit, MigrateRequest, Outcome, Phase, Progress, Report,
+};
 use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, Mutex};
 
@@ -126,7 +128,7 @@ impl Migrations {
         match self.show(id) {
             Ok(known) if known.vm == request.vm && known.to == request.to => Ok(()),
             Ok(known) => Err(Denied::Conflict(format!("migration {id} moves {}", known.vm))),
-            Err(Denied::Unknown(_)) => self.begin(id, request),
+            Err(denied) if denied.code() == ErrorCode::NoSuchMigration => self.begin(id, request),
             Err(denied) => Err(denied),
         }
     }
@@ -225,28 +227,31 @@ impl Migrations {
     /// A host that VMs can go to from here.
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         if name == self.local.agent {
-            return Err(Denied::Asked(format!("{name} is this host: the VM is there already")));
+            let text = format!("{name} is this host: the VM is there already");
+            return Err(Denied::Coded(ErrorCode::AlreadyThere, text));
         }
         let Some(peer) = self.routes.peers.iter().find(|peer| peer.name == name) else {
             let known: Vec<&str> = self.routes.peers.iter().map(|p| p.name.as_str()).collect();
-            return Err(Denied::Unknown(if known.is_empty() {
+            let text = if known.is_empty() {
                 format!("there is no host `{name}`: this agent has no peers, give it --peers FILE")
             } else {
                 format!(
                     "there is no host `{name}` in the peers file; there is: {}",
                     known.join(", ")
                 )
-            }));
+            };
+            return Err(Denied::Coded(ErrorCode::NoSuchHost, text));
         };
         // Going out is as open as coming in.
         let may_leave = self.local.security.is_secure() || self.routes.insecure_plaintext;
         if !may_leave && !is_private(peer) {
-            return Err(Denied::Asked(format!(
+            let text = format!(
                 "the memory of the VM would cross the network to {name} unencrypted: give this \
                  host a certificate (`droveway ca issue {}`, --tls), or, on a network of your \
                  own, start the agent with --insecure-plaintext",
                 self.local.agent
-            )));
+            );
+            return Err(Denied::Coded(ErrorCode::NotEncrypted, text));
         }
         Ok(Peer { name: peer.name.clone(), address: peer.address, nics: peer.nics.clone() })
     }
@@ -412,7 +417,8 @@ impl Migrations {
             }
             let ending = entry.watch.progress().1.outcome.is_some();
             if !ending || self.ended.wait_until(&mut table, deadline).timed_out() {
-                return Err(Denied::Conflict(format!("migration {id} is still running")));
+                let text = format!("migration {id} is still running");
+                return Err(Denied::Coded(ErrorCode::MigrationRunning, text));
             }
         }
     }
@@ -437,17 +443,16 @@ impl Migrations {
         let Some(entry) = table.entries.get(id) else {
             drop(table);
             self.saved(id)?;
-            return Err(Denied::Conflict(format!("migration {id} has ended")));
+            return Err(has_ended(id));
         };
         let progress = entry.progress();
         if progress.outcome.is_some() {
-            return Err(Denied::Conflict(format!("migration {id} has ended")));
+            return Err(has_ended(id));
         }
         if progress.phase >= Phase::Committed {
-            return Err(Denied::Conflict(format!(
-                "it is too late: {} already belongs to {}",
-                progress.vm, progress.to
-            )));
+            let Progress { vm, to, .. } = progress;
+            let text = format!("it is too late: {vm} already belongs to {to}");
+            return Err(Denied::Coded(ErrorCode::MigrationCommitted, text));
         }
         Ok(Arc::clone(&entry.watch))
     }
@@ -475,7 +480,10 @@ impl Migrations {
     fn saved(&self, id: &str) -> Result<Arc<Report>, Denied> {
         match self.reports.read(id) {
             Ok(Some(report)) => Ok(Arc::new(report)),
-            Ok(None) => Err(Denied::Unknown(format!("there is no migration `{id}` here"))),
+            Ok(None) => {
+                let text = format!("there is no migration `{id}` here");
+                Err(Denied::Coded(ErrorCode::NoSuchMigration, text))
+            }
             Err(error) => Err(Denied::Local(format!("the report of {id}: {error}"))),
         }
     }
@@ -488,6 +496,10 @@ impl Entry {
         progress.outcome = self.report.as_ref().map(|report| report.outcome.clone());
         progress
     }
+}
+
+fn has_ended(id: &str) -> Denied {
+    Denied::Coded(ErrorCode::MigrationEnded, format!("migration {id} has ended"))
 }
 
 /// The address of a network that nobody else is on.

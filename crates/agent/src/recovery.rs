@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use api::{ResolveRequest, ResolveSide, VmSummary};
+use api::{ErrorCode, ResolveRequest, ResolveSide, VmSummary};
 use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::Unsettled;
 use identity::Security;
@@ -222,14 +222,15 @@ impl Settlers {
             ResolveSide::There => Resolution::There,
         };
         if !request.certain {
-            return Err(Denied::Asked(match resolution {
+            let text = match resolution {
                 Resolution::Here => format!(
                     "first make sure that {name} can't run on the other host any more, and say so"
                 ),
                 Resolution::There => {
                     format!("first make sure that {name} runs on the other host, and say so")
                 }
-            }));
+            };
+            return Err(Denied::Coded(ErrorCode::NotCertain, text));
         }
         self.resolve(name, resolution)?;
         Ok(self.registry.show(name).ok())
@@ -246,12 +247,14 @@ impl Settlers {
             ResolveSide::There if request.certain => {
                 self.registry.forget_unreadable(name).map(|()| None)
             }
-            ResolveSide::Here => Err(Denied::Asked(format!(
-                "first make sure that {name} can't run on another host, and say so"
-            ))),
-            ResolveSide::There => {
-                Err(Denied::Asked(format!("first make sure that {name} doesn't run here")))
-            }
+            ResolveSide::Here => Err(Denied::Coded(
+                ErrorCode::NotCertain,
+                format!("first make sure that {name} can't run on another host, and say so"),
+            )),
+            ResolveSide::There => Err(Denied::Coded(
+                ErrorCode::NotCertain,
+                format!("first make sure that {name} doesn't run here"),
+            )),
         }
     }
 
@@ -260,8 +263,8 @@ impl Settlers {
             let desks = self.desks.lock();
             desks.values().filter(|desk| desk.vm == vm).map(|desk| desk.tell.clone()).collect()
         };
-        let mut denied =
-            Denied::Conflict(format!("{vm} is not in doubt: there is nothing to decide"));
+        let text = format!("{vm} is not in doubt: there is nothing to decide");
+        let mut denied = Denied::Coded(ErrorCode::VmNotInDoubt, text);
         for tell in desks {
             let (reply, done) = bounded(1);
             if tell.send(Request::Resolve(resolution, reply)).is_err() {
@@ -294,11 +297,14 @@ impl Settlers {
         let desks = self.desks.lock();
         match desks.iter().find(|((_, side), desk)| *side == Side::Source && desk.vm == vm) {
             None => Ok(()),
-            Some((_, desk)) => Err(Denied::Conflict(format!(
-                "the last migration of {vm} is not settled with {} yet: `droveway show {vm}` says \
-                 more; it is asked again and again",
-                desk.peer
-            ))),
+            Some((_, desk)) => Err(Denied::Coded(
+                ErrorCode::VmInDoubt,
+                format!(
+                    "the last migration of {vm} is not settled with {} yet: `droveway show {vm}` \
+                     says more; it is asked again and again",
+                    desk.peer
+                ),
+            )),
         }
     }
 

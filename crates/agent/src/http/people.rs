@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::MigrateRequest;
+use api::{ErrorCode, MigrateRequest};
 use axum::Router;
 use axum::extract::{ConnectInfo, Request, connect_info::Connected};
-use axum::http::{Method, StatusCode};
+use axum::http::Method;
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::serve::{IncomingStream, Listener};
@@ -203,7 +203,7 @@ async fn permit(
         let text =
             format!("this takes the role {needed}, and the certificate of {name} says {role}");
         tracing::warn!(who = name, %role, path = request.uri().path(), "not allowed");
-        return answer::error(StatusCode::FORBIDDEN, &text);
+        return answer::error(ErrorCode::Forbidden, &text);
     }
     if needed > Role::Observe {
         let (method, path) = (request.method(), request.uri().path());

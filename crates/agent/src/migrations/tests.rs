@@ -269,9 +269,17 @@ fn what_was_never_there_is_unknown() {
     let site = Site::new();
     let migrations = site.migrations(never());
     for id in ["deadbeef", "../../etc/passwd", ""] {
-        assert!(matches!(migrations.show(id), Err(Denied::Unknown(_))));
-        assert!(matches!(migrations.report(id), Err(Denied::Unknown(_))));
-        assert!(matches!(migrations.cancel(id), Err(Denied::Unknown(_))));
-        assert!(matches!(migrations.wait(id, 0, Duration::ZERO), Err(Denied::Unknown(_))));
+        assert!(
+            matches!(migrations.show(id), Err(denied) if denied.code() == ErrorCode::NoSuchMigration)
+        );
+        assert!(
+            matches!(migrations.report(id), Err(denied) if denied.code() == ErrorCode::NoSuchMigration)
+        );
+        assert!(
+            matches!(migrations.cancel(id), Err(denied) if denied.code() == ErrorCode::NoSuchMigration)
+        );
+        assert!(
+            matches!(migrations.wait(id, 0, Duration::ZERO), Err(denied) if denied.code() == ErrorCode::NoSuchMigration)
+        );
     }
 }
