@@ -27,6 +27,7 @@ use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
 use crate::denied::Denied;
+use crate::events::Events;
 use cluster::Agents;
 use event::{EVENTS_MAX, Event};
 use gang::{Gang, progress_of};
@@ -41,6 +42,7 @@ const RUNNING_MAX: usize = 16;
 /// The gangs that this agent coordinates, or did.
 pub(crate) struct Gangs {
     agents: Agents,
+    events: Arc<Events>,
     store: GangStore,
     table: Mutex<Table>,
 }
@@ -57,9 +59,10 @@ struct Running {
 }
 
 impl Gangs {
-    pub(crate) fn new(order_handler: &Arc<OrderHandler>) -> Self {
+    pub(crate) fn new(order_handler: &Arc<OrderHandler>, events: &Arc<Events>) -> Self {
         let store = GangStore::new(order_handler.registry().state().gangs());
-        Self { agents: Agents::new(order_handler), store, table: Mutex::default() }
+        let (agents, events) = (Agents::new(order_handler), Arc::clone(events));
+        Self { agents, events, store, table: Mutex::default() }
     }
 
     /// Plans a gang, and begins it unless it is a dry run.
@@ -110,7 +113,8 @@ impl Gangs {
         let (tell, hear) = bounded(EVENTS_MAX);
         let gang = Arc::new(Gang::new(report, tell));
         let (agents, store) = (self.agents.clone(), self.store.clone());
-        let run = Run::new(Arc::clone(&gang), hear, agents, store, begun);
+        let events = Arc::clone(&self.events);
+        let run = Run::new(Arc::clone(&gang), hear, agents, store, events, begun);
         let thread = thread::Builder::new()
             .name(id.clone())
             .spawn(move || run.lead())

@@ -2,6 +2,7 @@
 //! certificates, over TCP.
 
 mod answer;
+mod events;
 mod gangs;
 mod metrics;
 mod people;
@@ -23,6 +24,7 @@ use axum::{Extension, Json, Router};
 use identity::Identity;
 
 use crate::denied::Denied;
+use crate::events::Events;
 use crate::examiner::Examiner;
 use crate::gangs::Gangs;
 use crate::migrations::Migrations;
@@ -45,6 +47,7 @@ pub(crate) struct Api {
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) gangs: Arc<Gangs>,
     pub(crate) examiner: Arc<Examiner>,
+    pub(crate) events: Arc<Events>,
     /// What this host shows to others, if connections are encrypted.
     pub(crate) identity: Option<Arc<Identity>>,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
@@ -55,6 +58,7 @@ pub(crate) fn router(api: Api) -> Router {
     Router::new()
         .route("/metrics", get(metrics::metrics))
         .route("/v1/host", get(host))
+        .route("/v1/events", get(events::events))
         .route("/v1/doctor", get(doctor))
         .route("/v1/doctor/{host}", get(doctor_of_pair))
         .route("/v1/vms", get(list).post(run))

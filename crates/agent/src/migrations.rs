@@ -2,6 +2,7 @@
 //! own, and those that ended, with their reports.
 
 mod ended;
+mod happenings;
 mod reports;
 
 use std::collections::BTreeMap;
@@ -12,18 +13,21 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use api::{
-    Bounds, BoundsChange, ErrorCode, Limit, MigrateRequest, Outcome, Phase, Progress, Report,
+    Bounds, BoundsChange, ErrorCode, Happening, Limit, MigrateRequest, Outcome, Phase, Progress,
+    Report,
 };
 use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
+use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::recovery::Settlers;
 use crate::registry::Registry;
 use crate::vm::Vm;
 use ended::{ended_progress, fault};
+use happenings::{began, ended};
 use reports::Reports;
 pub(crate) use reports::random_id;
 
@@ -47,6 +51,7 @@ pub(crate) struct Routes {
 pub(crate) struct Migrations {
     registry: Arc<Registry>,
     settlers: Arc<Settlers>,
+    events: Arc<Events>,
     local: Local,
     routes: Routes,
     mover: Box<Mover>,
@@ -79,10 +84,12 @@ impl Migrations {
         mover: Box<Mover>,
     ) -> Self {
         let (registry, settlers) = (Arc::clone(&settlers.registry), Arc::clone(settlers));
+        let events = Arc::clone(&settlers.events);
         let reports = Reports::new(registry.state().reports());
         Self {
             registry,
             settlers,
+            events,
             local,
             routes,
             mover,
@@ -147,7 +154,7 @@ impl Migrations {
         run: impl FnOnce(&Arc<Watch>) -> Report,
     ) {
         let progress = self.first_progress(id, (vm, to), 0);
-        let watch = Arc::new(Watch::new(progress, bounds));
+        let watch = self.watch(progress, bounds);
         let mut table = self.table.lock();
         if table.closing {
             watch.cancel();
@@ -159,6 +166,7 @@ impl Migrations {
             .insert(id.to_owned(), Entry { number, watch: watched, thread: None, report: None });
         forget_oldest(&mut table);
         drop(table);
+        self.events.tell(began(&watch));
         let carried = catch_unwind(AssertUnwindSafe(|| run(&watch)));
         let report = carried
             .unwrap_or_else(|_| fault(&watch, "a fault in the agent; its log says more").report);
@@ -178,12 +186,14 @@ impl Migrations {
         if let Err(error) = self.reports.save(&report) {
             tracing::warn!(id, %error, "the migration's report can't be saved");
         }
+        let happening = ended(&report);
         let mut table = self.table.lock();
         if let Some(entry) = table.entries.get_mut(id) {
             entry.report = Some(Arc::new(report));
         }
         drop(table);
         self.ended.notify_all();
+        self.events.tell(happening);
     }
 
     fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {
@@ -198,7 +208,7 @@ impl Migrations {
         let vm = self.registry.begin_move(&request.vm, id)?;
         self.settlers.left(&request.vm);
         let progress = self.first_progress(id, (&request.vm, &request.to), vm.ram_bytes());
-        let watch = Arc::new(Watch::new(progress, request.bounds.clone()));
+        let watch = self.watch(progress, request.bounds.clone());
 
         let mut table = self.table.lock();
         if table.closing {
@@ -267,6 +277,16 @@ impl Migrations {
         Err(Denied::Local("no id is free: remove old reports".to_owned()))
     }
 
+    /// What shows it, and tells of its phases.
+    fn watch(&self, progress: Progress, bounds: Bounds) -> Arc<Watch> {
+        let events = Arc::clone(&self.events);
+        let (migration, vm) = (progress.id.clone(), progress.vm.clone());
+        Arc::new(Watch::new(progress, bounds).with_entered(move |phase| {
+            let (migration, vm) = (migration.clone(), vm.clone());
+            events.tell(Happening::MigrationPhase { migration, vm, phase });
+        }))
+    }
+
     fn first_progress(&self, id: &str, (vm, to): (&str, &str), ram_bytes: u64) -> Progress {
         Progress {
             id: id.to_owned(),
@@ -301,6 +321,7 @@ impl Migrations {
         request: &MigrateRequest,
         watch: &Arc<Watch>,
     ) {
+        self.events.tell(began(watch));
         let ran = self.registry.is_running(&vm.name);
         let migrated = match vm.machine() {
             Some(machine) => {

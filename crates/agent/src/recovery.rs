@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use api::{ErrorCode, ResolveRequest, ResolveSide, VmSummary};
+use api::{ErrorCode, Happening, ResolveRequest, ResolveSide, VmSummary};
 use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::Unsettled;
 use identity::Security;
@@ -30,6 +30,7 @@ use wire::{Inquiry, Word};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
+use crate::events::{self, Events};
 use crate::registry::Registry;
 use crate::vm::Vm;
 use case::Case;
@@ -46,6 +47,7 @@ const RESOLVE_MAX: Duration = Duration::from_secs(60);
 /// The switchovers of this host that are not over.
 pub(crate) struct Settlers {
     pub(crate) registry: Arc<Registry>,
+    pub(crate) events: Arc<Events>,
     journals: JournalDir,
     agent: String,
     security: Security,
@@ -64,13 +66,22 @@ struct Desk {
 impl Settlers {
     pub(crate) fn new(
         registry: Arc<Registry>,
+        events: Arc<Events>,
         journals: JournalDir,
         agent: &str,
         security: Security,
         peers: &[PeerEntry],
     ) -> Arc<Self> {
         let (agent, peers) = (agent.to_owned(), peers.to_vec());
-        Arc::new(Self { registry, journals, agent, security, peers, desks: Mutex::default() })
+        Arc::new(Self {
+            registry,
+            events,
+            journals,
+            agent,
+            security,
+            peers,
+            desks: Mutex::default(),
+        })
     }
 
     /// Goes on with what an earlier run of the agent left.
@@ -89,11 +100,19 @@ impl Settlers {
                 Kept::Unreadable(error) => {
                     tracing::error!(%error, "a journal can't be read; its VM is left as it is");
                     if let Some(vm) = error.vm().and_then(|vm| self.registry.vm(vm)) {
-                        vm.doubt(Some(error.to_string()));
+                        self.cannot_read(&vm, error.to_string());
                     }
                 }
             }
         }
+    }
+
+    fn cannot_read(&self, vm: &Vm, problem: String) {
+        self.events.tell(Happening::VmInDoubt {
+            vm: vm.name.clone(),
+            problem: events::shortened(&problem),
+        });
+        vm.doubt(Some(problem));
     }
 
     /// A migration's journal at its destination, if it is kept.
@@ -123,7 +142,7 @@ impl Settlers {
         let Some(kept) = kept else { return false };
         self.registry.unsettled(vm);
         if let (Kept::Unreadable(error), Some(vm)) = (&kept, self.registry.vm(vm)) {
-            vm.doubt(Some(error.to_string()));
+            self.cannot_read(&vm, error.to_string());
         }
         self.take_up(vec![kept]);
         true

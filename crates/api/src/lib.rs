@@ -4,6 +4,7 @@
 mod audit;
 mod bounds;
 mod error;
+mod event;
 mod finding;
 mod gang;
 mod helper_budget;
@@ -20,6 +21,7 @@ pub use audit::{Audit, Audited};
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
 pub use data_threads::{Cpus, Priority};
 pub use error::{ErrorBody, ErrorCode};
+pub use event::{Event, GapReason, Happening, MigrationResult};
 pub use finding::{Examination, Finding, Severity};
 pub use gang::{
     Evacuation, Figures, GangOptions, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest,

@@ -253,6 +253,7 @@ mod tests {
     fn a_role_for_each_route() {
         for (method, path, role) in [
             (Method::GET, "/v1/vms", Role::Observe),
+            (Method::GET, "/v1/events", Role::Observe),
             (Method::GET, "/v1/migrations/1/report", Role::Observe),
             (Method::POST, "/v1/migrations", Role::Migrate),
             (Method::PATCH, "/v1/migrations/1", Role::Migrate),

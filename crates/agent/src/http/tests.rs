@@ -1,3 +1,5 @@
+mod events;
+
 use axum::body::Body as AxumBody;
 use axum::http::Request;
 use engine::Local;
@@ -6,12 +8,14 @@ use switchover::journal::JournalDir;
 use tower::ServiceExt;
 
 use super::*;
+use crate::events::Limits;
 use crate::gangs::OrderHandler;
 use crate::migrations::Routes;
 use crate::registry::Held;
 use crate::state::StateDir;
 
 struct Site {
+    api: Api,
     router: Router,
     close: tokio::sync::watch::Sender<bool>,
     _dir: tempfile::TempDir,
@@ -20,6 +24,10 @@ struct Site {
 impl Site {
     /// A host without VMs.
     fn new() -> Self {
+        Self::with(Limits::default(), None)
+    }
+
+    fn with(limits: Limits, identity: Option<Arc<Identity>>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         let journals = JournalDir::open(&state.journals()).unwrap();
@@ -40,8 +48,10 @@ impl Site {
             sharing: None,
             carrying: None,
         };
+        let events = Events::new(limits).unwrap();
         let settlers = Settlers::new(
             Arc::clone(&registry),
+            Arc::clone(&events),
             journals,
             "here",
             identity::Security::Plaintext,
@@ -66,7 +76,7 @@ impl Site {
             None,
             None,
         ));
-        let gangs = Arc::new(Gangs::new(&order_handler));
+        let gangs = Arc::new(Gangs::new(&order_handler, &events));
         let host = Arc::new(HostInfo {
             name: "here".to_owned(),
             rack: None,
@@ -77,9 +87,18 @@ impl Site {
             peers: Vec::new(),
         });
         let (close, closing) = tokio::sync::watch::channel(false);
-        let api =
-            Api { host, registry, settlers, migrations, gangs, examiner, identity: None, closing };
-        Self { router: router(api), close, _dir: dir }
+        let api = Api {
+            host,
+            registry,
+            settlers,
+            migrations,
+            gangs,
+            examiner,
+            events,
+            identity,
+            closing,
+        };
+        Self { router: router(api.clone()), api, close, _dir: dir }
     }
 
     async fn ask(&self, method: &str, path: &str, body: impl Into<AxumBody>) -> (u16, Vec<u8>) {
