@@ -28,11 +28,14 @@ pub(crate) struct Limits {
     /// How long a reader may take nothing before it is given up. It can come back, and go
     /// on where it was.
     pub(crate) stuck: Duration,
+    /// How long a connection is without a byte: a proxy or a firewall may forget it then.
+    pub(crate) silent: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { ring_bytes: 1 << 20, readers: 32, stuck: Duration::from_secs(30) }
+        let (stuck, silent) = (Duration::from_secs(30), Duration::from_secs(15));
+        Self { ring_bytes: 1 << 20, readers: 32, stuck, silent }
     }
 }
 

@@ -1,7 +1,6 @@
 //! Events as they happen: `GET /v1/events`, in the format of server-sent events.
 
 use std::convert::Infallible;
-use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -14,12 +13,10 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{Api, answer};
-use crate::events::Reader;
+use crate::events::{Limits, Reader};
 
 /// What a reader sends to go on where it was.
 const LAST_EVENT_ID: &str = "last-event-id";
-/// Without a byte for that long, a proxy or a firewall may forget the connection.
-const ALIVE: Duration = Duration::from_secs(15);
 /// A comment, which readers skip.
 const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 /// What waits for the connection; more waits in the ring.
@@ -31,7 +28,7 @@ pub(super) async fn events(State(api): State<Api>, headers: HeaderMap) -> Respon
         Ok(reader) => reader,
         Err(denied) => return answer::refusal(&denied),
     };
-    let stuck = api.events.limits().stuck;
+    let limits = api.events.limits();
     let (frames, body) = Channel::<Bytes, Infallible>::new(FRAMES_MAX);
     let (held, dropped) = oneshot::channel::<()>();
     // The body holds it: so the reader's place is free at once when its connection ends,
@@ -42,7 +39,7 @@ pub(super) async fn events(State(api): State<Api>, headers: HeaderMap) -> Respon
     });
     tokio::spawn(async move {
         tokio::select! {
-            () = send(reader, frames, stuck) => {}
+            () = send(reader, frames, limits) => {}
             _ = dropped => {}
         }
     });
@@ -51,14 +48,14 @@ pub(super) async fn events(State(api): State<Api>, headers: HeaderMap) -> Respon
 }
 
 /// Until there are no more events, or the reader is gone or takes none.
-async fn send(mut reader: Reader, mut frames: Sender<Bytes, Infallible>, stuck: Duration) {
+async fn send(mut reader: Reader, mut frames: Sender<Bytes, Infallible>, limits: Limits) {
     loop {
-        let frame = match timeout(ALIVE, reader.next()).await {
+        let frame = match timeout(limits.silent, reader.next()).await {
             Ok(Some(frame)) => frame,
             Ok(None) => return,
             Err(_) => COMMENT,
         };
-        match timeout(stuck, frames.send_data(frame)).await {
+        match timeout(limits.stuck, frames.send_data(frame)).await {
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
             Err(_) => {

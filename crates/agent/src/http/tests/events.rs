@@ -204,7 +204,8 @@ async fn one_that_takes_nothing_is_given_up() {
 
 #[tokio::test]
 async fn readers_are_counted_and_a_place_is_free_when_one_goes() {
-    let limits = Limits { readers: 2, ..Limits::default() };
+    // Nothing is sent that would find out that one is gone.
+    let limits = Limits { readers: 2, silent: Duration::MAX, ..Limits::default() };
     let site = Site::with(limits, None);
     let at = site.serve().await;
     let mut one = Follower::connect(at, None).await;
@@ -218,10 +219,18 @@ async fn readers_are_counted_and_a_place_is_free_when_one_goes() {
     let error: api::ErrorBody = serde_json::from_str(&body).unwrap();
     assert_eq!(error.code, Some(ErrorCode::TooManyReaders), "{body}");
     drop(one);
-    // Without an event that would find out.
     while Follower::connect(at, None).await.status != 200 {
         tokio::task::yield_now().await;
     }
+}
+
+#[tokio::test]
+async fn a_connection_is_never_silent_for_long() {
+    let limits = Limits { silent: Duration::from_millis(1), ..Limits::default() };
+    let site = Site::with(limits, None);
+    let mut follower = Follower::connect(site.serve().await, None).await;
+    follower.placed().await;
+    assert_eq!(follower.frame().await.as_deref(), Some(":\n\n"), "a comment, which says nothing");
 }
 
 #[tokio::test]
