@@ -5,9 +5,10 @@ use std::fmt;
 use serde::de::IntoDeserializer;
 use serde::de::value::Error as ValueError;
 use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
 
 /// The body of every answer that is not 2xx.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
     /// What went wrong and what to do, for a person. It may be worded otherwise in
     /// another release.
@@ -20,7 +21,7 @@ pub struct ErrorBody {
 
 /// What went wrong, for programs. A code keeps its meaning and its HTTP status in all
 /// releases; later ones may have more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorCode {
     /// Something in the request is not as it has to be, and no other code says more.

@@ -1,12 +1,13 @@
 //! What happens at an agent, as it tells of it.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::gang::GangOutcome;
 use crate::migration::{Outcome, Phase};
 
 /// The data of one event of `GET /v1/events`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
     /// What to send as `Last-Event-ID` to go on after it.
     pub id: String,
@@ -18,7 +19,7 @@ pub struct Event {
 }
 
 /// What happened. Later releases may have more.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 pub enum Happening {
     /// What the reader asked to go on from can't be gone on from: events are missing
@@ -139,7 +140,7 @@ pub enum Happening {
 }
 
 /// Why events are missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GapReason {
     /// The agent keeps the latest events only, and these are no longer among them.
@@ -151,7 +152,7 @@ pub enum GapReason {
 }
 
 /// How a migration ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationResult {
     /// The VM runs at the destination.

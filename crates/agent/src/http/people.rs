@@ -214,7 +214,7 @@ async fn permit(
 }
 
 /// What a request takes: to look, to move, or anything else.
-fn needed(method: &Method, path: &str) -> Role {
+pub(super) fn needed(method: &Method, path: &str) -> Role {
     let predicts = path.strip_prefix("/v1/vms/").is_some_and(|rest| rest.ends_with("/predict"));
     let of = |what: &str| {
         path.strip_prefix(what).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -1,4 +1,5 @@
 mod events;
+mod openapi;
 
 use axum::body::Body as AxumBody;
 use axum::http::Request;
