@@ -2,6 +2,7 @@
 //! what its source says and compared with it.
 
 pub(crate) mod fitness;
+mod told;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ use crate::record::Standing;
 use crate::recovery::Settlers;
 use crate::registry::{Claim, Registry, check_domain};
 use fitness::Wanted;
+use told::Told;
 
 /// Disks of one VM; each costs the check a look at storage.
 const DISKS_MAX: usize = 256;
@@ -102,7 +104,8 @@ impl Arrivals {
         if differences.is_empty() {
             let peer = self.peers.iter().find(|peer| peer.name == order.from);
             let source_address = peer.map(|peer| peer.address);
-            return Ok(Arrival { claim, machine, images, source_address });
+            let told = Told::begin(&self.settlers.events, order);
+            return Ok(Arrival { claim, machine, images, source_address, told });
         }
         Err(Denied::Conflict(format!(
             "the VM is not what its command line says any more: {}",
@@ -243,6 +246,8 @@ struct Arrival {
     machine: Arc<Machine>,
     images: images::Prepared,
     source_address: Option<SocketAddr>,
+    /// Last, so that its end is told when all else is done.
+    told: Told,
 }
 
 impl Arriving for Arrival {
@@ -263,7 +268,8 @@ impl Arriving for Arrival {
         self.claim.adopt().map_err(|denied| denied.to_string())
     }
 
-    fn settled(self: Box<Self>) {
+    fn settled(mut self: Box<Self>) {
+        self.told.arrived = true;
         self.claim.free();
     }
 

@@ -21,6 +21,7 @@ use tokio::sync::watch;
 use crate::arrivals::Arrivals;
 use crate::carry::{Doors, DoorsError};
 use crate::config::{Config, ConfigError, Flags, PeerEntry};
+use crate::events::{Events, Limits};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
 use crate::holdings::Holdings;
@@ -178,8 +179,11 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let registry = registry.map_err(|source| local_error("finding VMs", source))?;
     let registry = registry.with_qemu_user(qemu_user);
     let registry = Arc::new(registry.with_holdings(holdings(&config, local.sharing.as_ref())?));
+    let events = Events::new(Limits::default())
+        .map_err(|source| local_error("reading random numbers", source))?;
     let settlers = Settlers::new(
         Arc::clone(&registry),
+        Arc::clone(&events),
         journals,
         &config.name,
         local.security.clone(),
@@ -208,7 +212,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         config.coordinators.clone(),
         config.rack.clone(),
     ));
-    let gangs = Arc::new(Gangs::new(&order_handler));
+    let gangs = Arc::new(Gangs::new(&order_handler, &events));
     let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &order_handler, &config.peers));
     let server = engine::serve(listener, hosts, arrivals, local.clone())
         .map_err(|source| local_error("listening to peers", source))?;
@@ -227,6 +231,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         migrations: Arc::clone(&migrations),
         gangs: Arc::clone(&gangs),
         examiner: Arc::clone(&examiner),
+        events: Arc::clone(&events),
         identity: identity.clone(),
         closing,
     };
@@ -283,7 +288,7 @@ fn serve(
         let (refuse, closing) = watch::channel(false);
         let (close, mut closed) = watch::channel(false);
         let api = api(closing);
-        let Api { host, gangs, migrations, registry, .. } = api.clone();
+        let Api { host, gangs, migrations, registry, events, .. } = api.clone();
         let mut interrupt = signal(SignalKind::interrupt()).map_err(serving)?;
         let mut terminate = signal(SignalKind::terminate()).map_err(serving)?;
         let serving_metrics = metrics.map(|listener| {
@@ -314,7 +319,7 @@ fn serve(
         service_manager::tell(NotifyState::Ready);
         if let Some((identity, files)) = certificate {
             let told = signal(SignalKind::hangup()).map_err(serving)?;
-            tokio::spawn(renewal::follow(identity, files, told));
+            tokio::spawn(renewal::follow(identity, files, Arc::clone(&events), told));
         }
         tokio::spawn(service_manager::watched());
         let mut signals = async || {
@@ -342,6 +347,8 @@ fn serve(
             // Whoever insists gets it: the next start cleans up.
             () = signals() => return Ok(()),
         }
+        // Only now: the ends of migrations are events too.
+        events.close();
         let _ = close.send(true);
         let _ = tokio::time::timeout(ANSWERS_WAIT, serving_api).await;
         for serving in serving_people.into_iter().chain(serving_metrics) {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use api::{Examination, Finding};
+use api::{ErrorCode, Examination, Finding};
 use doctor::{LaneMet, Meeting};
 use engine::{Endpoint, Examined, Local, Peer};
 use facts::host::{Facts, Kvm, Network, Program};
@@ -237,7 +237,8 @@ impl Examiner {
             return Err(Denied::Asked(format!("{name} is this host: ask without its name")));
         }
         let entry = self.routes.peers.iter().find(|peer| peer.name == name).ok_or_else(|| {
-            Denied::Unknown(format!("there is no host `{name}` in the peers file"))
+            let text = format!("there is no host `{name}` in the peers file");
+            Denied::Coded(ErrorCode::NoSuchHost, text)
         })?;
         Ok(Peer { name: entry.name.clone(), address: entry.address, nics: entry.nics.clone() })
     }

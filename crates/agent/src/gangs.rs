@@ -19,11 +19,15 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use api::{GangOutcome, GangPlan, GangProgress, GangReport, GangRequest, GangStarted, PlannedMove};
+use api::{
+    ErrorCode, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest, GangStarted,
+    PlannedMove,
+};
 use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
 use crate::denied::Denied;
+use crate::events::Events;
 use cluster::Agents;
 use event::{EVENTS_MAX, Event};
 use gang::{Gang, progress_of};
@@ -38,6 +42,7 @@ const RUNNING_MAX: usize = 16;
 /// The gangs that this agent coordinates, or did.
 pub(crate) struct Gangs {
     agents: Agents,
+    events: Arc<Events>,
     store: GangStore,
     table: Mutex<Table>,
 }
@@ -54,9 +59,10 @@ struct Running {
 }
 
 impl Gangs {
-    pub(crate) fn new(order_handler: &Arc<OrderHandler>) -> Self {
+    pub(crate) fn new(order_handler: &Arc<OrderHandler>, events: &Arc<Events>) -> Self {
         let store = GangStore::new(order_handler.registry().state().gangs());
-        Self { agents: Agents::new(order_handler), store, table: Mutex::default() }
+        let (agents, events) = (Agents::new(order_handler), Arc::clone(events));
+        Self { agents, events, store, table: Mutex::default() }
     }
 
     /// Plans a gang, and begins it unless it is a dry run.
@@ -75,11 +81,12 @@ impl Gangs {
     /// Takes up a gang that has not moved all of its VMs.
     pub(crate) fn resume(&self, id: &str) -> Result<GangStarted, Denied> {
         if self.running(id).is_some_and(|gang| !gang.is_over()) {
-            return Err(Denied::Conflict(format!("gang {id} still runs")));
+            return Err(still_runs(id));
         }
         let kept = self.kept(id)?;
         if kept.outcome == Some(GangOutcome::Done) {
-            return Err(Denied::Conflict(format!("gang {id} has moved all of its VMs")));
+            let text = format!("gang {id} has moved all of its VMs");
+            return Err(Denied::Coded(ErrorCode::GangEnded, text));
         }
         let TakenUp { report, begun } = resume::taken_up(kept, &self.agents);
         let plan = planned(&report);
@@ -96,17 +103,18 @@ impl Gangs {
             return Err(Denied::Closing);
         }
         if table.running.contains_key(&id) {
-            return Err(Denied::Conflict(format!("gang {id} still runs")));
+            return Err(still_runs(&id));
         }
         if table.running.len() >= RUNNING_MAX {
             let text = format!("{RUNNING_MAX} gangs run here: wait until one has ended");
-            return Err(Denied::Conflict(text));
+            return Err(Denied::Coded(ErrorCode::TooManyGangs, text));
         }
         self.store.save(&report).map_err(cannot_note)?;
         let (tell, hear) = bounded(EVENTS_MAX);
         let gang = Arc::new(Gang::new(report, tell));
         let (agents, store) = (self.agents.clone(), self.store.clone());
-        let run = Run::new(Arc::clone(&gang), hear, agents, store, begun);
+        let events = Arc::clone(&self.events);
+        let run = Run::new(Arc::clone(&gang), hear, agents, store, events, begun);
         let thread = thread::Builder::new()
             .name(id.clone())
             .spawn(move || run.lead())
@@ -164,7 +172,8 @@ impl Gangs {
             }
             None => {
                 self.kept(id)?;
-                Err(Denied::Conflict(format!("gang {id} does not run")))
+                let text = format!("gang {id} does not run");
+                Err(Denied::Coded(ErrorCode::GangEnded, text))
             }
         }
     }
@@ -194,7 +203,9 @@ impl Gangs {
 
     fn kept(&self, id: &str) -> Result<GangReport, Denied> {
         let kept = self.store.read(id).map_err(cannot_read)?;
-        kept.ok_or_else(|| Denied::Unknown(format!("there is no gang `{id}` here")))
+        kept.ok_or_else(|| {
+            Denied::Coded(ErrorCode::NoSuchGang, format!("there is no gang `{id}` here"))
+        })
     }
 
     fn of_kept(&self, kept: &GangReport) -> GangProgress {
@@ -220,6 +231,10 @@ fn planned(report: &GangReport) -> GangPlan {
         shared: None,
     });
     GangPlan { moves: moves.collect(), rooms: Vec::new(), notes: report.notes.clone() }
+}
+
+fn still_runs(id: &str) -> Denied {
+    Denied::Coded(ErrorCode::GangRunning, format!("gang {id} still runs"))
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]

@@ -2,28 +2,31 @@
 //! certificates, over TCP.
 
 mod answer;
+mod document;
+mod events;
 mod gangs;
 mod metrics;
 mod people;
 mod predict;
 mod progress;
+mod routes;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use api::{
-    AttachRequest, Bounds, BoundsChange, Examination, HostInfo, MigrateRequest, MigrationStarted,
-    PredictRequest, Prediction, Progress, Report, RunRequest,
+    AttachRequest, Bounds, BoundsChange, ErrorCode, Examination, HostInfo, MigrateRequest,
+    MigrationStarted, PredictRequest, Prediction, Progress, Report, RunRequest,
 };
 use api::{ResolveRequest, StopHow, Stopped, VmSummary};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
-use axum::http::StatusCode;
 use axum::response::Response;
-use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use identity::Identity;
+use serde_json::Value;
 
 use crate::denied::Denied;
+use crate::events::Events;
 use crate::examiner::Examiner;
 use crate::gangs::Gangs;
 use crate::migrations::Migrations;
@@ -33,6 +36,7 @@ use answer::Answer;
 pub(crate) use metrics::serve as serve_metrics;
 use people::Caller;
 pub(crate) use people::Port;
+use routes::routes;
 
 /// A command line of a thousand disks has some 100 KB.
 const BODY_BYTES_MAX: usize = 1 << 20;
@@ -46,6 +50,7 @@ pub(crate) struct Api {
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) gangs: Arc<Gangs>,
     pub(crate) examiner: Arc<Examiner>,
+    pub(crate) events: Arc<Events>,
     /// What this host shows to others, if connections are encrypted.
     pub(crate) identity: Option<Arc<Identity>>,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
@@ -53,27 +58,9 @@ pub(crate) struct Api {
 
 /// All routes.
 pub(crate) fn router(api: Api) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics::metrics))
-        .route("/v1/host", get(host))
-        .route("/v1/doctor", get(doctor))
-        .route("/v1/doctor/{host}", get(doctor_of_pair))
-        .route("/v1/vms", get(list).post(run))
-        .route("/v1/vms/attach", post(attach))
-        .route("/v1/vms/{name}", get(show).delete(stop))
-        .route("/v1/vms/{name}/resolve", post(resolve))
-        .route("/v1/vms/{name}/predict", post(predict))
-        .route("/v1/migrations", get(migrations).post(migrate))
-        .route("/v1/migrations/{id}", get(migration).patch(set))
-        .route("/v1/migrations/{id}/progress", get(watch))
-        .route("/v1/migrations/{id}/cancel", post(cancel))
-        .route("/v1/migrations/{id}/report", get(report))
-        .route("/v1/gangs", get(gangs::list).post(gangs::start))
-        .route("/v1/gangs/{id}", get(gangs::show))
-        .route("/v1/gangs/{id}/progress", get(gangs::watch))
-        .route("/v1/gangs/{id}/cancel", post(gangs::cancel))
-        .route("/v1/gangs/{id}/resume", post(gangs::resume))
-        .route("/v1/gangs/{id}/report", get(gangs::report))
+    let routes = routes().into_iter();
+    routes
+        .fold(Router::new(), |router, route| router.route(route.path, route.handler))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -231,13 +218,20 @@ async fn report(State(api): State<Api>, id: Name) -> Answer<Report> {
     }
 }
 
+/// It is the same for as long as the agent runs.
+static DOCUMENT: LazyLock<Value> = LazyLock::new(|| document::of(routes()));
+
+async fn openapi() -> Json<&'static Value> {
+    Json(&DOCUMENT)
+}
+
 async fn no_route() -> Response {
     let text = "there is no such path in the API: is the agent as new as the command?";
-    answer::refusal(&Denied::Unknown(text.to_owned()))
+    answer::error(ErrorCode::NoSuchPath, text)
 }
 
 async fn no_method() -> Response {
-    answer::error(StatusCode::METHOD_NOT_ALLOWED, "this path takes another method")
+    answer::error(ErrorCode::MethodNotAllowed, "this path takes another method")
 }
 
 impl Api {

@@ -14,6 +14,7 @@ mod carry;
 pub mod config;
 mod daemon;
 mod denied;
+mod events;
 mod examiner;
 mod gangs;
 mod holdings;

@@ -2,6 +2,7 @@
 //! own, and those that ended, with their reports.
 
 mod ended;
+mod happenings;
 mod reports;
 
 use std::collections::BTreeMap;
@@ -11,17 +12,22 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use api::{Bounds, BoundsChange, Limit, MigrateRequest, Outcome, Phase, Progress, Report};
+use api::{
+    Bounds, BoundsChange, ErrorCode, Happening, Limit, MigrateRequest, Outcome, Phase, Progress,
+    Report,
+};
 use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, Mutex};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
+use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::recovery::Settlers;
 use crate::registry::Registry;
 use crate::vm::Vm;
 use ended::{ended_progress, fault};
+use happenings::{began, ended};
 use reports::Reports;
 pub(crate) use reports::random_id;
 
@@ -45,6 +51,7 @@ pub(crate) struct Routes {
 pub(crate) struct Migrations {
     registry: Arc<Registry>,
     settlers: Arc<Settlers>,
+    events: Arc<Events>,
     local: Local,
     routes: Routes,
     mover: Box<Mover>,
@@ -77,10 +84,12 @@ impl Migrations {
         mover: Box<Mover>,
     ) -> Self {
         let (registry, settlers) = (Arc::clone(&settlers.registry), Arc::clone(settlers));
+        let events = Arc::clone(&settlers.events);
         let reports = Reports::new(registry.state().reports());
         Self {
             registry,
             settlers,
+            events,
             local,
             routes,
             mover,
@@ -126,7 +135,7 @@ impl Migrations {
         match self.show(id) {
             Ok(known) if known.vm == request.vm && known.to == request.to => Ok(()),
             Ok(known) => Err(Denied::Conflict(format!("migration {id} moves {}", known.vm))),
-            Err(Denied::Unknown(_)) => self.begin(id, request),
+            Err(denied) if denied.code() == ErrorCode::NoSuchMigration => self.begin(id, request),
             Err(denied) => Err(denied),
         }
     }
@@ -145,7 +154,7 @@ impl Migrations {
         run: impl FnOnce(&Arc<Watch>) -> Report,
     ) {
         let progress = self.first_progress(id, (vm, to), 0);
-        let watch = Arc::new(Watch::new(progress, bounds));
+        let watch = self.watch(progress, bounds);
         let mut table = self.table.lock();
         if table.closing {
             watch.cancel();
@@ -157,6 +166,7 @@ impl Migrations {
             .insert(id.to_owned(), Entry { number, watch: watched, thread: None, report: None });
         forget_oldest(&mut table);
         drop(table);
+        self.events.tell(began(&watch));
         let carried = catch_unwind(AssertUnwindSafe(|| run(&watch)));
         let report = carried
             .unwrap_or_else(|_| fault(&watch, "a fault in the agent; its log says more").report);
@@ -176,12 +186,14 @@ impl Migrations {
         if let Err(error) = self.reports.save(&report) {
             tracing::warn!(id, %error, "the migration's report can't be saved");
         }
+        let happening = ended(&report);
         let mut table = self.table.lock();
         if let Some(entry) = table.entries.get_mut(id) {
             entry.report = Some(Arc::new(report));
         }
         drop(table);
         self.ended.notify_all();
+        self.events.tell(happening);
     }
 
     fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {
@@ -196,7 +208,7 @@ impl Migrations {
         let vm = self.registry.begin_move(&request.vm, id)?;
         self.settlers.left(&request.vm);
         let progress = self.first_progress(id, (&request.vm, &request.to), vm.ram_bytes());
-        let watch = Arc::new(Watch::new(progress, request.bounds.clone()));
+        let watch = self.watch(progress, request.bounds.clone());
 
         let mut table = self.table.lock();
         if table.closing {
@@ -225,28 +237,31 @@ impl Migrations {
     /// A host that VMs can go to from here.
     pub(crate) fn peer(&self, name: &str) -> Result<Peer, Denied> {
         if name == self.local.agent {
-            return Err(Denied::Asked(format!("{name} is this host: the VM is there already")));
+            let text = format!("{name} is this host: the VM is there already");
+            return Err(Denied::Coded(ErrorCode::AlreadyThere, text));
         }
         let Some(peer) = self.routes.peers.iter().find(|peer| peer.name == name) else {
             let known: Vec<&str> = self.routes.peers.iter().map(|p| p.name.as_str()).collect();
-            return Err(Denied::Unknown(if known.is_empty() {
+            let text = if known.is_empty() {
                 format!("there is no host `{name}`: this agent has no peers, give it --peers FILE")
             } else {
                 format!(
                     "there is no host `{name}` in the peers file; there is: {}",
                     known.join(", ")
                 )
-            }));
+            };
+            return Err(Denied::Coded(ErrorCode::NoSuchHost, text));
         };
         // Going out is as open as coming in.
         let may_leave = self.local.security.is_secure() || self.routes.insecure_plaintext;
         if !may_leave && !is_private(peer) {
-            return Err(Denied::Asked(format!(
+            let text = format!(
                 "the memory of the VM would cross the network to {name} unencrypted: give this \
                  host a certificate (`droveway ca issue {}`, --tls), or, on a network of your \
                  own, start the agent with --insecure-plaintext",
                 self.local.agent
-            )));
+            );
+            return Err(Denied::Coded(ErrorCode::NotEncrypted, text));
         }
         Ok(Peer { name: peer.name.clone(), address: peer.address, nics: peer.nics.clone() })
     }
@@ -260,6 +275,16 @@ impl Migrations {
             }
         }
         Err(Denied::Local("no id is free: remove old reports".to_owned()))
+    }
+
+    /// What shows it, and tells of its phases.
+    fn watch(&self, progress: Progress, bounds: Bounds) -> Arc<Watch> {
+        let events = Arc::clone(&self.events);
+        let (migration, vm) = (progress.id.clone(), progress.vm.clone());
+        Arc::new(Watch::new(progress, bounds).with_entered(move |phase| {
+            let (migration, vm) = (migration.clone(), vm.clone());
+            events.tell(Happening::MigrationPhase { migration, vm, phase });
+        }))
     }
 
     fn first_progress(&self, id: &str, (vm, to): (&str, &str), ram_bytes: u64) -> Progress {
@@ -296,6 +321,7 @@ impl Migrations {
         request: &MigrateRequest,
         watch: &Arc<Watch>,
     ) {
+        self.events.tell(began(watch));
         let ran = self.registry.is_running(&vm.name);
         let migrated = match vm.machine() {
             Some(machine) => {
@@ -412,7 +438,8 @@ impl Migrations {
             }
             let ending = entry.watch.progress().1.outcome.is_some();
             if !ending || self.ended.wait_until(&mut table, deadline).timed_out() {
-                return Err(Denied::Conflict(format!("migration {id} is still running")));
+                let text = format!("migration {id} is still running");
+                return Err(Denied::Coded(ErrorCode::MigrationRunning, text));
             }
         }
     }
@@ -437,17 +464,16 @@ impl Migrations {
         let Some(entry) = table.entries.get(id) else {
             drop(table);
             self.saved(id)?;
-            return Err(Denied::Conflict(format!("migration {id} has ended")));
+            return Err(has_ended(id));
         };
         let progress = entry.progress();
         if progress.outcome.is_some() {
-            return Err(Denied::Conflict(format!("migration {id} has ended")));
+            return Err(has_ended(id));
         }
         if progress.phase >= Phase::Committed {
-            return Err(Denied::Conflict(format!(
-                "it is too late: {} already belongs to {}",
-                progress.vm, progress.to
-            )));
+            let Progress { vm, to, .. } = progress;
+            let text = format!("it is too late: {vm} already belongs to {to}");
+            return Err(Denied::Coded(ErrorCode::MigrationCommitted, text));
         }
         Ok(Arc::clone(&entry.watch))
     }
@@ -475,7 +501,10 @@ impl Migrations {
     fn saved(&self, id: &str) -> Result<Arc<Report>, Denied> {
         match self.reports.read(id) {
             Ok(Some(report)) => Ok(Arc::new(report)),
-            Ok(None) => Err(Denied::Unknown(format!("there is no migration `{id}` here"))),
+            Ok(None) => {
+                let text = format!("there is no migration `{id}` here");
+                Err(Denied::Coded(ErrorCode::NoSuchMigration, text))
+            }
             Err(error) => Err(Denied::Local(format!("the report of {id}: {error}"))),
         }
     }
@@ -488,6 +517,10 @@ impl Entry {
         progress.outcome = self.report.as_ref().map(|report| report.outcome.clone());
         progress
     }
+}
+
+fn has_ended(id: &str) -> Denied {
+    Denied::Coded(ErrorCode::MigrationEnded, format!("migration {id} has ended"))
 }
 
 /// The address of a network that nobody else is on.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use api::{ResolveRequest, ResolveSide, VmSummary};
+use api::{ErrorCode, Happening, ResolveRequest, ResolveSide, VmSummary};
 use crossbeam_channel::{Sender, bounded, unbounded};
 use engine::Unsettled;
 use identity::Security;
@@ -30,6 +30,7 @@ use wire::{Inquiry, Word};
 
 use crate::config::PeerEntry;
 use crate::denied::Denied;
+use crate::events::{self, Events};
 use crate::registry::Registry;
 use crate::vm::Vm;
 use case::Case;
@@ -46,6 +47,7 @@ const RESOLVE_MAX: Duration = Duration::from_secs(60);
 /// The switchovers of this host that are not over.
 pub(crate) struct Settlers {
     pub(crate) registry: Arc<Registry>,
+    pub(crate) events: Arc<Events>,
     journals: JournalDir,
     agent: String,
     security: Security,
@@ -64,13 +66,22 @@ struct Desk {
 impl Settlers {
     pub(crate) fn new(
         registry: Arc<Registry>,
+        events: Arc<Events>,
         journals: JournalDir,
         agent: &str,
         security: Security,
         peers: &[PeerEntry],
     ) -> Arc<Self> {
         let (agent, peers) = (agent.to_owned(), peers.to_vec());
-        Arc::new(Self { registry, journals, agent, security, peers, desks: Mutex::default() })
+        Arc::new(Self {
+            registry,
+            events,
+            journals,
+            agent,
+            security,
+            peers,
+            desks: Mutex::default(),
+        })
     }
 
     /// Goes on with what an earlier run of the agent left.
@@ -89,11 +100,19 @@ impl Settlers {
                 Kept::Unreadable(error) => {
                     tracing::error!(%error, "a journal can't be read; its VM is left as it is");
                     if let Some(vm) = error.vm().and_then(|vm| self.registry.vm(vm)) {
-                        vm.doubt(Some(error.to_string()));
+                        self.cannot_read(&vm, error.to_string());
                     }
                 }
             }
         }
+    }
+
+    fn cannot_read(&self, vm: &Vm, problem: String) {
+        self.events.tell(Happening::VmInDoubt {
+            vm: vm.name.clone(),
+            problem: events::shortened(&problem),
+        });
+        vm.doubt(Some(problem));
     }
 
     /// A migration's journal at its destination, if it is kept.
@@ -123,7 +142,7 @@ impl Settlers {
         let Some(kept) = kept else { return false };
         self.registry.unsettled(vm);
         if let (Kept::Unreadable(error), Some(vm)) = (&kept, self.registry.vm(vm)) {
-            vm.doubt(Some(error.to_string()));
+            self.cannot_read(&vm, error.to_string());
         }
         self.take_up(vec![kept]);
         true
@@ -222,14 +241,15 @@ impl Settlers {
             ResolveSide::There => Resolution::There,
         };
         if !request.certain {
-            return Err(Denied::Asked(match resolution {
+            let text = match resolution {
                 Resolution::Here => format!(
                     "first make sure that {name} can't run on the other host any more, and say so"
                 ),
                 Resolution::There => {
                     format!("first make sure that {name} runs on the other host, and say so")
                 }
-            }));
+            };
+            return Err(Denied::Coded(ErrorCode::NotCertain, text));
         }
         self.resolve(name, resolution)?;
         Ok(self.registry.show(name).ok())
@@ -246,12 +266,14 @@ impl Settlers {
             ResolveSide::There if request.certain => {
                 self.registry.forget_unreadable(name).map(|()| None)
             }
-            ResolveSide::Here => Err(Denied::Asked(format!(
-                "first make sure that {name} can't run on another host, and say so"
-            ))),
-            ResolveSide::There => {
-                Err(Denied::Asked(format!("first make sure that {name} doesn't run here")))
-            }
+            ResolveSide::Here => Err(Denied::Coded(
+                ErrorCode::NotCertain,
+                format!("first make sure that {name} can't run on another host, and say so"),
+            )),
+            ResolveSide::There => Err(Denied::Coded(
+                ErrorCode::NotCertain,
+                format!("first make sure that {name} doesn't run here"),
+            )),
         }
     }
 
@@ -260,8 +282,8 @@ impl Settlers {
             let desks = self.desks.lock();
             desks.values().filter(|desk| desk.vm == vm).map(|desk| desk.tell.clone()).collect()
         };
-        let mut denied =
-            Denied::Conflict(format!("{vm} is not in doubt: there is nothing to decide"));
+        let text = format!("{vm} is not in doubt: there is nothing to decide");
+        let mut denied = Denied::Coded(ErrorCode::VmNotInDoubt, text);
         for tell in desks {
             let (reply, done) = bounded(1);
             if tell.send(Request::Resolve(resolution, reply)).is_err() {
@@ -294,11 +316,14 @@ impl Settlers {
         let desks = self.desks.lock();
         match desks.iter().find(|((_, side), desk)| *side == Side::Source && desk.vm == vm) {
             None => Ok(()),
-            Some((_, desk)) => Err(Denied::Conflict(format!(
-                "the last migration of {vm} is not settled with {} yet: `droveway show {vm}` says \
-                 more; it is asked again and again",
-                desk.peer
-            ))),
+            Some((_, desk)) => Err(Denied::Coded(
+                ErrorCode::VmInDoubt,
+                format!(
+                    "the last migration of {vm} is not settled with {} yet: `droveway show {vm}` \
+                     says more; it is asked again and again",
+                    desk.peer
+                ),
+            )),
         }
     }
 

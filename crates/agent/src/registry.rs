@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{AttachRequest, GuestHelper, RunRequest, VmStatus, VmSummary};
+use api::{AttachRequest, ErrorCode, GuestHelper, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
 use qemu::launch::User;
 use qemu::machine::{self, By, GuestPort, Start};
@@ -148,7 +148,8 @@ impl Registry {
         let claim = self.claim(&request.name, Busy::Starting)?;
         let machine = machine::attach(Path::new(&request.qmp), &claim.dir)?;
         if let Some(name) = self.who_has(machine.process.pid()) {
-            return Err(Denied::Conflict(format!("that VM is here already, as {name}")));
+            let text = format!("that VM is here already, as {name}");
+            return Err(Denied::Coded(ErrorCode::VmExists, text));
         }
         let vm = claim.fill_attached(machine, &request.share_domain)?;
         claim.keep()?;
@@ -211,9 +212,10 @@ impl Registry {
     pub(crate) fn begin_move(&self, name: &str, id: &str) -> Result<Arc<Vm>, Denied> {
         // Asked first, outside the lock: a VM that is dead can't be moved.
         if self.show(name)?.status == VmStatus::Dead {
-            return Err(Denied::Conflict(format!(
+            let text = format!(
                 "{name} is dead: `droveway show {name}` says why, `droveway stop {name}` removes it"
-            )));
+            );
+            return Err(Denied::Coded(ErrorCode::VmDead, text));
         }
         self.set_busy(name, Busy::Moving(id.to_owned()))
     }
@@ -290,7 +292,8 @@ impl Registry {
         let mut slots = self.slots.lock();
         let slot = slots.get_mut(name).ok_or_else(|| unknown(name))?;
         match (&slot.vm, &slot.busy) {
-            (Some(vm), Busy::Nothing) if vm.unreadable_why().is_some() => Err(Denied::Conflict(
+            (Some(vm), Busy::Nothing) if vm.unreadable_why().is_some() => Err(Denied::Coded(
+                ErrorCode::VmUnreadable,
                 format!("{name} is unreadable: `droveway show {name}` says why, and what to do"),
             )),
             (Some(vm), Busy::Nothing) => {
@@ -334,12 +337,18 @@ pub(crate) fn check_domain(domain: &str) -> Result<(), Denied> {
 }
 
 fn unknown(name: &str) -> Denied {
-    Denied::Unknown(format!("there is no VM `{name}` here: `droveway list` shows those there are"))
+    let text = format!("there is no VM `{name}` here: `droveway list` shows those there are");
+    Denied::Coded(ErrorCode::NoSuchVm, text)
 }
 
 /// Why a name or a VM can't be had right now.
 fn in_the_way(name: &str, busy: &Busy) -> Denied {
-    Denied::Conflict(match busy {
+    let code = match busy {
+        Busy::Nothing => ErrorCode::VmExists,
+        Busy::Unsettled => ErrorCode::VmInDoubt,
+        Busy::Starting | Busy::Arriving(_) | Busy::Moving(_) | Busy::Stopping => ErrorCode::VmBusy,
+    };
+    let text = match busy {
         Busy::Nothing => format!("there is a VM `{name}` here already"),
         Busy::Starting => format!("{name} is starting"),
         Busy::Arriving(id) => format!("{name} is arriving here with migration {id}"),
@@ -350,7 +359,8 @@ fn in_the_way(name: &str, busy: &Busy) -> Denied {
         Busy::Unsettled => {
             format!("{name} is in doubt: `droveway show {name}` says why, and what to do")
         }
-    })
+    };
+    Denied::Coded(code, text)
 }
 
 fn remove_dir(dir: &Path) {

@@ -4,21 +4,30 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use api::Happening;
 use identity::{Files, Identity};
 use tokio::signal::unix::Signal;
 use tokio::time::{MissedTickBehavior, interval};
+
+use crate::events::Events;
 
 /// Renewals are a matter of days; a copy of several files takes no longer than this.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Goes on for as long as the agent does. Connections that are there keep the certificate
 /// they began with, so no migration notices.
-pub(crate) async fn follow(identity: Arc<Identity>, files: Files, mut told: Signal) {
+pub(crate) async fn follow(
+    identity: Arc<Identity>,
+    files: Files,
+    events: Arc<Events>,
+    mut told: Signal,
+) {
     let mut turns = interval(LOOK_AGAIN);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut used = files.changed();
     // What was seen the last time, and may be half a copy.
     let mut seen = used;
+    let mut expiry = Expiry::default();
     loop {
         let is_told = tokio::select! {
             _ = turns.tick() => false,
@@ -29,15 +38,35 @@ pub(crate) async fn follow(identity: Arc<Identity>, files: Files, mut told: Sign
         seen = now;
         if is_told || (now != used && is_whole) {
             used = now;
-            reload(&identity, &files);
+            reload(&identity, &files, &events);
+        }
+        expiry.look(&identity, &events, SystemTime::now());
+    }
+}
+
+/// The certificate of which it was told that it ends.
+#[derive(Default)]
+struct Expiry {
+    told_until_s: Option<i64>,
+}
+
+impl Expiry {
+    /// Tells once of each certificate that it is about to end.
+    fn look(&mut self, identity: &Identity, events: &Events, now: SystemTime) {
+        let until_unix_s = identity.validity().not_after_s;
+        let Some(problem) = identity.warning(now) else { return };
+        if self.told_until_s.replace(until_unix_s) != Some(until_unix_s) {
+            events.tell(Happening::CertificateExpires { until_unix_s, problem });
         }
     }
 }
 
-fn reload(identity: &Identity, files: &Files) {
+fn reload(identity: &Identity, files: &Files, events: &Events) {
     match identity.reload(files) {
         Ok(()) => {
             tracing::info!("the certificate was read again: {}", identity.validity());
+            let until_unix_s = identity.validity().not_after_s;
+            events.tell(Happening::CertificateRenewed { until_unix_s });
             if let Some(warning) = identity.warning(SystemTime::now()) {
                 tracing::warn!("{warning}");
             }
@@ -45,5 +74,49 @@ fn reload(identity: &Identity, files: &Files) {
         Err(error) => {
             tracing::error!(%error, "the certificate was not replaced, the one before is used");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use identity::{Authority, Subject, Wanted};
+
+    use super::*;
+    use crate::events::Limits;
+
+    #[test]
+    fn a_renewal_is_told_and_an_end_once_for_each_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::create(dir.path(), 1000).unwrap();
+        let authority = Authority::open(dir.path()).unwrap();
+        let issue = |days, replace| {
+            let subject = Subject::host("here").unwrap();
+            let out = dir.path().join("here");
+            authority.issue(&Wanted { subject, days, out, replace }).unwrap().files
+        };
+        let files = issue(1, false);
+        let identity = Identity::load("here", &files).unwrap();
+        let events = Events::new(Limits::default()).unwrap();
+        let mut expiry = Expiry::default();
+        let mut look = || expiry.look(&identity, &events, SystemTime::now());
+        look();
+        look();
+        let told = events.told();
+        let [Happening::CertificateExpires { until_unix_s, problem }] = &told[..] else {
+            panic!("{told:?}")
+        };
+        assert!(problem.contains("here expires on"), "{problem}");
+        // One that ends soon, too, and then one that does not.
+        for (days, told) in [(2, 3), (800, 4)] {
+            issue(days, true);
+            reload(&identity, &files, &events);
+            look();
+            assert_eq!(events.told().len(), told);
+        }
+        let until = |events: Vec<Happening>| match events.last() {
+            Some(Happening::CertificateRenewed { until_unix_s }) => *until_unix_s,
+            other => panic!("{other:?}"),
+        };
+        assert!(until(events.told()) > *until_unix_s);
     }
 }

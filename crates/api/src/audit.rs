@@ -1,9 +1,10 @@
 //! Whether what arrived is what QEMU handed over.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// How much of a migration is audited before its VM is given up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Audit {
     /// Nothing.
@@ -16,7 +17,7 @@ pub enum Audit {
 }
 
 /// What an audit found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "found")]
 pub enum Audited {
     /// It wasn't made, or not to its end.

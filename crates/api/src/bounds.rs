@@ -6,6 +6,10 @@ use std::str::FromStr;
 
 use data_threads::{Cpus, Priority};
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::json;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 /// Bits per second on the wire, as network people count: `200M` is 200,000,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -35,6 +39,16 @@ impl BitRate {
         (self.0.get() / 8).max(1)
     }
 }
+
+impl PartialSchema for BitRate {
+    fn schema() -> RefOr<Schema> {
+        let about = "Bits per second on the wire";
+        let number = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1));
+        number.description(Some(about)).into()
+    }
+}
+
+impl ToSchema for BitRate {}
 
 impl FromStr for BitRate {
     type Err = BitRateError;
@@ -70,7 +84,7 @@ impl fmt::Display for BitRate {
 }
 
 /// What a migration may use.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Bounds {
     /// What all its lanes together never pass.
@@ -78,27 +92,33 @@ pub struct Bounds {
     /// What it gets even if others want everything.
     pub reserve_bits_per_s: Option<BitRate>,
     /// Whether its data threads go before others that want the same CPUs.
+    #[schema(schema_with = priority)]
     pub priority: Priority,
     /// The CPUs that its data threads run on, at both hosts; all if none are
     /// named.
+    #[schema(value_type = Option<String>)]
     pub cpus: Option<Cpus>,
 }
 
 /// `PATCH /v1/migrations/ID`: what is left out stays, `null` takes away.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BoundsChange {
     /// See [`Bounds::limit_bits_per_s`].
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BitRate>)]
     pub limit_bits_per_s: Option<Option<BitRate>>,
     /// See [`Bounds::reserve_bits_per_s`].
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<BitRate>)]
     pub reserve_bits_per_s: Option<Option<BitRate>>,
     /// See [`Bounds::priority`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = priority)]
     pub priority: Option<Priority>,
     /// See [`Bounds::cpus`].
     #[serde(default, deserialize_with = "named", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub cpus: Option<Option<Cpus>>,
 }
 
@@ -121,13 +141,19 @@ impl BoundsChange {
     }
 }
 
+/// Its type is in a crate that knows nothing of the API.
+fn priority() -> Object {
+    let values = [Priority::Low, Priority::Normal, Priority::High].map(|one| json!(one));
+    ObjectBuilder::new().schema_type(Type::String).enum_values(Some(values)).build()
+}
+
 /// What is there, `null` too.
 fn named<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }
 
 /// A change of what a migration may use, while it ran.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct BoundsChanged {
     /// Seconds since the command.
     pub at_s: f64,

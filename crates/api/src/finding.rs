@@ -1,9 +1,10 @@
 //! What `droveway doctor` found.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// How much a [`Finding`] matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
     /// As it should be.
@@ -17,7 +18,7 @@ pub enum Severity {
 }
 
 /// One thing that was looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
     /// The host, or the pair of hosts, that it is of.
     pub host: String,
@@ -33,7 +34,7 @@ pub struct Finding {
 }
 
 /// What `GET /v1/doctor` and `GET /v1/doctor/HOST` answer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Examination {
     /// The host that was examined, or the pair.
     pub of: String,

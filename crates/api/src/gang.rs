@@ -3,6 +3,7 @@
 mod report;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::audit::Audit;
 use crate::bounds::Bounds;
@@ -18,7 +19,7 @@ pub use report::{Figures, GangReport, MoveReport};
 pub const PARALLEL_MAX: u16 = 16;
 
 /// One VM that shall move.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WantedMove {
     /// Its name.
@@ -31,7 +32,7 @@ pub struct WantedMove {
 }
 
 /// A host whose VMs shall all leave.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Evacuation {
     /// The host.
@@ -43,7 +44,7 @@ pub struct Evacuation {
 
 /// How the VMs of a gang are moved: as in [`MigrateRequest`], without what
 /// makes sense for one VM alone.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GangOptions {
     /// See [`MigrateRequest::lanes`].
@@ -132,7 +133,7 @@ impl GangOptions {
 }
 
 /// `POST /v1/gangs`: VMs by name, or all of a host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GangRequest {
     /// VMs by name.
@@ -162,7 +163,7 @@ fn default_parallel() -> u16 {
 }
 
 /// One VM of a plan.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlannedMove {
     /// Its name.
     pub vm: String,
@@ -184,7 +185,7 @@ pub struct PlannedMove {
 }
 
 /// What of a VM is expected not to be sent: an estimate, from samples.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SharedParts {
     /// VMs at the destination have it.
     pub held_bytes: u64,
@@ -203,7 +204,7 @@ impl SharedParts {
 }
 
 /// A host's memory, before and after.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostRoom {
     /// The host.
     pub host: String,
@@ -214,7 +215,7 @@ pub struct HostRoom {
 }
 
 /// What a gang does.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GangPlan {
     /// Each VM, the largest first.
     pub moves: Vec<PlannedMove>,
@@ -225,7 +226,7 @@ pub struct GangPlan {
 }
 
 /// What `POST /v1/gangs` and `POST /v1/gangs/ID/resume` answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GangStarted {
     /// The gang, for watching and cancelling it; none after a dry run.
     pub id: Option<String>,
@@ -234,7 +235,7 @@ pub struct GangStarted {
 }
 
 /// How far one VM of a gang is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MoveState {
     /// Its turn has not come.
@@ -259,7 +260,7 @@ impl MoveState {
 }
 
 /// One VM of a gang.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MoveProgress {
     /// Its name.
     pub vm: String,
@@ -280,7 +281,7 @@ pub struct MoveProgress {
 }
 
 /// All VMs of a gang together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GangTotals {
     /// VMs whose turn has not come.
     pub waiting: usize,
@@ -302,7 +303,7 @@ pub struct GangTotals {
 }
 
 /// How a gang ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GangOutcome {
     /// All VMs are at their destinations.
@@ -317,7 +318,7 @@ pub enum GangOutcome {
 
 /// One line of `GET /v1/gangs/ID/progress` (NDJSON) and what `GET /v1/gangs/ID`
 /// answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct GangProgress {
     /// The gang.
     pub id: String,

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 const CPU_PERCENT: RangeInclusive<u16> = 1..=100;
 const TIME_MS: RangeInclusive<u32> = 1..=600_000;
@@ -15,7 +16,7 @@ const MS_PER_S: u32 = 1000;
 /// What the helper in a guest may use up there for one answer: typed as
 /// `cpu=20%,time=2s,memory=16M`, of which each may be left out. The helper keeps to
 /// it; who asks waits no longer than the time and a little.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HelperBudget {
     /// Of one CPU, 1 to 100.

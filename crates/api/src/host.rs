@@ -1,9 +1,10 @@
 //! The agent itself and the hosts it knows.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// What `GET /v1/host` answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct HostInfo {
     /// The host's name.
     pub name: String,
@@ -22,7 +23,7 @@ pub struct HostInfo {
 }
 
 /// One other host, from the peers file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct PeerInfo {
     /// Its name.
     pub name: String,

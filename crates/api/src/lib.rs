@@ -3,6 +3,8 @@
 
 mod audit;
 mod bounds;
+mod error;
+mod event;
 mod finding;
 mod gang;
 mod helper_budget;
@@ -18,6 +20,8 @@ mod vm;
 pub use audit::{Audit, Audited};
 pub use bounds::{BitRate, BitRateError, Bounds, BoundsChange, BoundsChanged};
 pub use data_threads::{Cpus, Priority};
+pub use error::{ErrorBody, ErrorCode};
+pub use event::{Event, GapReason, Happening, MigrationResult};
 pub use finding::{Examination, Finding, Severity};
 pub use gang::{
     Evacuation, Figures, GangOptions, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest,
@@ -39,12 +43,3 @@ pub use vm::{
     AttachRequest, GuestHelper, KnownContent, ResolveRequest, ResolveSide, RunRequest, StopEnd,
     StopHow, Stopped, VmStatus, VmSummary,
 };
-
-use serde::{Deserialize, Serialize};
-
-/// The body of every answer that is not 2xx.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ErrorBody {
-    /// What went wrong and what to do, for a person.
-    pub error: String,
-}

@@ -1,6 +1,7 @@
 //! One migration: asked for, watched, ended.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::audit::Audit;
 use crate::bounds::Bounds;
@@ -9,7 +10,7 @@ use crate::slowing::Slowing;
 use crate::storage::FromStorage;
 
 /// How page bodies are encoded on the lanes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Compress {
     /// By who waits for whom.
@@ -24,7 +25,7 @@ pub enum Compress {
 }
 
 /// Which of QEMU's streams is tapped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TapChoice {
     /// Multifd where QEMU and the VM's devices allow it.
@@ -37,7 +38,7 @@ pub enum TapChoice {
 }
 
 /// `droveway migrate`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateRequest {
     /// The VM to move.
@@ -105,7 +106,7 @@ pub struct MigrateRequest {
 }
 
 /// What `POST /v1/migrations` answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MigrationStarted {
     /// The migration, for watching and cancelling it.
     pub id: String,
@@ -139,7 +140,7 @@ pub(crate) fn all() -> f64 {
 }
 
 /// Where a migration is. In this order; a failure may end it at any point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Both ends check, the destination starts QEMU, lanes connect.
@@ -159,7 +160,7 @@ pub enum Phase {
 }
 
 /// What keeps a migration from being faster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
     /// Nothing measured yet.
@@ -181,7 +182,7 @@ pub enum Limit {
 }
 
 /// How it ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "outcome", content = "reason")]
 pub enum Outcome {
     /// The VM runs at the destination.
@@ -194,7 +195,7 @@ pub enum Outcome {
 
 /// One line of `GET /v1/migrations/ID/progress` (NDJSON) and what
 /// `GET /v1/migrations/ID` answers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
     /// The migration.
     pub id: String,

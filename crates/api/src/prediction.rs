@@ -1,12 +1,13 @@
 //! What a migration would take, before it is begun.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::bounds::BitRate;
 use crate::slowing::Slowing;
 
 /// `POST /v1/vms/NAME/predict`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictRequest {
     /// The host to move it to.
@@ -23,7 +24,7 @@ pub struct PredictRequest {
 }
 
 /// A migration that has not been.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Outlook {
     /// From the command to the VM running at the destination.
     pub total_s: f64,
@@ -36,7 +37,7 @@ pub struct Outlook {
 }
 
 /// What a migration would take.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Prediction {
     /// The VM.
     pub vm: String,

@@ -1,13 +1,14 @@
 //! What remains of a migration: saved as JSON, shown as text or HTML.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::audit::Audited;
 use crate::bounds::{Bounds, BoundsChanged};
 use crate::migration::{Outcome, Phase, Progress, all};
 
 /// When a phase began, in seconds since the command.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, ToSchema)]
 pub struct PhaseTime {
     /// Which.
     pub phase: Phase,
@@ -16,7 +17,7 @@ pub struct PhaseTime {
 }
 
 /// The state of a migration at one instant.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Sample {
     /// Seconds since the command.
     pub at_s: f64,
@@ -38,7 +39,7 @@ pub struct Sample {
 }
 
 /// One lane over the whole migration.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct LaneReport {
     /// Local and remote address.
     pub name: String,
@@ -52,7 +53,7 @@ pub struct LaneReport {
 }
 
 /// One disk that moved.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct DiskReport {
     /// Its name.
     pub name: String,
@@ -68,7 +69,7 @@ pub struct DiskReport {
 }
 
 /// A VM that was slowed, so that its migration came to an end.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Slowed {
     /// What slowed it.
     pub by: String,
@@ -86,7 +87,7 @@ pub struct Slowed {
 }
 
 /// The whole story of one migration.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Report {
     /// The migration.
     pub id: String,

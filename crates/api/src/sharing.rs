@@ -1,9 +1,10 @@
 //! With whom a VM that moves shares content.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Where pages may come from that the source need not send.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Share {
     /// As far as both hosts are configured for it, if there is anything to find: the
@@ -20,7 +21,7 @@ pub enum Share {
 }
 
 /// What content a VM has in common with others, and with which.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sharing {
     /// How far.

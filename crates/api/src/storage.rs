@@ -1,12 +1,13 @@
 //! Pages that a VM's own disks have.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::bounds::BitRate;
 use crate::helper_budget::HelperBudget;
 
 /// Whether pages are read from the VM's disks at the destination.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ReadDisks {
     /// Those that the guest's helper names, where the disks can be read. Without a
@@ -20,7 +21,7 @@ pub enum ReadDisks {
 }
 
 /// How storage is used that both hosts see.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FromStorage {
     /// Whether it is.

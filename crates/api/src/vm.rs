@@ -1,9 +1,10 @@
 //! VMs of one host, as the API shows them.
 
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 /// Start a VM under this agent.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct RunRequest {
     /// The VM's name, unique on its host.
     pub name: String,
@@ -11,7 +12,7 @@ pub struct RunRequest {
     pub argv: Vec<String>,
     /// The directory that relative paths in `argv` are meant from.
     pub cwd: String,
-    /// Its sharing domain: see [`Sharing`](crate::Sharing).
+    /// Its sharing domain.
     #[serde(default)]
     pub share_domain: String,
     /// Whether it gets a port for the helper in the guest, if its machine can have
@@ -25,19 +26,20 @@ fn by_default() -> bool {
 }
 
 /// Adopt a VM that somebody else started.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct AttachRequest {
     /// The name it gets here.
     pub name: String,
     /// Its QMP socket.
     pub qmp: String,
-    /// Its sharing domain: see [`Sharing`](crate::Sharing).
+    /// Its sharing domain.
     #[serde(default)]
     pub share_domain: String,
 }
 
 /// How to stop a VM: the query of `DELETE /v1/vms/NAME`.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct StopHow {
     /// Pull the plug at once.
     #[serde(default)]
@@ -53,14 +55,14 @@ fn default_stop_timeout_s() -> u64 {
 }
 
 /// What `DELETE /v1/vms/NAME` answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Stopped {
     /// How it ended.
     pub end: StopEnd,
 }
 
 /// How a stopped VM ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum StopEnd {
     /// The guest shut itself down.
@@ -73,7 +75,7 @@ pub enum StopEnd {
 
 /// An operator's decision about a VM that is in doubt: the body of
 /// `POST /v1/vms/NAME/resolve`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResolveRequest {
     /// Whose it is.
@@ -84,7 +86,7 @@ pub struct ResolveRequest {
 }
 
 /// Whose a VM is that is in doubt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResolveSide {
     /// It goes on here.
@@ -94,7 +96,7 @@ pub enum ResolveSide {
 }
 
 /// What a VM is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmStatus {
     /// Its vCPUs run.
@@ -114,7 +116,7 @@ pub enum VmStatus {
 }
 
 /// How much its host's agent knows of what a VM contains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KnownContent {
     /// How many times all of its memory was looked at.
     pub rounds: u64,
@@ -123,7 +125,7 @@ pub struct KnownContent {
 }
 
 /// Whether a VM has the helper in its guest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum GuestHelper {
     /// It answers.
@@ -149,7 +151,7 @@ pub enum GuestHelper {
 }
 
 /// One VM.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct VmSummary {
     /// Its name.
     pub name: String,

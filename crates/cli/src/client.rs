@@ -1,5 +1,6 @@
 //! HTTP to the agent.
 
+mod events;
 mod route;
 
 use std::error::Error;
@@ -7,13 +8,15 @@ use std::error::Error;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::{Method, Request, Response};
+use hyper::http::request::Builder;
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::problem::Problem;
 
+pub(crate) use self::events::EventStream;
 pub(crate) use self::route::Route;
 
 /// A report of a long migration has some thousand samples of 64 lanes: below
@@ -70,10 +73,30 @@ impl Client {
     pub(crate) async fn lines(&self, path: &str) -> Result<Lines, Problem> {
         let response = self.send(Method::GET, path, NOTHING).await?;
         if response.status().is_success() {
-            Ok(Lines { body: response.into_body(), ready: Vec::new(), at: self.route.to_string() })
+            Ok(self.lines_of(response))
         } else {
             Err(Problem::Refused(refusal(&self.whole(response).await?)))
         }
+    }
+
+    /// Asks for events from now on, or after the one with the id `last`.
+    pub(crate) async fn events(&self, last: Option<&str>) -> Result<EventStream, Problem> {
+        let mut request = request(Method::GET, "/v1/events");
+        if let Some(last) = last {
+            request = request.header("last-event-id", last);
+        }
+        let response = self.send_as(request, "/v1/events", NOTHING).await?;
+        match response.status() {
+            status if status.is_success() => Ok(EventStream::new(self.lines_of(response))),
+            StatusCode::SERVICE_UNAVAILABLE => {
+                Err(Problem::NotNow(refusal(&self.whole(response).await?)))
+            }
+            _ => Err(Problem::Refused(refusal(&self.whole(response).await?))),
+        }
+    }
+
+    fn lines_of(&self, response: Response<Incoming>) -> Lines {
+        Lines { body: response.into_body(), ready: Vec::new(), at: self.route.to_string() }
     }
 
     async fn send(
@@ -82,12 +105,20 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<Response<Incoming>, Problem> {
+        self.send_as(request(method, path), path, body).await
+    }
+
+    async fn send_as(
+        &self,
+        mut request: Builder,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<Response<Incoming>, Problem> {
         let stream = self.route.take().await?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
         // Ends with the connection; an error there reaches the request too.
         tokio::spawn(connection);
-        let mut request = Request::builder().method(method).uri(path).header("host", "droveway");
         let body = match body {
             Some(body) => {
                 request = request.header("content-type", "application/json");
@@ -117,6 +148,10 @@ impl Client {
     }
 }
 
+fn request(method: Method, path: &str) -> Builder {
+    Request::builder().method(method).uri(path).header("host", "droveway")
+}
+
 /// What an answer that is not 2xx says.
 fn refusal(bytes: &[u8]) -> String {
     match serde_json::from_slice::<api::ErrorBody>(bytes) {
@@ -136,10 +171,15 @@ impl Lines {
     /// The next one; none at the end. Safe to drop while it waits: what has
     /// come stays for the next call.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Problem> {
+        let Some(line) = self.line().await? else { return Ok(None) };
+        serde_json::from_slice(&line).map(Some).map_err(|e| self.lost(&e))
+    }
+
+    /// The next one as it is.
+    async fn line(&mut self) -> Result<Option<Vec<u8>>, Problem> {
         loop {
             if let Some(end) = self.ready.iter().position(|&byte| byte == b'\n') {
-                let line: Vec<u8> = self.ready.drain(..=end).collect();
-                return serde_json::from_slice(&line).map(Some).map_err(|e| self.lost(&e));
+                return Ok(Some(self.ready.drain(..=end).collect()));
             }
             if self.ready.len() > LINE_BYTES_MAX {
                 return Err(self.lost(&"a line without an end"));

@@ -8,6 +8,7 @@ pub(crate) mod cancel;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod evacuate;
+pub(crate) mod events;
 pub(crate) mod gang;
 pub(crate) mod libvirt;
 pub(crate) mod list;
@@ -33,6 +34,7 @@ use self::cancel::CancelArgs;
 use self::completions::{CompletionsArgs, ManArgs};
 use self::doctor::DoctorArgs;
 use self::evacuate::EvacuateArgs;
+use self::events::EventsArgs;
 use self::gang::GangArgs;
 use self::libvirt::LibvirtArgs;
 use self::list::ListArgs;
@@ -110,6 +112,8 @@ pub(crate) enum Request {
     Cancel(CancelArgs),
     /// Decide which host a VM in doubt belongs to
     Resolve(ResolveArgs),
+    /// Follow what happens at this host: migrations, arrivals, gangs, VMs in doubt
+    Events(EventsArgs),
     /// Show how a migration, or a gang, went
     Report(ReportArgs),
     /// Check this host, or whether its VMs can move to another host
@@ -134,6 +138,7 @@ impl Request {
             Self::Cancel(args) => cancel::run(client, &args).await,
             Self::Resolve(args) => resolve::run(client, &args).await,
             Self::Report(args) => report::run(client, &args).await,
+            Self::Events(args) => events::run(client, &args).await,
             Self::Doctor(args) => doctor::run(client, &args).await,
             Self::SupportBundle(args) => support_bundle::run(client, &args).await,
         }

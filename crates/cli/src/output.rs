@@ -2,6 +2,8 @@
 
 pub(crate) mod amount;
 mod bounds;
+pub(crate) mod date;
+pub(crate) mod event;
 mod json;
 mod phase;
 mod sentence;

@@ -28,6 +28,9 @@ pub(crate) enum Problem {
     /// The agent says no.
     #[error("{0}")]
     Refused(String),
+    /// The agent says no, and may say yes in a while.
+    #[error("{0}")]
+    NotNow(String),
     /// Something on this side.
     #[error("{what}: {source}")]
     Local {

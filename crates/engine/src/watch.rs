@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::{Bounds, BoundsChange, Progress};
+use api::{Bounds, BoundsChange, Phase, Progress};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::{Condvar, Mutex};
 
@@ -14,7 +14,10 @@ pub struct Watch {
     cancelled: Receiver<()>,
     rebind: Sender<()>,
     rebound: Receiver<()>,
+    entered: Option<Box<Entered>>,
 }
+
+type Entered = dyn Fn(Phase) + Send + Sync;
 
 struct State {
     progress: Progress,
@@ -36,7 +39,15 @@ impl Watch {
             cancelled,
             rebind,
             rebound,
+            entered: None,
         }
+    }
+
+    /// The same; `entered` is told of each phase that it comes to. A watcher may miss one
+    /// that is over at once. It must not wait for anything: the VM may stand still.
+    #[must_use]
+    pub fn with_entered(self, entered: impl Fn(Phase) + Send + Sync + 'static) -> Self {
+        Self { entered: Some(Box::new(entered)), ..self }
     }
 
     /// Changes what the migration may use, at both ends. Says what it may use
@@ -84,10 +95,15 @@ impl Watch {
 
     pub(crate) fn update(&self, change: impl FnOnce(&mut Progress)) {
         let mut state = self.state.lock();
+        let before = state.progress.phase;
         change(&mut state.progress);
+        let phase = state.progress.phase;
         state.version += 1;
         drop(state);
         self.changed.notify_all();
+        if let Some(entered) = self.entered.as_ref().filter(|_| phase != before) {
+            entered(phase);
+        }
     }
 
     /// Told when [`Watch::bounds`] have changed.

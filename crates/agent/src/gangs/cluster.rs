@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::ErrorCode;
 use engine::{Orders, Peer};
 
 use super::order_handler::OrderHandler;
@@ -170,5 +171,5 @@ fn plain(text: &str) -> String {
 
 /// For who asked for a gang: another host's agent does not do its part.
 pub(super) fn silent(host: &str, why: &str) -> Denied {
-    Denied::Conflict(format!("the agent of {host} can't be asked: {why}"))
+    Denied::Coded(ErrorCode::HostSilent, format!("the agent of {host} can't be asked: {why}"))
 }

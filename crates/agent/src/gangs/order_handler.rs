@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Figures, MigrateRequest, Phase, VmStatus, VmSummary};
+use api::{ErrorCode, Figures, MigrateRequest, Phase, VmStatus, VmSummary};
 use engine::Local;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
@@ -168,12 +168,14 @@ impl OrderHandler {
         let wait = Duration::from_millis(wait_ms).min(WATCH_MAX);
         let progress = match self.migrations.wait_phase(id, seen, wait) {
             Ok(progress) => progress,
-            Err(Denied::Unknown(_)) => return Answer::NoSuch,
+            Err(denied) if denied.code() == ErrorCode::NoSuchMigration => return Answer::NoSuch,
             // It ends right now, and its report takes long.
-            Err(Denied::Conflict(_)) => match self.migrations.show(id) {
-                Ok(progress) => progress,
-                Err(denied) => return refused(&denied),
-            },
+            Err(denied) if denied.code() == ErrorCode::MigrationRunning => {
+                match self.migrations.show(id) {
+                    Ok(progress) => progress,
+                    Err(denied) => return refused(&denied),
+                }
+            }
             Err(denied) => return refused(&denied),
         };
         let figures = match &progress.outcome {

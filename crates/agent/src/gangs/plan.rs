@@ -5,7 +5,8 @@ mod shares;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use api::{
-    Evacuation, GangPlan, GangRequest, HostRoom, PARALLEL_MAX, PlannedMove, VmStatus, WantedMove,
+    ErrorCode, Evacuation, GangPlan, GangRequest, HostRoom, PARALLEL_MAX, PlannedMove, VmStatus,
+    WantedMove,
 };
 use policy::gang::{self, Host};
 
@@ -57,7 +58,8 @@ fn check(request: &GangRequest) -> Result<(), Denied> {
             return Err(Denied::Asked(format!("{} is named twice: name it once", wanted.vm)));
         }
         if wanted.from.as_ref() == Some(&wanted.to) {
-            return Err(Denied::Asked(format!("{} is at that host already", wanted.vm)));
+            let text = format!("{} is at that host already", wanted.vm);
+            return Err(Denied::Coded(ErrorCode::AlreadyThere, text));
         }
     }
     Ok(())
@@ -153,22 +155,25 @@ impl<'r> Planner<'r> {
                     hosts => format!(" ({} did not answer)", hosts.join(", ")),
                 };
                 let place = from.as_deref().unwrap_or("any host");
-                return Err(Denied::Unknown(format!("there is no VM `{name}` on {place}{silent}")));
+                let text = format!("there is no VM `{name}` on {place}{silent}");
+                return Err(Denied::Coded(ErrorCode::NoSuchVm, text));
             }
             several => {
                 let hosts: Vec<&str> = several.iter().map(|(_, host)| host.as_str()).collect();
-                return Err(Denied::Asked(format!(
+                let text = format!(
                     "{} have a VM `{name}` each: say which is meant, as HOST/{name}={to}, or by `from` \
                      in a plan file",
                     hosts.join(" and ")
-                )));
+                );
+                return Err(Denied::Coded(ErrorCode::AmbiguousVm, text));
             }
         };
         if at == to {
-            return Err(Denied::Asked(format!("{name} is on {to} already")));
+            let text = format!("{name} is on {to} already");
+            return Err(Denied::Coded(ErrorCode::AlreadyThere, text));
         }
-        if let Some(why) = cannot_move(vm) {
-            return Err(Denied::Conflict(format!("{name} on {at} {why}")));
+        if let Some((code, why)) = cannot_move(vm) {
+            return Err(Denied::Coded(code, format!("{name} on {at} {why}")));
         }
         Ok(Chosen { vm: vm.clone(), from: at.clone(), to: to.clone() })
     }
@@ -209,7 +214,7 @@ impl<'r> Planner<'r> {
             })
             .collect();
         let placed = gang::place(&to_place, &rooms, self.request.options.overcommit_memory)
-            .map_err(|no_place| Denied::Conflict(no_place.to_string()))?;
+            .map_err(|no_place| Denied::Coded(ErrorCode::NoRoom, no_place.to_string()))?;
         let chosen = vms.iter().zip(placed).map(|(vm, number)| Chosen {
             vm: vm.clone(),
             from: host.clone(),
@@ -224,7 +229,7 @@ impl<'r> Planner<'r> {
         let (leaving, staying): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|vm| cannot_move(vm).is_none());
         for vm in staying {
-            let why = cannot_move(&vm).unwrap_or_default();
+            let why = cannot_move(&vm).map(|(_, why)| why).unwrap_or_default();
             self.notes.push(format!("{} on {host} {why}: it is left out", vm.name));
         }
         Ok(leaving)
@@ -289,10 +294,9 @@ impl<'r> Planner<'r> {
             return Ok(());
         }
         let known: Vec<&str> = self.racks.keys().map(String::as_str).collect();
-        Err(Denied::Unknown(format!(
-            "there is no host `{host}` in the peers file; there is: {}",
-            known.join(", ")
-        )))
+        let known = known.join(", ");
+        let text = format!("there is no host `{host}` in the peers file; there is: {known}");
+        Err(Denied::Coded(ErrorCode::NoSuchHost, text))
     }
 
     fn ask(&mut self, hosts: BTreeSet<String>) {
@@ -357,15 +361,16 @@ impl<'r> Planner<'r> {
 }
 
 /// What keeps a VM where it is.
-fn cannot_move(vm: &Counted) -> Option<String> {
-    match (vm.status, &vm.migration) {
-        (VmStatus::Dead, _) => Some("is dead".to_owned()),
-        (VmStatus::Arriving, _) => Some("is arriving there".to_owned()),
-        (VmStatus::InDoubt, _) => Some("is in doubt".to_owned()),
-        (VmStatus::Unreadable, _) => Some("is unreadable".to_owned()),
-        (_, Some(id)) => Some(format!("is being moved by migration {id}")),
-        (VmStatus::Running | VmStatus::Paused, None) => None,
-    }
+fn cannot_move(vm: &Counted) -> Option<(ErrorCode, String)> {
+    let (code, why) = match (vm.status, &vm.migration) {
+        (VmStatus::Dead, _) => (ErrorCode::VmDead, "is dead".to_owned()),
+        (VmStatus::Arriving, _) => (ErrorCode::VmBusy, "is arriving there".to_owned()),
+        (VmStatus::InDoubt, _) => (ErrorCode::VmInDoubt, "is in doubt".to_owned()),
+        (VmStatus::Unreadable, _) => (ErrorCode::VmUnreadable, "is unreadable".to_owned()),
+        (_, Some(id)) => (ErrorCode::VmBusy, format!("is being moved by migration {id}")),
+        (VmStatus::Running | VmStatus::Paused, None) => return None,
+    };
+    Some((code, why))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use api::{GangOutcome, GangReport, MoveState, Phase, Progress};
+use api::{GangOutcome, GangReport, Happening, MoveState, Phase, Progress};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use policy::gang::{Move, Stage, admit, is_landing};
 
@@ -17,6 +17,7 @@ use super::event::Event;
 use super::flight::{End, Flight, Recall};
 use super::gang::{Gang, outcome};
 use super::store::GangStore;
+use crate::events::Events;
 use crate::migrations::random_id;
 
 /// The thread that leads.
@@ -25,6 +26,7 @@ pub(super) struct Run {
     pub(super) hear: Receiver<Event>,
     pub(super) agents: Agents,
     pub(super) store: GangStore,
+    events: Arc<Events>,
     /// VMs whose migrations an earlier run of this agent has begun.
     pub(super) begun: Vec<usize>,
     flights: HashMap<usize, InFlight>,
@@ -46,6 +48,7 @@ impl Run {
         hear: Receiver<Event>,
         agents: Agents,
         store: GangStore,
+        events: Arc<Events>,
         begun: Vec<usize>,
     ) -> Self {
         Self {
@@ -53,6 +56,7 @@ impl Run {
             hear,
             agents,
             store,
+            events,
             begun,
             flights: HashMap::new(),
             called_off: None,
@@ -63,6 +67,7 @@ impl Run {
 
     /// Leads the gang to its end.
     pub(super) fn lead(mut self) {
+        self.tell_begin();
         for number in std::mem::take(&mut self.begun) {
             self.launch(number, true);
         }
@@ -242,10 +247,29 @@ impl Run {
         report.outcome = Some(if self.leaves { GangOutcome::Interrupted } else { ended });
         self.save(&report);
         let report = self.gang.update(|shown| shown.outcome = report.outcome);
+        self.tell_end(&report);
         tracing::info!(id = report.id, outcome = ?report.outcome, "a gang has ended");
         if let Err(error) = self.store.prune() {
             tracing::warn!(%error, "old gangs can't be forgotten");
         }
+    }
+
+    fn tell_begin(&self) {
+        let report = self.gang.report();
+        let vms = report.moves.iter().filter(|one| !one.state.is_over()).count();
+        self.events.tell(Happening::GangBegan { gang: report.id, vms });
+    }
+
+    fn tell_end(&self, report: &GangReport) {
+        let count = |state| report.moves.iter().filter(|one| one.state == state).count();
+        self.events.tell(Happening::GangEnded {
+            gang: report.id.clone(),
+            result: report.outcome.unwrap_or(GangOutcome::Interrupted),
+            done: count(MoveState::Done),
+            failed: count(MoveState::Failed),
+            cancelled: count(MoveState::Cancelled),
+            total_s: report.total_s,
+        });
     }
 
     fn save(&self, report: &GangReport) {

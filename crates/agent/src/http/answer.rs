@@ -1,6 +1,6 @@
 //! What goes back: JSON, or an error with its status.
 
-use api::ErrorBody;
+use api::{ErrorBody, ErrorCode};
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -41,18 +41,10 @@ impl<T: Serialize> IntoResponse for Answer<T> {
 }
 
 pub(super) fn refusal(denied: &Denied) -> Response {
-    let status = match denied {
-        Denied::Asked(_) => StatusCode::BAD_REQUEST,
-        Denied::Forbidden(_) => StatusCode::FORBIDDEN,
-        Denied::Unknown(_) => StatusCode::NOT_FOUND,
-        Denied::Conflict(_) => StatusCode::CONFLICT,
-        Denied::Qemu(_) => StatusCode::BAD_GATEWAY,
-        Denied::Local(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        Denied::Closing => StatusCode::SERVICE_UNAVAILABLE,
-    };
-    error(status, &denied.to_string())
+    error(denied.code(), &denied.to_string())
 }
 
-pub(super) fn error(status: StatusCode, text: &str) -> Response {
-    (status, Json(ErrorBody { error: text.to_owned() })).into_response()
+pub(super) fn error(code: ErrorCode, text: &str) -> Response {
+    let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, Json(ErrorBody { error: text.to_owned(), code: Some(code) })).into_response()
 }

@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::MigrateRequest;
+use api::{ErrorCode, MigrateRequest};
 use axum::Router;
 use axum::extract::{ConnectInfo, Request, connect_info::Connected};
-use axum::http::{Method, StatusCode};
+use axum::http::Method;
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::serve::{IncomingStream, Listener};
@@ -203,7 +203,7 @@ async fn permit(
         let text =
             format!("this takes the role {needed}, and the certificate of {name} says {role}");
         tracing::warn!(who = name, %role, path = request.uri().path(), "not allowed");
-        return answer::error(StatusCode::FORBIDDEN, &text);
+        return answer::error(ErrorCode::Forbidden, &text);
     }
     if needed > Role::Observe {
         let (method, path) = (request.method(), request.uri().path());
@@ -214,7 +214,7 @@ async fn permit(
 }
 
 /// What a request takes: to look, to move, or anything else.
-fn needed(method: &Method, path: &str) -> Role {
+pub(super) fn needed(method: &Method, path: &str) -> Role {
     let predicts = path.strip_prefix("/v1/vms/").is_some_and(|rest| rest.ends_with("/predict"));
     let of = |what: &str| {
         path.strip_prefix(what).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -253,6 +253,7 @@ mod tests {
     fn a_role_for_each_route() {
         for (method, path, role) in [
             (Method::GET, "/v1/vms", Role::Observe),
+            (Method::GET, "/v1/events", Role::Observe),
             (Method::GET, "/v1/migrations/1/report", Role::Observe),
             (Method::POST, "/v1/migrations", Role::Migrate),
             (Method::PATCH, "/v1/migrations/1", Role::Migrate),

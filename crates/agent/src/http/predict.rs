@@ -1,6 +1,6 @@
 //! What a migration would take: `POST /v1/vms/NAME/predict`.
 
-use api::{PredictRequest, Prediction};
+use api::{ErrorCode, PredictRequest, Prediction};
 use engine::{Domain, MigrationError, SourceVm};
 
 use super::Api;
@@ -23,14 +23,14 @@ impl Api {
             None => self.examiner.carries()?,
         };
         self.registry.show(name)?;
-        let unknown = || Denied::Conflict(format!("{name} does not run here"));
+        let unknown = || Denied::Coded(ErrorCode::VmDead, format!("{name} does not run here"));
         let vm = self.registry.vm(name).ok_or_else(unknown)?;
         let machine = vm.machine().ok_or_else(unknown)?;
         let (name, share_domain) = (name.to_owned(), Domain::default());
         let source = SourceVm { name, machine, cwd: String::new(), share_domain };
         engine::predict(self.examiner.local(), &source, request, wire_bytes_per_s).map_err(
             |error| match error {
-                MigrationError::VmGone(why) => Denied::Conflict(why),
+                MigrationError::VmGone(why) => Denied::Coded(ErrorCode::VmDead, why),
                 error => Denied::Qemu(error.to_string()),
             },
         )

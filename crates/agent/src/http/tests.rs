@@ -1,3 +1,6 @@
+mod events;
+mod openapi;
+
 use axum::body::Body as AxumBody;
 use axum::http::Request;
 use engine::Local;
@@ -6,12 +9,14 @@ use switchover::journal::JournalDir;
 use tower::ServiceExt;
 
 use super::*;
+use crate::events::Limits;
 use crate::gangs::OrderHandler;
 use crate::migrations::Routes;
 use crate::registry::Held;
 use crate::state::StateDir;
 
 struct Site {
+    api: Api,
     router: Router,
     close: tokio::sync::watch::Sender<bool>,
     _dir: tempfile::TempDir,
@@ -20,6 +25,10 @@ struct Site {
 impl Site {
     /// A host without VMs.
     fn new() -> Self {
+        Self::with(Limits::default(), None)
+    }
+
+    fn with(limits: Limits, identity: Option<Arc<Identity>>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         let journals = JournalDir::open(&state.journals()).unwrap();
@@ -40,8 +49,10 @@ impl Site {
             sharing: None,
             carrying: None,
         };
+        let events = Events::new(limits).unwrap();
         let settlers = Settlers::new(
             Arc::clone(&registry),
+            Arc::clone(&events),
             journals,
             "here",
             identity::Security::Plaintext,
@@ -66,7 +77,7 @@ impl Site {
             None,
             None,
         ));
-        let gangs = Arc::new(Gangs::new(&order_handler));
+        let gangs = Arc::new(Gangs::new(&order_handler, &events));
         let host = Arc::new(HostInfo {
             name: "here".to_owned(),
             rack: None,
@@ -77,9 +88,18 @@ impl Site {
             peers: Vec::new(),
         });
         let (close, closing) = tokio::sync::watch::channel(false);
-        let api =
-            Api { host, registry, settlers, migrations, gangs, examiner, identity: None, closing };
-        Self { router: router(api), close, _dir: dir }
+        let api = Api {
+            host,
+            registry,
+            settlers,
+            migrations,
+            gangs,
+            examiner,
+            events,
+            identity,
+            closing,
+        };
+        Self { router: router(api.clone()), api, close, _dir: dir }
     }
 
     async fn ask(&self, method: &str, path: &str, body: impl Into<AxumBody>) -> (u16, Vec<u8>) {
@@ -94,12 +114,18 @@ impl Site {
         (status, response.into_body().collect().await.unwrap().to_bytes().to_vec())
     }
 
-    async fn refused(&self, method: &str, path: &str, body: impl Into<AxumBody>) -> (u16, String) {
+    async fn refused(
+        &self,
+        method: &str,
+        path: &str,
+        body: impl Into<AxumBody>,
+    ) -> (u16, ErrorCode, String) {
         let (status, body) = self.ask(method, path, body).await;
         let error: api::ErrorBody = serde_json::from_slice(&body).unwrap_or_else(|_| {
             panic!("{method} {path}: {status} without a reason: {}", String::from_utf8_lossy(&body))
         });
-        (status, error.error)
+        let code = error.code.unwrap_or_else(|| panic!("{method} {path}: no code"));
+        (status, code, error.error)
     }
 }
 
@@ -127,50 +153,150 @@ async fn the_host_is_examined() {
 }
 
 #[tokio::test]
-async fn every_refusal_has_a_status_and_a_reason() {
+async fn every_refusal_has_a_status_a_code_and_a_reason() {
+    use ErrorCode::{
+        InvalidRequest, MethodNotAllowed, NoSuchGang, NoSuchHost, NoSuchMigration, NoSuchPath,
+        NoSuchVm, QemuFailed,
+    };
     let site = Site::new();
     let argv = r#""argv":["/nonexistent/qemu"]"#;
-    for (method, path, body, status, says) in [
-        ("GET", "/v1/nothing", String::new(), 404, "no such path"),
-        ("PUT", "/v1/vms", String::new(), 405, "another method"),
-        ("GET", "/v1/vms/web1", String::new(), 404, "no VM `web1`"),
-        ("DELETE", "/v1/vms/web1", String::new(), 404, "no VM `web1`"),
-        ("DELETE", "/v1/vms/web1?force=maybe", String::new(), 400, "force"),
-        ("GET", "/v1/vms/a%2Fb", String::new(), 404, "no VM `a/b`"),
-        ("GET", "/v1/vms/%FF", String::new(), 400, ""),
-        ("GET", "/v1/doctor/there", String::new(), 404, "no host `there`"),
-        ("GET", "/v1/doctor/here", String::new(), 400, "is this host"),
-        ("POST", "/v1/vms", "{".to_owned(), 400, ""),
-        ("POST", "/v1/vms", r#"{"name":"x"}"#.to_owned(), 400, "argv"),
-        ("POST", "/v1/vms", format!(r#"{{"name":"../x",{argv},"cwd":"/"}}"#), 400, "is not a name"),
-        ("POST", "/v1/vms", format!(r#"{{"name":"x",{argv},"cwd":"y"}}"#), 400, "not absolute"),
-        ("POST", "/v1/vms", format!(r#"{{"name":"x",{argv},"cwd":"/"}}"#), 502, "QEMU installed"),
-        ("POST", "/v1/vms", r#"{"name":"x","argv":[],"cwd":"/"}"#.to_owned(), 400, "empty"),
-        ("POST", "/v1/vms", " ".repeat(BODY_BYTES_MAX + 1), 400, "limit"),
-        ("POST", "/v1/vms/attach", r#"{"name":"x","qmp":"/nonexistent"}"#.to_owned(), 502, "QMP"),
-        ("POST", "/v1/migrations", r#"{"vm":"x","to":"y"}"#.to_owned(), 404, "--peers"),
-        ("POST", "/v1/migrations", r#"{"vm":"x","to":"y","colour":1}"#.to_owned(), 400, "colour"),
-        ("GET", "/v1/migrations/deadbeef", String::new(), 404, "deadbeef"),
-        ("GET", "/v1/migrations/deadbeef/progress", String::new(), 404, "deadbeef"),
-        ("GET", "/v1/migrations/deadbeef/report", String::new(), 404, "deadbeef"),
-        ("POST", "/v1/migrations/deadbeef/cancel", String::new(), 404, "deadbeef"),
-        ("PATCH", "/v1/migrations/deadbeef", r#"{"priority":"low"}"#.to_owned(), 404, "deadbeef"),
-        ("PATCH", "/v1/migrations/deadbeef", r#"{"priority":"top"}"#.to_owned(), 400, "priority"),
-        ("PATCH", "/v1/migrations/deadbeef", r#"{"cpus":"9-1"}"#.to_owned(), 400, "0-3,8"),
-        ("PATCH", "/v1/migrations/deadbeef", "{}".to_owned(), 400, "nothing to change"),
-        ("GET", "/v1/migrations/..%2Fx/report", String::new(), 404, ""),
-        ("POST", "/v1/gangs", "{}".to_owned(), 400, "no VM to move"),
-        ("POST", "/v1/gangs", r#"{"colour":1}"#.to_owned(), 400, "colour"),
-        ("POST", "/v1/gangs", r#"{"moves":[{"vm":"x","to":"y"}]}"#.to_owned(), 404, "no host `y`"),
-        ("POST", "/v1/gangs", r#"{"evacuate":{"host":"y"}}"#.to_owned(), 404, "no host `y`"),
-        ("GET", "/v1/gangs/gdeadbeef", String::new(), 404, "no gang `gdeadbeef`"),
-        ("GET", "/v1/gangs/gdeadbeef/progress", String::new(), 404, "gdeadbeef"),
-        ("GET", "/v1/gangs/..%2Fx/report", String::new(), 404, ""),
-        ("POST", "/v1/gangs/gdeadbeef/cancel", String::new(), 404, "gdeadbeef"),
-        ("POST", "/v1/gangs/gdeadbeef/resume", String::new(), 404, "gdeadbeef"),
+    for (method, path, body, (status, expected), says) in [
+        ("GET", "/v1/nothing", String::new(), (404, NoSuchPath), "no such path"),
+        ("PUT", "/v1/vms", String::new(), (405, MethodNotAllowed), "another method"),
+        ("GET", "/v1/vms/web1", String::new(), (404, NoSuchVm), "no VM `web1`"),
+        ("DELETE", "/v1/vms/web1", String::new(), (404, NoSuchVm), "no VM `web1`"),
+        ("DELETE", "/v1/vms/web1?force=maybe", String::new(), (400, InvalidRequest), "force"),
+        ("GET", "/v1/vms/a%2Fb", String::new(), (404, NoSuchVm), "no VM `a/b`"),
+        ("GET", "/v1/vms/%FF", String::new(), (400, InvalidRequest), ""),
+        ("GET", "/v1/doctor/there", String::new(), (404, NoSuchHost), "no host `there`"),
+        ("GET", "/v1/doctor/here", String::new(), (400, InvalidRequest), "is this host"),
+        ("POST", "/v1/vms", "{".to_owned(), (400, InvalidRequest), ""),
+        ("POST", "/v1/vms", r#"{"name":"x"}"#.to_owned(), (400, InvalidRequest), "argv"),
+        (
+            "POST",
+            "/v1/vms",
+            format!(r#"{{"name":"../x",{argv},"cwd":"/"}}"#),
+            (400, InvalidRequest),
+            "is not a name",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            format!(r#"{{"name":"x",{argv},"cwd":"y"}}"#),
+            (400, InvalidRequest),
+            "not absolute",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            format!(r#"{{"name":"x",{argv},"cwd":"/"}}"#),
+            (502, QemuFailed),
+            "QEMU installed",
+        ),
+        (
+            "POST",
+            "/v1/vms",
+            r#"{"name":"x","argv":[],"cwd":"/"}"#.to_owned(),
+            (400, InvalidRequest),
+            "empty",
+        ),
+        ("POST", "/v1/vms", " ".repeat(BODY_BYTES_MAX + 1), (400, InvalidRequest), "limit"),
+        (
+            "POST",
+            "/v1/vms/attach",
+            r#"{"name":"x","qmp":"/nonexistent"}"#.to_owned(),
+            (502, QemuFailed),
+            "QMP",
+        ),
+        (
+            "POST",
+            "/v1/migrations",
+            r#"{"vm":"x","to":"y"}"#.to_owned(),
+            (404, NoSuchHost),
+            "--peers",
+        ),
+        (
+            "POST",
+            "/v1/migrations",
+            r#"{"vm":"x","to":"y","colour":1}"#.to_owned(),
+            (400, InvalidRequest),
+            "colour",
+        ),
+        ("GET", "/v1/migrations/deadbeef", String::new(), (404, NoSuchMigration), "deadbeef"),
+        (
+            "GET",
+            "/v1/migrations/deadbeef/progress",
+            String::new(),
+            (404, NoSuchMigration),
+            "deadbeef",
+        ),
+        (
+            "GET",
+            "/v1/migrations/deadbeef/report",
+            String::new(),
+            (404, NoSuchMigration),
+            "deadbeef",
+        ),
+        (
+            "POST",
+            "/v1/migrations/deadbeef/cancel",
+            String::new(),
+            (404, NoSuchMigration),
+            "deadbeef",
+        ),
+        (
+            "PATCH",
+            "/v1/migrations/deadbeef",
+            r#"{"priority":"low"}"#.to_owned(),
+            (404, NoSuchMigration),
+            "deadbeef",
+        ),
+        (
+            "PATCH",
+            "/v1/migrations/deadbeef",
+            r#"{"priority":"top"}"#.to_owned(),
+            (400, InvalidRequest),
+            "priority",
+        ),
+        (
+            "PATCH",
+            "/v1/migrations/deadbeef",
+            r#"{"cpus":"9-1"}"#.to_owned(),
+            (400, InvalidRequest),
+            "0-3,8",
+        ),
+        (
+            "PATCH",
+            "/v1/migrations/deadbeef",
+            "{}".to_owned(),
+            (400, InvalidRequest),
+            "nothing to change",
+        ),
+        ("GET", "/v1/migrations/..%2Fx/report", String::new(), (404, NoSuchMigration), ""),
+        ("POST", "/v1/gangs", "{}".to_owned(), (400, InvalidRequest), "no VM to move"),
+        ("POST", "/v1/gangs", r#"{"colour":1}"#.to_owned(), (400, InvalidRequest), "colour"),
+        (
+            "POST",
+            "/v1/gangs",
+            r#"{"moves":[{"vm":"x","to":"y"}]}"#.to_owned(),
+            (404, NoSuchHost),
+            "no host `y`",
+        ),
+        (
+            "POST",
+            "/v1/gangs",
+            r#"{"evacuate":{"host":"y"}}"#.to_owned(),
+            (404, NoSuchHost),
+            "no host `y`",
+        ),
+        ("GET", "/v1/gangs/gdeadbeef", String::new(), (404, NoSuchGang), "no gang `gdeadbeef`"),
+        ("GET", "/v1/gangs/gdeadbeef/progress", String::new(), (404, NoSuchGang), "gdeadbeef"),
+        ("GET", "/v1/gangs/..%2Fx/report", String::new(), (404, NoSuchGang), ""),
+        ("POST", "/v1/gangs/gdeadbeef/cancel", String::new(), (404, NoSuchGang), "gdeadbeef"),
+        ("POST", "/v1/gangs/gdeadbeef/resume", String::new(), (404, NoSuchGang), "gdeadbeef"),
     ] {
-        let (got, reason) = site.refused(method, path, body).await;
-        assert_eq!(got, status, "{method} {path}: {reason}");
+        let (got, code, reason) = site.refused(method, path, body).await;
+        assert_eq!((got, code), (status, expected), "{method} {path}: {reason}");
         assert!(reason.contains(says), "{method} {path}: {reason}");
     }
     assert_eq!(site.ask("GET", "/v1/vms", "").await.1, b"[]");
@@ -181,9 +307,9 @@ async fn an_agent_that_is_ending_starts_nothing() {
     let site = Site::new();
     site.close.send(true).unwrap();
     let body = r#"{"name":"x","argv":["qemu"],"cwd":"/"}"#;
-    assert_eq!(site.refused("POST", "/v1/vms", body).await.0, 503);
+    assert_eq!(site.refused("POST", "/v1/vms", body).await.1, ErrorCode::AgentStopping);
     let body = r#"{"name":"x","qmp":"/q"}"#;
-    assert_eq!(site.refused("POST", "/v1/vms/attach", body).await.0, 503);
+    assert_eq!(site.refused("POST", "/v1/vms/attach", body).await.1, ErrorCode::AgentStopping);
     let body = r#"{"evacuate":{"host":"here"}}"#;
-    assert_eq!(site.refused("POST", "/v1/gangs", body).await.0, 503);
+    assert_eq!(site.refused("POST", "/v1/gangs", body).await.1, ErrorCode::AgentStopping);
 }

@@ -9,6 +9,7 @@ use switchover::source::Record;
 use test_scope::TestDir;
 
 use super::*;
+use crate::events::Limits;
 use crate::registry::Held;
 use crate::state::StateDir;
 
@@ -65,6 +66,7 @@ impl Site {
         };
         let settlers = Settlers::new(
             Arc::clone(&self.registry),
+            Events::new(Limits::default()).unwrap(),
             journals,
             "here",
             identity::Security::Plaintext,
@@ -208,10 +210,23 @@ fn after_a_fault_behind_the_commit_the_vm_is_held_until_somebody_decides() {
     }
     let problem = show().problem.expect("it is said what to do");
     assert!(problem.contains("droveway resolve web1"), "{problem}");
+    let told = || -> Vec<Happening> {
+        let about_doubt = |one: &Happening| {
+            matches!(one, Happening::VmInDoubt { .. } | Happening::VmSettled { .. })
+        };
+        migrations.events.told().into_iter().filter(about_doubt).collect()
+    };
+    while told().is_empty() && Instant::now() < until {
+        thread::yield_now();
+    }
+    let vm = || "web1".to_owned();
+    let in_doubt = Happening::VmInDoubt { vm: vm(), problem };
+    assert_eq!(told(), std::slice::from_ref(&in_doubt));
     let decision = ResolveRequest { side: ResolveSide::Here, certain: true };
     migrations.settlers.decide("web1", decision).unwrap();
     assert_eq!(show().status, VmStatus::Paused);
     migrations.settlers.close();
+    assert_eq!(told(), [in_doubt, Happening::VmSettled { vm: vm() }]);
 }
 
 #[test]
@@ -269,9 +284,17 @@ fn what_was_never_there_is_unknown() {
     let site = Site::new();
     let migrations = site.migrations(never());
     for id in ["deadbeef", "../../etc/passwd", ""] {
-        assert!(matches!(migrations.show(id), Err(Denied::Unknown(_))));
-        assert!(matches!(migrations.report(id), Err(Denied::Unknown(_))));
-        assert!(matches!(migrations.cancel(id), Err(Denied::Unknown(_))));
-        assert!(matches!(migrations.wait(id, 0, Duration::ZERO), Err(Denied::Unknown(_))));
+        assert!(
+            matches!(migrations.show(id), Err(denied) if denied.code() == ErrorCode::NoSuchMigration)
+        );
+        assert!(
+            matches!(migrations.report(id), Err(denied) if denied.code() == ErrorCode::NoSuchMigration)
+        );
+        assert!(
+            matches!(migrations.cancel(id), Err(denied) if denied.code() == ErrorCode::NoSuchMigration)
+        );
+        assert!(
+            matches!(migrations.wait(id, 0, Duration::ZERO), Err(denied) if denied.code() == ErrorCode::NoSuchMigration)
+        );
     }
 }

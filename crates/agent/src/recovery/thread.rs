@@ -1,9 +1,11 @@
 //! The thread of one switchover: says, hears, waits, and shows what is in doubt.
 
+use std::cell::Cell;
 use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::Happening;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use switchover::journal::{Opened, Side};
 use switchover::{Resolution, Wait};
@@ -13,6 +15,7 @@ use wire::{Frame, Inquiry, Kind, WireError, Word, read_frame, read_message};
 use super::Settlers;
 use super::case::Case;
 use crate::denied::Denied;
+use crate::events::shortened;
 
 /// The other side may have to write, and to ask its QEMU.
 const ANSWER_MAX: Duration = Duration::from_secs(6);
@@ -38,6 +41,8 @@ pub(super) struct Settler {
     side: Side,
     pub(super) told: Receiver<Request>,
     tries: u32,
+    /// Whether the VM was said to be in doubt.
+    in_doubt: Cell<bool>,
 }
 
 impl Settler {
@@ -47,7 +52,7 @@ impl Settler {
         side: Side,
         told: Receiver<Request>,
     ) -> Self {
-        Self { settlers, opened, side, told, tries: 0 }
+        Self { settlers, opened, side, told, tries: 0, in_doubt: Cell::new(false) }
     }
 
     pub(super) fn run(mut self, begin: impl FnOnce(&Self) -> Option<Case>) {
@@ -89,8 +94,22 @@ impl Settler {
 
     /// What the operator sees of it.
     pub(super) fn show(&self, doubt: Option<String>) {
-        if let Some(vm) = self.settlers.registry.vm(&self.opened.vm) {
+        let vm = self.settlers.registry.vm(&self.opened.vm);
+        let problem = doubt.as_ref().filter(|_| vm.is_some());
+        let was_in_doubt = self.in_doubt.replace(problem.is_some());
+        let name = self.opened.vm.clone();
+        let happening = match problem {
+            Some(problem) if !was_in_doubt => {
+                Some(Happening::VmInDoubt { vm: name, problem: shortened(problem) })
+            }
+            None if was_in_doubt => Some(Happening::VmSettled { vm: name }),
+            _ => None,
+        };
+        if let Some(vm) = vm {
             vm.doubt(doubt);
+        }
+        if let Some(happening) = happening {
+            self.settlers.events.tell(happening);
         }
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use api::VmSummary;
+use api::{ErrorCode, VmSummary};
 use qemu::machine::{self, Machine, StartError};
 use qemu::process::ProcessError;
 use qemu::qmp::{QmpError, RunState};
@@ -115,7 +115,8 @@ impl Registry {
     fn renew(&self, old: &Vm, machine: Machine, share_domain: &str) -> Result<Arc<Vm>, Denied> {
         if let Some(other) = self.who_has(machine.process.pid()).filter(|other| *other != old.name)
         {
-            return Err(Denied::Conflict(format!("that VM is here already, as {other}")));
+            let text = format!("that VM is here already, as {other}");
+            return Err(Denied::Coded(ErrorCode::VmExists, text));
         }
         let bytes = machine.qmp.ram_bytes().map_err(|error| Denied::Qemu(error.to_string()))?;
         let vm = Vm::new(&old.name, old.dir.clone(), machine, bytes).within(share_domain);

@@ -2,7 +2,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{StopEnd, StopHow};
+use api::{ErrorCode, StopEnd, StopHow};
 use qemu::machine::{By, GuestPort, Machine, Start};
 use qemu::process::Process;
 use qemu::programs::Programs;
@@ -83,7 +83,7 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
     let started = registry.run(&request("web1"), &probes()).unwrap();
     assert_eq!((started.status, started.ram_bytes), (VmStatus::Paused, 32 << 20));
     assert!(!started.attached);
-    assert!(matches!(registry.run(&request("web1"), &probes()), Err(Denied::Conflict(_))));
+    assert_eq!(registry.run(&request("web1"), &probes()).unwrap_err().code(), ErrorCode::VmExists);
 
     drop(registry);
     let registry = open(dir.path());
@@ -100,7 +100,7 @@ fn a_vm_is_started_shown_found_again_and_stopped() {
     assert!(!is_alive(started.pid));
     assert!(registry.list().is_empty());
     assert_eq!(fs::read_dir(registry.state().vms()).unwrap().count(), 0);
-    assert!(matches!(registry.stop("web1", FORCE), Err(Denied::Unknown(_))));
+    assert_eq!(registry.stop("web1", FORCE).unwrap_err().code(), ErrorCode::NoSuchVm);
 }
 
 #[test]
@@ -276,5 +276,5 @@ fn assert_dead(registry: &Registry, pid: u32) {
     let dead = registry.show("web1").unwrap();
     assert_eq!((dead.status, dead.pid), (VmStatus::Dead, pid));
     assert!(dead.problem.is_some());
-    assert!(matches!(registry.begin_move("web1", "deadbeef"), Err(Denied::Conflict(_))));
+    assert_eq!(registry.begin_move("web1", "deadbeef").unwrap_err().code(), ErrorCode::VmDead);
 }

@@ -1,11 +1,12 @@
 //! What remains of a gang.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{GangOptions, GangOutcome, MoveState};
 
 /// What a migration took, for its gang.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Figures {
     /// From its command to its end.
@@ -24,7 +25,7 @@ pub struct Figures {
 }
 
 /// One VM of a gang that ended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MoveReport {
     /// Its name.
     pub vm: String,
@@ -47,7 +48,7 @@ pub struct MoveReport {
 }
 
 /// The whole story of a gang; also what its agent keeps of it while it runs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GangReport {
     /// The gang.
     pub id: String,

@@ -1,7 +1,6 @@
 //! A report as one HTML page: styles, plots and the few lines of script are all
 //! in it, so that it can be mailed, archived and opened offline.
 
-mod date;
 mod figures;
 mod plot;
 mod plots;
@@ -13,7 +12,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::details::facts;
 use super::summary::goal;
-use crate::output::{amount, full_stop, phase_name};
+use crate::output::{amount, date, full_stop, phase_name};
 
 const STYLE: &str = include_str!("html/style.css");
 const SCRIPT: &str = include_str!("html/script.js");
@@ -96,7 +95,7 @@ fn header(report: &Report) -> Markup {
             p.kicker {
                 span.badge.(class) { (badge) }
                 span { "Migration " (report.id) }
-                span { (date::utc(report.started_unix_s)) }
+                span { (date::utc_to_the_minute(report.started_unix_s)) }
             }
             h1 { (headline) }
             p.lede { (lede) }

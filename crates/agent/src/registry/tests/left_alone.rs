@@ -28,13 +28,13 @@ fn assert_unreadable(registry: &Arc<Registry>, says: &str) {
     for part in [says, "web1", "droveway attach web1 --qmp", "resolve web1 --there"] {
         assert!(problem.contains(part), "{part}: {problem}");
     }
-    for denied in [
-        registry.stop("web1", FORCE).map(drop),
-        registry.begin_move("web1", "deadbeef").map(drop),
-        registry.expect("web1", "deadbeef").map(drop),
-        registry.run(&request("web1"), &probes()).map(drop),
+    for (denied, code) in [
+        (registry.stop("web1", FORCE).map(drop), ErrorCode::VmUnreadable),
+        (registry.begin_move("web1", "deadbeef").map(drop), ErrorCode::VmUnreadable),
+        (registry.expect("web1", "deadbeef").map(drop), ErrorCode::VmExists),
+        (registry.run(&request("web1"), &probes()).map(drop), ErrorCode::VmExists),
     ] {
-        assert!(matches!(denied, Err(Denied::Conflict(_))), "{denied:?}");
+        assert_eq!(denied.unwrap_err().code(), code);
     }
 }
 

@@ -1,8 +1,21 @@
 //! Dates as text.
 
 /// `2026-11-21 04:57 UTC`.
-pub(super) fn utc(unix_s: u64) -> String {
-    let (days, second) = (unix_s / 86_400, unix_s % 86_400);
+pub(crate) fn utc_to_the_minute(unix_s: u64) -> String {
+    let second = unix_s % 86_400;
+    format!("{} {:02}:{:02} UTC", day(unix_s), second / 3600, second / 60 % 60)
+}
+
+/// `2026-11-21 04:57:03 UTC`.
+pub(crate) fn utc_to_the_second(unix_s: u64) -> String {
+    let second = unix_s % 86_400;
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{} {hour:02}:{minute:02}:{second:02} UTC", day(unix_s))
+}
+
+/// `2026-11-21`.
+fn day(unix_s: u64) -> String {
+    let days = unix_s / 86_400;
     // Years begin in March here, so that a leap day is a year's last.
     let shifted = days + 719_468;
     let era = shifted / 146_097;
@@ -14,7 +27,7 @@ pub(super) fn utc(unix_s: u64) -> String {
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
     let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year}-{month:02}-{day:02} {:02}:{:02} UTC", second / 3600, second / 60 % 60)
+    format!("{year}-{month:02}-{day:02}")
 }
 
 #[cfg(test)]
@@ -30,7 +43,8 @@ mod tests {
             (1_709_210_096, "2024-02-29 12:34 UTC"),
             (1_798_761_599, "2026-12-31 23:59 UTC"),
         ] {
-            assert_eq!(utc(unix_s), text);
+            assert_eq!(utc_to_the_minute(unix_s), text);
         }
+        assert_eq!(utc_to_the_second(1_709_210_096), "2024-02-29 12:34:56 UTC");
     }
 }

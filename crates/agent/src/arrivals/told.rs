@@ -1,0 +1,44 @@
+//! What an arrival has to tell those who follow events.
+
+use std::sync::Arc;
+
+use api::Happening;
+use wire::Prepare;
+
+use crate::events::Events;
+
+/// An arrival whose begin was told; its end is told when this is dropped, however it ends.
+pub(super) struct Told {
+    events: Arc<Events>,
+    migration: String,
+    vm: String,
+    from: String,
+    pub(super) arrived: bool,
+}
+
+impl Told {
+    pub(super) fn begin(events: &Arc<Events>, order: &Prepare) -> Self {
+        let Prepare { migration, vm, from, .. } = order;
+        let told = Self {
+            events: Arc::clone(events),
+            migration: migration.clone(),
+            vm: vm.clone(),
+            from: from.clone(),
+            arrived: false,
+        };
+        let (migration, vm, from) = (migration.clone(), vm.clone(), from.clone());
+        events.tell(Happening::ArrivalBegan { migration, vm, from });
+        told
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.events.tell(Happening::ArrivalEnded {
+            migration: std::mem::take(&mut self.migration),
+            vm: std::mem::take(&mut self.vm),
+            from: std::mem::take(&mut self.from),
+            arrived: self.arrived,
+        });
+    }
+}

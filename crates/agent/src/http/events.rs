@@ -1,0 +1,67 @@
+//! Events as they happen: `GET /v1/events`, in the format of server-sent events.
+
+use std::convert::Infallible;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use http_body_util::channel::{Channel, Sender};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::{Api, answer};
+use crate::events::{Limits, Reader};
+
+/// What a reader sends to go on where it was.
+const LAST_EVENT_ID: &str = "last-event-id";
+/// A comment, which readers skip.
+const COMMENT: Bytes = Bytes::from_static(b":\n\n");
+/// What waits for the connection; more waits in the ring.
+const FRAMES_MAX: usize = 1;
+
+pub(super) async fn events(State(api): State<Api>, headers: HeaderMap) -> Response {
+    let last = headers.get(LAST_EVENT_ID).map(|last| last.to_str().unwrap_or_default());
+    let reader = match api.events.read(last) {
+        Ok(reader) => reader,
+        Err(denied) => return answer::refusal(&denied),
+    };
+    let limits = api.events.limits();
+    let (frames, body) = Channel::<Bytes, Infallible>::new(FRAMES_MAX);
+    let (held, dropped) = oneshot::channel::<()>();
+    // The body holds it: so the reader's place is free at once when its connection ends,
+    // and not only with the next event.
+    let body = body.map_frame(move |frame| {
+        let _ = &held;
+        frame
+    });
+    tokio::spawn(async move {
+        tokio::select! {
+            () = send(reader, frames, limits) => {}
+            _ = dropped => {}
+        }
+    });
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
+    (headers, Body::new(body)).into_response()
+}
+
+/// Until there are no more events, or the reader is gone or takes none.
+async fn send(mut reader: Reader, mut frames: Sender<Bytes, Infallible>, limits: Limits) {
+    loop {
+        let frame = match timeout(limits.silent, reader.next()).await {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return,
+            Err(_) => COMMENT,
+        };
+        match timeout(limits.stuck, frames.send_data(frame)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return,
+            Err(_) => {
+                tracing::warn!("a reader of events takes none, and is given up");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! All routes of the API, each with what the OpenAPI document says of it.
+
+use api::{
+    AttachRequest, Bounds, BoundsChange, Event, Examination, GangProgress, GangReport, GangRequest,
+    GangStarted, HostInfo, MigrateRequest, MigrationStarted, PredictRequest, Prediction, Progress,
+    Report, ResolveRequest, RunRequest, StopHow, Stopped, VmSummary,
+};
+
+use super::document::Route;
+use super::{events, gangs, metrics, openapi};
+
+/// There is no route besides these.
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::get("/metrics", "metrics", metrics::metrics)
+            .about("Metrics in Prometheus' text format")
+            .answers_text("text/plain"),
+        Route::get("/v1/openapi.json", "openapi", openapi)
+            .about("This document")
+            .answers_any(),
+        Route::get("/v1/host", "host", super::host)
+            .about("This host, and the hosts that it knows")
+            .answers::<HostInfo>(),
+        Route::get("/v1/events", "events", events::events)
+            .about("What happens at this host, as server-sent events")
+            .continues()
+            .streams::<Event>("text/event-stream"),
+        Route::get("/v1/doctor", "doctor", super::doctor)
+            .about("What is wrong with this host for migrations")
+            .answers::<Examination>(),
+        Route::get("/v1/doctor/{host}", "doctor_of_pair", super::doctor_of_pair)
+            .about("Which VMs of this host can go to another one, and why not")
+            .answers::<Examination>(),
+        Route::get("/v1/vms", "list_vms", super::list)
+            .about("The VMs of this host")
+            .answers_many::<VmSummary>(),
+        Route::post("/v1/vms", "run_vm", super::run)
+            .about("Starts a VM")
+            .takes::<RunRequest>()
+            .makes::<VmSummary>(),
+        Route::post("/v1/vms/attach", "attach_vm", super::attach)
+            .about("Adopts a VM that runs already")
+            .takes::<AttachRequest>()
+            .makes::<VmSummary>(),
+        Route::get("/v1/vms/{name}", "show_vm", super::show)
+            .about("One VM, with what its guest's helper says")
+            .answers::<VmSummary>(),
+        Route::delete("/v1/vms/{name}", "stop_vm", super::stop)
+            .about("Shuts a VM down")
+            .asks::<StopHow>()
+            .answers::<Stopped>(),
+        Route::post("/v1/vms/{name}/resolve", "resolve_vm", super::resolve)
+            .about(
+                "Decides which host a VM in doubt belongs to. Answers with the VM, or null if it is \
+                 no longer here",
+            )
+            .takes::<ResolveRequest>()
+            .answers_optionally::<VmSummary>(),
+        Route::post("/v1/vms/{name}/predict", "predict", super::predict)
+            .about("Watches a VM for some seconds, and says what moving it would take")
+            .takes::<PredictRequest>()
+            .answers::<Prediction>(),
+        Route::get("/v1/migrations", "list_migrations", super::migrations)
+            .about("Migrations from this host, the latest first")
+            .answers_many::<Progress>(),
+        Route::post("/v1/migrations", "migrate", super::migrate)
+            .about("Begins to move a VM")
+            .takes::<MigrateRequest>()
+            .makes::<MigrationStarted>(),
+        Route::get("/v1/migrations/{id}", "show_migration", super::migration)
+            .about("Where a migration is, or how it ended")
+            .answers::<Progress>(),
+        Route::patch("/v1/migrations/{id}", "set_bounds", super::set)
+            .about("Changes what a migration may use. Answers with what it may use from now on")
+            .takes::<BoundsChange>()
+            .answers::<Bounds>(),
+        Route::get("/v1/migrations/{id}/progress", "watch_migration", super::watch)
+            .about("Where a migration is, line by line, until it has ended")
+            .streams::<Progress>("application/x-ndjson"),
+        Route::post("/v1/migrations/{id}/cancel", "cancel_migration", super::cancel)
+            .about("Has a migration end with its VM here")
+            .answers_null(),
+        Route::get("/v1/migrations/{id}/report", "report", super::report)
+            .about("How a migration went")
+            .answers::<Report>(),
+        Route::get("/v1/gangs", "list_gangs", gangs::list)
+            .about("Gangs that this host coordinates or has coordinated, the latest first")
+            .answers_many::<GangProgress>(),
+        Route::post("/v1/gangs", "start_gang", gangs::start)
+            .about("Begins to move several VMs as one operation, or says what that would do")
+            .takes::<GangRequest>()
+            .makes::<GangStarted>(),
+        Route::get("/v1/gangs/{id}", "show_gang", gangs::show)
+            .about("Where a gang is, or how it ended")
+            .answers::<GangProgress>(),
+        Route::get("/v1/gangs/{id}/progress", "watch_gang", gangs::watch)
+            .about("Where a gang is, line by line, until it has ended")
+            .streams::<GangProgress>("application/x-ndjson"),
+        Route::post("/v1/gangs/{id}/cancel", "cancel_gang", gangs::cancel)
+            .about("Takes back the VMs of a gang that have not moved")
+            .answers_null(),
+        Route::post("/v1/gangs/{id}/resume", "resume_gang", gangs::resume)
+            .about("Takes up a gang that has not moved all of its VMs")
+            .makes::<GangStarted>(),
+        Route::get("/v1/gangs/{id}/report", "gang_report", gangs::report)
+            .about("How a gang went")
+            .answers::<GangReport>(),
+    ]
+}

@@ -1,0 +1,300 @@
+//! Events over real connections, to the real server.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use api::{Event, GapReason, Happening};
+use identity::{Authority, Files, Person, Role, Subject, Wanted};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use super::*;
+
+/// Somebody who follows events.
+struct Follower<S = TcpStream> {
+    status: u16,
+    stream: BufReader<S>,
+}
+
+impl Follower {
+    async fn connect(at: SocketAddr, last: Option<&str>) -> Self {
+        Self::over(TcpStream::connect(at).await.unwrap(), last).await
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Follower<S> {
+    /// By HTTP 1.0, whose answers have no frames of their own.
+    async fn over(mut stream: S, last: Option<&str>) -> Self {
+        let last = last.map(|last| format!("Last-Event-ID: {last}\r\n")).unwrap_or_default();
+        let request = format!("GET /v1/events HTTP/1.0\r\nHost: x\r\n{last}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut stream = BufReader::new(stream);
+        let mut line = String::new();
+        stream.read_line(&mut line).await.unwrap();
+        let status = line.split(' ').nth(1).unwrap().parse().unwrap();
+        while line != "\r\n" {
+            line.clear();
+            stream.read_line(&mut line).await.unwrap();
+        }
+        Self { status, stream }
+    }
+
+    /// The lines up to the next empty one; none at the end.
+    async fn frame(&mut self) -> Option<String> {
+        let mut frame = String::new();
+        while self.stream.read_line(&mut frame).await.unwrap() > 0 {
+            if frame.ends_with("\n\n") {
+                return Some(frame);
+            }
+        }
+        assert_eq!(frame, "", "half an event");
+        None
+    }
+
+    /// The next event; none at the end.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            let frame = self.frame().await?;
+            let field = |name: &str| frame.lines().find_map(|line| line.strip_prefix(name));
+            if let Some(data) = field("data: ") {
+                let event: Event = serde_json::from_str(data).unwrap();
+                assert_eq!(field("id: "), Some(event.id.as_str()));
+                let json: serde_json::Value = serde_json::from_str(data).unwrap();
+                assert_eq!(field("event: "), json["event"].as_str());
+                return Some(event);
+            }
+        }
+    }
+
+    /// Has a place to go on from: what is told from now on comes.
+    async fn placed(&mut self) -> String {
+        let frame = self.frame().await.unwrap();
+        frame.trim().strip_prefix("id: ").unwrap().to_owned()
+    }
+
+    async fn whats(&mut self, count: usize) -> Vec<Happening> {
+        let mut whats = Vec::new();
+        for _ in 0..count {
+            whats.push(self.next().await.unwrap().what);
+        }
+        whats
+    }
+}
+
+impl Site {
+    async fn serve(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(axum::serve(listener, self.router.clone()).into_future());
+        address
+    }
+
+    fn tell(&self, numbers: std::ops::Range<u32>) {
+        numbers.for_each(|number| self.api.events.tell(settled(number)));
+    }
+}
+
+fn settled(number: u32) -> Happening {
+    Happening::VmSettled { vm: format!("web{number}") }
+}
+
+#[tokio::test]
+async fn events_come_in_their_order_and_from_now_on() {
+    let site = Site::new();
+    let at = site.serve().await;
+    site.tell(0..3);
+    let mut follower = Follower::connect(at, None).await;
+    assert_eq!(follower.status, 200);
+    follower.placed().await;
+    site.tell(3..40);
+    assert_eq!(follower.whats(37).await, (3..40).map(settled).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn after_a_lost_connection_it_goes_on_where_it_was() {
+    let site = Site::new();
+    let at = site.serve().await;
+    let place = Follower::connect(at, None).await.placed().await;
+    site.tell(0..5);
+    // Cut off before the first, and then after the second.
+    let mut follower = Follower::connect(at, Some(&place)).await;
+    follower.whats(1).await;
+    let second = follower.next().await.unwrap().id;
+    drop(follower);
+    site.tell(5..6);
+    let mut follower = Follower::connect(at, Some(&second)).await;
+    assert_eq!(follower.whats(4).await, (2..6).map(settled).collect::<Vec<_>>());
+    site.tell(6..7);
+    assert_eq!(follower.whats(1).await, [settled(6)], "and then as they happen");
+}
+
+#[tokio::test]
+async fn what_is_missing_is_said_first() {
+    let limits = Limits { ring_bytes: 2000, ..Limits::default() };
+    let (earlier, site) = (Site::with(limits, None), Site::with(limits, None));
+    let at = earlier.serve().await;
+    let place = Follower::connect(at, None).await.placed().await;
+    let at = site.serve().await;
+    let old = Follower::connect(at, None).await.placed().await;
+    site.tell(0..200);
+    for (last, why) in [
+        (place.as_str(), GapReason::Restarted),
+        (old.as_str(), GapReason::TooOld),
+        ("what is this", GapReason::Unknown),
+    ] {
+        let mut follower = Follower::connect(at, Some(last)).await;
+        assert_eq!(follower.whats(1).await, [Happening::Gap { why }], "{last}");
+        let mut next = follower.next().await.unwrap().what;
+        assert_ne!(next, settled(0), "the ring is too small for that");
+        while next != settled(199) {
+            next = follower.next().await.unwrap().what;
+        }
+    }
+}
+
+/// It is behind by more than the ring and the sockets hold, and what happens is told all
+/// the same.
+#[tokio::test]
+async fn a_slow_reader_holds_nobody_up() {
+    let limits = Limits { ring_bytes: 64 << 10, stuck: Duration::MAX, ..Limits::default() };
+    let site = Site::with(limits, None);
+    let at = site.serve().await;
+    let mut slow = Follower::connect(at, None).await;
+    slow.placed().await;
+    let mut quick = Follower::connect(at, None).await;
+    quick.placed().await;
+    let large =
+        |number: u32| Happening::VmSettled { vm: format!("{number}-{}", "w".repeat(10_000)) };
+    for number in 0..2000 {
+        site.api.events.tell(large(number));
+        assert_eq!(quick.whats(1).await, [large(number)]);
+    }
+    let mut gaps = 0;
+    loop {
+        match slow.next().await.unwrap().what {
+            Happening::Gap { why } => {
+                assert_eq!(why, GapReason::TooOld);
+                gaps += 1;
+            }
+            what if what == large(1999) => break,
+            _ => {}
+        }
+    }
+    assert!(gaps > 0, "the agent kept 20 MB for it");
+}
+
+#[tokio::test]
+async fn one_that_takes_nothing_is_given_up() {
+    let stuck = Duration::from_millis(50);
+    let limits = Limits { readers: 1, stuck, ..Limits::default() };
+    let site = Site::with(limits, None);
+    let at = site.serve().await;
+    let mut dead = Follower::connect(at, None).await;
+    dead.placed().await;
+    // Until its place is another's.
+    loop {
+        site.api.events.tell(Happening::VmSettled { vm: "w".repeat(100_000) });
+        if Follower::connect(at, None).await.status == 200 {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn readers_are_counted_and_a_place_is_free_when_one_goes() {
+    // Nothing is sent that would find out that one is gone.
+    let limits = Limits { readers: 2, silent: Duration::MAX, ..Limits::default() };
+    let site = Site::with(limits, None);
+    let at = site.serve().await;
+    let mut one = Follower::connect(at, None).await;
+    one.placed().await;
+    let mut other = Follower::connect(at, None).await;
+    other.placed().await;
+    let mut third = Follower::connect(at, None).await;
+    assert_eq!(third.status, 503);
+    let mut body = String::new();
+    third.stream.read_to_string(&mut body).await.unwrap();
+    let error: api::ErrorBody = serde_json::from_str(&body).unwrap();
+    assert_eq!(error.code, Some(ErrorCode::TooManyReaders), "{body}");
+    drop(one);
+    while Follower::connect(at, None).await.status != 200 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_is_never_silent_for_long() {
+    let limits = Limits { silent: Duration::from_millis(1), ..Limits::default() };
+    let site = Site::with(limits, None);
+    let mut follower = Follower::connect(site.serve().await, None).await;
+    follower.placed().await;
+    assert_eq!(follower.frame().await.as_deref(), Some(":\n\n"), "a comment, which says nothing");
+}
+
+#[tokio::test]
+async fn it_ends_with_the_agent_and_has_all_until_then() {
+    let site = Site::new();
+    let at = site.serve().await;
+    let mut follower = Follower::connect(at, None).await;
+    follower.placed().await;
+    site.tell(0..100);
+    site.api.events.close();
+    assert_eq!(follower.whats(100).await, (0..100).map(settled).collect::<Vec<_>>());
+    assert!(follower.next().await.is_none());
+}
+
+/// A CA, with the certificate of the host `here` and those of people.
+struct Ca {
+    dir: tempfile::TempDir,
+}
+
+impl Ca {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::create(dir.path(), 1).unwrap();
+        Self { dir }
+    }
+
+    fn issue(&self, subject: Subject) -> Files {
+        let authority = Authority::open(self.dir.path()).unwrap();
+        let out = authority.place_for(&subject);
+        authority.issue(&Wanted { subject, days: 1, out, replace: false }).unwrap().files
+    }
+
+    fn person(&self, role: Role) -> Person {
+        let name = role.to_string();
+        Person::load(&self.issue(Subject::client(role, &name).unwrap())).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn whoever_may_list_may_read_events() {
+    let ca = Ca::new();
+    let files = ca.issue(Subject::host("here").unwrap());
+    let identity = Arc::new(Identity::load("here", &files).unwrap());
+    let site = Site::with(Limits::default(), Some(Arc::clone(&identity)));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let (_close, closed) = tokio::sync::watch::channel(false);
+    tokio::spawn(Port { listener, identity }.serve(site.api.clone(), closed));
+    for role in [Role::Observe, Role::Migrate, Role::Admin] {
+        let connector = TlsConnector::from(ca.person(role).calls("here").unwrap());
+        let nowhere = ServerName::IpAddress(at.ip().into());
+        let stream = TcpStream::connect(at).await.unwrap();
+        let stream = connector.connect(nowhere, stream).await.unwrap();
+        let mut follower = Follower::over(stream, None).await;
+        assert_eq!(follower.status, 200, "{role}");
+        follower.placed().await;
+        site.tell(0..1);
+        assert_eq!(follower.whats(1).await, [settled(0)]);
+    }
+    // Without a certificate there is no connection at all.
+    let mut stream = TcpStream::connect(at).await.unwrap();
+    stream.write_all(b"GET /v1/events HTTP/1.0\r\n\r\n").await.unwrap();
+    let mut said = Vec::new();
+    // It may be reset as well.
+    let _ = stream.read_to_end(&mut said).await;
+    assert!(!said.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&said));
+}

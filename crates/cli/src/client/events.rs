@@ -1,0 +1,53 @@
+//! Server-sent events, as an agent sends them.
+
+use super::Lines;
+use crate::problem::Problem;
+
+/// Events as they come.
+pub(crate) struct EventStream {
+    lines: Lines,
+    frame: Frame,
+}
+
+#[derive(Default)]
+struct Frame {
+    id: Option<String>,
+    data: Option<String>,
+}
+
+impl Frame {
+    /// Takes a line of it up. A field that is not known is none of ours.
+    fn take(&mut self, line: &str) {
+        if let Some(id) = line.strip_prefix("id: ") {
+            self.id = Some(id.to_owned());
+        } else if let Some(data) = line.strip_prefix("data: ") {
+            self.data = Some(data.to_owned());
+        }
+    }
+}
+
+/// A place in them, and the event's data if there is one at it.
+pub(crate) struct Sent {
+    pub(crate) id: Option<String>,
+    pub(crate) data: Option<String>,
+}
+
+impl EventStream {
+    pub(super) fn new(lines: Lines) -> Self {
+        Self { lines, frame: Frame::default() }
+    }
+
+    /// The next one; none at the end.
+    pub(crate) async fn next(&mut self) -> Result<Option<Sent>, Problem> {
+        while let Some(line) = self.lines.line().await? {
+            match String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']) {
+                "" => {
+                    let Frame { id, data } = std::mem::take(&mut self.frame);
+                    return Ok(Some(Sent { id, data }));
+                }
+                field => self.frame.take(field),
+            }
+        }
+        Ok(None)
+    }
+}
