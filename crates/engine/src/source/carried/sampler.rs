@@ -29,7 +29,7 @@ pub(super) struct Watched {
 /// Starts it. Dropped with its thread, what throttles the VM ends.
 pub(super) fn start(watched: Watched) -> std::io::Result<Ticking> {
     let Watched { state, lanes, compress, .. } = &watched;
-    let deliveries = Deliveries::new(state, lanes, *compress);
+    let deliveries = Deliveries::new(state, lanes, *compress, false);
     let mut sampling = Sampling { watched, deliveries };
     Ticking::start(move || sampling.sample())
 }

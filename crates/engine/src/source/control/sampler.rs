@@ -36,8 +36,6 @@ use crate::source::lanes::Lanes;
 const ACCEPT_MORE: f64 = 1.5;
 /// A pass that is held goes on after this unless it is held again.
 const HOLD: Duration = Duration::from_millis(300);
-/// The filter drops pages as long as it dropped one within so many samples.
-const DROPPING_SAMPLES: u32 = 4;
 
 pub(crate) struct Watched {
     pub(crate) state: Arc<StreamState>,
@@ -72,8 +70,6 @@ struct Sampling {
     allowed: Option<Allowance>,
     /// None if QEMU can't be held.
     chase: Option<Chase>,
-    /// Samples since the filter last dropped a page.
-    since_dropped: u32,
     dirty_bytes_per_s: f64,
     /// The share of its CPU time that the VM keeps.
     share: f64,
@@ -86,11 +82,10 @@ struct Sampling {
 impl Sampling {
     fn new(watched: Watched) -> Self {
         let chase = watched.qemu.is_held().then(Chase::default);
-        let Watched { state, lanes, compress, .. } = &watched;
+        let Watched { state, lanes, compress, naming, .. } = &watched;
         Self {
-            deliveries: Deliveries::new(state, lanes, *compress),
+            deliveries: Deliveries::new(state, lanes, *compress, naming.is_some()),
             chase,
-            since_dropped: DROPPING_SAMPLES,
             watched,
             hold: Hold::default(),
             held: false,
@@ -109,12 +104,7 @@ impl Sampling {
         {
             naming.set_bodies_per_s(rate);
         }
-        self.since_dropped =
-            if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
-        let Watched { state, naming, lanes, .. } = &self.watched;
-        state.set_dropping(self.since_dropped < DROPPING_SAMPLES);
-        state.set_useful_bytes(lanes.useful_bytes(naming.is_some()));
-        state.adjust_pool();
+        self.watched.state.adjust_pool();
         if self.watched.report_builder.is_stopped() {
             self.watched.throttling.lift();
             self.share = 1.0;

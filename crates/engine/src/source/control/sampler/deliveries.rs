@@ -16,11 +16,17 @@ use crate::source::lanes::Lanes;
 const RATE_WINDOWS: usize = 16;
 /// Less busy time than this says nothing about a rate.
 const BUSY_LEAST: Duration = Duration::from_millis(30);
+/// The filter drops pages as long as it dropped one within so many looks.
+const DROPPING_LOOKS: u32 = 4;
 
 pub(crate) struct Deliveries {
     state: Arc<StreamState>,
     lanes: Arc<Lanes>,
     compress: Compress,
+    /// A stage asks the destination whether it has pages.
+    asks: bool,
+    /// Looks since the filter last dropped a page.
+    since_dropped: u32,
     last: Counts,
     last_at: Instant,
     busy: VecDeque<(u64, Duration)>,
@@ -30,12 +36,19 @@ pub(crate) struct Deliveries {
 }
 
 impl Deliveries {
-    pub(crate) fn new(state: &Arc<StreamState>, lanes: &Arc<Lanes>, compress: Compress) -> Self {
+    pub(crate) fn new(
+        state: &Arc<StreamState>,
+        lanes: &Arc<Lanes>,
+        compress: Compress,
+        asks: bool,
+    ) -> Self {
         let now = Instant::now();
         Self {
             state: Arc::clone(state),
             lanes: Arc::clone(lanes),
             compress,
+            asks,
+            since_dropped: DROPPING_LOOKS,
             last: Counts::default(),
             last_at: now,
             busy: VecDeque::new(),
@@ -49,7 +62,7 @@ impl Deliveries {
         &self.last
     }
 
-    /// Counts, notes the rate, and has bodies compressed as hard as pays. Says what was
+    /// Counts, notes the rate and how deep a pool lanes can use, and has bodies compressed as hard as pays. Says what was
     /// done since the last time, if that is any time ago.
     pub(crate) fn look(&mut self) -> Option<Window> {
         let lanes = &self.lanes;
@@ -67,6 +80,7 @@ impl Deliveries {
         let window = Window::between(&self.last, &counts, elapsed);
         (self.last, self.last_at) = (counts, now);
         self.measure_rate(&window);
+        self.measure_depth(&window);
         self.decide_effort(now);
         Some(window)
     }
@@ -81,6 +95,13 @@ impl Deliveries {
         if busy >= BUSY_LEAST && bodies > 0 {
             self.state.set_bodies_per_s(bodies as f64 / busy.as_secs_f64());
         }
+    }
+
+    fn measure_depth(&mut self, window: &Window) {
+        self.since_dropped =
+            if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
+        self.state.set_dropping(self.since_dropped < DROPPING_LOOKS);
+        self.state.set_useful_bytes(self.lanes.useful_bytes(self.asks));
     }
 
     fn decide_effort(&mut self, now: Instant) {
