@@ -9,6 +9,7 @@ pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod evacuate;
 pub(crate) mod gang;
+pub(crate) mod init;
 pub(crate) mod libvirt;
 pub(crate) mod list;
 pub(crate) mod migrate;
@@ -34,6 +35,7 @@ use self::completions::{CompletionsArgs, ManArgs};
 use self::doctor::DoctorArgs;
 use self::evacuate::EvacuateArgs;
 use self::gang::GangArgs;
+use self::init::InitArgs;
 use self::libvirt::LibvirtArgs;
 use self::list::ListArgs;
 use self::migrate::MigrateArgs;
@@ -70,6 +72,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Run this host's agent
     Agent(AgentArgs),
+    /// Set up a cluster of two or more hosts, or add hosts to it
+    Init(InitArgs),
     #[command(flatten)]
     Request(Request),
     /// Issue certificates for hosts, and for people who use the API
@@ -194,6 +198,13 @@ mod tests {
             ("ca issue", ErrorKind::MissingRequiredArgument),
             ("ca issue a --role root", ErrorKind::ValueValidation),
             ("ca init --days 0", ErrorKind::ValueValidation),
+            ("init host-a", ErrorKind::ValueValidation),
+            ("init host-a=", ErrorKind::ValueValidation),
+            ("init ../a=10.0.0.1", ErrorKind::ValueValidation),
+            ("init a=b.example.org", ErrorKind::ValueValidation),
+            ("init a=10.0.0.1 --from a.tar", ErrorKind::ArgumentConflict),
+            ("init a=10.0.0.1 --root /mnt", ErrorKind::ArgumentConflict),
+            ("init --root /mnt", ErrorKind::MissingRequiredArgument),
             ("libvirt", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
             ("libvirt setup --undo --print", ErrorKind::ArgumentConflict),
         ] {
