@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub use carry::Carry;
 pub use directory::{DirectoryChoice, DirectoryChoiceError};
 pub use nic_speed::{NicSpeed, NicSpeedError};
-pub use peers::PeerEntry;
+pub use peers::{PeerEntry, parse as parse_peers};
 pub use percent::{CpuShare, CpuShareError};
 
 use qemu::programs::USUAL;
@@ -373,11 +373,14 @@ fn choose_protection(
     Ok(Protection { tls, insecure_plaintext })
 }
 
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Unreadable { file: path.to_owned(), source })
+}
+
 /// Parses TOML, and says where it goes wrong.
-fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Unreadable { file: path.to_owned(), source })?;
-    toml::from_str(&text).map_err(|error| {
+fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
+    toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
         ConfigError::Malformed {
             file: path.to_owned(),

@@ -10,6 +10,7 @@ pub(crate) mod doctor;
 pub(crate) mod evacuate;
 pub(crate) mod events;
 pub(crate) mod gang;
+pub(crate) mod init;
 pub(crate) mod libvirt;
 pub(crate) mod list;
 pub(crate) mod migrate;
@@ -36,6 +37,7 @@ use self::doctor::DoctorArgs;
 use self::evacuate::EvacuateArgs;
 use self::events::EventsArgs;
 use self::gang::GangArgs;
+use self::init::InitArgs;
 use self::libvirt::LibvirtArgs;
 use self::list::ListArgs;
 use self::migrate::MigrateArgs;
@@ -72,6 +74,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Run this host's agent
     Agent(AgentArgs),
+    /// Set up a cluster of two or more hosts, or add hosts to it
+    Init(InitArgs),
     #[command(flatten)]
     Request(Request),
     /// Issue certificates for hosts, and for people who use the API
@@ -199,6 +203,13 @@ mod tests {
             ("ca issue", ErrorKind::MissingRequiredArgument),
             ("ca issue a --role root", ErrorKind::ValueValidation),
             ("ca init --days 0", ErrorKind::ValueValidation),
+            ("init host-a", ErrorKind::ValueValidation),
+            ("init host-a=", ErrorKind::ValueValidation),
+            ("init ../a=10.0.0.1", ErrorKind::ValueValidation),
+            ("init a=b.example.org", ErrorKind::ValueValidation),
+            ("init a=10.0.0.1 --from a.tar", ErrorKind::ArgumentConflict),
+            ("init a=10.0.0.1 --root /mnt", ErrorKind::ArgumentConflict),
+            ("init --root /mnt", ErrorKind::MissingRequiredArgument),
             ("libvirt", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
             ("libvirt setup --undo --print", ErrorKind::ArgumentConflict),
         ] {

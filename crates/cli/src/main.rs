@@ -5,6 +5,7 @@
 mod client;
 mod commands;
 mod gang;
+mod init;
 mod libvirt;
 mod operation;
 mod options;
@@ -35,6 +36,7 @@ fn perform(Args { api, tls, command }: Args) -> Result<ExitCode, Problem> {
     match command {
         // The agent has a runtime of its own, made once its configuration holds.
         Command::Agent(args) => agent::run(args, api, tls),
+        Command::Init(args) => commands::init::run(args),
         Command::Ca(args) => ca::run(&args),
         Command::Libvirt(args) => commands::libvirt::run(&args),
         Command::Completions(args) => Ok(commands::completions::run(&args)),

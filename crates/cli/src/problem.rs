@@ -48,6 +48,12 @@ pub(crate) enum Problem {
     /// The certificate of whoever asks can't be used.
     #[error(transparent)]
     Identity(#[from] identity::IdentityError),
+    /// A configuration that no agent would take.
+    #[error(transparent)]
+    Config(#[from] agent::config::ConfigError),
+    /// One of the files of a certificate, or beside them.
+    #[error(transparent)]
+    File(#[from] identity::FileError),
     /// No certificate was made.
     #[error(transparent)]
     Authority(#[from] identity::AuthorityError),

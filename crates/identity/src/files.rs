@@ -148,7 +148,10 @@ fn read(file: &Path) -> Result<Vec<u8>, FileError> {
 }
 
 /// Makes a directory for keys: for its owner alone, if it isn't there yet.
-pub(crate) fn make_dir(dir: &Path) -> Result<(), FileError> {
+///
+/// # Errors
+/// If it can't be made.
+pub fn make_dir(dir: &Path) -> Result<(), FileError> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -158,33 +161,42 @@ pub(crate) fn make_dir(dir: &Path) -> Result<(), FileError> {
 
 /// Who may read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Readers {
+pub enum Readers {
+    /// Its owner alone.
     Owner,
+    /// Everybody.
     Everybody,
 }
 
 /// Files that appear together: all are written beside where they go, and put
 /// there only when every one of them is on disk.
-pub(crate) struct Writing {
+#[derive(Debug)]
+pub struct Writing {
     replace: Option<&'static str>,
     written: Vec<(tempfile::NamedTempFile, PathBuf)>,
 }
 
 impl Writing {
     /// Files that were not there before; `advice` is what to do if they were.
-    pub(crate) fn new(advice: &'static str) -> Self {
+    #[must_use]
+    pub fn new(advice: &'static str) -> Self {
         Self { replace: Some(advice), written: Vec::new() }
     }
 
     /// Files that take the place of others.
-    pub(crate) fn over() -> Self {
+    #[must_use]
+    pub fn over() -> Self {
         Self { replace: None, written: Vec::new() }
     }
 
-    pub(crate) fn add(
+    /// Writes one, with a mode that never lets others in. Its directory is there.
+    ///
+    /// # Errors
+    /// If it is there already and shall not be replaced, or can't be written.
+    pub fn add(
         &mut self,
         file: &Path,
-        content: &str,
+        content: impl AsRef<[u8]>,
         readers: Readers,
     ) -> Result<(), FileError> {
         if let Some(advice) = self.replace
@@ -196,7 +208,7 @@ impl Writing {
             let dir = file.parent().unwrap_or(Path::new("."));
             // Made with mode 0600.
             let mut beside = tempfile::NamedTempFile::new_in(dir)?;
-            beside.write_all(content.as_bytes())?;
+            beside.write_all(content.as_ref())?;
             if readers == Readers::Everybody {
                 beside.as_file().set_permissions(Permissions::from_mode(0o644))?;
             }
@@ -209,7 +221,11 @@ impl Writing {
         Ok(())
     }
 
-    pub(crate) fn finish(self) -> Result<(), FileError> {
+    /// Puts all of them in place.
+    ///
+    /// # Errors
+    /// If one can't be; those before it are there.
+    pub fn finish(self) -> Result<(), FileError> {
         for (beside, file) in self.written {
             let outcome = match self.replace {
                 None => beside.persist(&file),

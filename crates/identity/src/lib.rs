@@ -47,7 +47,7 @@ pub use authority::{Authority, AuthorityError, Issued, Wanted};
 pub use certificate::Validity;
 pub use connection::Connection;
 pub use credentials::IdentityError;
-pub use files::{FileError, Files};
+pub use files::{FileError, Files, Readers, Writing, make_dir};
 pub use handshake::{HANDSHAKE_MAX, HandshakeError, is_tls_alert};
 pub use identity::Identity;
 pub use people::{Person, explain, shown};

@@ -37,7 +37,7 @@ pub(super) struct File {
 
 /// Reads it; paths in it are meant from where it lies.
 pub(super) fn read(path: &Path) -> Result<File, ConfigError> {
-    let mut file: File = super::parse(path)?;
+    let mut file: File = super::parse(path, &super::read(path)?)?;
     let here = path.parent().unwrap_or(Path::new(""));
     let paths = [&mut file.peers, &mut file.state, &mut file.api, &mut file.tls];
     for named in paths.into_iter().flatten() {

@@ -50,7 +50,15 @@ struct File {
 
 /// All entries, this host's own among them.
 pub(super) fn read(path: &Path) -> Result<Vec<PeerEntry>, ConfigError> {
-    let mut file: File = super::parse(path)?;
+    parse(path, &super::read(path)?)
+}
+
+/// All entries of a text that is in that file, or is to be.
+///
+/// # Errors
+/// If an agent would not start with it.
+pub fn parse(path: &Path, text: &str) -> Result<Vec<PeerEntry>, ConfigError> {
+    let mut file: File = super::parse(path, text)?;
     let mut names = HashSet::new();
     for entry in &file.host {
         if let Err(message) = check(entry, &mut names) {

@@ -9,9 +9,9 @@ use identity::{Authority, AuthorityError, Role, Subject, Wanted};
 use crate::problem::Problem;
 
 /// As long as a cluster lives, often.
-const CA_DAYS: u32 = 3650;
+pub(crate) const CA_DAYS: u32 = 3650;
 /// A year: renewing is then a habit, and a key that was lost is of no use soon.
-const DAYS: u32 = 365;
+pub(crate) const DAYS: u32 = 365;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct CaArgs {

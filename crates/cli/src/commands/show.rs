@@ -6,7 +6,7 @@ use clap::Args as ClapArgs;
 
 use crate::client::{Client, segment};
 use crate::output::vm::status;
-use crate::output::{aligned, amount, print_json};
+use crate::output::{aligned, amount, print_json, quoted};
 use crate::problem::Problem;
 
 #[derive(Debug, ClapArgs)]
@@ -76,16 +76,6 @@ fn helper_text(helper: &api::GuestHelper) -> String {
         api::GuestHelper::NoPort { why } => format!("no port: {why}"),
         api::GuestHelper::Silent { why } => format!("none: {why}"),
         api::GuestHelper::NotAsked { why } => format!("not asked: {why}"),
-    }
-}
-
-/// A word as a shell takes it back.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
     }
 }
 

@@ -28,6 +28,8 @@ pub(crate) struct Host {
     pub(crate) name: String,
     dir: PathBuf,
     listen: String,
+    /// The agent's file, instead of flags.
+    config: Option<PathBuf>,
     /// Arguments that its agent is given besides.
     pub(crate) more: Vec<String>,
     agent: Option<Child>,
@@ -46,7 +48,7 @@ impl Hosts {
             let dir = dir.path().join(name);
             fs::create_dir(&dir).unwrap();
             let (name, more) = ((*name).to_owned(), Vec::new());
-            hosts.push(Host { name, dir, listen, more, agent: None });
+            hosts.push(Host { name, dir, listen, config: None, more, agent: None });
         }
         fs::write(dir.path().join("peers.toml"), peers).unwrap();
         drop(ports);
@@ -59,7 +61,7 @@ impl Hosts {
 
 /// A port that is free, and stays it while an agent is started again: below those
 /// that connections leave by, none twice in a process, and others in the next one.
-fn port() -> TcpListener {
+pub(crate) fn port() -> TcpListener {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     let first = 18_000 + std::process::id() % 280 * 50;
     let next = || format!("127.0.0.1:{}", first + TAKEN.fetch_add(1, Relaxed));
@@ -68,6 +70,13 @@ fn port() -> TcpListener {
 }
 
 impl Host {
+    /// One whose agent, once it is started, does as a file says. Its log and its state go
+    /// into `dir`.
+    pub(crate) fn configured(name: &str, dir: PathBuf, config: PathBuf) -> Self {
+        let (name, listen, config) = (name.to_owned(), String::new(), Some(config));
+        Self { name, dir, listen, config, more: Vec::new(), agent: None }
+    }
+
     /// Starts the agent and waits until it answers.
     pub(crate) fn start(&mut self) {
         self.start_by(&[]);
@@ -115,17 +124,20 @@ impl Host {
     /// By a program that becomes the agent, if there is one.
     fn spawn(&mut self, by: &[&str]) {
         let log = fs::File::options().create(true).append(true).open(self.log()).unwrap();
-        let peers = self.dir.parent().unwrap().join("peers.toml");
         let words = [by, &[DROVEWAY]].concat();
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).args(["agent", "--name", &self.name, "--listen", &self.listen]);
+        command.args(&words[1..]).arg("agent");
+        if let Some(config) = &self.config {
+            command.arg("--config").arg(config);
+        } else {
+            let peers = self.dir.parent().unwrap().join("peers.toml");
+            command.args(["--name", &self.name, "--listen", &self.listen, "--peers"]).arg(peers);
+        }
         if qemu().contains('/') {
             // One of the tests' own may come from other hosts, too.
             command.args(["--qemu-programs", &qemu()]);
         }
         let child = command
-            .arg("--peers")
-            .arg(peers)
             .arg("--state")
             .arg(self.dir.join("state"))
             .arg("--api")
