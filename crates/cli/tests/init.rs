@@ -46,8 +46,17 @@ fn fails(dir: &Path, line: &str) -> String {
     text(&output.stderr)
 }
 
-/// Every file below a directory: what tells whether it was touched, and what is in it.
-fn tree(dir: &Path) -> BTreeMap<PathBuf, ((u64, i64, i64, u32), Vec<u8>)> {
+/// What tells whether a file was touched, and what is in it.
+#[derive(Debug, PartialEq, Eq)]
+struct Found {
+    inode: u64,
+    changed_at: (i64, i64),
+    mode: u32,
+    bytes: Vec<u8>,
+}
+
+/// Every file below a directory.
+fn tree(dir: &Path) -> BTreeMap<PathBuf, Found> {
     let mut tree = BTreeMap::new();
     let mut left = vec![dir.to_owned()];
     while let Some(path) = left.pop() {
@@ -58,8 +67,9 @@ fn tree(dir: &Path) -> BTreeMap<PathBuf, ((u64, i64, i64, u32), Vec<u8>)> {
         } else {
             bytes = fs::read(&path).unwrap();
         }
-        let touched = (there.ino(), there.mtime(), there.mtime_nsec(), there.mode() & 0o777);
-        tree.insert(path, (touched, bytes));
+        let changed_at = (there.mtime(), there.mtime_nsec());
+        let mode = there.mode() & 0o777;
+        tree.insert(path, Found { inode: there.ino(), changed_at, mode, bytes });
     }
     tree
 }
@@ -136,7 +146,7 @@ fn files_are_where_they_belong_and_keys_are_for_their_owner() {
     ] {
         assert!(said.contains(line), "{line}: {said}");
     }
-    for (path, ((.., mode), _)) in tree(&dir.join("droveway-ca")) {
+    for (path, Found { mode, .. }) in tree(&dir.join("droveway-ca")) {
         let is_secret = path.is_dir() || ["key", "tar"].map(Some).contains(&extension(&path));
         assert!(!is_secret || mode & 0o077 == 0, "{} {mode:o}", path.display());
     }
@@ -144,7 +154,7 @@ fn files_are_where_they_belong_and_keys_are_for_their_owner() {
     let there: Vec<_> = tree(&dir.join("a/etc/droveway"))
         .into_iter()
         .filter(|(path, _)| path.is_file())
-        .map(|(path, ((.., mode), _))| {
+        .map(|(path, Found { mode, .. })| {
             let path = path.strip_prefix(dir.join("a/etc/droveway")).unwrap();
             (path.to_str().unwrap().to_owned(), mode)
         })

@@ -63,6 +63,7 @@ impl Window {
     }
 
     /// What may be in flight.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
     pub(crate) fn bytes(&self) -> u64 {
         let (Some(shortest), Some(fastest)) = (self.shortest.get(), self.fastest.get()) else {
             return LEAST_BYTES;

@@ -187,7 +187,7 @@ fn carry_out(steps: &[Step<'_>], dir: &Path) -> Result<(), Problem> {
             Change::Written => writing.add(path, text, file.readers)?,
             Change::Added(_) => write::replace(path, text).map_err(unwritable)?,
             Change::Closed => {
-                fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(unwritable)?
+                fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(unwritable)?;
             }
             Change::Kept | Change::Newer => {}
         }
