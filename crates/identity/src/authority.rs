@@ -128,8 +128,8 @@ impl Authority {
         let (certificate_file, key_file) = files_of(dir);
         let mut writing =
             Writing::new("a CA is never replaced, or nothing that it issued would hold");
-        writing.add(&key_file, &key.serialize_pem(), Readers::Owner)?;
-        writing.add(&certificate_file, &certificate.pem(), Readers::Everybody)?;
+        writing.add(&key_file, key.serialize_pem(), Readers::Owner)?;
+        writing.add(&certificate_file, certificate.pem(), Readers::Everybody)?;
         writing.finish()?;
         Ok(Validity {
             not_before_s: params.not_before.unix_timestamp(),
@@ -219,8 +219,8 @@ impl Authority {
         } else {
             Writing::new("add --replace to put a new one in its place, or choose another --out")
         };
-        writing.add(&files.key, &key.serialize_pem(), Readers::Owner)?;
-        writing.add(&files.certificate, &certificate.pem(), Readers::Everybody)?;
+        writing.add(&files.key, key.serialize_pem(), Readers::Owner)?;
+        writing.add(&files.certificate, certificate.pem(), Readers::Everybody)?;
         writing.add(&files.authority, &self.certificate_pem, Readers::Everybody)?;
         if matches!(wanted.subject, Subject::Host(_)) {
             writing.add(&files.content_key, &self.content_key, Readers::Owner)?;

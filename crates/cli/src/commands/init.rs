@@ -29,8 +29,13 @@ pub(crate) struct InitArgs {
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
     /// With --from: the root directory of the host, such as that of an image
-    #[arg(long, value_name = "DIR", default_value = "/", requires = "from",
-          conflicts_with = "hosts")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/",
+        requires = "from",
+        conflicts_with = "hosts"
+    )]
     root: PathBuf,
 }
 
