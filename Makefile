@@ -25,6 +25,7 @@ help:
 	@echo 'make libvirt-test all tests with real libvirts, some ten minutes'
 	@echo 'make upgrade-test VMs move between agents of this and the release before'
 	@echo 'make packages     .deb and .rpm, into target/packages; make packages-test installs them in a fresh root'
+	@echo 'make ansible-test runs the Ansible role against two fresh roots of Debian'
 	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200; all: QEMU=11.1); make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
 	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
@@ -100,6 +101,11 @@ packages: toolchain
 # In a fresh root of Debian.
 packages-test: packages
 	@scripts/packages-test
+
+# The Ansible role, against two such roots.
+.PHONY: ansible-test
+ansible-test: packages
+	@scripts/ansible-test
 
 test: toolchain
 	@MAKE="$(MAKE)" scripts/test
