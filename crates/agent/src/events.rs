@@ -1,7 +1,7 @@
 //! What happens at this agent, for those who follow it.
 //!
-//! The latest events are kept in a ring that is bounded in bytes. Whoever reports one only
-//! writes there and never waits. Each reader has a place in the ring and reads at its own
+//! The latest events are kept in a ring that is bounded in bytes. To report one is to
+//! write there, which never waits. Each reader has a place in the ring and reads at its own
 //! pace; one that falls behind the ring's end is told that it has missed something.
 
 use std::collections::VecDeque;
@@ -187,7 +187,7 @@ pub(crate) fn shortened(text: &str) -> String {
     }
 }
 
-/// Somebody who follows them.
+/// One reader of them.
 pub(crate) struct Reader {
     events: Arc<Events>,
     newest: watch::Receiver<Newest>,

@@ -43,7 +43,7 @@ fn acknowledge(listener: &TcpListener) {
 
 /// Run by the other tests.
 #[test]
-#[ignore = "for the other tests"]
+#[ignore = "a program for the other tests, which run it"]
 fn a_lane_with_a_fault() {
     let thread = std::fs::read_to_string(std::env::var("DROVEWAY_PANIC_FILE").unwrap()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -12,8 +12,8 @@ use crate::output::quoted;
 /// After the archives are made.
 pub(crate) fn after_make(cluster: &Cluster) -> String {
     let mut text = format!(
-        "Whoever has {} can speak as any host, and whoever has an archive as its host: keep them \
-         to\nyourself.\n\nNext, with droveway installed on each host:\n",
+        "Keep {} and the archives secret: with the first one can pose as any host, with an \
+         archive\nas its host.\n\nNext, with droveway installed on each host:\n",
         cluster.dir().join("ca.key").display()
     );
     for host in cluster.hosts() {

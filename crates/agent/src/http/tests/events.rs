@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::*;
 
-/// Somebody who follows events.
+/// A client that reads events.
 struct Follower<S = TcpStream> {
     status: u16,
     stream: BufReader<S>,

@@ -1,7 +1,7 @@
 //! Throttles a VM that is carried and does not converge: by the same controller and the
 //! same cgroups as a VM of the agent's own, from what passes count. QEMU isn't asked, so
-//! it can't be stopped for moments either; and whatever comes of it, whoever commands
-//! both QEMUs decides.
+//! it can't be stopped for moments either. Whatever comes of it, libvirt, or what else
+//! commands both QEMUs, decides.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,8 +186,8 @@ fn stalled(stall: &Stall) -> String {
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
     format!(
         "the VM does not converge: it writes {:.0} MiB/s with {:.0} % of its CPU time, and {:.0} \
-         MiB/s are delivered. Whoever commands it may allow a longer downtime (virsh \
-         migrate-setmaxdowntime) or stop it; `throttle-floor` under [carry] in the agent's file \
+         MiB/s are delivered. Allow a longer downtime (virsh \
+         migrate-setmaxdowntime), or stop the VM; `throttle-floor` under [carry] in the agent's file \
          says how far it is throttled",
         mib(stall.dirty_bytes_per_s),
         stall.share * 100.0,
