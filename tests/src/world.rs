@@ -381,6 +381,23 @@ impl World {
         self.vms(side).into_iter().find(|vm| vm.name == name)
     }
 
+    /// Waits until a VM's QEMU is known to be gone.
+    ///
+    /// # Panics
+    /// If it is not shown as dead.
+    pub fn wait_dead(&self, side: Side, name: &str) {
+        let end = Instant::now() + SETTLE_MAX;
+        loop {
+            let shown = self.vm(side, name);
+            if shown.as_ref().is_some_and(|vm| vm.status == VmStatus::Dead) {
+                return;
+            }
+            let log = || self.agent(side).log_text();
+            assert!(Instant::now() < end, "not dead, but {shown:?}\n{}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Waits until a host's agent has looked at all that a VM holds now.
     ///
     /// # Panics

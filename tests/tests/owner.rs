@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api::{Outcome, Phase, VmStatus};
-use end_to_end::{MIB, Side, World, bare, own_qmp_argument, until};
+use end_to_end::{MIB, Side, World, bare, own_qmp_argument};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
 use serde_json::json;
@@ -78,8 +78,7 @@ fn a_guest_that_powers_off_while_it_moves_is_gone() {
     let Outcome::Failed(why) = &ended.report.outcome else { panic!("{:?}", ended.report.outcome) };
     assert!(why.contains("the VM ended while it was being moved"), "{why}");
     world.assert_nothing_left(Side::B);
-    let dead = || world.vm(Side::A, "web1").is_some_and(|vm| vm.status == VmStatus::Dead);
-    until("it is shown dead", dead);
+    world.wait_dead(Side::A, "web1");
     let problem = world.vm(Side::A, "web1").unwrap().problem.unwrap();
     assert!(problem.contains("the guest shut down"), "{problem}");
     world.says(Side::A, &["stop", "web1"]);
