@@ -135,6 +135,17 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// The threads of a process, and where in the kernel each of them waits.
+fn threads(pid: u32) -> Vec<String> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+    let one = |task: &Path| {
+        let [name, waits, call] = ["comm", "wchan", "syscall"].map(|file| read(&task.join(file)));
+        format!("{} {waits} {}", name.trim(), call.trim())
+    };
+    tasks.flatten().map(|task| one(&task.path())).collect()
+}
+
 /// A guest runs, has run once, and its memory holds what it wrote.
 ///
 /// # Panics
@@ -392,8 +403,12 @@ impl World {
             if shown.as_ref().is_some_and(|vm| vm.status == VmStatus::Dead) {
                 return;
             }
-            let log = || self.agent(side).log_text();
-            assert!(Instant::now() < end, "not dead, but {shown:?}\n{}", log());
+            assert!(
+                Instant::now() < end,
+                "not dead, but {shown:?}\nits threads: {:?}\n{}",
+                shown.as_ref().map(|vm| threads(vm.pid)),
+                self.agent(side).log_text()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api::{Outcome, Phase, VmStatus};
-use end_to_end::{MIB, Side, World, bare, own_qmp_argument};
+use end_to_end::{Frozen, MIB, Side, World, bare, own_qmp_argument, until};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
 use serde_json::json;
@@ -84,4 +84,26 @@ fn a_guest_that_powers_off_while_it_moves_is_gone() {
     world.says(Side::A, &["stop", "web1"]);
     world.assert_nothing_left(Side::A);
     assert!(guest.wait_beat(Duration::from_millis(100)).is_err());
+}
+
+/// What is known of its end is shown, though QEMU hangs.
+#[test]
+fn a_qemu_that_hangs_after_its_guest_shut_down() {
+    let world = World::new(Link::one(1000));
+    let mut spec = bare("64M", 500_000);
+    spec.extra.push("-no-shutdown".to_owned());
+    let guest = world.boot(&spec);
+    guest.tell("poweroff").unwrap();
+    let shown = || world.vm(Side::A, "web1").unwrap();
+    until("it has stopped", || shown().status == VmStatus::Paused);
+    let _hangs = Frozen::new(shown().pid);
+    until("that is noticed", || shown().problem.is_some());
+    let vm = shown();
+    assert_eq!(vm.status, VmStatus::Paused);
+    let problem = vm.problem.unwrap();
+    assert!(problem.contains("the guest shut down, and QEMU (process "), "{problem}");
+    assert!(problem.contains("neither answers nor ends"), "{problem}");
+    world.says(Side::A, &["stop", "--force", "web1"]);
+    world.remove_own_sockets(Side::A, "web1");
+    world.assert_nothing_left(Side::A);
 }

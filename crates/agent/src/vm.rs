@@ -26,6 +26,8 @@ const PORT_WAIT: Duration = Duration::from_millis(500);
 /// A helper answers at once, unless its guest has no CPU for it.
 const HELPER_WAIT: Duration = Duration::from_secs(1);
 
+const WITHOUT_A_WORD: &str = "QEMU ended without a word";
+
 /// Where a VM is, for who lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -57,6 +59,8 @@ struct Known {
     status: VmStatus,
     /// What stopped it, until it runs again.
     stopped_by: Option<String>,
+    /// How its guest ended, if QEMU has said so and not ended yet.
+    shut_down: Option<&'static str>,
     /// What keeps it from moving, though it runs.
     stuck_by: Option<String>,
     /// What can't be known or done about its last switchover.
@@ -69,12 +73,33 @@ struct Known {
 
 impl Known {
     fn new(qemu: Qemu, status: VmStatus) -> Self {
-        let (stopped_by, stuck_by, doubt, unreadable, unnoted) = (None, None, None, None, None);
-        Self { qemu, status, stopped_by, stuck_by, doubt, unreadable, unnoted }
+        Self {
+            qemu,
+            status,
+            stopped_by: None,
+            shut_down: None,
+            stuck_by: None,
+            doubt: None,
+            unreadable: None,
+            unnoted: None,
+        }
     }
 }
 
 impl Known {
+    /// What QEMU has said of its guest's end.
+    fn hear(&mut self, ends: &Receiver<Event>) {
+        let Some(last) = ends.try_iter().last() else { return };
+        self.shut_down = Some(match last.data["reason"].as_str() {
+            Some("guest-shutdown") => "the guest shut down",
+            Some("guest-reset") => "the guest rebooted, and QEMU was told not to",
+            Some("guest-panic") => "the guest's kernel crashed",
+            Some("host-signal") => "QEMU was ended by a signal",
+            Some("host-qmp-quit") => "QEMU was told to quit",
+            _ => WITHOUT_A_WORD,
+        });
+    }
+
     /// What an operator should know of it, the worst only.
     fn problem(&self) -> Option<String> {
         let all = [&self.doubt, &self.unreadable, &self.unnoted, &self.stopped_by, &self.stuck_by];
@@ -266,6 +291,7 @@ impl Vm {
         }
         let answer = machine.qmp.execute_within("query-status", json!({}), STATUS_WAIT);
         let mut known = self.known.lock();
+        known.hear(&ends);
         match answer {
             Ok(status) => {
                 known.status = match status["status"].as_str() {
@@ -274,6 +300,7 @@ impl Vm {
                 };
                 if known.status == VmStatus::Running {
                     known.stopped_by = None;
+                    known.shut_down = None;
                 }
             }
             Err(QmpError::Closed) => {
@@ -281,7 +308,17 @@ impl Vm {
                 return self.look_again(&machine, &ends, busy);
             }
             // It is busy: what it said last still holds.
-            Err(_) => {}
+            Err(_) => {
+                if let Some(how) = known.shut_down {
+                    known.status = VmStatus::Paused;
+                    known.stopped_by = Some(format!(
+                        "{how}, and QEMU (process {pid}) neither answers nor ends: `droveway stop \
+                         --force {name}` ends it",
+                        pid = machine.process.pid(),
+                        name = self.name
+                    ));
+                }
+            }
         }
         known.status
     }
@@ -338,14 +375,9 @@ impl Vm {
     }
 
     fn epitaph(&self, machine: &Machine, ends: &Receiver<Event>) -> String {
-        let why = match ends.try_iter().last().as_ref().and_then(|e| e.data["reason"].as_str()) {
-            Some("guest-shutdown") => "the guest shut down",
-            Some("guest-reset") => "the guest rebooted, and QEMU was told not to",
-            Some("guest-panic") => "the guest's kernel crashed",
-            Some("host-signal") => "QEMU was ended by a signal",
-            Some("host-qmp-quit") => "QEMU was told to quit",
-            _ => "QEMU ended without a word",
-        };
+        let mut known = self.known.lock();
+        known.hear(ends);
+        let why = known.shut_down.unwrap_or(WITHOUT_A_WORD);
         with_log(why, machine.log().unwrap_or(&self.dir.join("qemu.log")))
     }
 
