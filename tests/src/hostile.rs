@@ -16,7 +16,7 @@ use switchover::MigrationId;
 use transport::{Endpoint, LaneError, connect};
 use wire::{
     Announced, Frame, Kind, Preamble, Prepare, Prepared, Reply, ToDestination, ToSource, Token,
-    read_frame, read_message,
+    Versions, read_frame, read_message,
 };
 
 use crate::{MIB, Side, World, own_qmp_argument};
@@ -355,8 +355,8 @@ fn greeted(listener: &TcpListener) -> Option<(Connection, bool)> {
     let mut connection = Connection::plain(stream);
     let mut bytes = [0; Preamble::BYTES];
     connection.read_exact(&mut bytes).ok()?;
-    let kind = Preamble::parse(&bytes).ok()?.kind;
-    connection.write_all(&Reply::Welcome.to_bytes()).ok()?;
+    let kind = Preamble::parse(&bytes, Versions::SPOKEN).ok()?.0;
+    connection.write_all(&Reply::Welcome.to_bytes(wire::VERSION)).ok()?;
     Some((connection, matches!(kind, Kind::Lane { .. })))
 }
 

@@ -12,7 +12,7 @@ use content::{NAME_BYTES, Name};
 use directory::{Answer, Directory, DirectoryError, HostName};
 use lab::hosts::Host;
 use parking_lot::Mutex;
-use wire::{HasHeader, Kind, Preamble, Reply, Wants};
+use wire::{HasHeader, Kind, Preamble, Reply, Versions, Wants};
 
 const PORT: u16 = 7999;
 const PAGE_BYTES: usize = 4096;
@@ -145,8 +145,8 @@ impl Lies {
     fn serve(&self, mut stream: TcpStream, number: usize) -> Option<()> {
         let mut preamble = [0; Preamble::BYTES];
         stream.read_exact(&mut preamble).ok()?;
-        let kind = Preamble::parse(&preamble).ok()?.kind;
-        stream.write_all(&Reply::Welcome.to_bytes()).ok()?;
+        let kind = Preamble::parse(&preamble, Versions::SPOKEN).ok()?.0;
+        stream.write_all(&Reply::Welcome.to_bytes(wire::VERSION)).ok()?;
         match kind {
             Kind::Directory => {
                 let writer = stream.try_clone().ok()?;

@@ -92,17 +92,24 @@ fn a_qemu_that_hangs_after_its_guest_shut_down() {
     let world = World::new(Link::one(1000));
     let mut spec = bare("64M", 500_000);
     spec.extra.push("-no-shutdown".to_owned());
+    spec.extra.extend(own_qmp_argument(&spec.name));
     let guest = world.boot(&spec);
     guest.tell("poweroff").unwrap();
     let shown = || world.vm(Side::A, "web1").unwrap();
     until("it has stopped", || shown().status == VmStatus::Paused);
-    let _hangs = Frozen::new(shown().pid);
+    let hangs = Frozen::new(shown().pid);
     until("that is noticed", || shown().problem.is_some());
     let vm = shown();
     assert_eq!(vm.status, VmStatus::Paused);
     let problem = vm.problem.unwrap();
     assert!(problem.contains("the guest shut down, and QEMU (process "), "{problem}");
     assert!(problem.contains("neither answers nor ends"), "{problem}");
+    // Its owner wants to keep it: nobody asks it to end meanwhile.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(shown().status, VmStatus::Paused);
+    drop(hangs);
+    until("it answers again", || world.own_qmp(Side::A, "web1").run_state().is_ok());
+    assert_eq!(shown().pid, vm.pid);
     world.says(Side::A, &["stop", "--force", "web1"]);
     world.remove_own_sockets(Side::A, "web1");
     world.assert_nothing_left(Side::A);

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{GuestHelper, VmStatus, VmSummary};
 use crossbeam_channel::Receiver;
@@ -13,6 +13,7 @@ use qemu::guest_port::GuestError;
 use qemu::launch::log_tail;
 use qemu::machine::{self, Machine, StartError};
 use qemu::outgoing;
+use qemu::process::Process;
 use qemu::qmp::{Event, QmpError};
 use serde_json::json;
 
@@ -26,6 +27,9 @@ const PORT_WAIT: Duration = Duration::from_millis(500);
 /// A helper answers at once, unless its guest has no CPU for it.
 const HELPER_WAIT: Duration = Duration::from_secs(1);
 
+/// A QEMU that ends has closed its disks and is gone by then, or is at it still, which
+/// a second request to end does not disturb.
+const SHUT_DOWN_WAIT: Duration = Duration::from_secs(2);
 const WITHOUT_A_WORD: &str = "QEMU ended without a word";
 
 /// Where a VM is, for who lists it.
@@ -60,7 +64,7 @@ struct Known {
     /// What stopped it, until it runs again.
     stopped_by: Option<String>,
     /// How its guest ended, if QEMU has said so and not ended yet.
-    shut_down: Option<&'static str>,
+    shut_down: Option<ShutDown>,
     /// What keeps it from moving, though it runs.
     stuck_by: Option<String>,
     /// What can't be known or done about its last switchover.
@@ -89,21 +93,49 @@ impl Known {
 impl Known {
     /// What QEMU has said of its guest's end.
     fn hear(&mut self, ends: &Receiver<Event>) {
-        let Some(last) = ends.try_iter().last() else { return };
-        self.shut_down = Some(match last.data["reason"].as_str() {
-            Some("guest-shutdown") => "the guest shut down",
-            Some("guest-reset") => "the guest rebooted, and QEMU was told not to",
-            Some("guest-panic") => "the guest's kernel crashed",
-            Some("host-signal") => "QEMU was ended by a signal",
-            Some("host-qmp-quit") => "QEMU was told to quit",
-            _ => WITHOUT_A_WORD,
-        });
+        for event in ends.try_iter() {
+            self.shut_down = ShutDown::after(self.shut_down, &event);
+        }
     }
 
     /// What an operator should know of it, the worst only.
     fn problem(&self) -> Option<String> {
         let all = [&self.doubt, &self.unreadable, &self.unnoted, &self.stopped_by, &self.stuck_by];
         all.into_iter().find_map(Clone::clone)
+    }
+}
+
+/// The end of a guest.
+#[derive(Clone, Copy, Debug)]
+struct ShutDown {
+    how: &'static str,
+    /// When that was first known.
+    at: Instant,
+    /// QEMU keeps the VM, stopped, as with `-no-shutdown`. Otherwise it ends.
+    is_kept: bool,
+}
+
+impl ShutDown {
+    fn after(before: Option<Self>, event: &Event) -> Option<Self> {
+        if event.name == "STOP" {
+            return before.map(|shut_down| Self { is_kept: true, ..shut_down });
+        }
+        let how = match event.data["reason"].as_str() {
+            Some("guest-shutdown") => "the guest shut down",
+            Some("guest-reset") => "the guest rebooted, and QEMU was told not to",
+            Some("guest-panic") => "the guest's kernel crashed",
+            Some("host-signal") => "QEMU was ended by a signal",
+            Some("host-qmp-quit") => "QEMU was told to quit",
+            _ => WITHOUT_A_WORD,
+        };
+        Some(Self { how, at: Instant::now(), is_kept: false })
+    }
+
+    /// A QEMU that ends and does not answer may wait for ever for its QMP monitor,
+    /// after it has closed all disks (10.0 does, once in a hundred times that it is asked
+    /// something just then). A signal that it handles wakes it up.
+    fn needs_a_signal(self) -> bool {
+        !self.is_kept && self.at.elapsed() > SHUT_DOWN_WAIT
     }
 }
 
@@ -115,7 +147,7 @@ enum Qemu {
 
 impl Qemu {
     fn alive(machine: Machine) -> Self {
-        let ends = machine.qmp.events_named(&["SHUTDOWN"]);
+        let ends = machine.qmp.events_named(&["SHUTDOWN", "STOP"]);
         Self::Alive { machine: Arc::new(machine), ends }
     }
 }
@@ -309,18 +341,32 @@ impl Vm {
             }
             // It is busy: what it said last still holds.
             Err(_) => {
-                if let Some(how) = known.shut_down {
-                    known.status = VmStatus::Paused;
-                    known.stopped_by = Some(format!(
-                        "{how}, and QEMU (process {pid}) neither answers nor ends: `droveway stop \
-                         --force {name}` ends it",
-                        pid = machine.process.pid(),
-                        name = self.name
-                    ));
+                if let Some(shut_down) = known.shut_down {
+                    self.hangs(&mut known, shut_down, &machine.process);
                 }
             }
         }
         known.status
+    }
+
+    /// Its guest has shut down, and QEMU neither answers nor ends.
+    fn hangs(&self, known: &mut Known, shut_down: ShutDown, process: &Process) {
+        let (name, pid) = (&self.name, process.pid());
+        known.status = VmStatus::Paused;
+        known.stopped_by = Some(format!(
+            "{}, and QEMU (process {pid}) neither answers nor ends: `droveway stop --force {name}` \
+             ends it",
+            shut_down.how
+        ));
+        if shut_down.needs_a_signal() {
+            let sent = process.terminate();
+            tracing::info!(
+                vm = name,
+                pid,
+                ?sent,
+                "its guest has shut down, its QEMU hangs: SIGTERM"
+            );
+        }
     }
 
     /// Asks the helper in its guest for its name; takes as long as the guest lets
@@ -377,7 +423,7 @@ impl Vm {
     fn epitaph(&self, machine: &Machine, ends: &Receiver<Event>) -> String {
         let mut known = self.known.lock();
         known.hear(ends);
-        let why = known.shut_down.unwrap_or(WITHOUT_A_WORD);
+        let why = known.shut_down.map_or(WITHOUT_A_WORD, |shut_down| shut_down.how);
         with_log(why, machine.log().unwrap_or(&self.dir.join("qemu.log")))
     }
 
@@ -453,4 +499,28 @@ pub(crate) fn with_log(why: &str, log: &Path) -> String {
 /// ended before it could note it down.
 pub(crate) fn unrecorded(dir: &Path) -> Result<Machine, StartError> {
     machine::attach(&dir.join("qmp"), dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(name: &str, data: serde_json::Value) -> Event {
+        Event { name: name.to_owned(), data, at: Instant::now(), happened: None }
+    }
+
+    #[test]
+    fn only_a_qemu_that_ends_is_sent_a_signal() {
+        let shutdown = event("SHUTDOWN", json!({ "guest": true, "reason": "guest-shutdown" }));
+        let stop = event("STOP", json!({}));
+        assert!(ShutDown::after(None, &stop).is_none(), "its owner stopped it");
+        let ends = ShutDown::after(None, &shutdown).unwrap();
+        assert!(!ends.needs_a_signal(), "it has just begun to end");
+        let long_ago =
+            ShutDown { at: Instant::now().checked_sub(SHUT_DOWN_WAIT * 2).unwrap(), ..ends };
+        assert!(long_ago.needs_a_signal());
+        let kept = ShutDown::after(Some(long_ago), &stop).unwrap();
+        assert!(!kept.needs_a_signal(), "it was told to keep it");
+        assert_eq!(kept.how, "the guest shut down");
+    }
 }

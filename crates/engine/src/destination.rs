@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 use directory::HostName;
 use identity::{Connection, HandshakeError};
 use parking_lot::Mutex;
-use wire::{Frame, Inquiry, Kind, Preamble, Reply, Token, WireError, read_frame, read_message};
+use wire::{
+    Frame, Inquiry, Kind, Preamble, Reply, Token, Versions, WireError, read_frame, read_message,
+};
 
 use crate::host::{Host, Local};
 use connections::{Connections, Place};
@@ -182,43 +184,43 @@ fn serve_one(
     if connection.peer().is_some() {
         place.is_of_host();
     }
-    let kind = greet(&mut connection)?;
+    let (kind, version) = greet(&mut connection)?;
     match kind {
         Kind::Control => {
             if !place.leads() {
-                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());
             }
-            connection.write_all(&Reply::Welcome.to_bytes())?;
+            connection.write_all(&Reply::Welcome.to_bytes(version))?;
             phases::run(shared, connection, number, place)?;
         }
         Kind::Lane { token, number } => {
             let known = shared.arrivals.lock().get(&token).cloned();
             let Some(arrival) = known.filter(|known| known.are_of(connection.peer())) else {
-                connection.write_all(&Reply::UnknownToken.to_bytes())?;
+                connection.write_all(&Reply::UnknownToken.to_bytes(version))?;
                 connection.close();
                 return Ok(());
             };
             place.is_known();
             // Also without certificates: nobody else has heard the token.
             place.is_of_host();
-            connection.write_all(&Reply::Welcome.to_bytes())?;
+            connection.write_all(&Reply::Welcome.to_bytes(version))?;
             arrival.carry(connection, number);
         }
         Kind::Directory => {
             let rack = shared.local.sharing.as_ref().and_then(|sharing| sharing.rack());
             let Some(directory) = rack.and_then(|rack| rack.embedded()) else {
-                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());
             };
             if !place.serves() {
-                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());
             }
-            connection.write_all(&Reply::Welcome.to_bytes())?;
+            connection.write_all(&Reply::Welcome.to_bytes(version))?;
             // With certificates nobody says what another host has.
             let peer = connection.peer().map(str::to_owned);
             let is_he = |host: &HostName| peer.as_ref().is_none_or(|peer| peer == host.as_str());
@@ -229,25 +231,25 @@ fn serve_one(
         Kind::Content => {
             let sharing = shared.local.sharing.as_ref().filter(|sharing| sharing.rack().is_some());
             let Some(sharing) = sharing.filter(|_| place.serves()) else {
-                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());
             };
-            connection.write_all(&Reply::Welcome.to_bytes())?;
+            connection.write_all(&Reply::Welcome.to_bytes(version))?;
             dedup::rack::serve(sharing, connection)?;
         }
         Kind::Orders => {
             if !place.orders() {
-                connection.write_all(&Reply::Busy.to_bytes())?;
+                connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());
             }
-            connection.write_all(&Reply::Welcome.to_bytes())?;
+            connection.write_all(&Reply::Welcome.to_bytes(version))?;
             orders::obey(shared, &mut connection)?;
             connection.close();
         }
         Kind::Inquiry => {
-            connection.write_all(&Reply::Welcome.to_bytes())?;
+            connection.write_all(&Reply::Welcome.to_bytes(version))?;
             connection.set_read_deadline(Some(Instant::now() + PREAMBLE_MAX))?;
             answer(shared, &mut connection)?;
             connection.close();
@@ -277,15 +279,15 @@ fn check_name(connection: &Connection, said: &str) -> Result<(), TurnedAway> {
     }
 }
 
-/// Hears what a connection is for.
-fn greet(connection: &mut Connection) -> Result<Kind, TurnedAway> {
+/// Hears what a connection is for, and which version of the protocol it speaks.
+fn greet(connection: &mut Connection) -> Result<(Kind, u16), TurnedAway> {
     connection.set_read_deadline(Some(Instant::now() + PREAMBLE_MAX))?;
     let mut bytes = [0; Preamble::BYTES];
     connection.read_exact(&mut bytes)?;
-    let preamble = match Preamble::parse(&bytes) {
-        Ok(preamble) => preamble,
-        Err(error @ WireError::Version { .. }) => {
-            connection.write_all(&Reply::OtherVersion.to_bytes())?;
+    let heard = match Preamble::parse(&bytes, Versions::SPOKEN) {
+        Ok(heard) => heard,
+        Err(error @ WireError::Version { theirs, ours }) => {
+            connection.write_all(&Reply::OtherVersion(ours).to_bytes(theirs.newest))?;
             connection.close();
             return Err(error.into());
         }
@@ -293,5 +295,5 @@ fn greet(connection: &mut Connection) -> Result<Kind, TurnedAway> {
         Err(error) => return Err(error.into()),
     };
     connection.set_read_deadline(None)?;
-    Ok(preamble.kind)
+    Ok(heard)
 }

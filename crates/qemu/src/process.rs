@@ -117,12 +117,24 @@ impl Process {
         !self.ended_within(Duration::ZERO)
     }
 
+    /// Asks it to end.
+    ///
+    /// # Errors
+    /// If we may not.
+    pub fn terminate(&self) -> Result<(), ProcessError> {
+        self.signal(Signal::TERM)
+    }
+
     /// Ends it at once, as the kernel does.
     ///
     /// # Errors
     /// If we may not.
     pub fn kill(&self) -> Result<(), ProcessError> {
-        match rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL) {
+        self.signal(Signal::KILL)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), ProcessError> {
+        match rustix::process::pidfd_send_signal(&self.pidfd, signal) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
             Err(errno) => Err(self.local("ending", errno)),
         }

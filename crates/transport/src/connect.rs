@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use identity::{Connection, HandshakeError, RecordError, Security, is_tls_alert};
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
-use wire::{Kind, Preamble, Reply};
+use wire::{Kind, Preamble, Reply, Versions, WireError};
 
 use crate::error::LaneError;
 
@@ -42,18 +42,50 @@ impl std::fmt::Display for Endpoint {
 /// certificates, only if it is that host's.
 ///
 /// # Errors
-/// If the agent isn't there, isn't that host's, or doesn't take it.
+/// If the agent isn't there, isn't that host's, speaks none of our versions of the
+/// protocol, or doesn't take it.
 pub fn connect(
     endpoint: Endpoint,
     peer: &str,
     security: &Security,
     kind: Kind,
 ) -> Result<Connection, LaneError> {
+    connect_speaking(Versions::SPOKEN, endpoint, peer, security, kind)
+}
+
+/// As [`connect`], from an agent that speaks these versions.
+fn connect_speaking(
+    versions: Versions,
+    endpoint: Endpoint,
+    peer: &str,
+    security: &Security,
+    kind: Kind,
+) -> Result<Connection, LaneError> {
     let remote = endpoint.remote;
-    let connection = security
-        .connect(open(endpoint)?, peer)
-        .map_err(|source| LaneError::Handshake { remote, source })?;
-    introduce(connection, remote, kind)
+    let mut offered = versions;
+    loop {
+        let connection = security
+            .connect(open(endpoint)?, peer)
+            .map_err(|source| LaneError::Handshake { remote, source })?;
+        match introduce(connection, remote, Preamble { kind, versions: offered })? {
+            Introduced::Welcome(connection) => return Ok(connection),
+            // It can't choose from what it is offered: release 0.1.0 looks at the newest
+            // alone. Asked once more, it has to take what it said.
+            Introduced::Speaks(theirs) => match versions.common(theirs) {
+                Some(common) if offered != Versions::only(common) => {
+                    offered = Versions::only(common);
+                }
+                _ => return Err(WireError::Version { theirs, ours: versions }.into()),
+            },
+        }
+    }
+}
+
+/// What came of a preamble.
+enum Introduced {
+    Welcome(Connection),
+    /// Other versions than were offered.
+    Speaks(Versions),
 }
 
 fn open(endpoint: Endpoint) -> Result<TcpStream, LaneError> {
@@ -93,12 +125,12 @@ pub fn tune(stream: &TcpStream) -> std::io::Result<()> {
 fn introduce(
     mut connection: Connection,
     remote: SocketAddr,
-    kind: Kind,
-) -> Result<Connection, LaneError> {
+    preamble: Preamble,
+) -> Result<Introduced, LaneError> {
     let broken = |source| LaneError::Broken { remote, source };
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     connection.set_read_deadline(Some(deadline)).map_err(broken)?;
-    let said = connection.write_all(&Preamble { kind }.to_bytes());
+    let said = connection.write_all(&preamble.to_bytes());
     let mut reply = [0; Reply::BYTES];
     // Whoever doesn't want us has said why before the connection broke.
     let heard = connection.read_exact(&mut reply);
@@ -108,8 +140,9 @@ fn introduce(
     if is_tls_alert(&reply) && connection.peer().is_none() {
         return Err(LaneError::Handshake { remote, source: HandshakeError::PeerIsSecure });
     }
-    match Reply::parse(&reply)? {
-        Reply::Welcome => Ok(connection),
+    match Reply::parse(&reply, preamble.versions)?.0 {
+        Reply::Welcome => Ok(Introduced::Welcome(connection)),
+        Reply::OtherVersion(theirs) => Ok(Introduced::Speaks(theirs)),
         reply => Err(LaneError::Turned { remote, reply }),
     }
 }
@@ -124,5 +157,89 @@ fn turned_away(remote: SocketAddr, source: std::io::Error) -> LaneError {
     match refusal {
         Some(refusal) => LaneError::Handshake { remote, source: refusal.into() },
         None => LaneError::Broken { remote, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    const BOTH: Versions = Versions { oldest: 4, newest: 5 };
+
+    /// What an agent answers to a preamble.
+    type Answers = fn(&[u8; Preamble::BYTES]) -> [u8; Reply::BYTES];
+
+    /// Release 0.1.0 compares one number, and knows only its own.
+    fn release_before(preamble: &[u8; Preamble::BYTES]) -> [u8; Reply::BYTES] {
+        let status = if preamble[8..10] == [4, 0] { 0 } else { 3 };
+        let mut reply = *b"DROVEWAY\x04\0\0\0\0\0\0\0";
+        reply[10] = status;
+        reply
+    }
+
+    fn this_release(preamble: &[u8; Preamble::BYTES]) -> [u8; Reply::BYTES] {
+        match Preamble::parse(preamble, BOTH) {
+            Ok((_, version)) => Reply::Welcome.to_bytes(version),
+            Err(_) => Reply::OtherVersion(BOTH).to_bytes(0),
+        }
+    }
+
+    fn undecided(_: &[u8; Preamble::BYTES]) -> [u8; Reply::BYTES] {
+        Reply::OtherVersion(Versions::only(4)).to_bytes(0)
+    }
+
+    /// The newest version of each preamble that an agent hears, and how that ends.
+    fn offers(ours: Versions, answers: Answers) -> (Vec<u8>, Result<(), String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let remote = listener.local_addr().unwrap();
+        let caller = thread::spawn(move || {
+            let endpoint = Endpoint { local: None, remote };
+            connect_speaking(ours, endpoint, "host-b", &Security::Plaintext, Kind::Control)
+                .map(|_| ())
+                .map_err(|error| error.to_string())
+        });
+        let mut heard = Vec::new();
+        let mut open = Vec::new();
+        loop {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut preamble = [0; Preamble::BYTES];
+            stream.read_exact(&mut preamble).unwrap();
+            heard.push(preamble[8]);
+            let reply = answers(&preamble);
+            stream.write_all(&reply).unwrap();
+            open.push(stream);
+            let asks_again =
+                reply[10] == 3 && heard.len() < 2 && ours.contains(4) && ours != Versions::only(4);
+            if !asks_again {
+                return (heard, caller.join().unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn an_agent_of_the_release_before_is_asked_again() {
+        assert_eq!(offers(BOTH, release_before), (vec![5, 4], Ok(())));
+        assert_eq!(offers(Versions::only(4), release_before), (vec![4], Ok(())));
+    }
+
+    #[test]
+    fn one_that_can_choose_is_asked_once() {
+        assert_eq!(offers(BOTH, this_release), (vec![5], Ok(())));
+        assert_eq!(offers(Versions::only(4), this_release), (vec![4], Ok(())));
+    }
+
+    #[test]
+    fn without_a_common_version_both_are_named() {
+        let (heard, ended) = offers(Versions::only(5), release_before);
+        assert_eq!(heard, [5]);
+        let said = ended.unwrap_err();
+        assert!(said.contains("speaks version 4 of"), "{said}");
+        assert!(said.contains("this agent version 5"), "{said}");
+        let (heard, ended) = offers(BOTH, undecided);
+        assert_eq!(heard, [5, 4]);
+        assert!(ended.is_err(), "it does not go on for ever");
     }
 }

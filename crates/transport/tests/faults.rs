@@ -23,7 +23,7 @@ fn acknowledge(listener: &TcpListener) {
     let mut lane = Connection::plain(stream);
     let mut preamble = [0; Preamble::BYTES];
     lane.read_exact(&mut preamble).unwrap();
-    lane.write_all(&Reply::Welcome.to_bytes()).unwrap();
+    lane.write_all(&Reply::Welcome.to_bytes(wire::VERSION)).unwrap();
     let mut header = [0; LaneHeader::BYTES];
     for placed in 1.. {
         if lane.read_exact(&mut header).is_err() {

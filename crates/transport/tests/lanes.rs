@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::Mapping;
 use transport::{Endpoint, Incoming, LaneEnd, Lanes, LanesError, LanesPlan};
-use wire::{LaneHeader, Preamble, Reply, Token};
+use wire::{LaneHeader, Preamble, Reply, Token, Versions};
 
 const PAGES: u32 = 2048;
 const EPOCHS: u32 = 6;
@@ -149,8 +149,8 @@ fn serve(
     if connection.read_exact(&mut preamble).is_err() {
         return;
     }
-    Preamble::parse(&preamble).unwrap();
-    if connection.write_all(&Reply::Welcome.to_bytes()).is_err() {
+    Preamble::parse(&preamble, Versions::SPOKEN).unwrap();
+    if connection.write_all(&Reply::Welcome.to_bytes(wire::VERSION)).is_err() {
         return;
     }
     resumed.fetch_add(u64::from(connection.is_resumed()), SeqCst);
@@ -334,7 +334,7 @@ fn lanes_that_hardly_anybody_reads_can_be_stopped() {
     thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; Preamble::BYTES]).unwrap();
-        stream.write_all(&Reply::Welcome.to_bytes()).unwrap();
+        stream.write_all(&Reply::Welcome.to_bytes(wire::VERSION)).unwrap();
         // A batch takes dozens of them.
         let mut piece = vec![0; 16 << 10];
         while stream.read(&mut piece).is_ok_and(|bytes| bytes > 0) {

@@ -1,5 +1,7 @@
 //! What a peer can get wrong.
 
+use crate::preamble::Versions;
+
 /// A peer said something that is not in the protocol, or too much of it.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
@@ -13,14 +15,14 @@ pub enum WireError {
     },
     /// Another version of the protocol.
     #[error(
-        "the peer speaks version {peer} of Droveway's protocol, this agent version {ours}: \
-         run the same release on both hosts"
+        "the peer speaks {theirs} of Droveway's protocol, this agent {ours}: upgrade the host \
+         with the older release, which speaks that of the release before and after it"
     )]
     Version {
         /// Theirs.
-        peer: u16,
+        theirs: Versions,
         /// Ours.
-        ours: u16,
+        ours: Versions,
     },
     /// A count or length above what the protocol allows.
     #[error("the peer sent {what} of {value}, more than the {max} allowed")]

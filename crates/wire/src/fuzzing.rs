@@ -10,7 +10,7 @@ use page::{
 use crate::{
     Ack, Answer, BatchHeader, BlockHeader, DiskPlace, FILLS_MAX, Frame, HasHeader, Inquiry, Kind,
     LaneHeader, NamedTables, Names, Order, Preamble, Reply, Tables, ToDestination, ToSource, Token,
-    Wants, gang, read_frame, read_message,
+    VERSION, Versions, Wants, gang, read_frame, read_message,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
@@ -89,10 +89,10 @@ fn content(bytes: &[u8]) {
 /// A connection's first bytes, and control frames with messages of both ends.
 pub fn control(bytes: &[u8]) {
     if let Some(preamble) = bytes.first_chunk() {
-        let _ = Preamble::parse(preamble);
+        let _ = Preamble::parse(preamble, Versions::SPOKEN);
     }
     if let Some(reply) = bytes.first_chunk() {
-        let _ = Reply::parse(reply);
+        let _ = Reply::parse(reply, Versions::SPOKEN);
     }
     let mut rest = bytes;
     while let Ok(Some(frame)) = read_frame(&mut rest) {
@@ -197,11 +197,11 @@ fn seed_blocks(encoding: u8, out: &mut Vec<u8>) {
 pub fn seed_controls() -> Vec<Vec<u8>> {
     let lane = Kind::Lane { number: 3, token: Token([9; 16]) };
     let mut seeds = vec![
-        Preamble { kind: Kind::Control }.to_bytes().to_vec(),
-        Preamble { kind: lane }.to_bytes().to_vec(),
-        Reply::Welcome.to_bytes().to_vec(),
-        Reply::UnknownToken.to_bytes().to_vec(),
-        Reply::OtherVersion.to_bytes().to_vec(),
+        Preamble { kind: Kind::Control, versions: Versions::SPOKEN }.to_bytes().to_vec(),
+        Preamble { kind: lane, versions: Versions::SPOKEN }.to_bytes().to_vec(),
+        Reply::Welcome.to_bytes(VERSION).to_vec(),
+        Reply::UnknownToken.to_bytes(VERSION).to_vec(),
+        Reply::OtherVersion(Versions::SPOKEN).to_bytes(VERSION).to_vec(),
     ];
     let mut all = Vec::new();
     for message in MESSAGES {

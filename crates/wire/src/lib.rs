@@ -47,4 +47,4 @@ pub use inquiry::{Inquiry, Word};
 pub use named::{Answer, DiskPlace, NamedHeader, NamedTables, Names};
 pub use order::Order;
 pub use part::Part;
-pub use preamble::{Kind, Preamble, Reply, Token, VERSION};
+pub use preamble::{Kind, Preamble, Reply, Token, VERSION, Versions};

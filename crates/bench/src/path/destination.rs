@@ -108,7 +108,7 @@ fn receive(stream: TcpStream, security: &Security, placer: &Placer) -> std::io::
     transport::tune(&stream)?;
     let mut connection = security.accept(stream).map_err(std::io::Error::other)?;
     connection.read_exact(&mut [0; Preamble::BYTES])?;
-    connection.write_all(&Reply::Welcome.to_bytes())?;
+    connection.write_all(&Reply::Welcome.to_bytes(wire::VERSION))?;
     let mut lane = Incoming::new(connection);
     match place_all(&mut lane, placer) {
         Err(error) if !error.only_this_lane() => Err(std::io::Error::other(error)),

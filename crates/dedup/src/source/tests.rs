@@ -17,7 +17,9 @@ use parking_lot::Mutex;
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use ram::{Mapping, Numbered};
 use transport::{Endpoint, Incoming, LaneEnd, Lanes, LanesPlan, Question, Sender, Sent, Work};
-use wire::{Announced, DiskPlace, LaneHeader, NamedHeader, NamedTables, Preamble, Reply, Token};
+use wire::{
+    Announced, DiskPlace, LaneHeader, NamedHeader, NamedTables, Preamble, Reply, Token, Versions,
+};
 
 use super::*;
 
@@ -271,8 +273,8 @@ fn serve(listener: &TcpListener, fickle: &Arc<Fickle>, over: &AtomicBool, cuts: 
                 if connection.read_exact(&mut preamble).is_err() {
                     return;
                 }
-                Preamble::parse(&preamble).unwrap();
-                if connection.write_all(&Reply::Welcome.to_bytes()).is_err() {
+                Preamble::parse(&preamble, Versions::SPOKEN).unwrap();
+                if connection.write_all(&Reply::Welcome.to_bytes(wire::VERSION)).is_err() {
                     return;
                 }
                 if let Err(error) = fickle.take_all(&mut Incoming::new(connection)) {

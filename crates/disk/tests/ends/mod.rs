@@ -16,7 +16,7 @@ use identity::{Connection, Security};
 use page::Encoding;
 use parking_lot::{Condvar, Mutex};
 use transport::{Endpoint, Incoming, LaneEnd, Lanes, LanesPlan};
-use wire::{LaneHeader, Preamble, Reply, Token};
+use wire::{LaneHeader, Preamble, Reply, Token, Versions};
 
 /// Pseudo-random numbers that a seed repeats.
 pub(crate) struct Dice(pub u64);
@@ -253,10 +253,10 @@ fn serve(
     if stream.read_exact(&mut preamble).is_err() {
         return;
     }
-    Preamble::parse(&preamble).unwrap();
+    Preamble::parse(&preamble, Versions::SPOKEN).unwrap();
     let is_over = sink.failure().is_some();
     let reply = if is_over { Reply::UnknownToken } else { Reply::Welcome };
-    if stream.write_all(&reply.to_bytes()).is_err() || is_over {
+    if stream.write_all(&reply.to_bytes(wire::VERSION)).is_err() || is_over {
         return;
     }
     let inner = match cut {

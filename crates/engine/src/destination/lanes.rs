@@ -360,7 +360,7 @@ mod tests {
             let (stream, _) = listener.accept().unwrap();
             let mut connection = Connection::plain(stream);
             connection.read_exact(&mut [0; Preamble::BYTES]).unwrap();
-            connection.write_all(&Reply::Welcome.to_bytes()).unwrap();
+            connection.write_all(&Reply::Welcome.to_bytes(wire::VERSION)).unwrap();
             lanes.carry(connection, 0);
         });
         let source = Lanes::start(LanesPlan {
