@@ -8,6 +8,7 @@ mod file;
 mod nic_speed;
 mod peers;
 mod percent;
+mod webhook;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,6 +19,7 @@ pub use directory::{DirectoryChoice, DirectoryChoiceError};
 pub use nic_speed::{NicSpeed, NicSpeedError};
 pub use peers::{PeerEntry, parse as parse_peers};
 pub use percent::{CpuShare, CpuShareError};
+pub use webhook::Webhook;
 
 use qemu::programs::USUAL;
 
@@ -131,6 +133,8 @@ pub struct Config {
     /// How migrations are carried that somebody else commands; none: they are not. In
     /// the file only.
     pub carry: Option<Carry>,
+    /// Where events are sent to; none: nowhere. In the file only.
+    pub webhook: Option<Webhook>,
 }
 
 /// What is wrong with it, for whoever wrote it.
@@ -221,6 +225,9 @@ pub enum ConfigError {
     /// What is said under `[carry]`.
     #[error("[carry] {0}")]
     Carry(String),
+    /// What is said under `[webhook]`.
+    #[error("[webhook] {0}")]
+    Webhook(String),
     /// A pool of a strange size.
     #[error("pool-mib: {0} is outside {low} to {high}", low = POOL_MIB.start(), high = POOL_MIB.end())]
     Pool(u32),
@@ -298,6 +305,7 @@ impl Config {
             coordinators: file.coordinators,
             waits: file.waits,
             carry: carry.transpose()?,
+            webhook: file.webhook.map(webhook::Section::understood).transpose()?,
         };
         if !POOL_MIB.contains(&pool_mib) {
             return Err(ConfigError::Pool(pool_mib));

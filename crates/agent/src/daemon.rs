@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
 use crate::carry::{Doors, DoorsError};
-use crate::config::{Config, ConfigError, Flags, PeerEntry};
+use crate::config::{Config, ConfigError, Flags, PeerEntry, Webhook};
 use crate::events::{Events, Limits};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
@@ -35,6 +35,7 @@ use crate::service_manager;
 use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
 use crate::user::{self, UserError};
+use crate::webhook;
 
 /// For answers that are being written when the agent ends.
 const ANSWERS_WAIT: Duration = Duration::from_secs(5);
@@ -237,7 +238,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     };
     let listeners = Listeners { api: api_listener, people: port, metrics };
     let certificate = identity.clone().zip(config.tls.as_deref().map(Files::within));
-    let served = serve(listeners, certificate, api, server);
+    let served = serve(listeners, certificate, config.webhook, api, server);
     drop(doors);
     settlers.close();
     drop(socket);
@@ -272,6 +273,7 @@ struct Listeners {
 fn serve(
     Listeners { api: listener, people, metrics }: Listeners,
     certificate: Option<(Arc<Identity>, Files)>,
+    webhook: Option<Webhook>,
     api: impl FnOnce(watch::Receiver<bool>) -> Api,
     mut server: Server,
 ) -> Result<(), AgentError> {
@@ -320,6 +322,9 @@ fn serve(
         if let Some((identity, files)) = certificate {
             let told = signal(SignalKind::hangup()).map_err(serving)?;
             tokio::spawn(renewal::follow(identity, files, Arc::clone(&events), told));
+        }
+        if let Some(webhook) = webhook {
+            tokio::spawn(webhook::follow(webhook, Arc::clone(&events)));
         }
         tokio::spawn(service_manager::watched());
         let mut signals = async || {

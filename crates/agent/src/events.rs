@@ -140,6 +140,12 @@ impl Events {
         Ok(Reader { events: Arc::clone(self), newest, after, first: Some(first), _slot: slot })
     }
 
+    /// Whether nobody reads.
+    #[cfg(test)]
+    pub(crate) fn has_no_reader(&self) -> bool {
+        self.readers.available_permits() == self.limits.readers
+    }
+
     /// What is kept.
     #[cfg(test)]
     pub(crate) fn told(&self) -> Vec<Happening> {

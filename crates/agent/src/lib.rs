@@ -32,6 +32,7 @@ mod socket;
 mod state;
 mod user;
 mod vm;
+mod webhook;
 
 pub use carry::DoorsError;
 pub use daemon::{AgentError, run};

@@ -33,6 +33,7 @@ pub(super) struct File {
     pub(super) coordinators: Option<Vec<String>>,
     pub(super) waits: engine::Waits,
     pub(super) carry: Option<super::carry::Section>,
+    pub(super) webhook: Option<super::webhook::Section>,
 }
 
 /// Reads it; paths in it are meant from where it lies.
@@ -42,6 +43,9 @@ pub(super) fn read(path: &Path) -> Result<File, ConfigError> {
     let paths = [&mut file.peers, &mut file.state, &mut file.api, &mut file.tls];
     for named in paths.into_iter().flatten() {
         *named = here.join(&*named);
+    }
+    if let Some(webhook) = &mut file.webhook {
+        webhook.paths_from(here);
     }
     Ok(file)
 }

@@ -1,0 +1,160 @@
+//! `[webhook]`: where events are sent to.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::http::Uri;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use serde::Deserialize;
+
+use super::ConfigError;
+use crate::webhook::Secret;
+
+/// Where distributions keep the CAs that they trust: Debian and its kin, then Fedora and
+/// its kin.
+const TRUSTED: [&str; 2] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Section {
+    url: String,
+    secret_file: PathBuf,
+    ca: Option<PathBuf>,
+}
+
+/// Where events are sent to.
+#[derive(Clone, Debug)]
+pub struct Webhook {
+    /// Where to.
+    pub(crate) url: String,
+    /// What signs them.
+    pub(crate) secret: Secret,
+    /// Who may vouch for the receiver. Empty: it is on this host, and not encrypted.
+    pub(crate) authorities: Arc<Vec<CertificateDer<'static>>>,
+}
+
+impl Section {
+    /// Paths are meant from where the agent's file lies.
+    pub(super) fn paths_from(&mut self, here: &Path) {
+        self.secret_file = here.join(&self.secret_file);
+        self.ca = self.ca.as_ref().map(|ca| here.join(ca));
+    }
+
+    pub(super) fn understood(self) -> Result<Webhook, ConfigError> {
+        let Self { url, secret_file, ca } = self;
+        let is_encrypted = check_url(&url)?;
+        let secret = read_secret(&secret_file)?;
+        let authorities = if is_encrypted { read_authorities(ca)? } else { Vec::new() };
+        Ok(Webhook { url, secret, authorities: Arc::new(authorities) })
+    }
+}
+
+fn wrong(text: String) -> ConfigError {
+    ConfigError::Webhook(text)
+}
+
+/// Whether it is encrypted. What is not stays on this host.
+fn check_url(url: &str) -> Result<bool, ConfigError> {
+    let refused = |why: &str| wrong(format!("url: `{url}` {why}"));
+    let uri: Uri = url.parse().map_err(|error| refused(&format!("is no URL: {error}")))?;
+    let host = uri.host().ok_or_else(|| refused("names no host: write https://HOST/PATH"))?;
+    let ip = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    let is_loopback = host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback());
+    match uri.scheme_str() {
+        Some("https") => Ok(true),
+        Some("http") if is_loopback => Ok(false),
+        Some("http") => Err(refused(
+            "would be sent names of VMs and hosts unencrypted: use https, or a receiver on \
+             this host",
+        )),
+        _ => Err(refused("has to begin with https://")),
+    }
+}
+
+fn read_secret(file: &Path) -> Result<Secret, ConfigError> {
+    let unreadable = |source| ConfigError::Unreadable { file: file.to_owned(), source };
+    let refused = |why: String| wrong(format!("secret-file: {} {why}", file.display()));
+    let mode = fs::metadata(file).map_err(unreadable)?.permissions().mode();
+    if mode & 0o007 != 0 {
+        return Err(refused(format!(
+            "can be read or written by every user, who could sign events then: chmod 600 {}",
+            file.display()
+        )));
+    }
+    let text = fs::read_to_string(file).map_err(unreadable)?;
+    Secret::parse(text.trim()).ok_or_else(|| {
+        refused(
+            "has to hold one line, `whsec_` and 24 to 64 random bytes in base64, such as of \
+             `echo whsec_$(openssl rand -base64 32)`"
+                .to_owned(),
+        )
+    })
+}
+
+fn read_authorities(ca: Option<PathBuf>) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
+    let usual = || TRUSTED.map(PathBuf::from).into_iter().find(|file| file.is_file());
+    let file = ca.or_else(usual).ok_or_else(|| {
+        wrong(format!(
+            "ca: neither {} nor {} is there: install ca-certificates, or name the file of the \
+             CAs that may vouch for the receiver",
+            TRUSTED[0], TRUSTED[1]
+        ))
+    })?;
+    let text =
+        fs::read(&file).map_err(|source| ConfigError::Unreadable { file: file.clone(), source })?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        _ => Err(wrong(format!("ca: {} holds no certificates in PEM", file.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_encrypted_stays_here() {
+        for url in ["https://example.org/hook", "https://10.0.0.1:8443"] {
+            assert!(check_url(url).unwrap(), "{url}");
+        }
+        for url in ["http://127.0.0.1:80/x", "http://localhost/", "http://[::1]:9/"] {
+            assert!(!check_url(url).unwrap(), "{url}");
+        }
+        for (url, says) in [
+            ("http://example.org/", "unencrypted"),
+            ("http://127.0.0.1.example.org/", "unencrypted"),
+            ("ftp://example.org/", "https://"),
+            ("/hook", "no host"),
+            ("https://exa mple/", "no URL"),
+        ] {
+            let error = check_url(url).unwrap_err().to_string();
+            assert!(error.starts_with("[webhook] url: ") && error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_one_and_is_secret() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("secret");
+        let write = |text: &str, mode| {
+            fs::write(&file, text).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            read_secret(&file).map_err(|error| error.to_string())
+        };
+        let good = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n";
+        assert!(write(good, 0o600).is_ok());
+        assert!(write(good, 0o640).is_ok());
+        assert!(write(good, 0o644).unwrap_err().contains("chmod 600"));
+        for text in ["", "whsec_", "whsec_c2hvcnQ=", "secret", "whsec_%%%%"] {
+            assert!(write(text, 0o600).unwrap_err().contains("openssl rand"), "{text}");
+        }
+        fs::remove_file(&file).unwrap();
+        assert!(read_secret(&file).unwrap_err().to_string().starts_with("reading "));
+    }
+}

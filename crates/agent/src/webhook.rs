@@ -1,0 +1,169 @@
+//! Events, sent to a receiver of the operator's: signed, one after the other, and each again
+//! until it is taken.
+//!
+//! Headers and signature are those of [Standard Webhooks](https://www.standardwebhooks.com),
+//! for which receivers find libraries.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::hmac;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use tokio::time::sleep;
+use ureq::http::StatusCode;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+
+use crate::config::Webhook;
+use crate::events::Events;
+
+/// A receiver that takes longer should answer first and work later.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_mins(1);
+
+/// What signs events.
+#[derive(Clone)]
+pub(crate) struct Secret(hmac::Key);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl Secret {
+    /// From `whsec_` and base64.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let bytes = BASE64.decode(text.strip_prefix("whsec_")?).ok()?;
+        let is_long_enough = (24..=64).contains(&bytes.len());
+        is_long_enough.then(|| Self(hmac::Key::new(hmac::HMAC_SHA256, &bytes)))
+    }
+
+    fn sign(&self, id: &str, at_unix_s: u64, body: &str) -> String {
+        let tag = hmac::sign(&self.0, format!("{id}.{at_unix_s}.{body}").as_bytes());
+        format!("v1,{}", BASE64.encode(tag))
+    }
+}
+
+/// What came of one attempt.
+#[derive(Debug, PartialEq, Eq)]
+enum Attempt {
+    Taken,
+    /// The receiver will not take it, however often it comes.
+    Refused(String),
+    /// It may be taken later.
+    Failed(String),
+}
+
+/// Sends what happens from now on, for as long as the agent runs. Events wait in their ring
+/// meanwhile, so a receiver that is down for long gets a gap in place of the oldest.
+pub(crate) async fn follow(webhook: Webhook, events: Arc<Events>) {
+    let sender = Arc::new(Sender::new(webhook));
+    let mut reader = match events.read(None) {
+        Ok(reader) => reader,
+        Err(denied) => {
+            tracing::error!(%denied, "events are not sent to the webhook");
+            return;
+        }
+    };
+    while let Some(frame) = reader.next().await {
+        let text = String::from_utf8_lossy(&frame);
+        let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+        // The first one has a place to go on from, and no data.
+        let (Some(id), Some(body)) = (field("id: "), field("data: ")) else { continue };
+        sender.deliver(id, body).await;
+    }
+}
+
+struct Sender {
+    webhook: Webhook,
+    agent: ureq::Agent,
+}
+
+impl Sender {
+    fn new(webhook: Webhook) -> Self {
+        let roots = webhook.authorities.iter().map(|root| Certificate::from_der(root).to_owned());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::Specific(Arc::new(roots.collect())))
+            .unversioned_rustls_crypto_provider(provider)
+            .build();
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(ANSWER_MAX))
+            // A signed event is for the one whom the operator named.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .http_status_as_error(false)
+            .user_agent(concat!("droveway/", env!("CARGO_PKG_VERSION")))
+            .tls_config(tls)
+            .build();
+        Self { webhook, agent: config.into() }
+    }
+
+    /// Until it is taken, or refused for good.
+    async fn deliver(self: &Arc<Self>, id: String, body: String) {
+        let (id, body) = (Arc::new(id), Arc::new(body));
+        let mut pause = PAUSE_MIN;
+        loop {
+            let (sender, its_id, its_body) = (Arc::clone(self), Arc::clone(&id), Arc::clone(&body));
+            let post = move || sender.post(&its_id, &its_body);
+            let attempt = tokio::task::spawn_blocking(post).await;
+            match attempt.unwrap_or_else(|error| Attempt::Failed(error.to_string())) {
+                Attempt::Taken => return,
+                Attempt::Refused(why) => {
+                    tracing::error!(event = *id, why, "the webhook's receiver refuses an event");
+                    return;
+                }
+                Attempt::Failed(why) => {
+                    let again_s = pause.as_secs();
+                    tracing::warn!(
+                        event = *id,
+                        why,
+                        again_s,
+                        "the webhook's receiver took no event"
+                    );
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    fn post(&self, id: &str, body: &str) -> Attempt {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let at_unix_s = since.as_secs();
+        let posted = self
+            .agent
+            .post(&self.webhook.url)
+            .header("content-type", "application/json")
+            .header("webhook-id", id)
+            .header("webhook-timestamp", at_unix_s.to_string())
+            .header("webhook-signature", self.webhook.secret.sign(id, at_unix_s, body))
+            .send(body);
+        match posted {
+            Ok(answer) => judge(answer.status()),
+            Err(error) => Attempt::Failed(error.to_string()),
+        }
+    }
+}
+
+fn judge(status: StatusCode) -> Attempt {
+    let says = format!("it answers {status}");
+    match status {
+        _ if status.is_success() => Attempt::Taken,
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
+            Attempt::Failed(says)
+        }
+        // It doesn't know us yet, or any more: that is mended there.
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND => {
+            Attempt::Failed(says)
+        }
+        _ if status.is_client_error() => Attempt::Refused(says),
+        _ => Attempt::Failed(says),
+    }
+}
+
+#[cfg(test)]
+mod tests;
