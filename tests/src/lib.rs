@@ -2,6 +2,7 @@
 //! the command as people type it. The tests are the files in `tests/`, each
 //! for one behaviour and named by it. They need root, as the lab does.
 
+pub mod browser;
 pub mod commander;
 pub mod disk;
 pub mod faults;
@@ -14,6 +15,7 @@ pub mod memory;
 mod moving;
 pub mod proxy;
 mod racks;
+pub mod simulated;
 pub mod strangers;
 mod unmanaged;
 mod world;

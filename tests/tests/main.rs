@@ -15,6 +15,7 @@ mod cancel;
 mod carry;
 mod carry_throttle;
 mod chase;
+mod dashboard;
 mod disk_faults;
 mod disks;
 mod doctor;

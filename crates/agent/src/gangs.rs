@@ -21,14 +21,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::{
     ErrorCode, GangOutcome, GangPlan, GangProgress, GangReport, GangRequest, GangStarted,
-    PlannedMove,
+    HostCensus, HostVm, PlannedMove,
 };
 use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
 use crate::denied::Denied;
 use crate::events::Events;
-use cluster::Agents;
+use cluster::{Agents, Cluster};
 use event::{EVENTS_MAX, Event};
 use gang::{Gang, progress_of};
 pub(crate) use order_handler::OrderHandler;
@@ -122,6 +122,25 @@ impl Gangs {
         tracing::info!(id, "a gang begins");
         table.running.insert(id, Running { gang, thread });
         Ok(())
+    }
+
+    /// What a host has, by its own agent's word.
+    pub(crate) fn census(&self, host: &str) -> Result<HostCensus, Denied> {
+        let Some(rack) = self.agents.racks().remove(host) else {
+            let text = format!("there is no host `{host}` in the peers file");
+            return Err(Denied::Coded(ErrorCode::NoSuchHost, text));
+        };
+        let census = self.agents.census(host).map_err(|why| cluster::silent(host, &why))?;
+        let vms = census.vms.into_iter().map(|vm| HostVm {
+            name: vm.name,
+            status: vm.status,
+            migration: vm.migration,
+            ram_bytes: vm.ram_bytes,
+            used_bytes: vm.used_bytes,
+            vcpus: vm.vcpus,
+        });
+        let free_bytes = census.free_bytes;
+        Ok(HostCensus { name: host.to_owned(), rack, free_bytes, vms: vms.collect() })
     }
 
     /// All that are known, the latest first.

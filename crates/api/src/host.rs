@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::vm::VmStatus;
+
 /// What `GET /v1/host` answers.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct HostInfo {
@@ -31,4 +33,35 @@ pub struct PeerInfo {
     pub rack: Option<String>,
     /// Where its agent listens.
     pub address: String,
+}
+
+/// What `GET /v1/hosts/HOST` answers: a host as its own agent sees it, this one or
+/// another of the peers file.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct HostCensus {
+    /// The host.
+    pub name: String,
+    /// The rack it stands in.
+    pub rack: Option<String>,
+    /// Memory that it can give to VMs that come; none if its kernel does not say.
+    pub free_bytes: Option<u64>,
+    /// Its VMs, those that are arriving among them.
+    pub vms: Vec<HostVm>,
+}
+
+/// A VM, as far as it concerns other hosts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostVm {
+    /// Its name.
+    pub name: String,
+    /// What it is doing.
+    pub status: VmStatus,
+    /// The migration that moves it now.
+    pub migration: Option<String>,
+    /// Guest RAM.
+    pub ram_bytes: u64,
+    /// Of it, what the VM has touched.
+    pub used_bytes: u64,
+    /// Its virtual CPUs.
+    pub vcpus: u32,
 }

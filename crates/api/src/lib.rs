@@ -29,7 +29,7 @@ pub use gang::{
     PlannedMove, SharedParts, WantedMove,
 };
 pub use helper_budget::{HelperBudget, HelperBudgetError};
-pub use host::{HostInfo, PeerInfo};
+pub use host::{HostCensus, HostInfo, HostVm, PeerInfo};
 pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
     check_blackout,

@@ -26,7 +26,7 @@ struct Options {
 enum Action {
     /// Install and make what the lab needs.
     Setup {
-        /// What only tests need as well: a QEMU of each release, and libvirt.
+        /// What only tests need as well: a QEMU of each release, libvirt, a browser.
         #[arg(long)]
         tests: bool,
     },
@@ -178,6 +178,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
                 setup::qemus(&kit)?;
                 setup::libvirt(&kit)?;
                 setup::apparmor()?;
+                setup::chromium()?;
             }
         }
         Action::Env => println!("{}", setup::ensure()?),

@@ -6,6 +6,7 @@ pub(crate) mod attach;
 pub(crate) mod ca;
 pub(crate) mod cancel;
 pub(crate) mod completions;
+pub(crate) mod dashboard;
 pub(crate) mod doctor;
 pub(crate) mod evacuate;
 pub(crate) mod events;
@@ -33,6 +34,7 @@ use self::attach::AttachArgs;
 use self::ca::CaArgs;
 use self::cancel::CancelArgs;
 use self::completions::{CompletionsArgs, ManArgs};
+use self::dashboard::DashboardArgs;
 use self::doctor::DoctorArgs;
 use self::evacuate::EvacuateArgs;
 use self::events::EventsArgs;
@@ -78,6 +80,8 @@ pub(crate) enum Command {
     Init(InitArgs),
     #[command(flatten)]
     Request(Request),
+    /// Serve pages for a browser on this machine: hosts, VMs, migrations, evacuations
+    Dashboard(DashboardArgs),
     /// Issue certificates for hosts, and for people who use the API
     Ca(CaArgs),
     /// Lead libvirt's migrations to this host through its agent
@@ -211,6 +215,8 @@ mod tests {
             ("init a=10.0.0.1 --root /mnt", ErrorKind::ArgumentConflict),
             ("init --root /mnt", ErrorKind::MissingRequiredArgument),
             ("libvirt", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("dashboard --listen 0.0.0.0:7880", ErrorKind::ValueValidation),
+            ("dashboard --listen 7880", ErrorKind::ValueValidation),
             ("libvirt setup --undo --print", ErrorKind::ArgumentConflict),
         ] {
             assert_eq!(parse(line).err(), Some(kind), "{line}");

@@ -4,6 +4,7 @@
 
 mod client;
 mod commands;
+mod dashboard;
 mod gang;
 mod init;
 mod libvirt;
@@ -38,6 +39,7 @@ fn perform(Args { api, tls, command }: Args) -> Result<ExitCode, Problem> {
         Command::Agent(args) => agent::run(args, api, tls),
         Command::Init(args) => commands::init::run(args),
         Command::Ca(args) => ca::run(&args),
+        Command::Dashboard(args) => commands::dashboard::run(args, api, tls.as_deref()),
         Command::Libvirt(args) => commands::libvirt::run(&args),
         Command::Completions(args) => Ok(commands::completions::run(&args)),
         Command::Man(args) => commands::completions::man(&args),

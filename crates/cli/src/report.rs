@@ -2,7 +2,7 @@
 
 pub(crate) mod details;
 #[cfg(test)]
-mod example;
+pub(crate) mod example;
 pub(crate) mod gang;
 pub(crate) mod html;
 mod more;

@@ -3,9 +3,10 @@
 mod host;
 
 use std::fs;
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use host::{Hosts, text};
 
@@ -176,4 +177,104 @@ fn a_certificate_is_read_again_without_a_restart() {
     let (done, said) = site.asks(&ann, &["list"]);
     assert!(done, "{said}");
     assert!(host::is_alive(pid));
+}
+
+/// A dashboard of a person, and a browser that was let in.
+struct Pages {
+    dashboard: Child,
+    address: String,
+    cookie: String,
+    place: String,
+}
+
+impl Pages {
+    fn open(site: &Site, tls: &Path) -> Self {
+        let api = format!("https://localhost:{}", site.port);
+        let mut command = Command::new(DROVEWAY);
+        command.args(["--api", &api, "--tls"]).arg(tls);
+        // The same agent again: what it says is shown once.
+        command.args(["dashboard", "--listen", "127.0.0.1:0", "--agent", &api]);
+        let mut dashboard = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(dashboard.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (address, path) = line.trim().strip_prefix("http://").unwrap().split_once('/').unwrap();
+        let address = address.to_owned();
+        let mut pages = Self { dashboard, address, cookie: String::new(), place: String::new() };
+        let opened = pages.ask("GET", &format!("/{path}"), "");
+        let between = |from: &str, to: char| {
+            let rest = opened.split_once(from).unwrap_or_else(|| panic!("{opened}")).1;
+            rest.split(to).next().unwrap().to_owned()
+        };
+        (pages.cookie, pages.place) = (between("set-cookie: ", ';'), between("0; url=", '"'));
+        pages
+    }
+
+    /// The whole answer.
+    fn ask(&self, method: &str, path: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let (address, cookie, length) = (&self.address, &self.cookie, body.len());
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {address}\r\nCookie: {cookie}\r\nContent-Length: \
+             {length}\r\nContent-Type: application/x-www-form-urlencoded\r\nConnection: \
+             close\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        text(&answer)
+    }
+
+    fn page(&self, page: &str) -> String {
+        self.ask("GET", &format!("{}{page}", self.place), "")
+    }
+
+    /// The list of VMs, once web1 is in it.
+    fn vms(&self) -> String {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        loop {
+            let page = self.page("vms");
+            if page.contains("web1") {
+                return page;
+            }
+            assert!(std::time::Instant::now() < deadline, "{page}");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let _ = self.dashboard.kill();
+        let _ = self.dashboard.wait();
+    }
+}
+
+#[test]
+fn a_dashboard_has_the_forms_that_the_role_allows() {
+    let site = Site::new();
+    let [observer, mover] =
+        [("olga", "observe"), ("max", "migrate")].map(|(n, r)| site.person(n, r));
+    site.hosts.hosts[0].run("web1", "");
+    let form = "move?from=localhost&amp;vm=web1";
+
+    let pages = Pages::open(&site, &mover);
+    let vms = pages.vms();
+    assert!(vms.matches(form).count() == 1 && vms.matches("<tr>").count() == 2, "{vms}");
+    assert!(pages.page("evacuate?host=localhost").contains("Plan for localhost"));
+    let token = pages.page(&form.replace("&amp;", "&"));
+    let token = token.split_once("name=\"token\" value=\"").unwrap().1.split('"').next().unwrap();
+    let body = format!("token={token}&from=localhost&vm=web1&to=elsewhere");
+    let refused = pages.ask("POST", &format!("{}move", pages.place), &body);
+    assert!(
+        refused.starts_with("HTTP/1.1 409") && refused.contains("no host `elsewhere`"),
+        "{refused}"
+    );
+
+    let pages = Pages::open(&site, &observer);
+    assert!(!pages.vms().contains(form));
+    let planned = pages.page("evacuate?host=localhost");
+    assert!(planned.contains("takes the role migrate"), "{planned}");
+    let refused = pages.ask("POST", &format!("{}move", pages.place), &body);
+    assert!(refused.starts_with("HTTP/1.1 403") && refused.contains("change nothing"), "{refused}");
 }

@@ -246,6 +246,26 @@ pub fn apparmor() -> Result<PathBuf> {
     libvirt::apparmor(&store())
 }
 
+/// A Chromium, and what drives it.
+#[derive(Clone, Debug)]
+pub struct Chromium {
+    /// The browser.
+    pub browser: PathBuf,
+    /// Its driver, which speaks WebDriver.
+    pub driver: PathBuf,
+}
+
+/// The distribution's Chromium, which is installed where it is missing.
+///
+/// # Errors
+/// If it can't be had.
+pub fn chromium() -> Result<Chromium> {
+    install::browser()?;
+    let find =
+        |name: &str| program::find(name).ok_or_else(|| LabError::Missing { what: name.to_owned() });
+    Ok(Chromium { browser: find("chromium")?, driver: find("chromedriver")? })
+}
+
 /// Where QEMUs besides the distribution's are, where they are wanted.
 #[must_use]
 pub fn own_qemus() -> Vec<PathBuf> {

@@ -1,12 +1,19 @@
-//! Gangs in the API: `/v1/gangs`.
+//! Gangs in the API: `/v1/gangs`, and the hosts that they see: `/v1/hosts`.
 
-use api::{GangProgress, GangReport, GangRequest, GangStarted};
+use api::{GangProgress, GangReport, GangRequest, GangStarted, HostCensus};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::Response;
 
 use super::answer::{self, Answer};
 use super::{Api, Body, Name, asked_wrong, blocking, named_wrong, progress};
+
+pub(super) async fn census(State(api): State<Api>, host: Name) -> Answer<HostCensus> {
+    match host.map_err(named_wrong) {
+        Ok(Path(host)) => blocking(move || api.gangs.census(&host)).await.into(),
+        Err(denied) => Answer::denied(denied),
+    }
+}
 
 pub(super) async fn list(State(api): State<Api>) -> Answer<Vec<GangProgress>> {
     blocking(move || api.gangs.list()).await.into()

@@ -2,8 +2,8 @@
 
 use api::{
     AttachRequest, Bounds, BoundsChange, Event, Examination, GangProgress, GangReport, GangRequest,
-    GangStarted, HostInfo, MigrateRequest, MigrationStarted, PredictRequest, Prediction, Progress,
-    Report, ResolveRequest, RunRequest, StopHow, Stopped, VmSummary,
+    GangStarted, HostCensus, HostInfo, MigrateRequest, MigrationStarted, PredictRequest,
+    Prediction, Progress, Report, ResolveRequest, RunRequest, StopHow, Stopped, VmSummary,
 };
 
 use super::document::Route;
@@ -21,6 +21,9 @@ pub(super) fn routes() -> Vec<Route> {
         Route::get("/v1/host", "host", super::host)
             .about("This host, and the hosts that it knows")
             .answers::<HostInfo>(),
+        Route::get("/v1/hosts/{host}", "census", gangs::census)
+            .about("What a host has, this one or another, as its own agent says")
+            .answers::<HostCensus>(),
         Route::get("/v1/events", "events", events::events)
             .about("What happens at this host, as server-sent events")
             .continues()

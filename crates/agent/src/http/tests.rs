@@ -169,6 +169,7 @@ async fn every_refusal_has_a_status_a_code_and_a_reason() {
         ("GET", "/v1/vms/a%2Fb", String::new(), (404, NoSuchVm), "no VM `a/b`"),
         ("GET", "/v1/vms/%FF", String::new(), (400, InvalidRequest), ""),
         ("GET", "/v1/doctor/there", String::new(), (404, NoSuchHost), "no host `there`"),
+        ("GET", "/v1/hosts/there", String::new(), (404, NoSuchHost), "no host `there`"),
         ("GET", "/v1/doctor/here", String::new(), (400, InvalidRequest), "is this host"),
         ("POST", "/v1/vms", "{".to_owned(), (400, InvalidRequest), ""),
         ("POST", "/v1/vms", r#"{"name":"x"}"#.to_owned(), (400, InvalidRequest), "argv"),

@@ -57,6 +57,11 @@ impl Route {
         }
     }
 
+    /// Whether it is another host's, which asks for a certificate.
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self, Self::Https { .. })
+    }
+
     fn https(address: &str, tls: Option<&Path>) -> Result<Self, Problem> {
         let typed = |why: &str| Problem::Typed(format!("--api {HTTPS}{address}: {why}"));
         let (host, port) = address

@@ -4,7 +4,7 @@
 mod figures;
 mod plot;
 mod plots;
-mod scale;
+pub(crate) mod scale;
 mod switchover;
 
 use api::{Outcome, Report};

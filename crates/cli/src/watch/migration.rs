@@ -175,14 +175,14 @@ fn pressure(progress: &Progress) -> Vec<String> {
 }
 
 /// What a phase is, to somebody who watches.
-pub(super) fn phase(progress: &Progress) -> String {
+pub(crate) fn phase(progress: &Progress) -> String {
     match progress.phase {
         Phase::LaterPass => format!("pass {}", progress.pass),
         phase => phase_name(phase).to_owned(),
     }
 }
 
-fn limit(limit: Limit) -> Option<&'static str> {
+pub(crate) fn limit(limit: Limit) -> Option<&'static str> {
     match limit {
         Limit::Unknown => None,
         Limit::Network => Some("limited by the network"),

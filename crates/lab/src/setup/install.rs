@@ -17,9 +17,21 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("redis-server", "redis-server"),
 ];
 
+/// What only tests of pages need.
+const BROWSER: [(&str, &str); 2] = [("chromium", "chromium"), ("chromedriver", "chromium-driver")];
+
 /// Installs those that are missing, with apt-get.
 pub(super) fn programs() -> Result<()> {
-    let mut packages: Vec<&str> = PROGRAMS
+    missing(&PROGRAMS)
+}
+
+/// The same for a browser.
+pub(super) fn browser() -> Result<()> {
+    missing(&BROWSER)
+}
+
+fn missing(programs: &[(&str, &'static str)]) -> Result<()> {
+    let mut packages: Vec<&str> = programs
         .iter()
         .filter(|(name, _)| program::find(name).is_none())
         .map(|&(_, package)| package)

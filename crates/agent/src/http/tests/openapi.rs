@@ -173,6 +173,7 @@ async fn answers_are_as_the_document_says() {
         ("/metrics", &["/metrics"][..]),
         ("/v1/openapi.json", &["/v1/openapi.json"]),
         ("/v1/host", &["/v1/host"]),
+        ("/v1/hosts/{host}", &["/v1/hosts/here", "/v1/hosts/there"]),
         ("/v1/doctor", &["/v1/doctor"]),
         ("/v1/doctor/{host}", &["/v1/doctor/here"]),
         ("/v1/vms", &["/v1/vms"]),

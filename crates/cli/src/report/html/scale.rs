@@ -2,11 +2,11 @@
 
 /// A linear axis from 0.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Scale {
+pub(crate) struct Scale {
     /// Where the axis ends.
-    pub(super) max: f64,
+    pub(crate) max: f64,
     /// Between two ticks.
-    pub(super) step: f64,
+    pub(crate) step: f64,
 }
 
 /// Ticks on a vertical axis, at most.
@@ -17,7 +17,7 @@ const TIME_TICKS: f64 = 10.0;
 impl Scale {
     /// For bytes: steps of 1, 2 or 5 times 1, 10 or 100 of a binary unit, and
     /// the end at a step.
-    pub(super) fn bytes(most: f64) -> Self {
+    pub(crate) fn bytes(most: f64) -> Self {
         let most = positive(most).max(1.0);
         let raw = most / BYTE_TICKS;
         let mut unit = 1.0;
@@ -30,12 +30,12 @@ impl Scale {
     }
 
     /// For shares of 100.
-    pub(super) fn percent() -> Self {
+    pub(crate) fn percent() -> Self {
         Self { max: 100.0, step: 25.0 }
     }
 
     /// For seconds: round steps, and the end where the data ends.
-    pub(super) fn time(most: f64) -> Self {
+    pub(crate) fn time(most: f64) -> Self {
         let most = positive(most).max(0.001);
         let raw = most / TIME_TICKS;
         let round = [1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0];
@@ -49,20 +49,20 @@ impl Scale {
     }
 
     /// The ticks, 0 first.
-    pub(super) fn ticks(self) -> impl Iterator<Item = f64> {
+    pub(crate) fn ticks(self) -> impl Iterator<Item = f64> {
         // Half a step of slack: the last tick must not be lost to rounding.
         let last = self.max + self.step * 1e-6;
         (0..64u32).map(move |n| f64::from(n) * self.step).take_while(move |&tick| tick <= last)
     }
 
     /// A value's place, from 0 to 1.
-    pub(super) fn place(self, value: f64) -> f64 {
+    pub(crate) fn place(self, value: f64) -> f64 {
         (positive(value) / self.max).clamp(0.0, 1.0)
     }
 }
 
 /// A tick of a time axis.
-pub(super) fn time_label(seconds: f64, step: f64) -> String {
+pub(crate) fn time_label(seconds: f64, step: f64) -> String {
     if step >= 60.0 {
         format!("{:.0} min", seconds / 60.0)
     } else if step >= 1.0 {
@@ -77,7 +77,7 @@ pub(super) fn time_label(seconds: f64, step: f64) -> String {
 }
 
 /// 0 for what is no number or below 0.
-pub(super) fn positive(value: f64) -> f64 {
+pub(crate) fn positive(value: f64) -> f64 {
     if value.is_finite() { value.max(0.0) } else { 0.0 }
 }
 

@@ -1,0 +1,167 @@
+//! Pages for a browser on this machine: hosts with their VMs, migrations as they go,
+//! history, a plan of an evacuation, and forms that move VMs.
+//!
+//! Everything is rendered here, from what agents last said; the script only fetches
+//! pages again and filters tables. Without it all of this works after a reload.
+
+mod cluster;
+mod gate;
+mod orders;
+mod pages;
+mod trace;
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use maud::Markup;
+use serde::Deserialize;
+use tokio::net::TcpListener;
+
+use crate::client::Client;
+use crate::problem::Problem;
+use cluster::Cluster;
+use gate::Gate;
+
+const STYLE: &str = include_str!("dashboard/style.css");
+const SCRIPT: &str = include_str!("dashboard/script.js");
+const ICON: &str = include_str!("dashboard/icon.svg");
+
+/// What all requests are answered from.
+pub(crate) struct Dashboard {
+    gate: Gate,
+    cluster: Arc<Cluster>,
+}
+
+type Site = State<Arc<Dashboard>>;
+
+/// Serves pages until Ctrl-C.
+pub(crate) async fn serve(
+    listen: SocketAddr,
+    clients: Vec<Client>,
+    read_only: bool,
+) -> Result<(), Problem> {
+    let cluster = Arc::new(Cluster::meet(clients).await?);
+    let listening = |source| Problem::Local { what: format!("listening at {listen}"), source };
+    let listener = TcpListener::bind(listen).await.map_err(listening)?;
+    let address = listener.local_addr().map_err(listening)?;
+    let gate = Gate::new(address, read_only)?;
+    eprintln!(
+        "droveway: open this address in a browser on this machine. It works once; then another one \
+         is printed. Ctrl-C ends the dashboard"
+    );
+    announce(&gate);
+    let watching = tokio::spawn(Arc::clone(&cluster).watch());
+    let app = router(Arc::new(Dashboard { gate, cluster }));
+    let served = tokio::select! {
+        served = async { axum::serve(listener, app).await } => served,
+        stopped = tokio::signal::ctrl_c() => stopped,
+    };
+    watching.abort();
+    served.map_err(|source| Problem::Local { what: format!("serving {address}"), source })
+}
+
+/// The address that opens the pages next.
+fn announce(gate: &Gate) {
+    // What reads it may have been closed: pages go on.
+    let _ = writeln!(io::stdout(), "{}", gate.address());
+}
+
+/// All pages, behind the gate.
+fn router(dashboard: Arc<Dashboard>) -> Router {
+    let at = |page: &str| dashboard.gate.path(page);
+    Router::new()
+        .route("/open", get(open))
+        .route(&at(""), get(overview))
+        .route(&at("vms"), get(vms))
+        .route(&at("host"), get(host))
+        .route(&at("history"), get(history))
+        .route(&at("report"), get(orders::report))
+        .route(&at("move"), get(orders::move_form).post(orders::start_move))
+        .route(&at("evacuate"), get(orders::plan).post(orders::evacuate))
+        .route(&at("cancel"), post(orders::cancel))
+        .route(&at("style.css"), get(|| async { asset("text/css", STYLE) }))
+        .route(&at("script.js"), get(|| async { asset("text/javascript", SCRIPT) }))
+        .route(&at("icon.svg"), get(|| async { asset("image/svg+xml", ICON) }))
+        .fallback(|| async {
+            page(StatusCode::NOT_FOUND, pages::problem("There is no such page."))
+        })
+        .layer(from_fn_with_state(Arc::clone(&dashboard), gate::check))
+        .with_state(dashboard)
+}
+
+#[derive(Deserialize)]
+struct Opening {
+    #[serde(default)]
+    key: String,
+}
+
+/// The address that was printed: from now on the browser is known by its cookie.
+async fn open(State(site): Site, Query(Opening { key }): Query<Opening>) -> Response {
+    match site.gate.open(&key) {
+        Some(cookie) => {
+            announce(&site.gate);
+            let opened = page(StatusCode::OK, pages::opened(&site.gate.path("")));
+            ([(header::SET_COOKIE, cookie)], opened).into_response()
+        }
+        None => page(StatusCode::FORBIDDEN, pages::locked()),
+    }
+}
+
+async fn overview(State(site): Site) -> Response {
+    site.cluster.look().await;
+    let known = site.cluster.known();
+    page(StatusCode::OK, pages::overview(&known, &site.gate))
+}
+
+/// The words that a table is filtered by.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Filter {
+    q: String,
+}
+
+async fn vms(State(site): Site, Query(filter): Query<Filter>) -> Response {
+    site.cluster.look().await;
+    let known = site.cluster.known();
+    page(StatusCode::OK, pages::vms(&known, &site.gate, &filter.q))
+}
+
+async fn history(State(site): Site, Query(filter): Query<Filter>) -> Response {
+    site.cluster.look().await;
+    let known = site.cluster.known();
+    page(StatusCode::OK, pages::history(&known, &filter.q))
+}
+
+#[derive(Deserialize)]
+struct Named {
+    #[serde(default)]
+    name: String,
+}
+
+async fn host(State(site): Site, Query(Named { name }): Query<Named>) -> Response {
+    site.cluster.look().await;
+    let known = site.cluster.known();
+    match known.hosts.get(&name) {
+        Some(state) => page(StatusCode::OK, pages::host(&known, &name, state, &site.gate)),
+        None => page(StatusCode::NOT_FOUND, pages::problem("No host has that name.")),
+    }
+}
+
+fn page(status: StatusCode, page: Markup) -> Response {
+    let kind = [(header::CONTENT_TYPE, "text/html; charset=utf-8")];
+    (status, kind, page.into_string()).into_response()
+}
+
+fn asset(kind: &'static str, text: &'static str) -> Response {
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+#[cfg(test)]
+mod tests;

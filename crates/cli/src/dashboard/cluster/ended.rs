@@ -1,0 +1,85 @@
+//! A migration that has ended, as a row of the history.
+
+use api::{GangReport, MoveReport, MoveState, Outcome, Report};
+
+use crate::output::full_stop;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in crate::dashboard) struct Ended {
+    /// Empty for a VM of a gang that never began to move.
+    pub(in crate::dashboard) id: String,
+    /// The agent that has its report, if it is asked directly.
+    pub(in crate::dashboard) agent: Option<usize>,
+    pub(in crate::dashboard) vm: String,
+    pub(in crate::dashboard) from: String,
+    pub(in crate::dashboard) to: String,
+    /// Of a gang's VM the gang's own end.
+    pub(in crate::dashboard) ended_unix_s: u64,
+    pub(in crate::dashboard) total_s: Option<f64>,
+    pub(in crate::dashboard) downtime_ms: Option<f64>,
+    pub(in crate::dashboard) wire_bytes: Option<u64>,
+    pub(in crate::dashboard) result: EndedAs,
+    pub(in crate::dashboard) gang: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in crate::dashboard) enum EndedAs {
+    Done,
+    Failed(String),
+    #[default]
+    Cancelled,
+}
+
+impl Ended {
+    pub(super) fn of_report(report: &Report, agent: usize) -> Self {
+        Self {
+            id: report.id.clone(),
+            agent: Some(agent),
+            vm: report.vm.clone(),
+            from: report.from.clone(),
+            to: report.to.clone(),
+            ended_unix_s: after(report.started_unix_s, report.total_s),
+            total_s: Some(report.total_s),
+            downtime_ms: report.downtime_ms,
+            wire_bytes: Some(report.wire_bytes),
+            result: match &report.outcome {
+                Outcome::Done => EndedAs::Done,
+                Outcome::Failed(why) => EndedAs::Failed(full_stop(why)),
+                Outcome::Cancelled => EndedAs::Cancelled,
+            },
+            gang: None,
+        }
+    }
+
+    pub(super) fn of_gang(gang: &GangReport) -> impl Iterator<Item = Self> {
+        gang.moves.iter().map(|one| Self::of_move(gang, one))
+    }
+
+    fn of_move(gang: &GangReport, one: &MoveReport) -> Self {
+        let figures = one.figures.as_ref();
+        let reason = || full_stop(one.reason.as_deref().unwrap_or("no reason is known"));
+        Self {
+            id: one.migration.clone().unwrap_or_default(),
+            agent: None,
+            vm: one.vm.clone(),
+            from: one.from.clone(),
+            to: one.to.clone(),
+            ended_unix_s: after(gang.started_unix_s, gang.total_s),
+            total_s: figures.map(|figures| figures.total_s),
+            downtime_ms: figures.and_then(|figures| figures.downtime_ms),
+            wire_bytes: figures.map(|figures| figures.wire_bytes),
+            result: match one.state {
+                MoveState::Done => EndedAs::Done,
+                MoveState::Failed => EndedAs::Failed(reason()),
+                MoveState::Waiting | MoveState::Moving | MoveState::Cancelled => EndedAs::Cancelled,
+            },
+            gang: Some(gang.id.clone()),
+        }
+    }
+}
+
+fn after(started_unix_s: u64, total_s: f64) -> u64 {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+    let total = total_s.round() as u64;
+    started_unix_s.saturating_add(total)
+}

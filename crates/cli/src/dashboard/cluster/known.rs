@@ -1,0 +1,317 @@
+//! What agents have said, and what follows from all of it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use api::{GangProgress, GangReport, HostCensus, HostVm, MoveState, Progress, Report};
+
+use super::super::trace::{Point, Traces};
+use super::ended::Ended;
+use crate::operation::Operation;
+
+/// Reports that are read at a time; each may have thousands of samples.
+const REPORTS_AT_ONCE: usize = 20;
+/// A report may not be written yet when its migration has ended.
+const REPORT_TRIES: u8 = 5;
+
+/// What is known.
+#[derive(Default)]
+pub(in crate::dashboard) struct Known {
+    /// All hosts by name.
+    pub(in crate::dashboard) hosts: BTreeMap<String, HostState>,
+    /// What agents said last, each at its number.
+    pub(super) said: Vec<Said>,
+    ended: HashMap<String, Ended>,
+    /// How often reports could not be read.
+    missing: HashMap<String, u8>,
+    pub(super) gang_reports: HashMap<String, GangReport>,
+    traces: Traces,
+    /// Hosts that nobody has asked since something began or ended.
+    pub(super) stale: bool,
+}
+
+/// A host of the cluster.
+#[derive(Debug, Default)]
+pub(in crate::dashboard) struct HostState {
+    pub(in crate::dashboard) rack: Option<String>,
+    /// What it has, as it said last.
+    pub(in crate::dashboard) census: Option<HostCensus>,
+    /// Why it can't be asked.
+    pub(in crate::dashboard) problem: Option<String>,
+}
+
+/// What one agent said.
+#[derive(Default)]
+pub(super) struct Said {
+    pub(super) migrations: Vec<Progress>,
+    pub(super) gangs: Vec<GangProgress>,
+    pub(super) problem: Option<String>,
+}
+
+/// A migration that runs.
+#[derive(Clone, Copy)]
+pub(in crate::dashboard) struct Running<'k> {
+    pub(in crate::dashboard) progress: &'k Progress,
+    /// The agent that can be told to cancel it; none if only its gang can be.
+    pub(in crate::dashboard) agent: Option<usize>,
+    pub(in crate::dashboard) gang: Option<&'k str>,
+    pub(in crate::dashboard) points: &'k [Point],
+}
+
+impl HostState {
+    pub(super) fn take(&mut self, census: Result<HostCensus, String>) {
+        match census {
+            Ok(census) => {
+                *self = Self { rack: self.rack.take(), census: Some(census), problem: None }
+            }
+            Err(problem) => self.problem = Some(problem),
+        }
+    }
+}
+
+impl Known {
+    /// A VM of a host.
+    pub(in crate::dashboard) fn vm(&self, host: &str, vm: &str) -> Option<&HostVm> {
+        let census = self.hosts.get(host)?.census.as_ref()?;
+        census.vms.iter().find(|one| one.name == vm)
+    }
+
+    /// All VMs, with their hosts.
+    pub(in crate::dashboard) fn vms(&self) -> impl Iterator<Item = (&str, &HostVm)> {
+        self.hosts.iter().flat_map(|(host, state)| {
+            let vms = state.census.iter().flat_map(|census| &census.vms);
+            vms.map(move |vm| (host.as_str(), vm))
+        })
+    }
+
+    /// All migrations that run, those of gangs among them, by VM.
+    pub(in crate::dashboard) fn running(&self) -> Vec<Running<'_>> {
+        let mut all: Vec<Running<'_>> = Vec::new();
+        let mut seen = HashSet::new();
+        let direct = self.said.iter().enumerate().flat_map(|(number, said)| {
+            said.migrations.iter().map(move |progress| (progress, Some(number)))
+        });
+        for (progress, agent) in direct {
+            if progress.outcome.is_none() && seen.insert(&progress.id) {
+                let points = self.traces.of(&progress.id);
+                all.push(Running { progress, agent, gang: None, points });
+            }
+        }
+        for gang in self.gangs().filter(|gang| gang.outcome.is_none()) {
+            let moving = gang.moves.iter().filter(|one| one.state == MoveState::Moving);
+            for progress in moving.filter_map(|one| one.progress.as_ref()) {
+                if let Some(known) = all.iter_mut().find(|one| one.progress.id == progress.id) {
+                    known.gang = Some(&gang.id);
+                } else if progress.outcome.is_none() && seen.insert(&progress.id) {
+                    let points = self.traces.of(&progress.id);
+                    all.push(Running { progress, agent: None, gang: Some(&gang.id), points });
+                }
+            }
+        }
+        all.sort_by(|one, other| one.progress.vm.cmp(&other.progress.vm));
+        all
+    }
+
+    /// All gangs, those that run first.
+    pub(in crate::dashboard) fn gangs(&self) -> impl Iterator<Item = &GangProgress> {
+        let of = |running: bool| {
+            let all = self.said.iter().flat_map(|said| &said.gangs);
+            all.filter(move |gang| gang.outcome.is_none() == running)
+        };
+        of(true).chain(of(false))
+    }
+
+    /// The agent that coordinates a gang.
+    pub(in crate::dashboard) fn coordinator(&self, gang: &str) -> Option<usize> {
+        self.said.iter().position(|said| said.gangs.iter().any(|one| one.id == gang))
+    }
+
+    /// Why an agent's migrations are not up to date.
+    pub(in crate::dashboard) fn problems(&self) -> impl Iterator<Item = &str> {
+        self.said.iter().filter_map(|said| said.problem.as_deref())
+    }
+
+    /// Migrations that have ended, the latest first.
+    pub(in crate::dashboard) fn history(&self) -> Vec<Ended> {
+        let mut all: Vec<Ended> =
+            self.ended.values().filter(|ended| !ended.vm.is_empty()).cloned().collect();
+        let of_gangs = self.gang_reports.values().flat_map(Ended::of_gang);
+        for ended in of_gangs {
+            match all.iter_mut().find(|one| !one.id.is_empty() && one.id == ended.id) {
+                Some(known) => known.gang = ended.gang,
+                None => all.push(ended),
+            }
+        }
+        all.sort_by(|one, other| {
+            (other.ended_unix_s, &one.vm, &one.id).cmp(&(one.ended_unix_s, &other.vm, &other.id))
+        });
+        all
+    }
+
+    pub(super) fn note_running(&mut self) {
+        let mut traces = std::mem::take(&mut self.traces);
+        let running: Vec<Progress> =
+            self.running().iter().map(|one| one.progress.clone()).collect();
+        let before = traces.ids();
+        traces.note(running.iter());
+        self.stale |= before != traces.ids();
+        self.traces = traces;
+    }
+
+    /// One that can't be read is asked for some times, and not shown.
+    pub(super) fn note_report(&mut self, id: String, report: Option<Report>, agent: usize) {
+        let missing = self.missing.entry(id.clone()).or_default();
+        *missing += u8::from(report.is_none());
+        if let Some(report) = report {
+            self.ended.insert(id, Ended::of_report(&report, agent));
+        } else if *missing >= REPORT_TRIES {
+            self.ended.insert(id, Ended::default());
+        }
+    }
+
+    pub(super) fn wanted_reports(&mut self) -> Vec<(usize, Operation)> {
+        // What agents list no more.
+        let listed: HashSet<&str> = self
+            .said
+            .iter()
+            .flat_map(|said| {
+                let gangs = said.gangs.iter().map(|one| one.id.as_str());
+                said.migrations.iter().map(|one| one.id.as_str()).chain(gangs)
+            })
+            .collect();
+        self.ended.retain(|id, _| listed.contains(id.as_str()));
+        self.missing.retain(|id, _| listed.contains(id.as_str()));
+        self.gang_reports.retain(|id, _| listed.contains(id.as_str()));
+        let mut wanted = Vec::new();
+        for (number, said) in self.said.iter().enumerate() {
+            let migrations = said.migrations.iter();
+            let migrations = migrations
+                .filter(|one| one.outcome.is_some() && !self.ended.contains_key(&one.id))
+                .map(|one| Operation::Migration(one.id.clone()));
+            let gangs = said.gangs.iter();
+            let gangs = gangs
+                .filter(|one| one.outcome.is_some() && !self.gang_reports.contains_key(&one.id))
+                .map(|one| Operation::Gang(one.id.clone()));
+            let all = migrations.chain(gangs).take(REPORTS_AT_ONCE);
+            wanted.extend(all.map(|operation| (number, operation)));
+        }
+        wanted
+    }
+}
+
+#[cfg(test)]
+impl Known {
+    /// As if one agent had said this.
+    pub(in crate::dashboard) fn example(
+        hosts: Vec<HostCensus>,
+        migrations: Vec<Progress>,
+        gangs: Vec<GangProgress>,
+        reports: Vec<Report>,
+    ) -> Self {
+        let mut known = Self::default();
+        for census in hosts {
+            let (name, rack) = (census.name.clone(), census.rack.clone());
+            let state = HostState { rack, census: Some(census), problem: None };
+            known.hosts.insert(name, state);
+        }
+        known.said.push(Said { migrations, gangs, problem: None });
+        for report in reports {
+            known.ended.insert(report.id.clone(), Ended::of_report(&report, 0));
+        }
+        known.note_running();
+        known
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::{GangTotals, MoveProgress, Outcome};
+    use serde_json::json;
+
+    use super::super::super::tests::moving;
+    use super::super::EndedAs;
+    use super::*;
+    use crate::report::example::example;
+
+    fn gang(id: &str, moves: Vec<MoveProgress>) -> GangProgress {
+        let totals = GangTotals::default();
+        let notes = Vec::new();
+        GangProgress { id: id.to_owned(), elapsed_s: 1.0, moves, totals, notes, outcome: None }
+    }
+
+    fn one(progress: Progress) -> MoveProgress {
+        MoveProgress {
+            vm: progress.vm.clone(),
+            from: progress.from.clone(),
+            to: progress.to.clone(),
+            ram_bytes: progress.ram_bytes,
+            state: MoveState::Moving,
+            migration: Some(progress.id.clone()),
+            reason: None,
+            progress: Some(progress),
+        }
+    }
+
+    fn host() -> HostCensus {
+        let name = "host-a".to_owned();
+        HostCensus { name, rack: None, free_bytes: None, vms: Vec::new() }
+    }
+
+    #[test]
+    fn a_migration_of_a_gang_is_there_once_and_is_cancelled_by_who_has_it() {
+        let own = moving("web2");
+        let other = Progress { id: "0badcafe".to_owned(), ..moving("web1") };
+        let over = Progress { id: "1".to_owned(), outcome: Some(Outcome::Done), ..moving("web0") };
+        let gang = gang("g1", vec![one(own.clone()), one(other)]);
+        let known = Known::example(vec![host()], vec![own, over], vec![gang], Vec::new());
+        let running = known.running();
+        let told: Vec<_> = running
+            .iter()
+            .map(|one| (one.progress.vm.as_str(), one.agent, one.gang, one.points.len()))
+            .collect();
+        assert_eq!(told, [("web1", None, Some("g1"), 1), ("web2", Some(0), Some("g1"), 1)]);
+        assert_eq!(known.coordinator("g1"), Some(0));
+        assert_eq!(known.coordinator("g2"), None);
+    }
+
+    #[test]
+    fn the_history_has_each_migration_once_the_latest_first() {
+        let mut early = example();
+        early.id = "0badcafe".to_owned();
+        early.started_unix_s -= 3600;
+        let late = example();
+        let report: GangReport = serde_json::from_value(json!({
+            "id": "g1", "started_unix_s": 1, "total_s": 2.5, "parallel": 2, "atomic": false,
+            "options": api::GangOptions::default(), "outcome": "failed", "notes": [],
+            "moves": [
+                { "vm": "web1", "from": "a", "to": "b", "ram_bytes": 1, "used_bytes": 1,
+                  "state": "done", "migration": late.id, "reason": null, "figures": null },
+                { "vm": "web7", "from": "a", "to": "b", "ram_bytes": 1, "used_bytes": 1,
+                  "state": "failed", "migration": null, "reason": "why", "figures": null },
+            ],
+        }))
+        .unwrap();
+        let reports = vec![early.clone(), late.clone()];
+        let mut known = Known::example(vec![host()], Vec::new(), Vec::new(), reports);
+        known.gang_reports.insert("g1".to_owned(), report);
+        let history = known.history();
+        let ids: Vec<&str> = history.iter().map(|one| one.id.as_str()).collect();
+        assert_eq!(ids, [late.id.as_str(), early.id.as_str(), ""]);
+        assert_eq!(history[0].gang.as_deref(), Some("g1"));
+        assert_eq!(history[0].downtime_ms, late.downtime_ms);
+        assert_eq!(
+            (history[2].vm.as_str(), &history[2].result),
+            ("web7", &EndedAs::Failed("why.".to_owned()))
+        );
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_read_is_asked_for_some_times() {
+        let over = Progress { outcome: Some(Outcome::Done), ..moving("web1") };
+        let mut known = Known::example(vec![host()], vec![over], Vec::new(), Vec::new());
+        for _ in 0..REPORT_TRIES {
+            assert_eq!(known.wanted_reports().len(), 1);
+            known.note_report(moving("web1").id, None, 0);
+        }
+        assert!(known.wanted_reports().is_empty() && known.history().is_empty());
+    }
+}

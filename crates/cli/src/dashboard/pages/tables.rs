@@ -1,0 +1,264 @@
+//! Tables: hosts, VMs, history.
+
+use api::{HostVm, VmStatus};
+use maud::{Markup, html};
+
+use super::super::cluster::{Ended, EndedAs, HostState, Known};
+use crate::client::segment;
+use crate::output::{amount, date};
+
+/// A page's address with its query.
+pub(super) fn link(page: &str, query: &[(&str, &str)]) -> String {
+    let query: Vec<String> =
+        query.iter().map(|(name, value)| format!("{name}={}", segment(value))).collect();
+    format!("{page}?{}", query.join("&"))
+}
+
+/// Whether each word is in one of the texts.
+pub(super) fn has_words(words: &str, texts: &[&str]) -> bool {
+    let words = words.to_lowercase();
+    let texts: Vec<String> = texts.iter().map(|text| text.to_lowercase()).collect();
+    words.split_whitespace().all(|word| texts.iter().any(|text| text.contains(word)))
+}
+
+pub(super) fn hosts(known: &Known) -> Markup {
+    let racks = known.hosts.values().any(|host| host.rack.is_some());
+    let most = known.hosts.values().map(memory).max().unwrap_or(0).max(1);
+    html! {
+        div.scroll tabindex="0" role="region" aria-label="Table of hosts" {
+            table {
+                caption.hidden { "Hosts, with their VMs and room" }
+                thead {
+                    tr {
+                        th scope="col" { "Host" }
+                        @if racks { th scope="col" { "Rack" } }
+                        th.n scope="col" { "VMs" }
+                        th.n scope="col" { "Their RAM" }
+                        th.n scope="col" { "Room" }
+                        th.wide scope="col" { "Memory: VMs, room" }
+                        th scope="col" { span.hidden { "Actions" } }
+                    }
+                }
+                tbody {
+                    @for (name, host) in &known.hosts {
+                        (host_row(name, host, racks, most))
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn host_row(name: &str, host: &HostState, racks: bool, most: u64) -> Markup {
+    let census = host.census.as_ref();
+    html! {
+        tr {
+            th scope="row" { a href=(link("host", &[("name", name)])) { (name) } }
+            @if racks { td { (host.rack.as_deref().unwrap_or("—")) } }
+            @if let Some(census) = census {
+                td.n { (census.vms.len()) }
+                td.n { (amount::size(ram(host))) }
+                td.n { (census.free_bytes.map_or_else(|| "—".to_owned(), amount::size)) }
+                td.wide {
+                    @if let Some(problem) = &host.problem { span.bad { (problem) } }
+                    @else { (room_bar(ram(host), census.free_bytes.unwrap_or(0), most)) }
+                }
+            } @else {
+                td.n { "—" } td.n { "—" } td.n { "—" }
+                td.wide {
+                    @if let Some(problem) = &host.problem { span.bad { (problem) } }
+                    @else { span.quiet { "not asked yet" } }
+                }
+            }
+            td.n {
+                a href=(link("evacuate", &[("host", name)])) {
+                    "Evacuate" span.hidden { " " (name) } "…"
+                }
+            }
+        }
+    }
+}
+
+fn ram(host: &HostState) -> u64 {
+    let vms = host.census.iter().flat_map(|census| &census.vms);
+    vms.fold(0, |sum, vm| sum.saturating_add(vm.ram_bytes))
+}
+
+fn memory(host: &HostState) -> u64 {
+    let free = host.census.as_ref().and_then(|census| census.free_bytes).unwrap_or(0);
+    ram(host).saturating_add(free)
+}
+
+/// What it shows is in the cells beside it.
+fn room_bar(used: u64, free: u64, most: u64) -> Markup {
+    let share = |bytes: u64| format!("{:.2}", bytes as f64 / most as f64 * 100.0);
+    html! {
+        svg.bar viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true" {
+            rect.room x=(share(used)) y="0" width=(share(free)) height="6" {}
+            rect.used x="0" y="0" width=(share(used)) height="6" {}
+        }
+    }
+}
+
+pub(super) fn host_facts(host: &HostState) -> Markup {
+    let free = host.census.as_ref().and_then(|census| census.free_bytes);
+    let vms = host.census.as_ref().map_or(0, |census| census.vms.len());
+    html! {
+        dl.facts {
+            @if let Some(rack) = &host.rack { div { dt { "Rack" } dd { (rack) } } }
+            div { dt { "VMs" } dd { (vms) } }
+            div { dt { "Their RAM" } dd { (amount::size(ram(host))) } }
+            div { dt { "Room" } dd { (free.map_or_else(|| "—".to_owned(), amount::size)) } }
+        }
+    }
+}
+
+pub(super) fn status(vm: &HostVm) -> (&'static str, &'static str) {
+    match vm.status {
+        VmStatus::Running if vm.migration.is_some() => ("moving", "calm"),
+        VmStatus::Running => ("running", "good"),
+        VmStatus::Paused => ("paused", "calm"),
+        VmStatus::Arriving => ("arriving", "calm"),
+        VmStatus::InDoubt => ("in doubt", "bad"),
+        VmStatus::Unreadable => ("unreadable", "bad"),
+        VmStatus::Dead => ("dead", "bad"),
+    }
+}
+
+/// Whether a VM can begin to move.
+pub(super) fn can_move(vm: &HostVm) -> bool {
+    matches!(vm.status, VmStatus::Running | VmStatus::Paused) && vm.migration.is_none()
+}
+
+pub(super) fn vms<'v>(
+    all: impl Iterator<Item = (&'v str, &'v HostVm)>,
+    words: &str,
+    read_only: bool,
+    caption: &str,
+) -> Markup {
+    let all: Vec<_> =
+        all.filter(|(host, vm)| has_words(words, &[host, &vm.name, status(vm).0])).collect();
+    if all.is_empty() {
+        return html! { p.quiet { "No VMs." } };
+    }
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(caption) {
+            table data-filtered {
+                caption.hidden { (caption) }
+                thead {
+                    tr {
+                        th scope="col" { "VM" }
+                        th scope="col" { "Host" }
+                        th scope="col" { "State" }
+                        th.n scope="col" { "vCPUs" }
+                        th.n scope="col" { "RAM" }
+                        th.n scope="col" { "In use" }
+                        @if !read_only { th scope="col" { span.hidden { "Actions" } } }
+                    }
+                }
+                tbody { @for (host, vm) in all { (vm_row(host, vm, read_only)) } }
+            }
+        }
+    }
+}
+
+fn vm_row(host: &str, vm: &HostVm, read_only: bool) -> Markup {
+    let (state, class) = status(vm);
+    html! {
+        tr {
+            th scope="row" { (vm.name) }
+            td.name { a href=(link("host", &[("name", host)])) { (host) } }
+            td { span.badge.(class) { (state) } }
+            td.n { (vm.vcpus) }
+            td.n { (amount::size(vm.ram_bytes)) }
+            td.n { (amount::size(vm.used_bytes)) }
+            @if !read_only {
+                td.n {
+                    @if can_move(vm) {
+                        a href=(link("move", &[("from", host), ("vm", &vm.name)])) {
+                            "Move" span.hidden { " " (vm.name) } "…"
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn history(all: &[Ended], most: usize, caption: &str) -> Markup {
+    if all.is_empty() {
+        return html! { p.quiet { "No migration has ended yet." } };
+    }
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(caption) {
+            table data-filtered {
+                caption.hidden { (caption) }
+                thead {
+                    tr {
+                        th scope="col" { "VM" }
+                        th scope="col" { "From" }
+                        th scope="col" { "To" }
+                        th scope="col" { "Result" }
+                        th.n scope="col" { "Downtime" }
+                        th.n scope="col" { "Took" }
+                        th.n scope="col" { "On the wire" }
+                        th scope="col" { "Ended" }
+                    }
+                }
+                tbody { @for one in all.iter().take(most) { (history_row(one)) } }
+            }
+        }
+    }
+}
+
+fn history_row(one: &Ended) -> Markup {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "—".to_owned());
+    let (result, class) = match &one.result {
+        EndedAs::Done => ("moved", "good"),
+        EndedAs::Failed(_) => ("failed", "bad"),
+        EndedAs::Cancelled => ("cancelled", "calm"),
+    };
+    html! {
+        tr {
+            th scope="row" {
+                @match one.agent {
+                    Some(agent) => {
+                        @let number = agent.to_string();
+                        a href=(link("report", &[("agent", &number), ("id", &one.id)])) { (one.vm) }
+                    }
+                    None => { (one.vm) }
+                }
+            }
+            td.name { (one.from) }
+            td.name { (one.to) }
+            td {
+                span.badge.(class) { (result) }
+                @if let EndedAs::Failed(why) = &one.result { span.why { (why) } }
+                @if let Some(gang) = &one.gang { span.why { "gang " (gang) } }
+            }
+            td.n { (or_dash(one.downtime_ms.map(amount::milliseconds))) }
+            td.n { (or_dash(one.total_s.map(amount::seconds))) }
+            td.n { (or_dash(one.wire_bytes.map(amount::size))) }
+            td.nowrap { (date::utc_to_the_second(one.ended_unix_s)) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_links_are_values_and_nothing_else() {
+        assert_eq!(link("host", &[("name", "a&b=\"<")]), "host?name=a%26b%3D%22%3C");
+    }
+
+    #[test]
+    fn all_words_are_looked_for_in_all_texts() {
+        for (words, expected) in
+            [("", true), ("WEB", true), ("web host-a", true), ("web host-b", false), ("  ", true)]
+        {
+            assert_eq!(has_words(words, &["web1", "host-a"]), expected, "{words}");
+        }
+    }
+}

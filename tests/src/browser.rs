@@ -1,0 +1,229 @@
+//! A real Chromium without a screen, told what to do by its driver's own protocol
+//! (WebDriver), on a host of the lab.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use lab::hosts::{Host, RUN_DIR};
+use lab::setup;
+use serde_json::{Value, json};
+
+/// For the driver to come up, and for what a page shows in the end.
+const WAIT_MAX: Duration = Duration::from_secs(90);
+/// For one answer of the driver: a browser may start meanwhile.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+const PORT: u16 = 9515;
+/// What stands for an element in answers.
+const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+
+/// One browser with one tab. Dropped, it closes; after a crash it ends with its host.
+pub struct Browser<'h> {
+    host: &'h Host,
+    driver: Child,
+    session: String,
+}
+
+impl<'h> Browser<'h> {
+    /// # Panics
+    /// If it doesn't come up, as all of this file does.
+    #[must_use]
+    pub fn start(host: &'h Host) -> Self {
+        let chromium = setup::chromium().unwrap();
+        let mut command = host.command(&chromium.driver);
+        command.arg(format!("--port={PORT}")).env("HOME", RUN_DIR);
+        let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let driver = silent.spawn().unwrap();
+        let mut browser = Self { host, driver, session: String::new() };
+        let end = Instant::now() + WAIT_MAX;
+        while browser.connect().is_err() {
+            assert!(Instant::now() < end, "chromedriver does not come up");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let profile = format!("--user-data-dir={RUN_DIR}/chromium");
+        // Root can't have Chromium's sandbox, and tests are root.
+        let args = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"];
+        let args: Vec<&str> =
+            args.into_iter().chain(["--window-size=1280,1000", &profile]).collect();
+        let options = json!({ "binary": chromium.browser, "args": args });
+        let wanted =
+            json!({ "capabilities": { "alwaysMatch": { "goog:chromeOptions": options } } });
+        let session = browser.call("POST", "/session", &wanted);
+        browser.session = format!("/session/{}", session["sessionId"].as_str().unwrap());
+        browser
+    }
+
+    /// Opens an address, and waits for its page.
+    pub fn open(&self, address: &str) {
+        self.tell("/url", &json!({ "url": address }));
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> String {
+        let path = format!("{}/url", self.session);
+        self.call("GET", &path, &Value::Null).as_str().unwrap().to_owned()
+    }
+
+    /// What a script returns.
+    #[must_use]
+    pub fn run(&self, script: &str) -> Value {
+        self.tell("/execute/sync", &json!({ "script": script, "args": [] }))
+    }
+
+    /// Waits until an expression is true; the page may be another one by then.
+    ///
+    /// # Panics
+    /// If it doesn't become true; with what the page says.
+    pub fn wait(&self, what: &str, expression: &str) {
+        let script = format!("return Boolean({expression})");
+        let end = Instant::now() + WAIT_MAX;
+        while self.run(&script) != json!(true) {
+            let page = || self.run("return document.body.innerText");
+            assert!(Instant::now() < end, "not within {WAIT_MAX:?}: {what}\n{}", page());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Clicks on the first element, as a person does: it must be seen.
+    pub fn click(&self, css: &str) {
+        let end = Instant::now() + WAIT_MAX;
+        // A page that is kept up to date may have another element there by then.
+        while let Err(error) = self.try_click(css) {
+            assert!(Instant::now() < end, "{css}: {error}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Types into an element; in a list that chooses.
+    pub fn type_into(&self, css: &str, text: &str) {
+        let element = self.element(css);
+        self.tell(&format!("/element/{element}/value"), &json!({ "text": text }));
+    }
+
+    /// Presses the Tab key so often, from the beginning of the page, and says what has the
+    /// focus then.
+    #[must_use]
+    pub fn focus_after_tabs(&self, tabs: usize) -> String {
+        let key = |kind: &str| json!({ "type": kind, "value": "\u{e004}" });
+        let actions: Vec<Value> = (0..tabs).flat_map(|_| [key("keyDown"), key("keyUp")]).collect();
+        let keys = json!({ "type": "key", "id": "keyboard", "actions": actions });
+        self.tell("/actions", &json!({ "actions": [keys] }));
+        self.run("return document.activeElement.textContent").as_str().unwrap().to_owned()
+    }
+
+    /// What errors the console has.
+    #[must_use]
+    pub fn errors(&self) -> Vec<String> {
+        let logged = self.tell("/se/log", &json!({ "type": "browser" }));
+        let entries = logged.as_array().cloned().unwrap_or_default();
+        entries.iter().map(|entry| entry["message"].to_string()).collect()
+    }
+
+    /// As a reader has it who wants it dark, or has a narrow screen.
+    pub fn emulate(&self, scheme: &str, width: u32) {
+        let media = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        self.devtools("Emulation.setEmulatedMedia", &json!({ "features": media }));
+        let screen =
+            json!({ "width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": false });
+        self.devtools("Emulation.setDeviceMetricsOverride", &screen);
+    }
+
+    /// Whether scripts run.
+    pub fn set_scripts(&self, run: bool) {
+        self.devtools("Emulation.setScriptExecutionDisabled", &json!({ "value": !run }));
+    }
+
+    fn devtools(&self, command: &str, params: &Value) {
+        self.tell("/goog/cdp/execute", &json!({ "cmd": command, "params": params }));
+    }
+
+    fn try_click(&self, css: &str) -> Result<Value, Value> {
+        let wanted = json!({ "using": "css selector", "value": css });
+        let found = self.request("POST", &format!("{}/element", self.session), &wanted)?;
+        let element = found[ELEMENT].as_str().ok_or_else(|| found.clone())?;
+        let path = format!("{}/element/{element}/click", self.session);
+        self.request("POST", &path, &json!({}))
+    }
+
+    fn element(&self, css: &str) -> String {
+        let wanted = json!({ "using": "css selector", "value": css });
+        let found = self.tell("/element", &wanted);
+        found[ELEMENT].as_str().unwrap_or_else(|| panic!("{css}: {found}")).to_owned()
+    }
+
+    fn tell(&self, path: &str, body: &Value) -> Value {
+        self.call("POST", &format!("{}{path}", self.session), body)
+    }
+
+    fn connect(&self) -> std::io::Result<TcpStream> {
+        self.host.within(|| TcpStream::connect((Ipv4Addr::LOCALHOST, PORT)))
+    }
+
+    fn call(&self, method: &str, path: &str, body: &Value) -> Value {
+        let answer = self.request(method, path, body);
+        answer.unwrap_or_else(|error| panic!("{method} {path} {body}: {error}"))
+    }
+
+    /// What it answers, or why it doesn't do it.
+    fn request(&self, method: &str, path: &str, body: &Value) -> Result<Value, Value> {
+        let stream = self.connect().unwrap();
+        stream.set_read_timeout(Some(ANSWER_MAX)).unwrap();
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let (status, answer) = ask(&stream, method, path, "", &body);
+        let answer: Value = serde_json::from_str(&answer).unwrap_or_default();
+        if status == 200 { Ok(answer["value"].clone()) } else { Err(answer) }
+    }
+}
+
+impl Drop for Browser<'_> {
+    fn drop(&mut self) {
+        if !self.session.is_empty() && !std::thread::panicking() {
+            self.call("DELETE", &self.session.clone(), &Value::Null);
+        }
+        let _ = self.driver.kill();
+        let _ = self.driver.wait();
+    }
+}
+
+/// One request over a connection, with these header lines besides: the answer's status
+/// and body.
+///
+/// # Panics
+/// If there is no answer.
+pub fn ask(
+    mut stream: &TcpStream,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> (u16, String) {
+    let host = if headers.to_lowercase().contains("host:") { "" } else { "Host: 127.0.0.1\r\n" };
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\n{host}{headers}Content-Length: {length}\r\nConnection: \
+         close\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    let status = line.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap();
+    let mut length = 0;
+    loop {
+        line.clear();
+        reader.read_line(&mut line).unwrap();
+        let (name, value) = line.split_once(':').unwrap_or_default();
+        if name.eq_ignore_ascii_case("content-length") {
+            length = value.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    (status, String::from_utf8_lossy(&body).into_owned())
+}
