@@ -21,7 +21,7 @@ use crate::events::Events;
 /// A receiver that takes longer should answer first and work later.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_mins(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// What signs events.
 #[derive(Clone)]
@@ -153,13 +153,13 @@ fn judge(status: StatusCode) -> Attempt {
     let says = format!("it answers {status}");
     match status {
         _ if status.is_success() => Attempt::Taken,
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
-            Attempt::Failed(says)
-        }
-        // It doesn't know us yet, or any more: that is mended there.
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND => {
-            Attempt::Failed(says)
-        }
+        // With the last three it doesn't know us yet, or any more: that is mended there.
+        StatusCode::REQUEST_TIMEOUT
+        | StatusCode::TOO_EARLY
+        | StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::UNAUTHORIZED
+        | StatusCode::FORBIDDEN
+        | StatusCode::NOT_FOUND => Attempt::Failed(says),
         _ if status.is_client_error() => Attempt::Refused(says),
         _ => Attempt::Failed(says),
     }
