@@ -23,8 +23,10 @@ pub(crate) struct EventsArgs {
 
 pub(crate) async fn run(client: &Client, args: &EventsArgs) -> Result<ExitCode, Problem> {
     let mut events = client.events(None).await?;
+    // The agent begins with a place to go on from, so nothing is missed unnoticed from here
+    // on, even if the connection is lost before anything happens.
+    let mut last = events.next().await?.and_then(|sent| sent.id);
     eprintln!("droveway: following what happens from now on; Ctrl-C ends that");
-    let mut last = None;
     loop {
         match show(&mut events, args.json, &mut last).await {
             End::NobodyReads => return Ok(ExitCode::SUCCESS),
