@@ -132,8 +132,8 @@ impl ShutDown {
     }
 
     /// A QEMU that ends and does not answer may wait for ever for its QMP monitor,
-    /// after it has closed all disks (10.0 does, once in a hundred times that it is asked
-    /// something just then). A signal that it handles wakes it up.
+    /// after it has closed all disks (10.0 can, if it is asked something
+    /// just then). A signal that it handles wakes it up.
     fn needs_a_signal(self) -> bool {
         !self.is_kept && self.at.elapsed() > SHUT_DOWN_WAIT
     }

@@ -180,7 +180,7 @@ impl Reply {
     /// Its length on the wire.
     pub const BYTES: usize = 16;
 
-    /// As bytes, to somebody who speaks `version` too.
+    /// As bytes, to a peer that speaks `version` too.
     #[must_use]
     pub fn to_bytes(self, version: u16) -> [u8; Self::BYTES] {
         let (status, version, oldest): (u16, u16, u16) = match self {
