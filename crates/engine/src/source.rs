@@ -65,9 +65,9 @@ pub fn migrate(
 fn run(context: Context<'_>) -> Result<Ended, Failed<'_>> {
     let connected = context.connect()?;
     let ordered = connected.order()?;
-    let prepared = ordered.wait_prepared()?;
+    let (prepared, set_up) = ordered.wait_prepared()?;
     let journaled = prepared.open_journal()?;
-    let streaming = journaled.stream()?;
+    let streaming = journaled.stream(set_up)?;
     let delivered = streaming.deliver()?;
     let loaded = delivered.load()?;
     // The point of no return: what fails from here on is not simply undone.

@@ -58,6 +58,12 @@ pub fn hold(machine: &Machine) -> Result<Hold, QmpError> {
     acknowledgement::of(machine, &Settings::of(&machine.qmp)?)
 }
 
+/// Whether with this event QEMU goes over RAM again.
+#[must_use]
+pub fn ends_first_pass(event: &Event) -> bool {
+    event.name == "MIGRATION_PASS" && event.data["pass"].as_u64() >= Some(2)
+}
+
 /// QEMU's migration from this host.
 #[derive(Debug)]
 pub struct Outgoing {
@@ -184,6 +190,12 @@ impl Outgoing {
     #[must_use]
     pub fn events(&self) -> &Receiver<Event> {
         &self.events
+    }
+
+    /// Its passes from now on, as they begin: see [`ends_first_pass`].
+    #[must_use]
+    pub fn passes(&self) -> Receiver<Event> {
+        self.qmp.events_named(&["MIGRATION_PASS"])
     }
 
     /// What QEMU says about a migration that failed.

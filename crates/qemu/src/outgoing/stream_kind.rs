@@ -2,7 +2,7 @@
 
 use super::Settings;
 use crate::qmp::{Qmp, QmpError};
-use crate::shape::{self, Shape};
+use crate::shape::Device;
 
 /// QEMU's streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,21 +27,24 @@ const ITERATING: [(&str, &str); 3] = [
 /// else the classic stream and the reason.
 ///
 /// # Errors
-/// If QEMU doesn't say what it can or what the VM is made of.
-pub fn choose_stream(qmp: &Qmp, channels: u8) -> Result<(StreamKind, Option<String>), QmpError> {
+/// If QEMU doesn't say what it can.
+pub fn choose_stream(
+    qmp: &Qmp,
+    devices: &[Device],
+    channels: u8,
+) -> Result<(StreamKind, Option<String>), QmpError> {
     let settings = Settings::of(qmp)?;
     if !settings.has_capability("multifd") {
         return Ok((StreamKind::Classic, Some("this QEMU has no multifd".to_owned())));
     }
-    let shape = shape::of(qmp)?;
-    Ok(match iterating(&shape) {
+    Ok(match iterating(devices) {
         Some(reason) => (StreamKind::Classic, Some(reason)),
         None => (StreamKind::Multifd(channels), None),
     })
 }
 
-fn iterating(shape: &Shape) -> Option<String> {
-    shape.devices.iter().find_map(|device| {
+fn iterating(devices: &[Device]) -> Option<String> {
+    devices.iter().find_map(|device| {
         let (_, why) = ITERATING.iter().find(|(start, _)| device.kind.starts_with(start))?;
         Some(format!("{device} {why}"))
     })
@@ -50,18 +53,14 @@ fn iterating(shape: &Shape) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Device;
 
     #[test]
     fn devices_with_sections_of_their_own_make_it_classic() {
-        let shape = |kind: &str| Shape {
-            devices: vec![Device { id: Some("d0".to_owned()), kind: kind.to_owned() }],
-            ..Shape::default()
-        };
-        assert_eq!(iterating(&shape("virtio-net-pci")), None);
-        assert_eq!(iterating(&shape("virtio-blk-pci")), None);
-        let reason = iterating(&shape("vfio-pci")).unwrap();
+        let one = |kind: &str| [Device { id: Some("d0".to_owned()), kind: kind.to_owned() }];
+        assert_eq!(iterating(&one("virtio-net-pci")), None);
+        assert_eq!(iterating(&one("virtio-blk-pci")), None);
+        let reason = iterating(&one("vfio-pci")).unwrap();
         assert!(reason.starts_with("the vfio-pci device `d0` sends its state"), "{reason}");
-        assert_eq!(iterating(&shape("virtio-mem-pci")), None);
+        assert_eq!(iterating(&one("virtio-mem-pci")), None);
     }
 }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use api::{Compress, Limit, Phase, Sample};
+use crossbeam_channel::never;
 
 use super::convergence::{Come, Convergence, Flowing};
 use crate::report_builder::ReportBuilder;
 use crate::source::control::limit::Seen;
 use crate::source::control::pacing::pace_bounds;
 use crate::source::control::sampler::deliveries::Deliveries;
-use crate::source::control::sampler::ticking::Ticking;
+use crate::source::control::sampler::ticking::{self, Ticking};
 use crate::source::control::sampler::window::Window;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::Lanes;
@@ -31,7 +32,10 @@ pub(super) fn start(watched: Watched) -> std::io::Result<Ticking> {
     let Watched { state, lanes, compress, .. } = &watched;
     let deliveries = Deliveries::new(state, lanes, *compress, false);
     let mut sampling = Sampling { watched, deliveries };
-    Ticking::start(move || sampling.sample())
+    Ticking::start(never(), move || {
+        sampling.sample();
+        ticking::USUAL
+    })
 }
 
 struct Sampling {

@@ -1,12 +1,15 @@
 //! What the sampler needs of QEMU's migration.
 
+use crossbeam_channel::Receiver;
 use qemu::outgoing::{Outgoing, Progress};
-use qemu::qmp::QmpError;
+use qemu::qmp::{Event, QmpError};
 
 /// QEMU's migration, as far as the sampler follows it. Another program may command it.
 pub(crate) trait QemuMigration: Send + Sync {
     /// Where QEMU is. An error if it doesn't say, such as while it stops the VM.
     fn progress(&self) -> Result<Progress, QmpError>;
+    /// See [`Outgoing::passes`].
+    fn passes(&self) -> Receiver<Event>;
     /// See [`Outgoing::is_held`].
     fn is_held(&self) -> bool;
     /// See [`Outgoing::takes_bandwidth`].
@@ -18,6 +21,10 @@ pub(crate) trait QemuMigration: Send + Sync {
 impl QemuMigration for Outgoing {
     fn progress(&self) -> Result<Progress, QmpError> {
         self.progress()
+    }
+
+    fn passes(&self) -> Receiver<Event> {
+        self.passes()
     }
 
     fn is_held(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Twenty times a second: measures, shows the figures as progress, and decides: the
+//! Twenty times a second, and when something waits for it: measures, shows the figures as progress, and decides: the
 //! pool's bound, the encoding, the hold, throttling, and when QEMU may stop the VM.
 
 pub(crate) mod deliveries;
@@ -34,6 +34,8 @@ use crate::source::lanes::Lanes;
 /// What is left when a VM that can't be followed is stopped may be more than was
 /// seen last.
 const ACCEPT_MORE: f64 = 1.5;
+/// A VM that is not done with so many looks after its first pass is chased.
+const SOON_LOOKS: u32 = 10;
 /// A pass that is held goes on after this unless it is held again.
 const HOLD: Duration = Duration::from_millis(300);
 
@@ -56,9 +58,13 @@ pub(crate) struct Watched {
 
 /// Starts it.
 pub(crate) fn start(watched: Watched) -> std::io::Result<Ticking> {
+    let passes = watched.qemu.passes();
     let mut sampling = Sampling::new(watched);
     // Dropped with the thread, it ends whatever throttles the VM.
-    Ticking::start(move || sampling.sample())
+    Ticking::start(passes, move || {
+        sampling.sample();
+        sampling.next()
+    })
 }
 
 struct Sampling {
@@ -70,6 +76,8 @@ struct Sampling {
     allowed: Option<Allowance>,
     /// None if QEMU can't be held.
     chase: Option<Chase>,
+    /// Looks since the first pass that came sooner than usual.
+    soon: u32,
     dirty_bytes_per_s: f64,
     /// The share of its CPU time that the VM keeps.
     share: f64,
@@ -90,6 +98,7 @@ impl Sampling {
             hold: Hold::default(),
             held: false,
             allowed: None,
+            soon: 0,
             dirty_bytes_per_s: 0.0,
             share: 1.0,
             helped: false,
@@ -112,6 +121,20 @@ impl Sampling {
         // A QEMU that is stopping the VM may not answer: no figure is missed.
         if let Ok(qemu) = self.watched.qemu.progress() {
             self.follow_qemu(&qemu, &window);
+        }
+    }
+
+    /// When to look again: a VM that has little left is stopped as soon as what waited in
+    /// the pool is delivered.
+    fn next(&mut self) -> Duration {
+        let is_first_pass = !self.watched.state.first_pass_over.load(Relaxed);
+        match self.chase.map(Chase::stage) {
+            Some(Stage::Draining) => ticking::SOON,
+            Some(Stage::Chasing) if !is_first_pass && self.soon < SOON_LOOKS => {
+                self.soon += 1;
+                ticking::SOON
+            }
+            _ => ticking::USUAL,
         }
     }
 

@@ -1,4 +1,5 @@
-//! The destination checks, and starts a QEMU that waits; then a journal is opened.
+//! The destination checks, and starts a QEMU that waits, while QEMU here is set up for its
+//! migration; then a journal is opened.
 
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use qemu::disks::{Allowed, Cleanup};
 use qemu::outgoing;
 use qemu::qmp::QmpError;
 use qemu::ram_blocks::RamBlocks;
-use qemu::shape;
+use qemu::shape::{self, Device};
 use switchover::journal::Opened;
 use switchover::source::{Driver, Event as Step};
 use switchover::{MigrationId, Reason};
@@ -17,6 +18,7 @@ use super::audit;
 use super::connect::Connected;
 use super::journaled::{Journaled, Reversible};
 use super::listening::{Happening, Listening};
+use super::start::SetUp;
 use super::{Ended, Failed, Undo};
 use crate::error::MigrationError;
 use crate::source::context::{local, sched_params};
@@ -29,16 +31,25 @@ struct Order {
     ram: RamBlocks,
     /// None: no page is read from the VM's disks.
     storage: Option<FromDisks>,
+    /// What the VM has.
+    devices: Vec<Device>,
     /// None: no disk moves.
     chosen: Option<Chosen>,
     /// The challenges' files beside the images go when this is dropped.
     challenges: Cleanup,
 }
 
-/// The destination has its order.
+impl Order {
+    fn moves_disks(&self) -> bool {
+        self.chosen.as_ref().is_some_and(|chosen| !chosen.disks.is_empty())
+    }
+}
+
+/// The destination has its order, and QEMU here is set up.
 pub(crate) struct Ordered<'m> {
     connected: Connected<'m>,
     order: Order,
+    set_up: SetUp,
 }
 
 /// The destination's QEMU waits for the VM.
@@ -57,8 +68,12 @@ pub(crate) struct Prepared<'m> {
 impl<'m> Connected<'m> {
     /// Has the destination check, and start a QEMU that waits.
     pub(crate) fn order(mut self) -> Result<Ordered<'m>, Failed<'m>> {
-        match self.say_order() {
-            Ok(order) => Ok(Ordered { connected: self, order }),
+        let ordered = self.say_order().and_then(|order| {
+            let set_up = self.set_up(&order.devices, order.moves_disks())?;
+            Ok((order, set_up))
+        });
+        match ordered {
+            Ok((order, set_up)) => Ok(Ordered { connected: self, order, set_up }),
             Err(error) => Err(Failed::new(self, error)),
         }
     }
@@ -77,6 +92,7 @@ impl<'m> Connected<'m> {
         } else {
             qemu::disks::challenges(&shape, &migration)
         };
+        let devices = shape.devices.clone();
         let id = MigrationId::random().map_err(|error| local("making a random id", error))?;
         let order = Prepare {
             migration,
@@ -108,21 +124,22 @@ impl<'m> Connected<'m> {
         let storage = self.ask_guest(&ram, moving);
         let read = storage.as_ref().map(|storage| storage.order.clone());
         self.send(&ToDestination::Prepare(Box::new(Prepare { storage: read, ..order })))?;
-        Ok(Order { id, ram, storage, chosen, challenges })
+        Ok(Order { id, ram, storage, devices, chosen, challenges })
     }
 }
 
 impl<'m> Ordered<'m> {
     /// While the destination makes its QEMU.
-    pub(crate) fn wait_prepared(mut self) -> Result<Prepared<'m>, Failed<'m>> {
+    pub(crate) fn wait_prepared(mut self) -> Result<(Prepared<'m>, SetUp), Failed<'m>> {
         let there = match self.connected.hear_prepared() {
             Ok(there) => there,
             Err(error) => return Err(Failed::new(self, error)),
         };
-        let Self { connected, order: Order { id, ram, storage, chosen, .. } } = self;
-        let chosen = chosen.filter(|chosen| !chosen.disks.is_empty()).map(Chosen::answered);
+        let moves_disks = self.order.moves_disks();
+        let Self { connected, order: Order { id, ram, storage, chosen, .. }, set_up } = self;
+        let chosen = chosen.filter(|_| moves_disks).map(Chosen::answered);
         connected.note_prepared(&there, storage.as_ref().map(|storage| &*storage.notes));
-        Ok(Prepared { connected, id, there, ram, storage, chosen })
+        Ok((Prepared { connected, id, there, ram, storage, chosen }, set_up))
     }
 }
 
@@ -227,9 +244,9 @@ impl<'m> Reversible<'m> for Prepared<'m> {
 
 impl Undo for Ordered<'_> {
     fn undo(self: Box<Self>, error: &MigrationError) -> Ended {
-        let Self { connected, order: Order { storage, chosen, challenges, .. } } = *self;
-        // Their files go at once.
-        drop((chosen, challenges));
+        let Self { connected, order: Order { storage, chosen, challenges, .. }, set_up } = *self;
+        // Their files go at once, and QEMU's settings are as they were.
+        drop((chosen, challenges, set_up));
         let ended = Box::new(connected).undo(error);
         drop(storage);
         ended

@@ -1,7 +1,7 @@
-//! Starts the stream: lanes, the tap, what controls them, and the settings of QEMU's
-//! migration into the tap.
+//! Sets QEMU up for its migration into the tap; and starts the stream: lanes, the tap, and
+//! what controls them.
 
-use std::path::Path;
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,12 +10,14 @@ use api::{Compress, TapChoice};
 use page::Encoding;
 use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
 use qemu::rendezvous::Rendezvous;
+use qemu::shape::Device;
 use ram::Numbered;
 use tap::{Channels, Tap};
 use transport::{Endpoint, LanesPlan, StaleFilter};
 use wire::Token;
 
 use super::audit;
+use super::connect::Connected;
 use super::prepare::Prepared;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
@@ -35,6 +37,15 @@ const LANES_DEFAULT_MAX: usize = 8;
 /// Most lanes at all.
 const LANES_MAX: u16 = 64;
 
+/// QEMU is set up for its migration, and the tap's socket is there. Dropped, QEMU's
+/// settings are as they were.
+pub(crate) struct SetUp {
+    outgoing: Arc<Outgoing>,
+    kind: StreamKind,
+    listener: UnixListener,
+    socket: Rendezvous,
+}
+
 /// What starts with the stream.
 pub(super) struct Started {
     pub(super) outgoing: Arc<Outgoing>,
@@ -47,14 +58,25 @@ pub(super) struct Started {
     pub(super) stops: Arc<OurStops>,
 }
 
-impl Prepared<'_> {
-    pub(super) fn start(&self) -> Result<Started, MigrationError> {
-        let context = &self.connected.context;
-        let (machine, request) = (&context.vm.machine, context.request);
-        let (kind, channels) = self.choose_stream()?;
+impl Connected<'_> {
+    /// Needs nothing of the destination. With disks that move QEMU waits before its
+    /// switchover.
+    pub(super) fn set_up(
+        &self,
+        devices: &[Device],
+        pausing: bool,
+    ) -> Result<SetUp, MigrationError> {
+        let context = &self.context;
+        let machine = &context.vm.machine;
+        let kind = self.choose_kind(devices)?;
         let (listener, socket) = Rendezvous::open(machine, &context.local.scratch)
             .map_err(|error| MigrationError::Qemu(error.to_string()))?;
-        let outgoing = Arc::new(self.outgoing(kind, socket.path())?);
+        let outgoing = if pausing {
+            Outgoing::pausing(machine, kind, socket.path())
+        } else {
+            Outgoing::new(machine, kind, socket.path())
+        };
+        let outgoing = Arc::new(outgoing?);
         if outgoing.hold() == Hold::DevicesOnly {
             context.report_builder.note(
                 "this QEMU stops the VM by itself: only small buffers keep it from doing so too \
@@ -62,6 +84,31 @@ impl Prepared<'_> {
                  migration.switchover-ack-legacy=on, it waits until it may",
             );
         }
+        Ok(SetUp { outgoing, kind, listener, socket })
+    }
+
+    fn choose_kind(&self, devices: &[Device]) -> Result<StreamKind, MigrationError> {
+        let context = &self.context;
+        if context.request.tap == TapChoice::Classic {
+            return Ok(StreamKind::Classic);
+        }
+        let (kind, reason) = outgoing::choose_stream(&context.vm.machine.qmp, devices, CHANNELS)?;
+        if let Some(reason) = reason {
+            if context.request.tap == TapChoice::Multifd {
+                return Err(MigrationError::Qemu(format!("multifd cannot be used: {reason}")));
+            }
+            context.report_builder.note(format!("classic stream: {reason}"));
+        }
+        Ok(kind)
+    }
+}
+
+impl Prepared<'_> {
+    pub(super) fn start(&self, set_up: SetUp) -> Result<Started, MigrationError> {
+        let SetUp { outgoing, kind, listener, socket } = set_up;
+        let context = &self.connected.context;
+        let request = context.request;
+        let channels = self.channels(kind);
         let traits = Traits {
             told_bandwidth: outgoing.takes_bandwidth(),
             held: outgoing.is_held(),
@@ -138,37 +185,13 @@ impl Prepared<'_> {
             .map_err(no_thread)
     }
 
-    fn outgoing(&self, kind: StreamKind, socket: &Path) -> Result<Outgoing, MigrationError> {
-        let machine = &self.connected.context.vm.machine;
-        Ok(match &self.chosen {
-            Some(_) => Outgoing::pausing(machine, kind, socket)?,
-            None => Outgoing::new(machine, kind, socket)?,
-        })
-    }
-
-    fn choose_stream(&self) -> Result<(StreamKind, Channels), MigrationError> {
-        let kind = self.choose_kind()?;
+    fn channels(&self, kind: StreamKind) -> Channels {
         let (channels, tap) = match kind {
             StreamKind::Classic | StreamKind::Multifd(0) => (Channels::Classic, "classic"),
             StreamKind::Multifd(count) => (Channels::Multifd(count), "multifd"),
         };
         self.connected.context.report_builder.tell(|report| report.tap = tap.to_owned());
-        Ok((kind, channels))
-    }
-
-    fn choose_kind(&self) -> Result<StreamKind, MigrationError> {
-        let context = &self.connected.context;
-        if context.request.tap == TapChoice::Classic {
-            return Ok(StreamKind::Classic);
-        }
-        let (kind, reason) = outgoing::choose_stream(&context.vm.machine.qmp, CHANNELS)?;
-        if let Some(reason) = reason {
-            if context.request.tap == TapChoice::Multifd {
-                return Err(MigrationError::Qemu(format!("multifd cannot be used: {reason}")));
-            }
-            context.report_builder.note(format!("classic stream: {reason}"));
-        }
-        Ok(kind)
+        channels
     }
 
     fn lanes_plan(

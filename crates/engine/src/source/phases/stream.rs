@@ -16,7 +16,7 @@ use super::Failed;
 use super::connect::Connected;
 use super::journaled::{Journaled, Reversible};
 use super::prepare::Prepared;
-use super::start::Started;
+use super::start::{SetUp, Started};
 use crate::error::MigrationError;
 use crate::source::control::pacing::Pacing;
 use crate::source::control::sampler::ticking::Ticking;
@@ -48,8 +48,8 @@ pub(crate) struct Streaming<'m> {
 
 impl<'m> Journaled<Prepared<'m>> {
     /// Starts lanes, tap and QEMU's migration into it.
-    pub(crate) fn stream(self) -> Result<Journaled<Streaming<'m>>, Failed<'m>> {
-        let started = match self.phase.start() {
+    pub(crate) fn stream(self, set_up: SetUp) -> Result<Journaled<Streaming<'m>>, Failed<'m>> {
+        let started = match self.phase.start(set_up) {
             Ok(started) => started,
             Err(error) => return Err(Failed::new(self, error)),
         };

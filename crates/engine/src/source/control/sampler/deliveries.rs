@@ -12,8 +12,10 @@ use super::window::{Counts, Window};
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::Lanes;
 
-/// The delivered rate is the mean over this much busy time.
+/// The delivered rate is the mean over so many windows...
 const RATE_WINDOWS: usize = 16;
+/// ... of at least this length: some looks come soon after one another.
+const WINDOW_LEAST: Duration = Duration::from_millis(40);
 /// Less busy time than this says nothing about a rate.
 const BUSY_LEAST: Duration = Duration::from_millis(30);
 /// The filter drops pages as long as it dropped one within so many looks.
@@ -29,10 +31,17 @@ pub(crate) struct Deliveries {
     since_dropped: u32,
     last: Counts,
     last_at: Instant,
-    busy: VecDeque<(u64, Duration)>,
+    busy: VecDeque<Busy>,
     effort: Effort,
     /// What was counted when the effort was last judged, and when.
     judged: (Counts, Instant),
+}
+
+/// What was delivered in one window of the rate.
+struct Busy {
+    elapsed: Duration,
+    bodies: u64,
+    busy: Duration,
 }
 
 impl Deliveries {
@@ -86,12 +95,22 @@ impl Deliveries {
     }
 
     fn measure_rate(&mut self, window: &Window) {
-        self.busy.push_back((window.bodies, window.busy));
+        match self.busy.back_mut() {
+            Some(last) if last.elapsed < WINDOW_LEAST => {
+                last.elapsed += window.elapsed;
+                last.bodies += window.bodies;
+                last.busy += window.busy;
+            }
+            _ => {
+                let Window { elapsed, bodies, busy, .. } = *window;
+                self.busy.push_back(Busy { elapsed, bodies, busy });
+            }
+        }
         if self.busy.len() > RATE_WINDOWS {
             self.busy.pop_front();
         }
-        let bodies: u64 = self.busy.iter().map(|(bodies, _)| bodies).sum();
-        let busy: Duration = self.busy.iter().map(|(_, busy)| *busy).sum();
+        let bodies: u64 = self.busy.iter().map(|window| window.bodies).sum();
+        let busy: Duration = self.busy.iter().map(|window| window.busy).sum();
         if busy >= BUSY_LEAST && bodies > 0 {
             self.state.set_bodies_per_s(bodies as f64 / busy.as_secs_f64());
         }

@@ -1,12 +1,17 @@
-//! Something that is done twenty times a second, on a thread of its own.
+//! Something that is done some twenty times a second, on a thread of its own.
 
 use std::io;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, bounded, select, tick};
+use crossbeam_channel::{Receiver, Sender, after, bounded, never, select};
+use qemu::outgoing;
+use qemu::qmp::Event;
 
-const EVERY: Duration = Duration::from_millis(50);
+/// As often as things change.
+pub(crate) const USUAL: Duration = Duration::from_millis(50);
+/// What waits for this costs downtime, or the whole migration time.
+pub(crate) const SOON: Duration = Duration::from_millis(10);
 
 /// Ends when it is dropped.
 pub(crate) struct Ticking {
@@ -16,15 +21,26 @@ pub(crate) struct Ticking {
 }
 
 impl Ticking {
-    pub(crate) fn start(mut sample: impl FnMut() + Send + 'static) -> io::Result<Self> {
+    /// `sample` says when it is to be called again. It is also called when QEMU's first
+    /// pass is over, by these events.
+    pub(crate) fn start(
+        mut passes: Receiver<Event>,
+        mut sample: impl FnMut() -> Duration + Send + 'static,
+    ) -> io::Result<Self> {
         let (stop, stopped) = bounded::<()>(0);
         let run = move || {
-            let ticks = tick(EVERY);
+            let mut next = after(USUAL);
             loop {
                 select! {
-                    recv(ticks) -> _ => sample(),
+                    recv(next) -> _ => {}
+                    recv(passes) -> event => match event {
+                        Ok(event) if !outgoing::ends_first_pass(&event) => continue,
+                        // Once: a QEMU that is held makes hundreds of passes a second.
+                        _ => passes = never(),
+                    },
                     recv(stopped) -> _ => return,
                 }
+                next = after(sample());
             }
         };
         let thread = thread::Builder::new().name("sampler".to_owned()).spawn(run)?;
