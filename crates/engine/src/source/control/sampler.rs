@@ -34,8 +34,12 @@ use crate::source::lanes::Lanes;
 /// What is left when a VM that can't be followed is stopped may be more than was
 /// seen last.
 const ACCEPT_MORE: f64 = 1.5;
-/// A VM that is not done with so many looks after its first pass is chased.
+/// So many looks after the first pass come soon after one another.
 const SOON_LOOKS: u32 = 10;
+/// What takes no longer to be delivered is not waited for before the VM is stopped.
+const IN_FLIGHT: Duration = Duration::from_millis(10);
+/// What is left becomes less as long as it is at most this share of what it was.
+const LESS: f64 = 0.9;
 /// A pass that is held goes on after this unless it is held again.
 const HOLD: Duration = Duration::from_millis(300);
 
@@ -76,8 +80,9 @@ struct Sampling {
     allowed: Option<Allowance>,
     /// None if QEMU can't be held.
     chase: Option<Chase>,
-    /// Looks since the first pass that came sooner than usual.
+    /// Looks since the first pass that came soon, and what was left at the last of them.
     soon: u32,
+    left_bytes: u64,
     dirty_bytes_per_s: f64,
     /// The share of its CPU time that the VM keeps.
     share: f64,
@@ -99,6 +104,7 @@ impl Sampling {
             held: false,
             allowed: None,
             soon: 0,
+            left_bytes: u64::MAX,
             dirty_bytes_per_s: 0.0,
             share: 1.0,
             helped: false,
@@ -249,6 +255,15 @@ impl Sampling {
             return Stage::Chasing;
         }
         if !state.disks_ready.load(Relaxed) || !state.first_pass_over.load(Relaxed) {
+            return Stage::Chasing;
+        }
+        let before = std::mem::replace(&mut self.left_bytes, left);
+        let waits = state.bodies_per_s().is_some_and(|rate| {
+            let is_much = left as f64 > rate * IN_FLIGHT.as_secs_f64();
+            is_much && left as f64 <= before as f64 * LESS
+        });
+        if waits && self.soon < SOON_LOOKS {
+            // What the first pass has left on its way would be waited for in the blackout.
             return Stage::Chasing;
         }
         *chase = chase.next(
