@@ -61,3 +61,39 @@ impl Drop for Ticking {
         self.stop();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use crossbeam_channel::unbounded;
+    use serde_json::json;
+
+    use super::*;
+
+    const NEVER: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn the_end_of_the_first_pass_is_looked_at_once() {
+        let (qemu, passes) = unbounded();
+        let (looks, looked) = unbounded();
+        let _ticking = Ticking::start(passes, move || {
+            let _ = looks.send(());
+            NEVER
+        });
+        // The usual one.
+        looked.recv().unwrap();
+        let pass = |pass| Event {
+            name: "MIGRATION_PASS".to_owned(),
+            data: json!({ "pass": pass }),
+            at: Instant::now(),
+            happened: None,
+        };
+        qemu.send(pass(1)).unwrap();
+        qemu.send(pass(2)).unwrap();
+        looked.recv().unwrap();
+        // Its end is not heard, nor anything else of it.
+        while qemu.send(pass(3)).is_ok() {}
+        assert!(looked.try_recv().is_err());
+    }
+}
