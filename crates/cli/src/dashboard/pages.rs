@@ -4,6 +4,7 @@ mod evacuation;
 mod forms;
 mod moves;
 mod plot;
+mod table;
 mod tables;
 
 use maud::{DOCTYPE, Markup, html};
@@ -95,38 +96,35 @@ pub(super) fn problem(text: &str) -> Markup {
 /// Goes on to the first page. A redirect would not do: where a page from elsewhere has the
 /// link, browsers count that as its request too, and send no cookie.
 pub(super) fn opened(home: &str) -> Markup {
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta http-equiv="refresh" content={ "0; url=" (home) };
-                meta name="color-scheme" content="light dark";
-                title { "Droveway" }
-            }
-            body { p { a href=(home) { "Go on to the overview" } } }
-        }
-    }
+    let refresh = html! { meta http-equiv="refresh" content={ "0; url=" (home) }; };
+    plain(&refresh, &html! { p { a href=(home) { "Go on to the overview" } } })
 }
 
-/// To a browser without a cookie: without styles, which are behind the gate too.
+/// To a browser without a cookie.
 pub(super) fn locked() -> Markup {
+    let body = html! {
+        h1 { "This browser is not let in" }
+        p {
+            "Open the address that " code { "droveway dashboard" } " printed last. Each works \
+             once, and cookies must be on."
+        }
+    };
+    plain(&Markup::default(), &body)
+}
+
+/// Without styles, which are behind the gate too.
+fn plain(head: &Markup, body: &Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
+                (head)
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 title { "Droveway" }
             }
-            body {
-                h1 { "This browser is not let in" }
-                p {
-                    "Open the address that " code { "droveway dashboard" } " printed last. Each \
-                     works once, and cookies must be on."
-                }
-            }
+            body { (body) }
         }
     }
 }

@@ -12,7 +12,7 @@ function filter() {
   const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
   let shown = 0;
   let all = 0;
-  for (const row of document.querySelectorAll('table[data-filtered] tbody tr')) {
+  for (const row of main.querySelectorAll('tbody tr')) {
     const text = row.textContent.toLowerCase();
     row.hidden = !words.every((word) => text.includes(word));
     all += 1;

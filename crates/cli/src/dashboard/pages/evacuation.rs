@@ -8,6 +8,8 @@ use maud::{Markup, html};
 use super::super::cluster::Known;
 use super::super::gate::Gate;
 use super::super::orders::Choice;
+use super::table::Column::{Number, Text};
+use super::table::table;
 use super::{Page, Place, forms};
 use crate::output::{amount, full_stop};
 
@@ -101,38 +103,27 @@ fn described(host: &str, plan: &GangPlan, choice: &Choice, gate: &Gate) -> Marku
                     }
                 }
             }
-            (table(plan))
+            (as_table(plan))
         }
     }
 }
 
-fn table(plan: &GangPlan) -> Markup {
+fn as_table(plan: &GangPlan) -> Markup {
     let or_dash = |bytes: Option<u64>| bytes.map_or_else(|| "—".to_owned(), amount::size);
-    html! {
-        div.scroll tabindex="0" role="region" aria-label="The plan as a table" {
-            table {
-                caption.hidden { "Where each VM would go" }
-                thead {
-                    tr {
-                        th scope="col" { "VM" } th scope="col" { "To" }
-                        th.n scope="col" { "RAM" } th.n scope="col" { "In use" }
-                        th.n scope="col" { "Shared, not sent" }
-                    }
-                }
-                tbody {
-                    @for one in &plan.moves {
-                        tr {
-                            th scope="row" { (one.vm) }
-                            td.name { (one.to) }
-                            td.n { (amount::size(one.ram_bytes)) }
-                            td.n { (amount::size(one.used_bytes)) }
-                            td.n { (or_dash(one.shared_bytes)) }
-                        }
-                    }
-                }
+    let columns =
+        [Text("VM"), Text("To"), Number("RAM"), Number("In use"), Number("Shared, not sent")];
+    let row = |one: &PlannedMove| {
+        html! {
+            tr {
+                th scope="row" { (one.vm) }
+                td.name { (one.to) }
+                td.n { (amount::size(one.ram_bytes)) }
+                td.n { (amount::size(one.used_bytes)) }
+                td.n { (or_dash(one.shared_bytes)) }
             }
         }
-    }
+    };
+    table("Where each VM would go", columns, plan.moves.iter().map(row))
 }
 
 /// A VM, or all that go to one host where there are many.

@@ -1,11 +1,13 @@
 //! What goes on: migrations and gangs.
 
-use api::{GangProgress, MoveState, Phase};
+use api::{GangProgress, MoveProgress, MoveState, Phase};
 use maud::{Markup, html};
 
 use super::super::cluster::{EndedAs, Known, Running};
 use super::super::gate::Gate;
 use super::plot;
+use super::table::Column::{Number, Text};
+use super::table::table;
 use crate::output::amount;
 use crate::watch::migration::{limit, phase};
 
@@ -157,41 +159,33 @@ fn gang_percent(gang: &GangProgress) -> f64 {
 }
 
 fn gang_moves(gang: &GangProgress) -> Markup {
+    let columns = [Text("VM"), Text("From"), Text("To"), Text("State"), Number("There")];
     html! {
         details id={ "moves-" (gang.id) } {
             summary { "Its VMs" }
-            div.scroll tabindex="0" role="region" aria-label="VMs of the gang" {
-                table {
-                    caption.hidden { "VMs of gang " (gang.id) }
-                    thead {
-                        tr {
-                            th scope="col" { "VM" } th scope="col" { "From" } th scope="col" { "To" }
-                            th scope="col" { "State" } th.n scope="col" { "There" }
-                        }
-                    }
-                    tbody {
-                        @for one in &gang.moves {
-                            @let (state, class) = match one.state {
-                                MoveState::Waiting => ("waiting", "quiet"),
-                                MoveState::Moving => ("moving", "calm"),
-                                MoveState::Done => ("moved", "good"),
-                                MoveState::Failed => ("failed", "bad"),
-                                MoveState::Cancelled => ("cancelled", "calm"),
-                            };
-                            tr {
-                                th scope="row" { (one.vm) }
-                                td { (one.from) }
-                                td { (one.to) }
-                                td {
-                                    span.badge.(class) { (state) }
-                                    @if let Some(why) = &one.reason { span.why { (why) } }
-                                }
-                                td.n { (format!("{:.0} %", one.share() * 100.0)) }
-                            }
-                        }
-                    }
-                }
+            (table(&format!("VMs of gang {}", gang.id), columns, gang.moves.iter().map(gang_row)))
+        }
+    }
+}
+
+fn gang_row(one: &MoveProgress) -> Markup {
+    let (state, class) = match one.state {
+        MoveState::Waiting => ("waiting", "quiet"),
+        MoveState::Moving => ("moving", "calm"),
+        MoveState::Done => ("moved", "good"),
+        MoveState::Failed => ("failed", "bad"),
+        MoveState::Cancelled => ("cancelled", "calm"),
+    };
+    html! {
+        tr {
+            th scope="row" { (one.vm) }
+            td { (one.from) }
+            td { (one.to) }
+            td {
+                span.badge.(class) { (state) }
+                @if let Some(why) = &one.reason { span.why { (why) } }
             }
+            td.n { (format!("{:.0} %", one.share() * 100.0)) }
         }
     }
 }

@@ -4,6 +4,8 @@ use api::{HostVm, VmStatus};
 use maud::{Markup, html};
 
 use super::super::cluster::{Ended, EndedAs, HostState, Known};
+use super::table::Column::{Actions, Number, Text, Wide};
+use super::table::table;
 use crate::client::segment;
 use crate::output::{amount, date};
 
@@ -24,29 +26,17 @@ pub(super) fn has_words(words: &str, texts: &[&str]) -> bool {
 pub(super) fn hosts(known: &Known) -> Markup {
     let racks = known.hosts.values().any(|host| host.rack.is_some());
     let most = known.hosts.values().map(memory).max().unwrap_or(0).max(1);
-    html! {
-        div.scroll tabindex="0" role="region" aria-label="Table of hosts" {
-            table {
-                caption.hidden { "Hosts, with their VMs and room" }
-                thead {
-                    tr {
-                        th scope="col" { "Host" }
-                        @if racks { th scope="col" { "Rack" } }
-                        th.n scope="col" { "VMs" }
-                        th.n scope="col" { "Their RAM" }
-                        th.n scope="col" { "Room" }
-                        th.wide scope="col" { "Memory: VMs, room" }
-                        th scope="col" { span.hidden { "Actions" } }
-                    }
-                }
-                tbody {
-                    @for (name, host) in &known.hosts {
-                        (host_row(name, host, racks, most))
-                    }
-                }
-            }
-        }
-    }
+    let columns = [
+        Some(Text("Host")),
+        racks.then_some(Text("Rack")),
+        Some(Number("VMs")),
+        Some(Number("Their RAM")),
+        Some(Number("Room")),
+        Some(Wide("Memory: VMs, room")),
+        Some(Actions),
+    ];
+    let rows = known.hosts.iter().map(|(name, host)| host_row(name, host, racks, most));
+    table("Hosts, with their VMs and room", columns.into_iter().flatten(), rows)
 }
 
 fn host_row(name: &str, host: &HostState, racks: bool, most: u64) -> Markup {
@@ -141,25 +131,17 @@ pub(super) fn vms<'v>(
     if all.is_empty() {
         return html! { p.quiet { "No VMs." } };
     }
-    html! {
-        div.scroll tabindex="0" role="region" aria-label=(caption) {
-            table data-filtered {
-                caption.hidden { (caption) }
-                thead {
-                    tr {
-                        th scope="col" { "VM" }
-                        th scope="col" { "Host" }
-                        th scope="col" { "State" }
-                        th.n scope="col" { "vCPUs" }
-                        th.n scope="col" { "RAM" }
-                        th.n scope="col" { "In use" }
-                        @if !read_only { th scope="col" { span.hidden { "Actions" } } }
-                    }
-                }
-                tbody { @for (host, vm) in all { (vm_row(host, vm, read_only)) } }
-            }
-        }
-    }
+    let columns = [
+        Some(Text("VM")),
+        Some(Text("Host")),
+        Some(Text("State")),
+        Some(Number("vCPUs")),
+        Some(Number("RAM")),
+        Some(Number("In use")),
+        (!read_only).then_some(Actions),
+    ];
+    let rows = all.into_iter().map(|(host, vm)| vm_row(host, vm, read_only));
+    table(caption, columns.into_iter().flatten(), rows)
 }
 
 fn vm_row(host: &str, vm: &HostVm, read_only: bool) -> Markup {
@@ -189,26 +171,17 @@ pub(super) fn history(all: &[Ended], most: usize, caption: &str) -> Markup {
     if all.is_empty() {
         return html! { p.quiet { "No migration has ended yet." } };
     }
-    html! {
-        div.scroll tabindex="0" role="region" aria-label=(caption) {
-            table data-filtered {
-                caption.hidden { (caption) }
-                thead {
-                    tr {
-                        th scope="col" { "VM" }
-                        th scope="col" { "From" }
-                        th scope="col" { "To" }
-                        th scope="col" { "Result" }
-                        th.n scope="col" { "Downtime" }
-                        th.n scope="col" { "Took" }
-                        th.n scope="col" { "On the wire" }
-                        th scope="col" { "Ended" }
-                    }
-                }
-                tbody { @for one in all.iter().take(most) { (history_row(one)) } }
-            }
-        }
-    }
+    let columns = [
+        Text("VM"),
+        Text("From"),
+        Text("To"),
+        Text("Result"),
+        Number("Downtime"),
+        Number("Took"),
+        Number("On the wire"),
+        Text("Ended"),
+    ];
+    table(caption, columns, all.iter().take(most).map(history_row))
 }
 
 fn history_row(one: &Ended) -> Markup {

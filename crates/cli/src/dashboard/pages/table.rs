@@ -1,0 +1,43 @@
+//! A table: with a caption for those who don't see it, and scrolled by itself where it is
+//! wider than the page.
+
+use maud::{Markup, html};
+
+/// A column's head.
+#[derive(Clone, Copy)]
+pub(super) enum Column {
+    Text(&'static str),
+    Number(&'static str),
+    /// As wide as there is room.
+    Wide(&'static str),
+    /// Links and buttons.
+    Actions,
+}
+
+impl Column {
+    fn head(self) -> Markup {
+        match self {
+            Self::Text(name) => html! { th scope="col" { (name) } },
+            Self::Number(name) => html! { th.n scope="col" { (name) } },
+            Self::Wide(name) => html! { th.wide scope="col" { (name) } },
+            Self::Actions => html! { th scope="col" { span.hidden { "Actions" } } },
+        }
+    }
+}
+
+/// `rows` have a cell for each of the columns.
+pub(super) fn table(
+    caption: &str,
+    columns: impl IntoIterator<Item = Column>,
+    rows: impl Iterator<Item = Markup>,
+) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(caption) {
+            table {
+                caption.hidden { (caption) }
+                thead { tr { @for column in columns { (column.head()) } } }
+                tbody { @for row in rows { (row) } }
+            }
+        }
+    }
+}
