@@ -36,6 +36,7 @@ mod moves;
 mod owner;
 mod page_cache;
 mod panics;
+mod peers;
 mod placement;
 mod privileges;
 mod qemu_user;

@@ -19,11 +19,11 @@ use switchover::MigrationId;
 use wire::examine::{self, Question};
 use wire::{Inquiry, Part, Prepare, Word, gang};
 
-use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::examiner::Examiner;
 use crate::gangs::OrderHandler;
 use crate::name;
+use crate::peers::Peers;
 use crate::record::Standing;
 use crate::recovery::Settlers;
 use crate::registry::{Claim, Registry, check_domain};
@@ -39,7 +39,7 @@ pub(crate) struct Arrivals {
     settlers: Arc<Settlers>,
     examiner: Arc<Examiner>,
     order_handler: Arc<OrderHandler>,
-    peers: Vec<PeerEntry>,
+    peers: Peers,
 }
 
 impl Arrivals {
@@ -47,14 +47,14 @@ impl Arrivals {
         settlers: &Arc<Settlers>,
         examiner: &Arc<Examiner>,
         order_handler: &Arc<OrderHandler>,
-        peers: &[PeerEntry],
+        peers: Peers,
     ) -> Self {
         Self {
             registry: Arc::clone(&settlers.registry),
             settlers: Arc::clone(settlers),
             examiner: Arc::clone(examiner),
             order_handler: Arc::clone(order_handler),
-            peers: peers.to_vec(),
+            peers,
         }
     }
 
@@ -102,7 +102,7 @@ impl Arrivals {
         fitness::check_features(shape, &here)?;
         let differences = shape::differences(shape, &here, &order.overrides);
         if differences.is_empty() {
-            let peer = self.peers.iter().find(|peer| peer.name == order.from);
+            let peer = self.peers.named(&order.from);
             let source_address = peer.map(|peer| peer.address);
             let told = Told::begin(&self.settlers.events, order);
             return Ok(Arrival { claim, machine, images, source_address, told });

@@ -8,5 +8,5 @@
 mod door;
 mod doors;
 
-pub(crate) use doors::Doors;
 pub use doors::DoorsError;
+pub(crate) use doors::{Doors, Reopener};

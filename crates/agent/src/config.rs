@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 pub use carry::Carry;
 pub use directory::{DirectoryChoice, DirectoryChoiceError};
 pub use nic_speed::{NicSpeed, NicSpeedError};
+pub(crate) use peers::read as read_peers;
 pub use peers::{PeerEntry, parse as parse_peers};
 pub use percent::{CpuShare, CpuShareError};
 pub use webhook::Webhook;
@@ -96,6 +97,10 @@ pub struct Config {
     pub nic_speeds: Vec<NicSpeed>,
     /// The other hosts.
     pub peers: Vec<PeerEntry>,
+    /// This host as the peers file has it.
+    pub own: Option<PeerEntry>,
+    /// Where they were read.
+    pub peers_file: Option<PathBuf>,
     /// The state directory.
     pub state: PathBuf,
     /// The API's socket.
@@ -256,12 +261,11 @@ impl Config {
             .ok_or(ConfigError::Missing { what: "name for this host", flag: "name" })?;
         name::check(&name)?;
 
-        let peers = match flags.peers.clone().or(file.peers) {
-            Some(path) => peers::read(&path)?,
-            None => Vec::new(),
+        let peers_file = flags.peers.clone().or(file.peers);
+        let (own, peers) = match &peers_file {
+            Some(path) => peers::read(path, &name)?,
+            None => Default::default(),
         };
-        let (own, peers): (Vec<_>, Vec<_>) = peers.into_iter().partition(|peer| peer.name == name);
-        let own = own.into_iter().next();
 
         let listen = flags
             .listen
@@ -280,10 +284,12 @@ impl Config {
         let pool_mib = flags.pool_mib.or(file.pool_mib).unwrap_or(POOL_MIB_DEFAULT);
         let config = Self {
             rack: flags.rack.clone().or(file.rack).or(own.as_ref().and_then(|o| o.rack.clone())),
-            nics: nics.or(own.map(|own| own.nics)).unwrap_or_default(),
+            nics: nics.or(own.as_ref().map(|own| own.nics.clone())).unwrap_or_default(),
             nic_speeds,
             name,
             listen,
+            peers_file,
+            own,
             peers,
             state: flags.state.clone().or(file.state).unwrap_or_else(|| STATE_DEFAULT.into()),
             api: flags.api.clone().or(file.api).unwrap_or_else(|| API_DEFAULT.into()),

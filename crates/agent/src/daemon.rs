@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use api::{HostInfo, PeerInfo};
+use api::HostInfo;
 use dedup::destination::Sharing;
-use engine::{Carrying, Local, Resources, Server};
+use engine::{Carrying, KnownHosts, Local, Resources, Server};
 use identity::{FileError, Files, Identity, IdentityError, Security};
 use qemu::programs::{PlaceError, Programs};
 use quota::{Notes, QuotaError};
@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
-use crate::carry::{Doors, DoorsError};
+use crate::carry::{Doors, DoorsError, Reopener};
 use crate::config::{Config, ConfigError, Flags, PeerEntry, Webhook};
 use crate::events::{Events, Limits};
 use crate::examiner::Examiner;
@@ -27,6 +27,7 @@ use crate::gangs::{Gangs, OrderHandler};
 use crate::holdings::Holdings;
 use crate::http::{Api, Port, router, serve_metrics};
 use crate::migrations::{Migrations, Routes};
+use crate::peers::{self, Peers, PeersFile, Told};
 use crate::rack::{RackError, rack};
 use crate::recovery::{Settlers, kept};
 use crate::registry::Registry;
@@ -182,20 +183,19 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let registry = Arc::new(registry.with_holdings(holdings(&config, local.sharing.as_ref())?));
     let events = Events::new(Limits::default())
         .map_err(|source| local_error("reading random numbers", source))?;
+    let peers = Peers::new(config.peers.clone());
     let settlers = Settlers::new(
         Arc::clone(&registry),
         Arc::clone(&events),
         journals,
         &config.name,
         local.security.clone(),
-        &config.peers,
+        peers.clone(),
     );
-    let hosts: Vec<IpAddr> =
-        config.peers.iter().flat_map(PeerEntry::addresses).chain(kept::hosts(&kept)).collect();
+    let kept_hosts: Vec<IpAddr> = kept::hosts(&kept).collect();
     // Before anybody can ask for one of them.
     settlers.take_up(kept);
-    let routes =
-        Routes { peers: config.peers.clone(), insecure_plaintext: config.insecure_plaintext };
+    let routes = Routes { peers: peers.clone(), insecure_plaintext: config.insecure_plaintext };
     let examiner = Arc::new(Examiner::new(
         Arc::clone(&registry),
         local.clone(),
@@ -214,19 +214,35 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         config.rack.clone(),
     ));
     let gangs = Arc::new(Gangs::new(&order_handler, &events));
-    let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &order_handler, &config.peers));
-    let server = engine::serve(listener, hosts, arrivals, local.clone())
-        .map_err(|source| local_error("listening to peers", source))?;
+    let arrivals = Arc::new(Arrivals::new(&settlers, &examiner, &order_handler, peers.clone()));
+    let server =
+        engine::serve(listener, hosts(&config.peers, &kept_hosts), arrivals, local.clone())
+            .map_err(|source| local_error("listening to peers", source))?;
     let doors = match &config.carry {
         Some(carry) => Some(Doors::open(carry, &config.peers, local, Arc::clone(&migrations))?),
         None => None,
     };
+    let reading = config.peers_file.clone().map(|path| PeersReading {
+        file: PeersFile {
+            path,
+            name: config.name.clone(),
+            own: config.own.clone(),
+            rack: config.rack.clone(),
+        },
+        peers: peers.clone(),
+        others: Box::new(ToldOfPeers {
+            known_hosts: server.known_hosts(),
+            kept_hosts,
+            doors: doors.as_ref().map(Doors::reopener),
+        }),
+    });
     if config.insecure_plaintext {
         tracing::warn!(listen = %config.listen, "guest memory crosses the network unencrypted");
     }
     let host = Arc::new(host_info(&config));
     let api = |closing| Api {
         host: Arc::clone(&host),
+        peers: peers.clone(),
         registry: Arc::clone(&settlers.registry),
         settlers: Arc::clone(&settlers),
         migrations: Arc::clone(&migrations),
@@ -238,7 +254,8 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     };
     let listeners = Listeners { api: api_listener, people: port, metrics };
     let certificate = identity.clone().zip(config.tls.as_deref().map(Files::within));
-    let served = serve(listeners, certificate, config.webhook, api, server);
+    let followed = Followed { certificate, peers: reading, webhook: config.webhook };
+    let served = serve(listeners, followed, api, server);
     drop(doors);
     settlers.close();
     drop(socket);
@@ -269,11 +286,45 @@ struct Listeners {
     metrics: Option<TcpListener>,
 }
 
+/// The peers file, and who has what it says.
+struct PeersReading {
+    file: PeersFile,
+    peers: Peers,
+    others: Box<ToldOfPeers>,
+}
+
+struct ToldOfPeers {
+    known_hosts: KnownHosts,
+    /// Of switchovers that were not over at the agent's start.
+    kept_hosts: Vec<IpAddr>,
+    doors: Option<Reopener>,
+}
+
+impl Told for ToldOfPeers {
+    fn peers_are(&self, peers: &[PeerEntry]) {
+        self.known_hosts.are(hosts(peers, &self.kept_hosts));
+        if let Some(doors) = &self.doors {
+            doors.reopen(peers);
+        }
+    }
+}
+
+/// The addresses that hosts are known to have.
+fn hosts(peers: &[PeerEntry], kept: &[IpAddr]) -> Vec<IpAddr> {
+    peers.iter().flat_map(PeerEntry::addresses).chain(kept.iter().copied()).collect()
+}
+
+/// What is followed while the API is served.
+struct Followed {
+    certificate: Option<(Arc<Identity>, Files)>,
+    peers: Option<PeersReading>,
+    webhook: Option<Webhook>,
+}
+
 /// Serves the API until a signal comes, and takes everything down in order.
 fn serve(
     Listeners { api: listener, people, metrics }: Listeners,
-    certificate: Option<(Arc<Identity>, Files)>,
-    webhook: Option<Webhook>,
+    followed: Followed,
     api: impl FnOnce(watch::Receiver<bool>) -> Api,
     mut server: Server,
 ) -> Result<(), AgentError> {
@@ -319,11 +370,16 @@ fn serve(
         );
         tracing::info!(host = host.name, listen = host.listen, "the agent is ready");
         service_manager::tell(NotifyState::Ready);
-        if let Some((identity, files)) = certificate {
+        // Where there is nothing to read again it is no reason to end.
+        let told = signal(SignalKind::hangup()).map_err(serving)?;
+        if let Some(PeersReading { file, peers, others }) = followed.peers {
+            tokio::spawn(peers::follow(file, peers, others, told));
+        }
+        if let Some((identity, files)) = followed.certificate {
             let told = signal(SignalKind::hangup()).map_err(serving)?;
             tokio::spawn(renewal::follow(identity, files, Arc::clone(&events), told));
         }
-        if let Some(webhook) = webhook {
+        if let Some(webhook) = followed.webhook {
             tokio::spawn(webhook::follow(webhook, Arc::clone(&events)));
         }
         tokio::spawn(service_manager::watched());
@@ -429,15 +485,7 @@ fn host_info(config: &Config) -> HostInfo {
         pid: std::process::id(),
         listen: config.listen.to_string(),
         nics: config.nics.iter().map(ToString::to_string).collect(),
-        peers: config
-            .peers
-            .iter()
-            .map(|peer| PeerInfo {
-                name: peer.name.clone(),
-                rack: peer.rack.clone(),
-                address: peer.address.to_string(),
-            })
-            .collect(),
+        peers: Vec::new(),
     }
 }
 

@@ -180,18 +180,20 @@ impl Examiner {
             addresses.push(self.listen.ip());
         }
         if addresses.is_empty() {
-            let routes = self.routes.peers.iter().map(|peer| nic::local_towards(peer.address));
+            let peers = self.routes.peers.now();
+            let routes = peers.iter().map(|peer| nic::local_towards(peer.address));
             addresses = routes.flatten().collect::<BTreeSet<IpAddr>>().into_iter().collect();
         }
         addresses.into_iter().map(|address| sight::nic(address, &self.nic_speeds)).collect()
     }
 
     fn greet_peers(&self) -> Vec<Finding> {
-        let met = at_once(&self.routes.peers, |entry| {
+        let peers = self.routes.peers.now();
+        let met = at_once(&peers, |entry| {
             let peer = Peer { name: entry.name.clone(), address: entry.address, nics: Vec::new() };
             self.greet(&peer.name, direct(&peer))
         });
-        let found = self.routes.peers.iter().zip(met).map(|(peer, met)| {
+        let found = peers.iter().zip(met).map(|(peer, met)| {
             let met = met.as_ref().map_err(String::as_str);
             doctor::of_peer(&self.local.agent, &version(), &peer.name, met)
         });
@@ -236,11 +238,11 @@ impl Examiner {
         if name == self.local.agent {
             return Err(Denied::Asked(format!("{name} is this host: ask without its name")));
         }
-        let entry = self.routes.peers.iter().find(|peer| peer.name == name).ok_or_else(|| {
+        let entry = self.routes.peers.named(name).ok_or_else(|| {
             let text = format!("there is no host `{name}` in the peers file");
             Denied::Coded(ErrorCode::NoSuchHost, text)
         })?;
-        Ok(Peer { name: entry.name.clone(), address: entry.address, nics: entry.nics.clone() })
+        Ok(Peer { name: entry.name, address: entry.address, nics: entry.nics })
     }
 }
 

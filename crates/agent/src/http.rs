@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock};
 
 use api::{
     AttachRequest, Bounds, BoundsChange, ErrorCode, Examination, HostInfo, MigrateRequest,
-    MigrationStarted, PredictRequest, Prediction, Progress, Report, RunRequest,
+    MigrationStarted, PeerInfo, PredictRequest, Prediction, Progress, Report, RunRequest,
 };
 use api::{ResolveRequest, StopHow, Stopped, VmSummary};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
@@ -25,11 +25,13 @@ use axum::{Extension, Json, Router};
 use identity::Identity;
 use serde_json::Value;
 
+use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::events::Events;
 use crate::examiner::Examiner;
 use crate::gangs::Gangs;
 use crate::migrations::Migrations;
+use crate::peers::Peers;
 use crate::recovery::Settlers;
 use crate::registry::Registry;
 use answer::Answer;
@@ -44,7 +46,9 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 /// What requests are answered from.
 #[derive(Clone)]
 pub(crate) struct Api {
+    /// Without its peers.
     pub(crate) host: Arc<HostInfo>,
+    pub(crate) peers: Peers,
     pub(crate) registry: Arc<Registry>,
     pub(crate) settlers: Arc<Settlers>,
     pub(crate) migrations: Arc<Migrations>,
@@ -71,7 +75,13 @@ type Body<T> = Result<Json<T>, JsonRejection>;
 type Name = Result<Path<String>, PathRejection>;
 
 async fn host(State(api): State<Api>) -> Json<HostInfo> {
-    Json((*api.host).clone())
+    let peer = |peer: &PeerEntry| PeerInfo {
+        name: peer.name.clone(),
+        rack: peer.rack.clone(),
+        address: peer.address.to_string(),
+    };
+    let peers = api.peers.now().iter().map(peer).collect();
+    Json(HostInfo { peers, ..(*api.host).clone() })
 }
 
 async fn doctor(State(api): State<Api>) -> Answer<Examination> {

@@ -22,6 +22,7 @@ mod http;
 mod metrics;
 mod migrations;
 mod name;
+mod peers;
 mod rack;
 mod record;
 mod recovery;

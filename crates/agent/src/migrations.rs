@@ -23,6 +23,7 @@ use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::events::Events;
 use crate::metrics::Metrics;
+use crate::peers::Peers;
 use crate::recovery::Settlers;
 use crate::registry::Registry;
 use crate::vm::Vm;
@@ -43,7 +44,7 @@ pub(crate) type Mover =
 /// Where VMs can go from here.
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
-    pub(crate) peers: Vec<PeerEntry>,
+    pub(crate) peers: Peers,
     pub(crate) insecure_plaintext: bool,
 }
 
@@ -240,8 +241,9 @@ impl Migrations {
             let text = format!("{name} is this host: the VM is there already");
             return Err(Denied::Coded(ErrorCode::AlreadyThere, text));
         }
-        let Some(peer) = self.routes.peers.iter().find(|peer| peer.name == name) else {
-            let known: Vec<&str> = self.routes.peers.iter().map(|p| p.name.as_str()).collect();
+        let Some(peer) = self.routes.peers.named(name) else {
+            let peers = self.routes.peers.now();
+            let known: Vec<&str> = peers.iter().map(|peer| peer.name.as_str()).collect();
             let text = if known.is_empty() {
                 format!("there is no host `{name}`: this agent has no peers, give it --peers FILE")
             } else {
@@ -254,7 +256,7 @@ impl Migrations {
         };
         // Going out is as open as coming in.
         let may_leave = self.local.security.is_secure() || self.routes.insecure_plaintext;
-        if !may_leave && !is_private(peer) {
+        if !may_leave && !is_private(&peer) {
             let text = format!(
                 "the memory of the VM would cross the network to {name} unencrypted: give this \
                  host a certificate (`droveway ca issue {}`, --tls), or, on a network of your \
@@ -263,7 +265,7 @@ impl Migrations {
             );
             return Err(Denied::Coded(ErrorCode::NotEncrypted, text));
         }
-        Ok(Peer { name: peer.name.clone(), address: peer.address, nics: peer.nics.clone() })
+        Ok(Peer { name: peer.name, address: peer.address, nics: peer.nics })
     }
 
     fn unused_id(&self, table: &Table) -> Result<String, Denied> {

@@ -28,9 +28,9 @@ use switchover::journal::{JournalDir, Opened, Side};
 use switchover::{MigrationId, Resolution, source};
 use wire::{Inquiry, Word};
 
-use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::events::{self, Events};
+use crate::peers::Peers;
 use crate::registry::Registry;
 use crate::vm::Vm;
 use case::Case;
@@ -51,7 +51,7 @@ pub(crate) struct Settlers {
     journals: JournalDir,
     agent: String,
     security: Security,
-    peers: Vec<PeerEntry>,
+    peers: Peers,
     desks: Mutex<HashMap<(MigrationId, Side), Desk>>,
 }
 
@@ -70,9 +70,9 @@ impl Settlers {
         journals: JournalDir,
         agent: &str,
         security: Security,
-        peers: &[PeerEntry],
+        peers: Peers,
     ) -> Arc<Self> {
-        let (agent, peers) = (agent.to_owned(), peers.to_vec());
+        let agent = agent.to_owned();
         Arc::new(Self {
             registry,
             events,
@@ -348,7 +348,7 @@ impl Settlers {
 
     /// Where the other host's agent is.
     fn address(&self, opened: &Opened) -> Option<SocketAddr> {
-        let known = self.peers.iter().find(|peer| peer.name == opened.peer);
+        let known = self.peers.named(&opened.peer);
         known.map(|peer| peer.address).or_else(|| opened.peer_address.parse().ok())
     }
 }

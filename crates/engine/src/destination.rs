@@ -72,7 +72,24 @@ pub fn serve(
     Ok(Server { shared, address, accepting: Some(accepting) })
 }
 
+/// The addresses that other hosts are known to have.
+#[derive(Clone, Debug)]
+pub struct KnownHosts(Arc<Connections>);
+
+impl KnownHosts {
+    /// From now on these are known, and no others.
+    pub fn are(&self, hosts: impl IntoIterator<Item = IpAddr>) {
+        self.0.know_hosts(hosts);
+    }
+}
+
 impl Server {
+    /// What can be changed while it listens.
+    #[must_use]
+    pub fn known_hosts(&self) -> KnownHosts {
+        KnownHosts(Arc::clone(&self.shared.connections))
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {

@@ -18,7 +18,7 @@ mod waits;
 mod watch;
 
 pub use content::{Domain, Estimate, Sample, Tally};
-pub use destination::{Server, serve};
+pub use destination::{KnownHosts, Server, serve};
 pub use error::MigrationError;
 pub use examine::{ExamineError, Examined, examine, ways};
 pub use host::{Arriving, Carrying, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};

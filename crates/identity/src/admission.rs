@@ -29,7 +29,6 @@ pub struct AdmissionBounds {
 /// The unidentified connections of a port, each with a handle by which it is ended.
 #[derive(Debug)]
 pub struct Admissions<H> {
-    always_known: HashSet<IpAddr>,
     known_max: AdmissionBounds,
     strangers_max: AdmissionBounds,
     state: Mutex<State<H>>,
@@ -37,6 +36,7 @@ pub struct Admissions<H> {
 
 #[derive(Debug)]
 struct State<H> {
+    always_known: HashSet<IpAddr>,
     /// The one that was identified last is the last.
     remembered: VecDeque<IpAddr>,
     known: Class<H>,
@@ -76,10 +76,10 @@ impl<H> Admissions<H> {
         strangers_max: AdmissionBounds,
     ) -> Arc<Self> {
         Arc::new(Self {
-            always_known: always_known.into_iter().map(plain).collect(),
             known_max,
             strangers_max,
             state: Mutex::new(State {
+                always_known: always_known.into_iter().map(plain).collect(),
                 remembered: VecDeque::new(),
                 known: Class::default(),
                 strangers: Class::default(),
@@ -88,17 +88,19 @@ impl<H> Admissions<H> {
         })
     }
 
+    /// From now on these are always known, and no others.
+    pub fn know(&self, always_known: impl IntoIterator<Item = IpAddr>) {
+        self.state.lock().always_known = always_known.into_iter().map(plain).collect();
+    }
+
     /// One more connection, unless too many are just ending. If another has to make
     /// room for it, its handle comes along: the caller ends it.
     pub fn admit(self: &Arc<Self>, from: IpAddr, handle: H) -> Option<(Admission<H>, Option<H>)> {
         let mut state = self.state.lock();
         let address = plain(from);
-        let source = if self.always_known.contains(&address) || state.remembered.contains(&address)
-        {
-            Source::Known(address)
-        } else {
-            Source::Stranger(network(address))
-        };
+        let is_known = state.always_known.contains(&address) || state.remembered.contains(&address);
+        let source =
+            if is_known { Source::Known(address) } else { Source::Stranger(network(address)) };
         let (class, max) = match source {
             Source::Known(_) => (&mut state.known, self.known_max),
             Source::Stranger(_) => (&mut state.strangers, self.strangers_max),
@@ -116,10 +118,10 @@ impl<H> Admissions<H> {
     /// as from a known one.
     pub fn remember(&self, address: IpAddr) {
         let address = plain(address);
-        if self.always_known.contains(&address) {
+        let State { always_known, remembered, .. } = &mut *self.state.lock();
+        if always_known.contains(&address) {
             return;
         }
-        let remembered = &mut self.state.lock().remembered;
         remembered.retain(|other| *other != address);
         if remembered.len() >= REMEMBERED_MAX {
             remembered.pop_front();

@@ -35,6 +35,22 @@ impl Admitted {
     }
 }
 
+/// Where somebody connects.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Port(SocketAddr),
+    Path(PathBuf),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Port(address) => write!(f, "{address}"),
+            Self::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
 /// A place at which this agent stands for another host.
 #[derive(Debug)]
 pub(super) struct Door {
@@ -61,8 +77,26 @@ impl Drop for SocketFile {
 }
 
 impl Door {
+    /// At a place. A socket belongs to the user of QEMUs.
+    pub(super) fn open(peer: &str, place: &Place, owner: Option<(u32, u32)>) -> io::Result<Self> {
+        match place {
+            Place::Port(address) => Self::at_port(peer, *address),
+            Place::Path(path) => Self::at_path(peer, path, owner),
+        }
+    }
+
+    /// Whether it stands for that host at that place.
+    pub(super) fn is(&self, peer: &str, place: &Place) -> bool {
+        let is_there = match (&self.listener, place) {
+            (Listener::Port(_, address), Place::Port(wanted)) => address == wanted,
+            (Listener::Path(_, file), Place::Path(wanted)) => file.0 == *wanted,
+            _ => false,
+        };
+        is_there && self.peer == peer
+    }
+
     /// At a port of an address of loopback.
-    pub(super) fn at_port(peer: &str, address: SocketAddr) -> io::Result<Self> {
+    fn at_port(peer: &str, address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         // Those that are accepted have it from here.
         let socket = SockRef::from(&listener);
@@ -74,7 +108,7 @@ impl Door {
 
     /// At a socket, which belongs to the user of QEMUs: with several connections, QEMU
     /// itself makes them.
-    pub(super) fn at_path(peer: &str, path: &Path, owner: Option<(u32, u32)>) -> io::Result<Self> {
+    fn at_path(peer: &str, path: &Path, owner: Option<(u32, u32)>) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

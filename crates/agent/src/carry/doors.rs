@@ -18,7 +18,7 @@ use engine::{Caller, Carried, CarryRequest, Content, Local, Opening, Peer};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use super::door::{Admitted, Door};
+use super::door::{Admitted, Door, Place};
 use crate::config::{Carry, PeerEntry};
 use crate::migrations::Migrations;
 use crate::user::{self, UserError};
@@ -61,10 +61,19 @@ pub(crate) struct Doors {
     waiting: Option<JoinHandle<()>>,
 }
 
+/// A door for as long as its host is in the peers file, or somebody is at it.
+struct Post {
+    door: Door,
+    /// A migration takes its own connections at it now.
+    busy: AtomicBool,
+}
+
 struct Shared {
-    doors: Vec<Door>,
-    /// Of each door, whether a migration takes its own connections at it now.
-    busy: Vec<AtomicBool>,
+    carry: Carry,
+    /// The user that QEMUs run as.
+    qemu: Option<(u32, u32)>,
+    /// The hosts that there are now, until doors are those for them.
+    changed: Mutex<Option<Vec<PeerEntry>>>,
     admitted: Admitted,
     request: CarryRequest,
     local: Local,
@@ -91,7 +100,9 @@ impl Doors {
         migrations: Arc<Migrations>,
     ) -> Result<Self, DoorsError> {
         let qemu = carry.qemu_user.as_deref().map(user::numbers).transpose()?;
-        let doors = open(carry, peers, qemu)?;
+        make_directory(carry, qemu)?;
+        let posts = places(carry, peers).map(|(peer, place)| Post::open(&peer, &place, qemu));
+        let posts = posts.collect::<Result<Vec<_>, _>>()?;
         let request = CarryRequest {
             lanes: carry.lanes,
             downtime_ms: carry.downtime_ms,
@@ -103,8 +114,9 @@ impl Doors {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| DoorsError::Local(errno.into()))?;
         let shared = Arc::new(Shared {
-            busy: doors.iter().map(|_| AtomicBool::new(false)).collect(),
-            doors,
+            carry: carry.clone(),
+            qemu,
+            changed: Mutex::default(),
             admitted: Admitted { qemu: qemu.map(|(uid, _)| uid) },
             request,
             local,
@@ -118,10 +130,15 @@ impl Doors {
             .name("carry-doors".to_owned())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.wait()
+                move || shared.wait(posts)
             })
             .map_err(DoorsError::Local)?;
         Ok(Self { shared, waiting: Some(waiting) })
+    }
+
+    /// What opens and closes them as hosts come and leave.
+    pub(crate) fn reopener(&self) -> Reopener {
+        Reopener(Arc::clone(&self.shared))
     }
 
     /// Takes no more, and ends what is carried.
@@ -154,36 +171,47 @@ impl Drop for Doors {
     }
 }
 
-fn open(
-    carry: &Carry,
-    peers: &[PeerEntry],
-    qemu: Option<(u32, u32)>,
-) -> Result<Vec<Door>, DoorsError> {
-    make_directory(carry, qemu)?;
-    let mut doors = Vec::new();
-    for peer in peers {
-        let failed = |place: String| {
-            let peer = peer.name.clone();
-            move |source| DoorsError::Door { peer, place, source }
-        };
-        let places = peer.carry_address.zip(peer.carry_ports);
-        let places = places.into_iter().flat_map(|(address, [first, last])| {
-            (first..=last).map(move |port| SocketAddr::new(address.into(), port))
+/// Opens and closes doors as hosts come and leave.
+pub(crate) struct Reopener(Arc<Shared>);
+
+impl Reopener {
+    /// From now on there are those for these hosts. What is carried goes on.
+    pub(crate) fn reopen(&self, peers: &[PeerEntry]) {
+        *self.0.changed.lock() = Some(peers.to_vec());
+        self.0.wake();
+    }
+}
+
+/// Where an agent stands for each host.
+fn places<'p>(
+    carry: &'p Carry,
+    peers: &'p [PeerEntry],
+) -> impl Iterator<Item = (String, Place)> + 'p {
+    peers.iter().flat_map(|peer| {
+        let ports = peer.carry_address.zip(peer.carry_ports);
+        let ports = ports.into_iter().flat_map(|(address, [first, last])| {
+            (first..=last).map(move |port| Place::Port(SocketAddr::new(address.into(), port)))
         });
-        for address in places {
-            doors.push(Door::at_port(&peer.name, address).map_err(failed(address.to_string()))?);
-        }
-        for nth in 1..=carry.sockets {
+        let paths = (1..=carry.sockets).map(|nth| {
             let name = match nth {
                 1 => format!("{}.sock", peer.name),
                 nth => format!("{}-{nth}.sock", peer.name),
             };
-            let path = carry.directory.join(name);
-            let door = Door::at_path(&peer.name, &path, qemu);
-            doors.push(door.map_err(failed(path.display().to_string()))?);
+            Place::Path(carry.directory.join(name))
+        });
+        ports.chain(paths).map(|place| (peer.name.clone(), place))
+    })
+}
+
+impl Post {
+    fn open(peer: &str, place: &Place, qemu: Option<(u32, u32)>) -> Result<Arc<Self>, DoorsError> {
+        match Door::open(peer, place, qemu) {
+            Ok(door) => Ok(Arc::new(Self { door, busy: AtomicBool::new(false) })),
+            Err(source) => {
+                Err(DoorsError::Door { peer: peer.to_owned(), place: place.to_string(), source })
+            }
         }
     }
-    Ok(doors)
 }
 
 /// QEMUs wait at sockets in it, and make them.
@@ -206,11 +234,14 @@ impl Shared {
     }
 
     /// Waits for connections to any door, until the end.
-    fn wait(self: &Arc<Self>) {
+    fn wait(self: &Arc<Self>, mut posts: Vec<Arc<Post>>) {
         while !self.closing.load(SeqCst) {
-            let is_free = |nth: &usize| !self.busy[*nth].load(SeqCst);
-            let free: Vec<usize> = (0..self.doors.len()).filter(is_free).collect();
-            let fds = free.iter().map(|nth| self.doors[*nth].fd()).chain([self.wake.as_fd()]);
+            if let Some(peers) = self.changed.lock().take() {
+                self.reopen(&mut posts, &peers);
+            }
+            let is_free = |post: &&Arc<Post>| !post.busy.load(SeqCst);
+            let free: Vec<_> = posts.iter().filter(is_free).cloned().collect();
+            let fds = free.iter().map(|post| post.door.fd()).chain([self.wake.as_fd()]);
             let fds: Vec<_> = fds.collect();
             let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             if poll(&mut polled, None).is_err() {
@@ -219,16 +250,31 @@ impl Shared {
             let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.wake, &mut count);
-            for (nth, _) in free.into_iter().zip(ready).filter(|(_, ready)| *ready) {
-                self.take(nth);
+            for (post, _) in free.into_iter().zip(ready).filter(|(_, ready)| *ready) {
+                self.take(&post);
+            }
+        }
+    }
+
+    fn reopen(&self, posts: &mut Vec<Arc<Post>>, peers: &[PeerEntry]) {
+        let wanted: Vec<_> = places(&self.carry, peers).collect();
+        // Those first: another host may have their ports now.
+        posts.retain(|post| wanted.iter().any(|(peer, place)| post.door.is(peer, place)));
+        for (peer, place) in wanted {
+            if posts.iter().any(|post| post.door.is(&peer, &place)) {
+                continue;
+            }
+            match Post::open(&peer, &place, self.qemu) {
+                Ok(post) => posts.push(post),
+                Err(error) => tracing::error!("{error}"),
             }
         }
     }
 
     /// Takes a connection, and leaves the door to its thread until it has all that
     /// belong to it.
-    fn take(self: &Arc<Self>, nth: usize) {
-        let door = &self.doors[nth];
+    fn take(self: &Arc<Self>, post: &Arc<Post>) {
+        let door = &post.door;
         let socket = match door.take(self.admitted) {
             Ok(Some(socket)) => socket,
             Ok(None) => return,
@@ -239,14 +285,13 @@ impl Shared {
             }
         };
         let Ok(kept) = socket.try_clone() else { return };
-        self.busy[nth].store(true, SeqCst);
+        post.busy.store(true, SeqCst);
         let number = self.begun.fetch_add(1, SeqCst);
         let mut served = self.served.lock();
         let spawned = thread::Builder::new().name(format!("carry-{number}")).spawn({
-            let shared = Arc::clone(self);
+            let (shared, post) = (Arc::clone(self), Arc::clone(post));
             move || {
-                shared.serve(nth, socket);
-                shared.free(nth);
+                shared.serve(post, socket);
                 shared.served.lock().remove(&number);
             }
         });
@@ -257,22 +302,23 @@ impl Shared {
             Err(error) => {
                 drop(served);
                 tracing::warn!(%error, "no thread for a connection; turned away");
-                self.free(nth);
+                self.free(post);
             }
         }
     }
 
-    fn free(&self, nth: usize) {
-        if self.busy[nth].swap(false, SeqCst) {
+    fn free(&self, post: &Post) {
+        if post.busy.swap(false, SeqCst) {
             self.wake();
         }
     }
 
     /// Serves a connection to its end.
-    fn serve(&self, nth: usize, socket: UnixStream) {
-        let door = &self.doors[nth];
+    fn serve(&self, post: Arc<Post>, socket: UnixStream) {
+        let door = &post.door;
+        let (at, host) = (door.to_string(), door.peer.clone());
         let caller = Caller::new(socket);
-        let carried = self.peer(&door.peer).and_then(|peer| {
+        let carried = self.peer(&host).and_then(|peer| {
             let id = self.migrations.new_id().map_err(|denied| denied.to_string())?;
             let target = (id.as_str(), door.target());
             let opening = Opening::new(&self.local, &peer, target, self.request.clone(), caller);
@@ -283,17 +329,18 @@ impl Shared {
             Ok((id, vm, uuid, content.map_err(|error| error.to_string())?))
         });
         // It has all that belongs to it.
-        self.free(nth);
+        self.free(&post);
+        drop(post);
         match carried {
-            Err(error) => tracing::warn!(%door, host = door.peer, error, "not carried"),
+            Err(error) => tracing::warn!(door = at, host, error, "not carried"),
             Ok((_, vm, _, Content::Other(relay))) => {
-                tracing::info!(vm, %door, host = door.peer, "a disk is carried");
+                tracing::info!(vm, door = at, host, "a disk is carried");
                 if let Err(error) = relay.run() {
-                    tracing::warn!(vm, %door, %error, "a disk's connection broke off");
+                    tracing::warn!(vm, door = at, %error, "a disk's connection broke off");
                 }
             }
             Ok((id, vm, uuid, Content::Stream(carried))) => {
-                self.run((&id, &vm, uuid), &door.peer, carried);
+                self.run((&id, &vm, uuid), &host, carried);
             }
         }
     }

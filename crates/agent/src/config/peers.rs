@@ -48,9 +48,14 @@ struct File {
     host: Vec<PeerEntry>,
 }
 
-/// All entries, this host's own among them.
-pub(super) fn read(path: &Path) -> Result<Vec<PeerEntry>, ConfigError> {
-    parse(path, &super::read(path)?)
+/// The entry of the host with this name, if there is one, and all others.
+pub(crate) fn read(
+    path: &Path,
+    name: &str,
+) -> Result<(Option<PeerEntry>, Vec<PeerEntry>), ConfigError> {
+    let all = parse(path, &super::read(path)?)?.into_iter();
+    let (own, others): (Vec<_>, Vec<_>) = all.partition(|peer| peer.name == name);
+    Ok((own.into_iter().next(), others))
 }
 
 /// All entries of a text that is in that file, or is to be.

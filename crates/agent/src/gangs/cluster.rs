@@ -53,9 +53,9 @@ impl Agents {
         if host == self.0.local().agent {
             return Ok(Session::Near(Arc::clone(&self.0)));
         }
-        let entry = self.0.peers().iter().find(|peer| peer.name == host);
+        let entry = self.0.peers().named(host);
         let entry = entry.ok_or_else(|| format!("there is no host `{host}` in the peers file"))?;
-        let peer = Peer { name: entry.name.clone(), address: entry.address, nics: Vec::new() };
+        let peer = Peer { name: entry.name, address: entry.address, nics: Vec::new() };
         Orders::open(self.0.local(), &peer).map(Session::Far).map_err(|error| error.to_string())
     }
 
@@ -80,7 +80,8 @@ impl Session {
 
 impl Cluster for Agents {
     fn racks(&self) -> BTreeMap<String, Option<String>> {
-        let peers = self.0.peers().iter().map(|peer| (peer.name.clone(), peer.rack.clone()));
+        let peers = self.0.peers().now();
+        let peers = peers.iter().map(|peer| (peer.name.clone(), peer.rack.clone()));
         std::iter::once((self.0.local().agent.clone(), self.0.rack())).chain(peers).collect()
     }
 

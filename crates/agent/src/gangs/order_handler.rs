@@ -18,10 +18,10 @@ use wire::gang::{Answer, Census, Counted, Order, Sampled, WANTS_MAX, Want};
 
 use super::sampled;
 use crate::arrivals::fitness;
-use crate::config::PeerEntry;
 use crate::denied::Denied;
 use crate::examiner::{Examiner, at_once, vms};
 use crate::migrations::{Migrations, Routes};
+use crate::peers::Peers;
 use crate::registry::Registry;
 
 /// How long one look at a migration may take.
@@ -57,7 +57,7 @@ impl OrderHandler {
         self.examiner.local()
     }
 
-    pub(super) fn peers(&self) -> &[PeerEntry] {
+    pub(super) fn peers(&self) -> &Peers {
         &self.routes().peers
     }
 
@@ -90,7 +90,7 @@ impl OrderHandler {
 
     fn may_order(&self, from: &str) -> Result<(), Denied> {
         let here = &self.local().agent;
-        if !self.peers().iter().any(|peer| peer.name == from) {
+        if self.peers().named(from).is_none() {
             return Err(Denied::Forbidden(format!("{from} is not in the peers file of {here}")));
         }
         match &self.coordinators {

@@ -56,9 +56,9 @@ impl Site {
             journals,
             "here",
             identity::Security::Plaintext,
-            &[],
+            Peers::default(),
         );
-        let routes = Routes { peers: Vec::new(), insecure_plaintext: false };
+        let routes = Routes { peers: Peers::default(), insecure_plaintext: false };
         let listen = "127.0.0.1:7450".parse().unwrap();
         let examiner = Arc::new(Examiner::new(
             Arc::clone(&registry),
@@ -90,6 +90,7 @@ impl Site {
         let (close, closing) = tokio::sync::watch::channel(false);
         let api = Api {
             host,
+            peers: Peers::default(),
             registry,
             settlers,
             migrations,

@@ -45,7 +45,7 @@ impl Site {
             carry_ports: None,
         };
         let routes = Routes {
-            peers: vec![peer("near", "127.0.0.1:7450"), peer("far", "10.9.9.9:7450")],
+            peers: Peers::new(vec![peer("near", "127.0.0.1:7450"), peer("far", "10.9.9.9:7450")]),
             insecure_plaintext: false,
         };
         let journals = JournalDir::open(&self.registry.state().journals()).unwrap();
@@ -70,7 +70,7 @@ impl Site {
             journals,
             "here",
             identity::Security::Plaintext,
-            &[],
+            Peers::default(),
         );
         Arc::new(Migrations::new(&settlers, local, routes, mover))
     }

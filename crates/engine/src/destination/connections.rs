@@ -83,6 +83,11 @@ impl Connections {
         Arc::new(Self { unknown, state: Mutex::default() })
     }
 
+    /// From now on these are the addresses that hosts are known to have.
+    pub(super) fn know_hosts(&self, hosts: impl IntoIterator<Item = IpAddr>) {
+        self.unknown.know(hosts);
+    }
+
     /// One more from that address, if there may be. Another may be broken off for it.
     pub(super) fn admit(self: &Arc<Self>, stream: &TcpStream, from: IpAddr) -> Option<Place> {
         let mut state = self.state.lock();

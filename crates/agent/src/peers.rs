@@ -1,0 +1,210 @@
+//! The other hosts, as the peers file has them now: it is read again when it changes, and
+//! on SIGHUP.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::RwLock;
+use tokio::signal::unix::Signal;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::config::{self, ConfigError, PeerEntry};
+
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// The other hosts. All copies have the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Peers(Arc<RwLock<Arc<[PeerEntry]>>>);
+
+impl Peers {
+    pub(crate) fn new(entries: Vec<PeerEntry>) -> Self {
+        Self(Arc::new(RwLock::new(entries.into())))
+    }
+
+    /// In the order of the file.
+    pub(crate) fn now(&self) -> Arc<[PeerEntry]> {
+        Arc::clone(&self.0.read())
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<PeerEntry> {
+        self.0.read().iter().find(|peer| peer.name == name).cloned()
+    }
+
+    fn replace(&self, entries: Vec<PeerEntry>) {
+        *self.0.write() = entries.into();
+    }
+}
+
+/// The file, and what this agent has made of it.
+pub(crate) struct PeersFile {
+    pub(crate) path: PathBuf,
+    /// This host.
+    pub(crate) name: String,
+    /// Its own entry at the agent's start: it is not applied again.
+    pub(crate) own: Option<PeerEntry>,
+    pub(crate) rack: Option<String>,
+}
+
+/// What else has to know of other hosts than those who ask [`Peers`].
+pub(crate) trait Told: Send + Sync {
+    fn peers_are(&self, peers: &[PeerEntry]);
+}
+
+/// Goes on for as long as the agent does.
+pub(crate) async fn follow(file: PeersFile, peers: Peers, others: Box<dyn Told>, mut hup: Signal) {
+    let changed = || std::fs::metadata(&file.path).and_then(|there| there.modified()).ok();
+    let mut turns = interval(LOOK_AGAIN);
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut watched = Watched::new(changed());
+    loop {
+        let is_told = tokio::select! {
+            _ = turns.tick() => false,
+            _ = hup.recv() => true,
+        };
+        if watched.look(changed(), is_told) {
+            match file.apply(&peers, &*others) {
+                Ok(Change { came, left }) if came.is_empty() && left.is_empty() => {
+                    tracing::info!("the peers file was read again");
+                }
+                Ok(Change { came, left }) => {
+                    tracing::info!(?came, ?left, "the peers file was read again");
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the peers file was not applied, the one before is used");
+                }
+            }
+        }
+    }
+}
+
+/// When the file was written.
+struct Watched {
+    used: Option<SystemTime>,
+    /// What was seen the last time, and may be half a copy.
+    seen: Option<SystemTime>,
+}
+
+impl Watched {
+    fn new(now: Option<SystemTime>) -> Self {
+        Self { used: now, seen: now }
+    }
+
+    /// Whether the file is to be read.
+    fn look(&mut self, now: Option<SystemTime>, is_told: bool) -> bool {
+        let is_whole = now == self.seen;
+        self.seen = now;
+        // One that is away is about to be replaced.
+        let is_read = is_told || (now.is_some() && now != self.used && is_whole);
+        if is_read {
+            self.used = now;
+        }
+        is_read
+    }
+}
+
+/// Hosts, by name.
+#[derive(Debug, PartialEq, Eq)]
+struct Change {
+    came: Vec<String>,
+    left: Vec<String>,
+}
+
+impl PeersFile {
+    fn apply(&self, peers: &Peers, others: &dyn Told) -> Result<Change, ConfigError> {
+        let (own, new) = config::read_peers(&self.path, &self.name)?;
+        let old = peers.now();
+        if own != self.own {
+            tracing::warn!(
+                host = self.name,
+                "what the peers file says of this host itself holds from its next start on"
+            );
+        }
+        if self.rack.is_some() && self.rack_of(&old) != self.rack_of(&new) {
+            tracing::warn!(
+                rack = self.rack,
+                "which hosts share content within the rack holds from this agent's next start on"
+            );
+        }
+        let names_beside = |all: &[PeerEntry], others: &[PeerEntry]| -> Vec<String> {
+            let is_new = |one: &&PeerEntry| !others.iter().any(|other| other.name == one.name);
+            all.iter().filter(is_new).map(|one| one.name.clone()).collect()
+        };
+        let change = Change { came: names_beside(&new, &old), left: names_beside(&old, &new) };
+        others.peers_are(&new);
+        peers.replace(new);
+        Ok(change)
+    }
+
+    /// The other hosts of this one's rack.
+    fn rack_of<'p>(&self, peers: &'p [PeerEntry]) -> Vec<&'p PeerEntry> {
+        peers.iter().filter(|peer| peer.rack == self.rack).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Heard(Arc<Mutex<Vec<String>>>);
+
+    impl Told for Heard {
+        fn peers_are(&self, peers: &[PeerEntry]) {
+            *self.0.lock() = peers.iter().map(|peer| peer.name.clone()).collect();
+        }
+    }
+
+    #[test]
+    fn hosts_come_and_leave_and_a_file_with_a_mistake_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("peers.toml");
+        let write = |names: &[&str]| {
+            let entry = |name| format!("[[host]]\nname = '{name}'\naddress = '10.0.0.1:7450'\n");
+            let text: String = names.iter().map(entry).collect();
+            std::fs::write(&path, text).unwrap();
+        };
+        write(&["a", "b", "c"]);
+        let (own, entries) = config::read_peers(&path, "a").unwrap();
+        let peers = Peers::new(entries);
+        let names = || peers.now().iter().map(|peer| peer.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(), ["b", "c"]);
+        let file = PeersFile { path: path.clone(), name: "a".to_owned(), own, rack: None };
+        let heard = Heard::default();
+        write(&["a", "c", "d"]);
+        let change = file.apply(&peers, &heard).unwrap();
+        assert_eq!(change, Change { came: vec!["d".to_owned()], left: vec!["b".to_owned()] });
+        assert_eq!((names(), &*heard.0.lock()), (vec!["c".to_owned(), "d".to_owned()], &names()));
+        for text in ["[[host]]\nname = 'b'\n", "nonsense", "[[host]]\nname = 'b'\naddress = '1'"] {
+            std::fs::write(&path, text).unwrap();
+            assert!(file.apply(&peers, &heard).is_err(), "{text}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(file.apply(&peers, &heard).is_err());
+        assert_eq!(names(), ["c", "d"]);
+        assert!(peers.named("b").is_none() && peers.named("d").is_some());
+    }
+
+    #[test]
+    fn a_file_is_read_once_it_is_whole_or_when_told() {
+        let at = |s| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(s));
+        let mut watched = Watched::new(at(1));
+        let looks = [
+            (at(1), false, false),
+            (at(2), false, false),
+            (at(3), false, false),
+            (at(3), false, true),
+            (at(3), false, false),
+            (at(3), true, true),
+            (None, false, false),
+            (None, false, false),
+            (at(4), true, true),
+            (at(4), false, false),
+        ];
+        for (nth, (now, is_told, expected)) in looks.into_iter().enumerate() {
+            assert_eq!(watched.look(now, is_told), expected, "{nth}");
+        }
+    }
+}
