@@ -18,7 +18,7 @@ use axum::extract::{Form, FromRequest, Request, State};
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 
 use super::{Dashboard, page, pages};
 use crate::problem::Problem;
@@ -154,9 +154,13 @@ pub(super) async fn check(
     request: Request,
     next: Next,
 ) -> Response {
-    let admitted = site.gate.admit(request.method(), request.uri().path(), request.headers());
+    let path = request.uri().path();
+    let is_icon = path == "/favicon.ico";
+    let admitted = site.gate.admit(request.method(), path, request.headers());
     let mut response = match admitted {
         Ok(()) => next.run(request).await,
+        // Browsers ask for it where a page names no icon, and without the cookie of our pages.
+        Err(Refusal::Stranger) if is_icon => StatusCode::NO_CONTENT.into_response(),
         Err(Refusal::Stranger) => page(StatusCode::FORBIDDEN, pages::locked()),
         Err(refusal) => page(StatusCode::FORBIDDEN, pages::problem(refusal.text())),
     };

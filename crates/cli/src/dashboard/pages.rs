@@ -119,8 +119,6 @@ fn plain(head: &Markup, body: &Markup) -> Markup {
         html lang="en" {
             head {
                 meta charset="utf-8";
-                // Else browsers ask for one, which is behind the gate.
-                link rel="icon" href="data:,";
                 (head)
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";

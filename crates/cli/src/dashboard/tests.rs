@@ -184,6 +184,9 @@ async fn a_stranger_gets_nothing() {
     let (status, _) = text(browser.send("GET", "/open?key=0", "").await).await;
     assert_eq!(status, StatusCode::FORBIDDEN);
     assert_eq!(browser.send("GET", "/", "").await.status(), StatusCode::FORBIDDEN);
+    // Browsers ask for it by themselves, and would tell of an error.
+    let (status, text) = text(browser.send("GET", "/favicon.ico", "").await).await;
+    assert_eq!((status, text.as_str()), (StatusCode::NO_CONTENT, ""));
 }
 
 #[tokio::test]
