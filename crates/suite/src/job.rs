@@ -21,8 +21,8 @@ pub(crate) enum Suite {
 const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// What measures how long something takes, or how well VMs keep up with each other, or
-/// changes something of the whole machine, has it for itself: by the beginnings of
-/// their names.
+/// changes something of the whole machine, has it for itself, but for what [`FILLS`]: by
+/// the beginnings of their names.
 const ALONE: [&str; 17] = [
     "end-to-end backings::huge_pages",
     "end-to-end cache_storage::is_read_once",
@@ -42,6 +42,18 @@ const ALONE: [&str; 17] = [
     "end-to-end throttle::two_at_once",
     "lab burn",
     "quota real",
+];
+
+/// What runs beside those, with the CPU time that they leave: nobody judges how long it
+/// takes, it slows no VM by cgroups, which have shares of their own, and changes nothing
+/// of the machine.
+const FILLS: [&str; 6] = [
+    "end-to-end cache_",
+    "end-to-end holdings::",
+    "end-to-end page_cache::",
+    "end-to-end rack::",
+    "end-to-end relayed::",
+    "end-to-end sharing::",
 ];
 
 /// What runs only when it is asked for: real libvirts that probe QEMUs under TCG take
@@ -68,16 +80,34 @@ impl Suite {
     }
 
     /// How many of its jobs run at a time.
-    pub(crate) fn at_once(self) -> usize {
+    pub(crate) fn at_once(self) -> Width {
         let told = std::env::var("TOGETHER").ok().and_then(|text| text.parse().ok());
         let cores = available_parallelism().map_or(1, NonZero::get);
-        let usual = match self {
+        match (told, self) {
+            (Some(told), _) => Width { usual: std::cmp::max(told, 1), more: 0 },
             // They use all cores by themselves for most of the time.
-            Self::Unit => cores,
-            Self::EndToEnd => cores + 1,
-        };
-        told.unwrap_or(usual).max(1)
+            (None, Self::Unit) => Width { usual: cores, more: 0 },
+            // Most of them wait most of the time, on fast machines more than on slow ones.
+            (None, Self::EndToEnd) => Width { usual: cores + 1, more: cores },
+        }
     }
+}
+
+/// How many jobs run at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Width {
+    /// Whatever they do.
+    pub(crate) usual: usize,
+    /// So many more, while CPUs have nothing to do.
+    pub(crate) more: usize,
+}
+
+/// How a job competes for the CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    Usual,
+    /// With what others leave.
+    Rest,
 }
 
 /// One process.
@@ -103,7 +133,12 @@ pub(crate) fn list(suite: Suite, programs: &[Program]) -> Result<Vec<Job>, Suite
         let its = beginning.starts_with("end-to-end ") == (suite == Suite::EndToEnd);
         its && !jobs.iter().any(|job| job.name.starts_with(**beginning))
     };
-    ALONE.iter().chain(&ASKED).find(gone).map_or(Ok(()), |gone| Err(SuiteError::Gone(gone)))?;
+    ALONE
+        .iter()
+        .chain(&ASKED)
+        .chain(&FILLS)
+        .find(gone)
+        .map_or(Ok(()), |gone| Err(SuiteError::Gone(gone)))?;
     Ok(jobs)
 }
 
@@ -124,6 +159,11 @@ impl Job {
         ALONE.iter().any(|beginning| self.name.starts_with(beginning))
     }
 
+    /// Whether it may run beside those, with what they leave.
+    pub(crate) fn fills(&self) -> bool {
+        !self.is_alone() && FILLS.iter().any(|beginning| self.name.starts_with(beginning))
+    }
+
     /// Whether it runs only when somebody asks for it.
     pub(crate) fn is_asked_for(&self) -> bool {
         ASKED.iter().any(|beginning| self.name.starts_with(beginning))
@@ -135,8 +175,16 @@ impl Job {
     }
 
     /// In a process around it, which is this program.
-    pub(crate) fn command(&self) -> io::Result<Command> {
-        let mut command = Command::new(std::env::current_exe()?);
+    pub(crate) fn command(&self, share: Share) -> io::Result<Command> {
+        let suite = std::env::current_exe()?;
+        let mut command = match share {
+            Share::Usual => Command::new(suite),
+            Share::Rest => {
+                let mut command = Command::new("chrt");
+                command.args(["--idle", "0"]).arg(suite);
+                command
+            }
+        };
         command.arg(child::WORD).arg(&self.program.path).current_dir(&self.program.dir);
         if let Some(test) = &self.test {
             command.args(["--exact", test, "--test-threads=1"]);

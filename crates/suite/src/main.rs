@@ -6,6 +6,7 @@
 //! says that a test failed.
 
 mod child;
+mod idle;
 mod job;
 mod program;
 mod run;
@@ -36,7 +37,7 @@ enum SuiteError {
     #[error("{0} does not say which tests it has")]
     List(PathBuf),
     /// It may have a new name.
-    #[error("`{0}` is to run alone, and there is no such test")]
+    #[error("a rule of how tests run names `{0}`, and there is no such test")]
     Gone(&'static str),
     /// Nothing to run.
     #[error("there is no such test")]
@@ -100,14 +101,20 @@ fn perform(words: &[String]) -> Result<bool, SuiteError> {
     // What takes longest must not be left to the end, when nothing is beside it.
     jobs.sort_by(|one, other| times.of(other).total_cmp(&times.of(one)));
     let (alone, beside): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::is_alone);
-    let at_once = suite.at_once();
-    println!("{} jobs, {at_once} at a time; then {} one by one", beside.len(), alone.len());
+    let width = suite.at_once();
+    println!(
+        "{} jobs one by one, and what others need not wait for beside them; then {} jobs, {} at a \
+         time{}",
+        alone.len(),
+        beside.len(),
+        width.usual,
+        if width.more > 0 { ", more while CPUs are idle" } else { "" }
+    );
 
     let begun = Instant::now();
     let logs = tempfile::tempdir().doing("make a directory for what tests say")?;
     let printer = Printer::default();
-    let mut done = run::all(beside, at_once, logs.path(), &printer)?;
-    done.extend(run::all(alone, 1, logs.path(), &printer)?);
+    let done = run::all(alone, beside, width, logs.path(), &printer)?;
     done.iter().for_each(|one| times.note(&one.job, one.took));
     times.write();
     Ok(conclude(&done, begun))

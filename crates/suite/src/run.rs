@@ -1,17 +1,22 @@
 //! Runs jobs, some at a time.
 
+use std::collections::VecDeque;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::child::{JOB_MAX, LATE};
-use crate::job::Job;
+use crate::idle::Idle;
+use crate::job::{Job, Share, Width};
 use crate::verdict::{End, Verdict};
 use crate::{Doing, SuiteError};
+
+/// Between two looks at whether there is something to do.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// A job that has ended.
 #[derive(Debug)]
@@ -44,29 +49,46 @@ impl Printer {
     }
 }
 
-/// Runs all of them, in their order.
+/// Runs all of them: those that need the machine one by one, beside them what fills the
+/// CPU time that they leave, and then all others in their order.
 pub(crate) fn all(
-    jobs: Vec<Job>,
-    at_once: usize,
+    alone: Vec<Job>,
+    others: Vec<Job>,
+    width: Width,
     logs: &Path,
     printer: &Printer,
 ) -> Result<Vec<Done>, SuiteError> {
-    let jobs = Mutex::new(jobs.into_iter());
-    let next = || jobs.lock().ok().and_then(|mut jobs| jobs.next());
-    let work = |worker: usize| -> Result<Vec<Done>, SuiteError> {
-        let log = logs.join(worker.to_string());
-        let mut all = Vec::new();
-        while let Some(job) = next() {
-            let done = perform(job, &log)?;
-            printer.tell(&done);
-            all.push(done);
-        }
-        Ok(all)
+    let left = &Left {
+        alone_over: AtomicBool::new(alone.is_empty()),
+        others: Mutex::new(others.into()),
+        idle: Idle::default(),
     };
-    let work = &work;
+    let runner = |name: String| Runner { log: logs.join(name), printer, done: Vec::new() };
     thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..at_once).map(|worker| scope.spawn(move || work(worker))).collect();
+        let mut workers = Vec::new();
+        let mut runner_of_alone = runner("alone".to_owned());
+        workers.push(scope.spawn(move || {
+            let ran = runner_of_alone.run_all(alone, Share::Usual);
+            left.alone_over.store(true, Relaxed);
+            ran?;
+            runner_of_alone.run_rest(|| left.next())
+        }));
+        for worker in 1..width.usual {
+            let mut runner = runner(worker.to_string());
+            workers.push(scope.spawn(move || {
+                while !left.alone_over.load(Relaxed) {
+                    match left.filling() {
+                        Some(job) => runner.run(job, Share::Rest)?,
+                        None => thread::sleep(LOOK_EVERY),
+                    }
+                }
+                runner.run_rest(|| left.next())
+            }));
+        }
+        for worker in 0..width.more {
+            let mut runner = runner(format!("more-{worker}"));
+            workers.push(scope.spawn(move || runner.run_rest(|| left.next_while_idle())));
+        }
         let mut all = Vec::new();
         for worker in workers {
             all.extend(worker.join().expect("a worker does not panic")?);
@@ -75,11 +97,76 @@ pub(crate) fn all(
     })
 }
 
+/// What is still to be run.
+struct Left {
+    /// Whether nothing needs the machine any more.
+    alone_over: AtomicBool,
+    others: Mutex<VecDeque<Job>>,
+    idle: Idle,
+}
+
+impl Left {
+    fn others(&self) -> MutexGuard<'_, VecDeque<Job>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn filling(&self) -> Option<Job> {
+        let mut others = self.others();
+        let at = others.iter().position(Job::fills)?;
+        others.remove(at)
+    }
+
+    fn next(&self) -> Option<Job> {
+        self.others().pop_front()
+    }
+
+    /// Waits until CPUs have nothing to do; none if nothing is left by then.
+    fn next_while_idle(&self) -> Option<Job> {
+        loop {
+            if self.others().is_empty() {
+                return None;
+            }
+            if self.alone_over.load(Relaxed) && self.idle.has_room() {
+                return self.next();
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+/// Runs one job after the other.
+struct Runner<'p> {
+    log: PathBuf,
+    printer: &'p Printer,
+    done: Vec<Done>,
+}
+
+impl Runner<'_> {
+    fn run(&mut self, job: Job, share: Share) -> Result<(), SuiteError> {
+        let done = perform(job, share, &self.log)?;
+        self.printer.tell(&done);
+        self.done.push(done);
+        Ok(())
+    }
+
+    fn run_all(&mut self, jobs: Vec<Job>, share: Share) -> Result<(), SuiteError> {
+        jobs.into_iter().try_for_each(|job| self.run(job, share))
+    }
+
+    /// Until there is none; all that it ran.
+    fn run_rest(&mut self, next: impl Fn() -> Option<Job>) -> Result<Vec<Done>, SuiteError> {
+        while let Some(job) = next() {
+            self.run(job, Share::Usual)?;
+        }
+        Ok(std::mem::take(&mut self.done))
+    }
+}
+
 /// Into a file, not a pipe: what a test leaves running has that open, too.
-fn perform(job: Job, log: &Path) -> Result<Done, SuiteError> {
+fn perform(job: Job, share: Share, log: &Path) -> Result<Done, SuiteError> {
     let file = File::create(log).doing("make a file for what a test says")?;
     let begun = Instant::now();
-    let mut command = job.command().doing("find this program")?;
+    let mut command = job.command(share).doing("find this program")?;
     command.stdin(Stdio::null()).stdout(file.try_clone().doing("copy a descriptor")?).stderr(file);
     let status = command.status().doing("run a test program")?;
     let took = begun.elapsed();
