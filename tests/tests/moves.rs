@@ -12,6 +12,17 @@ fn moves(tap: &str, by: &str) {
     assert_eq!((report.tap.as_str(), report.placement.as_str()), (by, "mapped"));
     assert_eq!((report.from.as_str(), report.to.as_str()), ("host-a", "host-b"));
     assert!(report.body_bytes >= 32 << 20, "{}", report.body_bytes);
+    let span = format!("migration{{id={} vm=\"web1\"}}", report.id);
+    for side in [Side::A, Side::B] {
+        let log = world.agent(side).log_text();
+        let of_migration: Vec<&str> =
+            log.lines().filter(|line| line.contains("engine::")).collect();
+        assert!(!of_migration.is_empty(), "{log}");
+        // A pair of lanes' threads is no span within a span.
+        let once = |line: &&str| line.matches(&span).count() == 1;
+        let other: Vec<_> = of_migration.iter().filter(|line| !once(line)).collect();
+        assert!(other.is_empty(), "{} logs without {span}: {other:?}", side.name());
+    }
 }
 
 #[test]

@@ -172,11 +172,9 @@ impl Migrations {
         let report = carried
             .unwrap_or_else(|_| fault(&watch, "a fault in the agent; its log says more").report);
         match &report.outcome {
-            Outcome::Done => tracing::info!(vm, to, migration = id, "carried"),
-            Outcome::Failed(why) => {
-                tracing::warn!(vm, to, migration = id, why, "not carried to its end");
-            }
-            Outcome::Cancelled => tracing::info!(vm, to, migration = id, "cancelled"),
+            Outcome::Done => tracing::info!(to, "carried"),
+            Outcome::Failed(why) => tracing::warn!(to, why, "not carried to its end"),
+            Outcome::Cancelled => tracing::info!(to, "cancelled"),
         }
         self.keep(id, report);
     }
@@ -217,9 +215,10 @@ impl Migrations {
             return Err(Denied::Closing);
         }
         let taken = request.vm.clone();
+        let span = data_threads::migration_span(id, &taken);
         let spawned = thread::Builder::new().name(format!("move-{id}")).spawn({
             let (this, watch, id) = (Arc::clone(self), Arc::clone(&watch), id.to_owned());
-            move || this.perform(&id, &peer, &vm, &request, &watch)
+            move || span.in_scope(|| this.perform(&id, &peer, &vm, &request, &watch))
         });
         let thread = match spawned {
             Ok(thread) => thread,

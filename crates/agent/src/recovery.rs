@@ -187,8 +187,9 @@ impl Settlers {
         let (vm, peer) = (opened.vm.clone(), opened.peer.clone());
         let name = format!("settle-{vm}");
         let settler = Settler::new(Arc::clone(self), opened, side, told);
+        let span = data_threads::migration_span(&key.0, &vm);
         let mut desks = self.desks.lock();
-        match std::thread::Builder::new().name(name).spawn(move || settler.run(begin)) {
+        match span.in_scope(|| data_threads::spawn(name, move || settler.run(begin))) {
             Ok(thread) => {
                 desks.insert(key, Desk { vm, peer, tell, thread: Some(thread) });
             }

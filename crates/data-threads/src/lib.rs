@@ -11,19 +11,22 @@
 
 mod cpus;
 mod faults;
+mod thread;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
+use tracing::Span;
+use tracing::span::EnteredSpan;
 
 pub use cpus::{Cpus, CpusError};
 pub use faults::point;
+pub use thread::{migration_span, spawn};
 
 /// How far their nice value is from the agent's own: about a tenth of an
 /// even share of a CPU that others want, or ten times one.
@@ -69,6 +72,8 @@ pub struct DataThreads {
     /// What the thread that made this has, as the agent's others have.
     base: Base,
     state: Mutex<State>,
+    /// What those log stands in that were started before it was known.
+    about: OnceLock<Span>,
     /// Hears the name of each thread that panics.
     panicked: Box<dyn Fn(&str) + Send + Sync>,
 }
@@ -93,6 +98,7 @@ pub struct Member {
     threads: Arc<DataThreads>,
     thread: Pid,
     _guard: Guard,
+    _about: Option<EnteredSpan>,
     /// The thread that joined is the one that leaves.
     _of_this_thread: PhantomData<*const ()>,
 }
@@ -112,13 +118,20 @@ impl DataThreads {
             cpus: sched_getaffinity(None).ok(),
         };
         let state = State { params, members: Vec::new(), refused: Vec::new() };
-        Arc::new(Self { base, state: Mutex::new(state), panicked: Box::new(panicked) })
+        let (state, about) = (Mutex::new(state), OnceLock::new());
+        Arc::new(Self { base, state, about, panicked: Box::new(panicked) })
     }
 
     /// For a thread that the migration can't do without, and that stays as the
     /// agent's others are.
     pub fn guard(self: &Arc<Self>) -> Guard {
         Guard(Arc::clone(self))
+    }
+
+    /// The migration is known now: what threads that join log stands in this.
+    pub fn are_about(&self, span: Span) {
+        // It is never another one.
+        let _ = self.about.set(span);
     }
 
     /// The calling thread is a data thread from now on.
@@ -136,7 +149,15 @@ impl DataThreads {
         }
         drop(state);
         let threads = Arc::clone(self);
-        Member { threads, thread, _guard: self.guard(), _of_this_thread: PhantomData }
+        let about = self.about.get().filter(|_| Span::current().is_none());
+        let about = about.map(|span| span.clone().entered());
+        Member {
+            threads,
+            thread,
+            _guard: self.guard(),
+            _about: about,
+            _of_this_thread: PhantomData,
+        }
     }
 
     /// Other parameters from now on, for those who have joined too.
@@ -200,7 +221,7 @@ impl State {
 
 impl fmt::Debug for DataThreads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { base, state, panicked: _ } = self;
+        let Self { base, state, about: _, panicked: _ } = self;
         f.debug_struct("DataThreads")
             .field("base", base)
             .field("state", state)
@@ -210,8 +231,8 @@ impl fmt::Debug for DataThreads {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if thread::panicking() {
-            (self.0.panicked)(thread::current().name().unwrap_or("without a name"));
+        if std::thread::panicking() {
+            (self.0.panicked)(std::thread::current().name().unwrap_or("without a name"));
         }
     }
 }
@@ -229,6 +250,8 @@ impl Drop for Member {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+
+    use std::thread;
 
     use super::*;
 

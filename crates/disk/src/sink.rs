@@ -7,7 +7,7 @@ mod write_blocks;
 mod writer;
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use data_threads::DataThreads;
 use page::{BlockBatch, DiskId, Pool};
@@ -123,7 +123,7 @@ impl DiskSink {
         let sink = Self { shared, threads: Mutex::new(Vec::new()) };
         for number in 0..sink.shared.disks.len() {
             let shared = Arc::clone(&sink.shared);
-            let thread = thread::Builder::new().name(format!("disk-sink-{number}")).spawn({
+            let thread = data_threads::spawn(format!("disk-sink-{number}"), {
                 let threads = threads.cloned();
                 move || {
                     let _member = threads.as_ref().map(DataThreads::join);

@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
@@ -71,7 +70,7 @@ impl<Said: Serialize> Link<Said> {
         let closer = connection.closer();
         let (reader, writer) = connection.into_halves();
         let (heard, hear) = bounded(heard_max);
-        thread::Builder::new().name(format!("hear-{name}")).spawn(move || {
+        data_threads::spawn(format!("hear-{name}"), move || {
             let mut reading = std::io::BufReader::new(reader);
             loop {
                 let next = match read_one(&mut reading) {

@@ -66,7 +66,7 @@ impl ReportBuilder {
             return;
         }
         phases.push(PhaseTime { phase, start_s });
-        tracing::info!(migration = state.report.id, ?phase, at_s = start_s, "phase");
+        tracing::info!(?phase, at_s = start_s, "phase");
         drop(state);
         self.watch.update(|progress| {
             progress.phase = phase;

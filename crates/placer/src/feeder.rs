@@ -117,7 +117,7 @@ impl Feeder {
             pool,
             socket: socket.try_clone()?,
         });
-        let thread = thread::Builder::new().name("feeder".to_owned()).spawn({
+        let thread = data_threads::spawn("feeder", {
             let shared = Arc::clone(&shared);
             move || {
                 let _fault = EndsOnFault(&shared);

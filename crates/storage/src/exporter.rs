@@ -18,7 +18,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
 
 use rights::User;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -139,7 +138,7 @@ impl Drop for Exporter {
 /// It hangs in the kernel with its storage, and ends when that answers.
 fn leave_behind(mut child: Child) {
     abandon();
-    let reap = thread::Builder::new().name("storage-reap".to_owned()).spawn(move || {
+    let reap = data_threads::spawn("storage-reap", move || {
         let _ = child.wait();
         came_back();
     });

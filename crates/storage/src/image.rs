@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nbd::reader::Endpoint;
@@ -108,7 +107,7 @@ pub fn open(image: &Image, how: &Opening) -> Result<Opened, OpenError> {
         let (image, how, slot) = (image.clone(), how.clone(), Arc::clone(&opened));
         move || slot.put(reach(&image, &how))
     };
-    let spawned = thread::Builder::new().name("storage-open".to_owned()).spawn(opener);
+    let spawned = data_threads::spawn("storage-open", opener);
     spawned.map_err(OpenError::Local)?;
     opened.take(patience).unwrap_or_else(|| Err(stalled()))
 }

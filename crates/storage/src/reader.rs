@@ -12,7 +12,7 @@ mod worker;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use data_threads::DataThreads;
@@ -225,7 +225,7 @@ impl Reader {
             quiet: Condvar::new(),
         });
         let spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
-            thread::Builder::new().name(name).spawn(run).map_err(OpenError::Local)
+            data_threads::spawn(name, run).map_err(OpenError::Local)
         };
         let mut reader = Self { shared: Arc::clone(&shared), threads: Vec::new(), watch: None };
         let watching = Arc::clone(&shared);

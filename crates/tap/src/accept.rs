@@ -78,19 +78,17 @@ fn accept_one(shared: &Arc<Shared>, listener: &UnixListener, number: usize) -> B
 fn begin(shared: &Arc<Shared>, socket: UnixStream, number: usize, begun: Begun) -> Begin {
     shared.note(&socket)?;
     let shared = Arc::clone(shared);
-    thread::Builder::new()
-        .name(format!("tap-{number}"))
-        .spawn(move || {
-            // Before the thread is a member: what it panics with is known by then.
-            let _reading_on = ReadingOn { shared: &shared, socket: &socket };
-            let _member = shared.output.threads().as_ref().map(DataThreads::join);
-            if let Err(error) = serve(&shared, &socket, number, begun) {
-                shared.end(error);
-                discard(&socket);
-            }
-            shared.counters.add_thread_cpu();
-        })
-        .map_err(|source| TapError::Io { what: "starting a thread", source })
+    data_threads::spawn(format!("tap-{number}"), move || {
+        // Before the thread is a member: what it panics with is known by then.
+        let _reading_on = ReadingOn { shared: &shared, socket: &socket };
+        let _member = shared.output.threads().as_ref().map(DataThreads::join);
+        if let Err(error) = serve(&shared, &socket, number, begun) {
+            shared.end(error);
+            discard(&socket);
+        }
+        shared.counters.add_thread_cpu();
+    })
+    .map_err(|source| TapError::Io { what: "starting a thread", source })
 }
 
 /// Reads on and throws away if its thread panics: a QEMU that writes to a

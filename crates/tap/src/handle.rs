@@ -2,7 +2,6 @@
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use page::Pool;
@@ -120,13 +119,11 @@ impl Tap {
         run: impl FnOnce(&Arc<Shared>) + Send + 'static,
     ) -> Result<Self, TapError> {
         let shared = Arc::new(shared);
-        let accepting = thread::Builder::new()
-            .name("tap-accept".to_owned())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || run(&shared)
-            })
-            .map_err(|source| TapError::Io { what: "starting a thread", source })?;
+        let accepting = data_threads::spawn("tap-accept", {
+            let shared = Arc::clone(&shared);
+            move || run(&shared)
+        })
+        .map_err(|source| TapError::Io { what: "starting a thread", source })?;
         *shared.accepting.lock() = Some(accepting);
         Ok(Self { shared })
     }

@@ -5,6 +5,7 @@ use std::thread;
 
 use data_threads::DataThreads;
 use identity::Connection;
+use tracing::Span;
 use wire::{Kind, Reply};
 
 use crate::acks::{Acks, hear_all};
@@ -86,6 +87,7 @@ impl<X: Send + 'static> Lane<'_, X> {
         let (reader, writer) = connection.halves();
         let flight = Flight::default();
         shared.queue.lane_up();
+        let span = Span::current();
         let outcome = thread::scope(|scope| {
             // Without it a fault here would wait for the other thread, which waits for
             // the destination.
@@ -93,6 +95,7 @@ impl<X: Send + 'static> Lane<'_, X> {
             let acks = thread::Builder::new().name(format!("lane-{number}-ack")).spawn_scoped(
                 scope,
                 || {
+                    let _in = span.enter();
                     let _fault = EndsOnFault(shared);
                     let _member = shared.threads.as_ref().map(DataThreads::join);
                     let outcome = hear(&mut Acks::new(shared, number, reader, &flight));

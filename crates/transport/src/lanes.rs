@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use data_threads::DataThreads;
@@ -110,9 +110,9 @@ impl<X: Send + 'static> Lanes<X> {
     ) -> std::io::Result<()> {
         for number in 0..self.shared.plan.endpoints.len() {
             let (shared, run) = (Arc::clone(&self.shared), run.clone());
-            let thread = thread::Builder::new()
-                .name(format!("lane-{number}-send"))
-                .spawn(move || run(&Lane { shared: &shared, number }))?;
+            let thread = data_threads::spawn(format!("lane-{number}-send"), move || {
+                run(&Lane { shared: &shared, number });
+            })?;
             self.threads.lock().push(thread);
         }
         Ok(())

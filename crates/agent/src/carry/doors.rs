@@ -340,13 +340,14 @@ impl Shared {
                 }
             }
             Ok((id, vm, uuid, Content::Stream(carried))) => {
+                let _in = data_threads::migration_span(&id, &vm).entered();
                 self.run((&id, &vm, uuid), &host, carried);
             }
         }
     }
 
     fn run(&self, (id, vm, uuid): (&str, &str, Option<String>), to: &str, carried: Carried) {
-        tracing::info!(vm, uuid, to, migration = id, "carrying");
+        tracing::info!(uuid, to, "carrying");
         let run = |watch: &_| carried.run(&self.request, watch);
         self.migrations.carry((id, vm, to), self.request.bounds.clone(), run);
     }

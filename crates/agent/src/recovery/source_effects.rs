@@ -74,18 +74,18 @@ impl Effects for SourceEffects {
         match machine.quit() {
             Ok(()) => true,
             Err(error) => {
-                tracing::error!(vm = self.vm, %error, "it runs elsewhere; its QEMU here stays");
+                tracing::error!(%error, "it runs elsewhere; its QEMU here stays");
                 false
             }
         }
     }
 
     fn in_doubt(&mut self, doubt: &Doubt) {
-        tracing::error!(vm = self.vm, ?doubt, "in doubt");
+        tracing::error!(?doubt, "in doubt");
     }
 
     fn done(&mut self, outcome: Outcome) {
-        tracing::info!(vm = self.vm, ?outcome, "settled");
+        tracing::info!(?outcome, "settled");
         if !std::mem::take(&mut self.holds) {
             return;
         }

@@ -80,7 +80,7 @@ impl Settler {
         // take a while: without a journal whoever asks is answered the same.
         self.show(None);
         self.settlers.close_desk(&self.opened, self.side);
-        tracing::info!(vm = self.opened.vm, peer = self.opened.peer, "settled");
+        tracing::info!(peer = self.opened.peer, "settled");
         self.deliver(&mut case);
     }
 
@@ -121,12 +121,7 @@ impl Settler {
                 Ok(Some(answer)) => case.heard(answer),
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(
-                        vm = self.opened.vm,
-                        peer = self.opened.peer,
-                        error,
-                        "not said"
-                    );
+                    tracing::debug!(peer = self.opened.peer, error, "not said");
                     // It is said again; what else there was to say is older.
                     case.outbox().clear();
                 }

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use content::{Domain, Name};
@@ -106,7 +106,7 @@ impl Claims {
             let _guard = guard;
             asking.run(&asked);
         };
-        let thread = thread::Builder::new().name("claims".to_owned()).spawn(run)?;
+        let thread = data_threads::spawn("claims", run)?;
         Ok(Self { rack: Arc::clone(rack), ask: Some(ask), thread: Some(thread) })
     }
 

@@ -8,7 +8,7 @@
 //! not sent; one that has changed since is, and is the newer one.
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use content::Name;
 use data_threads::DataThreads;
@@ -41,7 +41,7 @@ impl Announcer {
     /// If the system gives no thread.
     pub fn start(stage: &Arc<Stage>, threads: &Arc<DataThreads>) -> std::io::Result<Option<Self>> {
         let Some(cached) = stage.naming().cached().cloned() else { return Ok(None) };
-        let thread = thread::Builder::new().name("ahead".to_owned()).spawn({
+        let thread = data_threads::spawn("ahead", {
             let (cached, stage, threads) =
                 (Arc::clone(&cached), Arc::clone(stage), Arc::clone(threads));
             move || {

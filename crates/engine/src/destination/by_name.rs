@@ -3,7 +3,7 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use data_threads::DataThreads;
 use dedup::destination::{Outbox, Resolving};
@@ -25,7 +25,7 @@ impl ByName {
         threads: &Arc<DataThreads>,
     ) -> std::io::Result<Self> {
         let threads = Arc::clone(threads);
-        let telling = thread::Builder::new().name("late".to_owned()).spawn(move || {
+        let telling = data_threads::spawn("late", move || {
             // A source that is not told what became of its pages waits for ever.
             let _guard = threads.guard();
             for message in outbox {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use disk::{DiskSink, NbdWriter, SinkDisk};
@@ -80,7 +80,7 @@ impl ArrivingDisks {
     }
 
     fn start(&self, name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        let thread = data_threads::spawn(name.to_owned(), run)?;
         self.threads.lock().push(thread);
         Ok(())
     }

@@ -140,7 +140,6 @@ impl ArrivingLanes {
         let member = self.threads.join();
         let received_bytes = self.counter(&connection, number);
         let outcome = self.read(&mut Incoming::new(connection), &received_bytes);
-        drop(member);
         match outcome {
             Ok(()) => {}
             Err(error) if error.only_this_lane() => {
@@ -151,6 +150,7 @@ impl ArrivingLanes {
                 let _ = self.broken.try_send(error.to_string());
             }
         }
+        drop(member);
         let cpu = u64::try_from(thread_cpu().as_nanos()).unwrap_or(u64::MAX);
         self.cpu_ns.fetch_add(cpu, Relaxed);
         drop(served);

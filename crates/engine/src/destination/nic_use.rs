@@ -29,9 +29,8 @@ impl Telling {
         link: Arc<Link<ToSource>>,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = bounded(0);
-        let thread = std::thread::Builder::new()
-            .name("nic-use".to_owned())
-            .spawn(move || tell(&lanes, &network, &link, &stopped))?;
+        let thread =
+            data_threads::spawn("nic-use", move || tell(&lanes, &network, &link, &stopped))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }

@@ -25,6 +25,7 @@ use std::time::Duration;
 use ::switchover::destination::{Driver, Event as Step};
 use identity::Connection;
 use qemu::machine::Machine;
+use tracing::span::EnteredSpan;
 use wire::ToSource;
 
 use self::connect::Connected;
@@ -79,6 +80,14 @@ pub(super) fn run(
 }
 
 impl Connected<'_> {
+    /// What this thread logs until that is dropped, and what data threads log, stands in the
+    /// migration's span.
+    fn is_about(&self, migration: &str, vm: &str) -> EnteredSpan {
+        let span = data_threads::migration_span(migration, vm);
+        self.lanes.threads().are_about(span.clone());
+        span.entered()
+    }
+
     /// An error is one from before there was a journal.
     fn admit(&self, place: &mut Place) -> Result<(), End> {
         let order = match self.hear_order()? {
@@ -87,7 +96,8 @@ impl Connected<'_> {
             None => return Ok(()),
         };
         self.check_from(&order.from)?;
-        tracing::info!(vm = order.vm, from = order.from, migration = order.migration, "arriving");
+        let _in = self.is_about(&order.migration, &order.vm);
+        tracing::info!(from = order.from, "arriving");
         self.lanes.threads().set(&order.terms);
         let with_disks = order.moving.read().is_ok_and(|moving| !moving.is_empty());
         let pools = self.shared.local.resources.coming(with_disks).map_err(End::failed)?;
@@ -104,7 +114,7 @@ impl Connected<'_> {
         let through =
             AssertUnwindSafe(|| self.go_through(&pools, wanted, &mut driver, &mut keeper));
         if catch_unwind(through).is_err() {
-            tracing::error!(vm = order.vm, "a fault in the agent; its journal says whose it is");
+            tracing::error!("a fault in the agent; its journal says whose it is");
             self.end_lanes();
             drop(driver);
             if self.shared.host.take_up(&order.vm, &order.switchover) {

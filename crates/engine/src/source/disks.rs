@@ -9,7 +9,7 @@ mod tap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use api::{DiskReport, MigrateRequest};
@@ -204,7 +204,7 @@ impl Disks {
             let outcome = mirrors.wait_ready(wait).and_then(|()| mirrors.finish(wait));
             let _ = notices.send(Notice::Disks(outcome.map_err(|error| error.to_string())));
         };
-        let thread = thread::Builder::new().name("disk-drain".to_owned()).spawn(drain);
+        let thread = data_threads::spawn("disk-drain", drain);
         self.draining = Some(thread.map_err(no_thread)?);
         Ok(())
     }
@@ -259,9 +259,7 @@ struct Watching {
 impl Watching {
     fn start(watcher: Watcher) -> std::io::Result<Self> {
         let (stop, stopped) = bounded(0);
-        let thread = thread::Builder::new()
-            .name("disk-mirrors".to_owned())
-            .spawn(move || watcher.run(&stopped))?;
+        let thread = data_threads::spawn("disk-mirrors", move || watcher.run(&stopped))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 

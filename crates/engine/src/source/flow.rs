@@ -116,7 +116,7 @@ impl Flow {
                 });
             let _ = notices.send(Notice::Delivered(outcome));
         };
-        std::thread::Builder::new().name("barrier".to_owned()).spawn(wait).map_err(no_thread)?;
+        data_threads::spawn("barrier", wait).map_err(no_thread)?;
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! operator meanwhile, look at the clock, and have the VM go on.
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -32,7 +32,7 @@ impl Saying {
     pub(crate) fn start(link: Arc<Link<ToDestination>>, name: &str) -> std::io::Result<Self> {
         let (waiting, to_say) = bounded::<Frame>(WAITING_MAX);
         let (is_over, over) = bounded(0);
-        let thread = thread::Builder::new().name(format!("say-{name}")).spawn({
+        let thread = data_threads::spawn(format!("say-{name}"), {
             let link = Arc::clone(&link);
             move || {
                 let _is_over: Sender<()> = is_over;
@@ -73,6 +73,8 @@ mod tests {
 
     use identity::Connection;
     use wire::ToSource;
+
+    use std::thread;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cachemap::{Budget, CacheMap, End};
@@ -49,7 +49,7 @@ impl Asking {
     ) -> std::io::Result<(Self, Arc<GuestPageCache>)> {
         let (cached, stream) = (Arc::<GuestPageCache>::default(), Arc::<Mutex<_>>::default());
         let blocks = ram.reached.iter().map(|block| (block.name.clone(), block.bytes)).collect();
-        let thread = thread::Builder::new().name("guest-asked".to_owned()).spawn({
+        let thread = data_threads::spawn("guest-asked", {
             let (machine, notes) = (Arc::clone(machine), Arc::clone(notes));
             let (cached, stream) = (Arc::clone(&cached), Arc::clone(&stream));
             move || {

@@ -85,7 +85,9 @@ impl Connected<'_> {
         place.is_known();
         place.is_of_host();
         let name = whose.as_ref().and_then(|whose| whose.name.clone());
-        tracing::info!(vm = name, from = order.from, migration = order.migration, "carrying");
+        let vm = name.as_deref().unwrap_or("unnamed");
+        let _in = self.is_about(&order.migration, vm);
+        tracing::info!(from = order.from, "carrying");
         // Lanes may come at once.
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let said = carry::Carrying {

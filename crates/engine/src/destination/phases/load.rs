@@ -5,7 +5,6 @@
 //! and the one that leads hears the source meanwhile.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, after, bounded, select};
@@ -73,13 +72,11 @@ impl Connected<'_> {
         let late = after(SILENCE * loading.wait);
         let (feeder, disks) = (Arc::clone(&loading.feeder), loading.disks.clone());
         let (tell, done) = bounded(1);
-        thread::Builder::new()
-            .name("arrival-load".to_owned())
-            .spawn(move || {
-                // If this thread was left behind, the receiver has gone.
-                let _ = tell.send(loading.run());
-            })
-            .map_err(End::failed)?;
+        data_threads::spawn("arrival-load", move || {
+            // If this thread was left behind, the receiver has gone.
+            let _ = tell.send(loading.run());
+        })
+        .map_err(End::failed)?;
         let end = loop {
             let heard = select! {
                 recv(done) -> loaded => {

@@ -8,7 +8,6 @@
 
 use std::mem;
 use std::os::unix::net::UnixStream;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -82,7 +81,7 @@ impl Drop for Caller {
             drain(channels);
         };
         // With no thread to be had they are closed, all at once.
-        let _ = thread::Builder::new().name("carry-refuse".to_owned()).spawn(give_up);
+        let _ = data_threads::spawn("carry-refuse", give_up);
     }
 }
 

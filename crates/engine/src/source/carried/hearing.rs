@@ -64,10 +64,7 @@ impl Running<'_> {
             }
             Some(Compared::Differs { pages, examples }) => {
                 for example in &examples {
-                    tracing::error!(
-                        vm = self.split.carrying.vm,
-                        "the audit found a difference: {example}"
-                    );
+                    tracing::error!("the audit found a difference: {example}");
                 }
                 let first = examples.first().cloned().unwrap_or_default();
                 let found = Audited::Differences { pages, examples };

@@ -3,7 +3,6 @@
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, select};
@@ -132,13 +131,11 @@ impl Opening {
         let socket = self.caller.main().try_clone();
         let socket = socket.map_err(|error| local_error("keeping a connection", error))?;
         // It ends with the connection at the latest.
-        thread::Builder::new()
-            .name("carry-first".to_owned())
-            .spawn(move || {
-                wait_readable(&socket);
-                let _ = tell.send(());
-            })
-            .map_err(no_thread)?;
+        data_threads::spawn("carry-first", move || {
+            wait_readable(&socket);
+            let _ = tell.send(());
+        })
+        .map_err(no_thread)?;
         select! {
             recv(spoken) -> _ => Ok(None),
             recv(self.hear) -> heard => match heard {

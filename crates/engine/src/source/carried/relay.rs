@@ -6,7 +6,6 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread;
 
 use api::Phase;
 use crossbeam_channel::{Receiver, bounded, select};
@@ -56,16 +55,14 @@ impl Relay {
         let Self { id, host, socket, link, hear, before, back } = self;
         let failed = |error| local_error("passing a connection on", error);
         let (tell, ended) = bounded(1);
-        let forth = thread::Builder::new()
-            .name(format!("relay-{id}"))
-            .spawn({
-                let (socket, link) = (socket.try_clone().map_err(failed)?, Arc::clone(&link));
-                let passed = Arc::clone(passed);
-                move || {
-                    let _ = tell.send(pass(socket, &link, &before, &passed));
-                }
-            })
-            .map_err(no_thread)?;
+        let forth = data_threads::spawn(format!("relay-{id}"), {
+            let (socket, link) = (socket.try_clone().map_err(failed)?, Arc::clone(&link));
+            let passed = Arc::clone(passed);
+            move || {
+                let _ = tell.send(pass(socket, &link, &before, &passed));
+            }
+        })
+        .map_err(no_thread)?;
         let outcome = (&socket)
             .write_all(&back)
             .map_err(failed)

@@ -140,7 +140,7 @@ impl Running<'_> {
             let placed = placed.map_err(|source| MigrationError::Lanes { host, source });
             let _ = notices.send(Notice::Placed(placed));
         };
-        let spawned = std::thread::Builder::new().name("barrier".to_owned()).spawn(wait);
+        let spawned = data_threads::spawn("barrier", wait);
         spawned.map(drop).map_err(no_thread)
     }
 

@@ -178,6 +178,6 @@ fn wait_for_end(tap: Tap, notices: Sender<Notice>) -> Result<(), MigrationError>
         let ended = tap.join().map_err(|error| MigrationError::Tap(error.to_string()));
         let _ = notices.send(Notice::Ended(ended));
     };
-    let spawned = std::thread::Builder::new().name("carry-end".to_owned()).spawn(wait);
+    let spawned = data_threads::spawn("carry-end", wait);
     spawned.map(drop).map_err(no_thread)
 }

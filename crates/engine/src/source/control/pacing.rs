@@ -64,8 +64,7 @@ impl Pacing {
             threads,
             report_builder,
         };
-        let thread =
-            std::thread::Builder::new().name("pace".to_owned()).spawn(move || paced.run(&told))?;
+        let thread = data_threads::spawn("pace", move || paced.run(&told))?;
         Ok(Self { tell: Some(tell), thread: Some(thread) })
     }
 

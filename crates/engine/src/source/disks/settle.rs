@@ -6,7 +6,7 @@
 //! runs, until a flush is short.
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -45,7 +45,7 @@ impl Settle {
                 }
             }
         };
-        let thread = thread::Builder::new().name("disk-settle".to_owned()).spawn(flush)?;
+        let thread = data_threads::spawn("disk-settle", flush)?;
         let behind = Behind::default();
         Ok((Self { ask, done, behind, under_way: false, ended: None, may_stop: false }, thread))
     }

@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use crossbeam_channel::Sender;
 use data_threads::DataThreads;
@@ -51,7 +51,7 @@ impl DiskTap {
         let state = Mutex::new(State { listener: Some(waker), ..State::default() });
         let shared =
             Arc::new(Shared { disks, exports, notices, threads: Arc::clone(threads), state });
-        let accepting = thread::Builder::new().name("disk-tap".to_owned()).spawn({
+        let accepting = data_threads::spawn("disk-tap", {
             let shared = Arc::clone(&shared);
             move || accept(&shared, &listener)
         })?;
@@ -104,7 +104,7 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
         }
         state.sockets.push(clone);
         let name = format!("disk-tap-{}", state.threads.len());
-        let thread = thread::Builder::new().name(name).spawn({
+        let thread = data_threads::spawn(name, {
             let shared = Arc::clone(shared);
             move || carry(&shared, socket)
         });

@@ -54,10 +54,7 @@ impl Streaming<'_> {
 
     fn audit_failed(&self, pages: u64, examples: Vec<String>) -> MigrationError {
         for example in &examples {
-            tracing::error!(
-                vm = self.connected.context.vm.name,
-                "the audit found a difference: {example}"
-            );
+            tracing::error!("the audit found a difference: {example}");
         }
         let first = examples.first().cloned().unwrap_or_default();
         self.connected

@@ -33,7 +33,7 @@ impl<'m, P: Reversible<'m>> Effects for Switching<'_, 'm, P> {
         }
         // What is lost is said again, or asked for.
         if let Err(error) = connected.send(&ToDestination::Switchover { said: said.clone() }) {
-            tracing::info!(vm = connected.context.vm.name, %error, "not said");
+            tracing::info!(%error, "not said");
         }
     }
 

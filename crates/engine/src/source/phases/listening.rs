@@ -145,7 +145,7 @@ impl Connected<'_> {
     fn rebind(&self) -> Bounds {
         let context = &self.context;
         let bounds = context.report_builder.watch().bounds();
-        tracing::info!(vm = context.vm.name, ?bounds, "other bounds");
+        tracing::info!(?bounds, "other bounds");
         context.report_builder.rebound(&bounds);
         context.threads.set(&sched_params(&bounds, context.blackout.has_begun()));
         bounds

@@ -26,7 +26,7 @@ fn stays(error: &MigrationError) -> String {
 
 impl Context<'_> {
     fn warn(&self, error: &MigrationError) {
-        tracing::warn!(vm = self.vm.name, %error, "the migration ends; the VM stays here");
+        tracing::warn!(%error, "the migration ends; the VM stays here");
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, bounded};
 use stream::return_path::Follower;
@@ -32,7 +32,7 @@ impl Back {
     pub(super) fn start(socket: &UnixStream, link: &Arc<Link<ToSource>>) -> std::io::Result<Self> {
         let (tell, closed) = bounded(1);
         let (ours, link) = (socket.try_clone()?, Arc::clone(link));
-        let thread = thread::Builder::new().name("carry-back".to_owned()).spawn({
+        let thread = data_threads::spawn("carry-back", {
             let socket = ours.try_clone()?;
             move || {
                 // Whoever waits for it may be gone.

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use stream::multifd::{INIT_BYTES, Init, write_head};
@@ -75,7 +75,7 @@ impl Channels {
         let syncs = Arc::<Syncs>::default();
         let sockets = self.sockets.iter().map(UnixStream::try_clone);
         let sockets = sockets.collect::<Result<Vec<_>, _>>().map_err(End::failed)?;
-        let thread = thread::Builder::new().name("carry-syncs".to_owned()).spawn({
+        let thread = data_threads::spawn("carry-syncs", {
             let syncs = Arc::clone(&syncs);
             move || write_syncs(&syncs, sockets)
         });
@@ -137,6 +137,8 @@ fn message(hex: &str) -> Result<[u8; INIT_BYTES], End> {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+
+    use std::thread;
 
     use super::*;
 

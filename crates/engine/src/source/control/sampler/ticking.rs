@@ -1,7 +1,7 @@
 //! Something that is done some twenty times a second, on a thread of its own.
 
 use std::io;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, after, bounded, never, select};
@@ -43,7 +43,7 @@ impl Ticking {
                 next = after(sample());
             }
         };
-        let thread = thread::Builder::new().name("sampler".to_owned()).spawn(run)?;
+        let thread = data_threads::spawn("sampler", run)?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 

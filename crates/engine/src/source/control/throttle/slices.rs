@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
@@ -96,7 +96,7 @@ impl Slices {
             state: Mutex::new(State { share: 1.0, over: false }),
             changed: Condvar::new(),
         });
-        let thread = thread::Builder::new().name("slices".to_owned()).spawn({
+        let thread = data_threads::spawn("slices", {
             let shared = Arc::clone(&shared);
             move || shared.run()
         })?;
