@@ -17,6 +17,7 @@ pub mod proxy;
 mod racks;
 pub mod simulated;
 pub mod strangers;
+mod terminal;
 mod unmanaged;
 mod world;
 
@@ -25,6 +26,7 @@ use std::io::Write;
 pub use goal::{assert_fits_goal, fits_goal_bytes};
 pub use moving::{Ended, Frozen, Moving, kill};
 pub use racks::RackWorld;
+pub use terminal::Terminal;
 pub use world::{Side, World, assert_intact, bare, guest, own_qmp_argument, twin, until};
 
 /// Says something that the suite repeats in the end, also of a test that passes: what

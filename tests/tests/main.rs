@@ -51,6 +51,7 @@ mod sharing;
 mod strangers;
 mod throttle;
 mod tls;
+mod top;
 mod trickle;
 mod upgrade;
 mod versions;

@@ -1,8 +1,11 @@
-//! What agents say of hosts, migrations and gangs, kept up to date while a browser
-//! shows them.
+//! What agents say of hosts, migrations and gangs, kept up to date while somebody looks:
+//! a browser at the dashboard's pages, or a terminal.
 
 mod ended;
+#[cfg(test)]
+pub(crate) mod example;
 mod known;
+mod trace;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,14 +20,17 @@ use crate::client::{Client, segment};
 use crate::gang::start::GANGS;
 use crate::operation::Operation;
 use crate::problem::Problem;
-pub(super) use ended::{Ended, EndedAs};
+pub(crate) use ended::{Ended, EndedAs};
 use known::Said;
-pub(super) use known::{HostState, Known, Running};
+pub(crate) use known::{HostState, Known, Running};
+pub(crate) use trace::Point;
 
 /// Between two looks at migrations.
 const MOVES_EVERY: Duration = Duration::from_secs(1);
 /// Between two looks at hosts, each of which has its agent ask its QEMUs.
 const HOSTS_EVERY: Duration = Duration::from_secs(10);
+/// How often hosts are looked at that somebody waits for.
+const HOSTS_SOON: Duration = Duration::from_millis(20);
 /// A browser that asks no more has been closed.
 const LOOKS_FOR: Duration = Duration::from_secs(60);
 /// What an answer may take. An agent waits for another one for 15 s.
@@ -35,7 +41,7 @@ const FIRST_MAX: Duration = Duration::from_secs(3);
 const HOSTS_AT_ONCE: usize = 8;
 
 /// The agents, and what they said.
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     agents: Vec<Agent>,
     known: Mutex<Known>,
     looked: Mutex<Instant>,
@@ -52,7 +58,7 @@ struct Agent {
 
 impl Cluster {
     /// Asks each agent who it is.
-    pub(super) async fn meet(clients: Vec<Client>) -> Result<Self, Problem> {
+    pub(crate) async fn meet(clients: Vec<Client>) -> Result<Self, Problem> {
         let mut known = Known::default();
         known.stale = true;
         let mut agents = Vec::new();
@@ -74,13 +80,13 @@ impl Cluster {
         })
     }
 
-    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Somebody looks: from now on for a while all is kept up to date. Waits for a first
     /// answer.
-    pub(super) async fn look(&self) {
+    pub(crate) async fn look(&self) {
         let mut rounds = self.rounds.subscribe();
         let was_asleep = {
             let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,29 +99,46 @@ impl Cluster {
         }
     }
 
+    /// Waits until migrations were asked for once more.
+    pub(crate) async fn next_round(&self) {
+        // The sender is here.
+        let _ = self.rounds.subscribe().changed().await;
+    }
+
+    /// Waits until each host has answered, or could not be asked.
+    pub(crate) async fn wait_for_hosts(&self) {
+        let all = async {
+            while !self.known().hosts.values().all(HostState::was_asked) {
+                sleep(HOSTS_SOON).await;
+            }
+        };
+        // What is known is shown.
+        let _ = timeout(ANSWER_MAX, all).await;
+    }
+
     /// The agent that something is asked of which any can do.
-    pub(super) fn any(&self) -> Arc<Client> {
+    pub(crate) fn any(&self) -> Arc<Client> {
         Arc::clone(&self.agents[0].client)
     }
 
     /// The agent with this number, as in [`Running::agent`].
-    pub(super) fn agent(&self, number: usize) -> Option<Arc<Client>> {
+    pub(crate) fn agent(&self, number: usize) -> Option<Arc<Client>> {
         self.agents.get(number).map(|agent| Arc::clone(&agent.client))
     }
 
     /// That of a host, if it is asked directly.
-    pub(super) fn agent_of(&self, host: &str) -> Option<Arc<Client>> {
+    pub(crate) fn agent_of(&self, host: &str) -> Option<Arc<Client>> {
         let agent = self.agents.iter().find(|agent| agent.host == host)?;
         Some(Arc::clone(&agent.client))
     }
 
     /// Something was ordered: look at once.
-    pub(super) fn hurry(&self) {
+    pub(crate) fn hurry(&self) {
         self.known().stale = true;
     }
 
     /// Keeps all up to date, for ever.
-    pub(super) async fn watch(self: Arc<Self>) {
+    pub(crate) async fn watch(self: Arc<Self>) {
         let hosts = tokio::spawn(Arc::clone(&self).watch_hosts());
         let _hosts = AbortOnDrop(hosts);
         loop {
@@ -226,7 +249,7 @@ async fn ask<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, Stri
 #[cfg(test)]
 impl Cluster {
     /// Without agents, and as if a round was through.
-    pub(super) fn example(known: Known) -> Self {
+    pub(crate) fn example(known: Known) -> Self {
         Self {
             agents: Vec::new(),
             known: Mutex::new(known),

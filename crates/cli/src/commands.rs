@@ -2,6 +2,7 @@
 //! that runs it.
 
 pub(crate) mod agent;
+pub(crate) mod agents;
 pub(crate) mod attach;
 pub(crate) mod ca;
 pub(crate) mod cancel;
@@ -23,6 +24,7 @@ pub(crate) mod set;
 pub(crate) mod show;
 pub(crate) mod stop;
 pub(crate) mod support_bundle;
+pub(crate) mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,6 +53,7 @@ use self::set::SetArgs;
 use self::show::ShowArgs;
 use self::stop::StopArgs;
 use self::support_bundle::SupportBundleArgs;
+use self::top::TopArgs;
 use crate::client::Client;
 use crate::problem::Problem;
 
@@ -82,6 +85,8 @@ pub(crate) enum Command {
     Request(Request),
     /// Serve pages for a browser on this machine: hosts, VMs, migrations, evacuations
     Dashboard(DashboardArgs),
+    /// Show hosts, VMs and migrations in this terminal, as they change
+    Top(TopArgs),
     /// Issue certificates for hosts, and for people who use the API
     Ca(CaArgs),
     /// Lead libvirt's migrations to this host through its agent
@@ -91,6 +96,14 @@ pub(crate) enum Command {
     /// Write man pages into a directory
     #[command(hide = true)]
     Man(ManArgs),
+}
+
+/// What commands wait in that ask agents.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Problem> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Problem::Local { what: "starting".to_owned(), source })
 }
 
 /// What an agent is asked for.

@@ -4,11 +4,9 @@
 //! Everything is rendered here, from what agents last said; the script only fetches
 //! pages again and filters tables. Without it all of this works after a reload.
 
-mod cluster;
 mod gate;
 mod orders;
 mod pages;
-mod trace;
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -24,9 +22,9 @@ use maud::Markup;
 use serde::Deserialize;
 use tokio::net::TcpListener;
 
-use crate::client::Client;
+use crate::cluster::Cluster;
+use crate::commands::agents::Agents;
 use crate::problem::Problem;
-use cluster::Cluster;
 use gate::Gate;
 
 const STYLE: &str = include_str!("dashboard/style.css");
@@ -42,16 +40,12 @@ pub(crate) struct Dashboard {
 type Site = State<Arc<Dashboard>>;
 
 /// Serves pages until Ctrl-C.
-pub(crate) async fn serve(
-    listen: SocketAddr,
-    clients: Vec<Client>,
-    read_only: bool,
-) -> Result<(), Problem> {
-    let cluster = Arc::new(Cluster::meet(clients).await?);
+pub(crate) async fn serve(listen: SocketAddr, agents: Agents) -> Result<(), Problem> {
+    let cluster = Arc::new(Cluster::meet(agents.clients).await?);
     let listening = |source| Problem::Local { what: format!("listening at {listen}"), source };
     let listener = TcpListener::bind(listen).await.map_err(listening)?;
     let address = listener.local_addr().map_err(listening)?;
-    let gate = Gate::new(address, read_only)?;
+    let gate = Gate::new(address, agents.read_only)?;
     eprintln!(
         "droveway: open this address in a browser on this machine. It works once; then another one \
          is printed. Ctrl-C ends the dashboard"

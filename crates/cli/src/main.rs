@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod cluster;
 mod commands;
 mod dashboard;
 mod gang;
@@ -13,6 +14,7 @@ mod options;
 mod output;
 mod problem;
 mod report;
+mod top;
 mod watch;
 
 use std::process::ExitCode;
@@ -40,16 +42,13 @@ fn perform(Args { api, tls, command }: Args) -> Result<ExitCode, Problem> {
         Command::Init(args) => commands::init::run(args),
         Command::Ca(args) => ca::run(&args),
         Command::Dashboard(args) => commands::dashboard::run(args, api, tls.as_deref()),
+        Command::Top(args) => commands::top::run(args, api, tls.as_deref()),
         Command::Libvirt(args) => commands::libvirt::run(&args),
         Command::Completions(args) => Ok(commands::completions::run(&args)),
         Command::Man(args) => commands::completions::man(&args),
         Command::Request(request) => {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .map_err(|source| Problem::Local { what: "starting".to_owned(), source })?;
             let client = Client::new(Route::new(api, tls.as_deref())?);
-            runtime.block_on(request.run(&client))
+            commands::runtime()?.block_on(request.run(&client))
         }
     }
 }

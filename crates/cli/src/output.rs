@@ -10,6 +10,7 @@ mod sentence;
 mod shell;
 mod stayed;
 mod table;
+mod tone;
 pub(crate) mod vm;
 
 pub(crate) use bounds::described;
@@ -19,3 +20,4 @@ pub(crate) use sentence::full_stop;
 pub(crate) use shell::quoted;
 pub(crate) use stayed::Stayed;
 pub(crate) use table::aligned;
+pub(crate) use tone::Tone;

@@ -2,32 +2,42 @@
 
 use api::{GangReport, MoveReport, MoveState, Outcome, Report};
 
-use crate::output::full_stop;
+use crate::output::{Tone, full_stop};
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::dashboard) struct Ended {
+pub(crate) struct Ended {
     /// Empty for a VM of a gang that never began to move.
-    pub(in crate::dashboard) id: String,
+    pub(crate) id: String,
     /// The agent that has its report, if it is asked directly.
-    pub(in crate::dashboard) agent: Option<usize>,
-    pub(in crate::dashboard) vm: String,
-    pub(in crate::dashboard) from: String,
-    pub(in crate::dashboard) to: String,
+    pub(crate) agent: Option<usize>,
+    pub(crate) vm: String,
+    pub(crate) from: String,
+    pub(crate) to: String,
     /// Of a gang's VM the gang's own end.
-    pub(in crate::dashboard) ended_unix_s: u64,
-    pub(in crate::dashboard) total_s: Option<f64>,
-    pub(in crate::dashboard) downtime_ms: Option<f64>,
-    pub(in crate::dashboard) wire_bytes: Option<u64>,
-    pub(in crate::dashboard) result: EndedAs,
-    pub(in crate::dashboard) gang: Option<String>,
+    pub(crate) ended_unix_s: u64,
+    pub(crate) total_s: Option<f64>,
+    pub(crate) downtime_ms: Option<f64>,
+    pub(crate) wire_bytes: Option<u64>,
+    pub(crate) result: EndedAs,
+    pub(crate) gang: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::dashboard) enum EndedAs {
+pub(crate) enum EndedAs {
     Done,
     Failed(String),
     #[default]
     Cancelled,
+}
+
+impl EndedAs {
+    pub(crate) fn described(&self) -> (&'static str, Tone) {
+        match self {
+            Self::Done => ("moved", Tone::Good),
+            Self::Failed(_) => ("failed", Tone::Bad),
+            Self::Cancelled => ("cancelled", Tone::Calm),
+        }
+    }
 }
 
 impl Ended {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use api::{GangProgress, GangReport, HostCensus, HostVm, MoveState, Progress, Report};
 
-use super::super::trace::{Point, Traces};
 use super::ended::Ended;
+use super::trace::{Point, Traces};
 use crate::operation::Operation;
 
 /// Reports that are read at a time; each may have thousands of samples.
@@ -15,9 +15,9 @@ const REPORT_TRIES: u8 = 5;
 
 /// What is known.
 #[derive(Default)]
-pub(in crate::dashboard) struct Known {
+pub(crate) struct Known {
     /// All hosts by name.
-    pub(in crate::dashboard) hosts: BTreeMap<String, HostState>,
+    pub(crate) hosts: BTreeMap<String, HostState>,
     /// What agents said last, each at its number.
     pub(super) said: Vec<Said>,
     ended: HashMap<String, Ended>,
@@ -31,12 +31,12 @@ pub(in crate::dashboard) struct Known {
 
 /// A host of the cluster.
 #[derive(Debug, Default)]
-pub(in crate::dashboard) struct HostState {
-    pub(in crate::dashboard) rack: Option<String>,
+pub(crate) struct HostState {
+    pub(crate) rack: Option<String>,
     /// What it has, as it said last.
-    pub(in crate::dashboard) census: Option<HostCensus>,
+    pub(crate) census: Option<HostCensus>,
     /// Why it can't be asked.
-    pub(in crate::dashboard) problem: Option<String>,
+    pub(crate) problem: Option<String>,
 }
 
 /// What one agent said.
@@ -49,15 +49,30 @@ pub(super) struct Said {
 
 /// A migration that runs.
 #[derive(Clone, Copy)]
-pub(in crate::dashboard) struct Running<'k> {
-    pub(in crate::dashboard) progress: &'k Progress,
+pub(crate) struct Running<'k> {
+    pub(crate) progress: &'k Progress,
     /// The agent that can be told to cancel it; none if only its gang can be.
-    pub(in crate::dashboard) agent: Option<usize>,
-    pub(in crate::dashboard) gang: Option<&'k str>,
-    pub(in crate::dashboard) points: &'k [Point],
+    pub(crate) agent: Option<usize>,
+    pub(crate) gang: Option<&'k str>,
+    pub(crate) points: &'k [Point],
 }
 
 impl HostState {
+    pub(super) fn was_asked(&self) -> bool {
+        self.census.is_some() || self.problem.is_some()
+    }
+
+    /// What its VMs have as RAM.
+    pub(crate) fn ram_bytes(&self) -> u64 {
+        let vms = self.census.iter().flat_map(|census| &census.vms);
+        vms.fold(0, |sum, vm| sum.saturating_add(vm.ram_bytes))
+    }
+
+    /// For VMs that come; none if it doesn't say.
+    pub(crate) fn free_bytes(&self) -> Option<u64> {
+        self.census.as_ref()?.free_bytes
+    }
+
     pub(super) fn take(&mut self, census: Result<HostCensus, String>) {
         match census {
             Ok(census) => {
@@ -70,21 +85,26 @@ impl HostState {
 
 impl Known {
     /// A VM of a host.
-    pub(in crate::dashboard) fn vm(&self, host: &str, vm: &str) -> Option<&HostVm> {
+    pub(crate) fn vm(&self, host: &str, vm: &str) -> Option<&HostVm> {
         let census = self.hosts.get(host)?.census.as_ref()?;
         census.vms.iter().find(|one| one.name == vm)
     }
 
     /// All VMs, with their hosts.
-    pub(in crate::dashboard) fn vms(&self) -> impl Iterator<Item = (&str, &HostVm)> {
+    pub(crate) fn vms(&self) -> impl Iterator<Item = (&str, &HostVm)> {
         self.hosts.iter().flat_map(|(host, state)| {
             let vms = state.census.iter().flat_map(|census| &census.vms);
             vms.map(move |vm| (host.as_str(), vm))
         })
     }
 
+    /// For VMs that come, on all hosts that say so.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.hosts.values().filter_map(HostState::free_bytes).fold(0, u64::saturating_add)
+    }
+
     /// All migrations that run, those of gangs among them, by VM.
-    pub(in crate::dashboard) fn running(&self) -> Vec<Running<'_>> {
+    pub(crate) fn running(&self) -> Vec<Running<'_>> {
         let mut all: Vec<Running<'_>> = Vec::new();
         let mut seen = HashSet::new();
         let direct = self.said.iter().enumerate().flat_map(|(number, said)| {
@@ -112,7 +132,7 @@ impl Known {
     }
 
     /// All gangs, those that run first.
-    pub(in crate::dashboard) fn gangs(&self) -> impl Iterator<Item = &GangProgress> {
+    pub(crate) fn gangs(&self) -> impl Iterator<Item = &GangProgress> {
         let of = |running: bool| {
             let all = self.said.iter().flat_map(|said| &said.gangs);
             all.filter(move |gang| gang.outcome.is_none() == running)
@@ -121,17 +141,17 @@ impl Known {
     }
 
     /// The agent that coordinates a gang.
-    pub(in crate::dashboard) fn coordinator(&self, gang: &str) -> Option<usize> {
+    pub(crate) fn coordinator(&self, gang: &str) -> Option<usize> {
         self.said.iter().position(|said| said.gangs.iter().any(|one| one.id == gang))
     }
 
     /// Why an agent's migrations are not up to date.
-    pub(in crate::dashboard) fn problems(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn problems(&self) -> impl Iterator<Item = &str> {
         self.said.iter().filter_map(|said| said.problem.as_deref())
     }
 
     /// Migrations that have ended, the latest first.
-    pub(in crate::dashboard) fn history(&self) -> Vec<Ended> {
+    pub(crate) fn history(&self) -> Vec<Ended> {
         let mut all: Vec<Ended> =
             self.ended.values().filter(|ended| !ended.vm.is_empty()).cloned().collect();
         let of_gangs = self.gang_reports.values().flat_map(Ended::of_gang);
@@ -201,7 +221,7 @@ impl Known {
 #[cfg(test)]
 impl Known {
     /// As if one agent had said this.
-    pub(in crate::dashboard) fn example(
+    pub(crate) fn example(
         hosts: Vec<HostCensus>,
         migrations: Vec<Progress>,
         gangs: Vec<GangProgress>,
@@ -227,8 +247,8 @@ mod tests {
     use api::{GangTotals, MoveProgress, Outcome};
     use serde_json::json;
 
-    use super::super::super::tests::moving;
     use super::super::EndedAs;
+    use super::super::example::{host, moving};
     use super::*;
     use crate::report::example::example;
 
@@ -251,18 +271,14 @@ mod tests {
         }
     }
 
-    fn host() -> HostCensus {
-        let name = "host-a".to_owned();
-        HostCensus { name, rack: None, free_bytes: None, vms: Vec::new() }
-    }
-
     #[test]
     fn a_migration_of_a_gang_is_there_once_and_is_cancelled_by_who_has_it() {
         let own = moving("web2");
         let other = Progress { id: "0badcafe".to_owned(), ..moving("web1") };
         let over = Progress { id: "1".to_owned(), outcome: Some(Outcome::Done), ..moving("web0") };
         let gang = gang("g1", vec![one(own.clone()), one(other)]);
-        let known = Known::example(vec![host()], vec![own, over], vec![gang], Vec::new());
+        let known =
+            Known::example(vec![host("host-a", &[])], vec![own, over], vec![gang], Vec::new());
         let running = known.running();
         let told: Vec<_> = running
             .iter()
@@ -291,7 +307,7 @@ mod tests {
         }))
         .unwrap();
         let reports = vec![early.clone(), late.clone()];
-        let mut known = Known::example(vec![host()], Vec::new(), Vec::new(), reports);
+        let mut known = Known::example(vec![host("host-a", &[])], Vec::new(), Vec::new(), reports);
         known.gang_reports.insert("g1".to_owned(), report);
         let history = known.history();
         let ids: Vec<&str> = history.iter().map(|one| one.id.as_str()).collect();
@@ -307,7 +323,8 @@ mod tests {
     #[test]
     fn a_report_that_cannot_be_read_is_asked_for_some_times() {
         let over = Progress { outcome: Some(Outcome::Done), ..moving("web1") };
-        let mut known = Known::example(vec![host()], vec![over], Vec::new(), Vec::new());
+        let mut known =
+            Known::example(vec![host("host-a", &[])], vec![over], Vec::new(), Vec::new());
         for _ in 0..REPORT_TRIES {
             assert_eq!(known.wanted_reports().len(), 1);
             known.note_report(moving("web1").id, None, 0);

@@ -9,12 +9,12 @@ const POINTS_MAX: usize = 240;
 
 /// What a migration did at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Point {
+pub(crate) struct Point {
     /// Seconds since the command.
-    pub(super) at_s: f64,
-    pub(super) wire: f64,
-    pub(super) delivered: f64,
-    pub(super) dirty: f64,
+    pub(crate) at_s: f64,
+    pub(crate) wire: f64,
+    pub(crate) delivered: f64,
+    pub(crate) dirty: f64,
 }
 
 /// One migration's.
@@ -80,7 +80,7 @@ impl Traces {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::moving;
+    use super::super::example::moving;
     use super::*;
 
     #[test]

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args as ClapArgs;
-use identity::{Files, Person, Role, Subject};
 
-use crate::client::{Client, Route};
+use super::agents::AgentsArgs;
+use super::runtime;
 use crate::dashboard;
 use crate::problem::Problem;
 
@@ -18,13 +18,8 @@ pub(crate) struct DashboardArgs {
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7880",
           value_parser = parse_listen)]
     listen: SocketAddr,
-    /// Also ask this agent, as --api names one, for migrations that begin at its host
-    /// [may be given several times]
-    #[arg(long, value_name = "SOCKET|https://HOST:PORT")]
-    agent: Vec<PathBuf>,
-    /// Show all, and change nothing
-    #[arg(long)]
-    read_only: bool,
+    #[command(flatten)]
+    agents: AgentsArgs,
 }
 
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {
@@ -42,24 +37,8 @@ pub(crate) fn run(
     api: Option<PathBuf>,
     tls: Option<&Path>,
 ) -> Result<ExitCode, Problem> {
-    let DashboardArgs { listen, agent, read_only } = args;
-    let apis = std::iter::once(api).chain(agent.into_iter().map(Some));
-    let routes: Vec<Route> = apis.map(|api| Route::new(api, tls)).collect::<Result<_, _>>()?;
-    let only_observes = match (routes.iter().any(Route::is_remote), tls) {
-        (true, Some(tls)) => observes(tls)?,
-        _ => false,
-    };
-    let clients = routes.into_iter().map(Client::new).collect();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|source| Problem::Local { what: "starting".to_owned(), source })?;
-    runtime.block_on(dashboard::serve(listen, clients, read_only || only_observes))?;
+    let DashboardArgs { listen, agents } = args;
+    let agents = agents.reach(api, tls)?;
+    runtime()?.block_on(dashboard::serve(listen, agents))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Whether the certificate permits to look, and no more.
-fn observes(tls: &Path) -> Result<bool, Problem> {
-    let person = Person::load(&Files::within(tls))?;
-    Ok(matches!(person.subject(), Subject::Client { role: Role::Observe, .. }))
 }

@@ -9,8 +9,8 @@ mod tables;
 
 use maud::{DOCTYPE, Markup, html};
 
-use super::cluster::{HostState, Known};
 use super::gate::Gate;
+use crate::cluster::{HostState, Known};
 use crate::output::amount;
 pub(super) use evacuation::page as evacuation;
 pub(super) use forms::move_form;
@@ -133,11 +133,6 @@ pub(super) fn overview(known: &Known, gate: &Gate) -> Markup {
     let running = known.running();
     let vms: usize = known.vms().count();
     let silent = known.hosts.values().filter(|host| host.problem.is_some()).count();
-    let free: u64 = known
-        .hosts
-        .values()
-        .filter_map(|host| host.census.as_ref()?.free_bytes)
-        .fold(0, u64::saturating_add);
     let body = html! {
         h1 { "Overview" }
         (moves::status(known, running.len()))
@@ -147,7 +142,7 @@ pub(super) fn overview(known: &Known, gate: &Gate) -> Markup {
                   &if silent == 0 { "all answer".to_owned() } else { format!("{silent} silent") }))
             (tile("VMs", &vms.to_string(), "on all hosts"))
             (tile("In motion", &running.len().to_string(), "migrations"))
-            (tile("Room", &amount::size(free), "free for VMs that come"))
+            (tile("Room", &amount::size(known.free_bytes()), "free for VMs that come"))
         }
         section #moving data-live aria-labelledby="moving-head" {
             h2 #moving-head { "In progress" }

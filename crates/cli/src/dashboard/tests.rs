@@ -1,66 +1,15 @@
 //! Pages as a browser gets them, of what agents might have said.
 
-use api::{HostVm, Limit, Phase, Progress, VmStatus};
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 
-use super::cluster::Known;
 use super::*;
-use crate::report::example::example;
+use crate::cluster::Known;
+use crate::cluster::example::known;
 
-const GIB: u64 = 1 << 30;
 const EVIL: &str = "</script><script>alert(1)</script>\"'&";
-
-pub(super) fn moving(vm: &str) -> Progress {
-    Progress {
-        id: "deadbeef".to_owned(),
-        vm: vm.to_owned(),
-        from: "host-a".to_owned(),
-        to: "host-b".to_owned(),
-        phase: Phase::FirstPass,
-        elapsed_s: 3.0,
-        ram_bytes: GIB,
-        percent: 41.0,
-        delivered_bytes_per_s: 800e6,
-        wire_bytes_per_s: 110e6,
-        dirty_bytes_per_s: 5e6,
-        share: 1.0,
-        pass: 1,
-        left_bytes: 600 << 20,
-        disk_bytes: 0,
-        disk_left_bytes: 0,
-        time_left_s: Some(5.5),
-        limit: Limit::Network,
-        notes: Vec::new(),
-        outcome: None,
-    }
-}
-
-fn host(name: &str, vms: &[&str]) -> api::HostCensus {
-    let vm = |name: &&str| HostVm {
-        name: (*name).to_owned(),
-        status: VmStatus::Running,
-        migration: None,
-        ram_bytes: GIB,
-        used_bytes: GIB / 2,
-        vcpus: 2,
-    };
-    api::HostCensus {
-        name: name.to_owned(),
-        rack: Some("r1".to_owned()),
-        free_bytes: Some(8 * GIB),
-        vms: vms.iter().map(vm).collect(),
-    }
-}
-
-fn known(vm: &str) -> Known {
-    let mut report = example();
-    report.vm = vm.to_owned();
-    let hosts = vec![host("host-a", &[vm, "web2"]), host("host-b", &[])];
-    Known::example(hosts, vec![moving(vm)], Vec::new(), vec![report])
-}
 
 struct Browser {
     router: Router,

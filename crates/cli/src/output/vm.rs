@@ -1,18 +1,39 @@
 //! A VM, in a few words.
 
-pub(crate) fn status(vm: &api::VmSummary) -> &'static str {
-    match vm.status {
-        api::VmStatus::Running => "running",
-        api::VmStatus::Paused => "paused",
-        api::VmStatus::Arriving => "arriving",
-        api::VmStatus::InDoubt => "in doubt",
-        api::VmStatus::Unreadable => "unreadable",
-        api::VmStatus::Dead => "dead",
+use api::{HostVm, VmStatus, VmSummary};
+
+use super::Tone;
+
+pub(crate) fn status(vm: &VmSummary) -> &'static str {
+    word(vm.status)
+}
+
+/// Of a VM as its host tells of it.
+pub(crate) fn state(vm: &HostVm) -> (&'static str, Tone) {
+    if vm.status == VmStatus::Running && vm.migration.is_some() {
+        return ("moving", Tone::Calm);
+    }
+    let tone = match vm.status {
+        VmStatus::Running => Tone::Good,
+        VmStatus::Paused | VmStatus::Arriving => Tone::Calm,
+        VmStatus::InDoubt | VmStatus::Unreadable | VmStatus::Dead => Tone::Bad,
+    };
+    (word(vm.status), tone)
+}
+
+fn word(status: VmStatus) -> &'static str {
+    match status {
+        VmStatus::Running => "running",
+        VmStatus::Paused => "paused",
+        VmStatus::Arriving => "arriving",
+        VmStatus::InDoubt => "in doubt",
+        VmStatus::Unreadable => "unreadable",
+        VmStatus::Dead => "dead",
     }
 }
 
 /// What is wrong with it goes to standard error, since the command succeeded.
-pub(crate) fn print_problem(vm: &api::VmSummary) {
+pub(crate) fn print_problem(vm: &VmSummary) {
     if let Some(problem) = &vm.problem {
         eprintln!("droveway: note: {problem}");
     }
@@ -20,10 +41,10 @@ pub(crate) fn print_problem(vm: &api::VmSummary) {
 
 /// For tests.
 #[cfg(test)]
-pub(crate) fn example(name: &str) -> api::VmSummary {
-    api::VmSummary {
+pub(crate) fn example(name: &str) -> VmSummary {
+    VmSummary {
         name: name.to_owned(),
-        status: api::VmStatus::Running,
+        status: VmStatus::Running,
         pid: 4711,
         qemu: "10.0.2".to_owned(),
         ram_bytes: 1 << 30,

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use api::{GangPlan, HostRoom, PlannedMove};
 use maud::{Markup, html};
 
-use super::super::cluster::Known;
 use super::super::gate::Gate;
 use super::super::orders::Choice;
 use super::table::Column::{Number, Text};
 use super::table::table;
 use super::{Page, Place, forms};
+use crate::cluster::Known;
 use crate::output::{amount, full_stop};
 
 /// Units of the drawing; a screen scales them.

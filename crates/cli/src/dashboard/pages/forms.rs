@@ -3,11 +3,12 @@
 use api::HostVm;
 use maud::{Markup, html};
 
-use super::super::cluster::Known;
 use super::super::gate::Gate;
 use super::super::orders::{Choice, Disks};
 use super::{Page, Place, tables};
+use crate::cluster::Known;
 use crate::output::amount;
+use crate::output::vm::state;
 
 pub(crate) fn move_form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> Markup {
     let title = format!("Move {}", vm.name);
@@ -20,7 +21,7 @@ pub(crate) fn move_form(known: &Known, from: &str, vm: &HostVm, gate: &Gate) -> 
         @if gate.is_read_only() {
             p.alert { "These pages change nothing." }
         } @else if !tables::can_move(vm) {
-            p.alert { "It can't be moved now: it is " (tables::status(vm).0) "." }
+            p.alert { "It can't be moved now: it is " (state(vm).0) "." }
         } @else {
             (form(known, from, vm, gate))
         }

@@ -3,11 +3,11 @@
 use api::{GangProgress, MoveProgress, MoveState, Phase};
 use maud::{Markup, html};
 
-use super::super::cluster::{EndedAs, Known, Running};
 use super::super::gate::Gate;
 use super::plot;
 use super::table::Column::{Number, Text};
 use super::table::table;
+use crate::cluster::{EndedAs, Known, Running};
 use crate::output::amount;
 use crate::watch::migration::{limit, phase};
 

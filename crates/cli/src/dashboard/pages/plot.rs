@@ -2,8 +2,8 @@
 
 use maud::{Markup, html};
 
-use super::super::cluster::Running;
-use super::super::trace::Point;
+use crate::cluster::Point;
+use crate::cluster::Running;
 use crate::output::amount;
 use crate::report::html::scale::{Scale, time_label};
 

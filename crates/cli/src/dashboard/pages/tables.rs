@@ -3,11 +3,12 @@
 use api::{HostVm, VmStatus};
 use maud::{Markup, html};
 
-use super::super::cluster::{Ended, EndedAs, HostState, Known};
 use super::table::Column::{Actions, Number, Text, Wide};
 use super::table::table;
 use crate::client::segment;
-use crate::output::{amount, date};
+use crate::cluster::{Ended, EndedAs, HostState, Known};
+use crate::output::vm::state;
+use crate::output::{Tone, amount, date};
 
 /// A page's address with its query.
 pub(super) fn link(page: &str, query: &[(&str, &str)]) -> String {
@@ -47,11 +48,11 @@ fn host_row(name: &str, host: &HostState, racks: bool, most: u64) -> Markup {
             @if racks { td { (host.rack.as_deref().unwrap_or("—")) } }
             @if let Some(census) = census {
                 td.n { (census.vms.len()) }
-                td.n { (amount::size(ram(host))) }
+                td.n { (amount::size(host.ram_bytes())) }
                 td.n { (census.free_bytes.map_or_else(|| "—".to_owned(), amount::size)) }
                 td.wide {
                     @if let Some(problem) = &host.problem { span.bad { (problem) } }
-                    @else { (room_bar(ram(host), census.free_bytes.unwrap_or(0), most)) }
+                    @else { (room_bar(host.ram_bytes(), census.free_bytes.unwrap_or(0), most)) }
                 }
             } @else {
                 td.n { "—" } td.n { "—" } td.n { "—" }
@@ -69,14 +70,8 @@ fn host_row(name: &str, host: &HostState, racks: bool, most: u64) -> Markup {
     }
 }
 
-fn ram(host: &HostState) -> u64 {
-    let vms = host.census.iter().flat_map(|census| &census.vms);
-    vms.fold(0, |sum, vm| sum.saturating_add(vm.ram_bytes))
-}
-
 fn memory(host: &HostState) -> u64 {
-    let free = host.census.as_ref().and_then(|census| census.free_bytes).unwrap_or(0);
-    ram(host).saturating_add(free)
+    host.ram_bytes().saturating_add(host.free_bytes().unwrap_or(0))
 }
 
 /// What it shows is in the cells beside it.
@@ -91,27 +86,24 @@ fn room_bar(used: u64, free: u64, most: u64) -> Markup {
 }
 
 pub(super) fn host_facts(host: &HostState) -> Markup {
-    let free = host.census.as_ref().and_then(|census| census.free_bytes);
+    let free = host.free_bytes();
     let vms = host.census.as_ref().map_or(0, |census| census.vms.len());
     html! {
         dl.facts {
             @if let Some(rack) = &host.rack { div { dt { "Rack" } dd { (rack) } } }
             div { dt { "VMs" } dd { (vms) } }
-            div { dt { "Their RAM" } dd { (amount::size(ram(host))) } }
+            div { dt { "Their RAM" } dd { (amount::size(host.ram_bytes())) } }
             div { dt { "Room" } dd { (free.map_or_else(|| "—".to_owned(), amount::size)) } }
         }
     }
 }
 
-pub(super) fn status(vm: &HostVm) -> (&'static str, &'static str) {
-    match vm.status {
-        VmStatus::Running if vm.migration.is_some() => ("moving", "calm"),
-        VmStatus::Running => ("running", "good"),
-        VmStatus::Paused => ("paused", "calm"),
-        VmStatus::Arriving => ("arriving", "calm"),
-        VmStatus::InDoubt => ("in doubt", "bad"),
-        VmStatus::Unreadable => ("unreadable", "bad"),
-        VmStatus::Dead => ("dead", "bad"),
+/// What a badge of it looks like.
+pub(super) fn class(tone: Tone) -> &'static str {
+    match tone {
+        Tone::Good => "good",
+        Tone::Calm => "calm",
+        Tone::Bad => "bad",
     }
 }
 
@@ -127,7 +119,7 @@ pub(super) fn vms<'v>(
     caption: &str,
 ) -> Markup {
     let all: Vec<_> =
-        all.filter(|(host, vm)| has_words(words, &[host, &vm.name, status(vm).0])).collect();
+        all.filter(|(host, vm)| has_words(words, &[host, &vm.name, state(vm).0])).collect();
     if all.is_empty() {
         return html! { p.quiet { "No VMs." } };
     }
@@ -145,12 +137,12 @@ pub(super) fn vms<'v>(
 }
 
 fn vm_row(host: &str, vm: &HostVm, read_only: bool) -> Markup {
-    let (state, class) = status(vm);
+    let (state, tone) = state(vm);
     html! {
         tr {
             th scope="row" { (vm.name) }
             td.name { a href=(link("host", &[("name", host)])) { (host) } }
-            td { span.badge.(class) { (state) } }
+            td { span.badge.(class(tone)) { (state) } }
             td.n { (vm.vcpus) }
             td.n { (amount::size(vm.ram_bytes)) }
             td.n { (amount::size(vm.used_bytes)) }
@@ -186,11 +178,7 @@ pub(super) fn history(all: &[Ended], most: usize, caption: &str) -> Markup {
 
 fn history_row(one: &Ended) -> Markup {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "—".to_owned());
-    let (result, class) = match &one.result {
-        EndedAs::Done => ("moved", "good"),
-        EndedAs::Failed(_) => ("failed", "bad"),
-        EndedAs::Cancelled => ("cancelled", "calm"),
-    };
+    let (result, tone) = one.result.described();
     html! {
         tr {
             th scope="row" {
@@ -205,7 +193,7 @@ fn history_row(one: &Ended) -> Markup {
             td.name { (one.from) }
             td.name { (one.to) }
             td {
-                span.badge.(class) { (result) }
+                span.badge.(class(tone)) { (result) }
                 @if let EndedAs::Failed(why) = &one.result { span.why { (why) } }
                 @if let Some(gang) = &one.gang { span.why { "gang " (gang) } }
             }

@@ -1,0 +1,46 @@
+//! The agents that the dashboard and `top` ask.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args as ClapArgs;
+use identity::{Files, Person, Role, Subject};
+
+use crate::client::{Client, Route};
+use crate::problem::Problem;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct AgentsArgs {
+    /// Also ask this agent, as --api names one, for migrations that begin at its host
+    /// [may be given several times]
+    #[arg(long, value_name = "SOCKET|https://HOST:PORT")]
+    agent: Vec<PathBuf>,
+    /// Show all, and change nothing
+    #[arg(long)]
+    read_only: bool,
+}
+
+/// How they are reached.
+pub(crate) struct Agents {
+    pub(crate) clients: Vec<Client>,
+    /// Whether nothing may be asked of them but what they know.
+    pub(crate) read_only: bool,
+}
+
+impl AgentsArgs {
+    pub(crate) fn reach(self, api: Option<PathBuf>, tls: Option<&Path>) -> Result<Agents, Problem> {
+        let apis = std::iter::once(api).chain(self.agent.into_iter().map(Some));
+        let routes: Vec<Route> = apis.map(|api| Route::new(api, tls)).collect::<Result<_, _>>()?;
+        let only_observes = match (routes.iter().any(Route::is_remote), tls) {
+            (true, Some(tls)) => observes(tls)?,
+            _ => false,
+        };
+        let clients = routes.into_iter().map(Client::new).collect();
+        Ok(Agents { clients, read_only: self.read_only || only_observes })
+    }
+}
+
+/// Whether the certificate permits to look, and no more.
+fn observes(tls: &Path) -> Result<bool, Problem> {
+    let person = Person::load(&Files::within(tls))?;
+    Ok(matches!(person.subject(), Subject::Client { role: Role::Observe, .. }))
+}

@@ -1,0 +1,11 @@
+//! How a state looks to somebody who glances at it.
+
+/// What its colour says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    Good,
+    /// It is as it was asked for, or will pass.
+    Calm,
+    /// Somebody has to do something.
+    Bad,
+}

@@ -1,0 +1,141 @@
+//! The overview: what moves, the hosts, what has ended lately.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Paragraph, Widget};
+
+use super::grid::Grid;
+use super::keys::State;
+use super::{lists, plot};
+use crate::cluster::Known;
+use crate::output::amount;
+
+/// Rows of what has ended.
+const LATELY: usize = 5;
+/// Rows of the plot, where there is room for it.
+const PLOT: u16 = 10;
+/// Rows of hosts and of what has ended that the plot leaves.
+const REST: u16 = 12;
+
+/// The cluster in one line.
+pub(super) fn figures(known: &Known) -> String {
+    let hosts = amount::counted(known.hosts.len() as u64, "host");
+    let vms = amount::counted(known.vms().count() as u64, "VM");
+    let moving = known.running().len();
+    format!("{hosts} · {vms} · {moving} moving · room {}", amount::size(known.free_bytes()))
+}
+
+/// Parts of the screen, one below the other.
+struct Sections {
+    problems: Vec<Line<'static>>,
+    migrations: Section,
+    hosts: Section,
+    lately: Section,
+}
+
+struct Section {
+    title: &'static str,
+    /// What is said before the table.
+    lines: Vec<Line<'static>>,
+    /// None if there is nothing in it.
+    grid: Option<Grid>,
+}
+
+impl Section {
+    fn new(title: &'static str, grid: Grid, nothing: &'static str) -> Self {
+        if grid.rows.is_empty() {
+            return Self { title, lines: vec![Line::from(nothing)], grid: None };
+        }
+        Self { title, lines: Vec::new(), grid: Some(grid) }
+    }
+
+    /// With its title, and a line below it.
+    fn height(&self) -> u16 {
+        let grid = self.grid.as_ref().map_or(0, Grid::height);
+        height(&self.lines).saturating_add(grid).saturating_add(2)
+    }
+
+    fn draw(self, area: Rect, buffer: &mut Buffer) {
+        let title =
+            Line::styled(self.title, Style::new().fg(Color::Cyan).add_modifier(Modifier::BOLD));
+        let mut lines = vec![title];
+        lines.extend(self.lines);
+        let [above, below] =
+            Layout::vertical([Constraint::Length(height(&lines)), Constraint::Fill(1)]).areas(area);
+        Paragraph::new(lines).render(above, buffer);
+        if let Some(grid) = self.grid {
+            // What is below a section stays apart from it.
+            let below = Rect { height: below.height.saturating_sub(1), ..below };
+            grid.draw(below, buffer);
+        }
+    }
+}
+
+fn height(lines: &[Line<'_>]) -> u16 {
+    u16::try_from(lines.len()).unwrap_or(u16::MAX)
+}
+
+impl Sections {
+    fn of(known: &Known, chosen: Option<usize>) -> Self {
+        let problems = known.problems().map(|text| Line::styled(text.to_owned(), Color::Red));
+        let grid = Grid { chosen, ..lists::migrations(&known.running()) };
+        let mut migrations = Section::new("In progress", grid, "No migration runs.");
+        let gangs = known.gangs().filter(|gang| gang.outcome.is_none());
+        migrations.lines.extend(gangs.map(|gang| Line::from(lists::gang(gang))));
+        let lately = lists::history(known, LATELY);
+        Self {
+            problems: problems.collect(),
+            migrations,
+            hosts: Section::new("Hosts", lists::hosts(known), "No host is known."),
+            lately: Section::new("Lately", lately, "No migration has ended yet."),
+        }
+    }
+}
+
+/// On a terminal, in which not all may fit.
+pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer) {
+    let running = known.running();
+    let chosen = state.chosen(&running);
+    let Sections { problems, migrations, hosts, lately } = Sections::of(known, chosen);
+    let moving = migrations.height().min(area.height / 2);
+    let has_plot = chosen.is_some() && area.height >= moving + PLOT + REST;
+    let [of_problems, of_migrations, of_plot, of_hosts, of_lately] = Layout::vertical([
+        Constraint::Length(height(&problems)),
+        Constraint::Length(moving),
+        Constraint::Length(if has_plot { PLOT } else { 0 }),
+        Constraint::Max(hosts.height()),
+        Constraint::Min(lately.height().min(area.height / 4)),
+    ])
+    .areas(area);
+    Paragraph::new(problems).render(of_problems, buffer);
+    migrations.draw(of_migrations, buffer);
+    if let (true, Some(chosen)) = (has_plot, chosen) {
+        plot::draw(&running[chosen], of_plot, buffer);
+    }
+    hosts.draw(of_hosts, buffer);
+    lately.draw(of_lately, buffer);
+}
+
+/// What [`draw_text`] needs.
+pub(super) fn height_of_text(known: &Known) -> u16 {
+    let Sections { problems, migrations, hosts, lately } = Sections::of(known, None);
+    let sections = [&migrations, &hosts, &lately].map(Section::height);
+    sections.into_iter().fold(height(&problems) + 1, u16::saturating_add)
+}
+
+/// All of it.
+pub(super) fn draw_text(known: &Known, area: Rect, buffer: &mut Buffer) {
+    let Sections { problems, migrations, hosts, lately } = Sections::of(known, None);
+    let [top, of_problems, of_migrations, of_hosts, of_lately] = Layout::vertical(
+        [1, height(&problems), migrations.height(), hosts.height(), lately.height()]
+            .map(Constraint::Length),
+    )
+    .areas(area);
+    Line::from(figures(known)).render(top, buffer);
+    Paragraph::new(problems).render(of_problems, buffer);
+    migrations.draw(of_migrations, buffer);
+    hosts.draw(of_hosts, buffer);
+    lately.draw(of_lately, buffer);
+}

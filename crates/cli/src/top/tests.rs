@@ -1,0 +1,138 @@
+//! Screens, as agents' words become them, and what keys ask for.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::*;
+use crate::cluster::Known;
+use crate::cluster::example::{host, known, moving};
+use keys::Tab;
+
+fn screen(known: &Known, state: &State, width: u16, height: u16) -> String {
+    let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
+    view::draw(known, state, buffer.area, &mut buffer);
+    lines(&buffer)
+}
+
+fn press(state: &mut State, known: &Known, code: KeyCode) -> Wish {
+    state.take(&Event::Key(KeyEvent::new(code, KeyModifiers::NONE)), known)
+}
+
+#[test]
+fn a_terminal_of_eighty_columns_shows_what_matters() {
+    let shown = screen(&known("web1"), &State::new(false), 80, 24);
+    for text in [
+        "Droveway  1 Overview  2 Hosts",
+        "web1  host-a → host-b  first pass",
+        "41 %",
+        "5.50 s",
+        "host-b  r1      0",
+        "moved",
+        "q quit",
+    ] {
+        assert!(shown.contains(text), "no {text:?} in\n{shown}");
+    }
+    assert_eq!(shown.lines().count(), 24);
+}
+
+#[test]
+fn a_large_terminal_has_a_plot_and_more_columns() {
+    let shown = screen(&known("web1"), &State::new(false), 140, 50);
+    for text in [
+        "2 hosts · 2 VMs · 1 moving · room 16.0 GiB",
+        "DIRTIES",
+        "━ dirtied 4.77 MiB/s",
+        "┌ web1 ━",
+    ] {
+        assert!(shown.contains(text), "no {text:?} in\n{shown}");
+    }
+}
+
+#[test]
+fn no_size_is_too_small() {
+    for (width, height) in [(0, 0), (1, 1), (10, 3), (40, 5), (200, 8)] {
+        for tab in Tab::ALL.map(|(tab, _)| tab) {
+            let mut state = State::new(false);
+            state.tab = tab;
+            let shown = screen(&known("web1"), &state, width, height);
+            assert_eq!(shown.lines().count(), usize::from(height));
+        }
+    }
+}
+
+#[test]
+fn each_tab_has_its_table() {
+    let known = known("web1");
+    let mut state = State::new(false);
+    for (key, text) in [('2', "THEIR RAM"), ('3', "VCPUS"), ('4', "DOWNTIME"), ('1', "In progress")]
+    {
+        assert_eq!(press(&mut state, &known, KeyCode::Char(key)), Wish::Nothing);
+        assert!(screen(&known, &state, 100, 30).contains(text), "{key}");
+    }
+    press(&mut state, &known, KeyCode::Tab);
+    assert_eq!(state.tab, Tab::Hosts);
+}
+
+#[test]
+fn what_is_scrolled_away_is_above() {
+    let names: Vec<String> = (100..200).map(|nth| format!("web{nth}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let many = Known::example(vec![host("host-a", &names)], Vec::new(), Vec::new(), Vec::new());
+    let mut state = State::new(false);
+    press(&mut state, &many, KeyCode::Char('3'));
+    press(&mut state, &many, KeyCode::PageDown);
+    press(&mut state, &many, KeyCode::Down);
+    let shown = screen(&many, &state, 80, 10);
+    assert!(shown.contains("web111") && !shown.contains("web110"), "{shown}");
+    press(&mut state, &many, KeyCode::End);
+    press(&mut state, &many, KeyCode::Down);
+    assert!(screen(&many, &state, 80, 10).contains("web199"));
+    press(&mut state, &many, KeyCode::Home);
+    assert!(screen(&many, &state, 80, 10).contains("web100"));
+}
+
+#[test]
+fn a_migration_is_cancelled_only_after_a_yes() {
+    let mut other = moving("web2");
+    other.id = "0badcafe".to_owned();
+    let hosts = vec![host("host-a", &["web1", "web2"])];
+    let both = Known::example(hosts, vec![moving("web1"), other], Vec::new(), Vec::new());
+    let mut state = State::new(false);
+    press(&mut state, &both, KeyCode::Down);
+    assert_eq!(press(&mut state, &both, KeyCode::Char('c')), Wish::Nothing);
+    let shown = screen(&both, &state, 80, 24);
+    assert!(shown.contains("Cancel the move of web2? It stays at host-a. y/n"), "{shown}");
+    assert_eq!(press(&mut state, &both, KeyCode::Char('q')), Wish::Nothing);
+    press(&mut state, &both, KeyCode::Char('c'));
+    let wish = press(&mut state, &both, KeyCode::Char('y'));
+    assert_eq!(wish, Wish::Cancel { agent: 0, id: "0badcafe".to_owned() });
+    assert_eq!(press(&mut state, &both, KeyCode::Char('y')), Wish::Nothing);
+}
+
+#[test]
+fn who_only_looks_cancels_nothing() {
+    let known = known("web1");
+    let mut state = State::new(true);
+    press(&mut state, &known, KeyCode::Char('c'));
+    assert!(state.question.is_none());
+    assert_eq!(press(&mut state, &known, KeyCode::Char('y')), Wish::Nothing);
+}
+
+#[test]
+fn names_cannot_write_to_the_terminal() {
+    let shown = screen(&known("a\u{1b}[2Jb"), &State::new(false), 100, 30);
+    assert!(!shown.contains('\u{1b}'), "{shown:?}");
+}
+
+#[test]
+fn as_text_all_is_there() {
+    let names: Vec<String> = (0..60).map(|nth| format!("h{nth:02}")).collect();
+    let hosts = names.iter().map(|name| host(name, &[])).collect();
+    let known = Known::example(hosts, vec![moving("web1")], Vec::new(), Vec::new());
+    let mut buffer = Buffer::empty(Rect::new(0, 0, 100, overview::height_of_text(&known)));
+    overview::draw_text(&known, buffer.area, &mut buffer);
+    let text = lines(&buffer);
+    for says in ["60 hosts · 0 VMs · 1 moving", "web1", "h00", "h59", "No migration has ended yet."]
+    {
+        assert!(text.contains(says), "no {says:?} in\n{text}");
+    }
+}

@@ -1,0 +1,59 @@
+//! The screen: tabs above, keys below, and between them what was chosen.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Widget;
+
+use super::grid::Grid;
+use super::keys::{State, Tab};
+use super::{lists, overview};
+use crate::cluster::Known;
+
+pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer) {
+    let [top, _, body, bottom] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Fill(1),
+        Constraint::Length(1),
+    ])
+    .areas(area);
+    draw_tabs(known, state.tab, top, buffer);
+    let whole = |grid: Grid| Grid { above: state.above, ..grid };
+    match state.tab {
+        Tab::Overview => overview::draw(known, state, body, buffer),
+        Tab::Hosts => whole(lists::hosts(known)).draw(body, buffer),
+        Tab::Vms => whole(lists::vms(known)).draw(body, buffer),
+        Tab::History => whole(lists::history(known, usize::MAX)).draw(body, buffer),
+    }
+    draw_keys(state, bottom, buffer);
+}
+
+fn draw_tabs(known: &Known, shown: Tab, area: Rect, buffer: &mut Buffer) {
+    let mut spans = vec![Span::styled("Droveway", Modifier::BOLD)];
+    for (tab, name) in Tab::ALL {
+        let style = if tab == shown { Style::new().reversed() } else { Style::new() };
+        spans.extend([Span::raw("  "), Span::styled(name, style)]);
+    }
+    let tabs = Line::from(spans);
+    let figures = Line::from(overview::figures(known)).alignment(Alignment::Right);
+    let both = tabs.width() + 2 + figures.width() <= usize::from(area.width);
+    tabs.render(area, buffer);
+    if both {
+        figures.render(area, buffer);
+    }
+}
+
+fn draw_keys(state: &State, area: Rect, buffer: &mut Buffer) {
+    let line = if let Some(question) = &state.question {
+        Line::styled(question.text.clone(), Style::new().fg(Color::Yellow).bold())
+    } else if let Some(said) = &state.said {
+        Line::raw(said.clone())
+    } else if state.tab == Tab::Overview && !state.read_only {
+        Line::raw("q quit  1-4 tabs  ↑↓ choose  c cancel").dim()
+    } else {
+        Line::raw("q quit  1-4 tabs  ↑↓ PgUp PgDn scroll").dim()
+    };
+    line.render(area, buffer);
+}
