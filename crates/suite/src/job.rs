@@ -47,7 +47,10 @@ const ALONE: [&str; 17] = [
 /// What runs beside those, with the CPU time that they leave: nobody judges how long it
 /// takes, it slows no VM by cgroups, which have shares of their own, and changes nothing
 /// of the machine.
-const FILLS: [&str; 6] = [
+const FILLS: [&str; 9] = [
+    "agent agent",
+    "disk ordering",
+    "droveway ",
     "end-to-end cache_",
     "end-to-end holdings::",
     "end-to-end page_cache::",
@@ -85,10 +88,10 @@ impl Suite {
         let cores = available_parallelism().map_or(1, NonZero::get);
         match (told, self) {
             (Some(told), _) => Width { usual: std::cmp::max(told, 1), more: 0 },
-            // They use all cores by themselves for most of the time.
-            (None, Self::Unit) => Width { usual: cores, more: 0 },
+            // They use all cores by themselves for most of the time, and some wait.
+            (None, Self::Unit) => Width { usual: cores, more: cores },
             // Most of them wait most of the time, on fast machines more than on slow ones.
-            (None, Self::EndToEnd) => Width { usual: cores + 1, more: cores },
+            (None, Self::EndToEnd) => Width { usual: cores + 1, more: 2 * cores },
         }
     }
 }
