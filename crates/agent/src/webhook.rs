@@ -72,8 +72,13 @@ pub(crate) async fn follow(webhook: Webhook, events: Arc<Events>) {
         let text = String::from_utf8_lossy(&frame);
         let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
         // The first one has a place to go on from, and no data.
-        let (Some(id), Some(body)) = (field("id: "), field("data: ")) else { continue };
-        sender.deliver(id, body).await;
+        let (Some(id), Some(name), Some(body)) = (field("id: "), field("event: "), field("data: "))
+        else {
+            continue;
+        };
+        if sender.webhook.wants(&name) {
+            sender.deliver(id, body).await;
+        }
     }
 }
 

@@ -1,15 +1,18 @@
 //! `[webhook]`: where events are sent to.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::Happening;
 use axum::http::Uri;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::Deserialize;
+use serde_json::json;
 
 use super::ConfigError;
 use crate::webhook::Secret;
@@ -19,12 +22,16 @@ use crate::webhook::Secret;
 const TRUSTED: [&str; 2] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
+/// The event in place of those that are missing.
+const GAP: &str = "gap";
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Section {
     url: String,
     secret_file: PathBuf,
     ca: Option<PathBuf>,
+    events: Option<BTreeSet<String>>,
 }
 
 /// Where events are sent to.
@@ -36,6 +43,8 @@ pub struct Webhook {
     pub(crate) secret: Secret,
     /// Who may vouch for the receiver. Empty: it is on this host, and not encrypted.
     pub(crate) authorities: Arc<Vec<CertificateDer<'static>>>,
+    /// Which of them; none: all.
+    pub(crate) events: Option<BTreeSet<String>>,
 }
 
 impl Section {
@@ -46,11 +55,30 @@ impl Section {
     }
 
     pub(super) fn understood(self) -> Result<Webhook, ConfigError> {
-        let Self { url, secret_file, ca } = self;
+        let Self { url, secret_file, ca, events } = self;
+        events.iter().flatten().try_for_each(|name| check_event(name))?;
         let is_encrypted = check_url(&url)?;
         let secret = read_secret(&secret_file)?;
         let authorities = if is_encrypted { read_authorities(ca)? } else { Vec::new() };
-        Ok(Webhook { url, secret, authorities: Arc::new(authorities) })
+        Ok(Webhook { url, secret, authorities: Arc::new(authorities), events })
+    }
+}
+
+impl Webhook {
+    /// Whether events of this name are sent there. That some are missing always is.
+    pub(crate) fn wants(&self, event: &str) -> bool {
+        event == GAP || self.events.as_ref().is_none_or(|events| events.contains(event))
+    }
+}
+
+/// Whether there are such events. The parser knows: it misses what belongs to one.
+fn check_event(name: &str) -> Result<(), ConfigError> {
+    let parsed: Result<Happening, _> = serde_json::from_value(json!({ "event": name }));
+    match parsed {
+        Err(error) if error.to_string().starts_with("unknown variant") => {
+            Err(wrong(format!("events: {error}")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -135,6 +163,18 @@ mod tests {
         ] {
             let error = check_url(url).unwrap_err().to_string();
             assert!(error.starts_with("[webhook] url: ") && error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_event_that_never_comes_is_refused() {
+        for name in ["migration-ended", "vm-in-doubt", "gap", "certificate-expires"] {
+            assert!(check_event(name).is_ok(), "{name}");
+        }
+        for name in ["migration_ended", "", "Gap"] {
+            let error = check_event(name).unwrap_err().to_string();
+            assert!(error.starts_with("[webhook] events: unknown variant"), "{error}");
+            assert!(error.contains("`migration-ended`"), "it names those there are: {error}");
         }
     }
 

@@ -58,7 +58,8 @@ fn receiver(answers: &'static [&'static str]) -> (String, JoinHandle<Vec<Sent>>)
 }
 
 fn webhook(url: String) -> Webhook {
-    Webhook { url, secret: Secret::parse(SECRET).unwrap(), authorities: Arc::default() }
+    let secret = Secret::parse(SECRET).unwrap();
+    Webhook { url, secret, authorities: Arc::default(), events: None }
 }
 
 fn settled(vm: &str) -> Happening {
@@ -111,6 +112,25 @@ async fn events_are_delivered_in_order() {
         assert_eq!(*signature, secret.sign(id, at.parse().unwrap(), body));
         assert_eq!(serde_json::from_str::<Event>(body).unwrap().id, *id);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_is_wanted_is_sent() {
+    let (url, received) = receiver(&["200 OK", "200 OK"]);
+    let events = Events::new(Limits::default()).unwrap();
+    let wanted = Some([String::from("vm-settled")].into());
+    let following =
+        tokio::spawn(follow(Webhook { events: wanted, ..webhook(url) }, Arc::clone(&events)));
+    while events.has_no_reader() {
+        sleep(Duration::from_millis(5)).await;
+    }
+    events.tell(settled("web1"));
+    events.tell(Happening::VmInDoubt { vm: "web2".to_owned(), problem: "why".to_owned() });
+    events.tell(settled("web3"));
+    let sent = tokio::task::spawn_blocking(|| received.join().unwrap()).await.unwrap();
+    following.abort();
+    let what = |one: &Sent| serde_json::from_str::<Event>(&one.body).unwrap().what;
+    assert_eq!(sent.iter().map(what).collect::<Vec<_>>(), ["web1", "web3"].map(settled));
 }
 
 /// A receiver with a certificate for 127.0.0.1 that vouches for itself, and how many
