@@ -29,7 +29,11 @@ impl Site {
     }
 
     fn with(limits: Limits, identity: Option<Arc<Identity>>) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::of(tempfile::tempdir().unwrap(), limits, identity)
+    }
+
+    /// With what the directory has.
+    fn of(dir: tempfile::TempDir, limits: Limits, identity: Option<Arc<Identity>>) -> Self {
         let state = StateDir::open(dir.path()).unwrap();
         let journals = JournalDir::open(&state.journals()).unwrap();
         let registry = Registry::open(state, &Held::default()).unwrap();

@@ -144,9 +144,13 @@ impl Site {
     }
 }
 
-/// A host that has moved a VM, and a gang.
+/// A host that has moved a VM, and a gang. It has a VM whose record can't be read.
 fn with_history() -> Site {
-    let site = Site::new();
+    let dir = tempfile::tempdir().unwrap();
+    let vm = dir.path().join("vms/web9");
+    std::fs::create_dir_all(&vm).unwrap();
+    std::fs::write(vm.join("record.json"), "{").unwrap();
+    let site = Site::of(dir, Limits::default(), None);
     let state = site.api.registry.state();
     let report: Value =
         serde_json::from_str(include_str!("../../../../cli/src/report/example.json")).unwrap();
@@ -177,7 +181,7 @@ async fn answers_are_as_the_document_says() {
         ("/v1/doctor", &["/v1/doctor"]),
         ("/v1/doctor/{host}", &["/v1/doctor/here"]),
         ("/v1/vms", &["/v1/vms"]),
-        ("/v1/vms/{name}", &["/v1/vms/web1"]),
+        ("/v1/vms/{name}", &["/v1/vms/web9", "/v1/vms/web1"]),
         ("/v1/migrations", &["/v1/migrations"]),
         ("/v1/migrations/{id}", &["/v1/migrations/3f2a91c0", "/v1/migrations/x"]),
         ("/v1/migrations/{id}/progress", &["/v1/migrations/3f2a91c0/progress"]),
@@ -191,6 +195,9 @@ async fn answers_are_as_the_document_says() {
             site.answers_as_documented("GET", route, path, Value::Null).await;
         }
     }
+    let (_, vms) = site.ask("GET", "/v1/vms", "").await;
+    let vms: Vec<api::VmSummary> = serde_json::from_slice(&vms).unwrap();
+    assert_eq!((vms.len(), vms[0].status), (1, api::VmStatus::Unreadable));
     let evacuate = json!({ "evacuate": { "host": "here", "to": [] }, "dry_run": true });
     site.answers_as_documented("POST", "/v1/gangs", "/v1/gangs", evacuate).await;
     let cancel = "/v1/gangs/gdeadbeef/cancel";
@@ -237,6 +244,24 @@ fn requests_are_taken_as_the_document_says() {
     // What the types themselves say.
     let request: MigrateRequest = serde_json::from_value(json!({"vm": "v", "to": "b"})).unwrap();
     assert_valid(&of_type("MigrateRequest"), &serde_json::to_value(request).unwrap(), "as typed");
+}
+
+/// With all that an agent can say of one.
+#[test]
+fn vms_are_as_the_document_says() {
+    let summary = json!({
+        "name": "web1", "status": "running", "pid": 4711, "qemu": "10.0.2",
+        "ram_bytes": 1 << 30, "attached": true, "migration": "3f2a91c0", "problem": "why",
+        "share_domain": "d",
+        "content": { "rounds": 3, "named_bytes": 4096 },
+        "helper": { "state": "answers", "version": "0.1.0" },
+        "argv": ["qemu-system-x86_64"],
+    });
+    let parsed: api::VmSummary = serde_json::from_value(summary).unwrap();
+    let mut said = serde_json::to_value(parsed).unwrap();
+    assert_valid(&of_type("VmSummary"), &said, "a VM");
+    said["status"] = json!("flying");
+    assert!(!of_type("VmSummary").is_valid(&said));
 }
 
 #[test]
