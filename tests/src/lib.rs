@@ -17,6 +17,7 @@ pub mod proxy;
 mod racks;
 pub mod simulated;
 pub mod strangers;
+mod systemd;
 mod terminal;
 mod unmanaged;
 mod world;
@@ -26,6 +27,7 @@ use std::io::Write;
 pub use goal::{assert_fits_goal, fits_goal_bytes};
 pub use moving::{Ended, Frozen, Moving, kill};
 pub use racks::RackWorld;
+pub use systemd::Systemd;
 pub use terminal::Terminal;
 pub use world::{Side, World, assert_intact, bare, guest, own_qmp_argument, twin, until};
 

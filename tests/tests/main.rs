@@ -49,6 +49,7 @@ mod restart;
 mod shared_disks;
 mod sharing;
 mod strangers;
+mod systemd;
 mod throttle;
 mod tls;
 mod top;

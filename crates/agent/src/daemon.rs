@@ -1,6 +1,6 @@
 //! The agent from its first line to its last.
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -26,12 +26,14 @@ use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
 use crate::holdings::Holdings;
 use crate::http::{Api, Port, router, serve_metrics};
+use crate::log;
 use crate::migrations::{Migrations, Routes};
 use crate::peers::{self, Peers, PeersFile, Told};
 use crate::rack::{RackError, rack};
 use crate::recovery::{Settlers, kept};
 use crate::registry::Registry;
 use crate::renewal;
+use crate::scopes::Scopes;
 use crate::service_manager;
 use crate::socket::{ApiSocket, SocketError};
 use crate::state::{StateDir, StateError};
@@ -122,7 +124,7 @@ pub enum AgentError {
 /// If it can't start, in words for the operator.
 pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let config = Config::new(flags)?;
-    log();
+    log::begin();
     if let Err(error) = qemu::launch::raise_open_files() {
         tracing::warn!(%error, "the limit of open files stays as it is: LimitNOFILE= in the unit");
     }
@@ -179,7 +181,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let metrics = metrics.transpose()?;
     let registry = Registry::open(state, &kept::held(&kept));
     let registry = registry.map_err(|source| local_error("finding VMs", source))?;
-    let registry = registry.with_qemu_user(qemu_user);
+    let registry = registry.with_qemu_user(qemu_user).with_scopes(Scopes::new());
     let registry = Arc::new(registry.with_holdings(holdings(&config, local.sharing.as_ref())?));
     let events = Events::new(Limits::default())
         .map_err(|source| local_error("reading random numbers", source))?;
@@ -383,6 +385,10 @@ fn serve(
             tokio::spawn(webhook::follow(webhook, Arc::clone(&events)));
         }
         tokio::spawn(service_manager::watched());
+        tokio::spawn({
+            let (registry, migrations) = (Arc::clone(&registry), Arc::clone(&migrations));
+            service_manager::shown(move || in_a_line(&registry, &migrations))
+        });
         let mut signals = async || {
             tokio::select! {
                 _ = interrupt.recv() => {}
@@ -489,18 +495,12 @@ fn host_info(config: &Config) -> HostInfo {
     }
 }
 
-fn local_error(what: &'static str, source: io::Error) -> AgentError {
-    AgentError::Local { what, source }
+/// How it is, in a few words.
+fn in_a_line(registry: &Registry, migrations: &Migrations) -> String {
+    let running = migrations.list().iter().filter(|one| one.outcome.is_none()).count();
+    format!("VMs: {}, migrations from here: {running}", registry.count())
 }
 
-/// To standard error, where service managers look.
-fn log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("DROVEWAY_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    // A second subscriber is refused: in tests there is one already.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .try_init();
+fn local_error(what: &'static str, source: io::Error) -> AgentError {
+    AgentError::Local { what, source }
 }

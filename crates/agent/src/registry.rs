@@ -27,6 +27,7 @@ use crate::denied::Denied;
 use crate::holdings::Holdings;
 use crate::name;
 use crate::record;
+use crate::scopes::Scopes;
 use crate::state::StateDir;
 use crate::vm::{Place, Vm};
 pub(crate) use claim::Claim;
@@ -59,6 +60,8 @@ pub(crate) struct Registry {
     qemu_user: Option<User>,
     /// What they hold; none if nobody is to look.
     holdings: Option<Holdings>,
+    /// Where its QEMUs go to.
+    scopes: Scopes,
     slots: Mutex<BTreeMap<String, Slot>>,
     /// Told when a slot goes or is free again.
     settled: Condvar,
@@ -74,7 +77,14 @@ impl Registry {
             slots.insert(found.vm.name.clone(), Slot { vm: Some(Arc::new(found.vm)), busy });
         }
         let (slots, settled) = (Mutex::new(slots), Condvar::new());
-        Ok(Self { state, qemu_user: None, holdings: None, slots, settled })
+        Ok(Self {
+            state,
+            qemu_user: None,
+            holdings: None,
+            scopes: Scopes::default(),
+            slots,
+            settled,
+        })
     }
 
     /// The same; from now on QEMUs are started as this user.
@@ -90,6 +100,21 @@ impl Registry {
             }
         }
         Self { holdings, ..self }
+    }
+
+    /// The same; its QEMUs get scopes of their own, also those that had none yet.
+    pub(crate) fn with_scopes(self, scopes: Scopes) -> Self {
+        for (name, slot) in self.slots.lock().iter() {
+            if let Some(machine) = slot.vm.as_ref().and_then(|vm| vm.machine()) {
+                scopes.take(name, machine.process.pid());
+            }
+        }
+        Self { scopes, ..self }
+    }
+
+    /// How many VMs it has, also those that come.
+    pub(crate) fn count(&self) -> usize {
+        self.slots.lock().values().filter(|slot| slot.vm.is_some()).count()
     }
 
     /// What its VMs hold; none if nobody looks.

@@ -34,6 +34,7 @@ impl Claim {
     /// A QEMU that was started for this VM: from here on it ends with the
     /// claim.
     pub(crate) fn fill(&self, machine: Machine, share_domain: &str) -> Result<Arc<Vm>, Denied> {
+        self.registry.scopes.take(&self.name, machine.process.pid());
         match machine.qmp.ram_bytes() {
             Ok(bytes) => {
                 let vm = Vm::new(&self.name, self.dir.clone(), machine, bytes);

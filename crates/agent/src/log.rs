@@ -1,0 +1,28 @@
+//! The agent's log: to standard error, where service managers look. Where that is systemd's
+//! journal, lines go there with fields by which they are found (see [`journal`]).
+
+mod journal;
+
+use std::io::{self, IsTerminal};
+
+use journal::Journal;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Begins it. `DROVEWAY_LOG` says how much is logged.
+pub(crate) fn begin() {
+    let filter = EnvFilter::try_from_env("DROVEWAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // A second subscriber is refused: in tests there is one already.
+    let _ = match Journal::of_this_service() {
+        Some(journal) => {
+            tracing_subscriber::registry().with(filter).with(journal).try_init().is_ok()
+        }
+        None => tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(io::stderr)
+            .with_ansi(io::stderr().is_terminal())
+            .try_init()
+            .is_ok(),
+    };
+}

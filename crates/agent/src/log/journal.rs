@@ -1,0 +1,220 @@
+//! systemd's journal. A line's text is what standard error would have; beside it are its
+//! priority, and the migration and the VM that it is about: `DROVEWAY_MIGRATION` and
+//! `DROVEWAY_VM`, for `journalctl DROVEWAY_VM=web1`.
+
+use std::env;
+use std::fmt::{Debug, Write};
+use std::io;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+
+use rustix::fs::fstat;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::registry::{LookupSpan, Scope};
+
+const SOCKET: &str = "/run/systemd/journal/socket";
+/// What one datagram surely takes. A longer line is cut.
+const TEXT_MAX: usize = 48 << 10;
+/// What a span or an event says, and the field that it becomes.
+const FIELDS: [(&str, &str, &str); 3] = [
+    ("migration", "id", "DROVEWAY_MIGRATION"),
+    ("", "migration", "DROVEWAY_MIGRATION"),
+    ("", "vm", "DROVEWAY_VM"),
+];
+
+/// Where lines go.
+pub(super) struct Journal(UnixDatagram);
+
+/// What a span or an event says: names and values, and its message.
+#[derive(Debug, Default)]
+struct Said {
+    message: String,
+    fields: Vec<(&'static str, Value)>,
+}
+
+#[derive(Debug)]
+struct Value {
+    plain: String,
+    /// As it stands in a line: a text in quotation marks.
+    shown: String,
+}
+
+impl Journal {
+    /// If systemd has started this program and takes its standard error for the journal.
+    pub(super) fn of_this_service() -> Option<Self> {
+        let told = env::var("JOURNAL_STREAM").ok()?;
+        let (device, inode) = told.split_once(':')?;
+        let error = fstat(io::stderr()).ok()?;
+        let is_it = device.parse() == Ok(error.st_dev) && inode.parse() == Ok(error.st_ino);
+        is_it.then(|| Self::at(Path::new(SOCKET)).ok()).flatten()
+    }
+
+    fn at(socket: &Path) -> io::Result<Self> {
+        let journal = UnixDatagram::unbound()?;
+        journal.connect(socket)?;
+        Ok(Self(journal))
+    }
+}
+
+impl Visit for Said {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => value.clone_into(&mut self.message),
+            name => {
+                let value = Value { plain: value.to_owned(), shown: format!("{value:?}") };
+                self.fields.push((name, value));
+            }
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let shown = format!("{value:?}");
+        match field.name() {
+            "message" => self.message = shown,
+            name => self.fields.push((name, Value { plain: shown.clone(), shown })),
+        }
+    }
+}
+
+impl Said {
+    fn show(&self) -> String {
+        let words = self.fields.iter().map(|(name, value)| format!("{name}={}", value.shown));
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    /// What of it becomes fields, if a span of this name says it, or an event (without).
+    fn told<'s>(&'s self, span: &str) -> impl Iterator<Item = (&'static str, &'s str)> {
+        FIELDS.into_iter().filter(move |(of, _, _)| of.is_empty() || *of == span).filter_map(
+            |(_, name, field)| {
+                let (_, value) = self.fields.iter().find(|(said, _)| *said == name)?;
+                Some((field, value.plain.as_str()))
+            },
+        )
+    }
+}
+
+impl<S: Subscriber + for<'s> LookupSpan<'s>> Layer<S> for Journal {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut said = Said::default();
+        attributes.record(&mut said);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().insert(said);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let meta = event.metadata();
+        let mut said = Said::default();
+        event.record(&mut said);
+        let (mut text, mut entry) = (String::new(), Vec::new());
+        for span in context.event_scope(event).into_iter().flat_map(Scope::from_root) {
+            let extensions = span.extensions();
+            let Some(of_span) = extensions.get::<Said>() else { continue };
+            let _ = write!(text, "{}{{{}}}: ", span.name(), of_span.show());
+            of_span.told(span.name()).for_each(|(name, value)| put(&mut entry, name, value));
+        }
+        said.told("").for_each(|(name, value)| put(&mut entry, name, value));
+        let _ = write!(text, "{}: {} {}", meta.target(), said.message, said.show());
+        put(&mut entry, "MESSAGE", beginning(text.trim_end()));
+        put(&mut entry, "PRIORITY", priority(*meta.level()));
+        put(&mut entry, "SYSLOG_IDENTIFIER", "droveway");
+        // Nobody could be told.
+        let _ = self.0.send(&entry);
+    }
+}
+
+/// As `syslog` numbers them.
+fn priority(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "3",
+        Level::WARN => "4",
+        Level::INFO => "6",
+        Level::DEBUG | Level::TRACE => "7",
+    }
+}
+
+/// As much of a text as is sent.
+fn beginning(text: &str) -> &str {
+    let end = (0..=TEXT_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or(0)]
+}
+
+/// A field as the journal's own protocol has it: a value of several lines with its length.
+fn put(entry: &mut Vec<u8>, name: &str, value: &str) {
+    entry.extend(name.bytes());
+    if value.contains('\n') {
+        entry.push(b'\n');
+        entry.extend((value.len() as u64).to_le_bytes());
+    } else {
+        entry.push(b'=');
+    }
+    entry.extend(value.bytes());
+    entry.push(b'\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    /// What the journal hears while something is logged.
+    fn heard(log: impl FnOnce()) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let journal = Journal::at(&path).unwrap();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(journal), log);
+        socket.set_nonblocking(true).unwrap();
+        let mut bytes = vec![0; 1 << 17];
+        let mut entries = Vec::new();
+        while let Ok(count) = socket.recv(&mut bytes) {
+            entries.push(String::from_utf8_lossy(&bytes[..count]).into_owned());
+        }
+        entries
+    }
+
+    #[test]
+    fn a_line_has_its_text_its_priority_and_what_it_is_about() {
+        let target = module_path!();
+        let entries = heard(|| {
+            let span = data_threads::migration_span("deadbeef", "web1");
+            span.in_scope(|| tracing::warn!(error = "no room", left = 3, "it ends"));
+            tracing::info!(vm = "web2", "started");
+            tracing::error!("alone");
+        });
+        let expected = [
+            format!(
+                "DROVEWAY_MIGRATION=deadbeef\nDROVEWAY_VM=web1\nMESSAGE=migration{{id=deadbeef \
+                 vm=\"web1\"}}: {target}: it ends error=\"no room\" left=3\nPRIORITY=4\n\
+                 SYSLOG_IDENTIFIER=droveway\n"
+            ),
+            format!(
+                "DROVEWAY_VM=web2\nMESSAGE={target}: started vm=\"web2\"\nPRIORITY=6\n\
+                 SYSLOG_IDENTIFIER=droveway\n"
+            ),
+            format!("MESSAGE={target}: alone\nPRIORITY=3\nSYSLOG_IDENTIFIER=droveway\n"),
+        ];
+        assert_eq!(entries, expected);
+    }
+
+    #[test]
+    fn a_text_of_several_lines_makes_no_fields_of_its_own() {
+        let mut entry = Vec::new();
+        put(&mut entry, "MESSAGE", "a\nPRIORITY=0");
+        let expected =
+            [b"MESSAGE\n".as_slice(), &12_u64.to_le_bytes(), b"a\nPRIORITY=0\n"].concat();
+        assert_eq!(entry, expected);
+    }
+
+    #[test]
+    fn a_line_without_end_is_cut_between_two_letters() {
+        let entries = heard(|| tracing::error!("{}", "ä".repeat(TEXT_MAX)));
+        assert!(entries[0].len() < TEXT_MAX + 100 && entries[0].len() > TEXT_MAX - 100);
+        assert!(!entries[0].contains('\u{fffd}'));
+    }
+}

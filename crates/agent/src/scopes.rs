@@ -1,0 +1,192 @@
+//! A scope of systemd's for each QEMU that this agent has started: what is done with the
+//! agent's unit, to stop it, to bound it, to kill all of it, leaves VMs alone.
+//!
+//! A QEMU starts in the agent's own cgroup, with open files that it inherits, and is moved
+//! from there. Nobody waits for that. A VM whose QEMU can't be moved runs all the same; the
+//! unit's `KillMode=process` is for those.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, unbounded};
+
+/// All of them are in it.
+const SLICE: &str = "droveway.slice";
+/// A scope of that name is there until the last QEMU in it has ended: one that moved away
+/// ends when the VM runs elsewhere, and the VM may come back at once.
+const TRIES: u32 = 5;
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Where QEMUs are told to go to; nowhere if no systemd runs this agent as a service.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scopes(Option<Sender<Wanted>>);
+
+#[derive(Debug)]
+struct Wanted {
+    vm: String,
+    pid: u32,
+}
+
+/// What precedes the path in `/proc/PID/cgroup`: in systemd's own hierarchy, beside others
+/// of the first form of control groups, and in the second form's only one.
+const HIERARCHIES: [&str; 2] = [":name=systemd:", "0::"];
+
+/// The unit that the agent is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Unit {
+    hierarchy: &'static str,
+    cgroup: String,
+    name: String,
+}
+
+impl Scopes {
+    /// Asks systemd from now on, if that started this agent.
+    pub(crate) fn new() -> Self {
+        let is_systemd = Path::new("/run/systemd/system").is_dir();
+        if !is_systemd || env::var_os("INVOCATION_ID").is_none() {
+            return Self(None);
+        }
+        let Some(unit) = groups("self").as_deref().and_then(Unit::of) else { return Self(None) };
+        let (tell, told) = unbounded::<Wanted>();
+        let run = move || told.into_iter().for_each(|wanted| wanted.take_out_of(&unit));
+        match thread::Builder::new().name("scopes".to_owned()).spawn(run) {
+            Ok(_) => Self(Some(tell)),
+            Err(error) => {
+                tracing::warn!(%error, "VMs stay in the agent's unit");
+                Self(None)
+            }
+        }
+    }
+
+    /// A VM's QEMU is to have a scope of its own, if it is in the agent's unit.
+    pub(crate) fn take(&self, vm: &str, pid: u32) {
+        if let Some(tell) = &self.0 {
+            // It ends with the agent.
+            let _ = tell.send(Wanted { vm: vm.to_owned(), pid });
+        }
+    }
+}
+
+impl Unit {
+    /// By the cgroup that systemd has made for it.
+    fn of(groups: &str) -> Option<Self> {
+        HIERARCHIES.iter().find_map(|hierarchy| {
+            let cgroup = within(groups, hierarchy)?;
+            let name = cgroup.rsplit('/').next()?;
+            let unit = || Self { hierarchy, cgroup: cgroup.to_owned(), name: name.to_owned() };
+            name.ends_with(".service").then(unit)
+        })
+    }
+
+    fn has(&self, pid: u32) -> bool {
+        groups(&pid.to_string())
+            .is_some_and(|groups| within(&groups, self.hierarchy) == Some(&self.cgroup))
+    }
+}
+
+/// The cgroups of a process, a line for each hierarchy.
+fn groups(process: &str) -> Option<String> {
+    fs::read_to_string(format!("/proc/{process}/cgroup")).ok()
+}
+
+fn within<'g>(groups: &'g str, hierarchy: &str) -> Option<&'g str> {
+    groups.lines().find_map(|line| Some(line.split_once(hierarchy)?.1))
+}
+
+impl Wanted {
+    fn take_out_of(&self, unit: &Unit) {
+        for _ in 0..TRIES {
+            // It may have ended, and somebody else have its number.
+            if !unit.has(self.pid) {
+                return;
+            }
+            match self.ask(unit) {
+                Ok(()) => return,
+                Err(why) if why.contains("already") => thread::sleep(RETRY),
+                Err(why) => {
+                    tracing::warn!(vm = self.vm, why, "its QEMU stays in the agent's unit");
+                    return;
+                }
+            }
+        }
+        tracing::warn!(
+            vm = self.vm,
+            "its QEMU stays in the agent's unit: another one has its scope"
+        );
+    }
+
+    /// By the program that systemd brings for that.
+    fn ask(&self, unit: &Unit) -> Result<(), String> {
+        let mut command = Command::new("busctl");
+        command.args(["--system", "call", "org.freedesktop.systemd1"]);
+        command.args(["/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager"]);
+        command.args(self.call(unit));
+        let output = command.output().map_err(|error| format!("busctl: {error}"))?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        }
+    }
+
+    fn call(&self, unit: &Unit) -> Vec<String> {
+        let Self { vm, pid } = self;
+        let (pid, scope) = (pid.to_string(), format!("droveway-vm-{vm}.scope"));
+        let description = format!("Virtual machine {vm}");
+        let words = [
+            // The name; one that is there is not replaced; the properties; no other units.
+            &["StartTransientUnit", "ssa(sv)a(sa(sv))", &scope, "fail", "6"][..],
+            &["Description", "s", &description],
+            &["Slice", "s", SLICE],
+            &["PIDs", "au", "1", &pid],
+            // A VM that is throttled gets a cgroup below.
+            &["Delegate", "b", "true"],
+            // When the host shuts down, the agent is first to end what it does.
+            &["Before", "as", "1", &unit.name],
+            &["CollectMode", "s", "inactive-or-failed"],
+            &["0"],
+        ];
+        words.concat().into_iter().map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unit_is_known_by_its_cgroup() {
+        let unit = |text: &str| Unit::of(text).map(|unit| unit.name);
+        for (text, name) in [
+            ("0::/system.slice/droveway.service\n", Some("droveway.service")),
+            (
+                "4:cpu:/x.service\n1:name=systemd:/system.slice/a@1.service\n0::/b.service\n",
+                Some("a@1.service"),
+            ),
+            // Systemd keeps to the second form here, whatever else there is.
+            ("1:name=systemd:/\n0::/system.slice/b.service\n", Some("b.service")),
+            ("0::/user.slice/user-0.slice/session-1.scope\n", None),
+            ("0::/\n", None),
+            ("", None),
+        ] {
+            assert_eq!(unit(text).as_deref(), name, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn without_systemd_nothing_is_asked_for() {
+        let scopes = Scopes::default();
+        scopes.take("web1", std::process::id());
+        assert!(scopes.0.is_none());
+    }
+
+    #[test]
+    fn a_process_that_is_not_in_the_unit_is_left_where_it_is() {
+        let unit = Unit::of("0::/none.service\n").unwrap();
+        // Else this would ask, and fail.
+        Wanted { vm: "web1".to_owned(), pid: std::process::id() }.take_out_of(&unit);
+    }
+}
