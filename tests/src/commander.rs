@@ -16,7 +16,7 @@ use crate::{Side, World, assert_intact, own_qmp_argument, until};
 /// What a migration takes at most.
 const MOVE_MAX: Duration = Duration::from_secs(120);
 /// From its destination's last answer.
-const LOAD_MAX: Duration = Duration::from_secs(20);
+const LOAD_MAX: Duration = Duration::from_secs(60);
 const UUID: &str = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0";
 const NO_LIMIT: u64 = 9_223_372_036_853_727_232;
 

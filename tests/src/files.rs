@@ -34,7 +34,7 @@ const PARTITION_SECTOR: u64 = 63;
 const SECTOR: usize = 512;
 const SECTOR_BYTES: u64 = SECTOR as u64;
 /// QEMU says at once where a port is, unless the machine is busy.
-const FIND_MAX: Duration = Duration::from_secs(20);
+const FIND_MAX: Duration = Duration::from_secs(60);
 /// Copied at once.
 const PIECE: usize = 1 << 20;
 const PAGE: usize = 4096;

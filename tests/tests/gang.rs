@@ -43,7 +43,7 @@ fn assert_at(world: &World, side: Side, guests: &[&Guest]) {
     let pids: Vec<u32> = vms.iter().map(|vm| vm.pid).collect();
     for guest in guests {
         let vm = vms.iter().find(|vm| vm.name == guest.spec.name).expect("it should be there");
-        assert_eq!((vm.status, vm.migration.as_ref()), (VmStatus::Running, None), "{}", vm.name);
+        world.assert_runs(side, vm);
         world.assert_intact(guest);
     }
     assert_eq!(vms.len(), guests.len());

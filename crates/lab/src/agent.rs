@@ -15,7 +15,7 @@ const PORT: u16 = 7800;
 /// What says which programs other hosts can have started.
 const PROGRAMS: &str = "--qemu-programs";
 /// An agent listens within a tenth of a second.
-const UP_MAX: Duration = Duration::from_secs(20);
+const UP_MAX: Duration = Duration::from_secs(60);
 
 /// The `droveway` that stands beside the running program, or `DROVEWAY`.
 #[must_use]

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 /// What is looked at: the time since the last look, which is no shorter. What was begun
 /// then shows by now.
-const OVER: Duration = Duration::from_secs(2);
+const OVER: Duration = Duration::from_secs(3);
 /// The share of all CPU time that must have been left for one more job.
-const ROOM: f64 = 0.25;
+const ROOM: f64 = 0.3;
 
 /// Remembers what was used so far.
 #[derive(Debug, Default)]

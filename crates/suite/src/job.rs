@@ -91,7 +91,7 @@ impl Suite {
             // They use all cores by themselves for most of the time, and some wait.
             (None, Self::Unit) => Width { usual: cores, more: cores },
             // Most of them wait most of the time, on fast machines more than on slow ones.
-            (None, Self::EndToEnd) => Width { usual: cores + 1, more: 2 * cores },
+            (None, Self::EndToEnd) => Width { usual: cores + 1, more: cores },
         }
     }
 }
