@@ -122,14 +122,14 @@ pub(super) fn draw(known: &Known, state: &State, area: Rect, buffer: &mut Buffer
 pub(super) fn height_of_text(known: &Known) -> u16 {
     let Sections { problems, migrations, hosts, lately } = Sections::of(known, None);
     let sections = [&migrations, &hosts, &lately].map(Section::height);
-    sections.into_iter().fold(height(&problems) + 1, u16::saturating_add)
+    sections.into_iter().fold(height(&problems) + 2, u16::saturating_add)
 }
 
 /// All of it.
 pub(super) fn draw_text(known: &Known, area: Rect, buffer: &mut Buffer) {
     let Sections { problems, migrations, hosts, lately } = Sections::of(known, None);
     let [top, of_problems, of_migrations, of_hosts, of_lately] = Layout::vertical(
-        [1, height(&problems), migrations.height(), hosts.height(), lately.height()]
+        [2, height(&problems), migrations.height(), hosts.height(), lately.height()]
             .map(Constraint::Length),
     )
     .areas(area);
