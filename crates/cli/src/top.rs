@@ -1,5 +1,5 @@
-//! Hosts, VMs and migrations in a terminal, as they change: what the dashboard shows,
-//! for somebody who is at a host already.
+//! Hosts, VMs and migrations in a terminal, as they change: what the dashboard shows, for
+//! an operator who is logged in to a host.
 
 mod grid;
 mod keys;

@@ -21,7 +21,7 @@ pub(crate) enum Suite {
 const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// What measures how long something takes, or how well VMs keep up with each other, or
-/// changes something of the whole machine, has it for itself, but for what [`FILLS`]: by
+/// changes something of the whole machine, has the machine to itself, except for [`FILLS`]: by
 /// the beginnings of their names.
 const ALONE: [&str; 17] = [
     "end-to-end backings::huge_pages",

@@ -1,4 +1,4 @@
-//! How a state looks to somebody who glances at it.
+//! How good a state is, to be shown by a colour.
 
 /// What its colour says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
