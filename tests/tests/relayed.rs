@@ -29,8 +29,11 @@ use tap::{Head, Output, Stopped, Summary, Taken, Tap, Unsplittable};
 const POOL_BYTES: usize = 16 << 20;
 /// Blocks of this size and larger are written into memory, if at all.
 const MAPPED_BYTES_MIN: u64 = 8 * MIB;
-/// Less than the guest writes, so that no migration ends before it is to.
+/// For most of the first pass.
 const BANDWIDTH: u64 = 4_000_000;
+/// From then on: less than the guest writes on a busy machine, so that no migration ends
+/// before it is to.
+const LATER_BANDWIDTH: u64 = 500_000;
 const RATE: u64 = 50_000_000;
 const RAM_BYTES: u64 = 12 * MIB;
 /// How long that takes on a busy machine.
@@ -258,6 +261,8 @@ impl Pair {
     /// Until all of its RAM was taken out once, and something again.
     fn wait_later_pass(&self, between: &Between) {
         let pages = || between.relay.seen.lock().pages;
+        within("most was taken out", || pages() * 4096 > RAM_BYTES - MIB);
+        self.source.tell("migrate-set-parameters", json!({ "max-bandwidth": LATER_BANDWIDTH }));
         within("more than all was taken out", || pages() * 4096 > RAM_BYTES + MIB / 4);
     }
 
