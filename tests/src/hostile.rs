@@ -116,6 +116,7 @@ impl<'w> Caller<'w> {
             share_domain: Default::default(),
             guest_port: true,
             audit: Default::default(),
+            hashes: Vec::new(),
         }
     }
 
@@ -371,6 +372,7 @@ pub fn prepared() -> ToSource {
         sharing: false,
         storage_notes: Vec::new(),
         storage: Vec::new(),
+        hash: None,
     })
 }
 

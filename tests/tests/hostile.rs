@@ -381,6 +381,16 @@ fn destinations_that_make_no_sense() {
     fails(
         &[],
         |mut control| {
+            let ToSource::Prepared(mut said) = prepared() else { return };
+            said.hash = Some("crc8".to_owned());
+            say(&mut control, &ToSource::Prepared(said));
+            hear_out(control);
+        },
+        "a hash for the audit that it was not offered",
+    );
+    fails(
+        &[],
+        |mut control| {
             say(&mut control, &prepared());
             say(&mut control, &prepared());
             hear_out(control);

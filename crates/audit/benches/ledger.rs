@@ -4,7 +4,7 @@
 
 #![allow(missing_docs, reason = "criterion's macros make a public function")]
 
-use audit::Ledger;
+use audit::{Hash, Ledger};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use page::{BATCH_PAGES, Batch, BlockId, Epoch, PAGE_BYTES, PageIndex, Pool};
 
@@ -32,23 +32,30 @@ fn batch(first: u32, is_zero: bool) -> Batch {
 fn ledger(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("ledger");
     group.throughput(Throughput::Bytes(BATCH_BYTES as u64));
-    let ledger = Ledger::new([u64::from(RAM_PAGES)]).expect("memory");
-    for (name, is_zero) in [("bodies", false), ("zeros", true)] {
-        let batch = batch(0, is_zero);
-        group.bench_function(name, |bench| {
-            bench.iter(|| {
-                ledger.bodies_handed_over(&batch, batch.bodies(), batch.epoch);
-                ledger.fills_handed_over(&batch, batch.epoch);
+    let hashes = if Hash::fastest() == Hash::default() {
+        vec![Hash::default()]
+    } else {
+        vec![Hash::default(), Hash::fastest()]
+    };
+    for hash in hashes {
+        let ledger = Ledger::new(hash, [u64::from(RAM_PAGES)]).expect("memory");
+        for (name, is_zero) in [("bodies", false), ("zeros", true)] {
+            let batch = batch(0, is_zero);
+            group.bench_function(format!("{name}, {}", hash.name()), |bench| {
+                bench.iter(|| {
+                    ledger.bodies_handed_over(&batch, batch.bodies(), batch.epoch);
+                    ledger.fills_handed_over(&batch, batch.epoch);
+                });
             });
-        });
+        }
+        assert!(ledger.block(BlockId(0)).is_some());
     }
-    assert!(ledger.block(BlockId(0)).is_some());
     let (from, mut to) = (vec![1_u8; BATCH_BYTES], vec![0; BATCH_BYTES]);
     group.bench_function("copy", |bench| {
         bench.iter(|| std::hint::black_box(&mut to).copy_from_slice(&from));
     });
     group.finish();
-    let ledger = Ledger::new([u64::from(LARGE_PAGES)]).expect("memory");
+    let ledger = Ledger::new(Hash::fastest(), [u64::from(LARGE_PAGES)]).expect("memory");
     for first in (0..LARGE_PAGES).step_by(BATCH_PAGES * BATCH_PAGES) {
         let batch = batch(first, false);
         ledger.bodies_handed_over(&batch, batch.bodies(), batch.epoch);

@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn what_goes_in_comes_out() {
-        let fingerprint = Fingerprint::of(b"content");
+        let fingerprint = crate::Hash::default().of(b"content");
         for epoch in [0, 1, 77, u32::MAX] {
             let entry = Entry::handed_over(fingerprint, Epoch(epoch));
             assert_eq!(entry.fingerprint(), fingerprint);

@@ -4,13 +4,14 @@ use std::sync::OnceLock;
 
 use page::{Batch, BlockId, Body, Epoch, PageIndex};
 
-use crate::{BlockLedger, Ledger};
+use crate::{BlockLedger, Hash, Ledger};
 
 /// What QEMU handed over last of each page, once its block list is known. Without
 /// an audit, or without memory for one, nothing is kept.
 #[derive(Debug, Default)]
 pub struct HandedOver {
-    wanted: bool,
+    /// None: no audit is wanted.
+    hash: Option<Hash>,
     ledger: OnceLock<Option<Ledger>>,
 }
 
@@ -26,15 +27,15 @@ pub enum NotKept {
 }
 
 impl HandedOver {
-    /// Of a migration that is to be audited, or not.
+    /// Of a migration that is to be audited, by this hash, or not.
     #[must_use]
-    pub fn new(wanted: bool) -> Self {
-        Self { wanted, ledger: OnceLock::new() }
+    pub fn new(hash: Option<Hash>) -> Self {
+        Self { hash, ledger: OnceLock::new() }
     }
 
     /// The block list is known: how many pages each has.
     pub fn announce(&self, pages: impl Iterator<Item = u64>) {
-        let _ = self.ledger.set(if self.wanted { Ledger::new(pages) } else { None });
+        let _ = self.ledger.set(self.hash.and_then(|hash| Ledger::new(hash, pages)));
     }
 
     /// QEMU hands these bodies of a batch over, in this epoch.
@@ -70,7 +71,7 @@ impl HandedOver {
     /// If nothing is.
     pub fn ledger(&self) -> Result<&Ledger, NotKept> {
         match self.ledger.get() {
-            _ if !self.wanted => Err(NotKept::NotWanted),
+            _ if self.hash.is_none() => Err(NotKept::NotWanted),
             Some(Some(ledger)) => Ok(ledger),
             Some(None) => Err(NotKept::NoMemory),
             None => Err(NotKept::NoBlocks),
@@ -88,12 +89,13 @@ mod tests {
     fn what_is_handed_over_counts_once_blocks_are_known_and_if_it_is_wanted() {
         let mut batch = Pool::new(1).take().unwrap();
         batch.push_fill(PageIndex(1), 7);
-        for (wanted, announced, expected) in [
-            (false, true, Err(NotKept::NotWanted)),
-            (true, false, Err(NotKept::NoBlocks)),
-            (true, true, Ok(4)),
+        let wanted = Some(Hash::default());
+        for (hash, announced, expected) in [
+            (None, true, Err(NotKept::NotWanted)),
+            (wanted, false, Err(NotKept::NoBlocks)),
+            (wanted, true, Ok(4)),
         ] {
-            let handed_over = HandedOver::new(wanted);
+            let handed_over = HandedOver::new(hash);
             if announced {
                 handed_over.announce([4].into_iter());
             }
@@ -102,7 +104,7 @@ mod tests {
             let noted = handed_over.ledger().is_ok_and(|ledger| ledger.totals() != [0]);
             assert_eq!(noted, expected.is_ok());
         }
-        let endless = HandedOver::new(true);
+        let endless = HandedOver::new(wanted);
         endless.announce([u64::MAX >> 4].into_iter());
         assert_eq!(endless.ledger().err(), Some(NotKept::NoMemory));
     }

@@ -7,6 +7,7 @@ use page::{Batch, BlockId, Body, Epoch, PAGE_BYTES, PageIndex};
 
 use crate::entry::{Delivery, Entry};
 use crate::fingerprint::Fingerprint;
+use crate::hash::Hash;
 
 /// Pages in a range: 16 MiB of RAM, 32 KiB of entries.
 pub const RANGE_PAGES: usize = 4096;
@@ -21,14 +22,16 @@ pub struct Ledger {
 /// Of one RAM block.
 #[derive(Debug)]
 pub struct BlockLedger {
+    hash: Hash,
     entries: Box<[AtomicU64]>,
     digests: Box<[AtomicU64]>,
 }
 
 impl Ledger {
     /// For blocks of so many pages. None if there is no memory for it.
-    pub fn new(pages: impl IntoIterator<Item = u64>) -> Option<Self> {
-        let blocks = pages.into_iter().map(BlockLedger::new).collect::<Option<_>>()?;
+    pub fn new(hash: Hash, pages: impl IntoIterator<Item = u64>) -> Option<Self> {
+        let block = |pages| BlockLedger::new(hash, pages);
+        let blocks = pages.into_iter().map(block).collect::<Option<_>>()?;
         Some(Self { blocks })
     }
 
@@ -63,7 +66,7 @@ impl Ledger {
         let Some(block) = self.block(batch.block) else { return };
         let mut writing = block.write();
         for &body in bodies {
-            let fingerprint = Fingerprint::of(batch.bytes_of(body));
+            let fingerprint = block.hash.of(batch.bytes_of(body));
             writing.handed_over(body.page, fingerprint, epoch);
         }
     }
@@ -73,7 +76,7 @@ impl Ledger {
         let Some(block) = self.block(batch.block) else { return };
         let mut writing = block.write();
         for fill in batch.fills() {
-            let fingerprint = Fingerprint::of_fill(fill.byte);
+            let fingerprint = block.hash.of_fill(fill.byte);
             for page in (fill.first.0..).take(fill.count as usize) {
                 writing.handed_over(PageIndex(page), fingerprint, epoch);
             }
@@ -82,12 +85,19 @@ impl Ledger {
 }
 
 impl BlockLedger {
-    fn new(pages: u64) -> Option<Self> {
+    fn new(hash: Hash, pages: u64) -> Option<Self> {
         let entries = usize::try_from(pages).ok()?;
         Some(Self {
+            hash,
             entries: try_zeroed_slice_box(entries).ok()?,
             digests: try_zeroed_slice_box(entries.div_ceil(RANGE_PAGES)).ok()?,
         })
+    }
+
+    /// What makes the fingerprints of its pages.
+    #[must_use]
+    pub fn hash(&self) -> Hash {
+        self.hash
     }
 
     /// To write entries of pages that are near each other.
@@ -144,7 +154,7 @@ impl BlockLedger {
         let pages = (first.0..).map(PageIndex).zip(bytes.chunks_exact(PAGE_BYTES));
         let is_wrong = |(page, bytes): &(PageIndex, &[u8])| {
             let entry = self.entry(*page);
-            entry.is_known() && entry.fingerprint() != Fingerprint::of(bytes)
+            entry.is_known() && entry.fingerprint() != self.hash.of(bytes)
         };
         pages.filter(is_wrong).map(|(page, _)| page).collect()
     }
@@ -153,7 +163,7 @@ impl BlockLedger {
     #[must_use]
     pub fn holds_data(&self, page: PageIndex) -> bool {
         let entry = self.entry(page);
-        entry.is_known() && entry.fingerprint() != Fingerprint::of_fill(0)
+        entry.is_known() && entry.fingerprint() != self.hash.of_fill(0)
     }
 
     fn entry(&self, page: PageIndex) -> Entry {
@@ -238,13 +248,17 @@ mod tests {
 
     use super::*;
 
+    fn ledger(pages: impl IntoIterator<Item = u64>) -> Ledger {
+        Ledger::new(Hash::default(), pages).unwrap()
+    }
+
     fn print(content: u32) -> Fingerprint {
-        Fingerprint::of(&content.to_le_bytes())
+        Hash::default().of(&content.to_le_bytes())
     }
 
     #[test]
     fn an_older_epoch_that_comes_late_changes_nothing() {
-        let ledger = Ledger::new([10]).unwrap();
+        let ledger = ledger([10]);
         let block = ledger.block(BlockId(0)).unwrap();
         block.write().handed_over(PageIndex(3), print(1), Epoch(7));
         let before = ledger.totals();
@@ -257,7 +271,7 @@ mod tests {
     #[test]
     fn content_in_another_place_is_another_sum() {
         let total = |places: [(u32, u32); 2]| {
-            let ledger = Ledger::new([9000]).unwrap();
+            let ledger = ledger([9000]);
             for (page, content) in places {
                 let block = ledger.block(BlockId(0)).unwrap();
                 block.write().handed_over(PageIndex(page), print(content), Epoch(1));
@@ -271,7 +285,7 @@ mod tests {
 
     #[test]
     fn pages_and_blocks_that_are_not_there_are_passed_by() {
-        let ledger = Ledger::new([5, 0]).unwrap();
+        let ledger = ledger([5, 0]);
         assert!(ledger.block(BlockId(2)).is_none());
         let block = ledger.block(BlockId(0)).unwrap();
         block.write().handed_over(PageIndex(5), print(1), Epoch(1));
@@ -293,7 +307,7 @@ mod tests {
             wrong in prop::collection::btree_set(0..THREE_RANGES, 0..5),
         ) {
             let count = u64::from(THREE_RANGES);
-            let (source, destination) = (Ledger::new([count]).unwrap(), Ledger::new([count]).unwrap());
+            let (source, destination) = (ledger([count]), ledger([count]));
             let (ours, theirs) =
                 (source.block(BlockId(0)).unwrap(), destination.block(BlockId(0)).unwrap());
             let mut last = std::collections::BTreeMap::new();

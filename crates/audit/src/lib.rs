@@ -22,20 +22,20 @@
 //! changes the destination's RAM after it was written there. The *deep* audit also
 //! reads that RAM back.
 //!
-//! Fingerprints are XXH3, which is fast and not cryptographic: an audit is there
-//! to find faults of ours. Content that is taken from elsewhere because of its name
+//! Fingerprints are made by a hash that is fast and not cryptographic: an audit is
+//! there to find faults of ours. Content that is taken from elsewhere because of its name
 //! is checked by a keyed hash (crate `content`).
-
-#![forbid(unsafe_code)]
 
 mod difference;
 mod entry;
 mod fingerprint;
 mod handed_over;
+mod hash;
 mod ledger;
 
 pub use difference::Difference;
 pub use entry::{Delivery, Entry};
 pub use fingerprint::Fingerprint;
 pub use handed_over::{HandedOver, NotKept};
+pub use hash::Hash;
 pub use ledger::{BlockLedger, Ledger, RANGE_PAGES, Writing};

@@ -5,7 +5,6 @@
 //! versions of a page the newer one by epoch is also the later one in the
 //! stream.
 
-use audit::Fingerprint;
 use page::{Fill, PAGE_BYTES, PageIndex};
 use stream::PartSection;
 
@@ -91,7 +90,7 @@ impl Inline<'_> {
             counts.stale += 1;
             return false;
         }
-        self.place.note(std::iter::once((page, Fingerprint::of_fill(byte))));
+        self.place.note(std::iter::once((page, self.place.fill_fingerprint(byte))));
         if byte != 0 {
             versions.set_nonzero(page);
         } else if versions.may_be_nonzero(page) {

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use audit::Fingerprint;
 use page::{BATCH_PAGES, Fill, PAGE_BYTES, PageIndex, is_zero};
 use ram::{Mapping, Piece, RamError};
 
@@ -129,7 +128,7 @@ impl Mapped<'_> {
     }
 
     fn note_fill(&self, run: Range<u32>, byte: u8) {
-        let fingerprint = Fingerprint::of_fill(byte);
+        let fingerprint = self.place.fill_fingerprint(byte);
         self.place.note(run.map(|page| (PageIndex(page), fingerprint)));
     }
 

@@ -25,13 +25,18 @@ impl Place<'_> {
     /// RAM, which begins with the first, finds that there.
     pub(crate) fn fingerprints(&self, bytes: &[u8]) -> Fingerprints {
         let mut fingerprints = [Fingerprint::default(); BATCH_PAGES];
-        if self.ledger.is_some() {
+        if let Some(hash) = self.ledger.map(BlockLedger::hash) {
             let pages = fingerprints.iter_mut().zip(bytes.chunks_exact(PAGE_BYTES));
             for (fingerprint, bytes) in pages.rev() {
-                *fingerprint = Fingerprint::of(bytes);
+                *fingerprint = hash.of(bytes);
             }
         }
         fingerprints
+    }
+
+    /// Of a page that is one byte repeated.
+    pub(crate) fn fill_fingerprint(&self, byte: u8) -> Fingerprint {
+        self.ledger.map_or_else(Fingerprint::default, |ledger| ledger.hash().of_fill(byte))
     }
 
     /// Pages that were written, with their range still locked.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use audit::{Delivery, Ledger};
+use audit::{Delivery, Hash, Ledger};
 use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
 
 use crate::block::{Block, BlockPlan, Placement};
@@ -97,13 +97,13 @@ impl Placer {
         Ok(Self { blocks, feeder, gate, counters, ledger: None })
     }
 
-    /// The same, and notes what is placed, to be compared with what was handed
-    /// over.
+    /// The same, and notes what is placed by this hash, to be compared with what was
+    /// handed over.
     ///
     /// # Errors
     /// If there is no memory for it.
-    pub fn audited(self) -> Result<Self, PlaceError> {
-        let ledger = Ledger::new(self.blocks.iter().map(|block| block.pages));
+    pub fn audited(self, hash: Hash) -> Result<Self, PlaceError> {
+        let ledger = Ledger::new(hash, self.blocks.iter().map(|block| block.pages));
         let ledger = ledger.ok_or(PlaceError::NoMemory)?;
         Ok(Self { ledger: Some(Arc::new(ledger)), ..self })
     }

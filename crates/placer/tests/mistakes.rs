@@ -11,7 +11,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use audit::{Delivery, Ledger, RANGE_PAGES};
+use audit::{Delivery, Hash, Ledger, RANGE_PAGES};
 use common::{QemuEnd, body};
 use page::{Batch, BlockId, Epoch, Fill, PAGE_BYTES, PageIndex, Pool};
 use placer::{BlockPlan, Feeder, Placement, Placer};
@@ -157,7 +157,7 @@ impl Destination {
             placement: Placement::Mapped(Arc::clone(&mappings[nth])),
         };
         let placer = Placer::new(vec![plan(0), plan(1)], feeder.handle()).unwrap();
-        let placer = placer.audited().unwrap();
+        let placer = placer.audited(Hash::fastest()).unwrap();
         Self { placer, mappings, _qemu: qemu, _feeder: feeder }
     }
 
@@ -299,7 +299,7 @@ fn place(destination: &Destination, deliveries: &[Delivered]) {
 fn prepared(seed: u64) -> (Dice, Ledger, Vec<Delivered>, Last) {
     let mut dice = Dice(seed);
     let pages = u64::from(PAGES);
-    let source = Ledger::new([pages, pages]).unwrap();
+    let source = Ledger::new(Hash::fastest(), [pages, pages]).unwrap();
     let (mut deliveries, last) = hand_over(&source, &mut dice);
     dice.shuffle(&mut deliveries);
     (dice, source, deliveries, last)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use audit::Delivery;
 use identity::{Closer, Connection, Reader, Writer};
-use page::{Decoder, Encoding};
+use page::{Decoder, Encoding, PAGE_BYTES};
 use placer::{PlaceError, Placer};
 use wire::{BatchHeader, BlockHeader, LaneHeader, Tables, WireError};
 
@@ -15,6 +15,10 @@ use crate::replies::{Question, Replies};
 /// Batches placed before an acknowledgement is due even while more are coming:
 /// 2 MiB, a fraction of any pool.
 const ACK_EVERY: u64 = 4;
+
+/// Pages that are read, hashed and copied into RAM together: what a processor's second
+/// cache has of them is used three times.
+const PLACED_AT_ONCE: usize = 64;
 
 /// Why a lane ended other than by the source closing it.
 #[derive(Debug, thiserror::Error)]
@@ -156,8 +160,25 @@ impl Incoming {
         let encoding = Encoding::try_from(header.encoding)
             .map_err(|_| LaneEnd::Decode(format!("unknown encoding {}", header.encoding)))?;
         let pages = &self.tables.pages;
-        // A batch is read as a whole before any of it is placed: nobody waits for
-        // the source while holding a range of RAM.
+        // What is placed is read before: nobody waits for the source while holding a
+        // range of RAM.
+        if encoding == Encoding::Raw {
+            if header.payload_bytes as usize != pages.len() * PAGE_BYTES {
+                return Err(WireError::Contradiction("raw pages of another length").into());
+            }
+            for pages in pages.chunks(PLACED_AT_ONCE) {
+                self.payload.resize(pages.len() * PAGE_BYTES, 0);
+                self.reader.read_exact(&mut self.payload)?;
+                placer.place_bodies(
+                    header.block,
+                    header.epoch,
+                    pages,
+                    &self.payload,
+                    Delivery::Body,
+                )?;
+            }
+            return Ok(&self.tables);
+        }
         self.payload.resize(header.payload_bytes as usize, 0);
         self.reader.read_exact(&mut self.payload)?;
         let bytes = self

@@ -45,6 +45,9 @@ pub struct Carry {
     /// What is compared before the VM is loaded, if the stream is split.
     #[serde(default)]
     pub audit: AuditOrder,
+    /// As in [`Prepare`](crate::Prepare).
+    #[serde(default)]
+    pub hashes: Vec<String>,
 }
 
 /// The destination is connected to its QEMU.
@@ -61,6 +64,9 @@ pub struct Carrying {
     /// Features not used at the destination, and why.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// The hash that the audit is made by; none: XXH3.
+    #[serde(default)]
+    pub hash: Option<String>,
 }
 
 /// The multifd channels that the destination is to open to its QEMU.

@@ -86,6 +86,9 @@ pub struct Prepare {
     /// What is compared before the VM is loaded.
     #[serde(default)]
     pub audit: AuditOrder,
+    /// The hashes that the audit may be made by, beside XXH3.
+    #[serde(default)]
+    pub hashes: Vec<String>,
 }
 
 /// How the pages that arrived are compared with those that QEMU handed over.
@@ -173,6 +176,9 @@ pub struct Prepared {
     /// Whether pages are read from each of the disks of the order.
     #[serde(default)]
     pub storage: Vec<bool>,
+    /// The hash that the audit is made by; none: XXH3.
+    #[serde(default)]
+    pub hash: Option<String>,
 }
 
 /// A RAM block as QEMU announced it.
@@ -551,6 +557,7 @@ mod tests {
             target: Target::Port(49152).into(),
             terms: SchedParams::default(),
             audit: AuditOrder::On,
+            hashes: vec!["aes".to_owned()],
         }));
         let mut bytes = Vec::new();
         Frame::message(&said).unwrap().write_to(&mut bytes).unwrap();

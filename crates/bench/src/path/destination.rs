@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use audit::Hash;
 use identity::Security;
 use lab::error::{LabError, Result, SystemContext};
 use page::{PAGE_BYTES, PageIndex};
@@ -35,7 +36,8 @@ impl Destination {
         let feeder = Feeder::start(qemu, 1 << 20).doing("start a thread")?;
         let placement = Placement::Mapped(Arc::clone(&mapping));
         let plan = BlockPlan { name: BLOCK.to_owned(), bytes: RAM_BYTES, placement };
-        let placer = Placer::new(vec![plan], feeder.handle()).and_then(Placer::audited);
+        let placer = Placer::new(vec![plan], feeder.handle())
+            .and_then(|placer| placer.audited(Hash::fastest()));
         let placer = Arc::new(placer.map_err(|error| LabError::Unsupported(error.to_string()))?);
         let listener = TcpListener::bind("127.0.0.1:0").doing("listen on loopback")?;
         let address = listener.local_addr().doing("listen on loopback")?;

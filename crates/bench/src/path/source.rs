@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use audit::HandedOver;
+use audit::{HandedOver, Hash};
 use identity::Security;
 use lab::error::{LabError, Result, SystemContext};
 use page::{Batch, BlockId, Encoding, Epoch, PAGE_BYTES, PageIndex, Pool};
@@ -71,7 +71,7 @@ impl Source {
         let pool = Pool::new(POOL_BYTES);
         let collector = Arc::new(Collector {
             lanes: Arc::clone(&lanes),
-            handed_over: HandedOver::new(true),
+            handed_over: HandedOver::new(Some(Hash::fastest())),
             used: Mutex::default(),
         });
         let output = Arc::clone(&collector) as Arc<dyn Output>;

@@ -28,6 +28,7 @@ use qemu::machine::Machine;
 use tracing::span::EnteredSpan;
 use wire::ToSource;
 
+use self::audit::Auditing;
 use self::connect::Connected;
 use self::effects::{Keeper, Loaded};
 use self::order::Order;
@@ -109,7 +110,7 @@ impl Connected<'_> {
         let wanted = Wanted {
             sharing: order.sharing.as_ref().map(|wanted| self.agree(wanted)).unwrap_or_default(),
             storage: order.storage.clone(),
-            audit: order.audit,
+            audit: Auditing::new(order.audit, &order.hashes),
         };
         let through =
             AssertUnwindSafe(|| self.go_through(&pools, wanted, &mut driver, &mut keeper));

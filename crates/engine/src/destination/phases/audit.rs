@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use audit::{BlockLedger, Ledger};
+use audit::{BlockLedger, Hash, Ledger};
 use page::{BATCH_PAGES, BlockId, PAGE_BYTES, PageIndex};
+use placer::Placer;
 use ram::{DataRanges, Mapping, RamError};
 use wire::{AuditOrder, ToDestination, ToSource};
 
@@ -18,6 +19,33 @@ use crate::link::Heard;
 const DIGESTS_AT_ONCE: usize = 1 << 14;
 /// All wrong pages are counted, and so many are named.
 const EXAMPLES_MAX: usize = 8;
+
+/// How a migration is audited.
+#[derive(Clone, Copy)]
+pub(super) struct Auditing {
+    order: AuditOrder,
+    hash: Hash,
+}
+
+impl Auditing {
+    /// As ordered, by one of the hashes that the source offers.
+    pub(super) fn new(order: AuditOrder, offered: &[String]) -> Self {
+        Self { order, hash: Hash::choose(offered) }
+    }
+
+    /// Of what is placed there is a ledger, if it is audited.
+    pub(super) fn of_placer(self, placer: Placer) -> Result<Placer, End> {
+        match self.order {
+            AuditOrder::Off => Ok(placer),
+            AuditOrder::On | AuditOrder::Deep => placer.audited(self.hash).map_err(End::failed),
+        }
+    }
+
+    /// What the source has to know of it.
+    pub(super) fn chosen(self) -> Option<String> {
+        (self.hash != Hash::default()).then(|| self.hash.name().to_owned())
+    }
+}
 
 /// All of the VM is here, and as QEMU handed it over.
 pub(super) struct Proved<'a, 's> {
@@ -61,7 +89,7 @@ impl Connected<'_> {
         ledger: &Ledger,
         mappings: &[Option<Arc<Mapping>>],
         totals: &[u64],
-        order: AuditOrder,
+        auditing: Auditing,
     ) -> Result<(), End> {
         if totals.is_empty() {
             return Ok(());
@@ -82,7 +110,7 @@ impl Connected<'_> {
         if !differing.is_empty() {
             self.show(ledger, &differing)?;
         }
-        let reread_pages = match order {
+        let reread_pages = match auditing.order {
             AuditOrder::Deep => self.read_back(ledger, mappings)?,
             AuditOrder::On | AuditOrder::Off => 0,
         };
@@ -204,7 +232,7 @@ impl<'b> RereadBlock<'b> {
 
 #[cfg(test)]
 mod tests {
-    use audit::{Delivery, Fingerprint};
+    use audit::Delivery;
     use page::Epoch;
 
     use super::*;
@@ -213,12 +241,12 @@ mod tests {
     fn what_is_read_back_is_what_was_placed_and_holes_stay_holes() {
         const PAGES: u64 = 4096;
         let mapping = Mapping::own(PAGES * PAGE_BYTES as u64);
-        let ledger = Ledger::new([PAGES]).unwrap();
+        let ledger = Ledger::new(Hash::fastest(), [PAGES]).unwrap();
         let block = ledger.block(BlockId(0)).unwrap();
         let place = |page: u32, byte: u8| {
             block.write().placed(
                 PageIndex(page),
-                Fingerprint::of_fill(byte),
+                block.hash().of_fill(byte),
                 Epoch(1),
                 Delivery::Fill,
             );

@@ -19,9 +19,10 @@ use placer::Feeder;
 use qemu::commanded::Commanded;
 use qemu::ram_blocks::RamBlocks;
 use wire::carry::{self, Carry};
-use wire::{Announced, AuditOrder, ToDestination, ToSource};
+use wire::{Announced, ToDestination, ToSource};
 
 use super::End;
+use super::audit::Auditing;
 use super::connect::{Connected, hex};
 use super::receive::{Opened, Reach, TAIL_BYTES_MAX};
 use super::sharing::Found;
@@ -41,7 +42,7 @@ struct Carried<'a> {
     /// To the QEMU's main connection, or whatever waits there.
     socket: UnixStream,
     back: Back,
-    audit: AuditOrder,
+    audit: Auditing,
     channels: Option<Channels>,
     /// From the head on, if the stream is split.
     split: Option<Split>,
@@ -90,11 +91,13 @@ impl Connected<'_> {
         tracing::info!(from = order.from, "carrying");
         // Lanes may come at once.
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
+        let audit = Auditing::new(order.audit, &order.hashes);
         let said = carry::Carrying {
             token: hex(self.token),
             vm: name,
             uuid: whose.as_ref().and_then(|whose| whose.uuid.clone()),
             notes: Vec::new(),
+            hash: audit.chosen(),
         };
         self.say(&ToSource::Carrying(said))?;
         let back = Back::start(&socket, &self.link).map_err(End::failed)?;
@@ -104,7 +107,7 @@ impl Connected<'_> {
             whose,
             socket,
             back,
-            audit: order.audit,
+            audit,
             channels: None,
             split: None,
             relayed: 0,

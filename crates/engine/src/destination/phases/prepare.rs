@@ -10,9 +10,10 @@ use qemu::machine::Machine;
 use qemu::ram_blocks::{RamBlocks, Reached};
 use switchover::destination::Driver;
 use switchover::journal::Opened;
-use wire::{AuditOrder, Prepare, ToSource};
+use wire::{Prepare, ToSource};
 
 use super::End;
+use super::audit::Auditing;
 use super::connect::{Connected, hex};
 use super::effects::Keeper;
 use super::sharing::{Found, Told, Wanted};
@@ -33,7 +34,7 @@ pub(super) struct Prepared<'a, 's> {
     pub(super) ram: Vec<Reached>,
     pub(super) feeder: Arc<Feeder>,
     pub(super) incoming: Arc<Incoming>,
-    pub(super) audit: AuditOrder,
+    pub(super) audit: Auditing,
 }
 
 impl<'s> Connected<'s> {
@@ -102,6 +103,7 @@ impl<'s> Connected<'s> {
             storage_notes,
             sharing,
             storage,
+            hash: audit.chosen(),
         };
         self.say(&ToSource::Prepared(prepared))?;
         let network = Arc::clone(&self.shared.local.resources.network);

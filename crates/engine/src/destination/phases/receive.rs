@@ -7,9 +7,10 @@ use dedup::destination::{Blocks, Sharing};
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use qemu::ram_blocks::Reached;
 use ram::Mapping;
-use wire::{Announced, AuditOrder, ToDestination, ToSource};
+use wire::{Announced, ToDestination, ToSource};
 
 use super::End;
+use super::audit::Auditing;
 use super::connect::{Connected, ended};
 use super::prepare::Prepared;
 use super::sharing::Found;
@@ -26,7 +27,7 @@ pub(super) const TAIL_BYTES_MAX: usize = 256 << 20;
 pub(super) struct Reach<'a> {
     pub(super) ram: &'a [Reached],
     pub(super) feeder: &'a Feeder,
-    pub(super) audit: AuditOrder,
+    pub(super) audit: Auditing,
 }
 
 /// What lanes bring pages to, once the block list is known.
@@ -175,9 +176,7 @@ impl Connected<'_> {
             held.push(plan.bytes, mapping.clone());
         }
         let placer = Placer::new(plans, feeder.handle()).map_err(End::failed)?;
-        let placer =
-            if audit != AuditOrder::Off { placer.audited().map_err(End::failed)? } else { placer };
-        let placer = Arc::new(placer);
+        let placer = Arc::new(audit.of_placer(placer)?);
         let threads = self.lanes.threads();
         let admitted = found.admit(Arc::clone(&placer), held, threads).map_err(End::failed)?;
         let start = |stage| ByName::start(stage, Arc::clone(&self.link), threads).map(Arc::new);

@@ -9,8 +9,9 @@ use dedup::destination::{Arriving, Blocks, Outbox, Resolving, Sharing};
 use dedup::storage::Disks;
 use placer::Placer;
 use qemu::machine::Machine;
-use wire::{AuditOrder, SharingOrder, StorageOrder};
+use wire::{SharingOrder, StorageOrder};
 
+use super::audit::Auditing;
 use super::connect::Connected;
 use super::storage;
 
@@ -73,7 +74,7 @@ pub(super) struct Wanted {
     /// Which disks are to be read.
     pub(super) storage: Option<StorageOrder>,
     /// How it is audited.
-    pub(super) audit: AuditOrder,
+    pub(super) audit: Auditing,
 }
 
 /// What pages are found by, and what the source is told of that.

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::audit::Hash;
 use crossbeam_channel::{Receiver, bounded, select};
 use data_threads::SchedParams;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -71,6 +72,7 @@ impl Opening {
             target: target.into(),
             terms: SchedParams::default(),
             audit: audit::ordered(request.audit),
+            hashes: Hash::offered(),
         };
         link.say(&ToDestination::Carry(Box::new(order)))
             .map_err(|error| lost(error.to_string()))?;

@@ -77,7 +77,8 @@ impl Split {
         let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
             let _ = tell.send(Notice::Panicked(thread.to_owned()));
         });
-        let handed_over = audit::handed_over(self.request.audit);
+        let handed_over = audit::handed_over(self.request.audit, self.carrying.hash.as_deref())
+            .ok_or_else(|| self.lost(audit::UNKNOWN_HASH.to_owned()))?;
         let traits =
             Traits { told_bandwidth: false, held: false, sectioned: self.channels.is_none() };
         let goal = Duration::from_millis(self.request.downtime_ms.max(1));

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use api::{Audit, Audited};
-use audit::{HandedOver, Ledger, NotKept};
+use audit::{HandedOver, Hash, Ledger, NotKept};
 use page::BlockId;
 use wire::{ToDestination, ToSource};
 
@@ -79,6 +79,8 @@ pub(crate) enum Compared {
     Unasked,
 }
 
+/// What a destination has done that chooses so.
+pub(crate) const UNKNOWN_HASH: &str = "it chose a hash for the audit that it was not offered";
 /// What a destination has done that answers so.
 pub(crate) const UNASKED: &str = "it sent entries for the audit that it was not asked for";
 
@@ -194,7 +196,9 @@ pub(crate) fn ordered(audit: Audit) -> wire::AuditOrder {
     }
 }
 
-/// Where the data path's threads note what QEMU hands over.
-pub(crate) fn handed_over(audit: Audit) -> Arc<HandedOver> {
-    Arc::new(HandedOver::new(audit != Audit::Off))
+/// Where the data path's threads note what QEMU hands over, by the hash that the
+/// destination has chosen. None if that is not one it was offered.
+pub(crate) fn handed_over(audit: Audit, chosen: Option<&str>) -> Option<Arc<HandedOver>> {
+    let hash = chosen.map_or_else(|| Some(Hash::default()), Hash::named)?;
+    Some(Arc::new(HandedOver::new((audit != Audit::Off).then_some(hash))))
 }

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use ::audit::Hash;
 use dedup::source::StorageNotes;
 use qemu::disks::{Allowed, Cleanup};
 use qemu::outgoing;
@@ -118,6 +119,7 @@ impl<'m> Connected<'m> {
             share_domain: self.domain(),
             guest_port: self.context.vm.machine.guest_port,
             audit: audit::ordered(request.audit),
+            hashes: Hash::offered(),
         };
         let ram = RamBlocks::of(&self.context.vm.machine);
         let moving = chosen.as_ref().map_or(&[][..], |chosen| &chosen.disks);

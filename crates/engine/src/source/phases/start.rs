@@ -117,7 +117,8 @@ impl Prepared<'_> {
         let goal = Duration::from_millis(request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&self.connected.pools, goal, traits));
         let (numbered, stops) = (Arc::<Numbered>::default(), Arc::<OurStops>::default());
-        let handed_over = audit::handed_over(request.audit);
+        let handed_over = audit::handed_over(request.audit, self.there.hash.as_deref())
+            .ok_or_else(|| context.lost(audit::UNKNOWN_HASH))?;
         let naming = self.naming(&numbered, traits.held).map(Arc::new);
         let (flow, tap) = Flow::start(FlowPlan {
             listener,
