@@ -112,6 +112,7 @@ fn run() -> std::io::Result<()> {
     let bad = |error: BadOrder<'_>| std::io::Error::other(error.to_string());
     let orders = Orders::read(&line).map_err(bad)?;
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+    system::wait_memory(orders.random_bytes + orders.text_bytes + orders.working_set_bytes)?;
     let port = system::open_port()?;
     let questions = BufReader::new(port.try_clone()?);
     let guest = Arc::new(fill(orders, boot_id, port)?);

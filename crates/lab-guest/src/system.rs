@@ -2,10 +2,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Where the lab listens.
 pub(crate) const PORT: &str = "/dev/ttyS1";
 const MODULES: &str = "/modules";
+/// How long memory takes to be plugged on a busy machine.
+const PLUGGED_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) fn mount(kind: &str, at: &str) -> std::io::Result<()> {
     fs::create_dir_all(at)?;
@@ -29,6 +33,24 @@ pub(crate) fn load_modules() -> std::io::Result<()> {
         eprintln!("guest: the kernel does not take {}", path.display());
     }
     Ok(())
+}
+
+/// Waits until the kernel has so much memory: what is plugged comes a while after its
+/// driver.
+pub(crate) fn wait_memory(bytes: u64) -> std::io::Result<()> {
+    let end = Instant::now() + PLUGGED_MAX;
+    while memory_bytes()? < bytes && Instant::now() < end {
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// All that it has.
+fn memory_bytes() -> std::io::Result<u64> {
+    let info = fs::read_to_string("/proc/meminfo")?;
+    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|total| total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map(|kib| kib << 10).ok_or_else(|| std::io::Error::other("how much memory there is"))
 }
 
 /// Mounts the file system of each disk, or of its first partition if it has one.

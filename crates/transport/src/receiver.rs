@@ -164,7 +164,8 @@ impl Incoming {
         // range of RAM.
         if encoding == Encoding::Raw {
             if header.payload_bytes as usize != pages.len() * PAGE_BYTES {
-                return Err(WireError::Contradiction("raw pages of another length").into());
+                let (bytes, pages) = (header.payload_bytes, pages.len());
+                return Err(LaneEnd::Decode(format!("{bytes} bytes are not {pages} pages")));
             }
             for pages in pages.chunks(PLACED_AT_ONCE) {
                 self.payload.resize(pages.len() * PAGE_BYTES, 0);
