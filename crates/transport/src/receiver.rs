@@ -167,6 +167,8 @@ impl Incoming {
                 let (bytes, pages) = (header.payload_bytes, pages.len());
                 return Err(LaneEnd::Decode(format!("{bytes} bytes are not {pages} pages")));
             }
+            // As a whole: of a batch that can't be placed, no piece is.
+            placer.check(header.block, pages)?;
             for pages in pages.chunks(PLACED_AT_ONCE) {
                 self.payload.resize(pages.len() * PAGE_BYTES, 0);
                 self.reader.read_exact(&mut self.payload)?;
