@@ -72,16 +72,26 @@ impl<'h> Browser<'h> {
         self.tell("/execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Waits until an expression is true; the page may be another one by then.
+    /// Waits until an expression is true; the page may be another one by then, and for a moment
+    /// one that is not there in full.
     ///
     /// # Panics
     /// If it doesn't become true; with what the page says.
     pub fn wait(&self, what: &str, expression: &str) {
-        let script = format!("return Boolean({expression})");
+        let script = json!({ "script": format!("return Boolean({expression})"), "args": [] });
+        let path = format!("{}/execute/sync", self.session);
         let end = Instant::now() + WAIT_MAX;
-        while self.run(&script) != json!(true) {
-            let page = || self.run("return document.body.innerText");
-            assert!(Instant::now() < end, "not within {WAIT_MAX:?}: {what}\n{}", page());
+        loop {
+            let answer = self.request("POST", &path, &script);
+            if answer == Ok(json!(true)) {
+                return;
+            }
+            let page = || self.run("return document.body?.innerText");
+            assert!(
+                Instant::now() < end,
+                "not within {WAIT_MAX:?}: {what}\n{answer:?}\n{}",
+                page()
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
     }
