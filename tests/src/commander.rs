@@ -1,6 +1,8 @@
 //! Somebody else who moves a VM between two QEMUs of its own, by the commands that
 //! libvirt gives: the agents are told nothing.
 
+mod disk;
+
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +40,8 @@ pub struct Way {
     pub channels: u8,
     /// Capabilities that both ends get besides.
     pub more: Vec<&'static str>,
+    /// The disk that a guest of [`with_disk`](crate::disk::with_disk) has moves with it.
+    pub disk: bool,
 }
 
 /// A QEMU that nobody but the commander commands.
@@ -118,7 +122,7 @@ fn carrying_with(world: &mut World, top: &str, carry: &str) {
         let config = format!("{top}\n[carry]\ndirectory = \"{directory}\"\n{carry}\n");
         std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
     }
-    world.tell_agents(vec!["--config".to_owned(), format!("{RUN_DIR}/agent.toml")]);
+    world.tell_agents_also(&["--config", &format!("{RUN_DIR}/agent.toml")]);
 }
 
 /// Two agents that carry, and QEMUs that they have nothing to do with.
@@ -189,7 +193,7 @@ impl Commander {
             let port = port(to);
             [format!("tcp:{there}:{port}"), format!("tcp:{here}:{port}")]
         };
-        Way { uris, channels, more: Vec::new() }
+        Way { uris, channels, more: Vec::new(), disk: false }
     }
 
     /// The QEMU at a host.
@@ -203,6 +207,9 @@ impl Commander {
         let to = from.other();
         self.world.remove_own_sockets(to, &self.spec.name);
         self.guest.expect_on(self.world.host(to)).unwrap();
+        if way.disk {
+            disk::make_image(self.world.host(to));
+        }
         self.start(to, &["-S", "-incoming", "defer"]);
         let destination = self.at(to);
         destination.capabilities(way, "late-block-activate");
@@ -210,6 +217,9 @@ impl Commander {
         let source = self.at(from);
         source.capabilities(way, "pause-before-switchover");
         source.do_it("migrate-set-parameters", json!({ "max-bandwidth": NO_LIMIT }));
+        if way.disk {
+            disk::copy((&self.world, from), source, destination);
+        }
         // Those of how it came here.
         while source.events.try_recv().is_ok() {}
         // One that has failed just now may still be clearing up. QEMU 10.0 that is told to
@@ -234,6 +244,7 @@ impl Commander {
             }
             match event.data["status"].as_str().unwrap_or_default() {
                 "pre-switchover" => {
+                    disk::complete(source);
                     let state = json!({ "state": "pre-switchover" });
                     // It may have been cancelled.
                     let _ = source.qmp.execute("migrate-continue", state);
@@ -265,6 +276,7 @@ impl Commander {
             assert!(Instant::now() < end, "it is {status}: {}", self.logs());
             std::thread::sleep(Duration::from_millis(20));
         }
+        disk::release(self.at(to));
         self.at(to).do_it("cont", json!({}));
         self.qemus[from as usize] = None;
         assert_intact(&self.guest);

@@ -265,6 +265,12 @@ impl World {
         }
     }
 
+    /// The same, beside what they are told anyway.
+    pub fn tell_agents_also(&mut self, more: &[&str]) {
+        let more = more.iter().map(|word| (*word).to_owned());
+        self.tell_agents(self.usual.iter().cloned().chain(more).collect());
+    }
+
     /// Whether an agent has ended by itself.
     pub fn has_ended(&mut self, side: Side) -> bool {
         self.agents[side as usize].has_ended()

@@ -154,7 +154,7 @@ impl Migrations {
         bounds: Bounds,
         run: impl FnOnce(&Arc<Watch>) -> Report,
     ) {
-        let progress = self.first_progress(id, (vm, to), 0);
+        let progress = Progress::new((id, vm), (&self.local.agent, to), 0);
         let watch = self.watch(progress, bounds);
         let mut table = self.table.lock();
         if table.closing {
@@ -206,7 +206,7 @@ impl Migrations {
         self.settlers.keeps_here(&request.vm)?;
         let vm = self.registry.begin_move(&request.vm, id)?;
         self.settlers.left(&request.vm);
-        let progress = self.first_progress(id, (&request.vm, &request.to), vm.ram_bytes());
+        let progress = Progress::new((id, &request.vm), (&self.local.agent, &request.to), vm.ram_bytes());
         let watch = self.watch(progress, request.bounds.clone());
 
         let mut table = self.table.lock();
@@ -286,31 +286,6 @@ impl Migrations {
             let (migration, vm) = (migration.clone(), vm.clone());
             events.tell(Happening::MigrationPhase { migration, vm, phase });
         }))
-    }
-
-    fn first_progress(&self, id: &str, (vm, to): (&str, &str), ram_bytes: u64) -> Progress {
-        Progress {
-            id: id.to_owned(),
-            vm: vm.to_owned(),
-            from: self.local.agent.clone(),
-            to: to.to_owned(),
-            phase: Phase::Prepare,
-            elapsed_s: 0.0,
-            ram_bytes,
-            percent: 0.0,
-            delivered_bytes_per_s: 0.0,
-            wire_bytes_per_s: 0.0,
-            dirty_bytes_per_s: 0.0,
-            share: 1.0,
-            pass: 0,
-            left_bytes: ram_bytes,
-            disk_bytes: 0,
-            disk_left_bytes: 0,
-            time_left_s: None,
-            limit: Limit::Unknown,
-            notes: Vec::new(),
-            outcome: None,
-        }
     }
 
     /// The whole migration, and what it means for the VM's place here.

@@ -241,3 +241,33 @@ pub struct Progress {
     /// Set once it ended.
     pub outcome: Option<Outcome>,
 }
+
+impl Progress {
+    /// Of the migration of a VM, by its id and name, between these hosts, before anything
+    /// was done.
+    #[must_use]
+    pub fn new((id, vm): (&str, &str), (from, to): (&str, &str), ram_bytes: u64) -> Self {
+        Self {
+            id: id.to_owned(),
+            vm: vm.to_owned(),
+            from: from.to_owned(),
+            to: to.to_owned(),
+            phase: Phase::Prepare,
+            elapsed_s: 0.0,
+            ram_bytes,
+            percent: 0.0,
+            delivered_bytes_per_s: 0.0,
+            wire_bytes_per_s: 0.0,
+            dirty_bytes_per_s: 0.0,
+            share: 1.0,
+            pass: 0,
+            left_bytes: ram_bytes,
+            disk_bytes: 0,
+            disk_left_bytes: 0,
+            time_left_s: None,
+            limit: Limit::Unknown,
+            notes: Vec::new(),
+            outcome: None,
+        }
+    }
+}

@@ -6,6 +6,8 @@
 //!        carry (where to) ------------->  connects to the QEMU there
 //!        <------------- carrying (whose)
 //!        whole ... <----------> back ...  relayed: whoever speaks first
+//! or     relay-begins, relay-ends ----->  relayed by lanes, as blocks of a disk
+//!        <----------- disk-room, back ...
 //! or     channels, blocks, head ------->  opens them, and lanes
 //!        tail ... <------------- back ... the destination QEMU's own answers
 //!        placed ----------------------->  audits, feeds the tail
@@ -67,6 +69,9 @@ pub struct Carrying {
     /// The hash that the audit is made by; none: XXH3.
     #[serde(default)]
     pub hash: Option<String>,
+    /// What is relayed may come by lanes.
+    #[serde(default)]
+    pub relays_by_lanes: bool,
 }
 
 /// The multifd channels that the destination is to open to its QEMU.

@@ -201,6 +201,14 @@ pub enum ToDestination {
     /// QEMU's channels beside the main one, before the RAM blocks of a VM that is
     /// carried.
     Channels(Channels),
+    /// What the one who connected says is relayed by lanes: as blocks of disk 0 that
+    /// follow one another without gaps, once the destination has said what room it has.
+    RelayBegins,
+    /// It has said all.
+    RelayEnds {
+        /// So many bytes.
+        bytes: u64,
+    },
     /// Every batch of a VM that is carried is placed, and RAM has ended.
     Placed {
         /// As in [`ToDestination::Complete`].

@@ -335,7 +335,7 @@ impl Shared {
             Err(error) => tracing::warn!(door = at, host, error, "not carried"),
             Ok((_, vm, _, Content::Other(relay))) => {
                 tracing::info!(vm, door = at, host, "a disk is carried");
-                if let Err(error) = relay.run() {
+                if let Err(error) = relay.run(&vm) {
                     tracing::warn!(vm, door = at, %error, "a disk's connection broke off");
                 }
             }

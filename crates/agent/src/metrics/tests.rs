@@ -8,13 +8,8 @@ use super::*;
 
 fn progress() -> Progress {
     Progress {
-        id: "5f".to_owned(),
-        vm: "web1".to_owned(),
-        from: "here".to_owned(),
-        to: "there".to_owned(),
         phase: Phase::LaterPass,
         elapsed_s: 2.0,
-        ram_bytes: 1 << 30,
         percent: 50.0,
         delivered_bytes_per_s: 1e8,
         wire_bytes_per_s: 5e7,
@@ -22,12 +17,8 @@ fn progress() -> Progress {
         share: 0.5,
         pass: 2,
         left_bytes: 1 << 29,
-        disk_bytes: 0,
-        disk_left_bytes: 0,
-        time_left_s: None,
         limit: Limit::Network,
-        notes: Vec::new(),
-        outcome: None,
+        ..Progress::new(("5f", "web1"), ("here", "there"), 1 << 30)
     }
 }
 

@@ -21,7 +21,7 @@ use crate::network::{Flow, Network, Way};
 const LANES_MAX: usize = 64;
 /// And each of them once more: one that died may not be known to be dead when
 /// the next comes in its place.
-const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
+pub(crate) const CONNECTIONS_MAX: usize = 2 * LANES_MAX;
 
 #[derive(Default)]
 struct State {

@@ -17,6 +17,8 @@
 //! are): then the VM goes on here. So there is no journal, and nothing is ever answered in the name of the
 //! destination's QEMU.
 
+mod agents;
+mod by_lanes;
 mod caller;
 mod collector;
 mod convergence;

@@ -2,15 +2,28 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
+use api::LaneReport;
 use dedup::source::{Errand, Stage};
-use transport::{Sender, Sent, Work, run_plain};
+use transport::{Endpoint, LaneMeter, Sender, Sent, Work, run_plain};
 use wire::ToDestination;
 
 use crate::link::Link;
 
 /// Lanes that a stage may have carry what only it knows.
 pub(crate) type Lanes = transport::Lanes<Errand>;
+
+/// What each has done, for the report.
+pub(crate) fn reports(lanes: &Lanes) -> Vec<LaneReport> {
+    let report = |(endpoint, meter): (Endpoint, &LaneMeter)| LaneReport {
+        name: endpoint.to_string(),
+        wire_bytes: meter.wire_bytes.load(Relaxed),
+        batches: meter.batches.load(Relaxed),
+        deaths: meter.deaths.load(Relaxed),
+    };
+    lanes.meters().map(report).collect()
+}
 
 /// Starts the lanes' threads.
 pub(crate) fn start(

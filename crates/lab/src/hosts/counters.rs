@@ -31,18 +31,21 @@ impl std::ops::Sub for Traffic {
     }
 }
 
+pub(super) fn sent(host: &Host) -> Result<Traffic> {
+    (0..host.addresses.len())
+        .try_fold(Traffic::default(), |sum, nic| Ok(sum + sent_by(host, nic)?))
+}
+
 /// A shaped NIC is counted by its qdisc, which sees each packet; the interface
 /// counts what it got from TCP, in pieces of 64 KiB with one header each.
-pub(super) fn sent(host: &Host) -> Result<Traffic> {
-    (0..host.addresses.len()).try_fold(Traffic::default(), |sum, nic| {
-        let nic = nic_name(nic);
-        let bytes = if host.shaped {
-            qdisc_bytes(&host.tc(&["-j", "-s", "qdisc", "show", "dev", &nic])?)?
-        } else {
-            interface_bytes(&host.ip(&["-j", "-s", "link", "show", "dev", &nic])?)?
-        };
-        Ok(sum + Traffic { bytes })
-    })
+pub(super) fn sent_by(host: &Host, nic: usize) -> Result<Traffic> {
+    let nic = nic_name(nic);
+    let bytes = if host.shaped {
+        qdisc_bytes(&host.tc(&["-j", "-s", "qdisc", "show", "dev", &nic])?)?
+    } else {
+        interface_bytes(&host.ip(&["-j", "-s", "link", "show", "dev", &nic])?)?
+    };
+    Ok(Traffic { bytes })
 }
 
 /// What the shaped NICs of a namespace have sent, by name.

@@ -129,6 +129,14 @@ impl Host {
         counters::sent(self)
     }
 
+    /// What it has sent by one of them.
+    ///
+    /// # Errors
+    /// As [`Host::sent`].
+    pub fn sent_by(&self, nic: usize) -> Result<Traffic> {
+        counters::sent_by(self, nic)
+    }
+
     /// The processes that run on this host.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 
 mod back;
 mod channels;
+mod in_order;
 mod onward;
 
 use std::io::Write;
@@ -14,7 +15,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, never, select};
+use crossbeam_channel::{Receiver, never, select, unbounded};
 use placer::Feeder;
 use qemu::commanded::Commanded;
 use qemu::ram_blocks::RamBlocks;
@@ -32,6 +33,7 @@ use crate::link::Heard;
 use crate::resources::Pools;
 use back::{Back, Closed};
 use channels::Channels;
+use in_order::{InOrder, Written};
 use onward::Onward;
 
 /// One that is carried here.
@@ -46,8 +48,10 @@ struct Carried<'a> {
     channels: Option<Channels>,
     /// From the head on, if the stream is split.
     split: Option<Split>,
-    /// Bytes of the stream that were passed on as they came.
+    /// Bytes of the stream that were passed on as they came here.
     relayed: u64,
+    /// If they come by lanes.
+    by_lanes: Option<ByLanes>,
     closed: Option<Closed>,
     /// The source has no more to say on a connection that is relayed.
     said_all: bool,
@@ -63,10 +67,18 @@ struct Split {
     pools: Pools,
 }
 
+/// What there is of a connection that is relayed by lanes.
+struct ByLanes {
+    in_order: InOrder,
+    told: Receiver<Written>,
+    _telling: Telling,
+}
+
 /// What the leading thread does next.
 enum Next {
     Heard(Heard<ToDestination>),
     Closed(Closed),
+    Written(Written),
     Broken(String),
 }
 
@@ -98,6 +110,7 @@ impl Connected<'_> {
             uuid: whose.as_ref().and_then(|whose| whose.uuid.clone()),
             notes: Vec::new(),
             hash: audit.chosen(),
+            relays_by_lanes: true,
         };
         self.say(&ToSource::Carrying(said))?;
         let back = Back::start(&socket, &self.link).map_err(End::failed)?;
@@ -111,6 +124,7 @@ impl Connected<'_> {
             channels: None,
             split: None,
             relayed: 0,
+            by_lanes: None,
             closed: None,
             said_all: false,
         };
@@ -127,9 +141,21 @@ impl Carried<'_> {
         while !self.is_over() {
             match self.next()? {
                 Next::Closed(closed) => self.closed_here(closed)?,
-                Next::Broken(why) => return Err(End::Failed(why)),
+                Next::Broken(why) | Next::Written(Written::Failed(why)) => {
+                    return Err(End::Failed(why));
+                }
+                Next::Written(Written::Room(batches)) => {
+                    self.connected.say(&ToSource::DiskRoom { batches })?;
+                }
+                Next::Written(Written::All) => self.said_all = true,
                 Next::Heard(heard) => match heard {
                     Heard::Whole(piece) => self.relay(&piece)?,
+                    Heard::Message(ToDestination::RelayBegins) if self.is_new() => {
+                        self.by_lanes = Some(self.relay_by_lanes()?);
+                    }
+                    Heard::Message(ToDestination::RelayEnds { bytes }) => {
+                        self.by_lanes()?.in_order.ends_at(bytes);
+                    }
                     Heard::Message(ToDestination::Channels(order)) if self.channels.is_none() => {
                         self.channels = Some(Channels::open(&self.onward, &order)?);
                     }
@@ -138,7 +164,7 @@ impl Carried<'_> {
                     }
                     Heard::Head(head) => {
                         let blocks = announced.take();
-                        let blocks = blocks.filter(|_| self.split.is_none() && self.relayed == 0);
+                        let blocks = blocks.filter(|_| self.is_new());
                         let (blocks, ram_section, footers) =
                             blocks.ok_or_else(|| End::failed("a head came out of turn"))?;
                         self.split(blocks, (&head, ram_section, footers))?;
@@ -166,6 +192,10 @@ impl Carried<'_> {
     fn next(&self) -> Result<Next, End> {
         let closed: Receiver<Closed> =
             if self.closed.is_some() { never() } else { self.back.closed.clone() };
+        let written = match &self.by_lanes {
+            Some(by_lanes) if !self.said_all => by_lanes.told.clone(),
+            _ => never(),
+        };
         select! {
             recv(self.connected.hear) -> heard => heard
                 .map(Next::Heard)
@@ -174,7 +204,33 @@ impl Carried<'_> {
                 Ok(Next::Broken(why.unwrap_or_else(|_| "a lane failed".to_owned())))
             }
             recv(closed) -> closed => Ok(Next::Closed(closed.unwrap_or(Closed { shut: None }))),
+            recv(written) -> written => written
+                .map(Next::Written)
+                .map_err(|_| End::failed("a fault in the agent there: a thread has ended")),
         }
+    }
+
+    /// Whether it is not known yet how what is said comes.
+    fn is_new(&self) -> bool {
+        self.split.is_none() && self.by_lanes.is_none() && self.relayed == 0
+    }
+
+    fn by_lanes(&self) -> Result<&ByLanes, End> {
+        let out_of_turn = || End::failed("the source ended what it had not begun");
+        self.by_lanes.as_ref().ok_or_else(out_of_turn)
+    }
+
+    /// What is said comes by lanes from now on.
+    fn relay_by_lanes(&self) -> Result<ByLanes, End> {
+        let Connected { lanes, shared, link, .. } = self.connected;
+        let (tell, told) = unbounded();
+        let started = InOrder::start(&self.socket, lanes.threads(), tell);
+        let in_order = started.map_err(End::failed)?;
+        lanes.with_disks(in_order.sink());
+        let network = Arc::clone(&shared.local.resources.network);
+        let _telling = Telling::start(Arc::clone(lanes), network, Arc::clone(link))
+            .map_err(End::failed)?;
+        Ok(ByLanes { in_order, told, _telling })
     }
 
     fn is_over(&self) -> bool {
@@ -210,8 +266,8 @@ impl Carried<'_> {
 
     /// Passes on a piece of what is not split, or its end.
     fn relay(&mut self, piece: &[u8]) -> Result<(), End> {
-        if self.split.is_some() {
-            return Err(End::failed("a stream that was split came whole"));
+        if self.split.is_some() || self.by_lanes.is_some() {
+            return Err(End::failed("a stream that comes by lanes came whole"));
         }
         self.relayed += piece.len() as u64;
         if piece.is_empty() {
@@ -308,11 +364,11 @@ impl Carried<'_> {
     /// All connections of the migration at once: QEMU here sees its stream end, and
     /// nothing of it is left open elsewhere.
     fn close(self) {
-        let Self { connected, socket, back, channels, split, .. } = self;
+        let Self { connected, socket, back, channels, split, by_lanes, .. } = self;
         let _ = socket.shutdown(Shutdown::Both);
         drop(channels);
         connected.lanes.shut();
         connected.end_lanes();
-        drop((split, back));
+        drop((split, by_lanes, back));
     }
 }

@@ -13,7 +13,7 @@ use crate::source::phases::audit::{Compared, UNASKED};
 
 impl Running<'_> {
     pub(super) fn hear(&mut self, heard: Heard<ToSource>) -> Result<(), MigrationError> {
-        let host = || self.split.peer.name.clone();
+        let host = || self.split.agents.peer.name.clone();
         match heard {
             Heard::Back(bytes) => self.back(&bytes),
             Heard::Message(ToSource::Placement { mapped, inline }) => {
@@ -44,23 +44,23 @@ impl Running<'_> {
             Heard::Message(other) => self.compare(&other),
             // All was said: QEMU here is about to close.
             Heard::Gone(_) if self.is_loaded() => Ok(()),
-            Heard::Gone(error) => Err(self.split.lost(error.to_string())),
-            _ => Err(self.split.lost("it sent a message out of turn".to_owned())),
+            Heard::Gone(error) => Err(self.split.agents.lost(error.to_string())),
+            _ => Err(self.split.agents.lost("it sent a message out of turn".to_owned())),
         }
     }
 
     fn compare(&mut self, heard: &ToSource) -> Result<(), MigrationError> {
-        let lost = |why: String| self.split.lost(why);
+        let lost = |why: String| self.split.agents.lost(why);
         match self.comparison.compare(&self.handed_over, heard) {
             None => Err(lost("it sent a message out of turn".to_owned())),
             Some(Compared::Waits) => Ok(()),
-            Some(Compared::Asks(said)) => self.split.say(&said),
+            Some(Compared::Asks(said)) => self.split.agents.say(&said),
             Some(Compared::Unasked) => Err(lost(UNASKED.to_owned())),
             Some(Compared::Same { reread_pages }) => {
                 let pages = self.handed_over.ledger().map_or(0, ::audit::Ledger::pages);
                 let same = Audited::Same { pages, reread_pages };
                 self.report_builder.tell(|report| report.audit = same);
-                self.tail.go_on(&self.split.link).map_err(|error| lost(error.to_string()))
+                self.tail.go_on(&self.split.agents.link).map_err(|error| lost(error.to_string()))
             }
             Some(Compared::Differs { pages, examples }) => {
                 for example in &examples {
@@ -69,7 +69,7 @@ impl Running<'_> {
                 let first = examples.first().cloned().unwrap_or_default();
                 let found = Audited::Differences { pages, examples };
                 self.report_builder.tell(|report| report.audit = found);
-                let host = self.split.peer.name.clone();
+                let host = self.split.agents.peer.name.clone();
                 Err(MigrationError::Audit { host, pages, first })
             }
         }
@@ -83,7 +83,7 @@ impl Running<'_> {
             } else {
                 let reason =
                     "its QEMU closed its connection before it had loaded the VM".to_owned();
-                let host = self.split.peer.name.clone();
+                let host = self.split.agents.peer.name.clone();
                 Err(MigrationError::DestinationFailed { host, reason })
             };
         }

@@ -25,8 +25,6 @@ use crate::link::{Heard, Link};
 use crate::source::context::{local as local_error, no_thread};
 use crate::source::phases::audit;
 
-/// An agent connects to a socket on its own host in that time, or says why not.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// From QEMU's first byte to the end of its setup. It waits for nobody meanwhile.
 const SETUP_MAX: Duration = Duration::from_secs(30);
 /// Of a channel that has connected, until its first message is there.
@@ -34,14 +32,8 @@ const FIRST_MAX: Duration = Duration::from_secs(5);
 
 /// A connection whose way to the other host's QEMU is open.
 pub struct Opening {
-    local: Local,
-    peer: Peer,
-    id: String,
-    request: CarryRequest,
+    agents: Agents,
     caller: Caller,
-    link: Arc<Link<ToDestination>>,
-    hear: Receiver<Heard<ToSource>>,
-    carrying: Carrying,
 }
 
 /// Gives the connections that were made to the same door since, one after the other;
@@ -60,58 +52,19 @@ impl Opening {
         request: CarryRequest,
         caller: Caller,
     ) -> Result<Self, MigrationError> {
-        let lost = |why: String| MigrationError::PeerLost { host: peer.name.clone(), why };
-        let endpoint = Endpoint { local: None, remote: peer.address };
-        let connection = connect(endpoint, &peer.name, &local.security, Kind::Control)
-            .map_err(|error| lost(error.to_string()))?;
-        let (link, hear) = Link::start_with(connection, &peer.name, Some)
-            .map_err(|error| lost(error.to_string()))?;
-        let order = Carry {
-            migration: id.to_owned(),
-            from: local.agent.clone(),
-            target: target.into(),
-            terms: SchedParams::default(),
-            audit: audit::ordered(request.audit),
-            hashes: Hash::offered(),
-        };
-        link.say(&ToDestination::Carry(Box::new(order)))
-            .map_err(|error| lost(error.to_string()))?;
-        let carrying = match hear.recv_timeout(ANSWER_MAX) {
-            Ok(Heard::Message(ToSource::Carrying(carrying))) => carrying,
-            Ok(Heard::Message(ToSource::Refused { reason })) => {
-                let reason = switchover::Reason::new(reason).into();
-                return Err(MigrationError::Refused { host: peer.name.clone(), reason });
-            }
-            Ok(Heard::Gone(error)) => {
-                return Err(lost(format!(
-                    "{error}; an agent of an older version does not carry migrations"
-                )));
-            }
-            Ok(_) => return Err(lost("it sent a message out of turn".to_owned())),
-            Err(_) => return Err(lost("it did not answer in time".to_owned())),
-        };
-        Ok(Self {
-            local: local.clone(),
-            peer: peer.clone(),
-            id: id.to_owned(),
-            request,
-            caller,
-            link: Arc::new(link),
-            hear,
-            carrying,
-        })
+        Ok(Self { agents: Agents::meet(local, peer, (id, target), request)?, caller })
     }
 
     /// The VM's name, if QEMU at the destination was told one.
     #[must_use]
     pub fn vm(&self) -> Option<&str> {
-        self.carrying.vm.as_deref()
+        self.agents.carrying.vm.as_deref()
     }
 
     /// The VM's UUID, if QEMU at the destination was told one.
     #[must_use]
     pub fn uuid(&self) -> Option<&str> {
-        self.carrying.uuid.as_deref()
+        self.agents.carrying.uuid.as_deref()
     }
 
     /// Waits until either end has said something, and finds out what this is. `more`
@@ -140,15 +93,16 @@ impl Opening {
         .map_err(no_thread)?;
         select! {
             recv(spoken) -> _ => Ok(None),
-            recv(self.hear) -> heard => match heard {
+            recv(self.agents.hear) -> heard => match heard {
                 Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
                 Ok(Heard::Message(ToSource::Refused { reason })) => {
                     let reason = switchover::Reason::new(reason).into();
-                    Err(MigrationError::DestinationFailed { host: self.peer.name.clone(), reason })
+                    let host = self.agents.peer.name.clone();
+                    Err(MigrationError::DestinationFailed { host, reason })
                 }
-                Ok(Heard::Gone(error)) => Err(self.lost(error.to_string())),
-                Ok(_) => Err(self.lost("it sent a message out of turn".to_owned())),
-                Err(_) => Err(self.lost("the connection has ended".to_owned())),
+                Ok(Heard::Gone(error)) => Err(self.agents.lost(error.to_string())),
+                Ok(_) => Err(self.agents.lost("it sent a message out of turn".to_owned())),
+                Err(_) => Err(self.agents.lost("the connection has ended".to_owned())),
             },
         }
     }
@@ -187,12 +141,7 @@ impl Opening {
                     sync_by_section: epoch_by_section,
                 });
                 Ok(Carried::Split(Box::new(Split {
-                    local: self.local,
-                    peer: self.peer,
-                    request: self.request,
-                    link: self.link,
-                    hear: self.hear,
-                    carrying: self.carrying,
+                    agents: self.agents,
                     caller: self.caller,
                     before,
                     channels: order,
@@ -226,13 +175,8 @@ impl Opening {
     }
 
     fn relay(self, before: Vec<u8>, back: Vec<u8>) -> Relay {
-        let Self { id, peer, caller, link, hear, .. } = self;
-        let (socket, _) = caller.take_over();
-        Relay { id, host: peer.name, socket, link, hear, before, back }
-    }
-
-    fn lost(&self, why: String) -> MigrationError {
-        MigrationError::PeerLost { host: self.peer.name.clone(), why }
+        let (socket, _) = self.caller.take_over();
+        Relay { agents: self.agents, socket, before, back }
     }
 }
 

@@ -6,27 +6,30 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
-use api::Phase;
-use crossbeam_channel::{Receiver, bounded, select};
+use api::{Phase, Progress};
+use crossbeam_channel::{Receiver, bounded, select, tick};
 use parking_lot::Mutex;
 use stream::return_path::Follower;
 use wire::{Frame, ToDestination, ToSource};
 
+use super::agents::Agents;
+use super::by_lanes::{ByLanes, Sending};
 use crate::error::MigrationError;
 use crate::link::{Heard, Link};
 use crate::report_builder::ReportBuilder;
 use crate::source::context::{local as local_error, no_thread};
+use crate::watch::Watch;
 
 const READ_BYTES: usize = 256 << 10;
+/// Lanes that fail while nobody says anything are noticed by then.
+const LANES_EVERY: Duration = Duration::from_secs(1);
 
 /// A connection that is passed on.
 pub struct Relay {
-    pub(super) id: String,
-    pub(super) host: String,
+    pub(super) agents: Agents,
     pub(super) socket: UnixStream,
-    pub(super) link: Arc<Link<ToDestination>>,
-    pub(super) hear: Receiver<Heard<ToSource>>,
     /// What was read of it already.
     pub(super) before: Vec<u8>,
     /// What came back already.
@@ -43,30 +46,42 @@ pub(super) struct Passed {
 }
 
 impl Relay {
-    /// Passes it on until both ends have closed, or one breaks off, or `cancelled`.
+    /// Passes it on until both ends have closed, or one breaks off, or somebody cancels.
     ///
     /// # Errors
     /// If it breaks off. Both ends are closed in any case.
-    pub(super) fn run_until(
+    pub(super) fn run_watched(
         self,
         passed: &Arc<Passed>,
-        cancelled: &Receiver<()>,
+        report_builder: &Arc<ReportBuilder>,
     ) -> Result<(), MigrationError> {
-        let Self { id, host, socket, link, hear, before, back } = self;
+        let Self { agents, socket, before, back } = self;
+        let by_lanes = ByLanes::start(&agents, report_builder)?;
         let failed = |error| local_error("passing a connection on", error);
         let (tell, ended) = bounded(1);
-        let forth = data_threads::spawn(format!("relay-{id}"), {
-            let (socket, link) = (socket.try_clone().map_err(failed)?, Arc::clone(&link));
+        let forth = data_threads::spawn(format!("relay-{}", agents.id), {
+            let socket = socket.try_clone().map_err(failed)?;
+            let link = Arc::clone(&agents.link);
+            let sending = by_lanes.as_ref().map(ByLanes::sending);
             let passed = Arc::clone(passed);
             move || {
-                let _ = tell.send(pass(socket, &link, &before, &passed));
+                let said = match sending {
+                    Some(sending) => pass_by_lanes(sending, &socket, &link, &before, &passed),
+                    None => pass(&socket, &link, &before, &passed),
+                };
+                let _ = tell.send(said);
             }
         })
         .map_err(no_thread)?;
-        let outcome = (&socket)
-            .write_all(&back)
-            .map_err(failed)
-            .and_then(|()| follow(&socket, (&host, &hear, passed), &ended, cancelled));
+        let mut following = Following {
+            agents: &agents,
+            socket: &socket,
+            by_lanes: by_lanes.as_ref(),
+            passed,
+            report_builder,
+        };
+        let outcome = (&socket).write_all(&back).map_err(failed);
+        let outcome = outcome.and_then(|()| following.follow(&ended));
         // Whatever it was, nothing of it stays open. What was said to the end may still be
         // on its way.
         if outcome.is_ok() {
@@ -74,17 +89,31 @@ impl Relay {
         } else {
             tap::abort(&socket);
         }
-        link.close();
+        agents.link.close();
+        if let Some(by_lanes) = &by_lanes {
+            by_lanes.shut();
+        }
         let _ = forth.join();
+        report_builder.tell(|report| {
+            report.residue_bytes = passed.bytes.load(Relaxed);
+            report.wire_bytes = agents.link.wire_bytes();
+            if let Some(by_lanes) = by_lanes {
+                by_lanes.end(report);
+            }
+        });
         outcome
     }
 
-    /// The same for one that nobody watches.
+    /// The same for one that nobody watches, of the VM with this name.
     ///
     /// # Errors
     /// If it breaks off.
-    pub fn run(self) -> Result<(), MigrationError> {
-        self.run_until(&Arc::default(), &crossbeam_channel::never())
+    pub fn run(self, vm: &str) -> Result<(), MigrationError> {
+        let Agents { id, local, peer, request, .. } = &self.agents;
+        let progress = Progress::new((id, vm), (&local.agent, &peer.name), 0);
+        let watch = Arc::new(Watch::new(progress, request.bounds.clone()));
+        let report_builder = Arc::new(ReportBuilder::new(watch, request.downtime_ms));
+        self.run_watched(&Arc::default(), &report_builder)
     }
 }
 
@@ -92,7 +121,7 @@ impl Relay {
 pub(super) fn relayed(
     relay: Relay,
     why: Option<String>,
-    report_builder: &ReportBuilder,
+    report_builder: &Arc<ReportBuilder>,
 ) -> Result<(), MigrationError> {
     // What is encrypted says nothing of how it ends.
     let is_read = why.is_some();
@@ -101,13 +130,9 @@ pub(super) fn relayed(
         "the stream is passed through as it is, and the VM is never throttled: {why}"
     ));
     report_builder.enter(Phase::FirstPass);
+    report_builder.tell(|report| report.tap = "relayed".to_owned());
     let passed = Arc::<Passed>::default();
-    let ended = relay.run_until(&passed, report_builder.watch().cancelled());
-    report_builder.tell(|report| {
-        report.tap = "relayed".to_owned();
-        report.residue_bytes = passed.bytes.load(Relaxed);
-        report.wire_bytes = report.residue_bytes;
-    });
+    let ended = relay.run_watched(&passed, report_builder);
     let is_loaded = passed.answers.lock().shut() == Some(0);
     match ended {
         // Who is first to close after the last word is no matter.
@@ -119,54 +144,106 @@ pub(super) fn relayed(
     }
 }
 
-/// Passes on what comes back.
-fn follow(
-    mut socket: &UnixStream,
-    (host, hear, passed): (&str, &Receiver<Heard<ToSource>>, &Passed),
-    ended: &Receiver<Result<(), String>>,
-    cancelled: &Receiver<()>,
-) -> Result<(), MigrationError> {
-    let lost = |why: String| MigrationError::PeerLost { host: host.to_owned(), why };
-    let (mut said_all, mut heard_all) = (false, false);
-    let never = crossbeam_channel::never();
-    while !(said_all && heard_all) {
-        let ended = if said_all { &never } else { ended };
-        select! {
-            recv(hear) -> heard => match heard {
-                Ok(Heard::Back(bytes)) if bytes.is_empty() => {
-                    heard_all = true;
-                    // It may be closed already.
-                    let _ = socket.shutdown(Shutdown::Write);
-                }
-                Ok(Heard::Back(bytes)) => {
-                    let written = socket.write_all(&bytes);
-                    written.map_err(|error| local_error("passing on what came back", error))?;
-                    passed.answers.lock().push(&bytes);
-                }
-                Ok(Heard::Message(ToSource::Refused { reason })) => {
-                    let reason = switchover::Reason::new(reason).into();
-                    return Err(MigrationError::DestinationFailed { host: host.to_owned(), reason });
-                }
-                // It notes what nobody looks at here.
-                Ok(Heard::Message(ToSource::Note { .. })) => {}
-                Ok(Heard::Gone(_)) if heard_all => return Ok(()),
-                Ok(Heard::Gone(error)) => return Err(lost(error.to_string())),
-                Ok(_) => return Err(lost("it sent a message out of turn".to_owned())),
-                Err(_) => return Err(lost("the connection has ended".to_owned())),
-            },
-            recv(ended) -> end => {
-                end.unwrap_or_else(|_| Err("a fault in the agent".to_owned())).map_err(lost)?;
-                said_all = true;
-            }
-            recv(cancelled) -> _ => return Err(MigrationError::Cancelled),
-        }
-    }
-    Ok(())
+/// Of a connection that is passed on, what hears the destination.
+struct Following<'r> {
+    agents: &'r Agents,
+    socket: &'r UnixStream,
+    by_lanes: Option<&'r ByLanes>,
+    passed: &'r Passed,
+    report_builder: &'r ReportBuilder,
 }
 
-/// Passes on what the one who connected says, to its end.
+impl Following<'_> {
+    /// Passes on what comes back. `ended` tells when the one who connected has said all.
+    fn follow(&mut self, ended: &Receiver<Result<(), String>>) -> Result<(), MigrationError> {
+        let (mut said_all, mut heard_all) = (false, false);
+        let never = crossbeam_channel::never();
+        let lanes = self.by_lanes.map_or_else(crossbeam_channel::never, |_| tick(LANES_EVERY));
+        let watch = self.report_builder.watch();
+        while !(said_all && heard_all) {
+            let ended = if said_all { &never } else { ended };
+            select! {
+                recv(self.agents.hear) -> heard => match heard {
+                    Ok(Heard::Gone(_)) if heard_all => return Ok(()),
+                    Ok(Heard::Gone(error)) => return Err(self.agents.lost(error.to_string())),
+                    Ok(heard) => heard_all |= self.hear(heard)?,
+                    Err(_) => {
+                        return Err(self.agents.lost("the connection has ended".to_owned()));
+                    }
+                },
+                recv(ended) -> end => {
+                    let end = end.unwrap_or_else(|_| Err("a fault in the agent".to_owned()));
+                    end.map_err(|why| self.agents.lost(why))?;
+                    said_all = true;
+                }
+                recv(lanes) -> _ => self.look_at_lanes()?,
+                recv(watch.cancelled()) -> _ => return Err(MigrationError::Cancelled),
+                recv(watch.rebound()) -> _ => self.rebind()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it was the last thing that comes back.
+    fn hear(&mut self, heard: Heard<ToSource>) -> Result<bool, MigrationError> {
+        match heard {
+            Heard::Back(bytes) if bytes.is_empty() => {
+                // It may be closed already.
+                let _ = self.socket.shutdown(Shutdown::Write);
+                return Ok(true);
+            }
+            Heard::Back(bytes) => {
+                let written = (&mut &*self.socket).write_all(&bytes);
+                written.map_err(|error| local_error("passing on what came back", error))?;
+                self.passed.answers.lock().push(&bytes);
+            }
+            Heard::Message(ToSource::Refused { reason }) => {
+                let reason = switchover::Reason::new(reason).into();
+                let host = self.agents.peer.name.clone();
+                return Err(MigrationError::DestinationFailed { host, reason });
+            }
+            Heard::Message(ToSource::Note { text }) => self.report_builder.note(text),
+            Heard::Message(ToSource::NicUse(used)) => {
+                if let Some(by_lanes) = self.by_lanes {
+                    by_lanes.hear(used);
+                }
+            }
+            _ => return Err(self.agents.lost("it sent a message out of turn".to_owned())),
+        }
+        Ok(false)
+    }
+
+    fn look_at_lanes(&self) -> Result<(), MigrationError> {
+        match self.by_lanes.and_then(ByLanes::failure) {
+            Some(why) => Err(self.agents.lost(why)),
+            None => Ok(()),
+        }
+    }
+
+    fn rebind(&self) -> Result<(), MigrationError> {
+        match self.by_lanes {
+            Some(by_lanes) => by_lanes.rebind(self.agents, self.report_builder),
+            None => Ok(()),
+        }
+    }
+}
+
+/// By lanes, passes on what the one who connected says, to its end.
+fn pass_by_lanes(
+    mut sending: Sending,
+    socket: &UnixStream,
+    link: &Link<ToDestination>,
+    before: &[u8],
+    passed: &Passed,
+) -> Result<(), String> {
+    sending.send(before)?;
+    let bytes = sending.send_all(socket, passed)?;
+    link.say(&ToDestination::RelayEnds { bytes }).map_err(|error| error.to_string())
+}
+
+/// The same by the control connection.
 fn pass(
-    mut socket: UnixStream,
+    mut socket: &UnixStream,
     link: &Link<ToDestination>,
     before: &[u8],
     passed: &Passed,

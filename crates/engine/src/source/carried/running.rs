@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use ::audit::{HandedOver, NotKept};
-use api::{Audited, LaneReport, Phase};
+use api::{Audited, Phase};
 use crossbeam_channel::{Receiver, Sender, select};
 use data_threads::DataThreads;
 use stream::return_path::Follower;
@@ -27,7 +27,7 @@ use crate::source::context::{no_thread, sched_params};
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::StreamState;
-use crate::source::lanes::Lanes;
+use crate::source::lanes::{self, Lanes};
 use crate::source::phases::audit::Comparison;
 
 /// What there is while pages come.
@@ -58,12 +58,12 @@ impl Running<'_> {
             state: Arc::clone(&self.state),
             lanes: Arc::clone(&self.lanes),
             report_builder: Arc::clone(self.report_builder),
-            compress: self.split.request.compress,
+            compress: self.split.agents.request.compress,
             convergence: Convergence::new(
                 Arc::clone(&self.passes),
                 process::of(&self.main),
-                self.split.local.slowed.clone(),
-                &self.split.request,
+                self.split.agents.local.slowed.clone(),
+                &self.split.agents.request,
                 Arc::clone(self.report_builder),
             ),
         };
@@ -76,11 +76,11 @@ impl Running<'_> {
         loop {
             let watch = self.report_builder.watch();
             select! {
-                recv(self.split.hear) -> heard => match heard {
+                recv(self.split.agents.hear) -> heard => match heard {
                     Ok(heard) => self.hear(heard)?,
                     // All was said: QEMU here is about to close.
                     Err(_) if self.is_loaded() => return self.wait_closed(),
-                    Err(_) => return Err(self.split.lost("the connection has ended".to_owned())),
+                    Err(_) => return Err(self.split.agents.lost("the connection has ended".to_owned())),
                 },
                 recv(self.notices.1) -> notice => match notice {
                     Ok(Notice::Ended(ended)) => return self.ended(ended),
@@ -132,7 +132,7 @@ impl Running<'_> {
     /// The barrier.
     fn wait_placed(&self) -> Result<(), MigrationError> {
         let (lanes, notices) = (Arc::clone(&self.lanes), self.notices.0.clone());
-        let host = self.split.peer.name.clone();
+        let host = self.split.agents.peer.name.clone();
         let wait = move || {
             let placed = lanes.wait_drained();
             // The destination ends the lanes when it loads: that is no failure to mend.
@@ -147,8 +147,8 @@ impl Running<'_> {
     fn placed(&self, placed: Result<(), MigrationError>) -> Result<(), MigrationError> {
         placed?;
         let totals = self.audit_totals();
-        let said = self.tail.placed(&self.split.link, totals);
-        said.map_err(|error| self.split.lost(error.to_string()))
+        let said = self.tail.placed(&self.split.agents.link, totals);
+        said.map_err(|error| self.split.agents.lost(error.to_string()))
     }
 
     fn audit_totals(&self) -> Vec<u64> {
@@ -191,27 +191,21 @@ impl Running<'_> {
         let params = sched_params(&bounds, self.stopped.is_some());
         self.threads.set(&params);
         self.pacing.set(pace_bounds(&bounds));
-        if self.is_loaded() { Ok(()) } else { self.split.say(&ToDestination::Terms(params)) }
+        if self.is_loaded() { Ok(()) } else { self.split.agents.say(&ToDestination::Terms(params)) }
     }
 
     /// Closes everything of the migration at once, and accounts for it.
     pub(super) fn close(self) {
         let Self { split, report_builder, state, lanes, tail, tap, pools, pacing, .. } = self;
         // Nobody writes to the destination any more, so nobody waits for it.
-        let control_bytes = split.link.wire_bytes();
+        let control_bytes = split.agents.link.wire_bytes();
         lanes.shut();
-        split.link.close();
+        split.agents.link.close();
         tail.end();
         tap.hang_up(CLOSING_MAX);
         drop(pacing);
         let cpu = lanes.stop() + tap.cpu();
         let (body_bytes, fill_bytes) = state.taken();
-        let report_of_lanes = lanes.meters().map(|(endpoint, meter)| LaneReport {
-            name: endpoint.to_string(),
-            wire_bytes: meter.wire_bytes.load(Relaxed),
-            batches: meter.batches.load(Relaxed),
-            deaths: meter.deaths.load(Relaxed),
-        });
         report_builder.tell(|report| {
             report.ram_bytes = state.ram_bytes();
             (report.body_bytes, report.fill_bytes) = (body_bytes, fill_bytes);
@@ -219,7 +213,7 @@ impl Running<'_> {
             report.wire_bytes = lanes.wire_bytes() + control_bytes;
             report.cpu_source_s = cpu.as_secs_f64();
             report.pool_high_water_bytes[0] = pools.high_water_bytes();
-            report.lanes = report_of_lanes.collect();
+            report.lanes = lanes::reports(&lanes);
         });
     }
 }

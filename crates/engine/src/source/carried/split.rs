@@ -31,12 +31,7 @@ use crate::source::phases::start::{first_encoding, lane_endpoints, token};
 
 /// A migration whose pages go by lanes, about to be.
 pub struct Split {
-    pub(super) local: Local,
-    pub(super) peer: Peer,
-    pub(super) request: CarryRequest,
-    pub(super) link: Arc<Link<ToDestination>>,
-    pub(super) hear: Receiver<Heard<ToSource>>,
-    pub(super) carrying: Carrying,
+    pub(super) agents: Agents,
     pub(super) caller: Caller,
     /// What was read of its main connection.
     pub(super) before: Vec<u8>,
@@ -51,7 +46,7 @@ impl Split {
         report_builder.tell(|report| {
             report.tap = if self.channels.is_some() { "multifd" } else { "classic" }.to_owned();
         });
-        for note in &self.carrying.notes {
+        for note in &self.agents.carrying.notes {
             report_builder.note(note.clone());
         }
         let mut running = self.start(report_builder)?;
@@ -70,24 +65,24 @@ impl Split {
         &'r mut self,
         report_builder: &'r Arc<ReportBuilder>,
     ) -> Result<Running<'r>, MigrationError> {
-        let pools = self.local.resources.leaving(false)?;
+        let pools = self.agents.local.resources.leaving(false)?;
         let notices = unbounded();
         let tell: Sender<Notice> = notices.0.clone();
         let bounds = report_builder.watch().bounds();
         let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
             let _ = tell.send(Notice::Panicked(thread.to_owned()));
         });
-        let handed_over = audit::handed_over(self.request.audit, self.carrying.hash.as_deref())
-            .ok_or_else(|| self.lost(audit::UNKNOWN_HASH.to_owned()))?;
+        let handed_over = audit::handed_over(self.agents.request.audit, self.agents.carrying.hash.as_deref())
+            .ok_or_else(|| self.agents.lost(audit::UNKNOWN_HASH.to_owned()))?;
         let traits =
             Traits { told_bandwidth: false, held: false, sectioned: self.channels.is_none() };
-        let goal = Duration::from_millis(self.request.downtime_ms.max(1));
+        let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
-        let lanes = Arc::new(Lanes::new(self.lanes_plan()?, Some(Arc::clone(&threads))));
-        lanes::start(&lanes, None, &self.link)
+        let lanes = Arc::new(Lanes::new(self.agents.lanes_plan()?, Some(Arc::clone(&threads))));
+        lanes::start(&lanes, None, &self.agents.link)
             .map_err(|error| local_error("starting the lanes' threads", error))?;
         if let Some(channels) = &self.channels {
-            self.say(&ToDestination::Channels(channels.clone()))?;
+            self.agents.say(&ToDestination::Channels(channels.clone()))?;
         }
         let tail = Arc::<Tail>::default();
         let passes = Arc::new(Passes::new(match &self.channels {
@@ -99,7 +94,7 @@ impl Split {
             state: Arc::clone(&state),
             handed_over: Arc::clone(&handed_over),
             lanes: Arc::clone(&lanes),
-            link: Arc::clone(&self.link),
+            link: Arc::clone(&self.agents.link),
             notices: notices.0.clone(),
             threads: Arc::clone(&threads),
             tail: Arc::clone(&tail),
@@ -115,7 +110,7 @@ impl Split {
         let tap = Tap::of_taken(taken, Arc::clone(&state.pool), collector)
             .map_err(|error| MigrationError::Tap(error.to_string()))?;
         let stopper = tap.stopper();
-        let network = &self.local.resources.network;
+        let network = &self.agents.local.resources.network;
         let pacing = Pacing::start(
             Arc::clone(&lanes),
             network,
@@ -147,29 +142,6 @@ impl Split {
             stopped: None,
             pools,
         })
-    }
-
-    fn lanes_plan(&self) -> Result<LanesPlan, MigrationError> {
-        let token = token(&self.carrying.token).ok_or_else(|| {
-            self.lost("it named the migration in a way that cannot be read".to_owned())
-        })?;
-        Ok(LanesPlan {
-            endpoints: lane_endpoints(&self.local, &self.peer, self.request.lanes),
-            peer: self.peer.name.clone(),
-            security: self.local.security.clone(),
-            token,
-            encoding: first_encoding(self.request.compress),
-            // Which pages are dirty again only QEMU could say.
-            stale_filter: None,
-        })
-    }
-
-    pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
-        self.link.say(message).map_err(|error| self.lost(error.to_string()))
-    }
-
-    pub(super) fn lost(&self, why: String) -> MigrationError {
-        MigrationError::PeerLost { host: self.peer.name.clone(), why }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Twenty times a second, and when something waits for it: measures, shows the figures as progress, and decides: the
 //! pool's bound, the encoding, the hold, throttling, and when QEMU may stop the VM.
 
+pub(crate) mod compression;
 pub(crate) mod deliveries;
 pub(crate) mod ticking;
 pub(crate) mod window;

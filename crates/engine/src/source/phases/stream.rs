@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ::audit::HandedOver;
-use api::LaneReport;
 use qemu::outgoing::Outgoing;
 use qemu::qmp::QmpError;
 use qemu::rendezvous::Rendezvous;
@@ -208,12 +207,6 @@ impl<'m> Reversible<'m> for Streaming<'m> {
         let control_bytes = connected.control.link.wire_bytes();
         let cpu = self.cpu + tap.cpu();
         let (body_bytes, fill_bytes) = state.taken();
-        let by_lane = lanes.meters().map(|(endpoint, meter)| LaneReport {
-            name: endpoint.to_string(),
-            wire_bytes: meter.wire_bytes.load(Relaxed),
-            batches: meter.batches.load(Relaxed),
-            deaths: meter.deaths.load(Relaxed),
-        });
         connected.context.report_builder.tell(|report| {
             report.ram_bytes = state.ram_bytes().max(report.ram_bytes);
             report.body_bytes = body_bytes;
@@ -224,7 +217,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
             report.wire_bytes = lanes.wire_bytes() + control_bytes;
             report.cpu_source_s = cpu.as_secs_f64();
             report.pool_high_water_bytes[0] = connected.pools.high_water_bytes();
-            report.lanes = by_lane.collect();
+            report.lanes = lanes::reports(lanes);
         });
     }
 }

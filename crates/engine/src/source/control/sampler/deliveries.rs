@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use api::Compress;
-use policy::effort::{Effort, Level, is_enough};
 
+use super::compression::Compression;
 use super::window::{Counts, Window};
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::Lanes;
@@ -24,7 +23,6 @@ const DROPPING_LOOKS: u32 = 4;
 pub(crate) struct Deliveries {
     state: Arc<StreamState>,
     lanes: Arc<Lanes>,
-    compress: Compress,
     /// A stage asks the destination whether it has pages.
     asks: bool,
     /// Looks since the filter last dropped a page.
@@ -32,9 +30,7 @@ pub(crate) struct Deliveries {
     last: Counts,
     last_at: Instant,
     busy: VecDeque<Busy>,
-    effort: Effort,
-    /// What was counted when the effort was last judged, and when.
-    judged: (Counts, Instant),
+    compression: Compression,
 }
 
 /// What was delivered in one window of the rate.
@@ -51,18 +47,15 @@ impl Deliveries {
         compress: Compress,
         asks: bool,
     ) -> Self {
-        let now = Instant::now();
         Self {
             state: Arc::clone(state),
             lanes: Arc::clone(lanes),
-            compress,
             asks,
             since_dropped: DROPPING_LOOKS,
             last: Counts::default(),
-            last_at: now,
+            last_at: Instant::now(),
             busy: VecDeque::new(),
-            effort: Effort::new(Level::Hard),
-            judged: (Counts::default(), now),
+            compression: Compression::new(lanes, compress),
         }
     }
 
@@ -74,13 +67,7 @@ impl Deliveries {
     /// Counts, notes the rate and how deep a pool lanes can use, and has bodies compressed as hard as pays. Says what was
     /// done since the last time, if that is any time ago.
     pub(crate) fn look(&mut self) -> Option<Window> {
-        let lanes = &self.lanes;
-        let counts = Counts {
-            delivered: lanes.delivered(),
-            times: lanes.times(),
-            wire_bytes: lanes.wire_bytes(),
-            lanes_bytes: lanes.meters().map(|(_, meter)| meter.wire_bytes.load(Relaxed)).collect(),
-        };
+        let counts = Counts::of(&self.lanes);
         let now = Instant::now();
         let elapsed = now - self.last_at;
         if elapsed.is_zero() {
@@ -90,7 +77,7 @@ impl Deliveries {
         (self.last, self.last_at) = (counts, now);
         self.measure_rate(&window);
         self.measure_depth(&window);
-        self.decide_effort(now);
+        self.compression.decide(&self.last, now);
         Some(window)
     }
 
@@ -121,18 +108,5 @@ impl Deliveries {
             if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
         self.state.set_dropping(self.since_dropped < DROPPING_LOOKS);
         self.state.set_useful_bytes(self.lanes.useful_bytes(self.asks));
-    }
-
-    fn decide_effort(&mut self, now: Instant) {
-        if self.compress != Compress::Auto {
-            return;
-        }
-        let (before, since) = &self.judged;
-        let window = Window::between(before, &self.last, now - *since);
-        if is_enough(window.bodies, window.elapsed) {
-            self.judged = (self.last.clone(), now);
-            self.effort = self.effort.next(window.effort);
-            self.lanes.set_encoding(self.effort.level().into());
-        }
     }
 }

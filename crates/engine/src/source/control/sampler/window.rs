@@ -1,9 +1,12 @@
 //! What happened between two samples.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use policy::effort;
 use transport::{Delivered, LaneTimes};
+
+use crate::source::lanes::Lanes;
 
 /// Counters at one instant.
 #[derive(Clone, Default)]
@@ -14,10 +17,23 @@ pub(crate) struct Counts {
     pub(crate) lanes_bytes: Vec<u64>,
 }
 
+impl Counts {
+    pub(crate) fn of(lanes: &Lanes) -> Self {
+        Self {
+            delivered: lanes.delivered(),
+            times: lanes.times(),
+            wire_bytes: lanes.wire_bytes(),
+            lanes_bytes: lanes.meters().map(|(_, meter)| meter.wire_bytes.load(Relaxed)).collect(),
+        }
+    }
+}
+
 /// What happened between two samples.
 pub(crate) struct Window {
     pub(crate) elapsed: Duration,
     pub(crate) bodies: u64,
+    /// Data of disks, or of what is relayed.
+    pub(crate) blocks: u64,
     pub(crate) dropped: u64,
     pub(crate) busy: Duration,
     pub(crate) delivered_per_s: f64,
@@ -31,12 +47,14 @@ impl Window {
         let seconds = elapsed.as_secs_f64();
         let bodies = to.delivered.body_bytes - from.delivered.body_bytes;
         let fills = to.delivered.fill_bytes - from.delivered.fill_bytes;
+        let blocks = to.delivered.block_bytes - from.delivered.block_bytes;
         let times = to.times - from.times;
         let all = (times.writing + times.encoding + times.waiting).as_secs_f64();
         let share = |time: Duration| if all > 0.0 { time.as_secs_f64() / all } else { 0.0 };
         Self {
             elapsed,
             bodies,
+            blocks,
             dropped: to.delivered.dropped_bytes - from.delivered.dropped_bytes,
             busy: to.delivered.busy.saturating_sub(from.delivered.busy),
             delivered_per_s: (bodies + fills) as f64 / seconds,
@@ -53,7 +71,7 @@ impl Window {
                 writing: share(times.writing),
                 encoding: share(times.encoding),
                 waiting: share(times.waiting),
-                delivered_bytes_per_s: bodies as f64 / seconds,
+                delivered_bytes_per_s: (bodies + blocks) as f64 / seconds,
             },
         }
     }

@@ -1,0 +1,390 @@
+//! What lanes bring of a connection that is relayed: pieces of what was said, in any order,
+//! and some of them twice. What waits here gets them one after the other.
+//!
+//! The source sends no more than [`ROOM`] pieces ahead of those that are written. So a
+//! piece never waits for a buffer, and no lane for what waits here.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::Sender;
+use data_threads::DataThreads;
+use page::{BlockBatch, Pool, SLOT_BYTES};
+use parking_lot::{Condvar, Mutex};
+use transport::{BlockSink, TakeError};
+
+use crate::destination::lanes::CONNECTIONS_MAX;
+
+/// Pieces that may be under way: 8 MiB.
+const ROOM: u64 = 16;
+/// The source hears of more room after so many.
+const TELL_EVERY: u64 = 4;
+
+/// What its thread says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// The source may send so many pieces, all that it ever sent counted.
+    Room(u64),
+    /// All is written, and what waits here was told that nothing follows.
+    All,
+    /// Nothing more is, and why.
+    Failed(String),
+}
+
+/// Writes them in their order. Dropped, it ends, whatever is not written.
+pub(super) struct InOrder {
+    pieces: Arc<Pieces>,
+    socket: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl InOrder {
+    /// Writes to `socket`; `tell` is told of it.
+    pub(super) fn start(
+        socket: &UnixStream,
+        threads: &Arc<DataThreads>,
+        tell: Sender<Written>,
+    ) -> std::io::Result<Self> {
+        let pieces = Arc::new(Pieces::new());
+        let thread = data_threads::spawn("relay-write", {
+            let (socket, threads) = (socket.try_clone()?, Arc::clone(threads));
+            let pieces = Arc::clone(&pieces);
+            move || {
+                let _member = threads.join();
+                let failed = pieces.write_to(&socket, &tell).err();
+                // Nobody listens any more once the migration has ended.
+                let _ = tell.send(failed.map_or(Written::All, Written::Failed));
+            }
+        })?;
+        Ok(Self { pieces, socket: socket.try_clone()?, thread: Some(thread) })
+    }
+
+    /// What lanes hand pieces to.
+    pub(super) fn sink(&self) -> Arc<dyn BlockSink> {
+        Arc::clone(&self.pieces) as _
+    }
+
+    /// The source has said all, which is so many bytes.
+    pub(super) fn ends_at(&self, bytes: u64) {
+        self.pieces.state.lock().ends_at = Some(bytes);
+        self.pieces.changed.notify_all();
+    }
+}
+
+impl Drop for InOrder {
+    fn drop(&mut self) {
+        self.pieces.state.lock().over = true;
+        self.pieces.changed.notify_all();
+        // It may have been closed there.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Those that came, and are not written.
+struct Pieces {
+    pool: Arc<Pool>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// By their numbers.
+    waiting: BTreeMap<u64, BlockBatch>,
+    /// The number of the next that is to be written.
+    next: u64,
+    /// What the source was told last.
+    room: u64,
+    written_bytes: u64,
+    ends_at: Option<u64>,
+    over: bool,
+}
+
+impl Pieces {
+    fn new() -> Self {
+        // One for each piece that may wait, and one that each connection reads into.
+        let buffers = usize::try_from(ROOM).expect("a few") + CONNECTIONS_MAX;
+        let state = State {
+            waiting: BTreeMap::new(),
+            next: 0,
+            room: ROOM,
+            written_bytes: 0,
+            ends_at: None,
+            over: false,
+        };
+        Self {
+            pool: Pool::new(buffers * SLOT_BYTES),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn write_to(&self, mut socket: &UnixStream, tell: &Sender<Written>) -> Result<(), String> {
+        // Nobody listens any more once the migration has ended, as below.
+        let _ = tell.send(Written::Room(ROOM));
+        while let Some(piece) = self.next()? {
+            let written = socket.write_all(piece.data());
+            written.map_err(|error| format!("what waits there takes no more: {error}"))?;
+            let bytes = piece.bytes();
+            // Its buffer, before the source hears of it.
+            drop(piece);
+            if let Some(room) = self.wrote(bytes) {
+                let _ = tell.send(Written::Room(room));
+            }
+        }
+        // It may be closed already.
+        let _ = socket.shutdown(Shutdown::Write);
+        Ok(())
+    }
+
+    /// Waits for the piece that is to be written next; none if all are written.
+    fn next(&self) -> Result<Option<BlockBatch>, String> {
+        let mut state = self.state.lock();
+        loop {
+            if state.over {
+                return Err("the migration ended".to_owned());
+            }
+            let number = state.next;
+            if let Some(piece) = state.waiting.remove(&number) {
+                if piece.offset != state.written_bytes {
+                    return Err("the source sent a piece out of its place".to_owned());
+                }
+                state.next += 1;
+                return Ok(Some(piece));
+            }
+            match state.ends_at {
+                Some(end) if state.written_bytes == end => return Ok(None),
+                Some(end) if state.written_bytes > end => {
+                    return Err("the source sent more than it said that there is".to_owned());
+                }
+                _ => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// A piece is written. How much room there is, if that is news.
+    fn wrote(&self, bytes: u64) -> Option<u64> {
+        let mut state = self.state.lock();
+        state.written_bytes += bytes;
+        let room = state.next + ROOM;
+        if room - state.room < TELL_EVERY {
+            return None;
+        }
+        state.room = room;
+        Some(room)
+    }
+}
+
+impl BlockSink for Pieces {
+    fn room(&self) -> Result<BlockBatch, TakeError> {
+        self.pool.take_blocks().map_err(|_| TakeError::Over)
+    }
+
+    fn take(&self, piece: BlockBatch) -> Result<(), TakeError> {
+        if piece.disk.0 != 0 || piece.bytes() != piece.data().len() as u64 {
+            return Err(TakeError::Peer("they are no piece of what is relayed".to_owned()));
+        }
+        let mut state = self.state.lock();
+        let number = piece.sequence;
+        if state.over {
+            return Err(TakeError::Over);
+        }
+        if number >= state.room {
+            return Err(TakeError::Peer("more came than there is room for".to_owned()));
+        }
+        // One may come again, from a lane that has died.
+        if number >= state.next {
+            state.waiting.entry(number).or_insert(piece);
+            drop(state);
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use crossbeam_channel::{Receiver, unbounded};
+    use data_threads::SchedParams;
+
+    use super::*;
+
+    const PIECE: usize = 1000;
+
+    struct Tried {
+        in_order: InOrder,
+        waits: UnixStream,
+        told: Receiver<Written>,
+    }
+
+    impl Tried {
+        fn new() -> Self {
+            let (ours, waits) = UnixStream::pair().unwrap();
+            let (tell, told) = unbounded();
+            let threads = DataThreads::new(SchedParams::default(), |_| {});
+            let in_order = InOrder::start(&ours, &threads, tell).unwrap();
+            assert_eq!(told.recv().unwrap(), Written::Room(ROOM));
+            Self { in_order, waits, told }
+        }
+
+        fn piece(&self, number: u64) -> BlockBatch {
+            piece(&self.in_order.pieces, number)
+        }
+
+        fn take(&self, number: u64) {
+            self.in_order.pieces.take(self.piece(number)).unwrap();
+        }
+
+        /// The last thing that it says.
+        fn last(&self) -> Written {
+            let not_room = |told: &Written| !matches!(told, Written::Room(_));
+            self.told.iter().find(not_room).unwrap()
+        }
+    }
+
+    fn piece(pieces: &Pieces, number: u64) -> BlockBatch {
+        let mut piece = pieces.room().unwrap();
+        (piece.sequence, piece.offset) = (number, number * PIECE as u64);
+        piece.push_data(PIECE);
+        piece.data_mut().fill(number.to_le_bytes()[0]);
+        piece
+    }
+
+    fn read(mut waits: &UnixStream, pieces: std::ops::Range<u64>) {
+        for number in pieces {
+            let mut bytes = [0; PIECE];
+            waits.read_exact(&mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == number.to_le_bytes()[0]), "{number}");
+        }
+    }
+
+    #[test]
+    fn pieces_are_written_in_their_order_and_once() {
+        let tried = Tried::new();
+        for number in [3, 1, 2, 3, 1, 0, 2] {
+            tried.take(number);
+        }
+        read(&tried.waits, 0..4);
+        assert_eq!(tried.told.recv().unwrap(), Written::Room(ROOM + 4));
+        tried.take(3);
+        tried.in_order.ends_at(6 * PIECE as u64);
+        tried.take(5);
+        tried.take(4);
+        read(&tried.waits, 4..6);
+        assert_eq!((&tried.waits).read(&mut [0]).unwrap(), 0);
+        assert_eq!(tried.last(), Written::All);
+        assert_eq!(tried.in_order.pieces.pool.out_bytes(), 0);
+    }
+
+    #[test]
+    fn an_end_that_comes_last_is_seen() {
+        let mut tried = Tried::new();
+        tried.take(0);
+        read(&tried.waits, 0..1);
+        tried.in_order.ends_at(PIECE as u64);
+        let mut rest = Vec::new();
+        tried.waits.read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty());
+        assert_eq!(tried.last(), Written::All);
+    }
+
+    #[test]
+    fn what_can_not_be_is_refused() {
+        let refused = |change: &dyn Fn(&mut BlockBatch)| {
+            let tried = Tried::new();
+            let mut wrong = tried.piece(0);
+            change(&mut wrong);
+            let refused = tried.in_order.pieces.take(wrong).unwrap_err();
+            assert!(matches!(refused, TakeError::Peer(_)), "{refused}");
+        };
+        refused(&|piece| piece.disk.0 = 1);
+        refused(&|piece| piece.push_zero(7));
+        refused(&|piece| piece.sequence = ROOM);
+    }
+
+    #[test]
+    fn what_contradicts_itself_ends_it() {
+        let elsewhere = Tried::new();
+        let mut piece = elsewhere.piece(0);
+        piece.offset = 1;
+        elsewhere.in_order.pieces.take(piece).unwrap();
+        let more = Tried::new();
+        more.in_order.ends_at(PIECE as u64 - 1);
+        more.take(0);
+        for (tried, why) in [(elsewhere, "out of its place"), (more, "more than it said")] {
+            let Written::Failed(said) = tried.last() else { panic!() };
+            assert!(said.contains(why), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_waits_and_has_closed_ends_it() {
+        let Tried { in_order, waits, told } = Tried::new();
+        drop(waits);
+        in_order.pieces.take(piece(&in_order.pieces, 0)).unwrap();
+        let Written::Failed(why) = told.recv().unwrap() else { panic!() };
+        assert!(why.contains("takes no more"), "{why}");
+    }
+
+    /// Nobody reads, and it is dropped all the same.
+    #[test]
+    fn it_ends_while_it_writes() {
+        let tried = Tried::new();
+        let mut big = tried.in_order.pieces.room().unwrap();
+        let bytes = big.room_mut().len();
+        big.push_data(bytes);
+        tried.in_order.pieces.take(big).unwrap();
+        let Tried { in_order, waits, .. } = tried;
+        let sink = in_order.sink();
+        drop(in_order);
+        assert!(sink.room().is_ok_and(|piece| sink.take(piece).is_err()));
+        drop(waits);
+    }
+
+    /// Many lanes, each with its share, and some pieces twice.
+    #[test]
+    fn threads_that_bring_pieces_do_not_mix_them_up() {
+        let all = 400;
+        let Tried { in_order, waits, told } = Tried::new();
+        let reader = std::thread::spawn(move || read(&waits, 0..all));
+        let (next, room) = (AtomicU64::new(0), AtomicU64::new(ROOM));
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (pieces, next, room) = (&in_order.pieces, &next, &room);
+                scope.spawn(move || {
+                    loop {
+                        let number = next.fetch_add(1, Relaxed);
+                        if number >= all {
+                            return;
+                        }
+                        while number >= room.load(Relaxed) {
+                            std::thread::yield_now();
+                        }
+                        pieces.take(piece(pieces, number)).unwrap();
+                        if number % 7 == thread {
+                            pieces.take(piece(pieces, number)).unwrap();
+                        }
+                    }
+                });
+            }
+            in_order.ends_at(all * PIECE as u64);
+            for told in &told {
+                match told {
+                    Written::Room(batches) => room.store(batches, Relaxed),
+                    Written::All => break,
+                    Written::Failed(why) => panic!("{why}"),
+                }
+            }
+        });
+        reader.join().unwrap();
+    }
+}

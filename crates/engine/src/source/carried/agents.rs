@@ -1,0 +1,112 @@
+//! The agents of both hosts, which have a connection for what is carried.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::audit::Hash;
+use crossbeam_channel::Receiver;
+use transport::{Endpoint, LanesPlan, connect};
+use wire::carry::{Carry, Carrying, Target};
+use wire::{Kind, ToDestination, ToSource};
+
+use super::CarryRequest;
+use crate::error::MigrationError;
+use crate::host::{Local, Peer};
+use crate::link::{Heard, Link};
+use crate::source::context::sched_params;
+use crate::source::disks::room::DiskRoom;
+use crate::source::phases::audit;
+use crate::source::phases::start::{first_encoding, lane_endpoints, token};
+
+/// An agent connects to a socket on its own host in that time, or says why not.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// This agent and the destination's, which has connected to what waits there.
+pub(super) struct Agents {
+    pub(super) local: Local,
+    pub(super) peer: Peer,
+    pub(super) id: String,
+    pub(super) request: CarryRequest,
+    pub(super) link: Arc<Link<ToDestination>>,
+    pub(super) hear: Receiver<Heard<ToSource>>,
+    pub(super) carrying: Carrying,
+    /// What is relayed by lanes has so much room.
+    pub(super) disk_room: Arc<DiskRoom>,
+}
+
+impl Agents {
+    /// Has the agent of `peer` connect to `target` there.
+    pub(super) fn meet(
+        local: &Local,
+        peer: &Peer,
+        (id, target): (&str, Target),
+        request: CarryRequest,
+    ) -> Result<Self, MigrationError> {
+        let lost = |why: String| MigrationError::PeerLost { host: peer.name.clone(), why };
+        let endpoint = Endpoint { local: None, remote: peer.address };
+        let connection = connect(endpoint, &peer.name, &local.security, Kind::Control)
+            .map_err(|error| lost(error.to_string()))?;
+        let disk_room = Arc::<DiskRoom>::default();
+        let room = Arc::clone(&disk_room);
+        let (link, hear) =
+            Link::start_with(connection, &peer.name, move |message| room.hear(message))
+                .map_err(|error| lost(error.to_string()))?;
+        let order = Carry {
+            migration: id.to_owned(),
+            from: local.agent.clone(),
+            target: target.into(),
+            terms: sched_params(&request.bounds, false),
+            audit: audit::ordered(request.audit),
+            hashes: Hash::offered(),
+        };
+        link.say(&ToDestination::Carry(Box::new(order)))
+            .map_err(|error| lost(error.to_string()))?;
+        let carrying = match hear.recv_timeout(ANSWER_MAX) {
+            Ok(Heard::Message(ToSource::Carrying(carrying))) => carrying,
+            Ok(Heard::Message(ToSource::Refused { reason })) => {
+                let reason = switchover::Reason::new(reason).into();
+                return Err(MigrationError::Refused { host: peer.name.clone(), reason });
+            }
+            Ok(Heard::Gone(error)) => {
+                return Err(lost(format!(
+                    "{error}; an agent of an older version does not carry migrations"
+                )));
+            }
+            Ok(_) => return Err(lost("it sent a message out of turn".to_owned())),
+            Err(_) => return Err(lost("it did not answer in time".to_owned())),
+        };
+        Ok(Self {
+            local: local.clone(),
+            peer: peer.clone(),
+            id: id.to_owned(),
+            request,
+            link: Arc::new(link),
+            hear,
+            carrying,
+            disk_room,
+        })
+    }
+
+    pub(super) fn lanes_plan(&self) -> Result<LanesPlan, MigrationError> {
+        let token = token(&self.carrying.token).ok_or_else(|| {
+            self.lost("it named the migration in a way that cannot be read".to_owned())
+        })?;
+        Ok(LanesPlan {
+            endpoints: lane_endpoints(&self.local, &self.peer, self.request.lanes),
+            peer: self.peer.name.clone(),
+            security: self.local.security.clone(),
+            token,
+            encoding: first_encoding(self.request.compress),
+            // Which pages are dirty again only QEMU could say.
+            stale_filter: None,
+        })
+    }
+
+    pub(super) fn say(&self, message: &ToDestination) -> Result<(), MigrationError> {
+        self.link.say(message).map_err(|error| self.lost(error.to_string()))
+    }
+
+    pub(super) fn lost(&self, why: String) -> MigrationError {
+        MigrationError::PeerLost { host: self.peer.name.clone(), why }
+    }
+}

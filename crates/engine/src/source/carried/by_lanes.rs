@@ -1,0 +1,273 @@
+//! A connection that is relayed by lanes: its bytes go as blocks of a disk that is written
+//! once, from its beginning to its end. The destination puts them in their order.
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use api::{Report, Sample};
+use crossbeam_channel::{Receiver, Sender, bounded, never};
+use data_threads::DataThreads;
+use page::{BlockBatch, Pool};
+use policy::pace::DestinationUse;
+use rustix::net::{RecvFlags, recv};
+use wire::ToDestination;
+
+use super::agents::Agents;
+use super::relay::Passed;
+use crate::error::MigrationError;
+use crate::report_builder::ReportBuilder;
+use crate::resources::Pools;
+use crate::source::context::{no_thread, sched_params};
+use crate::source::control::pacing::{Pacing, pace_bounds};
+use crate::source::control::sampler::compression::Compression;
+use crate::source::control::sampler::ticking::{self, Ticking};
+use crate::source::control::sampler::window::{Counts, Window};
+use crate::source::lanes::{self, Lanes};
+
+/// The lanes of a relayed connection, and what controls them.
+pub(super) struct ByLanes {
+    lanes: Arc<Lanes>,
+    pools: Pools,
+    threads: Arc<DataThreads>,
+    pacing: Pacing,
+    sampler: Ticking,
+    /// A thread of this name has panicked.
+    panicked: Receiver<String>,
+}
+
+impl ByLanes {
+    /// None if the destination's agent takes none, or no buffers are left here: then the
+    /// control connection does, on its own.
+    pub(super) fn start(
+        agents: &Agents,
+        report_builder: &Arc<ReportBuilder>,
+    ) -> Result<Option<Self>, MigrationError> {
+        if !agents.carrying.relays_by_lanes {
+            return Ok(None);
+        }
+        let pools = match agents.local.resources.leaving(false) {
+            Ok(pools) => pools,
+            Err(full) => {
+                tracing::info!(%full, "relayed by the control connection");
+                return Ok(None);
+            }
+        };
+        let bounds = report_builder.watch().bounds();
+        let (tell, panicked): (Sender<String>, _) = bounded(1);
+        let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
+            // Only the first matters.
+            let _ = tell.try_send(thread.to_owned());
+        });
+        let lanes = Arc::new(Lanes::new(agents.lanes_plan()?, Some(Arc::clone(&threads))));
+        // Until the destination says otherwise.
+        lanes.set_block_room(0);
+        agents.disk_room.is_for(&lanes);
+        agents.say(&ToDestination::RelayBegins)?;
+        lanes::start(&lanes, None, &agents.link).map_err(no_thread)?;
+        let pacing = Pacing::start(
+            Arc::clone(&lanes),
+            &agents.local.resources.network,
+            pace_bounds(&bounds),
+            Arc::clone(&threads),
+            Arc::clone(report_builder),
+        );
+        let mut sampling = Sampling {
+            compression: Compression::new(&lanes, agents.request.compress),
+            lanes: Arc::clone(&lanes),
+            pool: Arc::clone(&pools.pages),
+            report_builder: Arc::clone(report_builder),
+            last: (Counts::default(), Instant::now()),
+        };
+        let sampler = Ticking::start(never(), move || {
+            sampling.sample();
+            ticking::USUAL
+        });
+        let (pacing, sampler) = (pacing.map_err(no_thread)?, sampler.map_err(no_thread)?);
+        Ok(Some(Self { lanes, pools, threads, pacing, sampler, panicked }))
+    }
+
+    /// What sends a connection's bytes.
+    pub(super) fn sending(&self) -> Sending {
+        Sending {
+            lanes: Arc::clone(&self.lanes),
+            pool: Arc::clone(&self.pools.pages),
+            number: 0,
+            offset: 0,
+        }
+    }
+
+    /// What ended them, if anything did.
+    pub(super) fn failure(&self) -> Option<String> {
+        if let Ok(thread) = self.panicked.try_recv() {
+            return Some(MigrationError::Panicked { thread }.to_string());
+        }
+        self.lanes.failure().map(|error| error.to_string())
+    }
+
+    /// What crosses the destination's NICs.
+    pub(super) fn hear(&self, used: DestinationUse) {
+        self.pacing.hear(used);
+    }
+
+    /// The operator has changed what it may use.
+    pub(super) fn rebind(&self, agents: &Agents, report_builder: &ReportBuilder) -> Result<(), MigrationError> {
+        let bounds = report_builder.watch().bounds();
+        report_builder.rebound(&bounds);
+        let params = sched_params(&bounds, false);
+        self.threads.set(&params);
+        self.pacing.set(pace_bounds(&bounds));
+        agents.say(&ToDestination::Terms(params))
+    }
+
+    /// Whoever waits for them, or for a buffer, comes back.
+    pub(super) fn shut(&self) {
+        self.pools.pages.close();
+        self.lanes.shut();
+    }
+
+    /// Ends them, and accounts for them.
+    pub(super) fn end(self, report: &mut Report) {
+        let Self { lanes, pools, pacing, sampler, .. } = self;
+        drop((sampler, pacing));
+        report.cpu_source_s += lanes.stop().as_secs_f64();
+        report.wire_bytes += lanes.wire_bytes();
+        report.pool_high_water_bytes[0] = pools.high_water_bytes();
+        report.lanes = lanes::reports(&lanes);
+    }
+}
+
+/// Sends what the one who connected says.
+pub(super) struct Sending {
+    lanes: Arc<Lanes>,
+    pool: Arc<Pool>,
+    number: u64,
+    offset: u64,
+}
+
+impl Sending {
+    /// What was read already.
+    pub(super) fn send(&mut self, mut bytes: &[u8]) -> Result<(), String> {
+        while !bytes.is_empty() {
+            let mut piece = self.piece()?;
+            let room = piece.room_mut();
+            let count = room.len().min(bytes.len());
+            room[..count].copy_from_slice(&bytes[..count]);
+            bytes = &bytes[count..];
+            self.submit(piece, count)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the connection to its end.
+    pub(super) fn send_all(
+        mut self,
+        socket: &UnixStream,
+        passed: &Passed,
+    ) -> Result<u64, String> {
+        loop {
+            let mut piece = self.piece()?;
+            let count = fill(socket, piece.room_mut())
+                .map_err(|error| format!("the connection here broke off: {error}"))?;
+            if count == 0 {
+                return Ok(self.offset);
+            }
+            self.submit(piece, count)?;
+            passed.bytes.store(self.offset, Relaxed);
+        }
+    }
+
+    fn piece(&self) -> Result<BlockBatch, String> {
+        let ended = |_| "the lanes have ended".to_owned();
+        let mut piece = self.pool.take_blocks().map_err(ended)?;
+        (piece.sequence, piece.offset) = (self.number, self.offset);
+        Ok(piece)
+    }
+
+    fn submit(&mut self, mut piece: BlockBatch, bytes: usize) -> Result<(), String> {
+        piece.push_data(bytes);
+        self.number += 1;
+        self.offset += bytes as u64;
+        self.lanes.submit(piece).map_err(|error| error.to_string())
+    }
+}
+
+/// Waits for something, and reads all that is there by then.
+fn fill(mut socket: &UnixStream, room: &mut [u8]) -> std::io::Result<usize> {
+    let mut count = loop {
+        match socket.read(room) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            read => break read?,
+        }
+    };
+    while count > 0 && count < room.len() {
+        match recv(socket, &mut room[count..], RecvFlags::DONTWAIT) {
+            // The end is seen again.
+            Ok((0, _)) | Err(_) => break,
+            Ok((more, _)) => count += more,
+        }
+    }
+    Ok(count)
+}
+
+/// Looks at what the lanes deliver.
+struct Sampling {
+    compression: Compression,
+    lanes: Arc<Lanes>,
+    pool: Arc<Pool>,
+    report_builder: Arc<ReportBuilder>,
+    last: (Counts, Instant),
+}
+
+impl Sampling {
+    fn sample(&mut self) {
+        let (counts, now) = (Counts::of(&self.lanes), Instant::now());
+        self.compression.decide(&counts, now);
+        let (last, at) = &self.last;
+        let elapsed = now - *at;
+        if elapsed.is_zero() {
+            return;
+        }
+        let window = Window::between(last, &counts, elapsed);
+        let delivered_bytes_per_s = window.blocks as f64 / elapsed.as_secs_f64();
+        let sample = Sample {
+            at_s: self.report_builder.elapsed_s(),
+            delivered_bytes_per_s,
+            wire_bytes_per_s: window.wire_per_s,
+            dirty_bytes_per_s: 0.0,
+            share: 1.0,
+            left_bytes: 0,
+            pool_bytes: self.pool.out_bytes() as u64,
+            lanes_bytes_per_s: window.lanes_per_s,
+        };
+        self.report_builder.sample(sample, |progress| {
+            progress.delivered_bytes_per_s = delivered_bytes_per_s;
+            progress.wire_bytes_per_s = window.wire_per_s;
+        });
+        self.last = (counts, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn all_that_is_there_is_read_at_once() {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        for part in [&b"what "[..], b"is ", b"there"] {
+            ours.write_all(part).unwrap();
+        }
+        let mut room = [0; 64];
+        assert_eq!(fill(&theirs, &mut room).unwrap(), 13);
+        assert_eq!(&room[..13], b"what is there");
+        ours.write_all(&[7; 100]).unwrap();
+        drop(ours);
+        let counts = [(); 3].map(|()| fill(&theirs, &mut room).unwrap());
+        assert_eq!(counts, [64, 36, 0]);
+    }
+}

@@ -1,0 +1,142 @@
+//! What lanes bring a VM that others command: all that they bring one of the agents' own.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread::{self, JoinHandle};
+
+use api::{Audited, Report};
+use end_to_end::commander::{Commander, carrying, port};
+use end_to_end::disk::{assert_disk_intact, with_disk};
+use end_to_end::{MIB, Side, World, bare, until};
+use lab::hosts::Link;
+use lab::setup;
+
+const TWO_NICS: Link = Link { nics: 2, mbit_per_s: Some(200) };
+
+fn usual_qemu() -> std::path::PathBuf {
+    setup::ensure().unwrap().qemu
+}
+
+/// What each of A's NICs has sent.
+fn sent(world: &World) -> Vec<u64> {
+    let host = world.host(Side::A);
+    (0..host.addresses.len()).map(|nic| host.sent_by(nic).unwrap().bytes).collect()
+}
+
+fn assert_by_both(world: &World, before: &[u64], least: u64) {
+    for (nic, (before, after)) in before.iter().zip(sent(world)).enumerate() {
+        assert!(after - before >= least, "NIC {nic} has sent {} bytes", after - before);
+    }
+}
+
+/// By TLS, and with RAM read back at the destination.
+#[test]
+fn a_disk_and_memory_by_all_nics() {
+    let (world, _certificates) = World::secured(TWO_NICS);
+    let spec = with_disk(&world, "raw", 2_000_000);
+    let carry = "audit = \"deep\"\ncompress = \"off\"";
+    let mut commander = Commander::with(world, spec, &usual_qemu(), ["", carry]);
+    for from in [Side::A, Side::B] {
+        let before = sent(&commander.world);
+        let mut way = commander.way(from, false, 4);
+        way.disk = true;
+        let report = commander.migrate(from, &way);
+        assert_disk_intact(&commander.guest);
+        assert_deep(&report);
+        if from == Side::A {
+            assert_by_both(&commander.world, &before, 20 * MIB);
+        }
+    }
+}
+
+fn assert_deep(report: &Report) {
+    let Audited::Same { pages, reread_pages } = report.audit else { panic!("{report:#?}") };
+    assert!(pages > 0 && reread_pages > 0, "{pages} pages, {reread_pages} read again");
+    assert_eq!(report.placement, "mapped");
+}
+
+/// A disk server at B that answers with what it was told, turned around.
+fn server(world: &World) -> JoinHandle<()> {
+    let there = (world.host(Side::B).addresses[0], port(Side::B) + 1);
+    let listener = world.host(Side::B).within(|| TcpListener::bind(there).unwrap());
+    thread::spawn(move || {
+        let (mut disk, _) = listener.accept().unwrap();
+        disk.write_all(b"NBDMAGIC").unwrap();
+        let mut asked = Vec::new();
+        disk.read_to_end(&mut asked).unwrap();
+        asked.reverse();
+        disk.write_all(&asked).unwrap();
+    })
+}
+
+/// Bytes that don't compress, and never repeat.
+fn random(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).take(bytes / 8).flatten().collect()
+}
+
+/// What was on its way by that lane comes by the other one, and all in its order.
+#[test]
+fn a_lane_that_is_cut_while_a_disk_flies() {
+    let mut world = World::new(TWO_NICS);
+    carrying(&mut world);
+    let server = server(&world);
+    let here = ("127.7.0.2", port(Side::B) + 1);
+    let mut client = world.host(Side::A).within(|| TcpStream::connect(here).unwrap());
+    client.read_exact(&mut [0; 8]).unwrap();
+    let before = sent(&world);
+    let mut said = random(48 << 20);
+    let writer = thread::spawn({
+        let (mut client, said) = (client.try_clone().unwrap(), said.clone());
+        move || {
+            client.write_all(&said).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+        }
+    });
+    until("it flies", || sent(&world)[1] > before[1] + 4 * MIB);
+    let cut = ["-Kt", "state", "established", "src", "10.77.1.1"];
+    let output = world.host(Side::A).command("ss").args(cut).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    writer.join().unwrap();
+    server.join().unwrap();
+    said.reverse();
+    assert!(answer == said, "{} of {} bytes came back, or others", answer.len(), said.len());
+    assert_by_both(&world, &before, 8 * MIB);
+    let log = world.agent(Side::A).log_text();
+    assert!(log.contains("lane down"), "{log}");
+}
+
+/// Both agents hold to what the operator says in the middle of it.
+#[test]
+fn what_it_may_use_is_changed_while_it_moves() {
+    let mut spec = bare("256M", 200_000);
+    spec.orders.random_bytes = 96 * MIB;
+    let world = World::new(Link::one(200));
+    let mut commander = Commander::with(world, spec, &usual_qemu(), ["", "compress = \"off\""]);
+    let way = commander.way(Side::A, false, 4);
+    commander.begin(Side::A, &way);
+    let mut id = String::new();
+    until("it is carried", || {
+        let progress = commander.progress(Side::A).filter(|one| one.wire_bytes_per_s > 0.0);
+        id = progress.map(|one| one.id).unwrap_or_default();
+        !id.is_empty()
+    });
+    let said = commander.world.tells(Side::A, &["set", &id, "--limit", "20M"]);
+    assert!(said.contains("limit 20Mbit/s"), "{said}");
+    until("it is held to that", || {
+        commander.progress(Side::A).is_some_and(|one| one.limit == api::Limit::Bound)
+    });
+    commander.world.says(Side::A, &["set", &id, "--limit", "none"]);
+    assert_eq!(commander.follow(Side::A), "completed", "{}", commander.logs());
+    let report = commander.arrive(Side::A);
+    let limits = report.bounds_changes.iter().map(|change| change.bounds.limit_bits_per_s);
+    assert_eq!(limits.collect::<Vec<_>>(), ["20M".parse().ok(), None]);
+}
