@@ -90,9 +90,9 @@ impl Suite {
             (Some(told), _) => Width { usual: std::cmp::max(told, 1), more: 0 },
             // They use all cores by themselves for most of the time, and some wait.
             (None, Self::Unit) => Width { usual: cores, more: cores },
-            // Most of them wait most of the time. With twice as many, guests and links are not
-            // what their tests take them for.
-            (None, Self::EndToEnd) => Width { usual: cores + 1, more: 0 },
+            // Most of them wait most of the time. With more than one beside these, guests and
+            // links are not what their tests take them for.
+            (None, Self::EndToEnd) => Width { usual: cores + 1, more: 1 },
         }
     }
 }
