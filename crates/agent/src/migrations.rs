@@ -13,8 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use api::{
-    Bounds, BoundsChange, ErrorCode, Happening, Limit, MigrateRequest, Outcome, Phase, Progress,
-    Report,
+    Bounds, BoundsChange, ErrorCode, Happening, MigrateRequest, Outcome, Phase, Progress, Report,
 };
 use engine::{Buffers, Domain, Local, Migrated, Peer, SourceVm, Watch};
 use parking_lot::{Condvar, Mutex};
@@ -206,7 +205,8 @@ impl Migrations {
         self.settlers.keeps_here(&request.vm)?;
         let vm = self.registry.begin_move(&request.vm, id)?;
         self.settlers.left(&request.vm);
-        let progress = Progress::new((id, &request.vm), (&self.local.agent, &request.to), vm.ram_bytes());
+        let progress =
+            Progress::new((id, &request.vm), (&self.local.agent, &request.to), vm.ram_bytes());
         let watch = self.watch(progress, request.bounds.clone());
 
         let mut table = self.table.lock();

@@ -49,8 +49,8 @@ impl Used {
         let ticks: Vec<u64> =
             numbers.split_whitespace().map_while(|number| number.parse().ok()).collect();
         // user, nice, system, idle, waiting for a disk, and more; what guests use is
-        // in the first two.
-        let idle = ticks.get(3)?.saturating_add(*ticks.get(4)?);
+        // in the first two. What is nice leaves the CPU to whoever wants it.
+        let idle = [1, 3, 4].iter().map(|at| ticks.get(*at)).sum::<Option<u64>>()?;
         Some(Self { all: ticks.iter().take(8).sum(), idle })
     }
 
@@ -67,9 +67,9 @@ mod tests {
 
     #[test]
     fn time_that_nobody_used_is_told_from_the_kernels_words() {
-        let before = Used::parse("cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 2 3 4 5\n").unwrap();
+        let before = Used::parse("cpu  100 7 50 793 50 0 0 0 0 0\ncpu0 1 2 3 4 5\n").unwrap();
         assert_eq!(before, Used { all: 1000, idle: 850 });
-        let later = Used::parse("cpu  160 0 60 820 60 0 0 0 7 0\n").unwrap();
+        let later = Used::parse("cpu  160 10 60 810 60 0 0 0 7 0\n").unwrap();
         assert_eq!(before.idle_until(later), 0.3);
         assert_eq!(before.idle_until(before), 0.0);
         assert_eq!(Used::parse("cpu0 1 2 3 4 5 6 7 8"), None);

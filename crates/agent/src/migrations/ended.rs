@@ -1,6 +1,6 @@
 //! Migrations of which only a report is left, or not even that.
 
-use api::{Limit, Outcome, Phase, Progress, Report};
+use api::{Outcome, Phase, Progress, Report};
 use engine::{Migrated, Watch};
 
 use super::reports::empty;

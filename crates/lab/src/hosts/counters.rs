@@ -32,8 +32,7 @@ impl std::ops::Sub for Traffic {
 }
 
 pub(super) fn sent(host: &Host) -> Result<Traffic> {
-    (0..host.addresses.len())
-        .try_fold(Traffic::default(), |sum, nic| Ok(sum + sent_by(host, nic)?))
+    (0..host.addresses.len()).try_fold(Traffic::default(), |sum, nic| Ok(sum + sent_by(host, nic)?))
 }
 
 /// A shaped NIC is counted by its qdisc, which sees each packet; the interface

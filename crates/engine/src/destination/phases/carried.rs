@@ -228,8 +228,8 @@ impl Carried<'_> {
         let in_order = started.map_err(End::failed)?;
         lanes.with_disks(in_order.sink());
         let network = Arc::clone(&shared.local.resources.network);
-        let _telling = Telling::start(Arc::clone(lanes), network, Arc::clone(link))
-            .map_err(End::failed)?;
+        let _telling =
+            Telling::start(Arc::clone(lanes), network, Arc::clone(link)).map_err(End::failed)?;
         Ok(ByLanes { in_order, told, _telling })
     }
 

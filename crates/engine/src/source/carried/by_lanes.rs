@@ -113,7 +113,11 @@ impl ByLanes {
     }
 
     /// The operator has changed what it may use.
-    pub(super) fn rebind(&self, agents: &Agents, report_builder: &ReportBuilder) -> Result<(), MigrationError> {
+    pub(super) fn rebind(
+        &self,
+        agents: &Agents,
+        report_builder: &ReportBuilder,
+    ) -> Result<(), MigrationError> {
         let bounds = report_builder.watch().bounds();
         report_builder.rebound(&bounds);
         let params = sched_params(&bounds, false);
@@ -162,11 +166,7 @@ impl Sending {
     }
 
     /// Reads the connection to its end.
-    pub(super) fn send_all(
-        mut self,
-        socket: &UnixStream,
-        passed: &Passed,
-    ) -> Result<u64, String> {
+    pub(super) fn send_all(mut self, socket: &UnixStream, passed: &Passed) -> Result<u64, String> {
         loop {
             let mut piece = self.piece()?;
             let count = fill(socket, piece.room_mut())

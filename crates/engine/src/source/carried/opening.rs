@@ -2,18 +2,15 @@
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
-use ::audit::Hash;
-use crossbeam_channel::{Receiver, bounded, select};
-use data_threads::SchedParams;
+use crossbeam_channel::{bounded, select};
 use rustix::event::{PollFd, PollFlags, poll};
 use stream::multifd::{INIT_BYTES, Init};
-use transport::{Endpoint, connect};
-use wire::carry::{Carry, Carrying, Channels, Target};
-use wire::{Kind, ToDestination, ToSource};
+use wire::ToSource;
+use wire::carry::{Channels, Target};
 
+use super::agents::Agents;
 use super::caller::{Caller, Channel};
 use super::relay::Relay;
 use super::setup::{self, Setup};
@@ -21,9 +18,8 @@ use super::split::Split;
 use super::{Carried, CarryRequest, Content};
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
-use crate::link::{Heard, Link};
+use crate::link::Heard;
 use crate::source::context::{local as local_error, no_thread};
-use crate::source::phases::audit;
 
 /// From QEMU's first byte to the end of its setup. It waits for nobody meanwhile.
 const SETUP_MAX: Duration = Duration::from_secs(30);

@@ -4,30 +4,26 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Sender, unbounded};
 use data_threads::DataThreads;
 use stream::return_path::Follower;
 use tap::{Taken, Tap};
-use transport::LanesPlan;
-use wire::carry::{Carrying, Channels};
-use wire::{ToDestination, ToSource};
+use wire::ToDestination;
+use wire::carry::Channels;
 
-use super::CarryRequest;
+use super::agents::Agents;
 use super::caller::{CLOSING_MAX, Caller};
 use super::collector::{Collector, Tail};
 use super::notice::Notice;
 use super::passes::{Order, Passes};
 use super::running::Running;
 use crate::error::MigrationError;
-use crate::host::{Local, Peer};
-use crate::link::{Heard, Link};
 use crate::report_builder::ReportBuilder;
 use crate::source::context::{local as local_error, no_thread, sched_params};
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::lanes::{self, Lanes};
 use crate::source::phases::audit::{self, Comparison};
-use crate::source::phases::start::{first_encoding, lane_endpoints, token};
 
 /// A migration whose pages go by lanes, about to be.
 pub struct Split {
@@ -72,8 +68,9 @@ impl Split {
         let threads = DataThreads::new(sched_params(&bounds, false), move |thread| {
             let _ = tell.send(Notice::Panicked(thread.to_owned()));
         });
-        let handed_over = audit::handed_over(self.agents.request.audit, self.agents.carrying.hash.as_deref())
-            .ok_or_else(|| self.agents.lost(audit::UNKNOWN_HASH.to_owned()))?;
+        let handed_over =
+            audit::handed_over(self.agents.request.audit, self.agents.carrying.hash.as_deref())
+                .ok_or_else(|| self.agents.lost(audit::UNKNOWN_HASH.to_owned()))?;
         let traits =
             Traits { told_bandwidth: false, held: false, sectioned: self.channels.is_none() };
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));

@@ -23,6 +23,7 @@ use crate::source::control::throttle::OurStops;
 use crate::source::disks::{Chosen, Disks, DisksPlan};
 use crate::source::flow::Flow;
 use crate::source::from_disks::FromDisks;
+use crate::source::lanes;
 
 /// QEMU streams.
 pub(crate) struct Streaming<'m> {
