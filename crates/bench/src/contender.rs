@@ -16,12 +16,16 @@ use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Hosts;
 use lab::setup::Kit;
 
+use crate::image::Image;
+
 /// Where a contest takes place.
 pub struct Ground<'g> {
     /// What guests are made of.
     pub kit: &'g Kit,
     /// From the first to the second.
     pub hosts: &'g Hosts,
+    /// The VM's disk, which moves too.
+    pub disk: Option<Image>,
     /// The blackout that is asked for.
     pub downtime_goal: Duration,
     /// What to give up after.

@@ -185,7 +185,8 @@ pub(super) fn save_at(path: &Path, what: &impl serde::Serialize) -> Result<()> {
 fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contender) -> Result<Run> {
     let hosts = Hosts::new(scenario.link)?;
     let timeout = scenario.timeout_of(&contender.name());
-    let ground = Ground { kit, hosts: &hosts, downtime_goal: scenario.goal, timeout };
+    let (disk, downtime_goal) = (scenario.disk, scenario.goal);
+    let ground = Ground { kit, hosts: &hosts, disk, downtime_goal, timeout };
     let mut spec = scenario.guest.clone();
     if let Some(image) = &scenario.disk {
         image.make(&hosts.a)?;

@@ -149,9 +149,10 @@ fn libvirts() -> Vec<Scenario> {
         ("nics", "libvirt-nics"),
         ("busy", "libvirt-busy"),
         ("unshaped", "libvirt-unshaped"),
+        ("disk", "libvirt-disk"),
     ];
     let of = |(base, name): (&str, &'static str)| {
-        let scenario = memory().into_iter().find(|one| one.name == base)?;
+        let scenario = memory().into_iter().chain(disks()).find(|one| one.name == base)?;
         Some(Scenario { name, libvirt: true, ..scenario })
     };
     named.into_iter().filter_map(of).collect()

@@ -8,8 +8,10 @@ use super::{Contender, Ground, Moved};
 use lab::agent::Agent;
 use lab::error::{LabError, Result};
 use lab::guest::{Guest, GuestSpec};
-use lab::libvirt::{Domain, Libvirtd, Migration, carrying_agent, leading_to_agents};
+use lab::libvirt::{Disk, Domain, Libvirtd, Migration, carrying_agent, leading_to_agents};
 use lab::setup::{self, Qemu};
+
+use crate::image;
 
 /// How many connections `--parallel` makes.
 const CONNECTIONS: u8 = 4;
@@ -84,7 +86,10 @@ impl Contender for Virsh {
                 self.agents.push(carrying_agent(hosts, host, &[])?);
             }
         }
-        let domain = Domain::new(spec.clone());
+        let mut domain = Domain::new(spec.clone());
+        if let Some(disk) = ground.disk {
+            domain.disks = vec![Disk::make(&hosts.b, image::FILE, "raw", disk.bytes)?];
+        }
         let qemu = Qemu { program: kit.qemu.clone(), version: kit.qemu_version };
         self.name = Some(spec.name.clone());
         domain.bring(&hosts.b, kit)?;
@@ -95,7 +100,8 @@ impl Contender for Virsh {
         let name = self.name.clone().ok_or_else(|| self.failed("no guest"))?;
         let [here, there] = &self.daemons[..] else { return Err(self.failed("no libvirt")) };
         let parallel = self.way.parallel.then_some(CONNECTIONS);
-        let how = Migration { parallel, ..Migration::default() };
+        let copy_storage = ground.disk.is_some();
+        let how = Migration { parallel, copy_storage, ..Migration::default() };
         let asked = Instant::now();
         let migrating = how.begin(&name, here, &ground.hosts.a, there)?;
         let ended = migrating.wait(ground.timeout + AROUND)?;
@@ -107,8 +113,14 @@ impl Contender for Virsh {
             events(log).into_iter().rfind(what).map(|event| event.at)
         };
         let (source, destination) = (here.log_text(), there.log_text());
-        let setup = |event: &Event| event.name == "MIGRATION" && event.status == "setup";
-        let began = last(&source, &setup);
+        // Disks are copied before.
+        let first = match copy_storage {
+            true => ("JOB_STATUS_CHANGE", "created"),
+            false => ("MIGRATION", "setup"),
+        };
+        let mut all = events(&source).into_iter();
+        let began = all.find(|event| (event.name.as_str(), event.status.as_str()) == first);
+        let began = began.map(|event| event.at);
         let stopped = last(&source, &|event| event.name == "STOP");
         let ran = last(&destination, &|event| event.name == "RESUME");
         let (Some(began), Some(stopped), Some(ran)) = (began, stopped, ran) else {
@@ -140,7 +152,7 @@ struct Event {
     /// By that QEMU's clock, since 1970.
     at: Duration,
     name: String,
-    /// Of its migration.
+    /// Of its migration, or of a job.
     status: String,
 }
 
