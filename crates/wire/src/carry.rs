@@ -19,7 +19,7 @@
 use data_threads::SchedParams;
 use serde::{Deserialize, Serialize};
 
-use crate::control::AuditOrder;
+use crate::control::{AuditOrder, SharingOrder};
 use crate::part::Part;
 
 /// Where the destination's QEMU waits.
@@ -50,6 +50,9 @@ pub struct Carry {
     /// As in [`Prepare`](crate::Prepare).
     #[serde(default)]
     pub hashes: Vec<String>,
+    /// Pages may come by name, if the stream is split.
+    #[serde(default)]
+    pub sharing: Option<SharingOrder>,
 }
 
 /// The destination is connected to its QEMU.
@@ -69,6 +72,9 @@ pub struct Carrying {
     /// The hash that the audit is made by; none: XXH3.
     #[serde(default)]
     pub hash: Option<String>,
+    /// Pages may come by name, as was ordered.
+    #[serde(default)]
+    pub sharing: bool,
     /// What is relayed may come by lanes.
     #[serde(default)]
     pub relays_by_lanes: bool,

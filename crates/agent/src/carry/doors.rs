@@ -109,6 +109,7 @@ impl Doors {
             compress: carry.compress,
             audit: carry.audit,
             slowing: carry.slowing,
+            sharing: carry.sharing.clone(),
             ..CarryRequest::default()
         };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use api::{Audit, Compress, Slowing};
+use api::{Audit, Compress, Share, Sharing, Slowing};
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -33,6 +33,8 @@ pub(super) struct Section {
     audit: Audit,
     throttle: Option<String>,
     throttle_floor: Option<f64>,
+    share: Share,
+    share_domain: Option<String>,
 }
 
 /// How migrations are carried that somebody else commands.
@@ -60,6 +62,8 @@ pub struct Carry {
     pub audit: Audit,
     /// How far a VM may be throttled that does not converge.
     pub slowing: Slowing,
+    /// Whether content is shared with VMs of the destination's host.
+    pub sharing: Sharing,
 }
 
 impl Section {
@@ -99,6 +103,17 @@ impl Section {
         if downtime_ms == 0 {
             return wrong("downtime-ms: 0 can't be kept; allow 1 at least".to_owned());
         }
+        let sharing = Sharing { share: self.share, domain: self.share_domain, together: false };
+        if sharing.share == Share::Rack {
+            return wrong(
+                "share: a migration that is carried shares content with the destination's host \
+                 only: auto, host or off"
+                    .to_owned(),
+            );
+        }
+        if let Err(error) = sharing.check() {
+            return wrong(format!("share-domain: {error}"));
+        }
         let slowing = slowing(self.throttle.as_deref(), self.throttle_floor)?;
         Ok(Carry {
             address,
@@ -112,6 +127,7 @@ impl Section {
             compress: self.compress,
             audit: self.audit,
             slowing,
+            sharing,
         })
     }
 }

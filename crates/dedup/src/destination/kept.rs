@@ -100,12 +100,24 @@ impl Sharing {
     /// # Errors
     /// If its memory can't be read.
     pub fn watch(&self, machine: &Machine, domain: &Domain) -> Result<(), WatchError> {
-        let (pid, key) = (machine.process.pid(), self.key(domain));
+        self.watch_ram(&machine.process, domain, || RamBlocks::of(machine))
+    }
+
+    /// As [`Sharing::watch`], for a VM that nobody here commands: its `ram` is known.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn watch_ram(
+        &self,
+        process: &Process,
+        domain: &Domain,
+        ram: impl FnOnce() -> RamBlocks,
+    ) -> Result<(), WatchError> {
+        let (pid, key) = (process.pid(), self.key(domain));
         if self.exchange.kept.lock().iter().any(|kept| kept.is_of(pid) && kept.key == key) {
             return Ok(());
         }
-        let process = Process::find(machine.process.id())?;
-        let ram = RamBlocks::of(machine);
+        let (process, ram) = (Process::find(process.id())?, ram());
         let mut blocks = Blocks::default();
         for block in ram.reached {
             blocks.push(block.bytes, Some(block.mapping));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::Share;
+use api::{Share, Sharing};
 use content::Domain;
 use dedup::source::{Naming, Plan};
 use ram::Numbered;
@@ -10,6 +10,7 @@ use wire::SharingOrder;
 
 use super::phases::connect::Connected;
 use super::phases::prepare::Prepared;
+use crate::host::Local;
 
 impl Connected<'_> {
     /// The VM's own, unless it is to be another one's from now on.
@@ -20,25 +21,38 @@ impl Connected<'_> {
 
     /// What the destination is asked for, for pages to go by name.
     pub(crate) fn sharing(&self) -> Option<SharingOrder> {
-        let (rack, auto) = match self.context.request.sharing.share {
-            Share::Off => return None,
-            Share::Auto => (true, true),
-            Share::Host => (false, false),
-            Share::Rack => (true, false),
-        };
-        let Some(sharing) = &self.context.local.sharing else {
-            if !auto {
-                self.context
-                    .report_builder
-                    .note("content is not shared: the agent here is told not to");
-            }
-            return None;
-        };
-        let domain = self.domain();
-        let print = sharing.key(&domain).print().to_string();
-        let if_any = auto && !self.context.request.sharing.together;
-        Some(SharingOrder { domain, print, rack, auto, if_any })
+        let context = &self.context;
+        let asked = &context.request.sharing;
+        let order = order(context.local, asked, self.domain());
+        order.unwrap_or_else(|note| {
+            context.report_builder.note(note);
+            None
+        })
     }
+}
+
+/// What the destination of a VM of this domain is asked for, for pages to go by name. None
+/// if nothing is; or why, if somebody asked for it.
+pub(crate) fn order(
+    local: &Local,
+    asked: &Sharing,
+    domain: Domain,
+) -> Result<Option<SharingOrder>, &'static str> {
+    let (rack, auto) = match asked.share {
+        Share::Off => return Ok(None),
+        Share::Auto => (true, true),
+        Share::Host => (false, false),
+        Share::Rack => (true, false),
+    };
+    let Some(sharing) = &local.sharing else {
+        if auto {
+            return Ok(None);
+        }
+        return Err("content is not shared: the agent here is told not to");
+    };
+    let print = sharing.key(&domain).print().to_string();
+    let if_any = auto && !asked.together;
+    Ok(Some(SharingOrder { domain, print, rack, auto, if_any }))
 }
 
 impl Prepared<'_> {

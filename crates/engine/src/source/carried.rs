@@ -35,7 +35,9 @@ mod split;
 
 use std::sync::Arc;
 
-use api::{Audit, Bounds, Compress, Outcome, Report, Slowing};
+use api::{Audit, Bounds, Compress, Outcome, Report, Sharing, Slowing};
+
+use content::Domain;
 
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
@@ -59,8 +61,17 @@ pub struct CarryRequest {
     /// How far a VM may be throttled that does not converge. A deadline is none of this,
     /// nor what is done where the floor isn't enough: nothing is.
     pub slowing: Slowing,
+    /// With whom their content is shared: VMs of the destination's host, at most.
+    pub sharing: Sharing,
     /// What each may use.
     pub bounds: Bounds,
+}
+
+impl CarryRequest {
+    /// That of all VMs that are carried from here.
+    fn domain(&self) -> Domain {
+        Domain(self.sharing.domain.clone().unwrap_or_default())
+    }
 }
 
 impl Default for CarryRequest {
@@ -71,6 +82,7 @@ impl Default for CarryRequest {
             compress: Compress::default(),
             audit: Audit::default(),
             slowing: Slowing::default(),
+            sharing: Sharing::default(),
             bounds: Bounds::default(),
         }
     }

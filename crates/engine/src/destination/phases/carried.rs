@@ -15,6 +15,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use content::Domain;
 use crossbeam_channel::{Receiver, never, select, unbounded};
 use placer::Feeder;
 use qemu::commanded::Commanded;
@@ -26,7 +27,7 @@ use super::End;
 use super::audit::Auditing;
 use super::connect::{Connected, hex};
 use super::receive::{Opened, Reach, TAIL_BYTES_MAX};
-use super::sharing::Found;
+use super::sharing::{Found, Shares};
 use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
 use crate::link::Heard;
@@ -41,6 +42,10 @@ struct Carried<'a> {
     connected: &'a Connected<'a>,
     onward: Onward,
     whose: Option<Commanded>,
+    /// How its content is shared.
+    shares: Option<Shares>,
+    /// What it may be shared with later on, when it runs here.
+    domain: Option<Domain>,
     /// To the QEMU's main connection, or whatever waits there.
     socket: UnixStream,
     back: Back,
@@ -61,6 +66,7 @@ struct Carried<'a> {
 struct Split {
     feeder: Feeder,
     opened: Opened,
+    ram: RamBlocks,
     /// Kept until all pages are placed; none after that.
     tail: Option<Vec<u8>>,
     _telling: Telling,
@@ -104,12 +110,14 @@ impl Connected<'_> {
         // Lanes may come at once.
         self.shared.arrivals.lock().insert(self.token, Arc::clone(&self.lanes));
         let audit = Auditing::new(order.audit, &order.hashes);
+        let agreed = order.sharing.as_ref().map(|wanted| self.agree(wanted)).unwrap_or_default();
         let said = carry::Carrying {
             token: hex(self.token),
             vm: name,
             uuid: whose.as_ref().and_then(|whose| whose.uuid.clone()),
-            notes: Vec::new(),
+            notes: agreed.note.into_iter().collect(),
             hash: audit.chosen(),
+            sharing: agreed.shares.is_some(),
             relays_by_lanes: true,
         };
         self.say(&ToSource::Carrying(said))?;
@@ -118,6 +126,8 @@ impl Connected<'_> {
             connected: self,
             onward,
             whose,
+            shares: agreed.shares,
+            domain: agreed.domain,
             socket,
             back,
             audit,
@@ -244,12 +254,14 @@ impl Carried<'_> {
         let Some(split) = &self.split else { return Ok(()) };
         match closed.shut {
             Some(0) => {
+                self.watch(&split.ram);
                 let lanes = &self.connected.lanes;
+                let by_name = split.opened.by_name.as_ref();
                 self.connected.say(&ToSource::Cost {
                     cpu_s: lanes.cpu().as_secs_f64(),
                     pool_high_water_bytes: split.pools.high_water_bytes(),
                     peer_bytes: 0,
-                    again_bytes: 0,
+                    again_bytes: by_name.map_or(0, |by_name| by_name.again_bytes()),
                     stored_bytes: 0,
                     storage_read_bytes: 0,
                     ran_ms: 0.0,
@@ -261,6 +273,19 @@ impl Carried<'_> {
             None => Err(End::failed(
                 "QEMU there closed its connection before it had loaded the VM; its log says why",
             )),
+        }
+    }
+
+    /// What it holds is there for VMs that come, from now on.
+    fn watch(&self, ram: &RamBlocks) {
+        let sharing = self.connected.shared.local.sharing.as_ref();
+        let Some(((sharing, whose), domain)) =
+            sharing.zip(self.whose.as_ref()).zip(self.domain.as_ref())
+        else {
+            return;
+        };
+        if let Err(error) = sharing.watch_ram(&whose.process, domain, || ram.clone()) {
+            tracing::info!(%error, "what it holds can be shared with nobody");
         }
     }
 
@@ -308,9 +333,10 @@ impl Carried<'_> {
         let telling =
             Telling::start(Arc::clone(&connected.lanes), network, Arc::clone(&connected.link));
         let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
-        let opened = connected.open_lanes(&reach, blocks, Found::default())?;
+        let found = Found { shares: self.shares.clone(), ..Found::default() };
+        let opened = connected.open_lanes(&reach, blocks, found)?;
         let _telling = telling.map_err(End::failed)?;
-        self.split = Some(Split { feeder, opened, tail: Some(Vec::new()), _telling, pools });
+        self.split = Some(Split { feeder, opened, ram, tail: Some(Vec::new()), _telling, pools });
         Ok(())
     }
 
@@ -355,6 +381,9 @@ impl Carried<'_> {
         let Opened { placer, mappings, .. } = &split.opened;
         if let Some(ledger) = placer.ledger() {
             self.connected.audit(ledger, mappings, totals, self.audit)?;
+        }
+        if let (Some(shares), Some(by_name)) = (&self.shares, &split.opened.by_name) {
+            shares.sharing.keep(by_name);
         }
         // No thread writes to the VM's RAM any more when it is loaded.
         self.connected.lanes.end();

@@ -57,13 +57,16 @@ impl Found {
 /// What was agreed on for pages that come by name, and a note for the source.
 #[derive(Default)]
 pub(super) struct Agreed {
-    shares: Option<Shares>,
-    note: Option<String>,
+    pub(super) shares: Option<Shares>,
+    /// Both ends name the content of this domain alike, whether it is shared now or not.
+    pub(super) domain: Option<Domain>,
+    pub(super) note: Option<String>,
 }
 
 impl Agreed {
     fn to_nothing(why: &str) -> Self {
-        Self { shares: None, note: Some(format!("content is not shared: {why}")) }
+        let note = Some(format!("content is not shared: {why}"));
+        Self { note, ..Self::default() }
     }
 }
 
@@ -104,23 +107,24 @@ impl Connected<'_> {
             return Agreed::to_nothing("both hosts' content.key differ");
         }
         let rack = wanted.rack && sharing.rack().is_some();
+        let domain = Some(wanted.domain.clone());
         if wanted.if_any && !rack && !sharing.has_any(&sharing.key(&wanted.domain)) {
-            return Agreed::default();
+            return Agreed { domain, ..Agreed::default() };
         }
         let note = (rack != wanted.rack && !wanted.auto).then(|| {
             "content is shared with this host's VMs only: the agent at the destination knows \
              of no rack, or of no directory"
                 .to_owned()
         });
-        let (sharing, domain) = (Arc::clone(sharing), wanted.domain.clone());
-        Agreed { shares: Some(Shares { sharing, domain, rack }), note }
+        let shares = Shares { sharing: Arc::clone(sharing), domain: wanted.domain.clone(), rack };
+        Agreed { shares: Some(shares), domain, note }
     }
 
     /// Makes ready for what is agreed on.
     pub(super) fn share(
         &self,
         machine: &Machine,
-        Wanted { sharing: Agreed { shares, note }, storage: from_disks, .. }: Wanted,
+        Wanted { sharing: Agreed { shares, note, .. }, storage: from_disks, .. }: Wanted,
     ) -> Told {
         let sharing = shares.is_some();
         let Some(wanted) = from_disks else {

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use ::audit::Hash;
 use crossbeam_channel::Receiver;
+use dedup::source::{Naming, Plan};
 use transport::{Endpoint, LanesPlan, connect};
 use wire::carry::{Carry, Carrying, Target};
-use wire::{Kind, ToDestination, ToSource};
+use wire::{Kind, SharingOrder, ToDestination, ToSource};
 
 use super::CarryRequest;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::{Heard, Link};
+use crate::source::by_name;
 use crate::source::context::sched_params;
 use crate::source::disks::room::DiskRoom;
 use crate::source::phases::audit;
@@ -30,6 +32,8 @@ pub(super) struct Agents {
     pub(super) link: Arc<Link<ToDestination>>,
     pub(super) hear: Receiver<Heard<ToSource>>,
     pub(super) carrying: Carrying,
+    /// Why content is not shared, if somebody asked for that.
+    pub(super) unshared: Option<&'static str>,
     /// What is relayed by lanes has so much room.
     pub(super) disk_room: Arc<DiskRoom>,
 }
@@ -51,6 +55,12 @@ impl Agents {
         let (link, hear) =
             Link::start_with(connection, &peer.name, move |message| room.hear(message))
                 .map_err(|error| lost(error.to_string()))?;
+        let sharing = by_name::order(local, &request.sharing, request.domain());
+        let (sharing, unshared) = match sharing {
+            // Waiting for other hosts is for a QEMU that is held meanwhile.
+            Ok(order) => (order.map(|order| SharingOrder { rack: false, ..order }), None),
+            Err(why) => (None, Some(why)),
+        };
         let order = Carry {
             migration: id.to_owned(),
             from: local.agent.clone(),
@@ -58,6 +68,7 @@ impl Agents {
             terms: sched_params(&request.bounds, false),
             audit: audit::ordered(request.audit),
             hashes: Hash::offered(),
+            sharing,
         };
         link.say(&ToDestination::Carry(Box::new(order)))
             .map_err(|error| lost(error.to_string()))?;
@@ -83,8 +94,23 @@ impl Agents {
             link: Arc::new(link),
             hear,
             carrying,
+            unshared,
             disk_room,
         })
+    }
+
+    /// What names pages, if the destination takes names.
+    pub(super) fn naming(&self) -> Option<Arc<Naming>> {
+        let sharing = self.local.sharing.as_ref().filter(|_| self.carrying.sharing)?;
+        let naming = Naming::new(Plan {
+            key: sharing.key(&self.request.domain()),
+            shares: true,
+            cached: None,
+            ram: Arc::default(),
+            is_fixed: false,
+            held: false,
+        });
+        Some(Arc::new(naming))
     }
 
     pub(super) fn lanes_plan(&self) -> Result<LanesPlan, MigrationError> {

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use api::{Audited, Phase};
 use switchover::Reason;
-use wire::ToSource;
+use wire::{Late, ToSource};
 
 use super::running::Running;
 use crate::error::MigrationError;
@@ -28,6 +28,14 @@ impl Running<'_> {
             }
             Heard::Message(ToSource::Note { text }) => {
                 self.report_builder.note(text);
+                Ok(())
+            }
+            Heard::Message(ToSource::Late { batches }) => {
+                for Late { ticket, wanted, more } in batches {
+                    if let Some(stage) = &self.stage {
+                        stage.late(ticket, wanted, more);
+                    }
+                }
                 Ok(())
             }
             Heard::Message(ToSource::Cost { cpu_s, pool_high_water_bytes, .. }) => {

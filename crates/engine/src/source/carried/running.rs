@@ -10,6 +10,7 @@ use ::audit::{HandedOver, NotKept};
 use api::{Audited, Phase};
 use crossbeam_channel::{Receiver, Sender, select};
 use data_threads::DataThreads;
+use dedup::source::{Naming, Stage};
 use stream::return_path::Follower;
 use wire::ToDestination;
 
@@ -40,6 +41,9 @@ pub(super) struct Running<'r> {
     pub(super) comparison: Comparison,
     pub(super) state: Arc<StreamState>,
     pub(super) lanes: Arc<Lanes>,
+    /// None: no page goes by name.
+    pub(super) naming: Option<Arc<Naming>>,
+    pub(super) stage: Option<Arc<Stage>>,
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
     /// The way back to QEMU.
@@ -57,6 +61,7 @@ impl Running<'_> {
         let watched = sampler::Watched {
             state: Arc::clone(&self.state),
             lanes: Arc::clone(&self.lanes),
+            naming: self.naming.clone(),
             report_builder: Arc::clone(self.report_builder),
             compress: self.split.agents.request.compress,
             convergence: Convergence::new(
@@ -209,6 +214,7 @@ impl Running<'_> {
         report_builder.tell(|report| {
             report.ram_bytes = state.ram_bytes();
             (report.body_bytes, report.fill_bytes) = (body_bytes, fill_bytes);
+            report.named_bytes = lanes.delivered().found_bytes;
             report.residue_bytes = state.residue_bytes.load(Relaxed);
             report.wire_bytes = lanes.wire_bytes() + control_bytes;
             report.cpu_source_s = cpu.as_secs_f64();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, unbounded};
 use data_threads::DataThreads;
+use dedup::source::Stage;
 use stream::return_path::Follower;
 use tap::{Taken, Tap};
 use wire::ToDestination;
@@ -45,6 +46,9 @@ impl Split {
         for note in &self.agents.carrying.notes {
             report_builder.note(note.clone());
         }
+        if let Some(why) = self.agents.unshared {
+            report_builder.note(why);
+        }
         let mut running = self.start(report_builder)?;
         let sampler = running.sampler();
         let ended = sampler.and_then(|sampler| {
@@ -76,7 +80,10 @@ impl Split {
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
         let lanes = Arc::new(Lanes::new(self.agents.lanes_plan()?, Some(Arc::clone(&threads))));
-        lanes::start(&lanes, None, &self.agents.link)
+        let naming = self.agents.naming();
+        let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
+        let stage = naming.as_ref().map(stage);
+        lanes::start(&lanes, stage.as_ref(), &self.agents.link)
             .map_err(|error| local_error("starting the lanes' threads", error))?;
         if let Some(channels) = &self.channels {
             self.agents.say(&ToDestination::Channels(channels.clone()))?;
@@ -130,6 +137,8 @@ impl Split {
             comparison: Comparison::default(),
             state,
             lanes,
+            naming,
+            stage,
             tail,
             passes,
             main,
