@@ -4,10 +4,11 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 
-use api::{Audited, Report};
+use api::{Audited, Outcome, Report};
 use end_to_end::commander::{Commander, carrying, port};
 use end_to_end::disk::{assert_disk_intact, with_disk};
-use end_to_end::{MIB, Side, World, bare, until};
+use end_to_end::{MIB, Side, World, assert_intact, bare, twin, until};
+use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
 use lab::setup;
 
@@ -53,6 +54,64 @@ fn assert_deep(report: &Report) {
     let Audited::Same { pages, reread_pages } = report.audit else { panic!("{report:#?}") };
     assert!(pages > 0 && reread_pages > 0, "{pages} pages, {reread_pages} read again");
     assert_eq!(report.placement, "mapped");
+}
+
+/// The same content in each, which doesn't shrink.
+const COMMON: u64 = 48 * MIB;
+const SCAN: &str = "scan-cpu = \"50%\"";
+
+fn common(name: &str) -> GuestSpec {
+    twin(name, "160M", COMMON, 0)
+}
+
+/// Moves one of the agents' own.
+fn move_own(world: &World, guest: &Guest, from: Side, share: &str) -> Report {
+    let ended = world.begin(guest, from, &["--share", share]).wait();
+    assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+    ended.report
+}
+
+/// Moves one of the agents' own to B again and again, until what it has in common with
+/// others is found there.
+fn assert_found(world: &World, guest: &Guest) {
+    until("what it has in common with others is found", || {
+        let there = move_own(world, guest, Side::A, "host");
+        let back = move_own(world, guest, Side::B, "off");
+        println!("{} by name, back {}", there.named_bytes, back.named_bytes);
+        there.named_bytes >= COMMON
+    });
+    world.assert_intact(guest);
+}
+
+#[test]
+fn what_vms_there_have_is_not_sent() {
+    let (world, _certificates) = World::secured(Link::one(500));
+    let mut commander = Commander::with(world, common("web1"), &usual_qemu(), [SCAN, ""]);
+    let [first, last] = [common("own1"), common("own2")].map(|own| commander.world.boot(&own));
+    let sent = move_own(&commander.world, &first, Side::A, "host");
+    assert!(sent.named_bytes < COMMON / 2, "{}", sent.named_bytes);
+    let way = commander.way(Side::A, false, 4);
+    let carried = commander.migrate(Side::A, &way);
+    assert!(carried.named_bytes >= COMMON, "{carried:#?}");
+    assert!(matches!(carried.audit, Audited::Same { .. }), "{:?}", carried.audit);
+    assert!(carried.wire_bytes < sent.wire_bytes / 2, "{} bytes", carried.wire_bytes);
+    // What it has is there for others, also when the first is gone.
+    commander.world.says(Side::B, &["stop", "own1", "--force"]);
+    assert_found(&commander.world, &last);
+    assert_intact(&commander.guest);
+}
+
+/// There was nothing to be found when it came, so that nothing of it had a name.
+#[test]
+fn what_one_that_was_carried_has_is_not_sent() {
+    let world = World::new(Link::one(500));
+    let mut commander = Commander::with(world, common("web1"), &usual_qemu(), [SCAN, ""]);
+    let own = commander.world.boot(&common("own1"));
+    let way = commander.way(Side::A, false, 0);
+    let carried = commander.migrate(Side::A, &way);
+    assert_eq!(carried.named_bytes, 0);
+    assert_found(&commander.world, &own);
+    assert_intact(&commander.guest);
 }
 
 /// A disk server at B that answers with what it was told, turned around.

@@ -566,6 +566,7 @@ mod tests {
             terms: SchedParams::default(),
             audit: AuditOrder::On,
             hashes: vec!["aes".to_owned()],
+            sharing: None,
         }));
         let mut bytes = Vec::new();
         Frame::message(&said).unwrap().write_to(&mut bytes).unwrap();

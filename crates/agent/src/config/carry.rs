@@ -212,6 +212,9 @@ mod tests {
         let carry = section("throttle = \"0.6\"\nthrottle-floor = 5").unwrap();
         assert_eq!(carry.slowing.throttle, api::Throttle::Ratio(0.6));
         assert!((carry.slowing.floor - 0.05).abs() < 1e-9);
+        assert_eq!(carry.sharing, Sharing::default());
+        let carry = section("share = \"host\"\nshare-domain = \"red\"").unwrap();
+        assert_eq!((carry.sharing.share, carry.sharing.domain), (Share::Host, Some("red".into())));
     }
 
     #[test]
@@ -223,6 +226,9 @@ mod tests {
             ("throttle = \"on\"", "throttle: `on` is not auto, off"),
             ("throttle-floor = 0", "throttle-floor"),
             ("throttle-floor = 101", "throttle-floor"),
+            ("share = \"rack\"", "host only"),
+            ("share = \"all\"", "unknown variant"),
+            ("share-domain = \"a b\"", "share-domain: a sharing domain has"),
             ("address = \"0.0.0.0\"", "migration_address"),
             ("adress = \"10.0.0.1\"", "adress"),
         ];

@@ -210,6 +210,7 @@ mod tests {
             compress: api::Compress::default(),
             audit: api::Audit::default(),
             slowing: api::Slowing::default(),
+            sharing: api::Sharing::default(),
         };
         let all = "user = \"root\"\n migration_host=\"127.7.0.2\"\nmigration_address = \
                    \"10.0.0.2\"\nmigration_port_min = 49216\nmigration_port_max = 49279\n";

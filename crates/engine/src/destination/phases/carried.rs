@@ -333,7 +333,7 @@ impl Carried<'_> {
         let telling =
             Telling::start(Arc::clone(&connected.lanes), network, Arc::clone(&connected.link));
         let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
-        let found = Found { shares: self.shares.clone(), ..Found::default() };
+        let found = Found::of(self.shares.clone());
         let opened = connected.open_lanes(&reach, blocks, found)?;
         let _telling = telling.map_err(End::failed)?;
         self.split = Some(Split { feeder, opened, ram, tail: Some(Vec::new()), _telling, pools });

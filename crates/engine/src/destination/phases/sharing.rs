@@ -34,6 +34,11 @@ pub(super) struct Found {
 }
 
 impl Found {
+    /// Disks are not read.
+    pub(super) fn of(shares: Option<Shares>) -> Self {
+        Self { shares, disks: None }
+    }
+
     /// The stage that finds them, and what it tells the source. None if no page comes
     /// by name.
     pub(super) fn admit(
@@ -128,7 +133,7 @@ impl Connected<'_> {
     ) -> Told {
         let sharing = shares.is_some();
         let Some(wanted) = from_disks else {
-            let found = Found { shares, disks: None };
+            let found = Found::of(shares);
             return Told { found, sharing, note, ..Told::default() };
         };
         let (disks, storage_notes) =
