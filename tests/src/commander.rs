@@ -40,6 +40,8 @@ pub struct Way {
     pub channels: u8,
     /// Capabilities that both ends get besides.
     pub more: Vec<&'static str>,
+    /// Those that neither gets.
+    pub without: Vec<&'static str>,
     /// The disk that a guest of [`with_disk`](crate::disk::with_disk) has moves with it.
     pub disk: bool,
 }
@@ -91,10 +93,11 @@ impl Commanded {
         // All others are turned off: this QEMU may have been a destination.
         let mut wanted = vec!["events", "return-path", own];
         wanted.extend(&way.more);
+        wanted.retain(|name| !way.without.contains(name));
         if way.channels > 0 {
             wanted.push("multifd");
         }
-        let others = ["multifd", "late-block-activate", "pause-before-switchover"];
+        let others = ["multifd", "late-block-activate", "pause-before-switchover", "return-path"];
         let others =
             others.iter().filter(|other| !wanted.contains(other)).map(|name| (name, false));
         let capabilities: Vec<Value> = (wanted.iter().map(|name| (name, true)).chain(others))
@@ -193,7 +196,7 @@ impl Commander {
             let port = port(to);
             [format!("tcp:{there}:{port}"), format!("tcp:{here}:{port}")]
         };
-        Way { uris, channels, more: Vec::new(), disk: false }
+        Way { uris, channels, more: Vec::new(), without: Vec::new(), disk: false }
     }
 
     /// The QEMU at a host.

@@ -222,13 +222,16 @@ pub fn frame(control: &mut Connection, frame: &Frame) {
     let _ = frame.write_to(control);
 }
 
-/// What the agent says next; nothing if it has hung up.
+/// What the agent says next, for itself; nothing if it has hung up.
 #[must_use]
 pub fn hear(control: &mut Connection) -> Option<ToSource> {
-    match read_frame(control) {
-        Ok(Some(Frame::Message(json))) => Some(read_message(&json).unwrap()),
-        Ok(Some(other)) => panic!("an agent says {other:?}"),
-        Ok(None) | Err(_) => None,
+    loop {
+        match read_frame(control) {
+            Ok(Some(Frame::Message(json))) => return Some(read_message(&json).unwrap()),
+            Ok(Some(Frame::Back(_))) => {}
+            Ok(Some(other)) => panic!("an agent says {other:?}"),
+            Ok(None) | Err(_) => return None,
+        }
     }
 }
 

@@ -218,6 +218,18 @@ fn a_stream_that_may_turn_to_postcopy_is_relayed() {
     assert!(report.notes.iter().any(|note| note.contains("post-copy")), "{:?}", report.notes);
 }
 
+/// Its QEMU is through with it before anybody knows whether the VM was loaded: it is not
+/// left with what lanes and pools hold.
+#[test]
+fn a_stream_that_nobody_answers_is_relayed() {
+    let mut commander = commander(1000, MAPPED, &usual(), NEW);
+    let mut way = commander.way(Side::A, true, 0);
+    way.without = vec!["return-path"];
+    let report = commander.migrate(Side::A, &way);
+    assert_eq!(report.tap, "relayed");
+    assert!(report.notes.iter().any(|note| note.contains("return-path")), "{:?}", report.notes);
+}
+
 /// What QEMU compresses by itself, from the second time a page comes, goes as it is: by
 /// then most has gone by lanes.
 #[test]

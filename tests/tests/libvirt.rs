@@ -1,10 +1,11 @@
 //! libvirt's migrations, carried by the agents of both hosts: classic and parallel, by
 //! `virsh` and from libvirtd to libvirtd, over loopback and by sockets.
 
+use end_to_end::disk::assert_disk_intact;
 use end_to_end::libvirt::carried::Carried;
-use end_to_end::{Side, guest};
+use end_to_end::{MIB, Side, guest};
 use lab::hosts::Link;
-use lab::libvirt::{Domain, Migration};
+use lab::libvirt::{Disk, Domain, Migration};
 
 const RATE: u64 = 5_000_000;
 
@@ -52,4 +53,50 @@ fn from_libvirtd_to_libvirtd() {
 #[test]
 fn from_libvirtd_to_libvirtd_with_the_distributions_qemu() {
     by(&WAYS, true, true);
+}
+
+/// The same ways with a disk that only one host has, over two cards.
+fn with_its_disk(p2p: bool, is_oldest: bool) {
+    let carried = Carried::new(Link { nics: 2, mbit_per_s: Some(500) });
+    let world = &carried.world;
+    let mut qemus = world.qemus();
+    let qemu = if is_oldest { qemus.swap_remove(0) } else { qemus.pop().unwrap() };
+    let mut spec = guest("256M", RATE);
+    spec.orders.disk_bytes = 32 * MIB;
+    spec.orders.disk_rate = MIB;
+    let mut domain = Domain::new(spec);
+    let new_image = |side| Disk::make(world.host(side), "disk.img", "qcow2", 256 * MIB).unwrap();
+    domain.disks = vec![new_image(Side::A)];
+    let guest = world.start(&domain, &qemu);
+    let sides = [Side::A, Side::B].into_iter().cycle();
+    for (from, (by_path, parallel)) in sides.zip(WAYS) {
+        let to = from.other();
+        let _ = new_image(to);
+        let path = |end: &str| format!("unix:///run/droveway/migrate/{}{end}.sock", to.name());
+        let how = Migration {
+            p2p,
+            parallel,
+            uri: by_path.then(|| path("")),
+            copy_storage: true,
+            disks_uri: by_path.then(|| path("-2")),
+            ..Migration::default()
+        };
+        carried.migrate(&guest, from, &how);
+        assert_disk_intact(&guest);
+    }
+}
+
+#[test]
+fn by_virsh_with_its_disk() {
+    with_its_disk(false, false);
+}
+
+#[test]
+fn by_virsh_with_its_disk_and_the_distributions_qemu() {
+    with_its_disk(false, true);
+}
+
+#[test]
+fn from_libvirtd_to_libvirtd_with_its_disk() {
+    with_its_disk(true, false);
 }

@@ -315,7 +315,7 @@ fn tls() -> Scenario {
     let raw = Options { variant: None, ..variant("", &["--compress", "off"]) };
     Scenario {
         name: "tls",
-        about: "1.5 GiB with 1,000 MB random, no compression, no shaping: plain beside encrypted",
+        about: "1.5 GiB with 1,000 MB random, no compression, no shaping: plain beside encrypted, and QEMU's own TLS",
         guest: GuestSpec::new(
             "bench",
             "1536M",
@@ -326,7 +326,7 @@ fn tls() -> Scenario {
         link: Link::unshaped(),
         goal: Duration::from_millis(300),
         timeout: Duration::from_secs(90),
-        modes: &[],
+        modes: &[Mode::PrecopyTls, Mode::MultifdTls],
         ours: vec![raw.clone(), encrypted(raw)],
         plain_tcp: false,
         slowing: None,

@@ -187,6 +187,8 @@ pub struct Splitter {
     ram_section: Option<u32>,
     /// The section of disks' dirty bitmaps, once it has begun.
     bitmap_section: Option<u32>,
+    /// The destination's QEMU is asked to answer.
+    has_return_path: bool,
     /// The block list may say of blocks how large their pages are.
     may_turn_to_postcopy: bool,
     /// The block that a record with CONTINUE belongs to.
@@ -213,6 +215,7 @@ impl Splitter {
             blocks: Blocks::default(),
             ram_section: None,
             bitmap_section: None,
+            has_return_path: false,
             may_turn_to_postcopy: false,
             block: None,
             epoch: Epoch::default(),
@@ -226,6 +229,13 @@ impl Splitter {
     #[must_use]
     pub fn answered(stream: StreamKind) -> Self {
         Self { is_answered: true, ..Self::new(stream) }
+    }
+
+    /// Whether the destination's QEMU says when it has loaded the VM; known from
+    /// [`Step::Head`] on.
+    #[must_use]
+    pub fn has_return_path(&self) -> bool {
+        self.has_return_path
     }
 
     /// Whether QEMU may turn to post-copy at any time, as far as was read.
@@ -363,6 +373,7 @@ impl Splitter {
         cursor.take(usize::from(length))?;
         let capability = |name: &str| Unsplittable::Capability { name: name.to_owned() };
         let asks = matches!(command, command::OPEN_RETURN_PATH | command::PING);
+        self.has_return_path |= command == command::OPEN_RETURN_PATH;
         match command {
             command::SWITCHOVER_START => {}
             _ if asks => {}

@@ -1,6 +1,7 @@
 //! QEMU's own migration, and its own way to move a disk with the VM.
 
 mod copy;
+mod tls;
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -30,6 +31,10 @@ pub enum Mode {
     Precopy,
     /// Four channels.
     Multifd,
+    /// One stream, by TLS with certificates of both ends.
+    PrecopyTls,
+    /// Four channels, each by TLS with certificates of both ends.
+    MultifdTls,
     /// Four channels, each compressed by zstd.
     Zstd,
     /// Four channels, which an operator who knows what the link can spare has
@@ -56,8 +61,8 @@ pub enum Mode {
 impl Mode {
     fn capabilities(self) -> &'static [&'static str] {
         match self {
-            Self::Precopy | Self::PrecopyUntil { .. } => &[],
-            Self::Multifd | Self::Limited { .. } | Self::Zstd => &["multifd"],
+            Self::Precopy | Self::PrecopyUntil { .. } | Self::PrecopyTls => &[],
+            Self::Multifd | Self::Limited { .. } | Self::Zstd | Self::MultifdTls => &["multifd"],
             Self::AutoConverge => &["auto-converge"],
             Self::Mirror | Self::MirrorZstd => &["multifd", "pause-before-switchover"],
         }
@@ -68,6 +73,8 @@ impl Mode {
         match self {
             Self::Precopy | Self::PrecopyUntil { .. } => "qemu-precopy",
             Self::Multifd => "qemu-multifd",
+            Self::PrecopyTls => "qemu-tls",
+            Self::MultifdTls => "qemu-multifd-tls",
             Self::Limited { .. } => "qemu-limited",
             Self::Zstd => "qemu-zstd",
             Self::AutoConverge => "qemu-autoconverge",
@@ -80,6 +87,10 @@ impl Mode {
         matches!(self, Self::Mirror | Self::MirrorZstd)
     }
 
+    pub(super) fn is_encrypted(self) -> bool {
+        matches!(self, Self::PrecopyTls | Self::MultifdTls)
+    }
+
     fn parameters(self, goal: Duration) -> Value {
         let mut parameters = json!({
             "max-bandwidth": BANDWIDTH,
@@ -90,6 +101,9 @@ impl Mode {
         }
         if self.capabilities().contains(&"multifd") {
             parameters["multifd-channels"] = 4.into();
+        }
+        if self.is_encrypted() {
+            parameters["tls-creds"] = tls::CREDENTIALS.into();
         }
         if matches!(self, Self::Zstd | Self::MirrorZstd) {
             parameters["multifd-compression"] = "zstd".into();
@@ -124,10 +138,11 @@ impl Qemu {
         ground: &Ground<'_>,
         host: &Host,
         spec: &GuestSpec,
-        more: &[&str],
+        more: &[String],
     ) -> Result<End> {
+        let more: Vec<&str> = more.iter().map(String::as_str).collect();
         let argv = spec.argv(ground.kit, &ground.kit.qemu);
-        launch(self.mode, ground.downtime_goal, host, &spec.name, &argv, more)
+        launch(self.mode, ground.downtime_goal, host, &spec.name, &argv, &more)
     }
 
     fn failed(&self, reason: impl Into<String>) -> LabError {
@@ -224,7 +239,12 @@ impl Contender for Qemu {
     }
 
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
-        let end = self.launch(ground, &ground.hosts.a, spec, &[])?;
+        let tls = self.mode.is_encrypted().then(|| tls::give(ground.hosts)).transpose()?;
+        let more = if tls.is_some() { tls::arguments("client") } else { Vec::new() };
+        let end = self.launch(ground, &ground.hosts.a, spec, &more)?;
+        if tls.is_some() {
+            end.tell("migrate-set-parameters", json!({ "tls-hostname": tls::DESTINATION }))?;
+        }
         self.ends.push(end);
         self.spec = Some(spec.clone());
         Guest::meet(spec.clone(), &ground.hosts.a)
@@ -236,7 +256,11 @@ impl Contender for Qemu {
         if self.mode.moves_disk() {
             copy::make_room(ground.hosts)?;
         }
-        let there = self.launch(ground, &ground.hosts.b, &spec, &["-incoming", "defer"])?;
+        let mut more = ["-incoming", "defer"].map(str::to_owned).to_vec();
+        if self.mode.is_encrypted() {
+            more.extend(tls::arguments("server"));
+        }
+        let there = self.launch(ground, &ground.hosts.b, &spec, &more)?;
         let address = ground.hosts.b.addresses[0];
         if self.mode.moves_disk() {
             copy::export(&there, address)?;

@@ -45,6 +45,7 @@ use crate::watch::Watch;
 pub use caller::Caller;
 pub use opening::{More, Opening};
 pub use relay::Relay;
+use setup::Reason;
 pub use split::Split;
 
 /// What an agent's operator has set for migrations that others command.
@@ -105,7 +106,7 @@ pub enum Carried {
         /// Its only connection.
         relay: Relay,
         /// Why, if that is known.
-        why: Option<String>,
+        why: Option<Reason>,
     },
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use api::{Report, Sample};
 use crossbeam_channel::{Receiver, Sender, bounded, never};
 use data_threads::DataThreads;
-use page::{BlockBatch, Pool};
+use page::{BlockBatch, Pool, SLOT_BYTES};
 use policy::pace::DestinationUse;
 use rustix::net::{RecvFlags, recv};
 use wire::ToDestination;
@@ -27,10 +27,39 @@ use crate::source::control::sampler::ticking::{self, Ticking};
 use crate::source::control::sampler::window::{Counts, Window};
 use crate::source::lanes::{self, Lanes};
 
+/// What is relayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// A migration. QEMU takes what was read for delivered, and stops the VM when little
+    /// is left: so little is in between.
+    Stream,
+    /// A disk: each write is answered by whoever has it.
+    Disk,
+}
+
+impl Content {
+    /// The largest piece.
+    fn piece_bytes(self) -> usize {
+        match self {
+            Self::Stream => 64 << 10,
+            Self::Disk => page::BLOCK_BYTES_MAX,
+        }
+    }
+
+    /// As many pieces as so many lanes can use, of those that the destination has room for.
+    fn pieces_max(self, lanes: usize) -> usize {
+        match self {
+            Self::Stream => 2 * lanes + 2,
+            Self::Disk => 16 + lanes,
+        }
+    }
+}
+
 /// The lanes of a relayed connection, and what controls them.
 pub(super) struct ByLanes {
     lanes: Arc<Lanes>,
     pools: Pools,
+    piece_bytes: usize,
     threads: Arc<DataThreads>,
     pacing: Pacing,
     sampler: Ticking,
@@ -43,6 +72,7 @@ impl ByLanes {
     /// control connection does, on its own.
     pub(super) fn start(
         agents: &Agents,
+        content: Content,
         report_builder: &Arc<ReportBuilder>,
     ) -> Result<Option<Self>, MigrationError> {
         if !agents.carrying.relays_by_lanes {
@@ -62,6 +92,7 @@ impl ByLanes {
             let _ = tell.try_send(thread.to_owned());
         });
         let lanes = Arc::new(Lanes::new(agents.lanes_plan()?, Some(Arc::clone(&threads))));
+        pools.pages.set_limit_bytes(content.pieces_max(lanes.meters().count()) * SLOT_BYTES);
         // Until the destination says otherwise.
         lanes.set_block_room(0);
         agents.disk_room.is_for(&lanes);
@@ -86,7 +117,8 @@ impl ByLanes {
             ticking::USUAL
         });
         let (pacing, sampler) = (pacing.map_err(no_thread)?, sampler.map_err(no_thread)?);
-        Ok(Some(Self { lanes, pools, threads, pacing, sampler, panicked }))
+        let piece_bytes = content.piece_bytes();
+        Ok(Some(Self { lanes, pools, piece_bytes, threads, pacing, sampler, panicked }))
     }
 
     /// What sends a connection's bytes.
@@ -94,6 +126,7 @@ impl ByLanes {
         Sending {
             lanes: Arc::clone(&self.lanes),
             pool: Arc::clone(&self.pools.pages),
+            piece_bytes: self.piece_bytes,
             number: 0,
             offset: 0,
         }
@@ -147,6 +180,7 @@ impl ByLanes {
 pub(super) struct Sending {
     lanes: Arc<Lanes>,
     pool: Arc<Pool>,
+    piece_bytes: usize,
     number: u64,
     offset: u64,
 }
@@ -157,7 +191,7 @@ impl Sending {
         while !bytes.is_empty() {
             let mut piece = self.piece()?;
             let room = piece.room_mut();
-            let count = room.len().min(bytes.len());
+            let count = self.piece_bytes.min(bytes.len());
             room[..count].copy_from_slice(&bytes[..count]);
             bytes = &bytes[count..];
             self.submit(piece, count)?;
@@ -169,7 +203,7 @@ impl Sending {
     pub(super) fn send_all(mut self, socket: &UnixStream, passed: &Passed) -> Result<u64, String> {
         loop {
             let mut piece = self.piece()?;
-            let count = fill(socket, piece.room_mut())
+            let count = fill(socket, &mut piece.room_mut()[..self.piece_bytes])
                 .map_err(|error| format!("the connection here broke off: {error}"))?;
             if count == 0 {
                 return Ok(self.offset);

@@ -126,7 +126,7 @@ impl Opening {
                 if !channels.is_empty() {
                     return Err(MigrationError::Tap(format!(
                         "a stream with multifd channels that can't be split: {}",
-                        why.as_deref().unwrap_or("it is none of QEMU's")
+                        why.as_ref().map_or("it is none of QEMU's", |why| why.text.as_str())
                     )));
                 }
                 Ok(Carried::Relayed { relay: self.relay(before, Vec::new()), why })

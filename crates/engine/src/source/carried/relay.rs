@@ -15,7 +15,8 @@ use stream::return_path::Follower;
 use wire::{Frame, ToDestination, ToSource};
 
 use super::agents::Agents;
-use super::by_lanes::{ByLanes, Sending};
+use super::by_lanes::{ByLanes, Content, Sending};
+use super::setup::Reason;
 use crate::error::MigrationError;
 use crate::link::{Heard, Link};
 use crate::report_builder::ReportBuilder;
@@ -52,11 +53,12 @@ impl Relay {
     /// If it breaks off. Both ends are closed in any case.
     pub(super) fn run_watched(
         self,
+        content: Content,
         passed: &Arc<Passed>,
         report_builder: &Arc<ReportBuilder>,
     ) -> Result<(), MigrationError> {
         let Self { agents, socket, before, back } = self;
-        let by_lanes = ByLanes::start(&agents, report_builder)?;
+        let by_lanes = ByLanes::start(&agents, content, report_builder)?;
         let failed = |error| local_error("passing a connection on", error);
         let (tell, ended) = bounded(1);
         let forth = data_threads::spawn(format!("relay-{}", agents.id), {
@@ -113,31 +115,31 @@ impl Relay {
         let progress = Progress::new((id, vm), (&local.agent, &peer.name), 0);
         let watch = Arc::new(Watch::new(progress, request.bounds.clone()));
         let report_builder = Arc::new(ReportBuilder::new(watch, request.downtime_ms));
-        self.run_watched(&Arc::default(), &report_builder)
+        self.run_watched(Content::Disk, &Arc::default(), &report_builder)
     }
 }
 
 /// Passes a stream on as it is.
 pub(super) fn relayed(
     relay: Relay,
-    why: Option<String>,
+    why: Option<Reason>,
     report_builder: &Arc<ReportBuilder>,
 ) -> Result<(), MigrationError> {
     // What is encrypted says nothing of how it ends.
-    let is_read = why.is_some();
-    let why = why.unwrap_or_else(|| "it is encrypted, or none of QEMU's".to_owned());
+    let is_answered = why.as_ref().is_some_and(|why| why.is_answered);
+    let why = why.map_or_else(|| "it is encrypted, or none of QEMU's".to_owned(), |why| why.text);
     report_builder.note(format!(
         "the stream is passed through as it is, and the VM is never throttled: {why}"
     ));
     report_builder.enter(Phase::FirstPass);
     report_builder.tell(|report| report.tap = "relayed".to_owned());
     let passed = Arc::<Passed>::default();
-    let ended = relay.run_watched(&passed, report_builder);
+    let ended = relay.run_watched(Content::Stream, &passed, report_builder);
     let is_loaded = passed.answers.lock().shut() == Some(0);
     match ended {
         // Who is first to close after the last word is no matter.
         Err(error) if !is_loaded || matches!(error, MigrationError::Cancelled) => Err(error),
-        Ok(()) if is_read && !is_loaded => Err(MigrationError::Qemu(
+        Ok(()) if is_answered && !is_loaded => Err(MigrationError::Qemu(
             "both QEMUs closed before the destination's had loaded the VM".to_owned(),
         )),
         _ => Ok(()),

@@ -10,6 +10,10 @@ use stream::{Progress, Sink, Splitter, Step, StreamError, StreamKind};
 use tap::Taken;
 
 const READ_BYTES: usize = 16 << 10;
+/// Its QEMU is through with it when it has written all, and what of that isn't delivered
+/// by then nobody could take back.
+const NO_RETURN_PATH: &str = "without the capability return-path QEMU does not wait until its \
+                              destination has loaded the VM";
 
 /// The first bytes of a connection.
 #[derive(Debug)]
@@ -21,13 +25,22 @@ pub(super) enum Setup {
         /// Each RAM section ends an epoch.
         epoch_by_section: bool,
     },
-    /// Anything else, and why if it could have been one.
+    /// Anything else.
     Whole {
         /// What was read.
         before: Vec<u8>,
-        /// For the operator.
-        why: Option<String>,
+        /// None: it could not have been one.
+        why: Option<Reason>,
     },
+}
+
+/// Why a stream of QEMU's is passed on as it is.
+#[derive(Debug)]
+pub struct Reason {
+    /// For the operator.
+    pub(super) text: String,
+    /// The destination's QEMU says when it has loaded the VM.
+    pub(super) is_answered: bool,
 }
 
 /// Reads a connection that has something to say. Nothing was answered until then: a
@@ -38,21 +51,30 @@ pub(super) fn read(mut socket: &UnixStream) -> io::Result<Setup> {
     loop {
         let Progress { consumed, step } = match splitter.push(&before[done..], &mut NoPages) {
             Ok(progress) => progress,
-            Err(error) => return Ok(Setup::Whole { why: reason(&error), before }),
+            Err(error) => {
+                let is_answered = splitter.has_return_path();
+                let why = reason(&error).map(|text| Reason { text, is_answered });
+                return Ok(Setup::Whole { before, why });
+            }
         };
         done += consumed;
         if splitter.may_turn_to_postcopy() {
-            let why = "QEMU may turn to post-copy at any time".to_owned();
-            return Ok(Setup::Whole { before, why: Some(why) });
+            let text = "QEMU may turn to post-copy at any time".to_owned();
+            return Ok(Setup::Whole { before, why: Some(Reason { text, is_answered: true }) });
         }
         match step {
+            Step::Head(_) if !splitter.has_return_path() => {
+                let text = NO_RETURN_PATH.to_owned();
+                return Ok(Setup::Whole { before, why: Some(Reason { text, is_answered: false }) });
+            }
             Step::Head(_) => {
                 let epoch_by_section = splitter.epoch_by_section();
                 return Ok(Setup::Split { before, epoch_by_section });
             }
             Step::More { .. } if before.len() + READ_BYTES > Taken::READ_BEFORE_BYTES_MAX => {
-                let why = "its setup is too long to be looked at".to_owned();
-                return Ok(Setup::Whole { before, why: Some(why) });
+                let text = "its setup is too long to be looked at".to_owned();
+                let is_answered = splitter.has_return_path();
+                return Ok(Setup::Whole { before, why: Some(Reason { text, is_answered }) });
             }
             Step::More { .. } => {
                 let end = before.len();
@@ -117,11 +139,13 @@ mod tests {
         setup
     }
 
-    fn stream(flush: bool) -> Vec<u8> {
+    fn stream(flush: bool, return_path: bool) -> Vec<u8> {
         let mut out = Vec::new();
         write::header(&mut out, Some("pc-q35-7.2"));
-        write::open_return_path(&mut out);
-        write::ping(&mut out, 1);
+        if return_path {
+            write::open_return_path(&mut out);
+            write::ping(&mut out, 1);
+        }
         let blocks = [Block { name: "pc.ram".to_owned(), bytes: 1 << 20 }];
         write::ram_setup(&mut out, 2, &blocks, true, flush);
         out
@@ -130,11 +154,19 @@ mod tests {
     #[test]
     fn a_stream_is_split_from_its_setup_on() {
         for flush in [false, true] {
-            let bytes = stream(flush);
+            let bytes = stream(flush, true);
             let Setup::Split { before, epoch_by_section } = of(bytes.clone()) else { panic!() };
             assert!(bytes.starts_with(&before) && before.len() > 60);
             assert_eq!(epoch_by_section, !flush);
         }
+    }
+
+    #[test]
+    fn one_that_nobody_answers_passes_whole() {
+        let bytes = stream(true, false);
+        let Setup::Whole { before, why: Some(why) } = of(bytes.clone()) else { panic!() };
+        assert!(bytes.starts_with(&before) && !why.is_answered);
+        assert!(why.text.contains("return-path"), "{}", why.text);
     }
 
     #[test]
