@@ -94,7 +94,7 @@ pub enum Content {
     /// A migration.
     Stream(Carried),
     /// Something else: a disk.
-    Other(Relay),
+    Other(Box<Relay>),
 }
 
 /// A migration, about to be carried.
@@ -104,7 +104,7 @@ pub enum Carried {
     /// As it is.
     Relayed {
         /// Its only connection.
-        relay: Relay,
+        relay: Box<Relay>,
         /// Why, if that is known.
         why: Option<Reason>,
     },
@@ -119,7 +119,7 @@ impl Carried {
             .note("carried for whoever commands its QEMUs: they decide, and measure the downtime");
         let ended = match self {
             Self::Split(split) => split.carry(&report_builder),
-            Self::Relayed { relay, why } => relay::relayed(relay, why, &report_builder),
+            Self::Relayed { relay, why } => relay::relayed(*relay, why, &report_builder),
         };
         let outcome = match ended {
             Ok(()) => Outcome::Done,

@@ -72,7 +72,7 @@ impl Opening {
         let Some(first) = self.who_speaks()? else {
             return Ok(Content::Stream(self.read_setup(more)?));
         };
-        Ok(Content::Other(self.relay(Vec::new(), first)))
+        Ok(Content::Other(Box::new(self.relay(Vec::new(), first))))
     }
 
     /// None if it is who connected; else what the other end said: a disk server does so
@@ -129,7 +129,7 @@ impl Opening {
                         why.as_ref().map_or("it is none of QEMU's", |why| why.text.as_str())
                     )));
                 }
-                Ok(Carried::Relayed { relay: self.relay(before, Vec::new()), why })
+                Ok(Carried::Relayed { relay: Box::new(self.relay(before, Vec::new())), why })
             }
             Setup::Split { before, epoch_by_section } => {
                 let order = (!channels.is_empty()).then(|| Channels {
