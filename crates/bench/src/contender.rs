@@ -69,6 +69,11 @@ pub trait Contender {
         None
     }
 
+    /// Most memory that each of its agents has had, the source's first.
+    fn agents_peak_bytes(&self) -> Option<[u64; 2]> {
+        None
+    }
+
     /// Ends the guest, wherever it is, and all that was started.
     fn stop(&mut self);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::beside::Beside;
 use super::cpu::{self, CpuMeter};
 use super::result::{Outcome, Run};
-use super::scenario::Scenario;
+use super::scenario::{FOOTPRINT, Scenario};
 use super::served::Serving;
 use super::slowed::{Slowed, Undisturbed};
 use super::{goals, plain_tcp, table, warm};
@@ -232,6 +232,7 @@ fn one(kit: &Kit, scenario: &Scenario, label: &str, contender: &mut dyn Contende
         cpu_s: cpu.since(moved.began),
         guest_work: work(orders.rate, felt.pages_per_s),
         disk_work: scenario.disk.map(|_| disk_work),
+        agents_peak_bytes: contender.agents_peak_bytes().filter(|_| scenario.name == FOOTPRINT),
         ..Run::default()
     };
     let run = match beside {

@@ -44,6 +44,10 @@ pub struct Run {
     /// Room that the image takes at the destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_allocated_bytes: Option<u64>,
+    /// Most memory that the source's agent and the destination's had, where that is the
+    /// question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agents_peak_bytes: Option<[u64; 2]>,
     /// Share of its work that a neighbour kept, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour_kept: Option<f64>,
@@ -93,7 +97,7 @@ pub struct Run {
 pub type Figure = (&'static str, fn(&Run) -> Option<f64>);
 
 /// The figures that medians and ratios are made of.
-pub const FIGURES: [Figure; 45] = [
+pub const FIGURES: [Figure; 47] = [
     ("total_s", |run| Some(run.total_s)),
     ("prepare_s", |run| Some(run.prepare_s)),
     ("downtime_ms", |run| Some(run.downtime_ms)),
@@ -138,6 +142,8 @@ pub const FIGURES: [Figure; 45] = [
     ("touched_per_s", |run| Some(run.cache.as_ref()?.touched_per_s)),
     ("pages_lost", |run| Some(run.cache.as_ref()?.pages_lost)),
     ("back_to_full_s", |run| run.cache.as_ref()?.back_to_full_s),
+    ("source_agent_bytes", |run| Some(run.agents_peak_bytes?[0] as f64)),
+    ("destination_agent_bytes", |run| Some(run.agents_peak_bytes?[1] as f64)),
     ("disk_allocated_bytes", |run| run.disk_allocated_bytes.map(|bytes| bytes as f64)),
 ];
 

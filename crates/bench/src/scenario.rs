@@ -138,7 +138,7 @@ fn encrypted(options: Options) -> Options {
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     let rest = neighbours().into_iter().chain([cores(), tls(), kvm()]);
-    let rest = rest.chain([swing(), web()]).chain(libvirts());
+    let rest = rest.chain([swing(), web(), footprint()]).chain(libvirts());
     memory().into_iter().chain(disks()).chain(rest).collect()
 }
 
@@ -303,6 +303,36 @@ fn kvm() -> Scenario {
         timeout: Duration::from_secs(60),
         modes: &[Mode::Precopy, Mode::Multifd],
         ours: plain(),
+        plain_tcp: false,
+        slowing: None,
+        served: false,
+        libvirt: false,
+    }
+}
+
+/// Where agents' memory is the question.
+pub const FOOTPRINT: &str = "footprint";
+
+/// What agents take of a host's memory for a VM that has much, and uses little of it.
+fn footprint() -> Scenario {
+    let orders = Orders {
+        random_bytes: 1000 * MB / 4096 * 4096,
+        working_set_bytes: 16 * MIB,
+        rate: MB,
+        seed: 8,
+        ..Orders::default()
+    };
+    Scenario {
+        name: FOOTPRINT,
+        about: "16 GiB, of which 1,000 MB were touched, one link of 1 Gbit/s: agents' memory",
+        guest: GuestSpec::new("bench", "16G", orders),
+        disk: None,
+        neighbour: None,
+        link: Link::one(1000),
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(180),
+        modes: &[Mode::Precopy, Mode::Multifd],
+        ours: vec![Options::default(), variant("shared", &["--share", "host"])],
         plain_tcp: false,
         slowing: None,
         served: false,

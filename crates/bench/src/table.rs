@@ -21,7 +21,7 @@ const ALWAYS: [&str; 9] = [
 
 /// Columns that a table has where any run has the figure, what it is
 /// multiplied with, and its digits.
-const SOMETIMES: [(&str, &str, f64, usize); 34] = [
+const SOMETIMES: [(&str, &str, f64, usize); 36] = [
     ("disk_work", "disk's work", 1.0, 2),
     ("neighbour_kept", "neighbour kept", 1.0, 2),
     ("neighbour_lost_s", "neighbour lost s", 1.0, 2),
@@ -56,6 +56,8 @@ const SOMETIMES: [(&str, &str, f64, usize); 34] = [
     ("touched_per_s", "meanwhile", 1.0, 0),
     ("pages_lost", "pages lost", 1.0, 0),
     ("back_to_full_s", "back to full s", 1.0, 2),
+    ("source_agent_bytes", "source's agent MiB", 1.0 / (1 << 20) as f64, 0),
+    ("destination_agent_bytes", "destination's agent MiB", 1.0 / (1 << 20) as f64, 0),
 ];
 
 /// Those that a table has besides those that all have.

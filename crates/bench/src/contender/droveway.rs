@@ -119,9 +119,22 @@ impl Contender for Droveway {
         self.report.as_ref()
     }
 
+    fn agents_peak_bytes(&self) -> Option<[u64; 2]> {
+        let [source, destination] = &self.agents[..] else { return None };
+        Some([peak_bytes(source.pid())?, peak_bytes(destination.pid())?])
+    }
+
     fn stop(&mut self) {
         self.agents.clear();
     }
+}
+
+/// Most memory that a process has had.
+fn peak_bytes(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib << 10)
 }
 
 /// A migration that was asked for and ended between these.
