@@ -22,7 +22,7 @@ help:
 	@echo 'make demo-gang    two racks, four VMs with content in common; all leave the one, and come back'
 	@echo 'make check        format, lints, dependencies (licences, vulnerabilities), unit tests'
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
-	@echo 'make libvirt-test all tests with real libvirts, some ten minutes'
+	@echo 'make libvirt-test all tests with real libvirts, some four minutes'
 	@echo 'make upgrade-test VMs move between agents of this and the release before'
 	@echo 'make packages     .deb and .rpm, into target/packages; make packages-test installs them in a fresh root'
 	@echo 'make ansible-test runs the Ansible role against two fresh roots of Debian'
@@ -83,7 +83,7 @@ unit: tests
 end-to-end: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end
 
-# With real libvirts, all of it: some ten minutes. `make test` has a part of it.
+# With real libvirts, all of it: some four minutes. `make test` has a part of it.
 .PHONY: libvirt-test
 libvirt-test: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end libvirt
