@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use api::{Report, Sample};
+use api::Sample;
 use crossbeam_channel::{Receiver, Sender, bounded, never};
 use data_threads::DataThreads;
 use page::{BlockBatch, Pool, SLOT_BYTES};
@@ -166,13 +166,17 @@ impl ByLanes {
     }
 
     /// Ends them, and accounts for them.
-    pub(super) fn end(self, report: &mut Report) {
+    pub(super) fn end(self, report_builder: &ReportBuilder) {
         let Self { lanes, pools, pacing, sampler, .. } = self;
+        // Before the report is changed: their threads tell it something, too.
         drop((sampler, pacing));
-        report.cpu_source_s += lanes.stop().as_secs_f64();
-        report.wire_bytes += lanes.wire_bytes();
-        report.pool_high_water_bytes[0] = pools.high_water_bytes();
-        report.lanes = lanes::reports(&lanes);
+        let cpu = lanes.stop();
+        report_builder.tell(|report| {
+            report.cpu_source_s += cpu.as_secs_f64();
+            report.wire_bytes += lanes.wire_bytes();
+            report.pool_high_water_bytes[0] = pools.high_water_bytes();
+            report.lanes = lanes::reports(&lanes);
+        });
     }
 }
 

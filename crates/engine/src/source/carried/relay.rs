@@ -99,10 +99,10 @@ impl Relay {
         report_builder.tell(|report| {
             report.residue_bytes = passed.bytes.load(Relaxed);
             report.wire_bytes = agents.link.wire_bytes();
-            if let Some(by_lanes) = by_lanes {
-                by_lanes.end(report);
-            }
         });
+        if let Some(by_lanes) = by_lanes {
+            by_lanes.end(report_builder);
+        }
         outcome
     }
 
