@@ -33,7 +33,7 @@ pub(super) enum Content {
     /// A migration. QEMU takes what was read for delivered, and stops the VM when little
     /// is left: so little is in between.
     Stream,
-    /// A disk: each write is answered by whoever has it.
+    /// A disk: its server answers each write.
     Disk,
 }
 
@@ -159,7 +159,7 @@ impl ByLanes {
         agents.say(&ToDestination::Terms(params))
     }
 
-    /// Whoever waits for them, or for a buffer, comes back.
+    /// Ends waits for the lanes and for buffers.
     pub(super) fn shut(&self) {
         self.pools.pages.close();
         self.lanes.shut();
@@ -180,7 +180,7 @@ impl ByLanes {
     }
 }
 
-/// Sends what the one who connected says.
+/// Sends the bytes of the local connection.
 pub(super) struct Sending {
     lanes: Arc<Lanes>,
     pool: Arc<Pool>,

@@ -156,7 +156,7 @@ struct Following<'r> {
 }
 
 impl Following<'_> {
-    /// Passes on what comes back. `ended` tells when the one who connected has said all.
+    /// Passes on what comes back. `ended` tells when the local connection has ended.
     fn follow(&mut self, ended: &Receiver<Result<(), String>>) -> Result<(), MigrationError> {
         let (mut said_all, mut heard_all) = (false, false);
         let never = crossbeam_channel::never();
@@ -230,7 +230,7 @@ impl Following<'_> {
     }
 }
 
-/// By lanes, passes on what the one who connected says, to its end.
+/// Passes on the local connection by lanes, to its end.
 fn pass_by_lanes(
     mut sending: Sending,
     socket: &UnixStream,
