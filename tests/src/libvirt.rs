@@ -1,6 +1,7 @@
 //! Two hosts with a libvirtd each, and what an administrator says to them.
 
 pub mod carried;
+pub mod virt_handlers;
 
 use std::time::Duration;
 
@@ -46,6 +47,27 @@ impl LibvirtWorld {
         let daemons = [&hosts.a, &hosts.b]
             .map(|host| Libvirtd::start(&hosts, host, &made_of, &qemu_conf(&hosts, host)).unwrap());
         Self { daemons, hosts, kit, made_of }
+    }
+
+    /// The same, with both in pods of KubeVirt's, as the VM with this UID has them.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn in_pods(link: Link, uid: &str) -> Self {
+        let kit = setup::ensure().unwrap();
+        let made_of = setup::libvirt(&kit).unwrap();
+        let hosts = Hosts::new(link).unwrap();
+        let daemons = [&hosts.a, &hosts.b]
+            .map(|host| Libvirtd::start_in_pod(&hosts, host, &made_of, uid).unwrap());
+        Self { daemons, hosts, kit, made_of }
+    }
+
+    /// What runs on a host, or in its pod.
+    fn processes(&self, side: Side) -> Vec<u32> {
+        let host = self.host(side);
+        let pod = self.daemon(side).pod();
+        pod.map_or_else(|| host.processes(), |pod| pod.processes(host)).unwrap()
     }
 
     /// The distribution's QEMU, and one that is correct with the accelerator at hand;
@@ -163,8 +185,7 @@ impl LibvirtWorld {
         let name = &guest.spec.name;
         assert_eq!(self.state(side, name).as_deref(), Some("running"));
         until("the other libvirtd has forgotten it", || self.state(side.other(), name).is_none());
-        let host = self.host(side.other());
-        until("no QEMU is left there", || host.processes().unwrap().into_iter().all(is_no_qemu));
+        until("no QEMU is left there", || self.processes(side.other()).into_iter().all(is_no_qemu));
     }
 }
 

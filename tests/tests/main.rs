@@ -25,6 +25,7 @@ mod faults;
 mod gang;
 mod holdings;
 mod hostile;
+mod kubevirt;
 mod kvm;
 mod lanes;
 mod libvirt;

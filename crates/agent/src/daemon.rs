@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
 use crate::carry::{Doors, DoorsError, Reopener};
-use crate::config::{Config, ConfigError, Flags, PeerEntry, Webhook};
+use crate::config::{Carry, Config, ConfigError, Flags, PeerEntry, Webhook};
 use crate::events::{Events, Limits};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
@@ -157,11 +157,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         agent_port: config.listen.port(),
         waits: config.waits,
         sharing: sharing(&config, security)?,
-        carrying: config.carry.as_ref().map(|carry| Carrying {
-            address: carry.address,
-            ports: carry.ports.clone(),
-            directory: carry.directory.clone(),
-        }),
+        carrying: config.carry.as_ref().map(carrying),
     };
     // Before VMs are looked for, so that a second start by mistake is told
     // what is wrong and touches none.
@@ -263,6 +259,18 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     drop(socket);
     tracing::info!("ended; VMs keep running");
     served
+}
+
+/// Where migrations that others command go here.
+fn carrying(carry: &Carry) -> Carrying {
+    if carry.kubevirt {
+        return Carrying::Kubevirt(kubevirt::Node::default());
+    }
+    Carrying::Host {
+        address: carry.address,
+        ports: carry.ports.clone(),
+        directory: carry.directory.clone(),
+    }
 }
 
 /// VMs that were slowed when an earlier run was killed run as they did.

@@ -82,6 +82,15 @@ enum Action {
         #[arg(last = true, required = true)]
         argv: Vec<OsString>,
     },
+    /// Be the first program in a pod (for tests with KubeVirt).
+    #[command(hide = true)]
+    Launcher {
+        /// Where it listens.
+        socket: PathBuf,
+        /// What it starts.
+        #[arg(last = true, required = true)]
+        argv: Vec<OsString>,
+    },
     /// Receive one TCP stream (for the benchmark `line`).
     #[command(hide = true)]
     TcpSink {
@@ -199,6 +208,9 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let argv: Vec<OsString> = std::env::args_os().collect();
             println!("Not root: the lab works in a user namespace.");
             return unprivileged::run(&argv, true);
+        }
+        Action::Launcher { socket, argv } => {
+            lab::libvirt::launch(socket, argv).map_err(system)?;
         }
         Action::AsRoot { kit, argv } => return unprivileged::run(argv, *kit),
         Action::Demo => return demo::run(),

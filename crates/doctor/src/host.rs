@@ -41,6 +41,10 @@ pub fn of_host(facts: &Facts) -> Vec<Finding> {
 }
 
 fn carrying(carries: &Carries, findings: &mut Findings) {
+    if carries.kubevirt {
+        findings.ok("carry", "Migrations of KubeVirt are carried.");
+        return;
+    }
     if !carries.missing.is_empty() {
         findings.warning(
             "carry",

@@ -130,6 +130,20 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
             "give the agent there a section [carry]",
         );
     }
+    if let (Some(ours), Some(theirs)) = (&here.carries, &there.carries)
+        && ours.kubevirt != theirs.kubevirt
+    {
+        let (with, without) = if ours.kubevirt { (here, there) } else { (there, here) };
+        findings.warning(
+            "carry",
+            format!(
+                "{} carries migrations of KubeVirt, and {} those of libvirt: neither's come to \
+                 the other.",
+                with.host, without.host
+            ),
+            "`kubevirt = true` under [carry] on both, or on neither",
+        );
+    }
     room(here, there, &mut findings);
     let mut list = findings.list;
     list.extend(of_host(there).into_iter().filter(|one| one.severity > Severity::Ok));

@@ -56,14 +56,19 @@ pub struct Local {
 }
 
 /// Where migrations that somebody else commands, such as libvirt, may go here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Carrying {
-    /// The address at which QEMUs of this host wait.
-    pub address: IpAddr,
-    /// And their ports.
-    pub ports: std::ops::RangeInclusive<u16>,
-    /// The directory in which they wait at sockets.
-    pub directory: PathBuf,
+#[derive(Clone, Debug)]
+pub enum Carrying {
+    /// To QEMUs that wait where every host has them.
+    Host {
+        /// The address at which they wait.
+        address: IpAddr,
+        /// And their ports.
+        ports: std::ops::RangeInclusive<u16>,
+        /// The directory in which they wait at sockets.
+        directory: PathBuf,
+    },
+    /// To VMs of KubeVirt's, in their pods.
+    Kubevirt(kubevirt::Node),
 }
 
 /// Downtime that is not for moving pages: device state, its load, `cont`.

@@ -9,8 +9,10 @@ mod carrying;
 mod daemon;
 mod domain;
 mod migration;
+mod pod;
 
-pub use carrying::{carrying_agent, leading_to_agents};
+pub use carrying::{carrying_agent, carrying_for_kubevirt, leading_to_agents};
 pub use daemon::{Libvirtd, QemuUser};
 pub use domain::{Disk, Domain, Memory};
 pub use migration::{Ended, Migrating, Migration};
+pub use pod::{Pod, kubevirts_own, launch};

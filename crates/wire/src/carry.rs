@@ -30,6 +30,13 @@ pub enum Target {
     Port(u16),
     /// At this socket.
     Path(String),
+    /// In the pod of a VM of KubeVirt's.
+    Vmi {
+        /// The VM's UID.
+        uid: String,
+        /// KubeVirt's number for what comes.
+        port: u16,
+    },
 }
 
 /// What the destination is to carry.

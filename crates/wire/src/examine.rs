@@ -23,6 +23,11 @@ pub enum Question {
         /// QEMU's programs to ask what they can do, each with an accelerator.
         programs: Vec<(String, String)>,
     },
+    /// Whether a pod of that host waits for a VM of KubeVirt's.
+    Vmi {
+        /// The VM's UID.
+        uid: String,
+    },
     /// Of a newer version.
     #[serde(other)]
     Unknown,
@@ -36,6 +41,11 @@ pub enum Answer {
     Reached(Reached),
     /// To [`Question::Facts`].
     Facts(Box<Facts>),
+    /// To [`Question::Vmi`].
+    Vmi {
+        /// It has a pod there.
+        here: bool,
+    },
     /// It was not understood.
     #[serde(other)]
     Unknown,

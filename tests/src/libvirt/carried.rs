@@ -4,7 +4,7 @@ use api::{Audited, Outcome, Progress, Report};
 use lab::agent::Agent;
 use lab::guest::Guest;
 use lab::hosts::Link;
-use lab::libvirt::{Migration, carrying_agent, leading_to_agents};
+use lab::libvirt::{Migration, carrying_agent, carrying_for_kubevirt, leading_to_agents};
 
 use super::LibvirtWorld;
 use crate::{MIB, Side, until};
@@ -17,7 +17,11 @@ pub struct Carried {
 }
 
 fn start_agent(world: &LibvirtWorld, side: Side) -> Agent {
-    carrying_agent(&world.hosts, world.host(side), &[]).unwrap()
+    let host = world.host(side);
+    match world.daemon(side).pod() {
+        Some(_) => carrying_for_kubevirt(&world.hosts, host).unwrap(),
+        None => carrying_agent(&world.hosts, host, &[]).unwrap(),
+    }
 }
 
 impl Carried {
@@ -27,7 +31,19 @@ impl Carried {
     /// If that fails, as all of this file does.
     #[must_use]
     pub fn new(link: Link) -> Self {
-        let world = LibvirtWorld::with(link, leading_to_agents);
+        Self::of(LibvirtWorld::with(link, leading_to_agents))
+    }
+
+    /// The same, with a VM of KubeVirt's of this UID that has a pod on both.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn in_pods(link: Link, uid: &str) -> Self {
+        Self::of(LibvirtWorld::in_pods(link, uid))
+    }
+
+    fn of(world: LibvirtWorld) -> Self {
         let agents = [Side::A, Side::B].map(|side| start_agent(&world, side));
         Self { agents, world }
     }
@@ -45,6 +61,19 @@ impl Carried {
     fn tells(&self, side: Side, args: &[&str]) -> String {
         let output = self.agents[side as usize].command(self.world.host(side), args).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
+    }
+
+    /// What a VM leaves its pod by leads to the agent of its host.
+    ///
+    /// # Panics
+    /// If it doesn't.
+    pub fn wait_until_it_leads_here(&self, from: Side, port: u16) {
+        let pod = self.world.daemon(from).pod().expect("it is in a pod");
+        let kept = format!("{}.virt-handler", pod.socket(Some(port)));
+        until("the agent stands in virt-handler's place", || {
+            self.world.host(from).path(&kept).exists()
+                && self.agents[from as usize].log_text().contains("what leaves here is carried")
+        });
     }
 
     /// The last one that a host's agent has carried from there, or does.

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use kubevirt::Replaced;
 use nic::NicError;
 use socket2::SockRef;
 use wire::carry::Target;
@@ -63,6 +64,8 @@ pub(super) struct Door {
 enum Listener {
     Port(TcpListener, SocketAddr),
     Path(UnixListener, SocketFile),
+    /// In a pod of KubeVirt's.
+    Pod(Replaced),
 }
 
 /// Removed when this is dropped.
@@ -82,6 +85,19 @@ impl Door {
         match place {
             Place::Port(address) => Self::at_port(peer, *address),
             Place::Path(path) => Self::at_path(peer, path, owner),
+        }
+    }
+
+    /// Where virt-handler stood.
+    pub(super) fn in_pod(peer: &str, socket: Replaced) -> Self {
+        Self { peer: peer.to_owned(), listener: Listener::Pod(socket) }
+    }
+
+    /// What it has replaced in a pod.
+    pub(super) fn pod(&self) -> Option<&Replaced> {
+        match &self.listener {
+            Listener::Pod(socket) => Some(socket),
+            _ => None,
         }
     }
 
@@ -140,6 +156,11 @@ impl Door {
                     let uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
                     Ok((stream, Some(uid)))
                 }),
+                // Its file's owner is the only one who may, besides root.
+                Listener::Pod(socket) => socket.listener().accept().and_then(|(stream, _)| {
+                    stream.set_nonblocking(false)?;
+                    Ok((stream, Some(0)))
+                }),
             };
             match taken {
                 Ok((stream, Some(uid))) if admitted.has(uid) => return Ok(Some(stream)),
@@ -157,6 +178,10 @@ impl Door {
         match &self.listener {
             Listener::Port(_, address) => Target::Port(address.port()),
             Listener::Path(_, file) => Target::Path(file.0.display().to_string()),
+            Listener::Pod(socket) => {
+                let name = socket.name();
+                Target::Vmi { uid: name.vmi.to_string(), port: name.port.number() }
+            }
         }
     }
 
@@ -165,6 +190,7 @@ impl Door {
         match &self.listener {
             Listener::Port(listener, _) => listener.as_fd(),
             Listener::Path(listener, _) => listener.as_fd(),
+            Listener::Pod(socket) => socket.fd(),
         }
     }
 }
@@ -174,6 +200,7 @@ impl std::fmt::Display for Door {
         match &self.listener {
             Listener::Port(_, address) => write!(f, "{address}"),
             Listener::Path(_, file) => write!(f, "{}", file.0.display()),
+            Listener::Pod(socket) => write!(f, "{}", socket.name()),
         }
     }
 }

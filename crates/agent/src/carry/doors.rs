@@ -14,11 +14,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use engine::{Caller, Carried, CarryRequest, Content, Local, Opening, Peer};
+use engine::{Caller, Carried, CarryRequest, Carrying, Content, Local, Opening, Peer};
+use kubevirt::Replaced;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
+use super::around;
 use super::door::{Admitted, Door, Place};
+use super::pods::Pods;
 use crate::config::{Carry, PeerEntry};
 use crate::migrations::Migrations;
 use crate::user::{self, UserError};
@@ -59,25 +62,31 @@ pub enum DoorsError {
 pub(crate) struct Doors {
     shared: Arc<Shared>,
     waiting: Option<JoinHandle<()>>,
+    /// Finds doors in pods.
+    pods: Option<Pods>,
 }
 
 /// A door for as long as its host is in the peers file, or somebody is at it.
-struct Post {
-    door: Door,
+pub(super) struct Post {
+    pub(super) door: Door,
     /// A migration takes its own connections at it now.
     busy: AtomicBool,
+    /// A connection to it went KubeVirt's own way, and those that belong to it do too.
+    goes_around: AtomicBool,
 }
 
-struct Shared {
+pub(super) struct Shared {
     carry: Carry,
     /// The user that QEMUs run as.
     qemu: Option<(u32, u32)>,
     /// The hosts that there are now, until doors are those for them.
     changed: Mutex<Option<Vec<PeerEntry>>>,
+    /// Doors in pods.
+    pub(super) in_pods: Mutex<Vec<Arc<Post>>>,
     admitted: Admitted,
     request: CarryRequest,
-    local: Local,
-    migrations: Arc<Migrations>,
+    pub(super) local: Local,
+    pub(super) migrations: Arc<Migrations>,
     /// Wakes the thread that waits.
     wake: OwnedFd,
     closing: AtomicBool,
@@ -100,7 +109,9 @@ impl Doors {
         migrations: Arc<Migrations>,
     ) -> Result<Self, DoorsError> {
         let qemu = carry.qemu_user.as_deref().map(user::numbers).transpose()?;
-        make_directory(carry, qemu)?;
+        if !carry.kubevirt {
+            make_directory(carry, qemu)?;
+        }
         let posts = places(carry, peers).map(|(peer, place)| Post::open(&peer, &place, qemu));
         let posts = posts.collect::<Result<Vec<_>, _>>()?;
         let request = CarryRequest {
@@ -118,6 +129,7 @@ impl Doors {
             carry: carry.clone(),
             qemu,
             changed: Mutex::default(),
+            in_pods: Mutex::default(),
             admitted: Admitted { qemu: qemu.map(|(uid, _)| uid) },
             request,
             local,
@@ -134,7 +146,13 @@ impl Doors {
                 move || shared.wait(posts)
             })
             .map_err(DoorsError::Local)?;
-        Ok(Self { shared, waiting: Some(waiting) })
+        let node = match &shared.local.carrying {
+            Some(Carrying::Kubevirt(node)) => Some(node.clone()),
+            _ => None,
+        };
+        let pods = node.map(|node| Pods::follow(node, &shared)).transpose();
+        let pods = pods.map_err(DoorsError::Local)?;
+        Ok(Self { shared, waiting: Some(waiting), pods })
     }
 
     /// What opens and closes them as hosts come and leave.
@@ -144,6 +162,7 @@ impl Doors {
 
     /// Takes no more, and ends what is carried.
     pub(crate) fn close(&mut self) {
+        self.pods = None;
         self.shared.closing.store(true, SeqCst);
         self.shared.wake();
         if let Some(waiting) = self.waiting.take() {
@@ -188,6 +207,7 @@ fn places<'p>(
     carry: &'p Carry,
     peers: &'p [PeerEntry],
 ) -> impl Iterator<Item = (String, Place)> + 'p {
+    let peers = if carry.kubevirt { &[] } else { peers };
     peers.iter().flat_map(|peer| {
         let ports = peer.carry_address.zip(peer.carry_ports);
         let ports = ports.into_iter().flat_map(|(address, [first, last])| {
@@ -205,9 +225,13 @@ fn places<'p>(
 }
 
 impl Post {
+    pub(super) fn at(door: Door) -> Self {
+        Self { door, busy: AtomicBool::new(false), goes_around: AtomicBool::new(false) }
+    }
+
     fn open(peer: &str, place: &Place, qemu: Option<(u32, u32)>) -> Result<Arc<Self>, DoorsError> {
         match Door::open(peer, place, qemu) {
-            Ok(door) => Ok(Arc::new(Self { door, busy: AtomicBool::new(false) })),
+            Ok(door) => Ok(Arc::new(Self::at(door))),
             Err(source) => {
                 Err(DoorsError::Door { peer: peer.to_owned(), place: place.to_string(), source })
             }
@@ -229,7 +253,8 @@ fn make_directory(carry: &Carry, qemu: Option<(u32, u32)>) -> Result<(), DoorsEr
 }
 
 impl Shared {
-    fn wake(&self) {
+    /// Has the thread that waits look for what has changed.
+    pub(super) fn wake(&self) {
         // Only a counter that is full is not written to, and wakes as well.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -241,7 +266,9 @@ impl Shared {
                 self.reopen(&mut posts, &peers);
             }
             let is_free = |post: &&Arc<Post>| !post.busy.load(SeqCst);
-            let free: Vec<_> = posts.iter().filter(is_free).cloned().collect();
+            let in_pods = self.in_pods.lock().clone();
+            let free: Vec<_> = posts.iter().chain(&in_pods).filter(is_free).cloned().collect();
+            drop(in_pods);
             let fds = free.iter().map(|post| post.door.fd()).chain([self.wake.as_fd()]);
             let fds: Vec<_> = fds.collect();
             let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -251,6 +278,7 @@ impl Shared {
             let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.wake, &mut count);
+            drop(fds);
             for (post, _) in free.into_iter().zip(ready).filter(|(_, ready)| *ready) {
                 self.take(&post);
             }
@@ -318,12 +346,27 @@ impl Shared {
     fn serve(&self, post: Arc<Post>, socket: UnixStream) {
         let door = &post.door;
         let (at, host) = (door.to_string(), door.peer.clone());
+        if post.goes_around.load(SeqCst) {
+            return self.go_around(post, socket, "those before it do");
+        }
         let caller = Caller::new(socket);
-        let carried = self.peer(&host).and_then(|peer| {
-            let id = self.migrations.new_id().map_err(|denied| denied.to_string())?;
+        let opened = self.peer(&host).map_err(Err).and_then(|peer| {
+            let id = self.migrations.new_id().map_err(|denied| Err(denied.to_string()))?;
             let target = (id.as_str(), door.target());
             let opening = Opening::new(&self.local, &peer, target, self.request.clone(), caller);
-            let opening = opening.map_err(|error| error.to_string())?;
+            Ok((id, opening.map_err(Ok)?))
+        });
+        let opened = match opened {
+            Err(Ok(refused)) if door.pod().is_some() => {
+                let (error, caller) = *refused;
+                post.goes_around.store(true, SeqCst);
+                return self.go_around(post, caller.into_connection(), &error.to_string());
+            }
+            Err(Ok(refused)) => Err(refused.0.to_string()),
+            Err(Err(why)) => Err(why),
+            Ok(opened) => Ok(opened),
+        };
+        let carried = opened.and_then(|(id, opening)| {
             let vm = opening.vm().or(opening.uuid()).unwrap_or("unnamed").to_owned();
             let uuid = opening.uuid().map(str::to_owned);
             let content = opening.begin(&mut || door.take(self.admitted));
@@ -344,6 +387,18 @@ impl Shared {
                 let _in = data_threads::migration_span(&id, &vm).entered();
                 self.run((&id, &vm, uuid), &host, carried);
             }
+        }
+    }
+
+    /// As if there were no agent: through virt-handler.
+    fn go_around(&self, post: Arc<Post>, socket: UnixStream, why: &str) {
+        let (door, way) = (post.door.to_string(), post.door.pod().map(Replaced::go_around));
+        self.free(&post);
+        drop(post);
+        let Some(way) = way else { return };
+        tracing::info!(door, why, "not carried: through virt-handler");
+        if let Err(error) = way.and_then(|way| around::pass(&socket, &way)) {
+            tracing::warn!(door, %error, "through virt-handler");
         }
     }
 

@@ -35,6 +35,7 @@ pub(super) struct Section {
     throttle_floor: Option<f64>,
     share: Share,
     share_domain: Option<String>,
+    kubevirt: bool,
 }
 
 /// How migrations are carried that somebody else commands.
@@ -64,6 +65,8 @@ pub struct Carry {
     pub slowing: Slowing,
     /// Whether content is shared with VMs of the destination's host.
     pub sharing: Sharing,
+    /// Migrations of KubeVirt's, and no others.
+    pub kubevirt: bool,
 }
 
 impl Section {
@@ -128,6 +131,7 @@ impl Section {
             audit: self.audit,
             slowing,
             sharing,
+            kubevirt: self.kubevirt,
         })
     }
 }
@@ -213,6 +217,7 @@ mod tests {
         assert_eq!(carry.slowing.throttle, api::Throttle::Ratio(0.6));
         assert!((carry.slowing.floor - 0.05).abs() < 1e-9);
         assert_eq!(carry.sharing, Sharing::default());
+        assert!(!carry.kubevirt && section("kubevirt = true").unwrap().kubevirt);
         let carry = section("share = \"host\"\nshare-domain = \"red\"").unwrap();
         assert_eq!((carry.sharing.share, carry.sharing.domain), (Share::Host, Some("red".into())));
     }
@@ -228,6 +233,7 @@ mod tests {
             ("throttle-floor = 101", "throttle-floor"),
             ("share = \"rack\"", "host only"),
             ("share = \"all\"", "unknown variant"),
+            ("kubevirt = \"yes\"", "kubevirt"),
             ("share-domain = \"a b\"", "share-domain: a sharing domain has"),
             ("address = \"0.0.0.0\"", "migration_address"),
             ("adress = \"10.0.0.1\"", "adress"),

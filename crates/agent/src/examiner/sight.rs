@@ -75,6 +75,9 @@ pub(super) fn clock_source() -> Option<String> {
 
 /// What is carried, and whether libvirt leads here.
 pub(super) fn carries(carry: &Carry) -> Carries {
+    if carry.kubevirt {
+        return Carries { kubevirt: true, ..Carries::default() };
+    }
     let libvirt = Path::new(LIBVIRT).is_dir();
     // Without one, libvirt has its defaults.
     let said = fs::read_to_string(Path::new(LIBVIRT).join("qemu.conf")).unwrap_or_default();
@@ -82,6 +85,7 @@ pub(super) fn carries(carry: &Carry) -> Carries {
         directory: carry.directory.display().to_string(),
         qemu_user: carry.qemu_user.clone(),
         libvirt,
+        kubevirt: false,
         missing: if libvirt { missing(&said, carry) } else { Vec::new() },
     }
 }
@@ -211,6 +215,7 @@ mod tests {
             audit: api::Audit::default(),
             slowing: api::Slowing::default(),
             sharing: api::Sharing::default(),
+            kubevirt: false,
         };
         let all = "user = \"root\"\n migration_host=\"127.7.0.2\"\nmigration_address = \
                    \"10.0.0.2\"\nmigration_port_min = 49216\nmigration_port_max = 49279\n";

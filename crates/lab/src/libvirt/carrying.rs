@@ -36,9 +36,20 @@ pub fn leading_to_agents(hosts: &Hosts, host: &Host) -> String {
 /// # Errors
 /// As [`Agent::start`].
 pub fn carrying_agent(hosts: &Hosts, host: &Host, more: &[&str]) -> Result<Agent> {
+    start(hosts, host, &format!("qemu-user = \"{}\"", QemuUser::usual().name()), more)
+}
+
+/// Starts an agent that carries what leaves the pods of KubeVirt's VMs.
+///
+/// # Errors
+/// As [`Agent::start`].
+pub fn carrying_for_kubevirt(hosts: &Hosts, host: &Host) -> Result<Agent> {
+    start(hosts, host, "kubevirt = true", &[])
+}
+
+fn start(hosts: &Hosts, host: &Host, carry: &str, more: &[&str]) -> Result<Agent> {
     let file = host.run_dir.join("agent.toml");
-    let carry = format!("[carry]\nqemu-user = \"{}\"\n", QemuUser::usual().name());
-    fs::write(&file, carry).at("write", &file)?;
+    fs::write(&file, format!("[carry]\n{carry}\n")).at("write", &file)?;
     let config = format!("{RUN_DIR}/agent.toml");
     let more = [&["--config", &config], more].concat();
     Agent::start_with(hosts, host, &[], &more)

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::Pod;
 use crate::agent::peer_name;
 use crate::error::{FileContext, LabError, Result, SystemContext};
 use crate::hosts::{Host, Hosts, RUN_DIR};
@@ -67,6 +68,7 @@ pub struct Libvirtd {
     child: Child,
     host_name: &'static str,
     log: PathBuf,
+    pod: Option<Pod>,
 }
 
 impl Libvirtd {
@@ -89,27 +91,52 @@ impl Libvirtd {
         Self::start_again(hosts, host)
     }
 
+    /// Starts libvirtd in a pod of `host`, as KubeVirt has one for each VM.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_in_pod(
+        hosts: &Hosts,
+        host: &Host,
+        made_of: &setup::Libvirt,
+        uid: &str,
+    ) -> Result<Self> {
+        let user = QemuUser::usual();
+        if !host.path("/run/layers").is_dir() {
+            furnish(host, made_of, user)?;
+        }
+        configure(hosts, host, user, "")?;
+        let pod = Pod::new(host, uid)?;
+        let mut command = pod.command(host);
+        command.args(["sh", "-c", &script(""), "libvirtd"]);
+        let daemon = Self::run(hosts, host, command, Some(pod.clone()))?;
+        pod.note(host)?;
+        Ok(daemon)
+    }
+
     /// Starts libvirtd where one was before, with the configuration that is there.
     ///
     /// # Errors
     /// If it doesn't come up; with the end of its log.
     pub fn start_again(hosts: &Hosts, host: &Host) -> Result<Self> {
+        let mut command = host.command("unshare");
+        command.args(["--uts", "sh", "-c", &script("--listen"), "libvirtd"]);
+        Self::run(hosts, host, command, None)
+    }
+
+    fn run(hosts: &Hosts, host: &Host, mut command: Command, pod: Option<Pod>) -> Result<Self> {
         let host_name = peer_name(hosts, host);
         let log = host.run_dir.join("libvirtd.log");
         let said = fs::File::create(host.run_dir.join("libvirtd.said"));
         let said = said.at("create", host.run_dir.join("libvirtd.said"))?;
-        // Its name goes into the addresses that it gives: it can't be the machine's.
-        let script = "hostname \"$1\" && PATH=$PATH:/usr/sbin:/sbin && \
-                      export LIBVIRT_DRIVER_DIR=/run/drivers && exec libvirtd --listen";
-        let child = host
-            .command("unshare")
-            .args(["--uts", "sh", "-c", script, "libvirtd", host_name])
+        let child = command
+            .arg(host_name)
             .stdin(Stdio::null())
             .stdout(said.try_clone().doing("copy a descriptor")?)
             .stderr(said)
             .spawn()
             .doing("start libvirtd")?;
-        let mut daemon = Self { child, host_name, log };
+        let mut daemon = Self { child, host_name, log, pod };
         daemon.wait_up(host)?;
         Ok(daemon)
     }
@@ -152,7 +179,17 @@ impl Libvirtd {
     /// How other hosts reach it.
     #[must_use]
     pub fn uri(&self) -> String {
-        format!("qemu+tcp://{}/system", self.host_name)
+        match &self.pod {
+            // By virt-handlers, of which one has made that socket.
+            Some(pod) => format!("qemu+unix:///system?socket={}", pod.socket(None)),
+            None => format!("qemu+tcp://{}/system", self.host_name),
+        }
+    }
+
+    /// The pod that it is in.
+    #[must_use]
+    pub fn pod(&self) -> Option<&Pod> {
+        self.pod.as_ref()
     }
 
     /// Its process.
@@ -183,6 +220,14 @@ impl Drop for Libvirtd {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Its name goes into the addresses that it gives: it can't be the machine's.
+fn script(options: &str) -> String {
+    format!(
+        "hostname \"$1\" && PATH=$PATH:/usr/sbin:/sbin && \
+         export LIBVIRT_DRIVER_DIR=/run/drivers && exec libvirtd {options}"
+    )
 }
 
 fn furnish(host: &Host, made_of: &setup::Libvirt, user: QemuUser) -> Result<()> {

@@ -66,3 +66,6 @@ grep -q '^libvirt-qemu:' /etc/group || echo 'libvirt-qemu:x:64055:' >> /etc/grou
 grep -q '^libvirt-qemu:' /etc/passwd ||
     echo 'libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin' >> /etc/passwd
 id "$user" > /dev/null
+# virt-handler gives sockets to a user of this name.
+grep -q '^qemu:' /etc/passwd ||
+    echo "qemu:x:$(id -u "$user"):$(id -g "$user")::/:/usr/sbin/nologin" >> /etc/passwd

@@ -52,6 +52,15 @@ impl Caller {
         self.main.as_ref().expect("nobody has taken them over")
     }
 
+    /// The connection that came first, for somebody who carries it in another way.
+    ///
+    /// # Panics
+    /// If they were taken over.
+    #[must_use]
+    pub fn into_connection(self) -> UnixStream {
+        self.take_over().0
+    }
+
     /// Leaves them to somebody else.
     ///
     /// # Panics

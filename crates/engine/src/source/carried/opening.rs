@@ -40,15 +40,18 @@ impl Opening {
     /// Has the agent of `peer` connect to `target` there.
     ///
     /// # Errors
-    /// If it can't, or there is nothing.
+    /// If it can't, or there is nothing; with the caller, who can still go another way.
     pub fn new(
         local: &Local,
         peer: &Peer,
         (id, target): (&str, Target),
         request: CarryRequest,
         caller: Caller,
-    ) -> Result<Self, MigrationError> {
-        Ok(Self { agents: Agents::meet(local, peer, (id, target), request)?, caller })
+    ) -> Result<Self, Box<(MigrationError, Caller)>> {
+        match Agents::meet(local, peer, (id, target), request) {
+            Ok(agents) => Ok(Self { agents, caller }),
+            Err(error) => Err(Box::new((error, caller))),
+        }
     }
 
     /// The VM's name, if QEMU at the destination was told one.

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Component, Path};
 use std::time::Duration;
 
+use kubevirt::{Made, Node, Port, SocketName, Vmi};
 use qemu::commanded::Commanded;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use wire::carry::Target;
@@ -27,19 +28,30 @@ pub(super) enum Onward {
 impl Onward {
     /// What the source's order means here, if carrying is allowed to go there.
     pub(super) fn find(target: &Target, carrying: &Carrying) -> Result<Self, End> {
-        match target {
-            Target::Port(port) if carrying.ports.contains(port) => {
-                Ok(Self::Port(SocketAddr::new(carrying.address, *port)))
+        match (target, carrying) {
+            (Target::Port(port), Carrying::Host { address, ports, .. }) if ports.contains(port) => {
+                Ok(Self::Port(SocketAddr::new(*address, *port)))
             }
-            Target::Port(port) => Err(End::failed(format!(
-                "port {port} is outside those that are carried here, {} to {}: `ports` under \
-                 [carry] in the agent's file",
-                carrying.ports.start(),
-                carrying.ports.end()
+            (Target::Port(port), Carrying::Host { ports, .. }) => Err(End::failed(format!(
+                "port {port} is outside those that are carried here, {} to {}: `carry-ports` of \
+                 this host in the peers file",
+                ports.start(),
+                ports.end()
             ))),
-            Target::Path(path) => {
-                socket_below(&carrying.directory, Path::new(path)).map(Self::Path)
+            (Target::Path(path), Carrying::Host { directory, .. }) => {
+                socket_below(directory, Path::new(path)).map(Self::Path)
             }
+            (Target::Vmi { uid, port }, Carrying::Kubevirt(node)) => {
+                in_pod(node, uid, *port).map(Self::Path)
+            }
+            (Target::Vmi { .. }, Carrying::Host { .. }) => Err(End::failed(
+                "the agent there carries no VMs of KubeVirt's: `kubevirt = true` under [carry] in \
+                 its file",
+            )),
+            (_, Carrying::Kubevirt(_)) => Err(End::failed(
+                "the agent there carries VMs of KubeVirt's only: `kubevirt = true` under [carry] \
+                 in its file",
+            )),
         }
     }
 
@@ -86,6 +98,23 @@ impl Onward {
             whose.inspect_err(|error| tracing::warn!(%error, "whose VM it is")).ok()
         });
         Ok((socket, whose))
+    }
+}
+
+/// Opens the socket at which a pod's QEMU waits for a VM of KubeVirt's.
+fn in_pod(node: &Node, uid: &str, port: u16) -> Result<OwnedFd, End> {
+    let vmi: Vmi = uid.parse().map_err(End::failed)?;
+    let launcher = node.launcher(&vmi).map_err(End::failed)?;
+    let nothing = || End::failed(format!("no QEMU waits in the pod of the VM {vmi}"));
+    let directory = launcher.directory().map_err(End::failed)?.ok_or_else(nothing)?;
+    let Some(port) = Port::of(port) else {
+        return Err(End::failed(format!("{port} is none of KubeVirt's ports")));
+    };
+    let name = SocketName { vmi: vmi.clone(), port };
+    let socket = directory.socket(&name).map_err(End::failed)?.ok_or_else(nothing)?;
+    match directory.made(&name).map_err(End::failed)? {
+        Made::Inside => Ok(socket),
+        Made::Outside => Err(End::failed(format!("the VM {vmi} does not come here, it leaves"))),
     }
 }
 
@@ -170,13 +199,25 @@ mod tests {
 
     #[test]
     fn only_ports_that_are_carried_are_connected_to() {
-        let carrying = Carrying {
+        let carrying = Carrying::Host {
             address: "127.0.0.1".parse().unwrap(),
             ports: 49152..=49215,
             directory: "/run/droveway/migrate".into(),
         };
-        let Err(End::Failed(why)) = Onward::find(&Target::Port(22), &carrying) else { panic!() };
-        assert!(why.contains("49152 to 49215"), "{why}");
+        let none = tempfile::tempdir().unwrap();
+        let kubevirt = Carrying::Kubevirt(Node::with_records(none.path()));
+        let vmi = |uid: &str| Target::Vmi { uid: uid.to_owned(), port: 49152 };
+        for (target, carrying, part) in [
+            (Target::Port(22), &carrying, "49152 to 49215"),
+            (vmi("8a9c-1"), &carrying, "kubevirt = true"),
+            (vmi("8a9c-1"), &kubevirt, "no pod of this node"),
+            (vmi("../8a9c"), &kubevirt, "no UID"),
+            (Target::Port(49160), &kubevirt, "KubeVirt's only"),
+            (Target::Path("/run/x".to_owned()), &kubevirt, "KubeVirt's only"),
+        ] {
+            let Err(End::Failed(why)) = Onward::find(&target, carrying) else { panic!() };
+            assert!(why.contains(part), "{target:?}: {why}");
+        }
         let found = Onward::find(&Target::Port(49160), &carrying).ok().unwrap();
         assert!(matches!(found, Onward::Port(at) if at.port() == 49160));
     }

@@ -1,0 +1,292 @@
+//! A socket of virt-handler's, in the place of which another one listens for a while.
+//!
+//! ```text
+//! X                  what QEMU connects to: ours
+//! X.virt-handler     virt-handler's, to be put back, and to go by if we can't
+//! X.droveway         ours once more: says after a crash that X is nobody's
+//! ```
+//!
+//! The name is never missing: it passes from one socket to the other by a rename.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+
+use crate::directory::{Directory, Inode};
+use crate::error::Trying;
+use crate::{KubevirtError, SocketName};
+
+/// A socket in the place of virt-handler's. Dropped, it gives the place back.
+#[derive(Debug)]
+pub struct Replaced {
+    name: SocketName,
+    directory: Directory,
+    listener: UnixListener,
+    /// Ours, by its file.
+    own: OwnedFd,
+    inode: Inode,
+}
+
+fn theirs(name: &SocketName) -> String {
+    format!("{name}.virt-handler")
+}
+
+fn mark(name: &SocketName) -> String {
+    format!("{name}.droveway")
+}
+
+fn next(name: &SocketName) -> String {
+    format!("{name}.next")
+}
+
+impl Directory {
+    /// Takes the place of virt-handler's socket.
+    ///
+    /// # Errors
+    /// If it isn't there, or the system refuses. Then all is as it was.
+    pub fn replace(self, name: SocketName) -> Result<Replaced, KubevirtError> {
+        // What a run that was killed left behind.
+        self.give_back(&name)?;
+        let listener = UnixListener::bind(self.by_number(&mark(&name)));
+        let listener = listener.trying("listening in a pod")?;
+        let own = self.owned(&mark(&name));
+        let replaced = own.and_then(|(own, inode)| {
+            listener.set_nonblocking(true).trying("listening in a pod")?;
+            let to = self.fd();
+            let kept =
+                rustix::fs::linkat(to, name.to_string(), to, theirs(&name), AtFlags::empty());
+            kept.trying("keeping virt-handler's socket")?;
+            let linked = rustix::fs::linkat(to, mark(&name), to, next(&name), AtFlags::empty());
+            linked.trying("naming a socket")?;
+            let renamed = rustix::fs::renameat(to, next(&name), to, name.to_string());
+            renamed.trying("taking the place of virt-handler's socket")?;
+            Ok((own, inode))
+        });
+        match replaced {
+            Ok((own, inode)) => {
+                let replaced = Replaced { name, directory: self, listener, own, inode };
+                replaced.take_owner()?;
+                Ok(replaced)
+            }
+            Err(error) => {
+                self.remove([mark(&name), theirs(&name), next(&name)]);
+                Err(error)
+            }
+        }
+    }
+
+    /// What an agent has left behind that was killed is put back.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn give_back(&self, name: &SocketName) -> Result<(), KubevirtError> {
+        let Some(own) = self.inode(&mark(name))? else { return Ok(()) };
+        if self.inode(&name.to_string())? == Some(own) {
+            match rustix::fs::renameat(self.fd(), theirs(name), self.fd(), name.to_string()) {
+                // Nobody's, without it.
+                Err(Errno::NOENT) => self.remove([name.to_string()]),
+                renamed => renamed.trying("giving virt-handler's socket back")?,
+            }
+        }
+        self.remove([mark(name), theirs(name), next(name)]);
+        Ok(())
+    }
+
+    fn remove(&self, names: impl IntoIterator<Item = String>) {
+        for name in names {
+            // It may not be there, or the pod be gone.
+            let _ = rustix::fs::unlinkat(self.fd(), name, AtFlags::empty());
+        }
+    }
+
+    /// Paths of sockets are short.
+    fn by_number(&self, name: &str) -> String {
+        format!("/proc/self/fd/{}/{name}", self.fd().as_raw_fd())
+    }
+
+    fn owned(&self, name: &str) -> Result<(OwnedFd, Inode), KubevirtError> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let own = rustix::fs::openat(self.fd(), name, flags, Mode::empty());
+        let own = own.trying("opening a socket of our own")?;
+        let stat = rustix::fs::fstat(&own).trying("looking at a socket of our own")?;
+        Ok((own, Inode::of(&stat)))
+    }
+}
+
+impl Replaced {
+    /// Which.
+    #[must_use]
+    pub fn name(&self) -> &SocketName {
+        &self.name
+    }
+
+    /// Ours.
+    #[must_use]
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// Readable when somebody connects.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Whether the name still leads to ours: virt-handler removes it at the end, and
+    /// makes a new one for another target.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        matches!(self.directory.inode(&self.name.to_string()), Ok(Some(now)) if now == self.inode)
+    }
+
+    /// Gives ours to the user who has virt-handler's: QEMU's. virt-handler does that a
+    /// moment after it has made its own, by the name.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn take_owner(&self) -> Result<(), KubevirtError> {
+        let there =
+            rustix::fs::statat(self.directory.fd(), theirs(&self.name), AtFlags::SYMLINK_NOFOLLOW);
+        let theirs = there.trying("looking whose virt-handler's socket is")?;
+        let ours = rustix::fs::fstat(&self.own).trying("looking whose our socket is")?;
+        if theirs.st_uid == 0 || (ours.st_uid, ours.st_gid) == (theirs.st_uid, theirs.st_gid) {
+            return Ok(());
+        }
+        let (user, group) = (Uid::from_raw(theirs.st_uid), Gid::from_raw(theirs.st_gid));
+        rustix::fs::chownat(&self.own, "", Some(user), Some(group), AtFlags::EMPTY_PATH)
+            .trying("giving a socket to QEMU's user")
+    }
+
+    /// Goes KubeVirt's own way: connects to what virt-handler has made.
+    ///
+    /// # Errors
+    /// If it has gone.
+    pub fn go_around(&self) -> io::Result<UnixStream> {
+        UnixStream::connect(self.directory.by_number(&theirs(&self.name)))
+    }
+}
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        if let Err(error) = self.directory.give_back(&self.name) {
+            tracing::debug!(socket = %self.name, %error, "not given back: the pod may be gone");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::{Read, Write};
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
+    use super::*;
+    use crate::{Made, Port};
+
+    fn directory(path: &Path) -> Directory {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty()).unwrap();
+        Directory::new(fd, std::process::id())
+    }
+
+    fn name() -> SocketName {
+        SocketName { vmi: "8a9c-1".parse().unwrap(), port: Port::Memory }
+    }
+
+    /// What came to a listener.
+    fn heard(listener: &UnixListener) -> String {
+        listener.set_nonblocking(false).unwrap();
+        let mut text = String::new();
+        listener.accept().unwrap().0.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn say(path: &Path, text: &str) {
+        UnixStream::connect(path).unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        let entries = fs::read_dir(path).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn whoever_connects_comes_to_us_and_later_to_virt_handler_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name().to_string());
+        let handler = UnixListener::bind(&path).unwrap();
+        assert_eq!(directory(dir.path()).made(&name()).unwrap(), Made::Inside);
+        let replaced = directory(dir.path()).replace(name()).unwrap();
+        say(&path, "to us");
+        assert_eq!(heard(replaced.listener()), "to us");
+        replaced.go_around().unwrap().write_all(b"around").unwrap();
+        assert_eq!(heard(&handler), "around");
+        assert!(replaced.is_there());
+        drop(replaced);
+        say(&path, "back");
+        assert_eq!(heard(&handler), "back");
+        assert_eq!(names(dir.path()), [name().to_string()]);
+    }
+
+    #[test]
+    fn ours_belongs_to_whoever_has_theirs() {
+        if !rustix::process::geteuid().is_root() {
+            return; // Nobody else may give files away.
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name().to_string());
+        let _handler = UnixListener::bind(&path).unwrap();
+        let replaced = directory(dir.path()).replace(name()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().uid(), 0);
+        let theirs = dir.path().join(theirs(&name()));
+        std::os::unix::fs::chown(&theirs, Some(107), Some(107)).unwrap();
+        replaced.take_owner().unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().uid(), 107);
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_put_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name().to_string());
+        let handler = UnixListener::bind(&path).unwrap();
+        let killed = directory(dir.path()).replace(name()).unwrap();
+        std::mem::forget(killed);
+        directory(dir.path()).give_back(&name()).unwrap();
+        say(&path, "again");
+        assert_eq!(heard(&handler), "again");
+        assert_eq!(names(dir.path()), [name().to_string()]);
+    }
+
+    #[test]
+    fn a_new_socket_of_virt_handlers_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name().to_string());
+        let _handler = UnixListener::bind(&path).unwrap();
+        let replaced = directory(dir.path()).replace(name()).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(!replaced.is_there());
+        let other = UnixListener::bind(&path).unwrap();
+        assert!(!replaced.is_there());
+        drop(replaced);
+        say(&path, "new");
+        assert_eq!(heard(&other), "new");
+        assert_eq!(names(dir.path()), [name().to_string()]);
+    }
+
+    #[test]
+    fn without_a_socket_there_is_nothing_to_replace() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = directory(dir.path()).replace(name()).unwrap_err().to_string();
+        assert!(error.contains("virt-handler's socket"), "{error}");
+        assert_eq!(names(dir.path()), Vec::<String>::new());
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join(name().to_string())).unwrap();
+        assert!(directory(dir.path()).socket(&name()).is_err());
+    }
+}

@@ -1,0 +1,112 @@
+//! VMs of KubeVirt's: each in a pod with a libvirtd of its own, moved as KubeVirt moves
+//! them, between virt-handlers; agents beside these carry what leaves.
+
+use end_to_end::disk::assert_disk_intact;
+use end_to_end::libvirt::carried::Carried;
+use end_to_end::libvirt::virt_handlers::{PORTS, VirtHandlers};
+use end_to_end::{MIB, Side, assert_intact, guest};
+use lab::guest::Guest;
+use lab::hosts::Link;
+use lab::libvirt::{Disk, Domain, Migration};
+
+/// Of the VM.
+const UID: &str = "8a9c3f6e-0d5b-4f3e-9c62-6a1f5e7d2b10";
+
+/// What KubeVirt says to libvirt (`generateMigrationParams`, `generateMigrationFlags`).
+fn way(carried: &Carried, from: Side, parallel: Option<u8>, disks: bool) -> Migration {
+    let pod = carried.world.daemon(from).pod().unwrap();
+    let uri = |port| format!("unix://{}", pod.socket(Some(port)));
+    Migration {
+        p2p: true,
+        parallel,
+        uri: Some(uri(PORTS[0])),
+        copy_storage: disks,
+        disks_uri: disks.then(|| uri(PORTS[1])),
+        more: ["--persistent", "--undefinesource"].map(str::to_owned).to_vec(),
+    }
+}
+
+fn start(carried: &Carried, disk: bool) -> Guest {
+    let qemu = carried.world.qemus().pop().unwrap();
+    let mut spec = guest("256M", 5_000_000);
+    if disk {
+        (spec.orders.disk_bytes, spec.orders.disk_rate) = (32 * MIB, MIB);
+    }
+    let mut domain = Domain::new(spec);
+    if disk {
+        domain.disks = vec![image(carried, Side::A)];
+    }
+    carried.world.start(&domain, &qemu)
+}
+
+fn image(carried: &Carried, side: Side) -> Disk {
+    Disk::make(carried.world.host(side), "disk.img", "qcow2", 256 * MIB).unwrap()
+}
+
+/// There by one connection, back by four: the agents have all of it, and what they stood
+/// for is there again.
+#[test]
+fn what_leaves_a_pod_is_carried() {
+    let carried = Carried::in_pods(Link::one(1000), UID);
+    let guest = start(&carried, false);
+    for (from, parallel) in [(Side::A, None), (Side::B, Some(4))] {
+        let handlers = VirtHandlers::open(&carried.world, from);
+        carried.wait_until_it_leads_here(from, PORTS[0]);
+        carried.migrate(&guest, from, &way(&carried, from, parallel, false));
+        assert_eq!(handlers.by_ports().unwrap_or_default(), 0);
+        assert_eq!(carried.report(from).to, from.other().name());
+    }
+}
+
+/// With no agent at the destination, and with one that has gone since it said yes.
+#[test]
+fn without_an_agent_there_it_goes_kubevirts_own_way() {
+    let mut carried = Carried::in_pods(Link::one(1000), UID);
+    let guest = start(&carried, false);
+    let handlers = VirtHandlers::open(&carried.world, Side::A);
+    carried.wait_until_it_leads_here(Side::A, PORTS[0]);
+    carried.kill_agent(Side::B);
+    let how = way(&carried, Side::A, Some(2), false);
+    carried.world.migrate(&guest, Side::A, &how);
+    // The main connection, and both channels.
+    assert!(handlers.by_ports().is_none_or(|connections| connections == 3));
+    drop(handlers);
+
+    let handlers = VirtHandlers::open(&carried.world, Side::B);
+    carried.world.migrate(&guest, Side::B, &way(&carried, Side::B, None, false));
+    assert!(handlers.by_ports().is_none_or(|connections| connections == 1));
+    assert!(carried.last(Side::A).is_none());
+}
+
+/// An agent that is killed leaves a socket that leads nowhere: the migration fails, the VM
+/// runs on, and the agent that starts again makes it good.
+#[test]
+fn an_agent_that_starts_again_takes_up_its_sockets() {
+    let mut carried = Carried::in_pods(Link::one(1000), UID);
+    let guest = start(&carried, false);
+    let _handlers = VirtHandlers::open(&carried.world, Side::A);
+    carried.wait_until_it_leads_here(Side::A, PORTS[0]);
+    carried.kill_agent(Side::A);
+    let how = way(&carried, Side::A, None, false);
+    let ended = carried.world.end(carried.world.begin(&guest, Side::A, &how));
+    assert!(!ended.success, "{ended:?}");
+    carried.world.assert_only_at(&guest, Side::A);
+    assert_intact(&guest);
+    carried.start_agent(Side::A);
+    carried.wait_until_it_leads_here(Side::A, PORTS[0]);
+    carried.migrate(&guest, Side::A, &how);
+}
+
+#[test]
+fn a_vm_comes_with_its_disk() {
+    let carried = Carried::in_pods(Link { nics: 2, mbit_per_s: Some(500) }, UID);
+    let guest = start(&carried, true);
+    let _ = image(&carried, Side::B);
+    let handlers = VirtHandlers::open(&carried.world, Side::A);
+    for port in PORTS {
+        carried.wait_until_it_leads_here(Side::A, port);
+    }
+    carried.migrate(&guest, Side::A, &way(&carried, Side::A, None, true));
+    assert_eq!(handlers.by_ports().unwrap_or_default(), 0);
+    assert_disk_intact(&guest);
+}
