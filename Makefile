@@ -23,6 +23,7 @@ help:
 	@echo 'make check        format, lints, dependencies (licences, vulnerabilities), unit tests'
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
 	@echo 'make libvirt-test all tests with real libvirts, some four minutes'
+	@echo 'make kubevirt-test with KubeVirt'"'"'s own proxies at both ends; needs Go'
 	@echo 'make upgrade-test VMs move between agents of this and the release before'
 	@echo 'make packages     .deb and .rpm, into target/packages; make packages-test installs them in a fresh root'
 	@echo 'make ansible-test runs the Ansible role against two fresh roots of Debian'
@@ -87,6 +88,12 @@ end-to-end: tests
 .PHONY: libvirt-test
 libvirt-test: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end libvirt
+
+# KubeVirt's own proxies and notes of pods at both ends, and Kubernetes' own reading of the
+# manifests.
+.PHONY: kubevirt-test
+kubevirt-test: tests
+	KUBEVIRT_PROXIES=$$(scripts/kubevirt-proxies) $(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end kubevirt::
 
 # With agents of the release before this one, which has to be compiled first.
 .PHONY: upgrade-test

@@ -4,6 +4,7 @@
 //	proxies note DIRECTORY UID SOCKET
 //	proxies target UID DIRECTORY LIBVIRT-SOCKET PORTS-FILE
 //	proxies source UID DIRECTORY ADDRESS PORTS
+//	proxies manifests DIRECTORY
 //
 // Proxies run until standard input ends.
 package main
@@ -15,8 +16,13 @@ import (
 	"io"
 	"os"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 	v1 "kubevirt.io/api/core/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/kubevirt/pkg/certificates"
 	"kubevirt.io/kubevirt/pkg/testutils"
@@ -39,6 +45,8 @@ func run(args []string) error {
 		return target(args[1], args[2], args[3], args[4])
 	case len(args) == 5 && args[0] == "source":
 		return source(args[1], args[2], args[3], args[4])
+	case len(args) == 2 && args[0] == "manifests":
+		return manifests(args[1])
 	}
 	return fmt.Errorf("what is wanted: note, target or source?")
 }
@@ -119,6 +127,30 @@ func manager() (migrationproxy.ProxyManager, error) {
 	}
 	cluster, _, _ := testutils.NewFakeClusterConfigUsingKVConfig(&v1.KubeVirtConfiguration{})
 	return migrationproxy.NewMigrationProxyManager(config, config, config, cluster), nil
+}
+
+// manifests builds what `kubectl apply -k` would send, and reads it as the API server
+// does: a field that Kubernetes doesn't know is an error.
+func manifests(directory string) error {
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), directory)
+	if err != nil {
+		return err
+	}
+	for _, resource := range built.Resources() {
+		text, err := resource.AsYAML()
+		if err != nil {
+			return err
+		}
+		known, err := scheme.Scheme.New(schema.FromAPIVersionAndKind(resource.GetGvk().ApiVersion(), resource.GetKind()))
+		if err != nil {
+			return err
+		}
+		if err := yaml.UnmarshalStrict(text, known); err != nil {
+			return fmt.Errorf("%s: %w", resource.CurId(), err)
+		}
+		fmt.Println(resource.CurId())
+	}
+	return nil
 }
 
 func untilTheEnd() {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use end_to_end::note;
+use lab::libvirt::KUBEVIRT_RIGHTS;
 use lab::{program, setup};
 
 fn dist(name: &str) -> String {
@@ -47,6 +48,13 @@ fn apparmor_compiles_how_vms_are_confined() {
 
     fs::write(local.join("libvirt-qemu"), ours.replace("owner /", "ownr /")).unwrap();
     assert!(!compile(&root, base.path(), profile).status.success(), "it takes everything");
+}
+
+/// `make kubevirt-test` has Kubernetes' own code read the manifests.
+#[test]
+fn kubevirts_agents_have_the_rights_that_those_of_tests_have() {
+    let line = format!("add: [{}]\n", KUBEVIRT_RIGHTS.join(", "));
+    assert!(dist("kubevirt/daemonset.yaml").contains(&line), "{line}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod domain;
 mod migration;
 mod pod;
 
-pub use carrying::{carrying_agent, carrying_for_kubevirt, leading_to_agents};
+pub use carrying::{KUBEVIRT_RIGHTS, carrying_agent, carrying_for_kubevirt, leading_to_agents};
 pub use daemon::{Libvirtd, QemuUser};
 pub use domain::{Disk, Domain, Memory};
 pub use migration::{Ended, Migrating, Migration};

@@ -60,8 +60,10 @@ const FILLS: [&str; 9] = [
 ];
 
 /// What runs only when it is asked for: real libvirts that probe QEMUs under TCG take
-/// minutes. `make libvirt-test` does.
-const ASKED: [&str; 5] = [
+/// minutes. `make libvirt-test`, `kubevirt-test` and `upgrade-test` do.
+const ASKED: [&str; 7] = [
+    "end-to-end kubevirt::a_vm_comes_with_its_disk",
+    "end-to-end kubevirt::an_agent_that_starts_again",
     "end-to-end libvirt::by_virsh",
     "end-to-end libvirt::from_",
     "end-to-end libvirt_faults::",

@@ -93,7 +93,10 @@ fn perform(words: &[String]) -> Result<bool, SuiteError> {
     let all = jobs.len();
     jobs.retain(|job| job.name().contains(filter) && (!filter.is_empty() || !job.is_asked_for()));
     if filter.is_empty() && jobs.len() < all {
-        println!("{} jobs run only when asked for: make libvirt-test", all - jobs.len());
+        println!(
+            "{} jobs run only when asked for: make libvirt-test, kubevirt-test, upgrade-test",
+            all - jobs.len()
+        );
     }
     if jobs.is_empty() {
         return Err(SuiteError::Nothing);

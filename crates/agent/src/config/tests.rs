@@ -197,3 +197,15 @@ fn the_packaged_file_has_every_setting() {
         assert!(shown.contains_key(key) || as_it_is.contains_key(key), "{key} is not there");
     }
 }
+
+/// What each node has of `dist/kubevirt`.
+#[test]
+fn kubevirts_file_is_understood() {
+    let text = include_str!("../../../../dist/kubevirt/agent.toml");
+    let file: file::File = toml::from_str(text).unwrap();
+    let own = peers::parse(Path::new("peers.toml"), PEERS).unwrap().swap_remove(0);
+    let listen = own.address.ip();
+    let carry = file.carry.unwrap().understood(listen, Some(&own), None).unwrap();
+    assert!(carry.kubevirt);
+    assert_eq!(carry.sharing.share, api::Share::Off);
+}

@@ -36,21 +36,28 @@ pub fn leading_to_agents(hosts: &Hosts, host: &Host) -> String {
 /// # Errors
 /// As [`Agent::start`].
 pub fn carrying_agent(hosts: &Hosts, host: &Host, more: &[&str]) -> Result<Agent> {
-    start(hosts, host, &format!("qemu-user = \"{}\"", QemuUser::usual().name()), more)
+    start(hosts, host, &format!("qemu-user = \"{}\"", QemuUser::usual().name()), &[], more)
 }
 
-/// Starts an agent that carries what leaves the pods of KubeVirt's VMs.
+/// What root may do that an agent beside virt-handler needs; `dist/kubevirt` gives it no
+/// more.
+pub const KUBEVIRT_RIGHTS: [&str; 4] = ["SYS_PTRACE", "DAC_OVERRIDE", "CHOWN", "FOWNER"];
+
+/// Starts an agent that carries what leaves the pods of KubeVirt's VMs, with no more
+/// rights than it has in a cluster.
 ///
 /// # Errors
 /// As [`Agent::start`].
 pub fn carrying_for_kubevirt(hosts: &Hosts, host: &Host) -> Result<Agent> {
-    start(hosts, host, "kubevirt = true", &[])
+    let rights = KUBEVIRT_RIGHTS.map(|right| format!(",+{}", right.to_lowercase())).concat();
+    let bounding = format!("--bounding-set=-all{rights}");
+    start(hosts, host, "kubevirt = true", &["setpriv", &bounding, "--no-new-privs"], &[])
 }
 
-fn start(hosts: &Hosts, host: &Host, carry: &str, more: &[&str]) -> Result<Agent> {
+fn start(hosts: &Hosts, host: &Host, carry: &str, by: &[&str], more: &[&str]) -> Result<Agent> {
     let file = host.run_dir.join("agent.toml");
     fs::write(&file, format!("[carry]\n{carry}\n")).at("write", &file)?;
     let config = format!("{RUN_DIR}/agent.toml");
     let more = [&["--config", &config], more].concat();
-    Agent::start_with(hosts, host, &[], &more)
+    Agent::start_with(hosts, host, by, &more)
 }
