@@ -155,5 +155,5 @@ fn own(world: &LibvirtWorld, from: Side, program: &Path) -> Vec<Program> {
 fn start(mut command: Command) -> Program {
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
     let lives = child.stdin.take();
-    Program { child, lives: lives }
+    Program { child, lives }
 }

@@ -347,7 +347,7 @@ impl Shared {
         let door = &post.door;
         let (at, host) = (door.to_string(), door.peer.clone());
         if post.goes_around.load(SeqCst) {
-            return self.go_around(post, socket, "those before it do");
+            return self.go_around(post, &socket, "those before it do");
         }
         let caller = Caller::new(socket);
         let opened = self.peer(&host).map_err(Err).and_then(|peer| {
@@ -360,7 +360,7 @@ impl Shared {
             Err(Ok(refused)) if door.pod().is_some() => {
                 let (error, caller) = *refused;
                 post.goes_around.store(true, SeqCst);
-                return self.go_around(post, caller.into_connection(), &error.to_string());
+                return self.go_around(post, &caller.into_connection(), &error.to_string());
             }
             Err(Ok(refused)) => Err(refused.0.to_string()),
             Err(Err(why)) => Err(why),
@@ -391,13 +391,13 @@ impl Shared {
     }
 
     /// As if there were no agent: through virt-handler.
-    fn go_around(&self, post: Arc<Post>, socket: UnixStream, why: &str) {
+    fn go_around(&self, post: Arc<Post>, socket: &UnixStream, why: &str) {
         let (door, way) = (post.door.to_string(), post.door.pod().map(Replaced::go_around));
         self.free(&post);
         drop(post);
         let Some(way) = way else { return };
         tracing::info!(door, why, "not carried: through virt-handler");
-        if let Err(error) = way.and_then(|way| around::pass(&socket, &way)) {
+        if let Err(error) = way.and_then(|way| around::pass(socket, &way)) {
             tracing::warn!(door, %error, "through virt-handler");
         }
     }
