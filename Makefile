@@ -24,6 +24,7 @@ help:
 	@echo 'make test         format, lints, unit tests, a short fuzz run, end to end'
 	@echo 'make libvirt-test all tests with real libvirts, some four minutes'
 	@echo 'make kubevirt-test with KubeVirt'"'"'s own proxies at both ends; needs Go'
+	@echo 'make proxmox-test as Proxmox VE moves VMs, with OpenSSH at both ends; as root'
 	@echo 'make upgrade-test VMs move between agents of this and the release before'
 	@echo 'make packages     .deb and .rpm, into target/packages; make packages-test installs them in a fresh root'
 	@echo 'make ansible-test runs the Ansible role against two fresh roots of Debian'
@@ -94,6 +95,11 @@ libvirt-test: tests
 .PHONY: kubevirt-test
 kubevirt-test: tests
 	KUBEVIRT_PROXIES=$$(scripts/kubevirt-proxies) $(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end kubevirt::
+
+# With OpenSSH at both ends of what Proxmox VE would have it forward.
+.PHONY: proxmox-test
+proxmox-test: tests
+	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end proxmox::
 
 # With agents of the release before this one, which has to be compiled first.
 .PHONY: upgrade-test

@@ -44,6 +44,8 @@ pub struct Way {
     pub without: Vec<&'static str>,
     /// The disk that a guest of [`with_disk`](crate::disk::with_disk) has moves with it.
     pub disk: bool,
+    /// Where it goes, if not by a port.
+    pub disk_socket: Option<String>,
 }
 
 /// A QEMU that nobody but the commander commands.
@@ -121,8 +123,9 @@ pub fn carrying(world: &mut World) {
 /// The same, with more lines in their files: at the top, and under `[carry]`.
 fn carrying_with(world: &mut World, top: &str, carry: &str) {
     for side in [Side::A, Side::B] {
-        let directory = format!("{RUN_DIR}/migrate");
-        let config = format!("{top}\n[carry]\ndirectory = \"{directory}\"\n{carry}\n");
+        let usual = format!("directory = \"{RUN_DIR}/migrate\"\n");
+        let directory = if carry.contains("directory") { "" } else { &usual };
+        let config = format!("{top}\n[carry]\n{directory}{carry}\n");
         std::fs::write(world.host(side).run_dir.join("agent.toml"), config).unwrap();
     }
     world.tell_agents_also(&["--config", &format!("{RUN_DIR}/agent.toml")]);
@@ -196,7 +199,7 @@ impl Commander {
             let port = port(to);
             [format!("tcp:{there}:{port}"), format!("tcp:{here}:{port}")]
         };
-        Way { uris, channels, more: Vec::new(), without: Vec::new(), disk: false }
+        Way { uris, channels, more: vec![], without: vec![], disk: false, disk_socket: None }
     }
 
     /// The QEMU at a host.
@@ -207,6 +210,12 @@ impl Commander {
 
     /// Has a QEMU wait at the other host, and this one migrate.
     pub fn begin(&mut self, from: Side, way: &Way) {
+        self.expect(from, way);
+        self.leave(from, way);
+    }
+
+    /// Has a QEMU wait at the other host, with its disk if that moves.
+    pub fn expect(&mut self, from: Side, way: &Way) {
         let to = from.other();
         self.world.remove_own_sockets(to, &self.spec.name);
         self.guest.expect_on(self.world.host(to)).unwrap();
@@ -217,11 +226,18 @@ impl Commander {
         let destination = self.at(to);
         destination.capabilities(way, "late-block-activate");
         destination.do_it("migrate-incoming", json!({ "uri": way.uris[0] }));
+        if way.disk {
+            disk::export(self.world.host(to), way, destination);
+        }
+    }
+
+    /// Has this one migrate to where one waits.
+    pub fn leave(&mut self, from: Side, way: &Way) {
         let source = self.at(from);
         source.capabilities(way, "pause-before-switchover");
         source.do_it("migrate-set-parameters", json!({ "max-bandwidth": NO_LIMIT }));
         if way.disk {
-            disk::copy((&self.world, from), source, destination);
+            disk::copy(from, way, source);
         }
         // Those of how it came here.
         while source.events.try_recv().is_ok() {}
@@ -252,7 +268,10 @@ impl Commander {
                     // It may have been cancelled.
                     let _ = source.qmp.execute("migrate-continue", state);
                 }
-                end @ ("completed" | "failed" | "cancelled") => return end.to_owned(),
+                end @ ("completed" | "failed" | "cancelled") => {
+                    disk::complete(source);
+                    return end.to_owned();
+                }
                 _ => {}
             }
         }
@@ -271,6 +290,18 @@ impl Commander {
     /// # Panics
     /// If it isn't intact, or the agent says something else than that it has moved.
     pub fn arrive(&mut self, from: Side) -> api::Report {
+        self.run_there(from);
+        assert_intact(&self.guest);
+        let report = self.report(from);
+        assert_eq!(report.outcome, api::Outcome::Done, "{}", self.logs());
+        report
+    }
+
+    /// Has the guest run where it has moved to.
+    ///
+    /// # Panics
+    /// If it isn't loaded.
+    pub fn run_there(&mut self, from: Side) {
         let to = from.other();
         // It may still be told that it was loaded.
         let end = Instant::now() + LOAD_MAX;
@@ -282,10 +313,6 @@ impl Commander {
         disk::release(self.at(to));
         self.at(to).do_it("cont", json!({}));
         self.qemus[from as usize] = None;
-        assert_intact(&self.guest);
-        let report = self.report(from);
-        assert_eq!(report.outcome, api::Outcome::Done, "{}", self.logs());
-        report
     }
 
     /// What an agent tells of the last migration that it carries, or has carried.

@@ -13,6 +13,7 @@ pub mod liar;
 pub mod libvirt;
 pub mod memory;
 mod moving;
+pub mod proxmox;
 pub mod proxy;
 mod racks;
 pub mod simulated;

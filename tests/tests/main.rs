@@ -42,6 +42,7 @@ mod panics;
 mod peers;
 mod placement;
 mod privileges;
+mod proxmox;
 mod qemu_user;
 mod rack;
 mod records;

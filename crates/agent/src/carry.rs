@@ -4,12 +4,13 @@
 //! A door is an address of loopback for each other host, with all ports that migrations
 //! use there; or a socket that has the same path on both hosts. The caller is
 //! carried to the QEMU, or disk server, that waits at the same port or path there. With
-//! KubeVirt doors are sockets in pods, which virt-handler makes when a VM is to leave.
+//! KubeVirt and Proxmox VE doors take the place of sockets that these make when a VM is to
+//! leave.
 
 mod around;
 mod door;
 mod doors;
-mod pods;
+mod takeovers;
 
 pub use doors::DoorsError;
 pub(crate) use doors::{Doors, Reopener};

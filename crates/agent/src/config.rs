@@ -14,7 +14,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-pub use carry::Carry;
+pub use carry::{Carry, Manager};
 pub use directory::{DirectoryChoice, DirectoryChoiceError};
 pub use nic_speed::{NicSpeed, NicSpeedError};
 pub(crate) use peers::read as read_peers;

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use crate::arrivals::Arrivals;
 use crate::carry::{Doors, DoorsError, Reopener};
-use crate::config::{Carry, Config, ConfigError, Flags, PeerEntry, Webhook};
+use crate::config::{Carry, Config, ConfigError, Flags, Manager, PeerEntry, Webhook};
 use crate::events::{Events, Limits};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
@@ -263,13 +263,14 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
 
 /// Where migrations that others command go here.
 fn carrying(carry: &Carry) -> Carrying {
-    if carry.kubevirt {
-        return Carrying::Kubevirt(kubevirt::Node::default());
-    }
-    Carrying::Host {
-        address: carry.address,
-        ports: carry.ports.clone(),
-        directory: carry.directory.clone(),
+    match carry.manager {
+        Manager::Libvirt => Carrying::Host {
+            address: carry.address,
+            ports: carry.ports.clone(),
+            directory: carry.directory.clone(),
+        },
+        Manager::Kubevirt => Carrying::Kubevirt(kubevirt::Node::default()),
+        Manager::Proxmox => Carrying::Proxmox(proxmox::Host::new(&carry.directory)),
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::{ErrorCode, Examination, Finding};
 use doctor::{LaneMet, Meeting};
-use engine::{Carrying, Endpoint, Examined, Local, Peer};
+use engine::{Endpoint, Examined, Local, Peer};
 use facts::host::{Facts, Kvm, Network, Program};
 use identity::Security;
 use qemu::probe::Probes;
@@ -125,16 +125,12 @@ impl Examiner {
             Part::Read(Question::Facts { programs }) => {
                 Answer::Facts(Box::new(self.facts(&programs)))
             }
-            Part::Read(Question::Vmi { uid }) => Answer::Vmi { here: self.has_vmi(&uid) },
+            Part::Read(Question::Comes { target }) => {
+                let carrying = self.local.carrying.as_ref();
+                Answer::Comes { here: carrying.is_some_and(|carrying| carrying.expects(&target)) }
+            }
             Part::Read(Question::Unknown) | Part::Odd(_) => Answer::Unknown,
         }
-    }
-
-    /// Whether a VM of KubeVirt's has a pod here.
-    fn has_vmi(&self, uid: &str) -> bool {
-        let Some(Carrying::Kubevirt(node)) = &self.local.carrying else { return false };
-        let found = uid.parse().and_then(|vmi| node.launcher(&vmi));
-        found.inspect_err(|error| tracing::debug!("{error}")).is_ok()
     }
 
     fn facts(&self, asked: &[(String, String)]) -> Facts {

@@ -41,8 +41,8 @@ pub fn of_host(facts: &Facts) -> Vec<Finding> {
 }
 
 fn carrying(carries: &Carries, findings: &mut Findings) {
-    if carries.kubevirt {
-        findings.ok("carry", "Migrations of KubeVirt are carried.");
+    if let Some(manager) = &carries.manager {
+        findings.ok("carry", format!("Migrations of {manager} are carried."));
         return;
     }
     if !carries.missing.is_empty() {

@@ -6,7 +6,7 @@ use api::{Finding, Severity};
 use qemu::probe::Verdict;
 
 use crate::{Findings, of_host, size};
-use facts::host::{Facts, Kvm, Program, Tsc, VmFacts};
+use facts::host::{Carries, Facts, Kvm, Program, Tsc, VmFacts};
 use wire::examine::Reached;
 
 /// Guests see no other time after a move, but certificates and logs do.
@@ -131,17 +131,20 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
         );
     }
     if let (Some(ours), Some(theirs)) = (&here.carries, &there.carries)
-        && ours.kubevirt != theirs.kubevirt
+        && ours.manager != theirs.manager
     {
-        let (with, without) = if ours.kubevirt { (here, there) } else { (there, here) };
+        let moves =
+            |carries: &Carries| carries.manager.clone().unwrap_or_else(|| "libvirt".to_owned());
         findings.warning(
             "carry",
             format!(
-                "{} carries migrations of KubeVirt, and {} those of libvirt: neither's come to \
-                 the other.",
-                with.host, without.host
+                "{} carries migrations of {}, and {} those of {}: neither's come to the other.",
+                here.host,
+                moves(ours),
+                there.host,
+                moves(theirs)
             ),
-            "`kubevirt = true` under [carry] on both, or on neither",
+            "the same `manager` under [carry] on both",
         );
     }
     room(here, there, &mut findings);
@@ -419,7 +422,12 @@ mod tests {
         assert!(errors(&found).is_empty(), "{found:#?}");
         assert!(found.iter().any(|one| one.text.contains("not all can go there")), "{found:#?}");
         assert!(found.iter().all(|one| one.about != "carry"), "{found:#?}");
+        there.carries =
+            Some(Carries { manager: Some("KubeVirt".to_owned()), ..Carries::default() });
         here.carries = Some(Carries::default());
+        let found = of_pair(&here, &there, &meeting());
+        assert!(found.iter().any(|one| one.text.contains("and b those of KubeVirt")), "{found:#?}");
+        there.carries = None;
         let found = of_pair(&here, &there, &meeting());
         assert!(found.iter().any(|one| one.text.contains("and b does not")), "{found:#?}");
         assert!(found.iter().any(|one| one.text.contains("features of Haswell are not available")));

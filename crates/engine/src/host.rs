@@ -1,7 +1,7 @@
 //! What a migration needs to know of the host it runs on.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -17,6 +17,7 @@ use switchover::MigrationId;
 use switchover::destination::Driver;
 use switchover::journal::JournalDir;
 use transport::Endpoint;
+use wire::carry::Target;
 use wire::{Inquiry, Part, Word, examine, gang};
 
 use crate::resources::Resources;
@@ -69,6 +70,29 @@ pub enum Carrying {
     },
     /// To VMs of KubeVirt's, in their pods.
     Kubevirt(kubevirt::Node),
+    /// To VMs of Proxmox VE.
+    Proxmox(proxmox::Host),
+}
+
+impl Carrying {
+    /// Whether a VM is to come to a place that another program leads to: one that its
+    /// manager has made ready.
+    #[must_use]
+    pub fn expects(&self, target: &Target) -> bool {
+        let found = match (self, target) {
+            (Self::Kubevirt(node), Target::Vmi { uid, .. }) => {
+                let found = uid.parse().and_then(|vmi| node.launcher(&vmi));
+                found.map(|_| true).map_err(|error| error.to_string())
+            }
+            (Self::Proxmox(host), Target::Path(path)) => {
+                let name = Path::new(path).strip_prefix(host.path()).ok();
+                let waits = name.and_then(Path::to_str).map(|name| host.waits(name));
+                waits.unwrap_or(Ok(false)).map_err(|error| error.to_string())
+            }
+            _ => Ok(false),
+        };
+        found.inspect_err(|error| tracing::debug!(?target, error, "expected")).unwrap_or(false)
+    }
 }
 
 /// Downtime that is not for moving pages: device state, its load, `cont`.

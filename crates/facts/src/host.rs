@@ -157,8 +157,8 @@ pub struct Carries {
     pub qemu_user: Option<String>,
     /// Whether there is libvirt here.
     pub libvirt: bool,
-    /// Migrations of KubeVirt's, and no others.
-    pub kubevirt: bool,
+    /// Who moves VMs here, if not libvirt.
+    pub manager: Option<String>,
     /// What its `qemu.conf` doesn't say, so that other hosts' libvirt would not come to
     /// their agents.
     pub missing: Vec<String>,

@@ -1,6 +1,6 @@
 //! What goes wrong.
 
-use std::io;
+use takeover::TakeoverError;
 
 /// Something of KubeVirt's on this node is not as it should be.
 #[derive(Debug, thiserror::Error)]
@@ -20,22 +20,6 @@ pub enum KubevirtError {
         why: String,
     },
     /// The system refuses.
-    #[error("{what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
-}
-
-/// Says what was tried.
-pub(crate) trait Trying<T> {
-    fn trying(self, what: &'static str) -> Result<T, KubevirtError>;
-}
-
-impl<T, E: Into<io::Error>> Trying<T> for Result<T, E> {
-    fn trying(self, what: &'static str) -> Result<T, KubevirtError> {
-        self.map_err(|error| KubevirtError::System { what, source: error.into() })
-    }
+    #[error(transparent)]
+    System(#[from] TakeoverError),
 }

@@ -8,14 +8,25 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::net::sockopt::socket_peercred;
+use takeover::{Directory, Trying, Watch};
 
-use crate::directory::Directory;
-use crate::error::Trying;
 use crate::record::{self, Record};
-use crate::{KubevirtError, Vmi};
+use crate::{KubevirtError, SocketName, Vmi};
 
 /// Where virt-handler notes them.
 const RECORDS: &str = "/var/run/kubevirt-private/ghost-records";
+/// Where a pod has its sockets, and what that is made in.
+const SOCKETS: &str = "var/run/kubevirt/migrationproxy";
+const OWN: &str = "var/run/kubevirt";
+
+/// Who has made a socket, and so what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// By QEMU, in the pod: a VM is to come.
+    Inside,
+    /// By virt-handler: one is to leave.
+    Outside,
+}
 
 /// This node.
 #[derive(Clone, Debug)]
@@ -36,10 +47,13 @@ impl Node {
         Self { records: records.into() }
     }
 
-    /// The directory that changes when VMs come and leave.
-    #[must_use]
-    pub fn records(&self) -> &Path {
-        &self.records
+    /// Watches for VMs that come and leave. Once more does no harm.
+    ///
+    /// # Errors
+    /// If the system refuses. virt-handler may not have begun yet: that is none.
+    pub fn watch(&self, watch: &Watch) -> Result<(), KubevirtError> {
+        let records = Directory::open(&self.records)?;
+        Ok(records.map_or(Ok(()), |records| watch.directory(records))?)
     }
 
     /// All pods that run VMs. One that is about to end, or to begin, may be missing.
@@ -95,17 +109,17 @@ impl Launcher {
     /// What lies below the pod's root.
     fn root(&self) -> Result<OwnedFd, KubevirtError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::open(format!("/proc/{}/root", self.pid), flags, Mode::empty())
-            .trying("looking into a pod")
+        let opened = rustix::fs::open(format!("/proc/{}/root", self.pid), flags, Mode::empty());
+        Ok(opened.trying("looking into a pod")?)
     }
 
     /// A directory in the pod: links lead nowhere outside. None if it isn't there.
-    pub(crate) fn open(&self, path: &str) -> Result<Option<OwnedFd>, KubevirtError> {
+    fn open(&self, path: &str) -> Result<Option<Directory>, KubevirtError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         match rustix::fs::openat2(self.root()?, path, flags, Mode::empty(), resolve) {
             Err(rustix::io::Errno::NOENT) => Ok(None),
-            opened => opened.map(Some).trying("looking into a pod"),
+            opened => Ok(Some(opened.trying("looking into a pod")?.into())),
         }
     }
 
@@ -114,15 +128,37 @@ impl Launcher {
     /// # Errors
     /// If the pod can't be looked into, or has ended.
     pub fn directory(&self) -> Result<Option<Directory>, KubevirtError> {
-        Ok(self.open(Directory::PATH)?.map(|fd| Directory::new(fd, self.pid)))
+        self.open(SOCKETS)
     }
 
-    /// Whether the pod has this socket's file name from inside.
-    pub(crate) fn made(pid: u32, name: &str) -> io::Result<bool> {
-        let listed = fs::read_to_string(format!("/proc/{pid}/net/unix"))?;
-        let paths = listed.lines().filter_map(|line| line.split_whitespace().nth(7));
-        Ok(paths.filter_map(|path| path.rsplit('/').next()).any(|last| last == name))
+    /// Watches for sockets in the pod. Once more does no harm.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn watch(&self, watch: &Watch) -> Result<(), KubevirtError> {
+        for path in [OWN, SOCKETS] {
+            if let Some(directory) = self.open(path)? {
+                watch.directory(directory)?;
+            }
+        }
+        Ok(())
     }
+
+    /// Who has made a socket that is there: the pod lists those that were made in it.
+    ///
+    /// # Errors
+    /// If the pod has ended.
+    pub fn made(&self, name: &SocketName) -> Result<Made, KubevirtError> {
+        let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.pid));
+        let listed = listed.trying("asking for a pod's sockets")?;
+        Ok(if lists(&listed, &name.to_string()) { Made::Inside } else { Made::Outside })
+    }
+}
+
+/// Whether the kernel's list has a socket whose file has that name.
+fn lists(listed: &str, name: &str) -> bool {
+    let paths = listed.lines().filter_map(|line| line.split_whitespace().nth(7));
+    paths.filter_map(|path| path.rsplit('/').next()).any(|last| last == name)
 }
 
 /// The pod may put something else there, but no link that leads out of it.
@@ -135,4 +171,19 @@ fn open_socket(path: &Path) -> io::Result<OwnedFd> {
         return Err(io::Error::other(format!("{} is no socket", path.display())));
     }
     Ok(opened)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_made_in_a_pod_is_on_its_list() {
+        let listed = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+            ffff8: 00000002 00000000 00010000 0001 01 21190 /run/kubevirt/x-49152-source.sock\n\
+            ffff9: 00000003 00000000 00000000 0001 03 21191\n";
+        assert!(lists(listed, "x-49152-source.sock"));
+        assert!(!lists(listed, "x-49153-source.sock"));
+        assert!(!lists(listed, "Path/x"));
+    }
 }

@@ -18,17 +18,11 @@
 //! virt-handler notes each VM that it has a pod for, with the socket at which the pod's
 //! virt-launcher listens; who listens there is in the pod.
 
-mod directory;
 mod error;
 mod launcher;
 mod name;
 mod record;
-mod replaced;
-mod watch;
 
-pub use directory::{Directory, Inode, Made};
 pub use error::KubevirtError;
-pub use launcher::{Launcher, Node};
+pub use launcher::{Launcher, Made, Node};
 pub use name::{Port, SocketName, Vmi};
-pub use replaced::Replaced;
-pub use watch::Watch;

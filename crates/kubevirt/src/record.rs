@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use takeover::Trying;
 
-use crate::error::Trying;
 use crate::{KubevirtError, Vmi};
 
 /// A note has some hundred bytes.

@@ -10,6 +10,7 @@ mod initramfs;
 mod install;
 mod libvirt;
 mod qemus;
+mod ssh;
 mod store;
 mod version;
 
@@ -244,6 +245,14 @@ pub fn libvirt(kit: &Kit) -> Result<Libvirt> {
 /// If it can't be had.
 pub fn apparmor() -> Result<PathBuf> {
     libvirt::apparmor(&store())
+}
+
+/// Where the distribution's `sshd` is, unpacked and not installed.
+///
+/// # Errors
+/// If it can't be had.
+pub fn sshd() -> Result<PathBuf> {
+    ssh::server(&store())
 }
 
 /// A Chromium, and what drives it.

@@ -94,7 +94,7 @@ fn perform(words: &[String]) -> Result<bool, SuiteError> {
     jobs.retain(|job| job.name().contains(filter) && (!filter.is_empty() || !job.is_asked_for()));
     if filter.is_empty() && jobs.len() < all {
         println!(
-            "{} jobs run only when asked for: make libvirt-test, kubevirt-test, upgrade-test",
+            "{} jobs run only when asked for: make libvirt-test, kubevirt-test, proxmox-test, upgrade-test",
             all - jobs.len()
         );
     }

@@ -23,7 +23,7 @@ use crate::control::{AuditOrder, SharingOrder};
 use crate::part::Part;
 
 /// Where the destination's QEMU waits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Target {
     /// At this port of its host's address for migrations.

@@ -3,6 +3,8 @@
 use facts::host::Facts;
 use serde::{Deserialize, Serialize};
 
+use crate::carry::Target;
+
 /// More than a packet of any network card carries, so that packets of full
 /// length have to get through.
 pub const FILLER_BYTES: usize = 64 << 10;
@@ -23,10 +25,10 @@ pub enum Question {
         /// QEMU's programs to ask what they can do, each with an accelerator.
         programs: Vec<(String, String)>,
     },
-    /// Whether a pod of that host waits for a VM of KubeVirt's.
-    Vmi {
-        /// The VM's UID.
-        uid: String,
+    /// Whether a VM that somebody else moves is to come there.
+    Comes {
+        /// To where.
+        target: Target,
     },
     /// Of a newer version.
     #[serde(other)]
@@ -41,9 +43,9 @@ pub enum Answer {
     Reached(Reached),
     /// To [`Question::Facts`].
     Facts(Box<Facts>),
-    /// To [`Question::Vmi`].
-    Vmi {
-        /// It has a pod there.
+    /// To [`Question::Comes`].
+    Comes {
+        /// It is.
         here: bool,
     },
     /// It was not understood.

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use lab::hosts::Host;
 use serde_json::json;
 
-use super::{Commanded, port};
+use super::{Commanded, Way, port};
 use crate::disk::DISK_BYTES;
-use crate::{Side, World, until};
+use crate::{Side, until};
 
 /// The drive, and all that is made for its copy.
 const NAME: &str = "data";
@@ -24,13 +24,17 @@ pub(super) fn make_image(host: &Host) {
     std::fs::File::create(image).unwrap().set_len(DISK_BYTES).unwrap();
 }
 
-/// Copies the disk, and has the copy kept up to date.
-pub(super) fn copy((world, from): (&World, Side), source: &Commanded, destination: &Commanded) {
-    let to = from.other();
-    let port = (port(to) + 1).to_string();
-    let there = world.host(to).addresses[0].to_string();
-    let listen = json!({ "addr": { "type": "inet", "data": { "host": there, "port": port } } });
-    destination.do_it("nbd-server-start", listen);
+/// Has the copy's QEMU serve it.
+pub(super) fn export(host: &Host, way: &Way, destination: &Commanded) {
+    let addr = match &way.disk_socket {
+        Some(path) => json!({ "type": "unix", "data": { "path": path } }),
+        None => {
+            let to = if host.name.ends_with('a') { Side::A } else { Side::B };
+            let (there, port) = (host.addresses[0].to_string(), (port(to) + 1).to_string());
+            json!({ "type": "inet", "data": { "host": there, "port": port } })
+        }
+    };
+    destination.do_it("nbd-server-start", json!({ "addr": addr }));
     let blocks = destination.do_it("query-block", json!({}));
     let drives = blocks.as_array().unwrap();
     let drive = drives.iter().find(|one| one["device"] == NAME).unwrap();
@@ -39,8 +43,18 @@ pub(super) fn copy((world, from): (&World, Side), source: &Commanded, destinatio
         "type": "nbd", "id": NAME, "name": NAME, "node-name": node, "writable": true,
     });
     destination.do_it("block-export-add", export);
-    let here = if to == Side::A { "127.7.0.1" } else { "127.7.0.2" };
-    let server = json!({ "type": "inet", "host": here, "port": port });
+}
+
+/// Copies the disk to where that is served, and has the copy kept up to date.
+pub(super) fn copy(from: Side, way: &Way, source: &Commanded) {
+    let to = from.other();
+    let server = match &way.disk_socket {
+        Some(path) => json!({ "type": "unix", "path": path }),
+        None => {
+            let here = if to == Side::A { "127.7.0.1" } else { "127.7.0.2" };
+            json!({ "type": "inet", "host": here, "port": (port(to) + 1).to_string() })
+        }
+    };
     let nbd = json!({ "node-name": COPY, "driver": "nbd", "server": server, "export": NAME });
     source.do_it("blockdev-add", nbd);
     let mirror = json!({ "job-id": COPY, "device": NAME, "target": COPY, "sync": "full" });

@@ -69,7 +69,7 @@ impl Carried {
     /// If it doesn't.
     pub fn wait_until_it_leads_here(&self, from: Side, port: u16) {
         let pod = self.world.daemon(from).pod().expect("it is in a pod");
-        let kept = format!("{}.virt-handler", pod.socket(Some(port)));
+        let kept = format!("{}.kept", pod.socket(Some(port)));
         until("the agent stands in virt-handler's place", || {
             self.world.host(from).path(&kept).exists()
                 && self.agents[from as usize].log_text().contains("what leaves here is carried")

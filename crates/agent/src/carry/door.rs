@@ -8,9 +8,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use kubevirt::Replaced;
 use nic::NicError;
 use socket2::SockRef;
+use takeover::Replaced;
 use wire::carry::Target;
 
 /// What the kernel takes of a connection from QEMU before it is read, about: as much as
@@ -64,8 +64,8 @@ pub(super) struct Door {
 enum Listener {
     Port(TcpListener, SocketAddr),
     Path(UnixListener, SocketFile),
-    /// In a pod of KubeVirt's.
-    Pod(Replaced),
+    /// In the place of another program's, which leads there.
+    Replaced(Replaced, Target),
 }
 
 /// Removed when this is dropped.
@@ -88,15 +88,15 @@ impl Door {
         }
     }
 
-    /// Where virt-handler stood.
-    pub(super) fn in_pod(peer: &str, socket: Replaced) -> Self {
-        Self { peer: peer.to_owned(), listener: Listener::Pod(socket) }
+    /// In the place of another program's socket, which leads to that target.
+    pub(super) fn in_place_of(peer: &str, socket: Replaced, target: Target) -> Self {
+        Self { peer: peer.to_owned(), listener: Listener::Replaced(socket, target) }
     }
 
-    /// What it has replaced in a pod.
-    pub(super) fn pod(&self) -> Option<&Replaced> {
+    /// What it has replaced.
+    pub(super) fn replaces(&self) -> Option<&Replaced> {
         match &self.listener {
-            Listener::Pod(socket) => Some(socket),
+            Listener::Replaced(socket, _) => Some(socket),
             _ => None,
         }
     }
@@ -157,10 +157,12 @@ impl Door {
                     Ok((stream, Some(uid)))
                 }),
                 // Its file's owner is the only one who may, besides root.
-                Listener::Pod(socket) => socket.listener().accept().and_then(|(stream, _)| {
-                    stream.set_nonblocking(false)?;
-                    Ok((stream, Some(0)))
-                }),
+                Listener::Replaced(socket, _) => {
+                    socket.listener().accept().and_then(|(stream, _)| {
+                        stream.set_nonblocking(false)?;
+                        Ok((stream, Some(0)))
+                    })
+                }
             };
             match taken {
                 Ok((stream, Some(uid))) if admitted.has(uid) => return Ok(Some(stream)),
@@ -178,10 +180,7 @@ impl Door {
         match &self.listener {
             Listener::Port(_, address) => Target::Port(address.port()),
             Listener::Path(_, file) => Target::Path(file.0.display().to_string()),
-            Listener::Pod(socket) => {
-                let name = socket.name();
-                Target::Vmi { uid: name.vmi.to_string(), port: name.port.number() }
-            }
+            Listener::Replaced(_, target) => target.clone(),
         }
     }
 
@@ -190,7 +189,7 @@ impl Door {
         match &self.listener {
             Listener::Port(listener, _) => listener.as_fd(),
             Listener::Path(listener, _) => listener.as_fd(),
-            Listener::Pod(socket) => socket.fd(),
+            Listener::Replaced(socket, _) => socket.fd(),
         }
     }
 }
@@ -200,7 +199,7 @@ impl std::fmt::Display for Door {
         match &self.listener {
             Listener::Port(_, address) => write!(f, "{address}"),
             Listener::Path(_, file) => write!(f, "{}", file.0.display()),
-            Listener::Pod(socket) => write!(f, "{}", socket.name()),
+            Listener::Replaced(socket, _) => write!(f, "{}", socket.name()),
         }
     }
 }

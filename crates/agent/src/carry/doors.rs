@@ -14,15 +14,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use engine::{Caller, Carried, CarryRequest, Carrying, Content, Local, Opening, Peer};
-use kubevirt::Replaced;
+use engine::{Caller, Carried, CarryRequest, Content, Local, Opening, Peer};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use takeover::Replaced;
 
 use super::around;
 use super::door::{Admitted, Door, Place};
-use super::pods::Pods;
-use crate::config::{Carry, PeerEntry};
+use super::takeovers::Takeovers;
+use crate::config::{Carry, Manager, PeerEntry};
 use crate::migrations::Migrations;
 use crate::user::{self, UserError};
 
@@ -62,8 +62,8 @@ pub enum DoorsError {
 pub(crate) struct Doors {
     shared: Arc<Shared>,
     waiting: Option<JoinHandle<()>>,
-    /// Finds doors in pods.
-    pods: Option<Pods>,
+    /// Opens doors in the place of others' sockets.
+    takeovers: Option<Takeovers>,
 }
 
 /// A door for as long as its host is in the peers file, or somebody is at it.
@@ -71,7 +71,8 @@ pub(super) struct Post {
     pub(super) door: Door,
     /// A migration takes its own connections at it now.
     busy: AtomicBool,
-    /// A connection to it went KubeVirt's own way, and those that belong to it do too.
+    /// A connection to it went the way that it would have without us, and those that belong
+    /// to it do too.
     goes_around: AtomicBool,
 }
 
@@ -81,8 +82,8 @@ pub(super) struct Shared {
     qemu: Option<(u32, u32)>,
     /// The hosts that there are now, until doors are those for them.
     changed: Mutex<Option<Vec<PeerEntry>>>,
-    /// Doors in pods.
-    pub(super) in_pods: Mutex<Vec<Arc<Post>>>,
+    /// Doors in the place of others' sockets.
+    pub(super) taken_over: Mutex<Vec<Arc<Post>>>,
     admitted: Admitted,
     request: CarryRequest,
     pub(super) local: Local,
@@ -109,7 +110,7 @@ impl Doors {
         migrations: Arc<Migrations>,
     ) -> Result<Self, DoorsError> {
         let qemu = carry.qemu_user.as_deref().map(user::numbers).transpose()?;
-        if !carry.kubevirt {
+        if carry.manager == Manager::Libvirt {
             make_directory(carry, qemu)?;
         }
         let posts = places(carry, peers).map(|(peer, place)| Post::open(&peer, &place, qemu));
@@ -129,7 +130,7 @@ impl Doors {
             carry: carry.clone(),
             qemu,
             changed: Mutex::default(),
-            in_pods: Mutex::default(),
+            taken_over: Mutex::default(),
             admitted: Admitted { qemu: qemu.map(|(uid, _)| uid) },
             request,
             local,
@@ -146,13 +147,13 @@ impl Doors {
                 move || shared.wait(posts)
             })
             .map_err(DoorsError::Local)?;
-        let node = match &shared.local.carrying {
-            Some(Carrying::Kubevirt(node)) => Some(node.clone()),
-            _ => None,
+        let takeovers = match carry.manager {
+            Manager::Libvirt => None,
+            Manager::Kubevirt | Manager::Proxmox => {
+                Some(Takeovers::follow(&shared).map_err(DoorsError::Local)?)
+            }
         };
-        let pods = node.map(|node| Pods::follow(node, &shared)).transpose();
-        let pods = pods.map_err(DoorsError::Local)?;
-        Ok(Self { shared, waiting: Some(waiting), pods })
+        Ok(Self { shared, waiting: Some(waiting), takeovers })
     }
 
     /// What opens and closes them as hosts come and leave.
@@ -162,7 +163,7 @@ impl Doors {
 
     /// Takes no more, and ends what is carried.
     pub(crate) fn close(&mut self) {
-        self.pods = None;
+        self.takeovers = None;
         self.shared.closing.store(true, SeqCst);
         self.shared.wake();
         if let Some(waiting) = self.waiting.take() {
@@ -207,7 +208,7 @@ fn places<'p>(
     carry: &'p Carry,
     peers: &'p [PeerEntry],
 ) -> impl Iterator<Item = (String, Place)> + 'p {
-    let peers = if carry.kubevirt { &[] } else { peers };
+    let peers = if carry.manager == Manager::Libvirt { peers } else { &[] };
     peers.iter().flat_map(|peer| {
         let ports = peer.carry_address.zip(peer.carry_ports);
         let ports = ports.into_iter().flat_map(|(address, [first, last])| {
@@ -266,9 +267,10 @@ impl Shared {
                 self.reopen(&mut posts, &peers);
             }
             let is_free = |post: &&Arc<Post>| !post.busy.load(SeqCst);
-            let in_pods = self.in_pods.lock().clone();
-            let free: Vec<_> = posts.iter().chain(&in_pods).filter(is_free).cloned().collect();
-            drop(in_pods);
+            let taken_over = self.taken_over.lock().clone();
+            let all = posts.iter().chain(&taken_over);
+            let free: Vec<_> = all.filter(is_free).cloned().collect();
+            drop(taken_over);
             let fds = free.iter().map(|post| post.door.fd()).chain([self.wake.as_fd()]);
             let fds: Vec<_> = fds.collect();
             let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -357,7 +359,7 @@ impl Shared {
             Ok((id, opening.map_err(Ok)?))
         });
         let opened = match opened {
-            Err(Ok(refused)) if door.pod().is_some() => {
+            Err(Ok(refused)) if door.replaces().is_some() => {
                 let (error, caller) = *refused;
                 post.goes_around.store(true, SeqCst);
                 return self.go_around(post, &caller.into_connection(), &error.to_string());
@@ -390,15 +392,15 @@ impl Shared {
         }
     }
 
-    /// As if there were no agent: through virt-handler.
+    /// As if there were no agent.
     fn go_around(&self, post: Arc<Post>, socket: &UnixStream, why: &str) {
-        let (door, way) = (post.door.to_string(), post.door.pod().map(Replaced::go_around));
+        let (door, way) = (post.door.to_string(), post.door.replaces().map(Replaced::go_around));
         self.free(&post);
         drop(post);
         let Some(way) = way else { return };
-        tracing::info!(door, why, "not carried: through virt-handler");
+        tracing::info!(door, why, "not carried, but passed on");
         if let Err(error) = way.and_then(|way| around::pass(socket, &way)) {
-            tracing::warn!(door, %error, "through virt-handler");
+            tracing::warn!(door, %error, "passed on");
         }
     }
 

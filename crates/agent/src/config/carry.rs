@@ -35,7 +35,7 @@ pub(super) struct Section {
     throttle_floor: Option<f64>,
     share: Share,
     share_domain: Option<String>,
-    kubevirt: bool,
+    manager: Manager,
 }
 
 /// How migrations are carried that somebody else commands.
@@ -65,8 +65,41 @@ pub struct Carry {
     pub slowing: Slowing,
     /// Whether content is shared with VMs of the destination's host.
     pub sharing: Sharing,
-    /// Migrations of KubeVirt's, and no others.
-    pub kubevirt: bool,
+    /// Who moves VMs here.
+    pub manager: Manager,
+}
+
+/// Who moves VMs, and so where they leave from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Manager {
+    /// libvirt, led to the agent's doors; or anybody who is told where they are.
+    #[default]
+    Libvirt,
+    /// KubeVirt: what leaves the pods of its VMs.
+    Kubevirt,
+    /// Proxmox VE: what its tunnels by ssh would forward.
+    Proxmox,
+}
+
+impl Manager {
+    /// Where sockets of migrations are, unless the file says otherwise.
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Libvirt | Self::Kubevirt => DIRECTORY_DEFAULT,
+            Self::Proxmox => proxmox::DIRECTORY,
+        }
+    }
+}
+
+impl std::fmt::Display for Manager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Libvirt => "libvirt",
+            Self::Kubevirt => "KubeVirt",
+            Self::Proxmox => "Proxmox VE",
+        })
+    }
 }
 
 impl Section {
@@ -98,7 +131,7 @@ impl Section {
                     .to_owned(),
             );
         };
-        let directory = self.directory.unwrap_or_else(|| DIRECTORY_DEFAULT.into());
+        let directory = self.directory.unwrap_or_else(|| self.manager.directory().into());
         if !directory.is_absolute() {
             return wrong(format!("directory: {} is no absolute path", directory.display()));
         }
@@ -131,7 +164,7 @@ impl Section {
             audit: self.audit,
             slowing,
             sharing,
-            kubevirt: self.kubevirt,
+            manager: self.manager,
         })
     }
 }
@@ -217,7 +250,9 @@ mod tests {
         assert_eq!(carry.slowing.throttle, api::Throttle::Ratio(0.6));
         assert!((carry.slowing.floor - 0.05).abs() < 1e-9);
         assert_eq!(carry.sharing, Sharing::default());
-        assert!(!carry.kubevirt && section("kubevirt = true").unwrap().kubevirt);
+        assert_eq!(carry.manager, Manager::Libvirt);
+        let carry = section("manager = \"proxmox\"").unwrap();
+        assert_eq!((carry.manager, carry.directory), (Manager::Proxmox, "/run/qemu-server".into()));
         let carry = section("share = \"host\"\nshare-domain = \"red\"").unwrap();
         assert_eq!((carry.sharing.share, carry.sharing.domain), (Share::Host, Some("red".into())));
     }
@@ -233,7 +268,7 @@ mod tests {
             ("throttle-floor = 101", "throttle-floor"),
             ("share = \"rack\"", "host only"),
             ("share = \"all\"", "unknown variant"),
-            ("kubevirt = \"yes\"", "kubevirt"),
+            ("manager = \"xen\"", "unknown variant `xen`"),
             ("share-domain = \"a b\"", "share-domain: a sharing domain has"),
             ("address = \"0.0.0.0\"", "migration_address"),
             ("adress = \"10.0.0.1\"", "adress"),

@@ -206,6 +206,6 @@ fn kubevirts_file_is_understood() {
     let own = peers::parse(Path::new("peers.toml"), PEERS).unwrap().swap_remove(0);
     let listen = own.address.ip();
     let carry = file.carry.unwrap().understood(listen, Some(&own), None).unwrap();
-    assert!(carry.kubevirt);
+    assert_eq!(carry.manager, Manager::Kubevirt);
     assert_eq!(carry.sharing.share, api::Share::Off);
 }

@@ -11,7 +11,7 @@ use facts::host::{Carries, Cgroups, Kvm, Nic, QemuUser, Reach, State, Tsc};
 use qemu::launch::User;
 use rustix::fs::Access;
 
-use crate::config::{Carry, NicSpeed};
+use crate::config::{Carry, Manager, NicSpeed};
 
 /// `CAP_SYS_PTRACE` in a set of capabilities.
 const PTRACE_BIT: u32 = 19;
@@ -75,8 +75,9 @@ pub(super) fn clock_source() -> Option<String> {
 
 /// What is carried, and whether libvirt leads here.
 pub(super) fn carries(carry: &Carry) -> Carries {
-    if carry.kubevirt {
-        return Carries { kubevirt: true, ..Carries::default() };
+    if carry.manager != Manager::Libvirt {
+        let manager = Some(carry.manager.to_string());
+        return Carries { manager, ..Carries::default() };
     }
     let libvirt = Path::new(LIBVIRT).is_dir();
     // Without one, libvirt has its defaults.
@@ -85,7 +86,7 @@ pub(super) fn carries(carry: &Carry) -> Carries {
         directory: carry.directory.display().to_string(),
         qemu_user: carry.qemu_user.clone(),
         libvirt,
-        kubevirt: false,
+        manager: None,
         missing: if libvirt { missing(&said, carry) } else { Vec::new() },
     }
 }
@@ -215,7 +216,7 @@ mod tests {
             audit: api::Audit::default(),
             slowing: api::Slowing::default(),
             sharing: api::Sharing::default(),
-            kubevirt: false,
+            manager: Manager::Libvirt,
         };
         let all = "user = \"root\"\n migration_host=\"127.7.0.2\"\nmigration_address = \
                    \"10.0.0.2\"\nmigration_port_min = 49216\nmigration_port_max = 49279\n";

@@ -51,7 +51,7 @@ pub const KUBEVIRT_RIGHTS: [&str; 4] = ["SYS_PTRACE", "DAC_OVERRIDE", "CHOWN", "
 pub fn carrying_for_kubevirt(hosts: &Hosts, host: &Host) -> Result<Agent> {
     let rights = KUBEVIRT_RIGHTS.map(|right| format!(",+{}", right.to_lowercase())).concat();
     let bounding = format!("--bounding-set=-all{rights}");
-    start(hosts, host, "kubevirt = true", &["setpriv", &bounding, "--no-new-privs"], &[])
+    start(hosts, host, "manager = \"kubevirt\"", &["setpriv", &bounding, "--no-new-privs"], &[])
 }
 
 fn start(hosts: &Hosts, host: &Host, carry: &str, by: &[&str], more: &[&str]) -> Result<Agent> {

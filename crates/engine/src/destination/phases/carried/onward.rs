@@ -44,14 +44,24 @@ impl Onward {
             (Target::Vmi { uid, port }, Carrying::Kubevirt(node)) => {
                 in_pod(node, uid, *port).map(Self::Path)
             }
-            (Target::Vmi { .. }, Carrying::Host { .. }) => Err(End::failed(
-                "the agent there carries no VMs of KubeVirt's: `kubevirt = true` under [carry] in \
-                 its file",
-            )),
-            (_, Carrying::Kubevirt(_)) => Err(End::failed(
-                "the agent there carries VMs of KubeVirt's only: `kubevirt = true` under [carry] \
-                 in its file",
-            )),
+            (Target::Path(path), Carrying::Proxmox(host)) => {
+                let path = Path::new(path);
+                let socket = socket_below(host.path(), path)?;
+                let name = path.strip_prefix(host.path()).ok().and_then(Path::to_str);
+                if !host.waits(name.unwrap_or_default()).map_err(End::failed)? {
+                    let path = path.display();
+                    return Err(End::failed(format!("no VM's own QEMU listens at {path}")));
+                }
+                Ok(Self::Path(socket))
+            }
+            (_, carrying) => Err(End::failed(format!(
+                "the agent there carries what {} moves: `manager` under [carry] in its file",
+                match carrying {
+                    Carrying::Host { .. } => "libvirt",
+                    Carrying::Kubevirt(_) => "KubeVirt",
+                    Carrying::Proxmox(_) => "Proxmox VE",
+                }
+            ))),
         }
     }
 
@@ -111,8 +121,8 @@ fn in_pod(node: &Node, uid: &str, port: u16) -> Result<OwnedFd, End> {
         return Err(End::failed(format!("{port} is none of KubeVirt's ports")));
     };
     let name = SocketName { vmi: vmi.clone(), port };
-    let socket = directory.socket(&name).map_err(End::failed)?.ok_or_else(nothing)?;
-    match directory.made(&name).map_err(End::failed)? {
+    let socket = directory.socket(&name.to_string()).map_err(End::failed)?.ok_or_else(nothing)?;
+    match launcher.made(&name).map_err(End::failed)? {
         Made::Inside => Ok(socket),
         Made::Outside => Err(End::failed(format!("the VM {vmi} does not come here, it leaves"))),
     }
@@ -206,14 +216,21 @@ mod tests {
         };
         let none = tempfile::tempdir().unwrap();
         let kubevirt = Carrying::Kubevirt(Node::with_records(none.path()));
+        let proxmox = Carrying::Proxmox(proxmox::Host::new(none.path()));
+        let socket = |name: &str| none.path().join(name).display().to_string();
+        let _other = UnixListener::bind(socket("other")).unwrap();
         let vmi = |uid: &str| Target::Vmi { uid: uid.to_owned(), port: 49152 };
         for (target, carrying, part) in [
             (Target::Port(22), &carrying, "49152 to 49215"),
-            (vmi("8a9c-1"), &carrying, "kubevirt = true"),
+            (vmi("8a9c-1"), &carrying, "what libvirt moves"),
             (vmi("8a9c-1"), &kubevirt, "no pod of this node"),
             (vmi("../8a9c"), &kubevirt, "no UID"),
-            (Target::Port(49160), &kubevirt, "KubeVirt's only"),
-            (Target::Path("/run/x".to_owned()), &kubevirt, "KubeVirt's only"),
+            (Target::Port(49160), &kubevirt, "what KubeVirt moves"),
+            (Target::Path("/run/x".to_owned()), &kubevirt, "what KubeVirt moves"),
+            (Target::Port(49160), &proxmox, "what Proxmox VE moves"),
+            (Target::Path("/run/x".to_owned()), &proxmox, "not inside"),
+            (Target::Path(socket("100.migrate")), &proxmox, "nothing takes the VM"),
+            (Target::Path(socket("other")), &proxmox, "no VM's own QEMU"),
         ] {
             let Err(End::Failed(why)) = Onward::find(&target, carrying) else { panic!() };
             assert!(why.contains(part), "{target:?}: {why}");

@@ -1,9 +1,9 @@
-//! A socket of virt-handler's, in the place of which another one listens for a while.
+//! Another program's socket, in the place of which one of our own listens for a while.
 //!
 //! ```text
-//! X                  what QEMU connects to: ours
-//! X.virt-handler     virt-handler's, to be put back, and to go by if we can't
-//! X.droveway         ours once more: says after a crash that X is nobody's
+//! X              what others connect to: ours
+//! X.kept         theirs, to be put back, and to be led on to
+//! X.droveway     ours once more: says after a crash that X is nobody's
 //! ```
 //!
 //! The name is never missing: it passes from one socket to the other by a rename.
@@ -16,13 +16,12 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use crate::directory::{Directory, Inode};
-use crate::error::Trying;
-use crate::{KubevirtError, SocketName};
+use crate::error::{TakeoverError, Trying};
 
-/// A socket in the place of virt-handler's. Dropped, it gives the place back.
+/// A socket in the place of another. Dropped, it gives the place back.
 #[derive(Debug)]
 pub struct Replaced {
-    name: SocketName,
+    name: String,
     directory: Directory,
     listener: UnixListener,
     /// Ours, by its file.
@@ -30,39 +29,38 @@ pub struct Replaced {
     inode: Inode,
 }
 
-fn theirs(name: &SocketName) -> String {
-    format!("{name}.virt-handler")
+fn theirs(name: &str) -> String {
+    format!("{name}.kept")
 }
 
-fn mark(name: &SocketName) -> String {
+fn mark(name: &str) -> String {
     format!("{name}.droveway")
 }
 
-fn next(name: &SocketName) -> String {
+fn next(name: &str) -> String {
     format!("{name}.next")
 }
 
 impl Directory {
-    /// Takes the place of virt-handler's socket.
+    /// Takes the place of another's socket.
     ///
     /// # Errors
     /// If it isn't there, or the system refuses. Then all is as it was.
-    pub fn replace(self, name: SocketName) -> Result<Replaced, KubevirtError> {
+    pub fn replace(self, name: String) -> Result<Replaced, TakeoverError> {
         // What a run that was killed left behind.
         self.give_back(&name)?;
         let listener = UnixListener::bind(self.by_number(&mark(&name)));
-        let listener = listener.trying("listening in a pod")?;
+        let listener = listener.trying("listening in another's place")?;
         let own = self.owned(&mark(&name));
         let replaced = own.and_then(|(own, inode)| {
-            listener.set_nonblocking(true).trying("listening in a pod")?;
-            let to = self.fd();
-            let kept =
-                rustix::fs::linkat(to, name.to_string(), to, theirs(&name), AtFlags::empty());
-            kept.trying("keeping virt-handler's socket")?;
+            listener.set_nonblocking(true).trying("listening in another's place")?;
+            let to = self.as_fd();
+            let kept = rustix::fs::linkat(to, &*name, to, theirs(&name), AtFlags::empty());
+            kept.trying("keeping another's socket")?;
             let linked = rustix::fs::linkat(to, mark(&name), to, next(&name), AtFlags::empty());
             linked.trying("naming a socket")?;
-            let renamed = rustix::fs::renameat(to, next(&name), to, name.to_string());
-            renamed.trying("taking the place of virt-handler's socket")?;
+            let renamed = rustix::fs::renameat(to, next(&name), to, &*name);
+            renamed.trying("taking the place of another's socket")?;
             Ok((own, inode))
         });
         match replaced {
@@ -82,13 +80,13 @@ impl Directory {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn give_back(&self, name: &SocketName) -> Result<(), KubevirtError> {
-        let Some(own) = self.inode(&mark(name))? else { return Ok(()) };
-        if self.inode(&name.to_string())? == Some(own) {
-            match rustix::fs::renameat(self.fd(), theirs(name), self.fd(), name.to_string()) {
+    pub fn give_back(&self, name: &str) -> Result<(), TakeoverError> {
+        let Some(own) = self.which(&mark(name))? else { return Ok(()) };
+        if self.which(name)? == Some(own) {
+            match rustix::fs::renameat(self.as_fd(), theirs(name), self.as_fd(), name) {
                 // Nobody's, without it.
-                Err(Errno::NOENT) => self.remove([name.to_string()]),
-                renamed => renamed.trying("giving virt-handler's socket back")?,
+                Err(Errno::NOENT) => self.remove([name.to_owned()]),
+                renamed => renamed.trying("giving another's socket back")?,
             }
         }
         self.remove([mark(name), theirs(name), next(name)]);
@@ -98,18 +96,18 @@ impl Directory {
     fn remove(&self, names: impl IntoIterator<Item = String>) {
         for name in names {
             // It may not be there, or the pod be gone.
-            let _ = rustix::fs::unlinkat(self.fd(), name, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(self.as_fd(), name, AtFlags::empty());
         }
     }
 
     /// Paths of sockets are short.
     fn by_number(&self, name: &str) -> String {
-        format!("/proc/self/fd/{}/{name}", self.fd().as_raw_fd())
+        format!("/proc/self/fd/{}/{name}", self.as_fd().as_raw_fd())
     }
 
-    fn owned(&self, name: &str) -> Result<(OwnedFd, Inode), KubevirtError> {
+    fn owned(&self, name: &str) -> Result<(OwnedFd, Inode), TakeoverError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let own = rustix::fs::openat(self.fd(), name, flags, Mode::empty());
+        let own = rustix::fs::openat(self.as_fd(), name, flags, Mode::empty());
         let own = own.trying("opening a socket of our own")?;
         let stat = rustix::fs::fstat(&own).trying("looking at a socket of our own")?;
         Ok((own, Inode::of(&stat)))
@@ -119,7 +117,7 @@ impl Directory {
 impl Replaced {
     /// Which.
     #[must_use]
-    pub fn name(&self) -> &SocketName {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
@@ -135,11 +133,11 @@ impl Replaced {
         self.listener.as_fd()
     }
 
-    /// Whether the name still leads to ours: virt-handler removes it at the end, and
-    /// makes a new one for another target.
+    /// Whether the name still leads to ours: the other program may have removed it, or made
+    /// a new one.
     #[must_use]
     pub fn is_there(&self) -> bool {
-        matches!(self.directory.inode(&self.name.to_string()), Ok(Some(now)) if now == self.inode)
+        matches!(self.directory.which(&self.name), Ok(Some(now)) if now == self.inode)
     }
 
     /// Gives ours to the user who has virt-handler's: QEMU's. virt-handler does that a
@@ -147,10 +145,10 @@ impl Replaced {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn take_owner(&self) -> Result<(), KubevirtError> {
+    pub fn take_owner(&self) -> Result<(), TakeoverError> {
         let there =
-            rustix::fs::statat(self.directory.fd(), theirs(&self.name), AtFlags::SYMLINK_NOFOLLOW);
-        let theirs = there.trying("looking whose virt-handler's socket is")?;
+            rustix::fs::statat(&self.directory, theirs(&self.name), AtFlags::SYMLINK_NOFOLLOW);
+        let theirs = there.trying("looking whose another's socket is")?;
         let ours = rustix::fs::fstat(&self.own).trying("looking whose our socket is")?;
         if theirs.st_uid == 0 || (ours.st_uid, ours.st_gid) == (theirs.st_uid, theirs.st_gid) {
             return Ok(());
@@ -160,7 +158,7 @@ impl Replaced {
             .trying("giving a socket to QEMU's user")
     }
 
-    /// Goes KubeVirt's own way: connects to what virt-handler has made.
+    /// Connects to what the other program has made.
     ///
     /// # Errors
     /// If it has gone.
@@ -171,8 +169,12 @@ impl Replaced {
 
 impl Drop for Replaced {
     fn drop(&mut self) {
-        if let Err(error) = self.directory.give_back(&self.name) {
-            tracing::debug!(socket = %self.name, %error, "not given back: the pod may be gone");
+        // Another one may have the place by now.
+        let given_back = self.directory.which(&mark(&self.name)).and_then(|now| {
+            if now == Some(self.inode) { self.directory.give_back(&self.name) } else { Ok(()) }
+        });
+        if let Err(error) = given_back {
+            tracing::debug!(socket = %self.name, %error, "not given back: its directory may be gone");
         }
     }
 }
@@ -185,17 +187,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{Made, Port};
 
     fn directory(path: &Path) -> Directory {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(path, flags, Mode::empty()).unwrap();
-        Directory::new(fd, std::process::id())
+        Directory::open(path).unwrap().unwrap()
     }
 
-    fn name() -> SocketName {
-        SocketName { vmi: "8a9c-1".parse().unwrap(), port: Port::Memory }
-    }
+    const NAME: &str = "vm.sock";
 
     /// What came to a listener.
     fn heard(listener: &UnixListener) -> String {
@@ -218,12 +215,11 @@ mod tests {
     }
 
     #[test]
-    fn whoever_connects_comes_to_us_and_later_to_virt_handler_again() {
+    fn whoever_connects_comes_to_us_and_later_to_the_other_again() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(name().to_string());
+        let path = dir.path().join(NAME);
         let handler = UnixListener::bind(&path).unwrap();
-        assert_eq!(directory(dir.path()).made(&name()).unwrap(), Made::Inside);
-        let replaced = directory(dir.path()).replace(name()).unwrap();
+        let replaced = directory(dir.path()).replace(NAME.to_owned()).unwrap();
         say(&path, "to us");
         assert_eq!(heard(replaced.listener()), "to us");
         replaced.go_around().unwrap().write_all(b"around").unwrap();
@@ -232,7 +228,7 @@ mod tests {
         drop(replaced);
         say(&path, "back");
         assert_eq!(heard(&handler), "back");
-        assert_eq!(names(dir.path()), [name().to_string()]);
+        assert_eq!(names(dir.path()), [NAME]);
     }
 
     #[test]
@@ -241,11 +237,11 @@ mod tests {
             return; // Nobody else may give files away.
         }
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(name().to_string());
+        let path = dir.path().join(NAME);
         let _handler = UnixListener::bind(&path).unwrap();
-        let replaced = directory(dir.path()).replace(name()).unwrap();
+        let replaced = directory(dir.path()).replace(NAME.to_owned()).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().uid(), 0);
-        let theirs = dir.path().join(theirs(&name()));
+        let theirs = dir.path().join(theirs(NAME));
         std::os::unix::fs::chown(&theirs, Some(107), Some(107)).unwrap();
         replaced.take_owner().unwrap();
         assert_eq!(fs::metadata(&path).unwrap().uid(), 107);
@@ -254,22 +250,22 @@ mod tests {
     #[test]
     fn what_a_killed_run_left_is_put_back() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(name().to_string());
+        let path = dir.path().join(NAME);
         let handler = UnixListener::bind(&path).unwrap();
-        let killed = directory(dir.path()).replace(name()).unwrap();
+        let killed = directory(dir.path()).replace(NAME.to_owned()).unwrap();
         std::mem::forget(killed);
-        directory(dir.path()).give_back(&name()).unwrap();
+        directory(dir.path()).give_back(NAME).unwrap();
         say(&path, "again");
         assert_eq!(heard(&handler), "again");
-        assert_eq!(names(dir.path()), [name().to_string()]);
+        assert_eq!(names(dir.path()), [NAME]);
     }
 
     #[test]
-    fn a_new_socket_of_virt_handlers_stays() {
+    fn a_new_socket_of_theirs_stays() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(name().to_string());
+        let path = dir.path().join(NAME);
         let _handler = UnixListener::bind(&path).unwrap();
-        let replaced = directory(dir.path()).replace(name()).unwrap();
+        let replaced = directory(dir.path()).replace(NAME.to_owned()).unwrap();
         fs::remove_file(&path).unwrap();
         assert!(!replaced.is_there());
         let other = UnixListener::bind(&path).unwrap();
@@ -277,16 +273,34 @@ mod tests {
         drop(replaced);
         say(&path, "new");
         assert_eq!(heard(&other), "new");
-        assert_eq!(names(dir.path()), [name().to_string()]);
+        assert_eq!(names(dir.path()), [NAME]);
+    }
+
+    #[test]
+    fn one_that_was_replaced_itself_gives_nothing_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(NAME);
+        let _first = UnixListener::bind(&path).unwrap();
+        let old = directory(dir.path()).replace(NAME.to_owned()).unwrap();
+        fs::remove_file(&path).unwrap();
+        let second = UnixListener::bind(&path).unwrap();
+        let new = directory(dir.path()).replace(NAME.to_owned()).unwrap();
+        drop(old);
+        say(&path, "to the new one");
+        assert_eq!(heard(new.listener()), "to the new one");
+        drop(new);
+        say(&path, "back");
+        assert_eq!(heard(&second), "back");
+        assert_eq!(names(dir.path()), [NAME]);
     }
 
     #[test]
     fn without_a_socket_there_is_nothing_to_replace() {
         let dir = tempfile::tempdir().unwrap();
-        let error = directory(dir.path()).replace(name()).unwrap_err().to_string();
-        assert!(error.contains("virt-handler's socket"), "{error}");
+        let error = directory(dir.path()).replace(NAME.to_owned()).unwrap_err().to_string();
+        assert!(error.contains("another's socket"), "{error}");
         assert_eq!(names(dir.path()), Vec::<String>::new());
-        std::os::unix::fs::symlink("/etc/passwd", dir.path().join(name().to_string())).unwrap();
-        assert!(directory(dir.path()).socket(&name()).is_err());
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join(NAME)).unwrap();
+        assert!(directory(dir.path()).socket(NAME).is_err());
     }
 }

@@ -1,0 +1,270 @@
+//! Doors in the place of sockets that others make for a VM to leave by: virt-handler's in
+//! KubeVirt's pods, and those of Proxmox VE's tunnels by ssh.
+//!
+//! One opens if the agent of the host to which such a socket leads is there to take what
+//! comes. Otherwise nothing is touched, and the migration goes its manager's own way.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::unbounded;
+use engine::{Carrying, Endpoint, Local};
+use kubevirt::{Launcher, Made, Port, SocketName};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use takeover::{Directory, Inode, Replaced, Watch};
+use wire::carry::Target;
+use wire::examine::{Answer, Question};
+
+use super::door::Door;
+use super::doors::{Post, Shared};
+use crate::config::PeerEntry;
+
+/// What came without notice is found by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// From such a socket's creation until QEMU connects to it, its manager has half a second's
+/// work at least. Who has not answered by then isn't waited for.
+const ANSWERS_MAX: Duration = Duration::from_millis(400);
+/// Hosts that are asked at a time.
+const ASKED_AT_ONCE: usize = 32;
+
+/// Opens and closes such doors. Dropped, it stops, and gives all places back.
+pub(super) struct Takeovers {
+    shared: Arc<Shared>,
+    stopping: Arc<AtomicBool>,
+    wake: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Following {
+    watch: Watch,
+    shared: Arc<Shared>,
+    /// Those by which VMs come, or that lead to nobody who carries: which file each was.
+    left_alone: HashMap<Target, Inode>,
+}
+
+/// A socket of migrations, whoever has made it.
+struct Socket {
+    directory: Directory,
+    name: String,
+    /// Where it leads, if a VM leaves by it.
+    target: Target,
+    maker: Maker,
+}
+
+/// Whom to ask who has made it.
+enum Maker {
+    Pod(Launcher, SocketName),
+    Proxmox(proxmox::Host),
+}
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+impl Takeovers {
+    pub(super) fn follow(shared: &Arc<Shared>) -> io::Result<Self> {
+        let watch = Watch::new().map_err(io::Error::other)?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut following =
+            Following { watch, shared: Arc::clone(shared), left_alone: HashMap::new() };
+        let thread = thread::Builder::new().name("carry-takeovers".to_owned()).spawn({
+            let (stopping, wake) = (Arc::clone(&stopping), Arc::clone(&wake));
+            move || {
+                while !stopping.load(SeqCst) {
+                    if let Err(error) = following.look() {
+                        tracing::warn!(%error, "looking for what leaves");
+                    }
+                    following.wait(&wake);
+                }
+            }
+        })?;
+        Ok(Self { shared: Arc::clone(shared), stopping, wake, thread: Some(thread) })
+    }
+}
+
+impl Drop for Takeovers {
+    fn drop(&mut self) {
+        self.stopping.store(true, SeqCst);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.shared.taken_over.lock().clear();
+        self.shared.wake();
+    }
+}
+
+impl Following {
+    fn wait(&self, wake: &OwnedFd) {
+        let watch = self.watch.fd();
+        let mut polled = [PollFd::new(wake, PollFlags::IN), PollFd::new(&watch, PollFlags::IN)];
+        let _ = poll(&mut polled, Timespec::try_from(LOOK_AGAIN).ok().as_ref());
+        if let Err(error) = self.watch.clear() {
+            tracing::warn!(%error, "cannot see what has changed");
+            thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Looks at all sockets that there are.
+    fn look(&mut self) -> Outcome<()> {
+        let sockets = match &self.shared.local.carrying {
+            Some(Carrying::Kubevirt(node)) => in_pods(node, &self.watch)?,
+            Some(Carrying::Proxmox(host)) => of_proxmox(host, &self.watch)?,
+            _ => Vec::new(),
+        };
+        let is_there = |target: &Target| sockets.iter().any(|socket| socket.target == *target);
+        let is_open = |post: &Arc<Post>| {
+            is_there(&post.door.target()) && post.door.replaces().is_some_and(Replaced::is_there)
+        };
+        let closed: Vec<_> =
+            self.shared.taken_over.lock().extract_if(.., |post| !is_open(post)).collect();
+        if !closed.is_empty() {
+            drop(closed);
+            // Whoever waits at them has them still.
+            self.shared.wake();
+        }
+        self.left_alone.retain(|target, _| is_there(target));
+        for socket in sockets {
+            let name = socket.name.clone();
+            if let Err(error) = self.look_at(socket) {
+                tracing::debug!(socket = name, %error, "left alone");
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, socket: Socket) -> Outcome<()> {
+        let Socket { directory, name, target, maker } = socket;
+        let is_at = |post: &&Arc<Post>| post.door.target() == target;
+        let open = self.shared.taken_over.lock().iter().find(is_at).cloned();
+        if let Some(post) = open {
+            return Ok(post.door.replaces().map_or(Ok(()), Replaced::take_owner)?);
+        }
+        // One of ours that nobody listens at any more.
+        directory.give_back(&name)?;
+        let Some(now) = directory.which(&name)? else {
+            self.left_alone.remove(&target);
+            return Ok(());
+        };
+        if self.left_alone.get(&target) == Some(&now) {
+            return Ok(());
+        }
+        if maker.is_to_leave(&name)?
+            && let Some(peer) = self.who_takes(&target)
+        {
+            let door = Door::in_place_of(&peer, directory.replace(name)?, target);
+            tracing::info!(door = %door, peer, "what leaves here is carried");
+            self.shared.taken_over.lock().push(Arc::new(Post::at(door)));
+            self.shared.wake();
+        } else {
+            self.left_alone.insert(target, now);
+        }
+        Ok(())
+    }
+
+    /// The host that expects what leaves, if its agent says so in time.
+    fn who_takes(&self, target: &Target) -> Option<String> {
+        let peers = self.shared.migrations.routes().peers.now();
+        let found = who_expects(&self.shared.local, &peers, target);
+        match &*found {
+            [one] => Some(one.clone()),
+            [] => {
+                tracing::info!(?target, "no other agent expects it: not carried");
+                None
+            }
+            several => {
+                tracing::warn!(?target, ?several, "several hosts expect it: not carried");
+                None
+            }
+        }
+    }
+}
+
+impl Maker {
+    /// Whether that is no QEMU which waits for a VM.
+    fn is_to_leave(&self, name: &str) -> Outcome<bool> {
+        match self {
+            Self::Pod(launcher, socket) => Ok(launcher.made(socket)? == Made::Outside),
+            Self::Proxmox(host) => Ok(!host.waits(name)?),
+        }
+    }
+}
+
+/// In each pod both, whether they are there or not.
+fn in_pods(node: &kubevirt::Node, watch: &Watch) -> Outcome<Vec<Socket>> {
+    node.watch(watch)?;
+    let mut sockets = Vec::new();
+    for launcher in node.launchers()? {
+        for port in Port::ALL {
+            let target = Target::Vmi { uid: launcher.vmi.to_string(), port: port.number() };
+            let directory = launcher.watch(watch).and_then(|()| launcher.directory());
+            match directory {
+                Ok(Some(directory)) => {
+                    let socket = SocketName { vmi: launcher.vmi.clone(), port };
+                    let name = socket.to_string();
+                    let maker = Maker::Pod(launcher.clone(), socket);
+                    sockets.push(Socket { directory, name, target, maker });
+                }
+                Ok(None) => {}
+                Err(error) => tracing::debug!(?target, %error, "a pod that can't be looked into"),
+            }
+        }
+    }
+    Ok(sockets)
+}
+
+fn of_proxmox(host: &proxmox::Host, watch: &Watch) -> Outcome<Vec<Socket>> {
+    let Some(listed) = host.directory()? else { return Ok(Vec::new()) };
+    watch.directory(&listed)?;
+    let mut sockets = Vec::new();
+    for name in listed.names()? {
+        if proxmox::vm_of(&name).is_none() {
+            continue;
+        }
+        let Some(directory) = host.directory()? else { continue };
+        let target = Target::Path(host.path().join(&name).display().to_string());
+        sockets.push(Socket { directory, name, target, maker: Maker::Proxmox(host.clone()) });
+    }
+    Ok(sockets)
+}
+
+/// Asks all at the same time, and takes who has said yes by then.
+fn who_expects(local: &Local, peers: &Arc<[PeerEntry]>, target: &Target) -> Vec<String> {
+    let until = Instant::now() + ANSWERS_MAX;
+    let (tell, told) = unbounded();
+    let next = Arc::new(AtomicUsize::new(0));
+    for _ in 0..peers.len().min(ASKED_AT_ONCE) {
+        let (tell, next) = (tell.clone(), Arc::clone(&next));
+        let (local, peers, target) = (local.clone(), Arc::clone(peers), target.clone());
+        let ask = move || {
+            while let Some(peer) = peers.get(next.fetch_add(1, SeqCst)) {
+                let expects = Instant::now() < until && self::expects(&local, peer, &target);
+                if tell.send(expects.then(|| peer.name.clone())).is_err() {
+                    return;
+                }
+            }
+        };
+        // Without a thread others ask.
+        let _ = thread::Builder::new().name("carry-ask".to_owned()).spawn(ask);
+    }
+    drop(tell);
+    let answers = std::iter::from_fn(|| told.recv_deadline(until).ok());
+    answers.take(peers.len()).flatten().collect()
+}
+
+fn expects(local: &Local, peer: &PeerEntry, target: &Target) -> bool {
+    let question = Question::Comes { target: target.clone() };
+    let way = Endpoint { local: None, remote: peer.address };
+    match engine::examine(local, &peer.name, way, question, ANSWERS_MAX) {
+        Ok(examined) => examined.answer == Answer::Comes { here: true },
+        Err(error) => {
+            tracing::debug!(peer = peer.name, %error, "asked what comes");
+            false
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A directory of sockets.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::error::{TakeoverError, Trying};
+
+/// Which file one is, as long as it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inode {
+    device: u64,
+    number: u64,
+}
+
+/// The directory, kept open.
+#[derive(Debug)]
+pub struct Directory {
+    fd: OwnedFd,
+}
+
+impl From<OwnedFd> for Directory {
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Directory {
+    /// Opens it. None if it isn't there.
+    ///
+    /// # Errors
+    /// If it can't be opened.
+    pub fn open(path: &Path) -> Result<Option<Self>, TakeoverError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::NOENT) => Ok(None),
+            opened => opened.map(|fd| Some(fd.into())).trying("opening a directory of sockets"),
+        }
+    }
+
+    /// The names of all that is in it, but such as are no text.
+    ///
+    /// # Errors
+    /// If it can't be read.
+    pub fn names(&self) -> Result<Vec<String>, TakeoverError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let readable = rustix::fs::openat(&self.fd, c".", flags, Mode::empty());
+        let entries = readable.and_then(Dir::new).trying("reading a directory of sockets")?;
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.trying("reading a directory of sockets")?;
+            names.extend(CStr::to_str(entry.file_name()).ok().map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    /// Opens a socket, to be connected to by its number. None if it isn't there.
+    ///
+    /// # Errors
+    /// If something else is there, such as a link.
+    pub fn socket(&self, name: &str) -> Result<Option<OwnedFd>, TakeoverError> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let opened = match rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), resolve) {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => opened.trying("opening a socket")?,
+        };
+        let stat = rustix::fs::fstat(&opened).trying("looking at a socket")?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+            return Err(std::io::Error::other("it is no socket")).trying("opening a socket");
+        }
+        Ok(Some(opened))
+    }
+
+    /// Which file has that name now. None if it isn't there.
+    ///
+    /// # Errors
+    /// If the system doesn't say.
+    pub fn which(&self, name: &str) -> Result<Option<Inode>, TakeoverError> {
+        match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            stat => stat.map(|stat| Some(Inode::of(&stat))).trying("looking at a socket"),
+        }
+    }
+}
+
+impl Inode {
+    pub(crate) fn of(stat: &rustix::fs::Stat) -> Self {
+        Self { device: stat.st_dev, number: stat.st_ino }
+    }
+}

@@ -1,0 +1,26 @@
+//! What goes wrong.
+
+use std::io;
+
+/// The system refuses.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct TakeoverError {
+    what: &'static str,
+    source: io::Error,
+}
+
+/// Says what was tried.
+pub trait Trying<T> {
+    /// What was tried, as in "opening a file".
+    ///
+    /// # Errors
+    /// If it failed.
+    fn trying(self, what: &'static str) -> Result<T, TakeoverError>;
+}
+
+impl<T, E: Into<io::Error>> Trying<T> for Result<T, E> {
+    fn trying(self, what: &'static str) -> Result<T, TakeoverError> {
+        self.map_err(|error| TakeoverError { what, source: error.into() })
+    }
+}

@@ -1,0 +1,88 @@
+//! Notices that something may have changed in directories.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::io::Errno;
+
+use crate::error::{TakeoverError, Trying};
+
+/// What is watched. A directory that is gone is forgotten by the kernel.
+#[derive(Debug)]
+pub struct Watch {
+    inotify: OwnedFd,
+}
+
+impl Watch {
+    /// Watches nothing yet.
+    ///
+    /// # Errors
+    /// If the system has no more of them.
+    pub fn new() -> Result<Self, TakeoverError> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
+        Ok(Self { inotify: inotify.trying("watching for sockets")? })
+    }
+
+    /// Watches an open directory. Once more does no harm.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn directory(&self, directory: impl AsFd) -> Result<(), TakeoverError> {
+        let flags = WatchFlags::CREATE
+            | WatchFlags::DELETE
+            | WatchFlags::MOVED_TO
+            | WatchFlags::CLOSE_WRITE
+            | WatchFlags::ATTRIB;
+        let by_number = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+        inotify::add_watch(&self.inotify, by_number, flags).map(drop).trying("watching for sockets")
+    }
+
+    /// Readable when something has changed.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+
+    /// Forgets what has changed until now.
+    ///
+    /// # Errors
+    /// If the system doesn't say what has changed.
+    pub fn clear(&self) -> io::Result<()> {
+        let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
+        loop {
+            match rustix::io::read(&self.inotify, &mut buffer) {
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) | Ok(_) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+    use crate::Directory;
+
+    #[test]
+    fn what_is_made_is_noticed_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let watch = Watch::new().unwrap();
+        for _ in 0..2 {
+            watch.directory(Directory::open(dir.path()).unwrap().unwrap()).unwrap();
+        }
+        let changed = || {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&watch.fd(), PollFlags::IN)], Some(&at_once)).unwrap() == 1
+        };
+        assert!(!changed());
+        std::fs::write(dir.path().join("new"), "").unwrap();
+        assert!(changed());
+        watch.clear().unwrap();
+        assert!(!changed());
+    }
+}
