@@ -45,7 +45,7 @@ impl Ssh {
         let mut client = from.command("/usr/bin/ssh");
         client.args(["-F", &format!("{inside}/config")]);
         client.args(["-e", "none", "-o", "BatchMode=yes", "-o", "HostKeyAlias=host-b"]);
-        client.arg(format!("root@{address}")).arg("-o ExitOnForwardFailure=yes");
+        client.arg(format!("root@{address}")).args(["-o ExitOnForwardFailure=yes"]);
         for socket in sockets {
             client.args(["-L", &format!("{socket}:{socket}")]);
         }
