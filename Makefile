@@ -152,6 +152,10 @@ bench-locks: toolchain
 bench-storage: toolchain
 	@$(CARGO) bench --quiet --package storage --bench read
 
+# Large VMs that have used little, in all four ways.
+.PHONY: bench-large
+bench-large: bench-large-memfd bench-large-memfd-hint bench-large-anonymous bench-large-anonymous-hint
+
 bench-%: build
 	@$(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
 

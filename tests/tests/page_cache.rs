@@ -168,11 +168,14 @@ fn helper(world: &World, side: Side) -> GuestHelper {
 #[test]
 fn is_told_after_a_move() {
     let world = World::new(Link::one(1000));
-    let guest = world.boot(&with_files(&world));
+    let mut spec = with_files(&world);
+    spec.kernel_words = "init_on_alloc=0";
+    let guest = world.boot(&spec);
     let cached = cached_pages(&guest);
     wait_helper(&world, Side::A, NAME);
     assert_told(&world, Side::A, &complete(&world, Side::A), cached);
-    let answers = GuestHelper::Answers { version: env!("CARGO_PKG_VERSION").to_owned() };
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    let answers = GuestHelper::Answers { version, clears_memory: Some(false) };
     assert_eq!(helper(&world, Side::A), answers);
     refuses_a_second_one(&world);
     let moved = world.migrate(&guest, Side::A, &["--shared-disks"]);

@@ -12,6 +12,7 @@ mod images;
 mod living;
 mod stop;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use api::{AttachRequest, ErrorCode, GuestHelper, RunRequest, VmStatus, VmSummary};
 use parking_lot::{Condvar, Mutex};
+use qemu::command_line::{CommandLine, CommandLineError};
 use qemu::launch::User;
 use qemu::machine::{self, By, GuestPort, Start};
 use qemu::probe::Probes;
@@ -142,11 +144,17 @@ impl Registry {
             return Err(Denied::Asked(format!("the directory `{}` is not absolute", request.cwd)));
         }
         check_domain(&request.share_domain)?;
+        let mut argv = Cow::Borrowed(&request.argv);
+        if request.free_page_hint {
+            let asked = |error: CommandLineError| Denied::Asked(error.to_string());
+            let line = CommandLine::parse(&argv).map_err(asked)?;
+            argv = Cow::Owned(line.with_free_page_hint().map_err(asked)?.argv());
+        }
         let claim = self.claim(&request.name, Busy::Starting)?;
         claim.note_starting()?;
         let machine = machine::start(&Start {
             name: &request.name,
-            argv: &request.argv,
+            argv: &argv,
             cwd,
             dir: &claim.dir,
             incoming: false,

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use api::{GuestHelper, VmStatus, VmSummary};
+use cachemap::Clears;
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
+use qemu::command_line::CommandLine;
 use qemu::guest_port::GuestError;
 use qemu::launch::log_tail;
 use qemu::machine::{self, Machine, StartError};
@@ -375,7 +377,14 @@ impl Vm {
         let machine = self.machine()?;
         let port = machine.open_guest_port(PORT_WAIT);
         Some(match port.and_then(|port| port.greet(HELPER_WAIT)) {
-            Ok(greeting) => GuestHelper::Answers { version: greeting.program },
+            Ok(greeting) => GuestHelper::Answers {
+                version: greeting.program,
+                clears_memory: match greeting.clears {
+                    Clears::Unknown => None,
+                    Clears::No => Some(false),
+                    Clears::Yes => Some(true),
+                },
+            },
             Err(GuestError::NoPort(why)) => {
                 // Why it could not have one was learnt when it started.
                 let mut notes = machine.notes.iter();
@@ -449,6 +458,7 @@ impl Vm {
                 pid: machine.process.pid(),
                 qemu: machine.version.clone(),
                 ram_bytes: self.ram_bytes(),
+                free_page_hint: hints(&machine.argv),
                 attached: machine.is_attached(),
                 migration,
                 problem: known.problem(),
@@ -463,6 +473,7 @@ impl Vm {
                 pid: *pid,
                 qemu: version.clone(),
                 ram_bytes: self.ram_bytes(),
+                free_page_hint: hints(argv),
                 attached: *attached,
                 migration,
                 problem: [&known.doubt, &known.unreadable, &known.unnoted]
@@ -485,6 +496,11 @@ impl Vm {
         }
         summary
     }
+}
+
+/// Whether the guest says which of its memory is free.
+fn hints(argv: &[String]) -> bool {
+    CommandLine::parse(argv).is_ok_and(|line| line.has_free_page_hint())
 }
 
 /// Why, and what QEMU wrote last.

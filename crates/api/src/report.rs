@@ -129,6 +129,10 @@ pub struct Report {
     pub body_bytes: u64,
     /// Zero and other fill pages that QEMU handed over, in bytes.
     pub fill_bytes: u64,
+    /// RAM that QEMU left out of its first pass, because the guest had said that it was
+    /// free.
+    #[serde(default)]
+    pub free_bytes: u64,
     /// Of the bodies, those that were not sent, because the guest had changed
     /// them again while they waited.
     #[serde(default)]
@@ -209,6 +213,7 @@ impl Report {
             passes: progress.pass,
             body_bytes: 0,
             fill_bytes: 0,
+            free_bytes: 0,
             dropped_bytes: 0,
             named_bytes: 0,
             peer_bytes: 0,

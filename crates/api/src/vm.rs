@@ -19,6 +19,9 @@ pub struct RunRequest {
     /// one.
     #[serde(default = "by_default")]
     pub guest_port: bool,
+    /// Whether it gets a balloon by which its guest says which memory is free.
+    #[serde(default)]
+    pub free_page_hint: bool,
 }
 
 fn by_default() -> bool {
@@ -132,6 +135,10 @@ pub enum GuestHelper {
     Answers {
         /// Its version, such as `0.1.0`: the guest's word.
         version: String,
+        /// Whether the guest's kernel clears each page that it allocates; none if it does
+        /// not say.
+        #[serde(default)]
+        clears_memory: Option<bool>,
     },
     /// The VM has no port at which it could be asked.
     NoPort {
@@ -163,6 +170,9 @@ pub struct VmSummary {
     pub qemu: String,
     /// Guest RAM.
     pub ram_bytes: u64,
+    /// Whether it has a balloon by which its guest says which memory is free.
+    #[serde(default)]
+    pub free_page_hint: bool,
     /// Whether it was started elsewhere and adopted.
     pub attached: bool,
     /// The migration that moves it now.

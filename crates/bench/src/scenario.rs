@@ -138,7 +138,7 @@ fn encrypted(options: Options) -> Options {
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     let rest = neighbours().into_iter().chain([cores(), tls(), kvm()]);
-    let rest = rest.chain([swing(), web(), footprint()]).chain(libvirts());
+    let rest = rest.chain([swing(), web(), footprint()]).chain(large()).chain(libvirts());
     memory().into_iter().chain(disks()).chain(rest).collect()
 }
 
@@ -338,6 +338,55 @@ fn footprint() -> Scenario {
         served: false,
         libvirt: false,
     }
+}
+
+/// Large VMs that have used little: one of 256 MiB in a VM of 8 GiB that had used 2 GiB
+/// and freed it again.
+fn large() -> Vec<Scenario> {
+    let orders = Orders {
+        freed_bytes: 2 << 30,
+        working_set_bytes: 256 * MIB,
+        rate: MB,
+        seed: 9,
+        ..Orders::default()
+    };
+    let of = |name, about, shared: bool, hinted: bool| {
+        let mut guest = GuestSpec::new("bench", "8G", orders.clone());
+        guest.kernel_words = "init_on_alloc=0";
+        if shared {
+            guest.machine = "q35,memory-backend=ram".to_owned();
+            let ram = ["-object", "memory-backend-memfd,id=ram,size=8G,share=on"];
+            guest.extra.extend(ram.map(str::to_owned));
+        }
+        if hinted {
+            // What `droveway run --free-page-hint` adds.
+            let balloon = "virtio-balloon,free-page-hint=on,iothread=balloon";
+            let hint = ["-object", "iothread,id=balloon", "-device", balloon];
+            guest.extra.extend(hint.map(str::to_owned));
+        }
+        Scenario {
+            name,
+            about,
+            guest,
+            disk: None,
+            neighbour: None,
+            link: Link::one(1000),
+            goal: Duration::from_millis(300),
+            timeout: Duration::from_secs(180),
+            modes: &[Mode::Multifd, Mode::Zstd],
+            ours: plain(),
+            plain_tcp: false,
+            slowing: None,
+            served: false,
+            libvirt: false,
+        }
+    };
+    vec![
+        of("large-memfd", "8 GiB in a memfd, 2 GiB used and freed, 256 MiB in use", true, false),
+        of("large-memfd-hint", "the same, and the guest says what is free", true, true),
+        of("large-anonymous", "the same in anonymous memory", false, false),
+        of("large-anonymous-hint", "the same, and the guest says what is free", false, true),
+    ]
 }
 
 /// What it costs that nobody reads along.

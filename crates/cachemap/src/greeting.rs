@@ -14,6 +14,30 @@ pub struct Greeting {
     pub nonce: u64,
     /// The helper's own version, for people.
     pub program: String,
+    /// Whether its kernel clears pages.
+    pub clears: Clears,
+}
+
+/// Whether the guest's kernel clears each page that it allocates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Clears {
+    /// It can't be seen, or the helper is of a version that doesn't look.
+    #[default]
+    Unknown,
+    /// It doesn't.
+    No,
+    /// It does.
+    Yes,
+}
+
+impl Clears {
+    fn of(byte: u8) -> Self {
+        match byte {
+            1 => Self::No,
+            2 => Self::Yes,
+            _ => Self::Unknown,
+        }
+    }
 }
 
 impl Greeting {
@@ -29,7 +53,7 @@ impl Greeting {
         let mut bytes = Vec::with_capacity(Self::BYTES);
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&self.version.to_le_bytes());
-        bytes.extend_from_slice(&[0; 6]);
+        bytes.extend_from_slice(&[self.clears as u8, 0, 0, 0, 0, 0]);
         bytes.extend_from_slice(&self.nonce.to_le_bytes());
         bytes.extend_from_slice(&program);
         let sum = checksum(&[&bytes]);
@@ -48,7 +72,8 @@ impl Greeting {
         let program: [u8; PROGRAM_BYTES] = at(bytes, 24);
         let end = program.iter().position(|byte| *byte == 0).unwrap_or(PROGRAM_BYTES);
         let program = program.get(..end).and_then(printable)?.to_owned();
-        Some(Self { version: u16::from_le_bytes(at(bytes, 8)), nonce, program })
+        let clears = Clears::of(bytes[10]);
+        Some(Self { version: u16::from_le_bytes(at(bytes, 8)), nonce, program, clears })
     }
 
     /// The first one in these bytes, and where it ends.
@@ -70,7 +95,8 @@ mod tests {
 
     #[test]
     fn a_greeting_is_found_if_it_is_ours_and_whole() {
-        let greeting = Greeting { version: 3, nonce: 5, program: "0.1.0 \u{7}(x)".to_owned() };
+        let program = "0.1.0 \u{7}(x)".to_owned();
+        let greeting = Greeting { version: 3, nonce: 5, program, clears: Clears::Yes };
         let expected = Greeting { program: "0.1.0 (x)".to_owned(), ..greeting.clone() };
         let bytes = [&b"DROVEMAPDROV"[..], &greeting.to_bytes()].concat();
         assert_eq!(Greeting::find(&bytes, 5), Some((expected, 12 + Greeting::BYTES)));

@@ -41,7 +41,7 @@ mod write;
 pub use ask::{Ask, AskFinder, Budget, Wanted};
 pub use device::Device;
 pub use fault::Fault;
-pub use greeting::Greeting;
+pub use greeting::{Clears, Greeting};
 pub use listener::{Limits, Listener, State};
 pub use map::{CacheMap, Place};
 pub use run::Run;

@@ -3,7 +3,7 @@
 use crate::code::{cleaned, put_text};
 use crate::frame::{self, CONTENT_BYTES_MAX, Kind};
 use crate::run::{Last, RUN_BYTES_MAX};
-use crate::{Ask, Device, Greeting, Run, Summary, VERSION};
+use crate::{Ask, Clears, Device, Greeting, Run, Summary, VERSION};
 
 /// The most bytes of a refusal's text.
 pub(crate) const TEXT_BYTES_MAX: usize = 512;
@@ -30,7 +30,8 @@ impl Reply {
     #[must_use]
     pub fn new(ask: &Ask, program: &str, out: &mut Vec<u8>) -> Self {
         let nonce = ask.nonce;
-        let greeting = Greeting { version: VERSION, nonce, program: program.to_owned() };
+        let (program, clears) = (program.to_owned(), Clears::default());
+        let greeting = Greeting { version: VERSION, nonce, program, clears };
         out.extend_from_slice(&greeting.to_bytes());
         Self {
             nonce,

@@ -14,6 +14,8 @@ const STATE_FREE_MIN: u64 = 64 << 20;
 const STATE_FREE_LITTLE: u64 = 1 << 30;
 /// Of all memory, one part in so many is little.
 const MEMORY_PARTS: u64 = 20;
+/// Of shared memory so much costs a move, if nobody says which of it is free.
+const SHARED_LEAST: u64 = 1 << 30;
 /// Clock sources that cost a system call each time, and drift.
 const SLOW_CLOCKS: [&str; 3] = ["hpet", "acpi_pm", "jiffies"];
 
@@ -220,6 +222,18 @@ fn reach(facts: &Facts, findings: &mut Findings) {
         ),
     }
     for vm in &facts.vms {
+        if vm.shared_bytes >= SHARED_LEAST && !vm.free_page_hint {
+            findings.note(
+                "memory access",
+                format!(
+                    "{}: QEMU reads all {} of its shared memory when it moves, and so allocates \
+                     what the guest never used.",
+                    vm.name,
+                    size(vm.shared_bytes)
+                ),
+                "start it with --free-page-hint, if its guest's kernel has init_on_alloc=0",
+            );
+        }
         if let Some(why) = &vm.unreached {
             let text = format!("{}: {why}.", vm.name);
             findings.note("memory access", text, "");
@@ -433,7 +447,7 @@ mod tests {
     #[test]
     fn every_ill_is_told() {
         type Change = fn(&mut Facts);
-        let table: [(Change, Severity, &str); 20] = [
+        let table: [(Change, Severity, &str); 21] = [
             (
                 |f| {
                     let missing = vec!["migration_port_min = 49216".to_owned()];
@@ -486,6 +500,11 @@ mod tests {
                 |f| f.vms[0].unreached = Some("RAM `pc.ram` is placed inline".to_owned()),
                 Severity::Note,
                 "web1: RAM `pc.ram`",
+            ),
+            (
+                |f| f.vms[0].shared_bytes = 8 << 30,
+                Severity::Note,
+                "all 8192 MiB of its shared memory",
             ),
             (|f| f.cgroups.delegated = false, Severity::Note, "may not make groups"),
             (|f| f.clock_source = Some("hpet".to_owned()), Severity::Warning, "from hpet"),

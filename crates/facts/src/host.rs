@@ -196,6 +196,12 @@ pub struct VmFacts {
     pub cpu: Option<String>,
     /// Its RAM.
     pub ram_bytes: u64,
+    /// Of that, what other processes may map, such as a memfd.
+    #[serde(default)]
+    pub shared_bytes: u64,
+    /// Whether its guest says which of it is free.
+    #[serde(default)]
+    pub free_page_hint: bool,
     /// Why pages could not be written to or read from its memory directly.
     pub unreached: Option<String>,
 }

@@ -74,6 +74,8 @@ pub struct Orders {
     pub text_bytes: u64,
     /// Bytes that hold zeros, in pages that were written.
     pub zero_bytes: u64,
+    /// Bytes that are written once, and given back to the guest's kernel.
+    pub freed_bytes: u64,
     /// Bytes of content that doesn't shrink and is rewritten.
     pub working_set_bytes: u64,
     /// Bytes rewritten per second.
@@ -167,6 +169,7 @@ impl fmt::Display for Orders {
             ("random", self.random_bytes),
             ("text", self.text_bytes),
             ("zero", self.zero_bytes),
+            ("freed", self.freed_bytes),
             ("ws", self.working_set_bytes),
             ("rate", self.rate),
             ("write_step_ms", self.write_step_ms),
@@ -223,6 +226,7 @@ impl Orders {
                 "random" => orders.random_bytes = number,
                 "text" => orders.text_bytes = number,
                 "zero" => orders.zero_bytes = number,
+                "freed" => orders.freed_bytes = number,
                 "ws" => orders.working_set_bytes = number,
                 "rate" => orders.rate = number,
                 "write_step_ms" => orders.write_step_ms = number,
@@ -271,6 +275,7 @@ mod tests {
             random_bytes: 2,
             text_bytes: 3,
             zero_bytes: 4,
+            freed_bytes: 27,
             working_set_bytes: 5,
             rate: 6,
             write_step_ms: 26,

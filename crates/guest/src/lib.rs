@@ -14,6 +14,7 @@
 mod arena;
 mod batch;
 mod budget;
+mod clearing;
 mod deleted;
 mod disks;
 mod extents;

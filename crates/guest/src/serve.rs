@@ -47,7 +47,8 @@ fn answer(port: &mut Port, ask: &Ask) -> Result<(), Broken> {
     let until = Instant::now() + Duration::from_millis(budget.time_ms.into()) + GRACE;
     if ask.wanted == Wanted::Greeting || ask.version != VERSION {
         let program = PROGRAM.to_owned();
-        let greeting = Greeting { version: VERSION, nonce: ask.nonce, program };
+        let clears = crate::clearing::clears();
+        let greeting = Greeting { version: VERSION, nonce: ask.nonce, program, clears };
         return port.send(&greeting.to_bytes(), until);
     }
     let mut answer = Answer::new(port, ask, until);

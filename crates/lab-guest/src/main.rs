@@ -115,6 +115,7 @@ fn run() -> std::io::Result<()> {
     system::wait_memory(orders.random_bytes + orders.text_bytes + orders.working_set_bytes)?;
     let port = system::open_port()?;
     let questions = BufReader::new(port.try_clone()?);
+    memory::use_and_free(orders.freed_bytes);
     let guest = Arc::new(fill(orders, boot_id, port)?);
     let writing = Arc::clone(&guest);
     thread::Builder::new().name("writer".to_owned()).spawn(move || threads::write(&writing))?;

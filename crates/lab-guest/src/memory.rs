@@ -32,6 +32,18 @@ impl From<guest_pages::memory::Checked> for Checked {
     }
 }
 
+/// Writes so much memory, with content that doesn't shrink, and gives it back.
+pub fn use_and_free(bytes: u64) {
+    let mut memory = vec![0u64; usize::try_from(bytes / 8).unwrap_or_default()];
+    let mut word = 1u64;
+    for place in &mut memory {
+        // Knuth's: its upper bits are as good as random, and it is one multiplication.
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        *place = word ^ word >> 33;
+    }
+    std::hint::black_box(&memory);
+}
+
 /// Memory for the area, filled: the guest keeps it until its end.
 #[must_use]
 pub fn fill(plan: Plan, rewritten: bool) -> Area<'static> {

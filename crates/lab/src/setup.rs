@@ -247,6 +247,14 @@ pub fn apparmor() -> Result<PathBuf> {
     libvirt::apparmor(&store())
 }
 
+/// Where libvirt's module for Python is, unpacked and not installed.
+///
+/// # Errors
+/// If it can't be had.
+pub fn python_libvirt() -> Result<PathBuf> {
+    libvirt::python(&store())
+}
+
 /// Where the distribution's `sshd` is, unpacked and not installed.
 ///
 /// # Errors

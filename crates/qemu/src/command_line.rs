@@ -3,6 +3,7 @@
 //! Only what the agent has to know or change is understood: everything else
 //! stays where it is, letter by letter. QEMU itself judges it.
 
+mod free_page_hint;
 mod guest_port;
 mod legacy_ack;
 mod machine;
@@ -40,6 +41,12 @@ pub enum CommandLineError {
         /// Why not.
         reason: &'static str,
     },
+    /// One balloon is all that QEMU makes.
+    #[error(
+        "the VM has a balloon already: give that one free-page-hint=on and an iothread instead of \
+         --free-page-hint"
+    )]
+    Balloon,
     /// `--set` that is not `OLD=NEW`.
     #[error("--set {text}: write it as OLD=NEW")]
     BadOverride {

@@ -5,6 +5,7 @@ use std::path::Path;
 use facts::host::VmFacts;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
+use qemu::qmp::MemoryBackend;
 use qemu::ram_blocks::RamBlocks;
 use qemu::shape;
 
@@ -28,15 +29,18 @@ fn one(living: &Living) -> VmFacts {
         accelerator: line.as_ref().map(CommandLine::accelerator).unwrap_or_default(),
         machine: shape::machine_of(&machine.qmp).unwrap_or_default(),
         cpu: line.as_ref().and_then(CommandLine::cpu_model),
-        ram_bytes: (*ram_bytes).max(backed_bytes(machine)),
+        ram_bytes: (*ram_bytes).max(backed_bytes(machine, |_| true)),
+        shared_bytes: backed_bytes(machine, |backend| backend.share),
+        free_page_hint: line.as_ref().is_some_and(CommandLine::has_free_page_hint),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
     }
 }
 
 /// With memory that is a device's and not the guest's RAM: it takes as much.
-fn backed_bytes(machine: &Machine) -> u64 {
+fn backed_bytes(machine: &Machine, counts: impl Fn(&MemoryBackend) -> bool) -> u64 {
     let backends = machine.qmp.memory_backends().unwrap_or_default();
-    backends.iter().fold(0, |sum, backend| sum.saturating_add(backend.bytes))
+    let counted = backends.iter().filter(|backend| counts(backend));
+    counted.fold(0, |sum, backend| sum.saturating_add(backend.bytes))
 }
 
 /// As another host, too, would find it.

@@ -23,6 +23,7 @@ fn request(name: &str) -> RunRequest {
         cwd: "/".to_owned(),
         share_domain: "tenant-7".to_owned(),
         guest_port: false,
+        free_page_hint: false,
     }
 }
 

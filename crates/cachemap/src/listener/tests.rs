@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frame;
-use crate::{Budget, Reply, refusal};
+use crate::{Budget, Clears, Reply, refusal};
 
 const LIMITS: Limits = Limits { ram_pages: 1000, end_page: 2000 };
 
@@ -117,7 +117,8 @@ fn refusals_and_other_versions_are_told() {
     let mut bytes = Vec::new();
     refusal(&ask(Wanted::Map), "9", "no\nrights", &mut bytes);
     assert_eq!(heard(&bytes), Err(Fault::Refused { text: "norights".to_owned() }));
-    let theirs = Greeting { version: 9, nonce: 77, program: "9.0".to_owned() };
+    let (program, clears) = ("9.0".to_owned(), Clears::default());
+    let theirs = Greeting { version: 9, nonce: 77, program, clears };
     assert_eq!(heard(&theirs.to_bytes()), Err(Fault::OtherVersion { theirs: 9 }));
     let mut listener = Listener::new(&ask(Wanted::Greeting), LIMITS);
     assert_eq!(listener.take(&theirs.to_bytes()), Ok(State::Done));

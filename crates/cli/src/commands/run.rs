@@ -23,6 +23,10 @@ pub(crate) struct RunArgs {
     /// Don't add the port for the guest helper
     #[arg(long)]
     pub(crate) no_guest_port: bool,
+    /// Add a balloon by which the guest says which of its memory is free: QEMU leaves that
+    /// out of a migration. Only where the guest's kernel has init_on_alloc=0
+    #[arg(long)]
+    pub(crate) free_page_hint: bool,
     /// QEMU and its arguments
     #[arg(last = true, required = true, value_name = "QEMU ARGS")]
     pub(crate) argv: Vec<OsString>,
@@ -43,7 +47,9 @@ pub(crate) async fn run(client: &Client, args: RunArgs) -> Result<ExitCode, Prob
         .map_err(|_| Problem::Typed("the name of this directory is not UTF-8".to_owned()))?;
     let share_domain = args.share_domain;
     let guest_port = !args.no_guest_port;
-    let request = api::RunRequest { name: args.name, argv, cwd, share_domain, guest_port };
+    let free_page_hint = args.free_page_hint;
+    let name = args.name;
+    let request = api::RunRequest { name, argv, cwd, share_domain, guest_port, free_page_hint };
     let vm: api::VmSummary = client.ask(Method::POST, "/v1/vms", Some(&request)).await?;
     println!("{} runs (QEMU {}, {} of RAM).", vm.name, vm.qemu, amount::size(vm.ram_bytes));
     print_problem(&vm);

@@ -57,6 +57,9 @@ fn details(vm: &api::VmSummary) -> String {
     if let Some(helper) = &vm.helper {
         rows.push(["Guest helper".to_owned(), helper_text(helper)]);
     }
+    if vm.free_page_hint {
+        rows.push(["Free memory".to_owned(), hint_text(vm.helper.as_ref()).to_owned()]);
+    }
     if !vm.argv.is_empty() {
         let words: Vec<String> = vm.argv.iter().map(|word| quoted(word)).collect();
         rows.push(["Command".to_owned(), words.join(" ")]);
@@ -70,9 +73,28 @@ fn details(vm: &api::VmSummary) -> String {
     out
 }
 
+/// What the guest's word for its free memory is worth.
+fn hint_text(helper: Option<&api::GuestHelper>) -> &'static str {
+    let clears = match helper {
+        Some(api::GuestHelper::Answers { clears_memory, .. }) => *clears_memory,
+        _ => None,
+    };
+    match clears {
+        Some(false) => "not sent: the guest says what it is (free-page-hint)",
+        Some(true) => {
+            "sent, and more: the guest's kernel clears each page to say that it is free. Boot it \
+             with init_on_alloc=0, or start the VM without free-page-hint"
+        }
+        None => {
+            "not sent if the guest says what it is (free-page-hint); with init_on_alloc=1 in its \
+             kernel moves take longer instead"
+        }
+    }
+}
+
 fn helper_text(helper: &api::GuestHelper) -> String {
     match helper {
-        api::GuestHelper::Answers { version } => format!("answers, version {version}"),
+        api::GuestHelper::Answers { version, .. } => format!("answers, version {version}"),
         api::GuestHelper::NoPort { why } => format!("no port: {why}"),
         api::GuestHelper::Silent { why } => format!("none: {why}"),
         api::GuestHelper::NotAsked { why } => format!("not asked: {why}"),
@@ -112,10 +134,23 @@ mod tests {
         assert!(!details(&example("web1")).contains("helper"));
         let shown = |helper| details(&api::VmSummary { helper: Some(helper), ..example("web1") });
         let version = "0.1.0".to_owned();
-        let answers = shown(api::GuestHelper::Answers { version });
+        let answers = shown(api::GuestHelper::Answers { version, clears_memory: None });
         assert!(answers.contains("Guest helper  answers, version 0.1.0\n"), "{answers}");
         let none = shown(api::GuestHelper::NoPort { why: "isapc".to_owned() });
         assert!(none.contains("Guest helper  no port: isapc\n"), "{none}");
+    }
+
+    #[test]
+    fn what_hinting_is_worth_is_shown() {
+        assert!(!details(&example("web1")).contains("Free memory"));
+        let shown = |clears_memory| {
+            let version = "0.1.0".to_owned();
+            let helper = Some(api::GuestHelper::Answers { version, clears_memory });
+            details(&api::VmSummary { helper, free_page_hint: true, ..example("web1") })
+        };
+        assert!(shown(Some(false)).contains("Free memory   not sent: "));
+        assert!(shown(Some(true)).contains("Boot it with init_on_alloc=0"));
+        assert!(shown(None).contains("with init_on_alloc=1"));
     }
 
     #[test]

@@ -48,6 +48,7 @@ pub(crate) fn example(name: &str) -> VmSummary {
         pid: 4711,
         qemu: "10.0.2".to_owned(),
         ram_bytes: 1 << 30,
+        free_page_hint: false,
         attached: false,
         migration: None,
         problem: None,

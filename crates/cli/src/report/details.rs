@@ -63,6 +63,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
     facts.extend([
         fact("Page bodies", amount::size(report.body_bytes)),
         fact("Zero and fill pages", amount::size(report.fill_bytes)),
+        fact("Free in the guest, not sent", amount::size(report.free_bytes)),
         fact("Stale, not sent", amount::size(report.dropped_bytes)),
         fact("Not sent, already there", amount::size(report.named_bytes)),
         fact("Of that, from hosts of its rack", amount::size(report.peer_bytes)),

@@ -15,6 +15,9 @@ const NAME: &str = "libvirt";
 /// Without those that bring units, users and a network of libvirt's own.
 const PACKAGES: [&str; 3] = ["libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients"];
 
+/// What managers that are written in Python use.
+const PYTHON: &str = "python3-libvirt";
+
 const APPARMOR: &str = "apparmor";
 /// Its parser and what profiles include, and how libvirt confines VMs.
 const APPARMOR_PACKAGES: [&str; 2] = ["apparmor", "libvirt-daemon-system"];
@@ -102,7 +105,19 @@ pub(super) fn apparmor(store: &Path) -> Result<PathBuf> {
     Ok(home)
 }
 
-fn unpacked(store: &Path, unpack: impl Fn(&Apt) -> Result<()>) -> Result<()> {
+/// The directory of libvirt's module for Python.
+pub(super) fn python(store: &Path) -> Result<PathBuf> {
+    let home = store.join(PYTHON);
+    if !home.is_dir() {
+        say("unpacking libvirt's module for Python (it is not installed)");
+        let scratch = Scratch::new(store, PYTHON)?;
+        unpacked(store, |apt| apt.unpack(&[PYTHON], &scratch.0))?;
+        fs::rename(&scratch.0, &home).at("create", &home)?;
+    }
+    Ok(home.join("usr/lib/python3/dist-packages"))
+}
+
+pub(super) fn unpacked(store: &Path, unpack: impl Fn(&Apt) -> Result<()>) -> Result<()> {
     let apt = Apt::new(store, "system", Sources::System)?;
     unpack(&apt).or_else(|_| {
         // Lists that are too old name packages that are gone.

@@ -63,10 +63,13 @@ pub(super) fn is_ours(option: &str, argument: &str) -> bool {
 }
 
 /// What `-device` says of one property.
-fn value(device: &str, key: &str) -> Option<String> {
+pub(super) fn value(device: &str, key: &str) -> Option<String> {
     if device.trim_start().starts_with('{') {
         let device: Value = serde_json::from_str(device).ok()?;
-        return device.get(key)?.as_str().map(str::to_owned);
+        return match device.get(key)? {
+            Value::String(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        };
     }
     let pieces = pieces(device);
     let named = |piece: &String| Some(piece.strip_prefix(key)?.strip_prefix('=')?.to_owned());

@@ -174,7 +174,12 @@ fn a_helper_is_greeted() {
             theirs.read_exact(&mut bytes).unwrap();
             let ask = AskFinder::default().take(&bytes).unwrap();
             assert_eq!(ask.wanted, Wanted::Greeting);
-            let greeting = Greeting { version: 9, nonce: ask.nonce, program: "9.1".to_owned() };
+            let greeting = Greeting {
+                version: 9,
+                nonce: ask.nonce,
+                program: "9.1".to_owned(),
+                clears: cachemap::Clears::No,
+            };
             theirs.write_all(&greeting.to_bytes()).unwrap();
         });
         let greeting = greet(&ours, Duration::from_secs(9)).unwrap();

@@ -152,6 +152,9 @@ impl Sampling {
                 naming.end_first_pass();
             }
             report_builder.enter(Phase::LaterPass);
+            let (bodies, fills) = state.taken();
+            let free_bytes = qemu.total_bytes.saturating_sub(bodies + fills);
+            report_builder.tell(|report| report.free_bytes = free_bytes);
             state.adjust_pool();
         }
         self.dirty_bytes_per_s = qemu.dirty_bytes_per_s as f64;

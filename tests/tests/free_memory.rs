@@ -1,0 +1,46 @@
+//! Memory that the guest says is free, by a balloon that `droveway run` adds.
+
+use end_to_end::{MIB, Side, World, guest};
+use lab::guest::GuestSpec;
+use lab::hosts::Link;
+
+const FREED: u64 = 512 * MIB;
+
+/// Shared memory, as virtiofs and vhost-user want it, of which most was used once.
+fn spec() -> GuestSpec {
+    let mut spec = guest("1G", 5_000_000);
+    spec.machine = "q35,memory-backend=ram".to_owned();
+    let ram = ["-object", "memory-backend-memfd,id=ram,size=1G,share=on"];
+    spec.extra.extend(ram.map(str::to_owned));
+    spec.kernel_words = "init_on_alloc=0";
+    spec.orders.freed_bytes = FREED;
+    spec
+}
+
+/// It goes there without, and so it does back.
+#[test]
+fn what_a_guest_has_freed_is_left_out() {
+    let world = World::new(Link::one(1000));
+    let guest = world.boot_by(&spec(), &world.kit.qemu, &["--free-page-hint"]);
+    let shown = world.tells(Side::A, &["show", "web1"]);
+    assert!(shown.contains("free-page-hint"), "{shown}");
+    for from in [Side::A, Side::B] {
+        let report = world.migrate(&guest, from, &[]);
+        assert!(report.free_bytes >= FREED, "{} are left out", report.free_bytes);
+        assert!(world.shown(from.other(), "web1").free_page_hint);
+    }
+}
+
+/// Without it QEMU reads all, which doctor says.
+#[test]
+fn without_a_balloon_all_is_read() {
+    let world = World::new(Link::one(1000));
+    let guest = world.boot(&spec());
+    let doctor = world.tells(Side::A, &["doctor"]);
+    assert!(doctor.contains("all 1024 MiB of its"), "{doctor}");
+    assert_eq!(world.migrate(&guest, Side::A, &[]).free_bytes, 0);
+    let mut own = vec!["run", "web2", "--free-page-hint", "--", "qemu-system-x86_64"];
+    own.extend(["-device", "virtio-balloon-pci"]);
+    let refused = world.refuses(Side::A, &own);
+    assert!(refused.contains("has a balloon already"), "{refused}");
+}
