@@ -27,7 +27,11 @@ fn begin(host: &Host, args: &[&str], says: &str) -> Child {
     let mut lines = BufReader::new(child.stderr.as_mut().unwrap());
     let mut said = String::new();
     while !said.contains(says) {
-        assert_ne!(lines.read_line(&mut said).unwrap(), 0, "it ended: {said}");
+        if lines.read_line(&mut said).unwrap() == 0 {
+            let mut report = String::new();
+            child.stdout.as_mut().unwrap().read_to_string(&mut report).unwrap();
+            panic!("it ended: {said}{report}");
+        }
     }
     child
 }
