@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 
-use api::{Audited, Outcome, Report};
+use api::{Audited, Outcome, Progress, Report};
 use end_to_end::commander::{Commander, carrying, port};
 use end_to_end::disk::{assert_disk_intact, with_disk};
 use end_to_end::{MIB, Side, World, assert_intact, bare, twin, until};
@@ -140,7 +140,17 @@ fn random(bytes: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(bytes / 8).flatten().collect()
 }
 
-/// What was on its way by that lane comes by the other one, and all in its order.
+/// The migrations that A's agent shows: just one.
+fn only_one(world: &World) -> Progress {
+    let listed = world.tells(Side::A, &["list", "--migrations", "--json"]);
+    let [one] = &serde_json::from_str::<Vec<Progress>>(&listed).unwrap()[..] else {
+        panic!("{listed}")
+    };
+    one.clone()
+}
+
+/// What was on its way by that lane comes by the other one, and all in its order. It is
+/// seen, and bound, as a migration is.
 #[test]
 fn a_lane_that_is_cut_while_a_disk_flies() {
     let mut world = World::new(TWO_NICS);
@@ -159,6 +169,9 @@ fn a_lane_that_is_cut_while_a_disk_flies() {
         }
     });
     until("it flies", || sent(&world)[1] > before[1] + 4 * MIB);
+    let disk = only_one(&world);
+    assert_eq!((disk.vm.as_str(), disk.to.as_str()), ("unnamed (disk)", "host-b"));
+    world.says(Side::A, &["set", &disk.id, "--limit", "900M"]);
     let cut = ["-Kt", "state", "established", "src", "10.77.1.1"];
     let output = world.host(Side::A).command("ss").args(cut).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -171,6 +184,12 @@ fn a_lane_that_is_cut_while_a_disk_flies() {
     assert_by_both(&world, &before, 8 * MIB);
     let log = world.agent(Side::A).log_text();
     assert!(log.contains("lane down"), "{log}");
+    until("it is over", || only_one(&world).outcome.is_some());
+    let report = world.tells(Side::A, &["report", &disk.id, "--json"]);
+    let report: Report = serde_json::from_str(&report).unwrap();
+    assert_eq!((report.tap.as_str(), &report.outcome), ("disk", &Outcome::Done), "{report:?}");
+    assert!(report.wire_bytes >= 48 << 20 && report.lanes.len() >= 2, "{report:?}");
+    assert_eq!(report.bounds_changes.len(), 1);
 }
 
 /// Both agents hold to what the operator says in the middle of it.

@@ -47,6 +47,15 @@ pub(crate) struct Routes {
     pub(crate) insecure_plaintext: bool,
 }
 
+/// What is carried for somebody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A VM.
+    Migration,
+    /// A disk of one, which is copied before and while it moves.
+    Disk,
+}
+
 /// Migrations that leave this host.
 pub(crate) struct Migrations {
     registry: Arc<Registry>,
@@ -151,6 +160,7 @@ impl Migrations {
         &self,
         (id, vm, to): (&str, &str, &str),
         bounds: Bounds,
+        what: What,
         run: impl FnOnce(&Arc<Watch>) -> Report,
     ) {
         let progress = Progress::new((id, vm), (&self.local.agent, to), 0);
@@ -166,7 +176,9 @@ impl Migrations {
             .insert(id.to_owned(), Entry { number, watch: watched, thread: None, report: None });
         forget_oldest(&mut table);
         drop(table);
-        self.events.tell(began(&watch));
+        if what == What::Migration {
+            self.events.tell(began(&watch));
+        }
         let carried = catch_unwind(AssertUnwindSafe(|| run(&watch)));
         let report = carried
             .unwrap_or_else(|_| fault(&watch, "a fault in the agent; its log says more").report);
@@ -175,23 +187,31 @@ impl Migrations {
             Outcome::Failed(why) => tracing::warn!(to, why, "not carried to its end"),
             Outcome::Cancelled => tracing::info!(to, "cancelled"),
         }
-        self.keep(id, report);
+        match what {
+            What::Migration => self.keep(id, report),
+            What::Disk => self.keep_quietly(id, report),
+        }
     }
 
     /// Saves its report, for all who wait for it.
     fn keep(&self, id: &str, report: Report) {
         self.metrics.count(&report);
+        let happening = ended(&report);
+        self.keep_quietly(id, report);
+        self.events.tell(happening);
+    }
+
+    /// The same of what is no migration by itself: it is not counted as one.
+    fn keep_quietly(&self, id: &str, report: Report) {
         if let Err(error) = self.reports.save(&report) {
             tracing::warn!(id, %error, "the migration's report can't be saved");
         }
-        let happening = ended(&report);
         let mut table = self.table.lock();
         if let Some(entry) = table.entries.get_mut(id) {
             entry.report = Some(Arc::new(report));
         }
         drop(table);
         self.ended.notify_all();
-        self.events.tell(happening);
     }
 
     fn begin(self: &Arc<Self>, id: &str, request: MigrateRequest) -> Result<(), Denied> {

@@ -23,7 +23,7 @@ use super::around;
 use super::door::{Admitted, Door, Place};
 use super::takeovers::Takeovers;
 use crate::config::{Carry, Manager, PeerEntry};
-use crate::migrations::Migrations;
+use crate::migrations::{Migrations, What};
 use crate::user::{self, UserError};
 
 /// A door that fails, for want of descriptors perhaps, is asked again after this.
@@ -379,11 +379,13 @@ impl Shared {
         drop(post);
         match carried {
             Err(error) => tracing::warn!(door = at, host, error, "not carried"),
-            Ok((_, vm, _, Content::Other(relay))) => {
-                tracing::info!(vm, door = at, host, "a disk is carried");
-                if let Err(error) = relay.run(&vm) {
-                    tracing::warn!(vm, door = at, %error, "a disk's connection broke off");
-                }
+            Ok((id, vm, _, Content::Other(relay))) => {
+                let _in = data_threads::migration_span(&id, &vm).entered();
+                tracing::info!(door = at, host, "a disk is carried");
+                let run = |watch: &_| relay.carry(&self.request, watch);
+                let shown = format!("{vm} (disk)");
+                let bounds = self.request.bounds.clone();
+                self.migrations.carry((&id, &shown, &host), bounds, What::Disk, run);
             }
             Ok((id, vm, uuid, Content::Stream(carried))) => {
                 let _in = data_threads::migration_span(&id, &vm).entered();
@@ -407,7 +409,7 @@ impl Shared {
     fn run(&self, (id, vm, uuid): (&str, &str, Option<String>), to: &str, carried: Carried) {
         tracing::info!(uuid, to, "carrying");
         let run = |watch: &_| carried.run(&self.request, watch);
-        self.migrations.carry((id, vm, to), self.request.bounds.clone(), run);
+        self.migrations.carry((id, vm, to), self.request.bounds.clone(), What::Migration, run);
     }
 
     fn peer(&self, name: &str) -> Result<Peer, String> {

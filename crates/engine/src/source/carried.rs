@@ -121,11 +121,14 @@ impl Carried {
             Self::Split(split) => split.carry(&report_builder),
             Self::Relayed { relay, why } => relay::relayed(*relay, why, &report_builder),
         };
-        let outcome = match ended {
-            Ok(()) => Outcome::Done,
-            Err(MigrationError::Cancelled) => Outcome::Cancelled,
-            Err(error) => Outcome::Failed(error.to_string()),
-        };
-        report_builder.end(outcome)
+        report_builder.end(outcome(ended))
+    }
+}
+
+fn outcome(ended: Result<(), MigrationError>) -> Outcome {
+    match ended {
+        Ok(()) => Outcome::Done,
+        Err(MigrationError::Cancelled) => Outcome::Cancelled,
+        Err(error) => Outcome::Failed(error.to_string()),
     }
 }

@@ -14,6 +14,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use content::Domain;
 use crossbeam_channel::{Receiver, never, select, unbounded};
@@ -30,12 +31,16 @@ use super::receive::{Opened, Reach, TAIL_BYTES_MAX};
 use super::sharing::{Found, Shares};
 use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
+use crate::error::LinkError;
 use crate::link::Heard;
 use crate::resources::Pools;
 use back::{Back, Closed};
 use channels::Channels;
 use in_order::{InOrder, Written};
 use onward::Onward;
+
+/// A QEMU that has loaded its VM closes at once.
+const LAST_WORD_MAX: Duration = Duration::from_secs(1);
 
 /// One that is carried here.
 struct Carried<'a> {
@@ -189,14 +194,24 @@ impl Carried<'_> {
                     }
                     // QEMU here has loaded the VM: what is left is the source's to close.
                     Heard::Gone(_) if self.closed.is_some() => return Ok(()),
-                    Heard::Gone(error) => {
-                        return Err(End::Over(format!("the source is gone: {error}")));
-                    }
+                    Heard::Gone(error) => return self.source_gone(&error),
                     _ => return Err(End::failed("the source sent a message out of turn")),
                 },
             }
         }
         Ok(())
+    }
+
+    /// The source goes when QEMU here has said its last word, which may not have been seen
+    /// yet.
+    fn source_gone(&mut self, error: &LinkError) -> Result<(), End> {
+        let is_fed = self.split.as_ref().is_some_and(|split| split.tail.is_none());
+        if is_fed && let Ok(closed) = self.back.closed.recv_timeout(LAST_WORD_MAX) {
+            let ended = self.closed_here(closed);
+            // What the source isn't told any more it doesn't miss.
+            return if closed.shut == Some(0) { Ok(()) } else { ended };
+        }
+        Err(End::Over(format!("the source is gone: {error}")))
     }
 
     fn next(&self) -> Result<Next, End> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use api::{Phase, Progress};
+use api::{Phase, Report};
 use crossbeam_channel::{Receiver, bounded, select, tick};
 use parking_lot::Mutex;
 use stream::return_path::Follower;
@@ -17,6 +17,7 @@ use wire::{Frame, ToDestination, ToSource};
 use super::agents::Agents;
 use super::by_lanes::{ByLanes, Content, Sending};
 use super::setup::Reason;
+use super::{CarryRequest, outcome};
 use crate::error::MigrationError;
 use crate::link::{Heard, Link};
 use crate::report_builder::ReportBuilder;
@@ -106,16 +107,15 @@ impl Relay {
         outcome
     }
 
-    /// The same for one that nobody watches, of the VM with this name.
-    ///
-    /// # Errors
-    /// If it breaks off.
-    pub fn run(self, vm: &str) -> Result<(), MigrationError> {
-        let Agents { id, local, peer, request, .. } = &self.agents;
-        let progress = Progress::new((id, vm), (&local.agent, &peer.name), 0);
-        let watch = Arc::new(Watch::new(progress, request.bounds.clone()));
-        let report_builder = Arc::new(ReportBuilder::new(watch, request.downtime_ms));
-        self.run_watched(Content::Disk, &Arc::default(), &report_builder)
+    /// Passes on a disk's until it is over, which those who watch it see.
+    #[must_use]
+    pub fn carry(self, request: &CarryRequest, watch: &Arc<Watch>) -> Report {
+        let report_builder = Arc::new(ReportBuilder::new(Arc::clone(watch), request.downtime_ms));
+        report_builder.note("carried for whoever copies this disk");
+        report_builder.enter(Phase::FirstPass);
+        report_builder.tell(|report| report.tap = "disk".to_owned());
+        let ended = self.run_watched(Content::Disk, &Arc::default(), &report_builder);
+        report_builder.end(outcome(ended))
     }
 }
 

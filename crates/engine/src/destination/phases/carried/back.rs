@@ -35,8 +35,10 @@ impl Back {
         let thread = data_threads::spawn("carry-back", {
             let socket = ours.try_clone()?;
             move || {
-                // Whoever waits for it may be gone.
+                // Whoever waits for it may be gone. Told before the source, which goes when
+                // it hears that.
                 let _ = tell.send(pass(socket, &link));
+                let _ = link.back_ends();
             }
         })?;
         Ok(Self { socket: ours, closed, thread: Some(thread) })
@@ -70,6 +72,5 @@ fn pass(mut socket: UnixStream, link: &Link<ToSource>) -> Closed {
             Err(_) => break,
         }
     }
-    let _ = link.back_ends();
     Closed { shut: follower.shut() }
 }
