@@ -102,7 +102,10 @@ fn whole(number: f64) -> u32 {
     number
 }
 
-/// Keeps the CPU busy.
+/// Keeps the CPU busy. There is only one copy of it: TCG takes many times as long for a loop
+/// that crosses a page of the program, so that what was measured with one copy would not hold
+/// for another.
+#[inline(never)]
 pub fn compute(random: &mut Random, rounds: u32) {
     for _ in 0..rounds {
         black_box(random.draw());
