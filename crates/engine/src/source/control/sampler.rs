@@ -13,6 +13,7 @@ use std::time::Duration;
 use api::{Compress, Phase, Sample};
 use crossbeam_channel::Sender;
 use dedup::source::Naming;
+use page::PAGE_BYTES;
 use policy::chase::{Chase, Look, Stage};
 use policy::hold::{Hold, Look as HoldLook};
 use policy::switchover::{Allowance, FinishInput, allowance, budget_bytes, predicted_blackout};
@@ -152,8 +153,9 @@ impl Sampling {
                 naming.end_first_pass();
             }
             report_builder.enter(Phase::LaterPass);
-            let (bodies, fills) = state.taken();
-            let free_bytes = qemu.total_bytes.saturating_sub(bodies + fills);
+            // By its own count: some of it may still be on its way to the tap.
+            let handed_over = (qemu.normal_pages + qemu.fill_pages) * PAGE_BYTES as u64;
+            let free_bytes = qemu.total_bytes.saturating_sub(handed_over);
             report_builder.tell(|report| report.free_bytes = free_bytes);
             state.adjust_pool();
         }
