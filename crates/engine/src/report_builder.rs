@@ -69,8 +69,9 @@ impl ReportBuilder {
         tracing::info!(?phase, at_s = start_s, "phase");
         drop(state);
         self.watch.update(|progress| {
-            progress.phase = phase;
-            progress.elapsed_s = start_s;
+            // Another thread may have told of a later one since.
+            progress.phase = progress.phase.max(phase);
+            progress.elapsed_s = progress.elapsed_s.max(start_s);
         });
     }
 
