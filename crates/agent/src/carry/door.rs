@@ -156,7 +156,7 @@ impl Door {
                     let uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
                     Ok((stream, Some(uid)))
                 }),
-                // Its file's owner is the only one who may, besides root.
+                // The socket's mode admits its owner and root only.
                 Listener::Replaced(socket, _) => {
                     socket.listener().accept().and_then(|(stream, _)| {
                         stream.set_nonblocking(false)?;

@@ -48,7 +48,7 @@ struct Following {
     left_alone: HashMap<Target, Inode>,
 }
 
-/// A socket of migrations, whoever has made it.
+/// A migration socket, made by QEMU or by its manager.
 struct Socket {
     directory: Directory,
     name: String,
@@ -125,7 +125,7 @@ impl Following {
             self.shared.taken_over.lock().extract_if(.., |post| !is_open(post)).collect();
         if !closed.is_empty() {
             drop(closed);
-            // Whoever waits at them has them still.
+            // The thread that polls them still holds them.
             self.shared.wake();
         }
         self.left_alone.retain(|target, _| is_there(target));

@@ -52,7 +52,7 @@ impl Caller {
         self.main.as_ref().expect("nobody has taken them over")
     }
 
-    /// The connection that came first, for somebody who carries it in another way.
+    /// The main connection, to be forwarded as it is.
     ///
     /// # Panics
     /// If they were taken over.

@@ -35,8 +35,8 @@ impl Back {
         let thread = data_threads::spawn("carry-back", {
             let socket = ours.try_clone()?;
             move || {
-                // Whoever waits for it may be gone. Told before the source, which goes when
-                // it hears that.
+                // The receiver may be gone. Sent before the source hears of the end, since it
+                // closes its connection then.
                 let _ = tell.send(pass(socket, &link));
                 let _ = link.back_ends();
             }
