@@ -22,6 +22,8 @@ struct Words {
     /// The main channel, once it is there and until all is said.
     socket: Option<UnixStream>,
     allowed: bool,
+    /// It was told so.
+    told_allowed: bool,
     /// QEMU had ended its RAM section before it was allowed to.
     early: bool,
     over: bool,
@@ -35,10 +37,15 @@ impl Answer {
         words.say();
     }
 
-    /// QEMU may stop the VM.
+    /// QEMU may stop the VM. It still doesn't end its migration.
     pub(crate) fn allow(&self) {
+        self.allow_with(&mut self.words.lock());
+    }
+
+    /// QEMU may stop the VM, and end its migration.
+    pub(crate) fn let_finish(&self) {
         let mut words = self.words.lock();
-        words.allowed |= !words.over;
+        self.allow_with(&mut words);
         self.finish(&mut words);
     }
 
@@ -59,29 +66,43 @@ impl Answer {
         self.finish(&mut self.words.lock());
     }
 
+    fn allow_with(&self, words: &mut Words) {
+        words.allowed |= !words.over;
+        words.say();
+        self.said.notify_all();
+    }
+
     fn finish(&self, words: &mut Words) {
         words.over = true;
         words.say();
         self.said.notify_all();
     }
 
-    /// Waits for so long, or until all is said.
+    /// Waits for so long, or until QEMU may stop the VM or won't.
     pub(crate) fn wait(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut words = self.words.lock();
-        while !words.over && !self.said.wait_until(&mut words, until).timed_out() {}
+        while !words.allowed && !words.over && !self.said.wait_until(&mut words, until).timed_out() {}
     }
 }
 
 impl Words {
-    /// Sends the answer, once. Twelve bytes, the first ever in this direction:
-    /// they fit into the socket's buffer. If QEMU is gone, its stream ends.
+    /// Sends what is to be said and was not, each once. Twelve bytes, the first ever in
+    /// this direction: they fit into the socket's buffer. If QEMU is gone, its stream ends.
     fn say(&mut self) {
-        if !self.over {
-            return;
+        let Some(socket) = &self.socket else { return };
+        let mut words = Vec::with_capacity(SWITCHOVER_ACK.len() + SHUT.len());
+        if self.allowed && !std::mem::replace(&mut self.told_allowed, true) {
+            words.extend_from_slice(&SWITCHOVER_ACK);
         }
-        let Some(socket) = self.socket.take() else { return };
-        let words: &[&[u8]] = if self.allowed { &[&SWITCHOVER_ACK, &SHUT] } else { &[&SHUT] };
-        let _ = send(&socket, &words.concat(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        if self.over {
+            words.extend_from_slice(&SHUT);
+        }
+        if !words.is_empty() {
+            let _ = send(socket, &words, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+        if self.over {
+            self.socket = None;
+        }
     }
 }

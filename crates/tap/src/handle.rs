@@ -64,7 +64,7 @@ impl Tap {
     ///
     /// With `held`, QEMU has the capabilities `return-path` and
     /// `switchover-ack` on: it does not stop a running VM before
-    /// [`Stopper::let_finish`].
+    /// [`Stopper::let_stop`].
     ///
     /// # Errors
     /// If the system gives no thread.
@@ -166,6 +166,13 @@ impl Stopper {
     ///
     /// A VM that does not run is not held, and a stream that can't be split is
     /// let go at once: no pages of it wait here.
+    pub fn let_stop(&self) {
+        self.shared.let_stop();
+    }
+
+    /// Lets QEMU stop the VM, and end its migration once it has sent all. The tap says
+    /// so itself when RAM has ended, unless [`Output::ram_ended`](crate::Output::ram_ended)
+    /// has that wait.
     pub fn let_finish(&self) {
         self.shared.let_finish();
     }

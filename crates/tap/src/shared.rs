@@ -137,10 +137,17 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// See [`Stopper::let_stop`].
+    pub(crate) fn let_stop(&self) {
+        if let Some(answer) = &self.answer {
+            answer.allow();
+        }
+    }
+
     /// See [`Stopper::let_finish`].
     pub(crate) fn let_finish(&self) {
         if let Some(answer) = &self.answer {
-            answer.allow();
+            answer.let_finish();
         }
     }
 

@@ -434,8 +434,9 @@ fn a_tap_whose_thread_panics_takes_all_that_qemu_still_writes() {
     stopper.cut();
 }
 
-/// SWITCHOVER_ACK, if it may finish, and SHUT.
+/// SWITCHOVER_ACK, if it may stop the VM, and SHUT, if it may end its migration.
 const LET_GO: [u8; 12] = [0, 7, 0, 0, 0, 1, 0, 4, 0, 0, 0, 0];
+const LET_STOP: usize = 4;
 
 /// What QEMU heard when its connection was cut.
 fn heard(mut main: UnixStream) -> Vec<u8> {
@@ -445,16 +446,21 @@ fn heard(mut main: UnixStream) -> Vec<u8> {
 }
 
 #[test]
-fn a_held_qemu_hears_once_that_it_may_finish() {
+fn a_held_qemu_hears_once_that_it_may_stop_the_vm_and_once_that_it_may_finish() {
     for channels in [Channels::Classic, Channels::Multifd(1)] {
         let setup = start_held(channels, 2, true);
         let mut main = setup.connect();
         main.write_all(&setup_bytes()).unwrap();
         let stopper = setup.tap.stopper();
+        stopper.let_stop();
+        stopper.let_stop();
+        let mut said = [0; LET_GO.len()];
+        main.read_exact(&mut said[..LET_STOP]).unwrap();
+        main.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        assert!(main.read_exact(&mut [0]).is_err(), "its migration must not end yet");
         stopper.let_finish();
         stopper.let_finish();
-        let mut said = [0; 12];
-        main.read_exact(&mut said).unwrap();
+        main.read_exact(&mut said[LET_STOP..]).unwrap();
         assert_eq!(said, LET_GO);
         stopper.cut();
         assert_eq!(heard(main), []);
@@ -480,10 +486,10 @@ fn a_held_qemu_with_nothing_to_send_is_read_only_now_and_then() {
         let mut main = setup.connect();
         main.write_all(&setup_bytes()).unwrap();
         assert!(!takes(&main, MANY), "it is held");
-        setup.tap.stopper().let_finish();
-        let mut said = [0; 12];
+        setup.tap.stopper().let_stop();
+        let mut said = [0; LET_STOP];
         main.read_exact(&mut said).unwrap();
-        assert_eq!(said, LET_GO);
+        assert_eq!(said, LET_GO[..LET_STOP]);
         assert!(takes(&main, MANY), "it is not held any more");
     }
 }
@@ -491,12 +497,12 @@ fn a_held_qemu_with_nothing_to_send_is_read_only_now_and_then() {
 #[test]
 fn a_qemu_that_connects_late_hears_what_was_said_before() {
     let setup = start_held(Channels::Classic, 2, true);
-    setup.tap.stopper().let_finish();
+    setup.tap.stopper().let_stop();
     let mut main = setup.connect();
     main.write_all(&setup_bytes()).unwrap();
-    let mut said = [0; 12];
+    let mut said = [0; LET_STOP];
     main.read_exact(&mut said).unwrap();
-    assert_eq!(said, LET_GO);
+    assert_eq!(said, LET_GO[..LET_STOP]);
 }
 
 #[test]

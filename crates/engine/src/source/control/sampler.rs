@@ -168,7 +168,7 @@ impl Sampling {
             self.allow();
         }
         if stage == Stage::Over {
-            self.watched.tap.let_finish();
+            self.watched.tap.let_stop();
         }
         let Watched { state, report_builder, fixed, .. } = &self.watched;
         if let Some(rate) = state.bodies_per_s() {
