@@ -376,6 +376,7 @@ pub fn prepared() -> ToSource {
         storage_notes: Vec::new(),
         storage: Vec::new(),
         hash: None,
+        deltas: false,
     })
 }
 

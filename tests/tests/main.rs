@@ -18,6 +18,7 @@ mod carry_lanes;
 mod carry_throttle;
 mod chase;
 mod dashboard;
+mod deltas;
 mod disk_faults;
 mod disks;
 mod doctor;

@@ -137,6 +137,10 @@ pub struct Report {
     /// them again while they waited.
     #[serde(default)]
     pub dropped_bytes: u64,
+    /// Of the bodies, those of which only what had changed was sent, because the
+    /// destination had what they were before.
+    #[serde(default)]
+    pub delta_bytes: u64,
     /// Of the bodies, those that were not sent, because the destination had their
     /// content.
     #[serde(default)]
@@ -215,6 +219,7 @@ impl Report {
             fill_bytes: 0,
             free_bytes: 0,
             dropped_bytes: 0,
+            delta_bytes: 0,
             named_bytes: 0,
             peer_bytes: 0,
             again_bytes: 0,

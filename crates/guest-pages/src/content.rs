@@ -16,10 +16,16 @@ pub enum Kind {
     Text,
     /// Zeros, in pages that the guest did write.
     Zero,
+    /// Doesn't shrink, and a rewrite changes one part of the page, each in its turn.
+    Parts,
     /// One random word in all places: cheap to write and to check where each
     /// instruction is emulated.
     Repeated,
 }
+
+/// Words that a rewrite of [`Kind::Parts`] changes: 64 bytes, as databases and counters do.
+const PART_WORDS: usize = 8;
+const PARTS: u32 = (PAGE_WORDS / PART_WORDS) as u32;
 
 /// A page's words.
 pub type PageWords = [u64; PAGE_WORDS];
@@ -62,18 +68,69 @@ impl Identity {
 /// The word that all of the page holds, if it holds only one.
 fn only_word(kind: Kind, identity: Identity) -> Option<u64> {
     match kind {
-        Kind::Random | Kind::Text => None,
+        Kind::Random | Kind::Text | Kind::Parts => None,
         Kind::Zero => Some(0),
         Kind::Repeated => Some(identity.random().draw()),
+    }
+}
+
+/// The version that has changed a part last, of a page in some version; 0 if none has.
+fn version_of_part(version: u32, part: u32) -> u32 {
+    version.saturating_sub(version.wrapping_sub(part) % PARTS)
+}
+
+/// The part that a version changes, as its words' places.
+fn part_of(version: u32) -> core::ops::Range<usize> {
+    let first = (version % PARTS) as usize * PART_WORDS;
+    first..first + PART_WORDS
+}
+
+/// Makes of a page of [`Kind::Parts`], in the version before, the one of this version.
+/// The first word of what it changes that was not what it had to be.
+pub fn rewrite_part(identity: Identity, page: &mut PageWords) -> Option<usize> {
+    let part = part_of(identity.version);
+    let before = identity.version.saturating_sub(PARTS);
+    let mut old = Identity { version: before, ..identity }.random();
+    if before == 0 {
+        (0..part.start).for_each(|_| {
+            old.draw();
+        });
+    }
+    let mut new = identity.random();
+    let mut wrong = None;
+    for index in part {
+        if page[index] != old.draw() {
+            wrong = wrong.or(Some(index));
+        }
+        page[index] = new.draw();
+    }
+    wrong
+}
+
+/// Calls `each` with the words of a page of [`Kind::Parts`], until it returns false.
+fn for_each_word_of_parts(identity: Identity, mut each: impl FnMut(usize, u64) -> bool) {
+    let mut first = Identity { version: 0, ..identity }.random();
+    for part in 0..PARTS {
+        let version = version_of_part(identity.version, part);
+        let mut changed = Identity { version, ..identity }.random();
+        for index in part_of(part) {
+            let (first, changed) = (first.draw(), changed.draw());
+            if !each(index, if version == 0 { first } else { changed }) {
+                return;
+            }
+        }
     }
 }
 
 /// Calls `each` with the words that the page must hold, in order, until it
 /// returns false.
 #[inline(always)]
-fn for_each_word(is_text: bool, identity: Identity, mut each: impl FnMut(usize, u64) -> bool) {
+fn for_each_word(kind: Kind, identity: Identity, mut each: impl FnMut(usize, u64) -> bool) {
+    if kind == Kind::Parts {
+        return for_each_word_of_parts(identity, each);
+    }
     let mut random = identity.random();
-    if !is_text {
+    if kind != Kind::Text {
         for index in 0..PAGE_WORDS {
             if !each(index, random.draw()) {
                 return;
@@ -98,7 +155,7 @@ pub fn write(kind: Kind, identity: Identity, page: &mut PageWords) {
     if let Some(word) = only_word(kind, identity) {
         return repeated::fill(page, word);
     }
-    for_each_word(kind == Kind::Text, identity, |index, word| {
+    for_each_word(kind, identity, |index, word| {
         page[index] = word;
         true
     });
@@ -111,7 +168,7 @@ pub fn first_wrong(kind: Kind, identity: Identity, page: &PageWords) -> Option<u
         return repeated::first_other(page, word);
     }
     let mut wrong = None;
-    for_each_word(kind == Kind::Text, identity, |index, word| {
+    for_each_word(kind, identity, |index, word| {
         if page[index] == word {
             return true;
         }
@@ -169,7 +226,7 @@ mod tests {
     use super::*;
 
     const AT: Identity = Identity { seed: 3, page: 1000, version: 5 };
-    const KINDS: [Kind; 4] = [Kind::Random, Kind::Text, Kind::Zero, Kind::Repeated];
+    const KINDS: [Kind; 5] = [Kind::Random, Kind::Text, Kind::Zero, Kind::Parts, Kind::Repeated];
 
     proptest! {
         #[test]
@@ -196,7 +253,7 @@ mod tests {
     #[test]
     fn another_page_or_version_is_wrong() {
         let mut words = [0; PAGE_WORDS];
-        for kind in [Kind::Random, Kind::Text, Kind::Repeated] {
+        for kind in [Kind::Random, Kind::Text, Kind::Parts, Kind::Repeated] {
             write(kind, AT, &mut words);
             for other in [
                 Identity { page: 1001, ..AT },
@@ -206,6 +263,25 @@ mod tests {
                 assert!(first_wrong(kind, other, &words).is_some(), "{other:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_part_is_changed_at_a_time_and_one_that_is_wrong_is_found() {
+        let (mut words, mut next) = ([0; PAGE_WORDS], [0; PAGE_WORDS]);
+        write(Kind::Parts, Identity { version: 0, ..AT }, &mut words);
+        for version in 1..200 {
+            let identity = Identity { version, ..AT };
+            write(Kind::Parts, identity, &mut next);
+            let changed = words.iter().zip(&next).filter(|(one, other)| one != other).count();
+            assert_eq!(changed, PART_WORDS, "{version}");
+            assert_eq!(rewrite_part(identity, &mut words), None, "{version}");
+            assert_eq!(words, next, "{version}");
+        }
+        let identity = Identity { version: 200, ..AT };
+        let part = part_of(200);
+        words[part.start + 1] ^= 1;
+        assert_eq!(rewrite_part(identity, &mut words), Some(part.start + 1));
+        assert_eq!(first_wrong(Kind::Parts, identity, &words), None, "it was made right");
     }
 
     #[test]

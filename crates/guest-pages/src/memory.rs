@@ -4,7 +4,7 @@ use core::fmt;
 use core::hint::black_box;
 
 use crate::PAGE_WORDS;
-use crate::content::{self, Found, Identity, PageWords};
+use crate::content::{self, Found, Identity, Kind, PageWords};
 use crate::plan::Plan;
 
 /// A page that is one page of the guest's RAM, not parts of two: rewriting it
@@ -115,7 +115,13 @@ impl<'m> Area<'m> {
 
     /// Checks one page and gives it its next content. A wrong page is told of
     /// once and then made right, so that one fault is not counted again.
+    ///
+    /// Of a page that is rewritten in parts only the part is looked at, since the rest
+    /// stays to be checked.
     pub fn rewrite(&mut self, index: usize) -> Option<Wrong> {
+        if self.plan.kind == Kind::Parts {
+            return self.rewrite_part(index);
+        }
         let wrong = self.wrong(index);
         let identity = self.identity(index);
         let version = identity.version.wrapping_add(1);
@@ -123,6 +129,17 @@ impl<'m> Area<'m> {
         let Page(page) = &mut self.pages[index];
         content::write(self.plan.kind, Identity { version, ..identity }, page);
         wrong
+    }
+
+    fn rewrite_part(&mut self, index: usize) -> Option<Wrong> {
+        let identity = self.identity(index);
+        let version = identity.version.wrapping_add(1);
+        self.versions[index] = version;
+        let Page(page) = &mut self.pages[index];
+        let word = content::rewrite_part(Identity { version, ..identity }, page)?;
+        let found = Found::OtherFrom(word * size_of::<u64>());
+        let address = page.as_ptr().addr();
+        Some(Wrong { area: self.plan.name, index, address, version: identity.version, found })
     }
 
     /// Changes a page as a fault would: the next check finds it.
@@ -151,7 +168,6 @@ impl<'m> Area<'m> {
 mod tests {
     use super::*;
     use crate::PAGE_BYTES;
-    use crate::content::Kind;
 
     fn working_set<'m>(pages: &'m mut [Page], versions: &'m mut [u32]) -> Area<'m> {
         let (name, kind) = ("ws", Kind::Random);

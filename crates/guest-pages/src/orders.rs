@@ -101,6 +101,8 @@ pub struct Orders {
     /// Whether pages that don't shrink hold one random word in all places instead,
     /// which is cheap where each instruction is emulated.
     pub repeated: bool,
+    /// Whether a rewrite of a page changes 64 bytes of it, and not all.
+    pub parts: bool,
     /// Milliseconds between two heartbeats; 0 for [`TICK_MS`].
     pub tick_ms: u64,
     /// The last part of the address of the guest's NIC; 0 for no NIC.
@@ -180,6 +182,7 @@ impl fmt::Display for Orders {
             ("writer_cpu", self.writer_cpu),
             ("compute_cpu", self.compute_cpu),
             ("repeated", u64::from(self.repeated)),
+            ("parts", u64::from(self.parts)),
             ("tick_ms", self.tick_ms),
             ("address", self.address.into()),
             ("answers", u64::from(self.answers)),
@@ -236,6 +239,7 @@ impl Orders {
                 "writer_cpu" => orders.writer_cpu = number,
                 "compute_cpu" => orders.compute_cpu = number,
                 "repeated" => orders.repeated = number == 1,
+                "parts" => orders.parts = number == 1,
                 "tick_ms" => orders.tick_ms = number,
                 "address" => orders.address = u8::try_from(number).map_err(|_| bad())?,
                 "answers" => orders.answers = number == 1,
@@ -286,6 +290,7 @@ mod tests {
             writer_cpu: 12,
             compute_cpu: 13,
             repeated: true,
+            parts: true,
             tick_ms: 20,
             address: 21,
             answers: true,

@@ -55,7 +55,11 @@ impl Plans {
                 own("text", Kind::Text, orders.text_bytes),
                 own("zero", Kind::Zero, orders.zero_bytes),
             ],
-            working_set: own("ws", noise, orders.working_set_bytes),
+            working_set: own(
+                "ws",
+                if orders.parts { Kind::Parts } else { noise },
+                orders.working_set_bytes,
+            ),
         }
     }
 }

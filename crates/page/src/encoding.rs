@@ -9,7 +9,7 @@
 use zstd::bulk::{Compressor, Decompressor};
 
 use crate::doubt::{Doubt, probed};
-use crate::{BATCH_PAGES, BLOCK_BYTES_MAX, Batch, BlockBatch, PAGE_BYTES};
+use crate::{BATCH_PAGES, BLOCK_BYTES_MAX, Batch, BlockBatch, Deltas, PAGE_BYTES};
 
 #[cfg(test)]
 mod tests;
@@ -98,6 +98,14 @@ pub enum DecodeError {
         bytes: usize,
         /// Bodies they should have been.
         bodies: usize,
+    },
+    /// Bytes that are not the deltas of the announced pages.
+    #[error("the peer sent {bytes} bytes as deltas of {pages} pages, which they are not")]
+    Deltas {
+        /// Bytes they turned out to be.
+        bytes: usize,
+        /// Pages they should have been of.
+        pages: usize,
     },
     /// Disk blocks that are not what their frame said.
     #[error("the peer sent disk blocks as {encoding:?} that can't be decoded to {bytes} bytes")]
@@ -296,24 +304,48 @@ impl Decoder {
         bodies: usize,
     ) -> Result<&'a [u8], DecodeError> {
         let wanted_bytes = encoded_bytes_max(bodies)?;
-        if input.len() > wanted_bytes {
-            return Err(DecodeError::TooLong { bytes: input.len(), bodies });
-        }
-        let bytes = match encoding {
-            Encoding::Raw => input,
-            Encoding::Lz4 | Encoding::Zstd if wanted_bytes == 0 => input,
-            Encoding::Lz4 | Encoding::Zstd => {
-                self.bodies.resize(BODIES_BYTES_MAX, 0);
-                let room = &mut self.bodies[..wanted_bytes];
-                let bytes = unpack(&mut self.zstd, encoding, input, room);
-                let bytes = bytes.ok_or(DecodeError::Corrupt { encoding, bodies })?;
-                &self.bodies[..bytes]
-            }
-        };
+        let bytes = self.decode_up_to(encoding, input, bodies)?;
         if bytes.len() != wanted_bytes {
             return Err(DecodeError::WrongLength { bytes: bytes.len(), bodies });
         }
         Ok(bytes)
+    }
+
+    /// The deltas of `pages` pages that `input` stands for.
+    ///
+    /// # Errors
+    /// As [`Decoder::decode`].
+    pub fn decode_deltas<'a>(
+        &'a mut self,
+        encoding: Encoding,
+        input: &'a [u8],
+        pages: usize,
+    ) -> Result<Deltas<'a>, DecodeError> {
+        Deltas::parse(pages, self.decode_up_to(encoding, input, pages)?)
+    }
+
+    /// At most as many bytes as `bodies` page bodies have.
+    fn decode_up_to<'a>(
+        &'a mut self,
+        encoding: Encoding,
+        input: &'a [u8],
+        bodies: usize,
+    ) -> Result<&'a [u8], DecodeError> {
+        let bytes_max = encoded_bytes_max(bodies)?;
+        if input.len() > bytes_max {
+            return Err(DecodeError::TooLong { bytes: input.len(), bodies });
+        }
+        match encoding {
+            Encoding::Raw => Ok(input),
+            Encoding::Lz4 | Encoding::Zstd if bytes_max == 0 => Ok(input),
+            Encoding::Lz4 | Encoding::Zstd => {
+                self.bodies.resize(BODIES_BYTES_MAX, 0);
+                let room = &mut self.bodies[..bytes_max];
+                let bytes = unpack(&mut self.zstd, encoding, input, room);
+                let bytes = bytes.ok_or(DecodeError::Corrupt { encoding, bodies })?;
+                Ok(&self.bodies[..bytes])
+            }
+        }
     }
 
     /// Decodes the data of a block batch into all of `data`.

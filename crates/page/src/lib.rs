@@ -14,6 +14,7 @@ mod address;
 mod batch;
 mod block_batch;
 mod budget;
+mod delta;
 mod doubt;
 mod encoding;
 mod fill;
@@ -25,6 +26,7 @@ pub use block_batch::{
     BLOCK_BYTES_MAX, BlockBatch, BlockIssuer, DiskId, EXTENT_BYTES_MAX, EXTENTS_MAX, Extent, Piece,
 };
 pub use budget::{Budget, BudgetFull};
+pub use delta::{Delta, DeltaWriter, Deltas, PART_BYTES, PARTS};
 pub use encoding::{
     DecodeError, Decoder, Encoded, Encoder, Encoding, SHRINK_WORTH, encoded_bytes_max,
 };

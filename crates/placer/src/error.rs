@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use page::{BATCH_PAGES, BlockId, PageIndex};
+use page::{BATCH_PAGES, BlockId, Epoch, PageIndex};
 use ram::RamError;
 
 /// Why pages could not be placed.
@@ -51,6 +51,27 @@ pub enum PlaceError {
         bytes: usize,
         /// How many pages they were to be.
         pages: usize,
+    },
+    /// The source sent a page as a delta to a version that is not the one here.
+    #[error(
+        "the source sent page {} of RAM block {name} as a delta to its version {}, and here is \
+         version {}", page.0, base.0, here.0
+    )]
+    OtherBase {
+        /// The block's name.
+        name: String,
+        /// Which page.
+        page: PageIndex,
+        /// The version that it is a change of.
+        base: Epoch,
+        /// The version that is here.
+        here: Epoch,
+    },
+    /// The source sent a delta to what can't be read here.
+    #[error("the source sent deltas to RAM block {name}, which goes by QEMU's own stream")]
+    NoBase {
+        /// The block's name.
+        name: String,
     },
     /// The source announced a block that can't exist.
     #[error(

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use page::{BATCH_PAGES, Fill, PAGE_BYTES, PageIndex, is_zero};
+use page::{BATCH_PAGES, Deltas, Fill, PAGE_BYTES, PageIndex, is_zero};
 use ram::{Mapping, Piece, RamError};
 
-use crate::place::Place;
+use crate::place::{Fingerprints, Place};
 use crate::placer::Counts;
 use crate::{PlaceError, Placed};
 
@@ -30,11 +30,84 @@ impl Mapped<'_> {
         let pieces = &mut pieces[..pages.len()];
         let stale = self.plan(pages, pieces);
         self.mapping.write_pieces(bytes, pieces).map_err(|error| self.blame(error))?;
+        self.note_bodies(pages, pieces, &fingerprints);
+        Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
+    }
+
+    /// Bodies of which only what has changed since their bases came. Bases are looked up
+    /// and read with their range locked: nobody else changes them meanwhile.
+    pub(crate) fn place_deltas(
+        &self,
+        pages: &[PageIndex],
+        deltas: Deltas<'_>,
+        bodies: &mut Vec<u8>,
+    ) -> Placed {
+        let Place { block, gate, .. } = self.place;
+        let span = block.span_of_pages(pages)?;
+        if deltas.iter().len() != pages.len() {
+            let (bytes, pages) = (deltas.iter().len() * PAGE_BYTES, pages.len());
+            return Err(PlaceError::WrongLength { bytes, pages });
+        }
+        bodies.resize(pages.len() * PAGE_BYTES, 0);
+        let _guard = block.lock.lock(span);
+        gate.check()?;
+        let mut pieces = [Piece::Drop { bytes: 0 }; BATCH_PAGES];
+        let pieces = &mut pieces[..pages.len()];
+        let stale = self.plan_deltas(pages, deltas, pieces)?;
+        let offsets = pages.iter().map(|page| page.offset());
+        self.mapping.gather(offsets, bodies).map_err(|error| self.blame(error))?;
+        for (delta, body) in deltas.iter().zip(bodies.chunks_exact_mut(PAGE_BYTES)) {
+            delta.apply(body);
+        }
+        let fingerprints = self.place.fingerprints(bodies);
+        self.mapping.write_pieces(bodies, pieces).map_err(|error| self.blame(error))?;
+        self.note_bodies(pages, pieces, &fingerprints);
+        Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
+    }
+
+    /// As [`Mapped::plan`]. A delta that came already, by another lane, has no base any
+    /// more, and need not.
+    fn plan_deltas(
+        &self,
+        pages: &[PageIndex],
+        deltas: Deltas<'_>,
+        pieces: &mut [Piece],
+    ) -> Result<u64, PlaceError> {
+        let Place { block, epoch, .. } = self.place;
+        let mut stale = 0;
+        for ((piece, &page), delta) in pieces.iter_mut().zip(pages).zip(deltas.iter()) {
+            let here = block.versions.of(page);
+            let is_new = match delta.base() {
+                None => here <= epoch,
+                Some(_) if here >= epoch => false,
+                Some(base) if here == base => true,
+                Some(base) => {
+                    let name = block.name.clone();
+                    return Err(PlaceError::OtherBase { name, page, base, here });
+                }
+            };
+            stale += u64::from(!is_new);
+            *piece = if is_new {
+                Piece::Ram { offset: page.offset(), bytes: PAGE_BYTES }
+            } else {
+                Piece::Drop { bytes: PAGE_BYTES }
+            };
+        }
+        for (piece, &page) in pieces.iter().zip(pages) {
+            if matches!(piece, Piece::Ram { .. }) {
+                block.versions.claim(page, epoch);
+                block.versions.set_nonzero(page);
+            }
+        }
+        Ok(stale)
+    }
+
+    /// What of a batch was written, with its range still locked.
+    fn note_bodies(&self, pages: &[PageIndex], pieces: &[Piece], fingerprints: &Fingerprints) {
         let written = pages.iter().zip(pieces).zip(fingerprints);
         self.place.note(written.filter_map(|((page, piece), fingerprint)| {
-            matches!(piece, Piece::Ram { .. }).then_some((*page, fingerprint))
+            matches!(piece, Piece::Ram { .. }).then_some((*page, *fingerprint))
         }));
-        Ok(Counts { placed: pages.len() as u64 - stale, stale, ..Counts::default() })
     }
 
     /// Where the bytes of `pages` go. Returns how many of the pages are out of date.

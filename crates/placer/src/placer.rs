@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use audit::{Delivery, Hash, Ledger};
-use page::{BlockId, Epoch, Fill, PAGE_BYTES, PageIndex};
+use page::{BlockId, Deltas, Epoch, Fill, PAGE_BYTES, PageIndex};
 
 use crate::block::{Block, BlockPlan, Placement};
 use crate::inline::Inline;
@@ -164,6 +164,26 @@ impl Placer {
             Placement::Inline => Inline { place, feeder: &self.feeder }.place_bodies(pages, bytes),
         };
         self.count(counts?);
+        Ok(())
+    }
+
+    /// Places pages that came as deltas. `bodies` is room that is used again.
+    ///
+    /// # Errors
+    /// As [`Placer::place_fills`]; and if the pages' bases are not what is here.
+    pub fn place_deltas(
+        &self,
+        block: BlockId,
+        epoch: Epoch,
+        pages: &[PageIndex],
+        deltas: Deltas<'_>,
+        bodies: &mut Vec<u8>,
+    ) -> Result<(), PlaceError> {
+        let place = self.place(block, epoch, Delivery::Body)?;
+        let Placement::Mapped(mapping) = &place.block.placement else {
+            return Err(PlaceError::NoBase { name: place.block.name.clone() });
+        };
+        self.count(Mapped { place, mapping }.place_deltas(pages, deltas, bodies)?);
         Ok(())
     }
 

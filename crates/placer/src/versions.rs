@@ -39,6 +39,11 @@ impl Versions {
         true
     }
 
+    /// The epoch of what `page` has.
+    pub(crate) fn of(&self, page: PageIndex) -> Epoch {
+        Epoch(self.epochs[page.0 as usize].load(Relaxed))
+    }
+
     pub(crate) fn may_be_nonzero(&self, page: PageIndex) -> bool {
         let (word, bit) = self.place(page);
         word.load(Relaxed) & bit != 0

@@ -82,7 +82,9 @@ impl Answer {
     pub(crate) fn wait(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut words = self.words.lock();
-        while !words.allowed && !words.over && !self.said.wait_until(&mut words, until).timed_out() {}
+        while !words.allowed && !words.over && !self.said.wait_until(&mut words, until).timed_out()
+        {
+        }
     }
 }
 

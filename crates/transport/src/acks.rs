@@ -51,7 +51,12 @@ impl<'c, X> Released<'c, X> {
     /// If it was answered: it asked nothing.
     pub fn placed(self, load: Load<X>, answer: Option<Answer>) -> io::Result<()> {
         match answer {
-            None => self.shared.queue.placed(load),
+            None => {
+                if let (Some(deltas), Load::Pages(batch)) = (&self.shared.plan.deltas, &load) {
+                    deltas.placed(batch);
+                }
+                self.shared.queue.placed(load);
+            }
             Some(_) => return Err(self.nonsense()),
         }
         Ok(())

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use wire::Token;
 
 use crate::connect::Endpoint;
+use crate::deltas::Deltas;
 use crate::error::LanesError;
 use crate::lane::{Lane, run_plain};
 use crate::load::Load;
@@ -36,6 +37,8 @@ pub struct LanesPlan {
     pub encoding: Encoding,
     /// Looks at batches of pages before they are sent.
     pub stale_filter: Option<StaleFilter>,
+    /// What the destination has. None: pages that are sent again go whole.
+    pub deltas: Option<Arc<Deltas>>,
 }
 
 /// All lanes of a migration. Dropping it ends them.
@@ -175,6 +178,18 @@ impl<X> Lanes<X> {
     /// How bodies are encoded from now on.
     pub fn set_encoding(&self, encoding: Encoding) {
         self.shared.encoding.store(encoding as u8, Relaxed);
+    }
+
+    /// What is known of the pages that the destination has, if they can go as deltas.
+    #[must_use]
+    pub fn deltas(&self) -> Option<&Deltas> {
+        self.shared.plan.deltas.as_deref()
+    }
+
+    /// Pages, in bytes, that were sent as deltas.
+    #[must_use]
+    pub fn delta_bytes(&self) -> u64 {
+        self.deltas().map_or(0, Deltas::pages) * page::PAGE_BYTES as u64
     }
 
     /// The most bytes a second that a lane writes from now on; none or 0:

@@ -20,6 +20,7 @@
 mod acks;
 mod blocks;
 mod connect;
+mod deltas;
 mod error;
 mod flight;
 mod lane;
@@ -40,6 +41,7 @@ mod window;
 pub use acks::{Acks, Released};
 pub use blocks::{BlockSink, TakeError};
 pub use connect::{Endpoint, connect, tune};
+pub use deltas::Deltas;
 pub use error::{LaneError, LanesError};
 pub use lane::{Lane, run_plain};
 pub use lanes::{Lanes, LanesPlan};

@@ -70,6 +70,8 @@ pub struct Incoming {
     tables: Tables,
     payload: Vec<u8>,
     decoder: Decoder,
+    /// Pages that deltas are made into.
+    bodies: Vec<u8>,
 }
 
 impl Incoming {
@@ -88,6 +90,7 @@ impl Incoming {
             tables: Tables::default(),
             payload: Vec::new(),
             decoder: Decoder::default(),
+            bodies: Vec::new(),
         }
     }
 
@@ -162,6 +165,16 @@ impl Incoming {
         let pages = &self.tables.pages;
         // What is placed is read before: nobody waits for the source while holding a
         // range of RAM.
+        if header.deltas {
+            self.payload.resize(header.payload_bytes as usize, 0);
+            self.reader.read_exact(&mut self.payload)?;
+            let deltas = self
+                .decoder
+                .decode_deltas(encoding, &self.payload, pages.len())
+                .map_err(|error| LaneEnd::Decode(error.to_string()))?;
+            placer.place_deltas(header.block, header.epoch, pages, deltas, &mut self.bodies)?;
+            return Ok(&self.tables);
+        }
         if encoding == Encoding::Raw {
             if header.payload_bytes as usize != pages.len() * PAGE_BYTES {
                 let (bytes, pages) = (header.payload_bytes, pages.len());

@@ -1,13 +1,14 @@
 //! What sends over one lane at the source.
 
 use std::io::{self, IoSlice, Write};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use identity::Writer;
 use page::{Batch, BlockBatch, Encoded, Encoder, Encoding, PAGE_BYTES};
-use wire::{BatchHeader, BlockHeader};
+use wire::{BatchHeader, BlockHeader, Payload};
 
 use crate::acks::Released;
+use crate::deltas::Comparing;
 use crate::error::LanesError;
 use crate::flight::Flight;
 use crate::lanes::Shared;
@@ -28,6 +29,7 @@ pub struct Sender<'c, X> {
     released: Released<'c, X>,
     encoder: Encoder,
     filtering: Filtering,
+    comparing: Comparing,
     overflow: Overflow,
     head: Vec<u8>,
     /// Of what was written, what the overflow knows of.
@@ -55,6 +57,7 @@ impl<'c, X> Sender<'c, X> {
             released: Released::new(shared, number, flight),
             encoder: Encoder::new(),
             filtering: Filtering::default(),
+            comparing: Comparing::default(),
             overflow: Overflow::default(),
             head: Vec::new(),
             counted: meter.wire_bytes.load(Relaxed),
@@ -86,8 +89,13 @@ impl<'c, X> Sender<'c, X> {
         if let Work::Send(load) = &mut work {
             self.departure = self.flight.departure();
             self.meter.turn_to(Doing::Encoding);
-            if let (Some(filter), Load::Pages(batch)) = (&self.shared.plan.stale_filter, load) {
-                self.shared.queue.dropped(self.filtering.drop_stale(filter, batch));
+            if let Load::Pages(batch) = load {
+                if let Some(filter) = &self.shared.plan.stale_filter {
+                    self.shared.queue.dropped(self.filtering.drop_stale(filter, batch));
+                }
+                if let Some(deltas) = &self.shared.plan.deltas {
+                    self.comparing.leave(deltas, batch);
+                }
             }
         }
         work
@@ -102,11 +110,34 @@ impl<'c, X> Sender<'c, X> {
     /// If it is of another kind, which only its stage can send.
     pub fn send(&mut self, load: Load<X>) -> io::Result<()> {
         let written = match &load {
-            Load::Pages(batch) => self.write(Content::Pages(batch)),
+            Load::Pages(batch) => self.write_deltas(batch),
             Load::Blocks(batch) => self.write(Content::Blocks(batch)),
             Load::Other(_) => unreachable!("its stage sends it"),
         };
         self.sent(load, written)
+    }
+
+    /// Writes what has changed of pages, where it is known what the destination has of
+    /// them, and that is less.
+    fn write_deltas(&mut self, batch: &Batch) -> io::Result<()> {
+        self.meter.turn_to(Doing::Encoding);
+        let Self { shared, comparing, encoder, .. } = self;
+        let deltas = shared.plan.deltas.as_ref();
+        let Some(deltas) = deltas.and_then(|deltas| comparing.compare(deltas, batch)) else {
+            return self.write(Content::Pages(batch));
+        };
+        let encoded = encoder.encode_bodies(wanted(&shared.encoding), deltas);
+        let is_raw = encoded.encoding == Encoding::Raw;
+        let bytes = if is_raw { deltas } else { encoded.bytes };
+        let encoding = u8::from(encoded.encoding);
+        let payload = Payload { encoding, bytes: bytes.len(), deltas: true };
+        self.meter.turn_to(Doing::Writing);
+        self.head.clear();
+        BatchHeader::write_for(batch, payload, &mut self.head);
+        let pieces = &mut [IoSlice::new(&self.head), IoSlice::new(bytes)];
+        let written = write_all(&mut self.socket, pieces);
+        self.wrote();
+        written
     }
 
     /// Writes pages as bytes. Whoever does says by [`Sender::sent`] what of.
@@ -131,9 +162,7 @@ impl<'c, X> Sender<'c, X> {
 
     fn write(&mut self, content: Content<'_>) -> io::Result<()> {
         self.meter.turn_to(Doing::Encoding);
-        let wanted = self.shared.encoding.load(Relaxed);
-        let wanted = Encoding::try_from(wanted).unwrap_or(Encoding::Raw);
-        let encoded = encode(wanted, &mut self.encoder, content);
+        let encoded = encode(wanted(&self.shared.encoding), &mut self.encoder, content);
         self.meter.turn_to(Doing::Writing);
         self.head.clear();
         let written = write_batch(&mut self.socket, content, encoded, &mut self.head);
@@ -184,6 +213,11 @@ pub(crate) fn send_all<X>(sender: &mut Sender<'_, X>) -> io::Result<Sent> {
     }
 }
 
+/// How bodies are to be encoded.
+fn wanted(encoding: &AtomicU8) -> Encoding {
+    Encoding::try_from(encoding.load(Relaxed)).unwrap_or(Encoding::Raw)
+}
+
 /// What is sent as bytes.
 #[derive(Clone, Copy)]
 enum Content<'l> {
@@ -219,7 +253,8 @@ fn write_batch(
     let code = u8::from(encoded.encoding);
     let contiguous = match content {
         Content::Pages(batch) => {
-            BatchHeader::write_for(batch, code, payload_bytes, head);
+            let payload = Payload { encoding: code, bytes: payload_bytes, deltas: false };
+            BatchHeader::write_for(batch, payload, head);
             batch.contiguous()
         }
         Content::Blocks(batch) => {

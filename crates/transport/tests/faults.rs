@@ -56,6 +56,7 @@ fn a_lane_with_a_fault() {
         token: Token([1; 16]),
         encoding: Encoding::Raw,
         stale_filter: None,
+        deltas: None,
     };
     let lanes = Lanes::start(plan).unwrap();
     let pool = Pool::new(4 * SLOT_BYTES);

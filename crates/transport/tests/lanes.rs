@@ -213,6 +213,7 @@ fn send_at(pace: Option<u64>, lanes: usize, encoding: Encoding, destination: &De
         token: Token([1; 16]),
         encoding,
         stale_filter: None,
+        deltas: None,
     };
     let carrier = Lanes::start(plan).unwrap();
     (0..lanes).for_each(|lane| carrier.set_pace(lane, pace));
@@ -309,6 +310,7 @@ fn lanes_that_crawl_can_be_stopped() {
         token: Token([1; 16]),
         encoding: Encoding::Raw,
         stale_filter: None,
+        deltas: None,
     };
     let lanes = Lanes::start(plan).unwrap();
     lanes.set_pace(0, Some(1));
@@ -349,6 +351,7 @@ fn lanes_that_hardly_anybody_reads_can_be_stopped() {
         token: Token([1; 16]),
         encoding: Encoding::Raw,
         stale_filter: None,
+        deltas: None,
     };
     let lanes = Lanes::start(plan).unwrap();
     let pool = Pool::new(256 * SLOT_BYTES);
@@ -378,6 +381,7 @@ fn lanes_that_are_stopped_give_everything_back() {
         token: Token([1; 16]),
         encoding: Encoding::Raw,
         stale_filter: None,
+        deltas: None,
     };
     let lanes = Lanes::start(plan).unwrap();
     let pool = Pool::new(4 * SLOT_BYTES);

@@ -1,11 +1,13 @@
 //! A batch on a lane, and its acknowledgement.
 //!
 //! ```text
-//! header   0 magic u16   2 encoding u8   3 zero u8   4 block u16   6 bodies u16
+//! header   0 magic u16   2 encoding u8   3 form u8   4 block u16   6 bodies u16
 //!          8 fills u16  10 zero u16     12 epoch u32  16 payload bytes u32
 //! tables   bodies x page u32, then fills x { first u32, count u32, byte u8 }
-//! payload  the bodies' bytes, in the table's order, encoded as one
+//! payload  form 0: the bodies' bytes, in the table's order, encoded as one
+//!          form 1: their deltas (`page::Deltas`), encoded as one
 //! ```
+//! Form 1 only where the destination said that it takes deltas.
 //! All little-endian. An [`Ack`] counts the batches of this connection that
 //! are placed, so one lost in a dead connection costs nothing: whatever was not
 //! acknowledged there is sent again on another lane.
@@ -38,6 +40,19 @@ pub struct BatchHeader {
     pub fills: u16,
     /// Bytes of payload.
     pub payload_bytes: u32,
+    /// The pages come as deltas.
+    pub deltas: bool,
+}
+
+/// How a batch's payload looks, and how long it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Payload {
+    /// As `page::Encoding`'s code.
+    pub encoding: u8,
+    /// Encoded.
+    pub bytes: usize,
+    /// Of deltas, not of bodies.
+    pub deltas: bool,
 }
 
 impl BatchHeader {
@@ -57,6 +72,13 @@ impl BatchHeader {
         }
         let header = Self {
             encoding: bytes[2],
+            deltas: match bytes[3] {
+                0 => false,
+                1 => true,
+                form => {
+                    return Err(WireError::Unknown { what: "form of pages", value: form.into() });
+                }
+            },
             block: BlockId(le16(bytes, 4)),
             bodies: le16(bytes, 6),
             fills: le16(bytes, 8),
@@ -81,7 +103,7 @@ impl BatchHeader {
 
     fn write(self, out: &mut Vec<u8>) {
         out.extend_from_slice(&MAGIC.to_le_bytes());
-        out.extend_from_slice(&[self.encoding, 0]);
+        out.extend_from_slice(&[self.encoding, u8::from(self.deltas)]);
         out.extend_from_slice(&self.block.0.to_le_bytes());
         out.extend_from_slice(&self.bodies.to_le_bytes());
         out.extend_from_slice(&self.fills.to_le_bytes());
@@ -100,15 +122,16 @@ impl BatchHeader {
     ///
     /// # Panics
     /// If the batch has more fill runs than [`FILLS_MAX`]: the tap's error.
-    pub fn write_for(batch: &Batch, encoding: u8, payload_bytes: usize, out: &mut Vec<u8>) {
+    pub fn write_for(batch: &Batch, payload: Payload, out: &mut Vec<u8>) {
         assert!(batch.fills().len() <= FILLS_MAX, "the tap hands on before {FILLS_MAX} runs");
         let header = Self {
-            encoding,
+            encoding: payload.encoding,
+            deltas: payload.deltas,
             block: batch.block,
             epoch: batch.epoch,
             bodies: u16::try_from(batch.bodies().len()).expect("at most BATCH_PAGES"),
             fills: u16::try_from(batch.fills().len()).expect("at most FILLS_MAX"),
-            payload_bytes: u32::try_from(payload_bytes).expect("at most BATCH_PAGES pages"),
+            payload_bytes: u32::try_from(payload.bytes).expect("at most BATCH_PAGES pages"),
         };
         header.write(out);
         Tables::write(batch.bodies().iter().map(|body| body.page), batch.fills(), out);
@@ -216,7 +239,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_batch_comes_back_as_it_went(
-            block: u16, epoch: u32, encoding: u8,
+            block: u16, epoch: u32, encoding: u8, deltas: bool,
             pages in prop::collection::vec(any::<u32>(), 0..=BATCH_PAGES),
             fills in prop::collection::vec((any::<u32>(), any::<u8>()), 0..300),
         ) {
@@ -230,11 +253,12 @@ mod tests {
                 batch.push_fill(PageIndex(*page), *byte);
             }
             let mut bytes = Vec::new();
-            BatchHeader::write_for(&batch, encoding, pages.len() * PAGE_BYTES, &mut bytes);
+            let payload = Payload { encoding, bytes: pages.len() * PAGE_BYTES, deltas };
+            BatchHeader::write_for(&batch, payload, &mut bytes);
             let (head, rest) = bytes.split_first_chunk::<{ BatchHeader::BYTES }>().unwrap();
             let header = BatchHeader::parse(head).unwrap();
             prop_assert_eq!((header.block, header.epoch), (batch.block, batch.epoch));
-            prop_assert_eq!(header.encoding, encoding);
+            prop_assert_eq!((header.encoding, header.deltas), (encoding, deltas));
             let mut tables = Tables::default();
             tables.parse(header, rest).unwrap();
             prop_assert_eq!(tables.pages, pages.into_iter().map(PageIndex).collect::<Vec<_>>());

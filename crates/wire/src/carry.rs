@@ -85,6 +85,9 @@ pub struct Carrying {
     /// What is relayed may come by lanes.
     #[serde(default)]
     pub relays_by_lanes: bool,
+    /// As in [`Prepared`](crate::Prepared).
+    #[serde(default)]
+    pub deltas: bool,
 }
 
 /// The multifd channels that the destination is to open to its QEMU.

@@ -179,6 +179,9 @@ pub struct Prepared {
     /// The hash that the audit is made by; none: XXH3.
     #[serde(default)]
     pub hash: Option<String>,
+    /// Pages may come as deltas.
+    #[serde(default)]
+    pub deltas: bool,
 }
 
 /// A RAM block as QEMU announced it.

@@ -3,14 +3,14 @@
 
 use content::{Domain, NAME_BYTES, Name};
 use page::{
-    BATCH_PAGES, BLOCK_BYTES_MAX, BlockId, DiskId, Epoch, Fill, PAGE_BYTES, PageIndex, Pool,
-    SLOT_BYTES,
+    BATCH_PAGES, BLOCK_BYTES_MAX, BlockId, Decoder, DeltaWriter, DiskId, Encoding, Epoch, Fill,
+    PAGE_BYTES, PageIndex, Pool, SLOT_BYTES,
 };
 
 use crate::{
     Ack, Answer, BatchHeader, BlockHeader, DiskPlace, FILLS_MAX, Frame, HasHeader, Inquiry, Kind,
-    LaneHeader, NamedTables, Names, Order, Preamble, Reply, Tables, ToDestination, ToSource, Token,
-    VERSION, Versions, Wants, gang, read_frame, read_message,
+    LaneHeader, NamedTables, Names, Order, Payload, Preamble, Reply, Tables, ToDestination,
+    ToSource, Token, VERSION, Versions, Wants, gang, read_frame, read_message,
 };
 
 /// A lane from the source: headers with their tables; payloads are passed by.
@@ -29,6 +29,11 @@ pub fn lane(bytes: &[u8]) {
                 };
                 tables.parse(header, table).expect("a table of the announced length");
                 assert!(tables.pages.len() <= BATCH_PAGES && tables.fills.len() <= FILLS_MAX);
+                if header.deltas
+                    && let Some(payload) = after.get(..header.payload_bytes as usize)
+                {
+                    deltas(header, payload);
+                }
                 (header.payload_bytes, after)
             }
             Ok(LaneHeader::Blocks(header)) => {
@@ -62,6 +67,17 @@ pub fn lane(bytes: &[u8]) {
         let _ = Answer::parse(answer);
     }
     content(bytes);
+}
+
+/// What has changed of pages, in the encoding that a header says.
+fn deltas(header: BatchHeader, payload: &[u8]) {
+    let Ok(encoding) = Encoding::try_from(header.encoding) else { return };
+    let pages = usize::from(header.bodies);
+    if let Ok(deltas) = Decoder::new().decode_deltas(encoding, payload, pages) {
+        assert_eq!(deltas.iter().len(), pages);
+        let mut page = [0; PAGE_BYTES];
+        deltas.iter().for_each(|delta| delta.apply(&mut page));
+    }
 }
 
 /// Both directions of a connection for content.
@@ -144,8 +160,16 @@ fn seed_pages(encoding: u8, bodies: u32, fills: u32, out: &mut Vec<u8>) {
         batch.push_fill(PageIndex(page * 5), page.to_le_bytes()[0]);
     }
     let payload = if encoding == 0 { bodies as usize * PAGE_BYTES } else { 300 };
-    BatchHeader::write_for(&batch, encoding, payload, out);
+    BatchHeader::write_for(&batch, Payload { encoding, bytes: payload, deltas: false }, out);
     out.resize(out.len() + payload, 7);
+    let mut deltas = DeltaWriter::default();
+    deltas.begin(bodies as usize);
+    for page in 0..bodies {
+        deltas.push(&[9; PAGE_BYTES], (page % 2 == 0).then_some((Epoch(4), page)));
+    }
+    let bytes = deltas.bytes();
+    BatchHeader::write_for(&batch, Payload { encoding: 0, bytes: bytes.len(), deltas: true }, out);
+    out.extend_from_slice(bytes);
 }
 
 fn seed_names(out: &mut Vec<u8>) {

@@ -35,7 +35,7 @@ mod part;
 mod preamble;
 mod read;
 
-pub use batch::{Ack, BatchHeader, FILLS_MAX, Tables};
+pub use batch::{Ack, BatchHeader, FILLS_MAX, Payload, Tables};
 pub use block::{BlockHeader, LaneHeader, SEQUENCES_AHEAD_MAX};
 pub use control::{
     Announced, AuditOrder, Frame, FrameHeader, Late, Prepare, Prepared, SharingOrder, StorageOrder,

@@ -62,6 +62,7 @@ impl Source {
                 token: Token([1; 16]),
                 encoding,
                 stale_filter: None,
+                deltas: None,
             })
             .doing("start the lanes")?,
         );

@@ -65,6 +65,7 @@ pub(crate) fn facts(report: &Report) -> Vec<[String; 2]> {
         fact("Zero and fill pages", amount::size(report.fill_bytes)),
         fact("Free in the guest, not sent", amount::size(report.free_bytes)),
         fact("Stale, not sent", amount::size(report.dropped_bytes)),
+        fact("Sent as changes only", amount::size(report.delta_bytes)),
         fact("Not sent, already there", amount::size(report.named_bytes)),
         fact("Of that, from hosts of its rack", amount::size(report.peer_bytes)),
         fact("Of that, from its disks", from_disks(report)),

@@ -259,6 +259,7 @@ pub(super) mod tests {
             token: Token([0; 16]),
             encoding: Encoding::Raw,
             stale_filter: None,
+            deltas: None,
         };
         Lanes::new(plan, None)
     }

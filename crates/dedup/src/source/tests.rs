@@ -88,6 +88,7 @@ impl Source {
             token: Token([1; 16]),
             encoding,
             stale_filter: None,
+            deltas: None,
         };
         let lanes = Lanes::new(plan, None);
         let stage = Arc::new(Stage::new(Arc::clone(&naming), Arc::clone(lanes.queue())));

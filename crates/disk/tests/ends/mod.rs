@@ -215,6 +215,7 @@ impl Destination {
             token: Token([1; 16]),
             encoding,
             stale_filter: None,
+            deltas: None,
         };
         Arc::new(Lanes::start(plan).unwrap())
     }

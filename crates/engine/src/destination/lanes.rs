@@ -370,6 +370,7 @@ mod tests {
             token: Token([1; 16]),
             encoding: Encoding::Raw,
             stale_filter: None,
+            deltas: None,
         });
         let source = source.unwrap();
         let mut blocks = Pool::new(SLOT_BYTES).take_blocks().unwrap();

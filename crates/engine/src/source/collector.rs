@@ -62,6 +62,9 @@ impl Output for Collector {
         if let Some(naming) = &self.naming {
             naming.announce(&blocks);
         }
+        if let Some(deltas) = self.lanes.deltas() {
+            deltas.announce(&blocks);
+        }
         let said =
             ToDestination::Blocks { blocks, ram_section: head.ram_section, footers: head.footers };
         self.link.say(&said).and_then(|()| self.link.head(head.bytes)).map_err(|_| Stopped)?;

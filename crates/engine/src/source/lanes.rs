@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use api::LaneReport;
+use api::{LaneReport, Limit};
 use dedup::source::{Errand, Stage};
 use transport::{Endpoint, LaneMeter, Sender, Sent, Work, run_plain};
 use wire::ToDestination;
@@ -23,6 +23,14 @@ pub(crate) fn reports(lanes: &Lanes) -> Vec<LaneReport> {
         deaths: meter.deaths.load(Relaxed),
     };
     lanes.meters().map(report).collect()
+}
+
+/// Has it noted what pages contain, for those that are sent again to go as deltas, unless
+/// that would slow the migration.
+pub(crate) fn note_pages(lanes: &Lanes, limit: Limit) {
+    if let Some(deltas) = lanes.deltas() {
+        deltas.note_pages(!matches!(limit, Limit::Cpu | Limit::Qemu | Limit::Unknown));
+    }
 }
 
 /// Starts the lanes' threads.

@@ -124,6 +124,7 @@ impl Connected<'_> {
             hash: audit.chosen(),
             sharing: agreed.shares.is_some(),
             relays_by_lanes: true,
+            deltas: true,
         };
         self.say(&ToSource::Carrying(said))?;
         let back = Back::start(&socket, &self.link).map_err(End::failed)?;

@@ -104,6 +104,7 @@ impl<'s> Connected<'s> {
             sharing,
             storage,
             hash: audit.chosen(),
+            deltas: true,
         };
         self.say(&ToSource::Prepared(prepared))?;
         let network = Arc::clone(&self.shared.local.resources.network);

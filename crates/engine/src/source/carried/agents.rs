@@ -125,6 +125,7 @@ impl Agents {
             encoding: first_encoding(self.request.compress),
             // Which pages are dirty again only QEMU could say.
             stale_filter: None,
+            deltas: self.carrying.deltas.then(Arc::default),
         })
     }
 

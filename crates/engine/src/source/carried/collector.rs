@@ -126,7 +126,10 @@ impl Output for Collector {
         self.handed_over.announce(head.blocks.iter().map(|block| block.bytes / PAGE_BYTES as u64));
         let announced =
             |block: &tap::Block| Announced { name: block.name.clone(), bytes: block.bytes };
-        let blocks = head.blocks.iter().map(announced).collect();
+        let blocks: Vec<Announced> = head.blocks.iter().map(announced).collect();
+        if let Some(deltas) = self.lanes.deltas() {
+            deltas.announce(&blocks);
+        }
         let said =
             ToDestination::Blocks { blocks, ram_section: head.ram_section, footers: head.footers };
         self.link.say(&said).and_then(|()| self.link.head(head.bytes)).map_err(|_| Stopped)?;

@@ -19,6 +19,9 @@ impl Running<'_> {
             Heard::Message(ToSource::Placement { mapped, inline }) => {
                 let how = if mapped.is_empty() { "inline" } else { "mapped" };
                 tracing::debug!(?mapped, ?inline, "placement");
+                if let Some(deltas) = self.lanes.deltas() {
+                    deltas.take_for(&mapped);
+                }
                 self.report_builder.tell(|report| report.placement = how.to_owned());
                 Ok(())
             }

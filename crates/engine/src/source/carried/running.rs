@@ -214,6 +214,7 @@ impl Running<'_> {
         report_builder.tell(|report| {
             report.ram_bytes = state.ram_bytes();
             (report.body_bytes, report.fill_bytes) = (body_bytes, fill_bytes);
+            report.delta_bytes = lanes.delta_bytes();
             report.named_bytes = lanes.delivered().found_bytes;
             report.residue_bytes = state.residue_bytes.load(Relaxed);
             report.wire_bytes = lanes.wire_bytes() + control_bytes;

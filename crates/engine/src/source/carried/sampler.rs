@@ -18,7 +18,7 @@ use crate::source::control::sampler::deliveries::Deliveries;
 use crate::source::control::sampler::ticking::{self, Ticking};
 use crate::source::control::sampler::window::Window;
 use crate::source::control::stream_state::StreamState;
-use crate::source::lanes::Lanes;
+use crate::source::lanes::{self, Lanes};
 
 pub(super) struct Watched {
     pub(super) state: Arc<StreamState>,
@@ -102,6 +102,7 @@ impl Sampling {
             lanes_bytes_per_s: window.lanes_per_s.clone(),
         };
         let limit = self.limit(window, come);
+        lanes::note_pages(&self.watched.lanes, limit);
         report_builder.sample(sample, |progress| {
             progress.pass = come.pass;
             progress.ram_bytes = ram_bytes;

@@ -31,7 +31,7 @@ use super::stream_state::StreamState;
 use super::throttle::Throttling;
 use crate::report_builder::ReportBuilder;
 use crate::source::context::Notice;
-use crate::source::lanes::Lanes;
+use crate::source::lanes::{self, Lanes};
 
 /// What is left when a VM that can't be followed is stopped may be more than was
 /// seen last.
@@ -323,6 +323,7 @@ impl Sampling {
         };
         let rate = state.bodies_per_s();
         let limit = self.seen(window, rate).limit();
+        lanes::note_pages(&self.watched.lanes, limit);
         self.watched.report_builder.sample(sample, |progress| {
             progress.pass = qemu.dirty_sync_count;
             progress.ram_bytes = qemu.total_bytes;

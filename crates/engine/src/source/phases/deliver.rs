@@ -168,6 +168,9 @@ impl Streaming<'_> {
     pub(crate) fn note_placement(&self, mapped: &[String], inline: &[String]) {
         let how = if mapped.is_empty() { "inline" } else { "mapped" };
         tracing::debug!(?mapped, ?inline, "placement");
+        if let Some(deltas) = self.flow.lanes.deltas() {
+            deltas.take_for(mapped);
+        }
         self.connected.context.report_builder.tell(|report| report.placement = how.to_owned());
     }
 

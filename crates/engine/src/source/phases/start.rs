@@ -212,6 +212,7 @@ impl Prepared<'_> {
             token,
             encoding: first_encoding(context.request.compress),
             stale_filter: Some(stale_filter),
+            deltas: self.there.deltas.then(Arc::default),
         })
     }
 }

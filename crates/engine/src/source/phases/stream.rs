@@ -213,6 +213,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
             report.body_bytes = body_bytes;
             report.fill_bytes = fill_bytes;
             report.dropped_bytes = lanes.delivered().dropped_bytes;
+            report.delta_bytes = lanes.delta_bytes();
             report.named_bytes = lanes.delivered().found_bytes;
             report.residue_bytes = state.residue_bytes.load(Relaxed);
             report.wire_bytes = lanes.wire_bytes() + control_bytes;

@@ -1,0 +1,51 @@
+//! Pages of which the guest changes little go as what has changed of them: a guest that
+//! makes pages dirty faster than the link is followed without being slowed.
+
+use api::{Phase, Report};
+use end_to_end::{MIB, Side, World, guest};
+use lab::guest::{Guest, GuestSpec};
+use lab::hosts::Link;
+
+/// What the link carries, in Mbit/s; and twice that of pages, of each of which 64 bytes
+/// change.
+const LINK: u32 = 100;
+const DIRTIES: u64 = 25_000_000;
+
+fn counter(name: &str) -> GuestSpec {
+    let mut spec = guest("192M", DIRTIES);
+    spec.name = name.to_owned();
+    spec.orders.working_set_bytes = 32 * MIB;
+    spec.orders.parts = true;
+    spec
+}
+
+fn assert_went_as_deltas(report: &Report) {
+    assert!(report.delta_bytes > MIB, "{report:?}");
+    assert!(report.wire_bytes < report.body_bytes, "{report:?}");
+}
+
+#[test]
+fn by_multifd_and_by_a_classic_stream() {
+    let world = World::new(Link::one(LINK));
+    let guest = world.boot(&counter("web1"));
+    for (from, args) in [(Side::A, &["--tap", "multifd"][..]), (Side::B, &["--tap", "classic"])] {
+        let report = world.migrate(&guest, from, args);
+        assert_went_as_deltas(&report);
+    }
+}
+
+/// What it had in the air comes by the other, and some of it twice.
+#[test]
+fn while_lanes_are_cut() {
+    let world = World::new(Link { nics: 2, mbit_per_s: Some(LINK / 2) });
+    let guest: Guest = world.boot(&counter("web1"));
+    let mut moving = world.begin(&guest, Side::A, &["--lanes", "2", "--downtime-ms", "50"]);
+    moving.wait_for(Phase::LaterPass);
+    for _ in 0..3 {
+        let cut = world.hosts.a.command("ss").args(["-Kt", "src", "10.77.1.1"]).output().unwrap();
+        assert!(cut.status.success(), "{cut:?}");
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let report = world.arrive(&guest, Side::A, moving);
+    assert_went_as_deltas(&report);
+}
