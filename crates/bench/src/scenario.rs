@@ -6,7 +6,7 @@ use lab_guest::orders::Orders;
 use serde_json::{Value, json};
 
 use super::neighbour::Neighbour;
-use super::writers::{swing, web};
+use super::writers::{rewrite, swing, web};
 use crate::contender::{Contender, Droveway, Mode, Options, Qemu, Virsh, Way};
 use crate::image::Image;
 use lab::guest::GuestSpec;
@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
 
 /// Contenders that slow no guest: where it writes too fast they never finish.
-const UNSLOWED: [&str; 2] = ["qemu-precopy", "droveway-off"];
+const UNSLOWED: [&str; 3] = ["qemu-precopy", "qemu-zstd", "droveway-off"];
 
 /// A contest.
 pub struct Scenario {
@@ -138,7 +138,8 @@ fn encrypted(options: Options) -> Options {
 #[must_use]
 pub fn all() -> Vec<Scenario> {
     let rest = neighbours().into_iter().chain([cores(), tls(), kvm()]);
-    let rest = rest.chain([swing(), web(), footprint()]).chain(large()).chain(libvirts());
+    let rest =
+        rest.chain([swing(), rewrite(), web(), footprint()]).chain(large()).chain(libvirts());
     memory().into_iter().chain(disks()).chain(rest).collect()
 }
 

@@ -107,6 +107,24 @@ pub(super) fn swing() -> Scenario {
     slowed("swing", about, orders, 500, vec![off(), slowing(2.0)])
 }
 
+/// A guest that changes 64 bytes in each of many pages, as databases and counters do, and
+/// makes pages dirty at twice the link's rate by that.
+pub(super) fn rewrite() -> Scenario {
+    let orders = Orders {
+        working_set_bytes: 128 * MIB,
+        rate: rate(500, 2.0),
+        parts: true,
+        seed: 12,
+        ..Orders::default()
+    };
+    let about = "512 MiB, 128 MiB of them in pages of which 64 bytes change at a time, dirty at 2 \
+                 times the link of 500 Mbit/s";
+    Scenario {
+        modes: &[Mode::Precopy, Mode::Zstd, Mode::Xbzrle, Mode::AutoConverge],
+        ..slowed("rewrite", about, orders, 500, vec![off(), slowing(2.0)])
+    }
+}
+
 /// A server whose clients change what it keeps faster than the link carries it.
 /// QEMU's precopy, which would never end, stops the VM for what is left after
 /// half a minute, as the paper's did after so many passes; so does ours.

@@ -20,6 +20,8 @@ use lab::hosts::{Host, RUN_DIR};
 const PORT: u16 = 7810;
 /// "Huge": QEMU's own limit would be 128 MiB/s.
 const BANDWIDTH: u64 = 100 << 30;
+/// Room for all of a guest's RAM, and a power of two.
+const XBZRLE_CACHE_BYTES: u64 = 512 << 20;
 /// As long as QEMU takes.
 const DOWNTIME_LIMIT_MAX_MS: u64 = 2_000_000;
 const CONNECT: Duration = Duration::from_secs(20);
@@ -51,6 +53,9 @@ pub enum Mode {
     },
     /// One stream, and a guest that is slowed until it converges.
     AutoConverge,
+    /// One stream, in which a page that is sent again goes as a difference to what was
+    /// sent before, if that is in a cache, which has room for all of the guest's RAM.
+    Xbzrle,
     /// The disk by a mirror to an NBD export, then four channels.
     Mirror,
     /// The disk by a mirror to an NBD export, then four channels, each
@@ -64,6 +69,7 @@ impl Mode {
             Self::Precopy | Self::PrecopyUntil { .. } | Self::PrecopyTls => &[],
             Self::Multifd | Self::Limited { .. } | Self::Zstd | Self::MultifdTls => &["multifd"],
             Self::AutoConverge => &["auto-converge"],
+            Self::Xbzrle => &["xbzrle"],
             Self::Mirror | Self::MirrorZstd => &["multifd", "pause-before-switchover"],
         }
     }
@@ -78,6 +84,7 @@ impl Mode {
             Self::Limited { .. } => "qemu-limited",
             Self::Zstd => "qemu-zstd",
             Self::AutoConverge => "qemu-autoconverge",
+            Self::Xbzrle => "qemu-xbzrle",
             Self::Mirror => "qemu-mirror",
             Self::MirrorZstd => "qemu-mirror-zstd",
         }
@@ -101,6 +108,9 @@ impl Mode {
         }
         if self.capabilities().contains(&"multifd") {
             parameters["multifd-channels"] = 4.into();
+        }
+        if self == Self::Xbzrle {
+            parameters["xbzrle-cache-size"] = XBZRLE_CACHE_BYTES.into();
         }
         if self.is_encrypted() {
             parameters["tls-creds"] = tls::CREDENTIALS.into();
