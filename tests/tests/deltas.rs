@@ -2,9 +2,11 @@
 //! makes pages dirty faster than the link is followed without being slowed.
 
 use api::{Phase, Report};
+use end_to_end::commander::Commander;
 use end_to_end::{MIB, Side, World, guest};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::Link;
+use lab::setup;
 
 /// What the link carries, in Mbit/s; and twice that of pages, of each of which 64 bytes
 /// change.
@@ -31,6 +33,18 @@ fn by_multifd_and_by_a_classic_stream() {
     for (from, args) in [(Side::A, &["--tap", "multifd"][..]), (Side::B, &["--tap", "classic"])] {
         let report = world.migrate(&guest, from, args);
         assert_went_as_deltas(&report);
+    }
+}
+
+/// By its own commands, and at the pace of its QEMU.
+#[test]
+fn of_a_vm_that_is_carried() {
+    let program = setup::ensure().unwrap().qemu;
+    let mut commander =
+        Commander::with(World::new(Link::one(LINK)), counter("web1"), &program, ["", ""]);
+    for (from, channels) in [(Side::A, 4), (Side::B, 0)] {
+        let way = commander.way(from, false, channels);
+        assert_went_as_deltas(&commander.migrate(from, &way));
     }
 }
 

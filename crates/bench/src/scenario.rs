@@ -64,7 +64,9 @@ impl Scenario {
     #[must_use]
     pub fn contenders(&self) -> Vec<Box<dyn Contender>> {
         if self.libvirt {
-            return Way::ALL.map(|way| Box::new(Virsh::new(way)) as Box<dyn Contender>).into();
+            let encrypted = self.modes.contains(&Mode::MultifdTls);
+            let ways = if encrypted { Way::ENCRYPTED } else { Way::PLAIN };
+            return ways.map(|way| Box::new(Virsh::new(way)) as Box<dyn Contender>).into();
         }
         let qemu = self.modes.iter().map(|mode| Box::new(Qemu::new(*mode)) as Box<dyn Contender>);
         let ours = self.ours.iter().cloned();
@@ -151,9 +153,11 @@ fn libvirts() -> Vec<Scenario> {
         ("busy", "libvirt-busy"),
         ("unshaped", "libvirt-unshaped"),
         ("disk", "libvirt-disk"),
+        ("tls", "libvirt-tls"),
     ];
     let of = |(base, name): (&str, &'static str)| {
-        let scenario = memory().into_iter().chain(disks()).find(|one| one.name == base)?;
+        let all = memory().into_iter().chain(disks()).chain([tls()]);
+        let scenario = all.into_iter().find(|one| one.name == base)?;
         Some(Scenario { name, libvirt: true, ..scenario })
     };
     named.into_iter().filter_map(of).collect()

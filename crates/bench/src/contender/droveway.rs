@@ -34,7 +34,7 @@ fn nic_speeds(host: &Host, mbit_per_s: Option<u32>) -> Vec<String> {
 
 /// Gives both hosts what their agents need to speak TLS, and says with which
 /// arguments they do.
-fn certify(hosts: &Hosts) -> Result<[String; 2]> {
+pub(super) fn certify(hosts: &Hosts) -> Result<[String; 2]> {
     let certificates = Certificates::new()?;
     for host in [&hosts.a, &hosts.b] {
         certificates.give(host, peer_name(hosts, host))?;

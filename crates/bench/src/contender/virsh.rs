@@ -1,9 +1,12 @@
 //! libvirt's own migration by `virsh migrate`, as it is, and carried by agents.
 
+mod tls;
+
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
+use super::droveway::certify;
 use super::{Contender, Ground, Moved};
 use lab::agent::Agent;
 use lab::error::{LabError, Result};
@@ -26,15 +29,25 @@ pub struct Way {
     pub parallel: bool,
     /// By agents.
     pub carried: bool,
+    /// libvirt's own TLS, or the agents'.
+    pub encrypted: bool,
 }
 
 impl Way {
-    /// All of them.
-    pub const ALL: [Self; 4] = [
-        Self { parallel: false, carried: false },
-        Self { parallel: true, carried: false },
-        Self { parallel: false, carried: true },
-        Self { parallel: true, carried: true },
+    /// All that don't encrypt.
+    pub const PLAIN: [Self; 4] = [
+        Self { parallel: false, carried: false, encrypted: false },
+        Self { parallel: true, carried: false, encrypted: false },
+        Self { parallel: false, carried: true, encrypted: false },
+        Self { parallel: true, carried: true, encrypted: false },
+    ];
+
+    /// All that do.
+    pub const ENCRYPTED: [Self; 4] = [
+        Self { encrypted: true, ..Self::PLAIN[0] },
+        Self { encrypted: true, ..Self::PLAIN[1] },
+        Self { encrypted: true, ..Self::PLAIN[2] },
+        Self { encrypted: true, ..Self::PLAIN[3] },
     ];
 }
 
@@ -72,18 +85,22 @@ impl Virsh {
 impl Contender for Virsh {
     fn name(&self) -> String {
         let by = if self.way.carried { "droveway" } else { "virsh" };
-        format!("{by}-{}", if self.way.parallel { "parallel" } else { "classic" })
+        let stream = if self.way.parallel { "parallel" } else { "classic" };
+        format!("{by}-{stream}{}", if self.way.encrypted { "-tls" } else { "" })
     }
 
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
         let (kit, hosts) = (ground.kit, ground.hosts);
         let made_of = setup::libvirt(kit)?;
+        let Way { carried, encrypted, .. } = self.way;
+        let qemus_own = if encrypted && !carried { tls::give(hosts)? } else { String::new() };
+        let agents_own = if encrypted && carried { certify(hosts)?.to_vec() } else { Vec::new() };
+        let agents_own: Vec<&str> = agents_own.iter().map(String::as_str).collect();
         for host in [&hosts.a, &hosts.b] {
-            let lines =
-                if self.way.carried { leading_to_agents(hosts, host) } else { String::new() };
+            let lines = if carried { leading_to_agents(hosts, host) } else { qemus_own.clone() };
             self.daemons.push(Libvirtd::start(hosts, host, &made_of, &lines)?);
-            if self.way.carried {
-                self.agents.push(carrying_agent(hosts, host, &[])?);
+            if carried {
+                self.agents.push(carrying_agent(hosts, host, &agents_own)?);
             }
         }
         let mut domain = Domain::new(spec.clone());
@@ -101,7 +118,13 @@ impl Contender for Virsh {
         let [here, there] = &self.daemons[..] else { return Err(self.failed("no libvirt")) };
         let parallel = self.way.parallel.then_some(CONNECTIONS);
         let copy_storage = ground.disk.is_some();
-        let how = Migration { parallel, copy_storage, ..Migration::default() };
+        let more = match self.way {
+            Way { encrypted: true, carried: false, .. } => {
+                ["--tls", "--tls-destination", tls::DESTINATION].map(str::to_owned).to_vec()
+            }
+            _ => Vec::new(),
+        };
+        let how = Migration { parallel, copy_storage, more, ..Migration::default() };
         let asked = Instant::now();
         let migrating = how.begin(&name, here, &ground.hosts.a, there)?;
         let ended = migrating.wait(ground.timeout + AROUND)?;
@@ -198,10 +221,12 @@ mod tests {
 
     #[test]
     fn each_has_a_name_of_its_own() {
-        let names = Way::ALL.map(|way| Virsh::new(way).name());
+        let names = Way::PLAIN.map(|way| Virsh::new(way).name());
         assert_eq!(
             names,
             ["virsh-classic", "virsh-parallel", "droveway-classic", "droveway-parallel"]
         );
+        let encrypted = Way::ENCRYPTED.map(|way| Virsh::new(way).name());
+        assert_eq!(encrypted, names.map(|name| name + "-tls"));
     }
 }
