@@ -25,7 +25,8 @@ pub enum Kind {
 
 /// Words that a rewrite of [`Kind::Parts`] changes: 64 bytes, as databases and counters do.
 const PART_WORDS: usize = 8;
-const PARTS: u32 = (PAGE_WORDS / PART_WORDS) as u32;
+const PARTS: u32 = 64;
+const _: () = assert!(PARTS as usize * PART_WORDS == PAGE_WORDS);
 
 /// A page's words.
 pub type PageWords = [u64; PAGE_WORDS];

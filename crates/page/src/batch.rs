@@ -110,6 +110,23 @@ impl Batch {
         before - bodies.len()
     }
 
+    /// Takes out the pages of fill runs that `keep` does not want, and returns how many
+    /// those are. Runs from whose middle some are taken become several.
+    pub fn retain_fills(&mut self, keep: impl Fn(PageIndex) -> bool) -> usize {
+        let runs = std::mem::take(&mut self.slot.fills);
+        let mut dropped = 0;
+        for Fill { first, count, byte } in runs {
+            for page in (first.0..).take(count as usize).map(PageIndex) {
+                if keep(page) {
+                    self.push_fill(page, byte);
+                } else {
+                    dropped += 1;
+                }
+            }
+        }
+        dropped
+    }
+
     /// Takes out all fill runs.
     pub fn clear_fills(&mut self) {
         self.slot.fills.clear();

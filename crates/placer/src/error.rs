@@ -143,7 +143,8 @@ impl PlaceError {
     /// migration: the source sends them again over another one.
     #[must_use]
     pub fn only_this_lane(&self) -> bool {
-        matches!(self, Self::Closed)
+        // Where a base is not the one here, that page comes whole.
+        matches!(self, Self::Closed | Self::OtherBase { .. })
     }
 }
 

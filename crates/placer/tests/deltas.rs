@@ -117,7 +117,7 @@ fn a_delta_to_what_is_not_here_is_refused_and_changes_nothing() {
     arrival.whole(2, 3, 7);
     for base in [0, 1, 3] {
         let refused = arrival.delta(4, 3, (Some(base), 1), 9).unwrap_err();
-        assert!(!refused.only_this_lane());
+        assert!(refused.only_this_lane(), "the source sends it whole by another");
         let said = refused.to_string();
         assert!(said.contains("page 3 of RAM block ram0") && said.contains("version 2"), "{said}");
     }

@@ -7,11 +7,14 @@
 //!
 //! A version can be a base once the destination has acknowledged it, and as long as no
 //! newer one has left, by any lane and in any form: then it is what the destination has.
+//! QEMU's channels are not read in step, so an older version may come to the lanes after a
+//! newer one. It does not leave any more: the destination has no use for it, and a delta
+//! that is under way needs the base that is there.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use page::{Batch, BlockId, DeltaWriter, Epoch, PAGE_BYTES, PART_BYTES, PARTS, PageIndex};
+use page::{Batch, BlockId, DeltaWriter, Epoch, Fill, PAGE_BYTES, PART_BYTES, PARTS, PageIndex};
 use parking_lot::Mutex;
 use twox_hash::XxHash3_64;
 use wire::Announced;
@@ -127,23 +130,23 @@ impl Deltas {
     }
 
     /// A lane has taken this batch: whatever becomes of its pages, what the destination had
-    /// of them until now is not what it will have.
-    pub(crate) fn leave(&self, batch: &Batch, bases: &mut Bases) {
+    /// of them until now is not what it will have. Takes out those of which a newer version
+    /// has left, and says how many bodies those are.
+    pub(crate) fn leave(&self, batch: &mut Batch, bases: &mut Bases) -> usize {
         bases.begin(batch);
         let mut known = self.known.lock();
         let Known { blocks, records, .. } = &mut *known;
-        let Some(block) = blocks.get_mut(usize::from(batch.block.0)) else { return };
+        let Some(block) = blocks.get_mut(usize::from(batch.block.0)) else { return 0 };
+        let dropped = block.drop_older(batch);
         for fill in batch.fills() {
-            let first = fill.first.0 as usize;
-            let pages = first..first.saturating_add(fill.count as usize);
-            for newest in block.newest.get_mut(pages).into_iter().flatten() {
-                *newest = batch.epoch.0.max(*newest);
+            for newest in block.newest.get_mut(run(fill)).into_iter().flatten() {
+                *newest = batch.epoch.0;
             }
         }
         for body in batch.bodies() {
             let page = body.page.0 as usize;
             let Some(newest) = block.newest.get_mut(page) else { continue };
-            let before = std::mem::replace(newest, batch.epoch.0.max(*newest));
+            let before = std::mem::replace(newest, batch.epoch.0);
             let record = (block.record[page] as usize).checked_sub(1);
             let Some(record) = record.map(|record| &mut records[record]) else { continue };
             let is_there = record.is_placed && record.epoch.0 == before;
@@ -152,6 +155,7 @@ impl Deltas {
                 bases.add(body.page, record.epoch, &record.fingerprints);
             }
         }
+        dropped
     }
 
     /// These bodies are about to be sent by a lane, and contain that.
@@ -184,6 +188,32 @@ impl Deltas {
         }
         each
     }
+}
+
+impl Block {
+    /// Takes out of a batch what is older than what has left.
+    fn drop_older(&self, batch: &mut Batch) -> usize {
+        let epoch = batch.epoch.0;
+        let is_older = |newest: &u32| *newest > epoch;
+        let has_older = |fill: &Fill| {
+            self.newest.get(run(fill)).is_some_and(|newest| newest.iter().any(is_older))
+        };
+        let is_newest = |page: PageIndex| !self.newest.get(page.0 as usize).is_some_and(is_older);
+        if batch.fills().iter().any(has_older) {
+            batch.retain_fills(is_newest);
+        }
+        if batch.bodies().iter().all(|body| is_newest(body.page)) {
+            return 0;
+        }
+        let pages: Vec<PageIndex> = batch.bodies().iter().map(|body| body.page).collect();
+        batch.retain_bodies(|nth, _| is_newest(pages[nth]))
+    }
+}
+
+/// The places of a run's pages.
+fn run(fill: &Fill) -> std::ops::Range<usize> {
+    let first = fill.first.0 as usize;
+    first..first.saturating_add(fill.count as usize)
 }
 
 impl Known {
@@ -279,8 +309,8 @@ pub(crate) struct Comparing {
 
 impl Comparing {
     /// See [`Deltas::leave`].
-    pub(crate) fn leave(&mut self, deltas: &Deltas, batch: &Batch) {
-        deltas.leave(batch, &mut self.bases);
+    pub(crate) fn leave(&mut self, deltas: &Deltas, batch: &mut Batch) -> usize {
+        deltas.leave(batch, &mut self.bases)
     }
 
     /// Notes what a batch's bodies contain, which are about to be sent. Its deltas, if
@@ -343,7 +373,7 @@ mod tests {
     }
 
     /// Takes and sends it as a lane does. The base of each page, if it goes as deltas.
-    fn send(deltas: &Deltas, lane: &mut Comparing, batch: &Batch) -> Option<Vec<Option<u32>>> {
+    fn send(deltas: &Deltas, lane: &mut Comparing, batch: &mut Batch) -> Option<Vec<Option<u32>>> {
         lane.leave(deltas, batch);
         let bytes = lane.compare(deltas, batch)?;
         let came = Came::parse(batch.bodies().len(), bytes).unwrap();
@@ -354,34 +384,56 @@ mod tests {
     fn what_was_placed_is_the_base_of_what_is_sent_next() {
         let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
         let mut lane = Comparing::default();
-        let first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1)]);
-        assert_eq!(send(&deltas, &mut lane, &first), None, "nothing is there");
-        let second = batch(&pool, 0, 2, &[(3, 2), (4, 2)]);
-        assert_eq!(send(&deltas, &mut lane, &second), None, "it may not have come");
+        let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1)]);
+        assert_eq!(send(&deltas, &mut lane, &mut first), None, "nothing is there");
+        let mut second = batch(&pool, 0, 2, &[(3, 2), (4, 2)]);
+        assert_eq!(send(&deltas, &mut lane, &mut second), None, "it may not have come");
         deltas.placed(&first);
         // Page 3 has left in a newer version, which may come at any time.
-        let third = batch(&pool, 0, 3, &[(3, 3), (5, 3)]);
-        assert_eq!(send(&deltas, &mut lane, &third), Some(vec![None, Some(1)]));
+        let mut third = batch(&pool, 0, 3, &[(3, 3), (5, 3)]);
+        assert_eq!(send(&deltas, &mut lane, &mut third), Some(vec![None, Some(1)]));
         deltas.placed(&second);
         deltas.placed(&third);
-        let fourth = batch(&pool, 0, 4, &[(3, 4), (4, 4), (5, 3), (6, 4)]);
-        let bases = send(&deltas, &mut lane, &fourth);
+        let mut fourth = batch(&pool, 0, 4, &[(3, 4), (4, 4), (5, 3), (6, 4)]);
+        let bases = send(&deltas, &mut lane, &mut fourth);
         assert_eq!(bases, Some(vec![Some(3), Some(2), Some(3), None]));
         assert_eq!(deltas.pages(), 4);
         // What is sent again by another lane goes whole: nothing newer is there.
         deltas.placed(&fourth);
-        assert_eq!(send(&deltas, &mut lane, &fourth), None);
+        assert_eq!(send(&deltas, &mut lane, &mut fourth), None);
+    }
+
+    /// One of QEMU's channels is read later than another.
+    #[test]
+    fn an_older_version_does_not_leave_after_a_newer_one() {
+        let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
+        let mut lane = Comparing::default();
+        let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1), (9, 1)]);
+        send(&deltas, &mut lane, &mut first);
+        deltas.placed(&first);
+        let mut third = batch(&pool, 0, 3, &[(3, 3), (4, 3), (9, 3)]);
+        assert_eq!(send(&deltas, &mut lane, &mut third), Some(vec![Some(1); 3]));
+        let mut second = batch(&pool, 0, 2, &[(3, 2), (4, 2), (5, 2)]);
+        (8..11).for_each(|page| second.push_fill(PageIndex(page), 0));
+        assert_eq!(lane.leave(&deltas, &mut second), 2);
+        let left: Vec<u32> = second.bodies().iter().map(|body| body.page.0).collect();
+        assert_eq!(left, [5], "the others have left in a newer version");
+        let fill = |first| Fill { first: PageIndex(first), count: 1, byte: 0 };
+        assert_eq!(second.fills(), [fill(8), fill(10)]);
+        // It goes as a delta, and what comes twice is no older one.
+        assert!(lane.compare(&deltas, &second).is_some());
+        assert_eq!(lane.leave(&deltas, &mut third), 0);
     }
 
     #[test]
     fn only_what_has_changed_goes() {
         let (deltas, pool) = (deltas(), Pool::new(4 * SLOT_BYTES));
         let mut lane = Comparing::default();
-        let first = batch(&pool, 0, 1, &[(3, 1), (4, 1)]);
-        send(&deltas, &mut lane, &first);
+        let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1)]);
+        send(&deltas, &mut lane, &mut first);
         deltas.placed(&first);
-        let second = batch(&pool, 0, 2, &[(3, 2), (4, 1)]);
-        lane.leave(&deltas, &second);
+        let mut second = batch(&pool, 0, 2, &[(3, 2), (4, 1)]);
+        lane.leave(&deltas, &mut second);
         let bytes = lane.compare(&deltas, &second).unwrap();
         assert_eq!(bytes.len(), 16 + PART_BYTES, "one part of the first page");
         for (nth, delta) in Came::parse(2, bytes).unwrap().iter().enumerate() {
@@ -395,29 +447,29 @@ mod tests {
     fn what_leaves_in_another_form_is_no_base() {
         let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
         let (mut lane, mut other) = (Comparing::default(), Comparing::default());
-        let first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1)]);
-        send(&deltas, &mut lane, &first);
+        let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1)]);
+        send(&deltas, &mut lane, &mut first);
         deltas.placed(&first);
         // One as a fill, and one by its name: a stage takes it out of the batch.
         let mut second = batch(&pool, 0, 2, &[(4, 2)]);
         second.push_fill(PageIndex(3), 0);
-        other.leave(&deltas, &second);
+        other.leave(&deltas, &mut second);
         second.retain_bodies(|_, _| false);
         assert_eq!(other.compare(&deltas, &second), None);
         deltas.placed(&second);
-        let third = batch(&pool, 0, 3, &[(3, 3), (4, 3), (5, 3)]);
-        assert_eq!(send(&deltas, &mut lane, &third), Some(vec![None, None, Some(1)]));
+        let mut third = batch(&pool, 0, 3, &[(3, 3), (4, 3), (5, 3)]);
+        assert_eq!(send(&deltas, &mut lane, &mut third), Some(vec![None, None, Some(1)]));
     }
 
     #[test]
     fn a_batch_from_which_pages_were_taken_is_compared_by_its_pages() {
         let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
         let mut lane = Comparing::default();
-        let first = batch(&pool, 0, 1, &[(3, 1), (4, 2), (5, 3), (6, 4)]);
-        send(&deltas, &mut lane, &first);
+        let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 2), (5, 3), (6, 4)]);
+        send(&deltas, &mut lane, &mut first);
         deltas.placed(&first);
         let mut second = batch(&pool, 0, 2, &[(3, 1), (4, 2), (5, 3), (6, 9)]);
-        lane.leave(&deltas, &second);
+        lane.leave(&deltas, &mut second);
         second.retain_bodies(|nth, _| nth % 2 == 1);
         let bytes = lane.compare(&deltas, &second).unwrap();
         assert_eq!(bytes.len(), 2 * 8 + PART_BYTES, "page 4 has not changed");
@@ -432,16 +484,16 @@ mod tests {
         let mut lane = Comparing::default();
         for block in [1, 2] {
             for epoch in 1..3 {
-                let batch = batch(&pool, block, epoch, &[(3, 1)]);
-                assert_eq!(send(&deltas, &mut lane, &batch), None);
+                let mut batch = batch(&pool, block, epoch, &[(3, 1)]);
+                assert_eq!(send(&deltas, &mut lane, &mut batch), None);
                 deltas.placed(&batch);
             }
         }
         deltas.note_pages(false);
-        let first = batch(&pool, 0, 1, &[(3, 1), (5000, 1)]);
-        assert_eq!(send(&deltas, &mut lane, &first), None);
+        let mut first = batch(&pool, 0, 1, &[(3, 1), (5000, 1)]);
+        assert_eq!(send(&deltas, &mut lane, &mut first), None);
         deltas.placed(&first);
-        assert_eq!(send(&deltas, &mut lane, &batch(&pool, 0, 2, &[(3, 1)])), None);
+        assert_eq!(send(&deltas, &mut lane, &mut batch(&pool, 0, 2, &[(3, 1)])), None);
         assert!(deltas.known.lock().records.is_empty());
     }
 
@@ -451,8 +503,8 @@ mod tests {
         deltas.known.lock().records_max = 4;
         let mut lane = Comparing::default();
         let mut again = |epoch, page| {
-            let batch = batch(&pool, 0, epoch, &[(page, 1)]);
-            let bases = send(&deltas, &mut lane, &batch);
+            let mut batch = batch(&pool, 0, epoch, &[(page, 1)]);
+            let bases = send(&deltas, &mut lane, &mut batch);
             deltas.placed(&batch);
             bases.is_some()
         };

@@ -94,7 +94,7 @@ impl<'c, X> Sender<'c, X> {
                     self.shared.queue.dropped(self.filtering.drop_stale(filter, batch));
                 }
                 if let Some(deltas) = &self.shared.plan.deltas {
-                    self.comparing.leave(deltas, batch);
+                    self.shared.queue.dropped(self.comparing.leave(deltas, batch));
                 }
             }
         }

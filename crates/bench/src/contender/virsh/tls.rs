@@ -50,27 +50,28 @@ struct Authority {
 
 impl Authority {
     fn new() -> Result<Self> {
-        let key = KeyPair::generate().map_err(failed)?;
+        let key = KeyPair::generate().map_err(|error| failed(&error))?;
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let certificate = params.self_signed(&key).map_err(failed)?.pem();
+        let certificate = params.self_signed(&key).map_err(|error| failed(&error))?.pem();
         Ok(Self { issuer: Issuer::new(params, key), certificate })
     }
 
     /// A certificate and its key.
     fn issue(&self, name: &str) -> Result<(String, String)> {
-        let key = KeyPair::generate().map_err(failed)?;
-        let mut params = CertificateParams::new(vec![name.to_owned()]).map_err(failed)?;
+        let key = KeyPair::generate().map_err(|error| failed(&error))?;
+        let mut params =
+            CertificateParams::new(vec![name.to_owned()]).map_err(|error| failed(&error))?;
         params.key_usages =
             vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let certificate = params.signed_by(&key, &self.issuer).map_err(failed)?;
+        let certificate = params.signed_by(&key, &self.issuer).map_err(|error| failed(&error))?;
         Ok((certificate.pem(), key.serialize_pem()))
     }
 }
 
-fn failed(error: rcgen::Error) -> LabError {
+fn failed(error: &rcgen::Error) -> LabError {
     LabError::Unsupported(format!("certificates: {error}"))
 }
