@@ -15,6 +15,8 @@ pub struct Watch {
     rebind: Sender<()>,
     rebound: Receiver<()>,
     entered: Option<Box<Entered>>,
+    /// Phases are told in their order, whichever threads come to them.
+    telling: Mutex<()>,
 }
 
 type Entered = dyn Fn(Phase) + Send + Sync;
@@ -40,6 +42,7 @@ impl Watch {
             rebind,
             rebound,
             entered: None,
+            telling: Mutex::new(()),
         }
     }
 
@@ -94,6 +97,7 @@ impl Watch {
     }
 
     pub(crate) fn update(&self, change: impl FnOnce(&mut Progress)) {
+        let _in_order = self.telling.lock();
         let mut state = self.state.lock();
         let before = state.progress.phase;
         change(&mut state.progress);

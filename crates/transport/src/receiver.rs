@@ -165,9 +165,11 @@ impl Incoming {
         let pages = &self.tables.pages;
         // What is placed is read before: nobody waits for the source while holding a
         // range of RAM.
-        if header.deltas {
+        if header.deltas || encoding != Encoding::Raw {
             self.payload.resize(header.payload_bytes as usize, 0);
             self.reader.read_exact(&mut self.payload)?;
+        }
+        if header.deltas {
             let deltas = self
                 .decoder
                 .decode_deltas(encoding, &self.payload, pages.len())
@@ -195,8 +197,6 @@ impl Incoming {
             }
             return Ok(&self.tables);
         }
-        self.payload.resize(header.payload_bytes as usize, 0);
-        self.reader.read_exact(&mut self.payload)?;
         let bytes = self
             .decoder
             .decode(encoding, &self.payload, pages.len())

@@ -1,0 +1,97 @@
+//! What a lane makes of a batch whose pages the destination has in older versions.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use page::{Batch, BlockId, DeltaWriter, Epoch, PAGE_BYTES, PageIndex};
+
+use super::{Deltas, Fingerprints};
+
+/// Deltas are sent if they are at most this share of the bodies: they have to be put
+/// together here, and onto their bases there.
+const WORTH: f64 = 0.75;
+
+/// What the destination has of the pages of one batch.
+#[derive(Debug, Default)]
+pub(super) struct Bases {
+    of: Option<(BlockId, Epoch)>,
+    /// In the bodies' order, those that have one.
+    pages: Vec<(PageIndex, Epoch)>,
+    fingerprints: Vec<Fingerprints>,
+}
+
+impl Bases {
+    pub(super) fn begin(&mut self, batch: &Batch) {
+        self.of = Some((batch.block, batch.epoch));
+        self.pages.clear();
+        self.fingerprints.clear();
+    }
+
+    pub(super) fn add(&mut self, page: PageIndex, epoch: Epoch, fingerprints: &Fingerprints) {
+        self.pages.push((page, epoch));
+        self.fingerprints.push(*fingerprints);
+    }
+
+    /// Whether it says anything of this batch, from which pages may have been taken out.
+    fn are_of(&self, batch: &Batch) -> bool {
+        !self.pages.is_empty() && self.of == Some((batch.block, batch.epoch))
+    }
+
+    /// The base of a page, and which parts are other ones there. Pages are asked for in
+    /// their batch's order; `next` is where to look.
+    fn changed(
+        &self,
+        next: &mut usize,
+        page: PageIndex,
+        now: &Fingerprints,
+    ) -> Option<(Epoch, u32)> {
+        let found = self.pages[*next..].iter().position(|(known, _)| *known == page)?;
+        let nth = *next + found;
+        *next = nth + 1;
+        let parts = self.fingerprints[nth].iter().zip(now).enumerate();
+        let changed =
+            parts.fold(0, |bits, (part, (before, now))| bits | u32::from(before != now) << part);
+        Some((self.pages[nth].1, changed))
+    }
+}
+
+/// One lane's use of what is known, with buffers that are used again.
+#[derive(Debug, Default)]
+pub(crate) struct Comparing {
+    bases: Bases,
+    now: Vec<Fingerprints>,
+    writer: DeltaWriter,
+}
+
+impl Comparing {
+    /// See [`Deltas::leave`].
+    pub(crate) fn leave(&mut self, deltas: &Deltas, batch: &mut Batch) -> usize {
+        deltas.leave(batch, &mut self.bases)
+    }
+
+    /// Notes what a batch's bodies contain, which are about to be sent. Its deltas, if
+    /// those are less.
+    pub(crate) fn compare(&mut self, deltas: &Deltas, batch: &Batch) -> Option<&[u8]> {
+        let Self { bases, now, writer } = self;
+        let bodies = batch.bodies();
+        let has_bases = bases.are_of(batch);
+        if bodies.is_empty() || !has_bases && !deltas.notes.load(Relaxed) {
+            return None;
+        }
+        now.clear();
+        now.extend(bodies.iter().map(|body| deltas.fingerprints(batch.bytes_of(*body))));
+        deltas.note(batch, now);
+        if !has_bases {
+            return None;
+        }
+        writer.begin(bodies.len());
+        let (mut next, mut count) = (0, 0);
+        for (body, now) in bodies.iter().zip(&*now) {
+            let base = bases.changed(&mut next, body.page, now);
+            count += u64::from(base.is_some());
+            writer.push(batch.bytes_of(*body), base);
+        }
+        let is_worth = writer.bytes().len() as f64 <= (bodies.len() * PAGE_BYTES) as f64 * WORTH;
+        deltas.pages.fetch_add(if is_worth { count } else { 0 }, Relaxed);
+        is_worth.then(|| writer.bytes())
+    }
+}

@@ -1,0 +1,173 @@
+use std::sync::Arc;
+
+use page::{Deltas as Came, Pool, SLOT_BYTES};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+/// Of a block that the destination can read, with noting on.
+fn deltas() -> Deltas {
+    let deltas = Deltas::default();
+    let block = |name: &str| Announced { name: name.to_owned(), bytes: 4 * MIB };
+    deltas.announce(&[block("ram"), block("rom")]);
+    deltas.take_for(&["ram".to_owned()]);
+    deltas.note_pages(true);
+    deltas
+}
+
+fn batch(pool: &Arc<Pool>, block: u16, epoch: u32, pages: &[(u32, u8)]) -> Batch {
+    let mut batch = pool.take().unwrap();
+    (batch.block, batch.epoch) = (BlockId(block), Epoch(epoch));
+    for (nth, (page, byte)) in pages.iter().enumerate() {
+        batch.buffer_mut()[nth * PAGE_BYTES..][..PAGE_BYTES].fill(1);
+        batch.buffer_mut()[nth * PAGE_BYTES + 1000] = *byte;
+        batch.push_body(PageIndex(*page), nth * PAGE_BYTES);
+    }
+    batch
+}
+
+/// Takes and sends it as a lane does. The base of each page, if it goes as deltas.
+fn send(deltas: &Deltas, lane: &mut Comparing, batch: &mut Batch) -> Option<Vec<Option<u32>>> {
+    lane.leave(deltas, batch);
+    let bytes = lane.compare(deltas, batch)?;
+    let came = Came::parse(batch.bodies().len(), bytes).unwrap();
+    Some(came.iter().map(|delta| delta.base().map(|base| base.0)).collect())
+}
+
+#[test]
+fn what_was_placed_is_the_base_of_what_is_sent_next() {
+    let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
+    let mut lane = Comparing::default();
+    let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1)]);
+    assert_eq!(send(&deltas, &mut lane, &mut first), None, "nothing is there");
+    let mut second = batch(&pool, 0, 2, &[(3, 2), (4, 2)]);
+    assert_eq!(send(&deltas, &mut lane, &mut second), None, "it may not have come");
+    deltas.placed(&first);
+    // Page 3 has left in a newer version, which may come at any time.
+    let mut third = batch(&pool, 0, 3, &[(3, 3), (5, 3)]);
+    assert_eq!(send(&deltas, &mut lane, &mut third), Some(vec![None, Some(1)]));
+    deltas.placed(&second);
+    deltas.placed(&third);
+    let mut fourth = batch(&pool, 0, 4, &[(3, 4), (4, 4), (5, 3), (6, 4)]);
+    let bases = send(&deltas, &mut lane, &mut fourth);
+    assert_eq!(bases, Some(vec![Some(3), Some(2), Some(3), None]));
+    assert_eq!(deltas.pages(), 4);
+    // What is sent again by another lane goes whole: nothing newer is there.
+    deltas.placed(&fourth);
+    assert_eq!(send(&deltas, &mut lane, &mut fourth), None);
+}
+
+/// One of QEMU's channels is read later than another.
+#[test]
+fn an_older_version_does_not_leave_after_a_newer_one() {
+    let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
+    let mut lane = Comparing::default();
+    let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1), (9, 1)]);
+    send(&deltas, &mut lane, &mut first);
+    deltas.placed(&first);
+    let mut third = batch(&pool, 0, 3, &[(3, 3), (4, 3), (9, 3)]);
+    assert_eq!(send(&deltas, &mut lane, &mut third), Some(vec![Some(1); 3]));
+    let mut second = batch(&pool, 0, 2, &[(3, 2), (4, 2), (5, 2)]);
+    (8..11).for_each(|page| second.push_fill(PageIndex(page), 0));
+    assert_eq!(lane.leave(&deltas, &mut second), 2);
+    let left: Vec<u32> = second.bodies().iter().map(|body| body.page.0).collect();
+    assert_eq!(left, [5], "the others have left in a newer version");
+    let fill = |first| Fill { first: PageIndex(first), count: 1, byte: 0 };
+    assert_eq!(second.fills(), [fill(8), fill(10)]);
+    // It goes as a delta, and what comes twice is no older one.
+    assert!(lane.compare(&deltas, &second).is_some());
+    assert_eq!(lane.leave(&deltas, &mut third), 0);
+}
+
+#[test]
+fn only_what_has_changed_goes() {
+    let (deltas, pool) = (deltas(), Pool::new(4 * SLOT_BYTES));
+    let mut lane = Comparing::default();
+    let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1)]);
+    send(&deltas, &mut lane, &mut first);
+    deltas.placed(&first);
+    let mut second = batch(&pool, 0, 2, &[(3, 2), (4, 1)]);
+    lane.leave(&deltas, &mut second);
+    let bytes = lane.compare(&deltas, &second).unwrap();
+    assert_eq!(bytes.len(), 16 + PART_BYTES, "one part of the first page");
+    for (nth, delta) in Came::parse(2, bytes).unwrap().iter().enumerate() {
+        let mut page = first.bytes_of(first.bodies()[nth]).to_vec();
+        delta.apply(&mut page);
+        assert_eq!(page, second.bytes_of(second.bodies()[nth]));
+    }
+}
+
+#[test]
+fn what_leaves_in_another_form_is_no_base() {
+    let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
+    let (mut lane, mut other) = (Comparing::default(), Comparing::default());
+    let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1)]);
+    send(&deltas, &mut lane, &mut first);
+    deltas.placed(&first);
+    // One as a fill, and one by its name: a stage takes it out of the batch.
+    let mut second = batch(&pool, 0, 2, &[(4, 2)]);
+    second.push_fill(PageIndex(3), 0);
+    other.leave(&deltas, &mut second);
+    second.retain_bodies(|_, _| false);
+    assert_eq!(other.compare(&deltas, &second), None);
+    deltas.placed(&second);
+    let mut third = batch(&pool, 0, 3, &[(3, 3), (4, 3), (5, 3)]);
+    assert_eq!(send(&deltas, &mut lane, &mut third), Some(vec![None, None, Some(1)]));
+}
+
+#[test]
+fn a_batch_from_which_pages_were_taken_is_compared_by_its_pages() {
+    let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
+    let mut lane = Comparing::default();
+    let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 2), (5, 3), (6, 4)]);
+    send(&deltas, &mut lane, &mut first);
+    deltas.placed(&first);
+    let mut second = batch(&pool, 0, 2, &[(3, 1), (4, 2), (5, 3), (6, 9)]);
+    lane.leave(&deltas, &mut second);
+    second.retain_bodies(|nth, _| nth % 2 == 1);
+    let bytes = lane.compare(&deltas, &second).unwrap();
+    assert_eq!(bytes.len(), 2 * 8 + PART_BYTES, "page 4 has not changed");
+    // What a lane knows of one batch says nothing of another.
+    let third = batch(&pool, 0, 3, &[(4, 1)]);
+    assert_eq!(lane.compare(&deltas, &third), None);
+}
+
+#[test]
+fn neither_ram_that_can_not_be_read_there_nor_a_busy_cpu_has_bases() {
+    let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
+    let mut lane = Comparing::default();
+    for block in [1, 2] {
+        for epoch in 1..3 {
+            let mut batch = batch(&pool, block, epoch, &[(3, 1)]);
+            assert_eq!(send(&deltas, &mut lane, &mut batch), None);
+            deltas.placed(&batch);
+        }
+    }
+    deltas.note_pages(false);
+    let mut first = batch(&pool, 0, 1, &[(3, 1), (5000, 1)]);
+    assert_eq!(send(&deltas, &mut lane, &mut first), None);
+    deltas.placed(&first);
+    assert_eq!(send(&deltas, &mut lane, &mut batch(&pool, 0, 2, &[(3, 1)])), None);
+    assert!(deltas.known.lock().records.is_empty());
+}
+
+#[test]
+fn records_go_to_what_is_sent_again() {
+    let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
+    deltas.known.lock().records_max = 4;
+    let mut lane = Comparing::default();
+    let mut again = |epoch, page| {
+        let mut batch = batch(&pool, 0, epoch, &[(page, 1)]);
+        let bases = send(&deltas, &mut lane, &mut batch);
+        deltas.placed(&batch);
+        bases.is_some()
+    };
+    // Two that are sent again and again, among many that are not.
+    for epoch in 1..200 {
+        let is_known = [again(epoch, 7), again(epoch, 8)];
+        assert_eq!(is_known, [epoch > 1; 2], "{epoch}");
+        again(epoch, 100 + epoch);
+    }
+    assert_eq!(deltas.known.lock().records.len(), 4);
+}

@@ -1,0 +1,107 @@
+//! The agents of both hosts, which a test starts, ends and starts again.
+
+use std::path::Path;
+
+use lab::agent::{Agent, peers};
+use lab::hosts::Host;
+
+use super::{Side, World};
+
+impl World {
+    /// Starts both agents again, with these arguments and not their usual ones.
+    ///
+    /// # Panics
+    /// If they do not come up.
+    pub fn restart_agents_with(&mut self, more: &[&str]) {
+        for side in [Side::A, Side::B] {
+            self.restart_agent_with(side, more);
+        }
+    }
+
+    /// Starts an agent again, with these arguments and not its usual ones.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn restart_agent_with(&mut self, side: Side, more: &[&str]) {
+        self.kill_agent(side);
+        let agent = Agent::start_with(&self.hosts, self.host(side), &[], more).unwrap();
+        self.agents[side as usize] = agent;
+    }
+
+    /// Has a host's agent be this `droveway`, until it is started again otherwise.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn replace_agent(&mut self, side: Side, binary: &Path) {
+        self.kill_agent(side);
+        let peers = peers(&self.hosts);
+        let host = (side.name(), self.host(side), peers.as_str());
+        let agent = Agent::start_program(binary.to_owned(), host, &[], &[]).unwrap();
+        self.agents[side as usize] = agent;
+    }
+
+    /// From now on agents are started by a program that becomes them, such as `env`.
+    pub fn start_agents_by(&mut self, by: &[&str]) {
+        self.by = by.iter().map(|word| (*word).to_owned()).collect();
+    }
+
+    /// What agents are told from now on, whenever they start. If that is something
+    /// else than before, they start again.
+    pub fn tell_agents(&mut self, usual: Vec<String>) {
+        if self.usual == usual {
+            return;
+        }
+        self.usual = usual;
+        for side in [Side::A, Side::B] {
+            self.kill_agent(side);
+            self.start_agent(side);
+        }
+    }
+
+    /// The same, beside what they are told anyway.
+    pub fn tell_agents_also(&mut self, more: &[&str]) {
+        let more = more.iter().map(|word| (*word).to_owned());
+        self.tell_agents(self.usual.iter().cloned().chain(more).collect());
+    }
+
+    /// Whether an agent has ended by itself.
+    pub fn has_ended(&mut self, side: Side) -> bool {
+        self.agents[side as usize].has_ended()
+    }
+
+    /// A host.
+    #[must_use]
+    pub fn host(&self, side: Side) -> &Host {
+        side.of(&self.hosts)
+    }
+
+    /// A host's agent.
+    #[must_use]
+    pub fn agent(&self, side: Side) -> &Agent {
+        &self.agents[side as usize]
+    }
+
+    /// Kills an agent, as a crash would.
+    pub fn kill_agent(&mut self, side: Side) {
+        self.agents[side as usize].kill();
+    }
+
+    /// Starts an agent again that was killed.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn start_agent(&mut self, side: Side) {
+        let by = self.by.clone();
+        self.start_agent_by(side, &by.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+
+    /// The same, by a program that becomes it, such as `setpriv`.
+    ///
+    /// # Panics
+    /// If it does not come up.
+    pub fn start_agent_by(&mut self, side: Side, by: &[&str]) {
+        let usual: Vec<&str> = self.usual.iter().map(String::as_str).collect();
+        let agent = Agent::start_with(&self.hosts, self.host(side), by, &usual).unwrap();
+        self.agents[side as usize] = agent;
+    }
+}

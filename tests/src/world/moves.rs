@@ -1,0 +1,180 @@
+//! Moves from one host to the other, and what has to hold after them.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{Outcome, Report, VmStatus, VmSummary};
+use lab::guest::Guest;
+use qemu::qmp::Qmp;
+
+use super::{Side, World, assert_intact, until};
+use crate::moving::{Moving, audited};
+
+const QMP_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl World {
+    /// Begins to move a guest to the other host.
+    ///
+    /// # Panics
+    /// If the command can't be started.
+    #[must_use]
+    pub fn begin(&self, guest: &Guest, from: Side, args: &[&str]) -> Moving {
+        guest.expect_on(self.host(from.other())).unwrap();
+        let mut migrate = vec!["migrate", guest.spec.name.as_str(), from.other().name(), "--json"];
+        migrate.extend(args);
+        audited(&mut migrate);
+        Moving::new(self.agent(from).command(self.host(from), &migrate))
+    }
+
+    /// Begins to move guests to the other host by a command such as `gang`, said
+    /// at one of the two.
+    ///
+    /// # Panics
+    /// If the command can't be started.
+    #[must_use]
+    pub fn begin_all(&self, guests: &[&Guest], at: Side, from: Side, args: &[&str]) -> Moving {
+        for guest in guests {
+            guest.expect_on(self.host(from.other())).unwrap();
+        }
+        Moving::new(self.agent(at).command(self.host(at), args))
+    }
+
+    /// Moves a guest to the other host, looks at it there, and for what it
+    /// left behind.
+    #[must_use]
+    pub fn migrate(&self, guest: &Guest, from: Side, args: &[&str]) -> Report {
+        let moving = self.begin(guest, from, args);
+        self.arrive(guest, from, moving)
+    }
+
+    /// Waits for the end of a migration, which must be a good one.
+    ///
+    /// # Panics
+    /// If anything is not as it should be.
+    #[must_use]
+    pub fn arrive(&self, guest: &Guest, from: Side, moving: Moving) -> Report {
+        let ended = moving.wait();
+        let log = || {
+            let [a, b] = &self.agents;
+            format!("host-a: {}\nhost-b: {}", a.log_text(), b.log_text())
+        };
+        assert_eq!(ended.report.outcome, Outcome::Done, "{}\n{}", ended.said, log());
+        assert!(ended.success, "{}", ended.said);
+        ended.assert_audited();
+        self.assert_moved(guest, from);
+        self.assert_intact(guest);
+        ended.report
+    }
+
+    /// A guest is at the other host, and only there.
+    ///
+    /// # Panics
+    /// If it isn't.
+    pub fn assert_moved(&self, guest: &Guest, from: Side) {
+        let vm = self.vm(from.other(), &guest.spec.name).expect("it should be there");
+        self.assert_runs(from.other(), &vm);
+        self.assert_nothing_left(from);
+        self.assert_only(from.other(), &[vm.pid]);
+    }
+
+    /// A VM runs, and nobody moves it.
+    ///
+    /// # Panics
+    /// If it is otherwise; with what its agent knows of that.
+    pub fn assert_runs(&self, side: Side, vm: &VmSummary) {
+        assert_eq!(
+            (vm.status, vm.migration.as_deref()),
+            (VmStatus::Running, None),
+            "{vm:?}\n{}",
+            self.agent(side).log_text()
+        );
+    }
+
+    /// A guest that did not move goes on at its host, and nothing of it is at
+    /// the other.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn assert_stayed(&self, guest: &Guest, at: Side, pid: u32) {
+        let vm = || self.vm(at, &guest.spec.name).expect("it should be there");
+        // An agent that has just started goes on with what its journals say.
+        until("it is settled", || vm().status != VmStatus::InDoubt);
+        let vm = vm();
+        assert_eq!(vm.pid, pid, "{vm:?}");
+        self.assert_runs(at, &vm);
+        self.assert_nothing_left(at.other());
+        self.assert_only(at, &[pid]);
+        self.assert_intact(guest);
+    }
+
+    /// As [`assert_intact`].
+    pub fn assert_intact(&self, guest: &Guest) {
+        assert_intact(guest);
+    }
+
+    /// No VM of a host, no process and no file is left.
+    ///
+    /// # Panics
+    /// If there is.
+    pub fn assert_nothing_left(&self, side: Side) {
+        until("no VM is left", || self.vms(side).is_empty());
+        self.assert_only(side, &[]);
+        for dir in ["state/vms", "state/run", "state/slowed"] {
+            until(&format!("nothing is left in {dir}"), || self.files(side, dir).is_empty());
+        }
+        let known = |name: &str| {
+            matches!(name, "agent.log" | "api.sock" | "disk.img" | "state" | "tls")
+                || name.ends_with(".toml")
+                || name.ends_with(".console")
+                // Disks that both hosts have.
+                || name.starts_with("files-")
+        };
+        until("no socket is left", || self.files(side, "").iter().all(|name| known(name)));
+    }
+
+    /// Removes what a VM's owner had its QEMU make, as QEMU itself does unless it
+    /// was killed, or ended before it was up.
+    pub fn remove_own_sockets(&self, side: Side, name: &str) {
+        for end in ["talk", "own"] {
+            let _ = fs::remove_file(self.host(side).run_dir.join(format!("{name}.{end}")));
+        }
+    }
+
+    /// On a host nothing runs but its agent and these, and its agent has no
+    /// child besides them.
+    ///
+    /// # Panics
+    /// If something else does.
+    pub fn assert_only(&self, side: Side, pids: &[u32]) {
+        let agent = self.agent(side).pid();
+        let others = || {
+            let all = self.host(side).processes().unwrap();
+            all.into_iter().filter(|pid| *pid != agent && !pids.contains(pid)).collect::<Vec<_>>()
+        };
+        until(&format!("{} has no process but its VMs'", side.name()), || others().is_empty());
+        until("sockets of the migration are gone", || self.files(side, "state/run").is_empty());
+    }
+
+    /// The names in a directory of a host's own.
+    fn files(&self, side: Side, dir: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.host(side).inside(dir)).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    /// The QMP that a VM's owner asked for, where the VM is.
+    ///
+    /// # Panics
+    /// If QEMU does not answer there.
+    #[must_use]
+    pub fn own_qmp(&self, side: Side, name: &str) -> Arc<Qmp> {
+        let socket = self.host(side).run_dir.join(format!("{name}.own"));
+        // It is there a moment before QEMU listens at it.
+        let mut qmp = None;
+        until("QEMU answers at its socket", || {
+            qmp = Qmp::connect(&socket, QMP_TIMEOUT).ok();
+            qmp.is_some()
+        });
+        qmp.unwrap()
+    }
+}
