@@ -18,6 +18,7 @@ mod tests;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use bytemuck::allocation::try_zeroed_slice_box;
 use page::{Batch, BlockId, Epoch, Fill, PAGE_BYTES, PART_BYTES, PARTS, PageIndex};
 use parking_lot::Mutex;
 use twox_hash::XxHash3_64;
@@ -53,15 +54,16 @@ struct Known {
     hand: usize,
 }
 
-/// Its tables have an entry for each page. They are zero, and no memory, until used.
+/// Its tables have an entry for each page. They are zero, and no memory, until used; empty
+/// where there is no room for them, and then its pages go whole.
 struct Block {
     name: String,
     /// The destination can read what it has of it.
     has_bases: bool,
     /// The newest version that has left.
-    newest: Vec<u32>,
+    newest: Box<[u32]>,
     /// One more than the record's place; 0: none.
-    record: Vec<u32>,
+    record: Box<[u32]>,
 }
 
 /// What a version of a page contains.
@@ -97,15 +99,10 @@ impl Deltas {
     /// The block list is known; nothing has left yet.
     pub fn announce(&self, blocks: &[Announced]) {
         let block = |block: &Announced| {
-            let pages = usize::try_from(block.bytes / PAGE_BYTES as u64).unwrap_or(0);
-            Block {
-                name: block.name.clone(),
-                has_bases: false,
-                newest: vec![0; pages],
-                record: vec![0; pages],
-            }
+            let (newest, record) = tables(block.bytes / PAGE_BYTES as u64).unwrap_or_default();
+            Block { name: block.name.clone(), has_bases: false, newest, record }
         };
-        let bytes: u64 = blocks.iter().map(|block| block.bytes).sum();
+        let bytes = blocks.iter().fold(0_u64, |sum, block| sum.saturating_add(block.bytes));
         let records_bytes = (bytes / RECORDS_SHARE).clamp(RECORDS_MIN_BYTES, RECORDS_MAX_BYTES);
         let mut known = self.known.lock();
         known.blocks = blocks.iter().map(block).collect();
@@ -211,6 +208,12 @@ impl Block {
         let pages: Vec<PageIndex> = batch.bodies().iter().map(|body| body.page).collect();
         batch.retain_bodies(|nth, _| is_newest(pages[nth]))
     }
+}
+
+/// Both of a block's. None if there is no room for them: how large a block is QEMU says.
+fn tables(pages: u64) -> Option<(Box<[u32]>, Box<[u32]>)> {
+    let pages = usize::try_from(pages).ok()?;
+    Some((try_zeroed_slice_box(pages).ok()?, try_zeroed_slice_box(pages).ok()?))
 }
 
 /// The places of a run's pages.

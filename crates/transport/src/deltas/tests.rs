@@ -171,3 +171,19 @@ fn records_go_to_what_is_sent_again() {
     }
     assert_eq!(deltas.known.lock().records.len(), 4);
 }
+
+#[test]
+fn pages_of_a_block_for_whose_tables_there_is_no_room_go_whole() {
+    let (deltas, pool) = (Deltas::default(), Pool::new(8 * SLOT_BYTES));
+    let endless = Announced { name: "ram".to_owned(), bytes: u64::MAX >> 4 };
+    deltas.announce(&[endless.clone(), endless]);
+    deltas.take_for(&["ram".to_owned()]);
+    deltas.note_pages(true);
+    let mut lane = Comparing::default();
+    for epoch in 1..3 {
+        let mut batch = batch(&pool, 0, epoch, &[(3, 1)]);
+        batch.push_fill(PageIndex(9), 0);
+        assert_eq!(send(&deltas, &mut lane, &mut batch), None);
+        deltas.placed(&batch);
+    }
+}
