@@ -83,7 +83,8 @@ fn a_vm_that_somebody_else_started_is_adopted() {
         .arg(format!("unix:{},server=on,wait=off", qmp.display()))
         .spawn()
         .unwrap();
-    while !qmp.exists() {
+    // The socket is there a moment before QEMU listens at it.
+    while std::os::unix::net::UnixStream::connect(&qmp).is_err() {
         std::thread::yield_now();
     }
     let qmp = qmp.to_str().unwrap();
