@@ -99,7 +99,7 @@ impl Deltas {
     /// The block list is known; nothing has left yet.
     pub fn announce(&self, blocks: &[Announced]) {
         let block = |block: &Announced| {
-            let (newest, record) = tables(block.bytes / PAGE_BYTES as u64).unwrap_or_default();
+            let [newest, record] = tables(block.bytes / PAGE_BYTES as u64).unwrap_or_default();
             Block { name: block.name.clone(), has_bases: false, newest, record }
         };
         let bytes = blocks.iter().fold(0_u64, |sum, block| sum.saturating_add(block.bytes));
@@ -211,9 +211,9 @@ impl Block {
 }
 
 /// Both of a block's. None if there is no room for them: how large a block is QEMU says.
-fn tables(pages: u64) -> Option<(Box<[u32]>, Box<[u32]>)> {
+fn tables(pages: u64) -> Option<[Box<[u32]>; 2]> {
     let pages = usize::try_from(pages).ok()?;
-    Some((try_zeroed_slice_box(pages).ok()?, try_zeroed_slice_box(pages).ok()?))
+    Some([try_zeroed_slice_box(pages).ok()?, try_zeroed_slice_box(pages).ok()?])
 }
 
 /// The places of a run's pages.
