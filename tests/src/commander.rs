@@ -281,7 +281,9 @@ impl Commander {
     pub fn migrate(&mut self, from: Side, way: &Way) -> api::Report {
         self.begin(from, way);
         let ended = self.follow(from);
-        assert_eq!(ended, "completed", "{}", self.logs());
+        if ended != "completed" {
+            panic!("{ended}: {:?}: {}", self.report(from).outcome, self.logs());
+        }
         self.arrive(from)
     }
 

@@ -101,6 +101,22 @@ fn what_vms_there_have_is_not_sent() {
     assert_intact(&commander.guest);
 }
 
+/// Bodies are kept at the source meanwhile, and QEMU is not held for it.
+#[test]
+fn what_another_host_of_the_rack_has_comes_from_there() {
+    let mut world = World::new(Link::one(500));
+    world.share_a_rack();
+    let mut commander = Commander::with(world, common("web1"), &usual_qemu(), [SCAN, ""]);
+    let resident = commander.world.boot(&common("own1"));
+    commander.world.wait_looked_at(Side::A, "own1");
+    let way = commander.way(Side::A, false, 4);
+    let carried = commander.migrate(Side::A, &way);
+    println!("{} by name, {} from the mate", carried.named_bytes, carried.peer_bytes);
+    assert!(carried.peer_bytes >= COMMON * 9 / 10, "{carried:#?}");
+    assert!(matches!(carried.audit, Audited::Same { .. }), "{:?}", carried.audit);
+    assert_intact(&resident);
+}
+
 /// There was nothing to be found when it came, so that nothing of it had a name.
 #[test]
 fn what_one_that_was_carried_has_is_not_sent() {

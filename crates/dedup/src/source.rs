@@ -23,6 +23,6 @@ pub use announcer::{Announcer, after};
 pub use at_lane::AtLane;
 pub use errand::Errand;
 pub use guest_page_cache::{Asking, GuestPageCache, Room};
-pub use naming::{Naming, Plan};
+pub use naming::{Naming, Plan, Waits};
 pub use stage::Stage;
 pub use storage_notes::StorageNotes;

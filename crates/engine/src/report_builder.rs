@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use api::{Bounds, BoundsChanged, Outcome, Phase, PhaseTime, Progress, Report, Sample};
 use parking_lot::Mutex;
 use switchover::Reason;
+use wire::Cost;
 
 use crate::watch::Watch;
 
@@ -136,6 +137,21 @@ impl ReportBuilder {
     }
 
     /// The end: the report, after the outcome is shown as progress.
+    /// The destination has said what it took there.
+    pub(crate) fn took_there(&self, cost: &Cost) {
+        self.tell(|report| {
+            report.cpu_destination_s = cost.cpu_s;
+            report.pool_high_water_bytes[1] = cost.pool_high_water_bytes;
+            report.peer_bytes = cost.peer_bytes;
+            report.again_bytes = cost.again_bytes;
+            report.stored_bytes = cost.stored_bytes;
+            report.storage_read_bytes = cost.storage_read_bytes;
+            // It ran before we heard so.
+            let ran_ms = cost.ran_ms.max(0.0);
+            report.downtime_ms = report.downtime_ms.map(|ms| (ms - ran_ms).max(0.0));
+        });
+    }
+
     pub(crate) fn end(&self, outcome: Outcome) -> Report {
         let mut report = self.state.lock().report.clone();
         report.outcome = outcome.clone();

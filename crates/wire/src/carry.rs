@@ -88,6 +88,10 @@ pub struct Carrying {
     /// As in [`Prepared`](crate::Prepared).
     #[serde(default)]
     pub deltas: bool,
+    /// It may be told to wait for content from elsewhere, and what lanes could send of
+    /// that.
+    #[serde(default)]
+    pub waits: bool,
 }
 
 /// The multifd channels that the destination is to open to its QEMU.

@@ -362,26 +362,30 @@ pub enum ToSource {
         said: Envelope<switchover::ToSource>,
     },
     /// What the migration took at the destination: said after `running`.
-    Cost {
-        /// CPU seconds that its agent's threads spent.
-        cpu_s: f64,
-        /// Most bytes ever buffered.
-        pool_high_water_bytes: u64,
-        /// Pages that came from other hosts of its rack.
-        #[serde(default)]
-        peer_bytes: u64,
-        /// Pages that the source sent though somebody else brought the same.
-        #[serde(default)]
-        again_bytes: u64,
-        /// Pages that were read from the VM's disks.
-        #[serde(default)]
-        stored_bytes: u64,
-        /// What was read from storage for that.
-        #[serde(default)]
-        storage_read_bytes: u64,
-        /// How long the VM had run by the time `running` was said.
-        ran_ms: f64,
-    },
+    Cost(Cost),
+}
+
+/// What a migration took at the destination.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// CPU seconds that its agent's threads spent.
+    pub cpu_s: f64,
+    /// Most bytes ever buffered.
+    pub pool_high_water_bytes: u64,
+    /// Pages that came from other hosts of its rack.
+    #[serde(default)]
+    pub peer_bytes: u64,
+    /// Pages that the source sent though somebody else brought the same.
+    #[serde(default)]
+    pub again_bytes: u64,
+    /// Pages that were read from the VM's disks.
+    #[serde(default)]
+    pub stored_bytes: u64,
+    /// What was read from storage for that.
+    #[serde(default)]
+    pub storage_read_bytes: u64,
+    /// How long the VM had run by the time `running` was said.
+    pub ran_ms: f64,
 }
 
 /// One frame.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use lab::agent::{Agent, peers};
-use lab::hosts::Host;
+use lab::hosts::{Host, RUN_DIR};
 
 use super::{Side, World};
 
@@ -62,6 +62,19 @@ impl World {
     pub fn tell_agents_also(&mut self, more: &[&str]) {
         let more = more.iter().map(|word| (*word).to_owned());
         self.tell_agents(self.usual.iter().cloned().chain(more).collect());
+    }
+
+    /// Both hosts stand in one rack from now on.
+    ///
+    /// # Panics
+    /// If its agents don't come up.
+    pub fn share_a_rack(&mut self) {
+        let peers = peers(&self.hosts).replace("nics =", "rack = \"r1\"\nnics =");
+        for side in [Side::A, Side::B] {
+            std::fs::write(self.host(side).run_dir.join("rack.toml"), &peers).unwrap();
+        }
+        let peers = format!("{RUN_DIR}/rack.toml");
+        self.tell_agents_also(&["--peers", &peers, "--rack", "r1"]);
     }
 
     /// Whether an agent has ended by itself.

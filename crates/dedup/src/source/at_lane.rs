@@ -9,7 +9,7 @@ use transport::{Change, Load, Sender};
 use wire::Names;
 
 use super::errand::{Announcement, Errand, Kind, LightQuery, Query};
-use super::naming::{Asking, Labels};
+use super::naming::{Asking, Labels, Waits};
 use super::reread::{RereadPages, is_set};
 use super::stage::Stage;
 
@@ -85,20 +85,20 @@ impl<'s> AtLane<'s> {
             self.stage.naming().name(&batch, &mut self.labels)
         };
         let queue = self.stage.queue();
-        let is_kept = matches!(asking, Asking::Now | Asking::MayWait);
+        let is_kept = asking == Asking::All;
         if is_kept && !has_asked {
             queue.asks();
         } else if has_asked && !is_kept {
             queue.settle(Change { answered: 1, ..Change::default() });
         }
         match asking {
-            Asking::No | Asking::Only(0) => lane.send(Load::Pages(batch)),
-            Asking::Now | Asking::MayWait => {
+            Asking::No => lane.send(Load::Pages(batch)),
+            Asking::All => {
                 let ticket = self.stage.ticket();
                 let pages = batch.bodies().iter().map(|body| body.page);
                 let names = Names {
                     fills: batch.fills(),
-                    may_wait: asking == Asking::MayWait,
+                    may_wait: self.stage.naming().waits() != Waits::Never,
                     ..names(&self.labels, &batch, ticket)
                 };
                 self.head.clear();

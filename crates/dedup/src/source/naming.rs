@@ -37,11 +37,8 @@ impl Labels {
 pub(super) enum Asking {
     /// It is not: its bodies go at once.
     No,
-    /// It is.
-    Now,
-    /// It is, and may wait for content that is on its way from elsewhere: the
-    /// bodies can be had again.
-    MayWait,
+    /// It is, for all of them.
+    All,
     /// It is, for bodies with these bits, which can be had again: their buffers
     /// are not kept for it. The others go at once.
     Only(u128),
@@ -60,8 +57,19 @@ pub struct Plan {
     pub ram: Arc<Numbered>,
     /// How much disks bring is not to be found out.
     pub is_fixed: bool,
-    /// QEMU is held until all is there: the destination may wait for content.
-    pub held: bool,
+    /// Whether the destination may wait for content.
+    pub waits: Waits,
+}
+
+/// How a destination may wait for content that comes from elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// It may not: what it lacks is sent at once.
+    Never,
+    /// In QEMU's first pass. Bodies are kept meanwhile, and sent when that is over.
+    FirstPass,
+    /// As long as it likes: QEMU is held until all is there.
+    Held,
 }
 
 /// Names what QEMU hands over in its first pass. What comes later has been written
@@ -81,8 +89,18 @@ impl Naming {
         Self { plan, first_pass_over: AtomicBool::new(false), bodies_per_s: AtomicU64::new(0) }
     }
 
+    pub(super) fn waits(&self) -> Waits {
+        self.plan.waits
+    }
+
+    /// Whether bodies of a block are kept while the destination waits for their content:
+    /// they can't be read again, or there may be no time for it.
+    pub(super) fn keeps(&self, block: BlockId) -> bool {
+        self.plan.waits != Waits::Held || !self.plan.ram.reaches(block)
+    }
+
     /// Nothing is named any more.
-    pub fn end_first_pass(&self) {
+    pub(super) fn end_first_pass(&self) {
         self.first_pass_over.store(true, Relaxed);
     }
 
@@ -129,16 +147,14 @@ impl Naming {
 
     /// Whether the destination reads this disk, and may wait for it.
     pub(super) fn reads(&self, disk: u16) -> bool {
-        let cached = self.plan.cached.as_ref().filter(|_| self.plan.held);
+        let cached = self.plan.cached.as_ref().filter(|_| self.plan.waits == Waits::Held);
         cached.is_some_and(|(_, readable)| is_read(readable, disk))
     }
 
     /// Where disks have the bodies of a batch: a place for each, or none at all.
     /// Returns which have one, by bits.
-    fn find(&self, batch: &Batch, may_wait: bool, places: &mut Vec<Option<DiskPlace>>) -> u128 {
-        let Some((cached, readable)) = self.plan.cached.as_ref().filter(|_| may_wait) else {
-            return 0;
-        };
+    fn find(&self, batch: &Batch, places: &mut Vec<Option<DiskPlace>>) -> u128 {
+        let Some((cached, readable)) = &self.plan.cached else { return 0 };
         let Some(mut known) = cached.of(batch.block) else { return 0 };
         let mut found = 0;
         places.extend(batch.bodies().iter().enumerate().map(|(nth, body)| {
@@ -183,19 +199,19 @@ impl Naming {
         if self.is_first_pass_over() {
             return Asking::No;
         }
-        let may_wait = self.plan.held && self.plan.ram.reaches(batch.block);
-        let on_disk = self.find(batch, may_wait, &mut labels.places);
-        if !self.plan.shares {
+        let on_disk = self.find(batch, &mut labels.places);
+        if on_disk == 0 && !self.plan.shares {
+            return Asking::No;
+        }
+        // What is kept is so as a whole.
+        let all = self.plan.shares || self.keeps(batch.block);
+        if !all {
             labels.places.retain(Option::is_some);
         }
         let bodies = batch.bodies().iter().enumerate();
-        let named = bodies.filter(|(nth, _)| self.plan.shares || on_disk >> nth & 1 == 1);
+        let named = bodies.filter(|(nth, _)| all || on_disk >> nth & 1 == 1);
         labels.names.extend(named.map(|(_, body)| self.plan.key.name(batch.bytes_of(*body))));
-        match (self.plan.shares, may_wait) {
-            (true, true) => Asking::MayWait,
-            (true, false) => Asking::Now,
-            (false, _) => Asking::Only(on_disk),
-        }
+        if all { Asking::All } else { Asking::Only(on_disk) }
     }
 
     /// How many of the pages that the destination waits for lanes should have to send,

@@ -1,7 +1,7 @@
 //! Pages whose names the destination has, and whose content it waits for from
 //! elsewhere.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::collections::hash_map::Entry;
 
 use page::BATCH_PAGES;
@@ -17,6 +17,10 @@ const EARLY_MAX: usize = 4096;
 pub(super) struct Pending {
     waiting: HashMap<u32, Waiting>,
     early: HashMap<u32, Early>,
+    /// Nothing is waited for any more...
+    has_given_up: bool,
+    /// ... and what is said of these means nothing.
+    given_up: HashSet<u32>,
     /// Batches that are asked for once more, by another ticket: what is said of
     /// the first one means nothing any more.
     void: usize,
@@ -73,6 +77,13 @@ impl Pending {
             Some(Early { wanted, .. }) => Some(waiting.give(&wanted)?),
             None => None,
         };
+        if self.has_given_up {
+            if !self.given_up.insert(ticket) {
+                return Err(Nonsense);
+            }
+            let given = resolved.and_then(|resolved| resolved.wanted);
+            return Ok(Some(waiting.give_up(given)));
+        }
         match self.waiting.entry(ticket) {
             Entry::Vacant(place) => {
                 self.bytes += waiting.reread.bytes();
@@ -81,6 +92,15 @@ impl Pending {
             }
             Entry::Occupied(_) => Err(Nonsense),
         }
+    }
+
+    /// Waits for nothing any more. All that was waited for is wanted now.
+    pub(super) fn give_up(&mut self) -> Vec<Resolved> {
+        self.has_given_up = true;
+        self.bytes = 0;
+        let waiting = std::mem::take(&mut self.waiting);
+        self.given_up.extend(waiting.keys());
+        waiting.into_values().map(|waiting| waiting.give_up(None)).collect()
     }
 
     /// A batch of names was not answered on its connection, and goes again.
@@ -100,6 +120,12 @@ impl Pending {
             let resolved = waiting.give(&wanted)?;
             self.bytes -= resolved.wanted.as_ref().map_or(0, RereadPages::bytes);
             return Ok(Some(resolved));
+        }
+        if self.given_up.contains(&ticket) {
+            if !more {
+                self.given_up.remove(&ticket);
+            }
+            return Ok(None);
         }
         if let Some(waiting) = self.waiting.remove(&ticket) {
             self.bytes -= waiting.reread.bytes();
@@ -130,6 +156,15 @@ impl Waiting {
         Ok(Resolved { placed_bytes: 0, wanted: filled(given), is_over: false })
     }
 
+    /// All of it is wanted, what is `given` already besides.
+    fn give_up(self, given: Option<RereadPages>) -> Resolved {
+        let mut all = self.reread;
+        if let Some(given) = given {
+            all.pages.extend(given.pages);
+        }
+        Resolved { placed_bytes: 0, wanted: filled(all), is_over: true }
+    }
+
     /// These are wanted; the others are placed.
     fn end(mut self, wanted: &[u8]) -> Result<Resolved, Nonsense> {
         let given = self.reread.take(&mut self.bits, wanted).ok_or(Nonsense)?;
@@ -150,7 +185,7 @@ mod tests {
 
     fn reread(pages: &[u32]) -> RereadPages {
         let pages = pages.iter().copied().map(PageIndex).collect();
-        RereadPages { block: BlockId(0), epoch: Epoch(1), pages }
+        RereadPages::new(BlockId(0), Epoch(1), pages)
     }
 
     #[test]
@@ -196,6 +231,34 @@ mod tests {
         assert_eq!(pending.bytes(), 3 * 4096);
         assert_eq!(pending.late(3, vec![], false), Ok(Some(last(&[], 3 * 4096))));
         assert_eq!(pending.bytes(), 0);
+    }
+
+    #[test]
+    fn who_has_given_up_wants_all_of_it_and_hears_of_it_no_more() {
+        let all = |pages: &[u32]| Resolved {
+            placed_bytes: 0,
+            wanted: filled(reread(pages)),
+            is_over: true,
+        };
+        let pages = || reread(&[3, 4, 5]);
+        let mut pending = Pending::default();
+        assert_eq!(pending.wait(1, pages(), 0b111), Ok(None));
+        assert_eq!(pending.wait(2, pages(), 0b111), Ok(None));
+        assert!(pending.late(1, vec![0], true).unwrap().is_some());
+        assert_eq!(pending.late(3, vec![1], true), Ok(None));
+        let mut given_up = pending.give_up();
+        given_up.sort_by_key(|resolved| resolved.wanted.as_ref().map(|all| all.pages.len()));
+        assert_eq!(given_up, [all(&[4, 5]), all(&[3, 4, 5])]);
+        assert_eq!(pending.bytes(), 0);
+        // Known after that, with a part of it named before.
+        assert_eq!(pending.wait(3, pages(), 0b111), Ok(Some(all(&[3, 5, 4]))));
+        for ticket in [1, 2, 3] {
+            assert_eq!(pending.late(ticket, vec![2], true), Ok(None));
+            assert_eq!(pending.late(ticket, vec![], false), Ok(None));
+        }
+        assert_eq!(pending.bytes(), 0);
+        assert_eq!(pending.wait(4, pages(), 0b111), Ok(Some(all(&[3, 4, 5]))));
+        assert_eq!(pending.wait(4, pages(), 0b111), Err(Nonsense));
     }
 
     #[test]

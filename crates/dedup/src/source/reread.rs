@@ -1,32 +1,64 @@
-//! Pages whose bodies are not kept, and are read once more if they are wanted.
+//! Pages that went by name, and whose bodies can be had once more if they are wanted.
+
+use std::sync::Arc;
 
 use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 
 use super::naming::Naming;
 
-/// Pages whose bodies are not kept: what they contain when they are sent is at
-/// least as new, and as good.
+/// Pages whose bodies can be had again: from the VM's RAM, where what they contain by
+/// then is at least as new, and as good; or from the batch that they came by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RereadPages {
     pub(super) block: BlockId,
     pub(super) epoch: Epoch,
     pub(super) pages: Vec<PageIndex>,
+    kept: Option<Kept>,
 }
+
+/// A batch that is kept for its bodies, in its buffer of the pool: while many wait, QEMU
+/// does.
+#[derive(Clone, Debug)]
+pub(super) struct Kept(Arc<Batch>);
+
+impl Kept {
+    pub(super) fn new(batch: Batch) -> Self {
+        Self(Arc::new(batch))
+    }
+
+    /// Those of its bodies whose bit is set.
+    pub(super) fn pages(&self, bits: u128) -> RereadPages {
+        RereadPages { kept: Some(self.clone()), ..RereadPages::of(&self.0, bits) }
+    }
+}
+
+impl PartialEq for Kept {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Kept {}
 
 impl RereadPages {
     pub(super) fn new(block: BlockId, epoch: Epoch, pages: Vec<PageIndex>) -> Self {
-        Self { block, epoch, pages }
+        Self { block, epoch, pages, kept: None }
     }
 
     /// Those of a batch's bodies whose bit is set.
     pub(super) fn of(batch: &Batch, bits: u128) -> Self {
         let pages = chosen(batch.bodies(), bits).map(|body| body.page).collect();
-        Self { block: batch.block, epoch: batch.epoch, pages }
+        Self::new(batch.block, batch.epoch, pages)
     }
 
     /// Those with these bits of a batch that had no others.
     pub(super) fn chosen(&self, bits: u128) -> Self {
-        Self { pages: chosen(&self.pages, bits).copied().collect(), ..*self }
+        self.with(chosen(&self.pages, bits).copied().collect())
+    }
+
+    /// Others of the same batch.
+    fn with(&self, pages: Vec<PageIndex>) -> Self {
+        Self { pages, kept: self.kept.clone(), ..*self }
     }
 
     /// Takes out those of its pages that stand at these places of the batch they
@@ -45,19 +77,24 @@ impl RereadPages {
         let mut places = (0..128).filter(|place| *bits >> place & 1 == 1);
         self.pages.retain(|_| places.next().is_some_and(|place| gone >> place & 1 == 0));
         *bits &= !gone;
-        Some(Self { pages: taken, ..*self })
+        Some(self.with(taken))
     }
 
     pub(super) fn bytes(&self) -> u64 {
         (self.pages.len() * PAGE_BYTES) as u64
     }
 
-    /// Puts what the pages contain by now into an empty batch.
+    /// Puts what the pages contain by now, or did when they were kept, into an empty
+    /// batch.
     pub(super) fn fill(&self, naming: &Naming, batch: &mut Batch) -> bool {
         batch.block = self.block;
         batch.epoch = self.epoch;
-        let bytes = self.pages.len() * PAGE_BYTES;
-        if !naming.read_again(self.block, &self.pages, &mut batch.buffer_mut()[..bytes]) {
+        let into = &mut batch.buffer_mut()[..self.pages.len() * PAGE_BYTES];
+        let is_there = match &self.kept {
+            Some(Kept(kept)) => copied(kept, &self.pages, into),
+            None => naming.read_again(self.block, &self.pages, into),
+        };
+        if !is_there {
             return false;
         }
         for (nth, page) in self.pages.iter().enumerate() {
@@ -65,6 +102,14 @@ impl RereadPages {
         }
         true
     }
+}
+
+/// Copies bodies of a batch. False if it has not all of these pages.
+fn copied(kept: &Batch, pages: &[PageIndex], into: &mut [u8]) -> bool {
+    pages.iter().zip(into.chunks_exact_mut(PAGE_BYTES)).all(|(page, into)| {
+        let body = kept.bodies().iter().find(|body| body.page == *page);
+        body.map(|body| into.copy_from_slice(kept.bytes_of(*body))).is_some()
+    })
 }
 
 /// The items whose bit is set.
@@ -85,6 +130,9 @@ const _: () = assert!(page::BATCH_PAGES <= 128, "a batch's pages have a bit each
 
 #[cfg(test)]
 mod tests {
+    use page::{Pool, SLOT_BYTES};
+
+    use super::super::naming::Waits;
     use super::*;
 
     #[test]
@@ -102,7 +150,7 @@ mod tests {
             (&[200], None),
         ] {
             let pages = [10, 13, 15].map(PageIndex).to_vec();
-            let mut left = RereadPages { block: BlockId(1), epoch: Epoch(2), pages };
+            let mut left = RereadPages::new(BlockId(1), Epoch(2), pages);
             let mut left_bits = bits;
             let taken = left.take(&mut left_bits, places);
             let numbers =
@@ -114,6 +162,34 @@ mod tests {
                 "{places:?}"
             );
         }
+    }
+
+    #[test]
+    fn what_was_kept_is_sent_as_it_was() {
+        let naming = super::super::stage::tests::naming(Waits::FirstPass);
+        let pool = Pool::new(4 * SLOT_BYTES);
+        let mut batch = pool.take().unwrap();
+        (batch.block, batch.epoch) = (BlockId(1), Epoch(2));
+        for (nth, page) in [10_u32, 13, 15].into_iter().enumerate() {
+            let at = nth * PAGE_BYTES;
+            batch.buffer_mut()[at..at + PAGE_BYTES].fill(page as u8);
+            batch.push_body(PageIndex(page), at);
+        }
+        let kept = Kept::new(batch);
+        let (mut pages, mut bits) = (kept.pages(0b111), 0b111);
+        drop(kept);
+        let taken = pages.take(&mut bits, &[2]).unwrap();
+        for (reread, expected) in [(&taken, &[15][..]), (&pages, &[10, 13])] {
+            let mut again = pool.take().unwrap();
+            assert!(reread.fill(&naming, &mut again));
+            let all = again.bodies().iter().map(|body| (body.page.0, again.bytes_of(*body)[77]));
+            let expected = expected.iter().map(|page| (*page, *page as u8));
+            assert!(all.eq(expected));
+            assert_eq!((again.block, again.epoch), (BlockId(1), Epoch(2)));
+        }
+        assert_eq!(pool.out_bytes(), SLOT_BYTES);
+        drop((taken, pages));
+        assert_eq!(pool.out_bytes(), 0, "its buffer is back");
     }
 
     #[test]

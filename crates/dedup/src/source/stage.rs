@@ -11,9 +11,9 @@ use wire::Answer;
 
 use super::at_lane::AtLane;
 use super::errand::{Errand, Kind, LightQuery, Query};
-use super::naming::Naming;
+use super::naming::{Naming, Waits};
 use super::pending::{Nonsense, Pending, Resolved};
-use super::reread::{RereadPages, bits_of, is_set};
+use super::reread::{Kept, RereadPages, bits_of, is_set};
 use super::reserved::Reserved;
 use super::spare::Spare;
 
@@ -69,8 +69,24 @@ impl Stage {
         AtLane::new(self)
     }
 
-    pub(super) fn naming(&self) -> &Naming {
+    /// What names its pages.
+    #[must_use]
+    pub fn naming(&self) -> &Naming {
         &self.naming
+    }
+
+    /// QEMU's first pass is over: nothing is named any more. Where QEMU is not held for
+    /// what the destination waits for, that is sent now.
+    pub fn end_first_pass(&self) {
+        self.naming.end_first_pass();
+        if self.naming.waits() == Waits::Held {
+            return;
+        }
+        let mut open = self.open.lock();
+        for resolved in open.pending.give_up() {
+            let change = open.resolve(Some(resolved));
+            self.queue.settle(change);
+        }
     }
 
     pub(super) fn queue(&self) -> &Queue<Errand> {
@@ -172,13 +188,20 @@ impl Stage {
         let placed = placed(batch.bodies().len(), answer)?;
         let body_bytes = (batch.bodies().len() * PAGE_BYTES) as u64;
         let fill_bytes = batch.guest_bytes() - body_bytes;
-        let reread = RereadPages::of(&batch, later);
-        batch.retain_bodies(|nth, _| is_set(wanted, nth));
         // They are placed already.
         batch.clear_fills();
-        // Its buffer goes back to the pool before any lock is taken.
-        let requested = Some(batch).filter(|batch| !batch.is_empty());
-        let requested = requested.map(|batch| Errand(Kind::Requested(batch)));
+        let (requested, reread) = if later != 0 && self.naming.keeps(batch.block) {
+            let kept = Kept::new(batch);
+            let requested = (wanted != 0).then(|| Kind::Reread(kept.pages(wanted)));
+            (requested, kept.pages(later))
+        } else {
+            let reread = RereadPages::of(&batch, later);
+            batch.retain_bodies(|nth, _| is_set(wanted, nth));
+            // Its buffer goes back to the pool before any lock is taken.
+            let requested = Some(batch).filter(|batch| !batch.is_empty());
+            (requested.map(Kind::Requested), reread)
+        };
+        let requested = requested.map(Errand);
         let found_bytes = u64::from(placed.count_ones()) * PAGE_BYTES as u64;
         let change = Change { answered: 1, fill_bytes, found_bytes, ..Change::default() };
         self.is_answered(change, requested, (ticket, reread, later))
@@ -244,6 +267,7 @@ pub(super) mod tests {
     use content::{Domain, Key};
     use identity::Security;
     use page::{Batch, Encoding, PageIndex, Pool};
+    use ram::{Mapping, Numbered};
     use transport::{Lanes, LanesPlan};
     use wire::Token;
 
@@ -264,17 +288,15 @@ pub(super) mod tests {
         Lanes::new(plan, None)
     }
 
-    pub(crate) fn stage(lanes: &Lanes<Errand>) -> Stage {
+    pub(crate) fn naming(waits: Waits) -> Naming {
         let key = Key::new(b"test", &Domain::default());
-        let plan = Plan {
-            key,
-            shares: true,
-            cached: None,
-            ram: Arc::default(),
-            is_fixed: false,
-            held: true,
-        };
-        Stage::new(Arc::new(Naming::new(plan)), Arc::clone(lanes.queue()))
+        let ram = Arc::<Numbered>::default();
+        ram.announce([Some(Arc::new(Mapping::own(1 << 20)))].into_iter());
+        Naming::new(Plan { key, shares: true, cached: None, ram, is_fixed: false, waits })
+    }
+
+    pub(crate) fn stage(lanes: &Lanes<Errand>) -> Stage {
+        Stage::new(Arc::new(naming(Waits::Held)), Arc::clone(lanes.queue()))
     }
 
     fn batch(pool: &Arc<Pool>) -> Batch {

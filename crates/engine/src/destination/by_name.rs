@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use data_threads::DataThreads;
 use dedup::destination::{Outbox, Resolving};
-use wire::ToSource;
+use wire::{Cost, ToSource};
 
 use crate::link::Link;
 
@@ -36,6 +36,20 @@ impl ByName {
             }
         })?;
         Ok(Self { stage, _telling: Telling(Some(telling)) })
+    }
+}
+
+impl ByName {
+    /// What pages by name took, apart from what the source sent.
+    pub(crate) fn cost(&self) -> Cost {
+        let stored = self.stored();
+        Cost {
+            peer_bytes: self.fetched_bytes(),
+            again_bytes: self.again_bytes(),
+            stored_bytes: stored.placed_bytes,
+            storage_read_bytes: stored.read_bytes,
+            ..Cost::default()
+        }
     }
 }
 

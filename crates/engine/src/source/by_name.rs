@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use api::{Share, Sharing};
 use content::Domain;
-use dedup::source::{Naming, Plan};
+use dedup::source::{Naming, Plan, Waits};
 use ram::Numbered;
 use wire::SharingOrder;
 
@@ -57,7 +57,7 @@ pub(crate) fn order(
 
 impl Prepared<'_> {
     /// What names pages, if the destination takes names.
-    pub(crate) fn naming(&self, ram: &Arc<Numbered>, held: bool) -> Option<Naming> {
+    pub(crate) fn naming(&self, ram: &Arc<Numbered>, is_held: bool) -> Option<Naming> {
         let Self { connected, there, storage, .. } = self;
         let shared = connected.context.local.sharing.as_ref().filter(|_| there.sharing);
         let is_read = there.storage.contains(&true);
@@ -67,9 +67,6 @@ impl Prepared<'_> {
             (None, Some(storage)) => storage.key(),
             (None, None) => return None,
         };
-        if let Some(storage) = storage.filter(|_| !held) {
-            storage.notes.note("no page is read from storage: this QEMU can't be held for it");
-        }
         let cached = storage.map(|storage| (Arc::clone(&storage.cached), there.storage.clone()));
         Some(Naming::new(Plan {
             key,
@@ -77,7 +74,7 @@ impl Prepared<'_> {
             cached,
             ram: Arc::clone(ram),
             is_fixed: connected.context.request.storage.share.is_some(),
-            held,
+            waits: if is_held { Waits::Held } else { Waits::FirstPass },
         }))
     }
 }

@@ -96,7 +96,7 @@ impl Flow {
         host: String,
         notices: Sender<Notice>,
     ) -> Result<(), MigrationError> {
-        let lanes = Arc::clone(&self.lanes);
+        let (lanes, stage) = (Arc::clone(&self.lanes), self.stage.clone());
         let wait = move || {
             let lanes_failed = |source| MigrationError::Lanes { host: host.clone(), source };
             let outcome = tap
@@ -108,6 +108,9 @@ impl Flow {
                         .map_or_else(|| MigrationError::Tap(error.to_string()), lanes_failed)
                 })
                 .and_then(|summary| {
+                    if let Some(stage) = stage {
+                        stage.end_first_pass();
+                    }
                     lanes.wait_drained().map_err(lanes_failed)?;
                     // The destination ends the lanes when it loads: that is no
                     // failure to mend.

@@ -6,11 +6,10 @@ use audit::{BlockLedger, Hash, Ledger};
 use page::{BATCH_PAGES, BlockId, PAGE_BYTES, PageIndex};
 use placer::Placer;
 use ram::{DataRanges, Mapping, RamError};
-use wire::{AuditOrder, ToDestination, ToSource};
+use wire::{AuditOrder, Cost, ToDestination, ToSource};
 
 use super::End;
 use super::connect::{Connected, ended};
-use super::effects::Cost;
 use super::prepare::Prepared;
 use super::receive::{Delivered, Opened};
 use crate::link::Heard;
@@ -60,7 +59,7 @@ impl<'a, 's> Delivered<'a, 's> {
     pub(super) fn prove(self) -> Result<Proved<'a, 's>, End> {
         let Self { opened, tail, totals, sharing, prepared } = self;
         let connected = prepared.connected;
-        let mut cost = Cost::default();
+        let cost = opened.as_ref().map(Opened::cost).unwrap_or_default();
         if let Some(Opened { placer, mappings, by_name }) = opened {
             if let Some(ledger) = placer.ledger() {
                 connected.audit(ledger, &mappings, &totals, prepared.audit)?;
@@ -69,9 +68,6 @@ impl<'a, 's> Delivered<'a, 's> {
                 if let Some(sharing) = sharing {
                     sharing.keep(&by_name);
                 }
-                cost.fetched_bytes = by_name.fetched_bytes();
-                cost.again_bytes = by_name.again_bytes();
-                cost.stored = by_name.stored();
                 for text in by_name.storage_notes() {
                     connected.say(&ToSource::Note { text })?;
                 }

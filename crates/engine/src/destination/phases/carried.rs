@@ -22,7 +22,7 @@ use placer::Feeder;
 use qemu::commanded::Commanded;
 use qemu::ram_blocks::RamBlocks;
 use wire::carry::{self, Carry};
-use wire::{Announced, ToDestination, ToSource};
+use wire::{Announced, Cost, ToDestination, ToSource};
 
 use super::End;
 use super::audit::Auditing;
@@ -125,6 +125,7 @@ impl Connected<'_> {
             sharing: agreed.shares.is_some(),
             relays_by_lanes: true,
             deltas: true,
+            waits: true,
         };
         self.say(&ToSource::Carrying(said))?;
         let back = Back::start(&socket, &self.link).map_err(End::failed)?;
@@ -145,6 +146,10 @@ impl Connected<'_> {
             said_all: false,
         };
         let ended = carried.follow();
+        if ended.is_err() {
+            // The source hears why, and not that QEMU has closed.
+            carried.back.hush();
+        }
         carried.close();
         ended
     }
@@ -187,6 +192,7 @@ impl Carried<'_> {
                     }
                     Heard::Tail(piece) => self.tail(&piece)?,
                     Heard::Message(ToDestination::Placed { audit }) => self.placed(&audit)?,
+                    Heard::Message(ToDestination::Spare { pages }) => self.spare(pages),
                     Heard::Message(ToDestination::Terms(terms)) => {
                         self.connected.lanes.threads().set(&terms);
                     }
@@ -236,6 +242,14 @@ impl Carried<'_> {
         }
     }
 
+    /// The source could send so many of the pages that disks are read for.
+    fn spare(&self, pages: u64) {
+        let by_name = self.split.as_ref().and_then(|split| split.opened.by_name.as_ref());
+        if let Some(by_name) = by_name {
+            by_name.spare(pages);
+        }
+    }
+
     /// Whether it is not known yet how what is said comes.
     fn is_new(&self) -> bool {
         self.split.is_none() && self.by_lanes.is_none() && self.relayed == 0
@@ -272,16 +286,11 @@ impl Carried<'_> {
             Some(0) => {
                 self.watch(&split.ram);
                 let lanes = &self.connected.lanes;
-                let by_name = split.opened.by_name.as_ref();
-                self.connected.say(&ToSource::Cost {
+                self.connected.say(&ToSource::Cost(Cost {
                     cpu_s: lanes.cpu().as_secs_f64(),
                     pool_high_water_bytes: split.pools.high_water_bytes(),
-                    peer_bytes: 0,
-                    again_bytes: by_name.map_or(0, |by_name| by_name.again_bytes()),
-                    stored_bytes: 0,
-                    storage_read_bytes: 0,
-                    ran_ms: 0.0,
-                })
+                    ..split.opened.cost()
+                }))
             }
             Some(error) => {
                 Err(End::failed(format!("QEMU there could not load the VM (error {error})")))

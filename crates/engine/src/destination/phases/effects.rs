@@ -11,12 +11,11 @@ use qemu::machine::Machine;
 use qemu::qmp::QmpError;
 use switchover::destination::{Effects, Event as Step, Outcome};
 use switchover::{Doubt, Envelope, Reason};
-use wire::ToSource;
+use wire::{Cost, ToSource};
 
 use crate::destination::lanes::ArrivingLanes;
 use crate::host::Arriving;
 use crate::link::Link;
-use dedup::storage::Stored;
 
 /// Holds the VM until it is clear who has it. Dropped before that, the VM is
 /// discarded.
@@ -38,18 +37,8 @@ pub(super) struct Keeper {
 /// A VM that its QEMU has loaded.
 pub(super) struct Loaded {
     pub(super) incoming: Arc<Incoming>,
+    /// As far as pages by name go.
     pub(super) cost: Cost,
-}
-
-/// What it took, apart from what the source sent.
-#[derive(Default)]
-pub(super) struct Cost {
-    /// What other hosts of the rack have sent.
-    pub(super) fetched_bytes: u64,
-    /// What came from the source though another host or a disk was to provide it.
-    pub(super) again_bytes: u64,
-    /// What came from its disks.
-    pub(super) stored: Stored,
 }
 
 impl Keeper {
@@ -105,16 +94,13 @@ impl Keeper {
         std::mem::forget(self.arriving.take());
     }
 
-    fn say_cost(&self, Cost { fetched_bytes, again_bytes, stored }: &Cost) {
-        let said = self.link.say(&ToSource::Cost {
+    fn say_cost(&self, by_name: Cost) {
+        let said = self.link.say(&ToSource::Cost(Cost {
             cpu_s: self.lanes.cpu().as_secs_f64(),
             pool_high_water_bytes: self.pool_high_water_bytes,
-            peer_bytes: *fetched_bytes,
-            again_bytes: *again_bytes,
-            stored_bytes: stored.placed_bytes,
-            storage_read_bytes: stored.read_bytes,
             ran_ms: self.ran.map_or(0.0, |ran| ran.elapsed().as_secs_f64() * 1e3),
-        });
+            ..by_name
+        }));
         if let Err(error) = said {
             tracing::debug!(%error, "what it took is not told");
         }
@@ -130,7 +116,7 @@ impl Effects for Keeper {
         if said.message == switchover::ToSource::Running
             && let Some(loaded) = &self.loaded
         {
-            self.say_cost(&loaded.cost);
+            self.say_cost(loaded.cost);
         }
     }
 

@@ -7,7 +7,7 @@ use dedup::destination::{Blocks, Sharing};
 use placer::{BlockPlan, Feeder, Placement, Placer};
 use qemu::ram_blocks::Reached;
 use ram::Mapping;
-use wire::{Announced, ToDestination, ToSource};
+use wire::{Announced, Cost, ToDestination, ToSource};
 
 use super::End;
 use super::audit::Auditing;
@@ -37,6 +37,13 @@ pub(super) struct Opened {
     pub(super) mappings: Vec<Option<Arc<Mapping>>>,
     /// None: no page comes by name.
     pub(super) by_name: Option<Arc<ByName>>,
+}
+
+impl Opened {
+    /// What pages by name took, and nothing else.
+    pub(super) fn cost(&self) -> Cost {
+        self.by_name.as_ref().map(|by_name| by_name.cost()).unwrap_or_default()
+    }
 }
 
 /// What comes while QEMU streams.

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use ::audit::Hash;
 use crossbeam_channel::Receiver;
-use dedup::source::{Naming, Plan};
+use dedup::source::{Naming, Plan, Waits};
 use transport::{Endpoint, LanesPlan, connect};
 use wire::carry::{Carry, Carrying, Target};
-use wire::{Kind, SharingOrder, ToDestination, ToSource};
+use wire::{Kind, ToDestination, ToSource};
 
 use super::CarryRequest;
 use crate::error::MigrationError;
@@ -57,8 +57,7 @@ impl Agents {
                 .map_err(|error| lost(error.to_string()))?;
         let sharing = by_name::order(local, &request.sharing, request.domain());
         let (sharing, unshared) = match sharing {
-            // Waiting for other hosts is for a QEMU that is held meanwhile.
-            Ok(order) => (order.map(|order| SharingOrder { rack: false, ..order }), None),
+            Ok(order) => (order, None),
             Err(why) => (None, Some(why)),
         };
         let order = Carry {
@@ -108,7 +107,7 @@ impl Agents {
             cached: None,
             ram: Arc::default(),
             is_fixed: false,
-            held: false,
+            waits: if self.carrying.waits { Waits::FirstPass } else { Waits::Never },
         });
         Some(Arc::new(naming))
     }

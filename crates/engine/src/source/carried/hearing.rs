@@ -41,11 +41,8 @@ impl Running<'_> {
                 }
                 Ok(())
             }
-            Heard::Message(ToSource::Cost { cpu_s, pool_high_water_bytes, .. }) => {
-                self.report_builder.tell(|report| {
-                    report.cpu_destination_s = cpu_s;
-                    report.pool_high_water_bytes[1] = pool_high_water_bytes;
-                });
+            Heard::Message(ToSource::Cost(cost)) => {
+                self.report_builder.took_there(&cost);
                 Ok(())
             }
             Heard::Message(ToSource::Refused { reason }) => {

@@ -10,7 +10,7 @@ use ::audit::{HandedOver, NotKept};
 use api::{Audited, Phase};
 use crossbeam_channel::{Receiver, Sender, select};
 use data_threads::DataThreads;
-use dedup::source::{Naming, Stage};
+use dedup::source::Stage;
 use stream::return_path::Follower;
 use wire::ToDestination;
 
@@ -42,7 +42,6 @@ pub(super) struct Running<'r> {
     pub(super) state: Arc<StreamState>,
     pub(super) lanes: Arc<Lanes>,
     /// None: no page goes by name.
-    pub(super) naming: Option<Arc<Naming>>,
     pub(super) stage: Option<Arc<Stage>>,
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
@@ -61,7 +60,7 @@ impl Running<'_> {
         let watched = sampler::Watched {
             state: Arc::clone(&self.state),
             lanes: Arc::clone(&self.lanes),
-            naming: self.naming.clone(),
+            stage: self.stage.clone(),
             report_builder: Arc::clone(self.report_builder),
             compress: self.split.agents.request.compress,
             convergence: Convergence::new(
@@ -121,7 +120,12 @@ impl Running<'_> {
                     "first pass"
                 }
             )),
-            Notice::RamOver => self.wait_placed()?,
+            Notice::RamOver => {
+                if let Some(stage) = &self.stage {
+                    stage.end_first_pass();
+                }
+                self.wait_placed()?;
+            }
             Notice::Placed(placed) => self.placed(placed)?,
             Notice::PageAfterRam => {
                 return Err(MigrationError::Tap(

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use api::{Compress, Limit, Phase, Sample};
 use crossbeam_channel::never;
-use dedup::source::Naming;
+use dedup::source::Stage;
 
 use super::convergence::{Come, Convergence, Flowing};
 use crate::report_builder::ReportBuilder;
@@ -23,7 +23,7 @@ use crate::source::lanes::{self, Lanes};
 pub(super) struct Watched {
     pub(super) state: Arc<StreamState>,
     pub(super) lanes: Arc<Lanes>,
-    pub(super) naming: Option<Arc<Naming>>,
+    pub(super) stage: Option<Arc<Stage>>,
     pub(super) report_builder: Arc<ReportBuilder>,
     pub(super) compress: Compress,
     pub(super) convergence: Convergence,
@@ -31,8 +31,8 @@ pub(super) struct Watched {
 
 /// Starts it. Dropped with its thread, what throttles the VM ends.
 pub(super) fn start(watched: Watched) -> std::io::Result<Ticking> {
-    let Watched { state, lanes, compress, naming, .. } = &watched;
-    let deliveries = Deliveries::new(state, lanes, *compress, naming.is_some());
+    let Watched { state, lanes, compress, stage, .. } = &watched;
+    let deliveries = Deliveries::new(state, lanes, *compress, stage.is_some());
     let mut sampling = Sampling { watched, deliveries };
     Ticking::start(never(), move || {
         sampling.sample();
@@ -56,12 +56,12 @@ impl Sampling {
 
     /// Each page comes once in it, and none twice. With a balloon some don't come at all.
     fn look_for_first_pass(&self) {
-        let Watched { state, report_builder, convergence, naming, .. } = &self.watched;
+        let Watched { state, report_builder, convergence, stage, .. } = &self.watched;
         let ram_bytes = state.ram_bytes();
         let is_over = ram_bytes > 0 && self.handed_over() >= ram_bytes || convergence.is_later();
         if is_over && !state.first_pass_over.swap(true, Relaxed) {
-            if let Some(naming) = naming {
-                naming.end_first_pass();
+            if let Some(stage) = stage {
+                stage.end_first_pass();
             }
             report_builder.enter(Phase::LaterPass);
         }

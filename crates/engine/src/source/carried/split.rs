@@ -137,7 +137,6 @@ impl Split {
             comparison: Comparison::default(),
             state,
             lanes,
-            naming,
             stage,
             tail,
             passes,

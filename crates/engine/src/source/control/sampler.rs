@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use api::{Compress, Phase, Sample};
 use crossbeam_channel::Sender;
-use dedup::source::Naming;
+use dedup::source::Stage as ByName;
 use page::PAGE_BYTES;
 use policy::chase::{Chase, Look, Stage};
 use policy::hold::{Hold, Look as HoldLook};
@@ -47,7 +47,7 @@ const HOLD: Duration = Duration::from_millis(300);
 
 pub(crate) struct Watched {
     pub(crate) state: Arc<StreamState>,
-    pub(crate) naming: Option<Arc<Naming>>,
+    pub(crate) by_name: Option<Arc<ByName>>,
     pub(crate) lanes: Arc<Lanes>,
     pub(crate) report_builder: Arc<ReportBuilder>,
     pub(crate) qemu: Arc<dyn QemuMigration>,
@@ -97,9 +97,9 @@ struct Sampling {
 impl Sampling {
     fn new(watched: Watched) -> Self {
         let chase = watched.qemu.is_held().then(Chase::default);
-        let Watched { state, lanes, compress, naming, .. } = &watched;
+        let Watched { state, lanes, compress, by_name, .. } = &watched;
         Self {
-            deliveries: Deliveries::new(state, lanes, *compress, naming.is_some()),
+            deliveries: Deliveries::new(state, lanes, *compress, by_name.is_some()),
             chase,
             watched,
             hold: Hold::default(),
@@ -116,10 +116,10 @@ impl Sampling {
 
     fn sample(&mut self) {
         let Some(window) = self.deliveries.look() else { return };
-        if let (Some(naming), Some(rate)) =
-            (&self.watched.naming, self.watched.state.bodies_per_s())
+        if let (Some(by_name), Some(rate)) =
+            (&self.watched.by_name, self.watched.state.bodies_per_s())
         {
-            naming.set_bodies_per_s(rate);
+            by_name.naming().set_bodies_per_s(rate);
         }
         self.watched.state.adjust_pool();
         if self.watched.report_builder.is_stopped() {
@@ -147,10 +147,10 @@ impl Sampling {
     }
 
     fn follow_qemu(&mut self, qemu: &Progress, window: &Window) {
-        let Watched { state, naming, report_builder, .. } = &self.watched;
+        let Watched { state, by_name, report_builder, .. } = &self.watched;
         if qemu.dirty_sync_count >= 2 && !state.first_pass_over.swap(true, Relaxed) {
-            if let Some(naming) = naming {
-                naming.end_first_pass();
+            if let Some(by_name) = by_name {
+                by_name.end_first_pass();
             }
             report_builder.enter(Phase::LaterPass);
             // By its own count: some of it may still be on its way to the tap.

@@ -110,26 +110,8 @@ impl Streaming<'_> {
         while let Ok(heard) = self.connected.control.hear.recv_deadline(until) {
             match heard {
                 Heard::Gone(_) => return,
-                Heard::Message(ToSource::Cost {
-                    cpu_s,
-                    pool_high_water_bytes,
-                    peer_bytes,
-                    again_bytes,
-                    stored_bytes,
-                    storage_read_bytes,
-                    ran_ms,
-                }) => {
-                    self.connected.context.report_builder.tell(|report| {
-                        report.peer_bytes = peer_bytes;
-                        report.again_bytes = again_bytes;
-                        report.stored_bytes = stored_bytes;
-                        report.storage_read_bytes = storage_read_bytes;
-                        report.cpu_destination_s = cpu_s;
-                        report.pool_high_water_bytes[1] = pool_high_water_bytes;
-                        // It ran before we heard so.
-                        let ran_ms = ran_ms.max(0.0);
-                        report.downtime_ms = report.downtime_ms.map(|ms| (ms - ran_ms).max(0.0));
-                    });
+                Heard::Message(ToSource::Cost(cost)) => {
+                    self.connected.context.report_builder.took_there(&cost);
                 }
                 _ => {}
             }

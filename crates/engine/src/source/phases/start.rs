@@ -128,7 +128,7 @@ impl Prepared<'_> {
             lanes: self.lanes_plan(&numbered, &handed_over)?,
             ram: self.ram.clone(),
             numbered,
-            naming: naming.clone(),
+            naming,
             handed_over: Arc::clone(&handed_over),
             stops: Arc::clone(&stops),
             control: &self.connected.control,
@@ -140,7 +140,7 @@ impl Prepared<'_> {
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = sampler::start(Watched {
             state,
-            naming,
+            by_name: flow.stage.clone(),
             lanes: Arc::clone(&flow.lanes),
             report_builder: Arc::clone(&context.report_builder),
             qemu: Arc::clone(&outgoing) as _,

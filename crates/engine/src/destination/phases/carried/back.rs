@@ -4,6 +4,7 @@ use std::io::Read;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, bounded};
@@ -25,6 +26,7 @@ pub(super) struct Closed {
 pub(super) struct Back {
     socket: UnixStream,
     pub(super) closed: Receiver<Closed>,
+    hushed: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -32,16 +34,24 @@ impl Back {
     pub(super) fn start(socket: &UnixStream, link: &Arc<Link<ToSource>>) -> std::io::Result<Self> {
         let (tell, closed) = bounded(1);
         let (ours, link) = (socket.try_clone()?, Arc::clone(link));
+        let hushed = Arc::<AtomicBool>::default();
         let thread = data_threads::spawn("carry-back", {
-            let socket = ours.try_clone()?;
+            let (socket, hushed) = (ours.try_clone()?, Arc::clone(&hushed));
             move || {
                 // The receiver may be gone. Sent before the source hears of the end, since it
                 // closes its connection then.
                 let _ = tell.send(pass(socket, &link));
-                let _ = link.back_ends();
+                if !hushed.load(SeqCst) {
+                    let _ = link.back_ends();
+                }
             }
         })?;
-        Ok(Self { socket: ours, closed, thread: Some(thread) })
+        Ok(Self { socket: ours, closed, hushed, thread: Some(thread) })
+    }
+
+    /// The source is told no more of its end.
+    pub(super) fn hush(&self) {
+        self.hushed.store(true, SeqCst);
     }
 }
 
