@@ -15,6 +15,7 @@ mod cancel;
 mod carry;
 mod carry_hostile;
 mod carry_lanes;
+mod carry_storage;
 mod carry_throttle;
 mod chase;
 mod dashboard;

@@ -11,7 +11,7 @@ use cachemap::Clears;
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use qemu::command_line::CommandLine;
-use qemu::guest_port::GuestError;
+use qemu::guest_port::{GuestError, HasGuest};
 use qemu::launch::log_tail;
 use qemu::machine::{self, Machine, StartError};
 use qemu::outgoing;

@@ -13,9 +13,10 @@ mod user;
 
 use std::os::fd::RawFd;
 
-pub(crate) use guest_port::GUEST_ID;
+pub(crate) use guest_port::{GUEST_ID, value};
 pub(crate) use legacy_ack::{LEGACY_ACK, MIGRATION, legacy_ack};
 pub use machine::Backend;
+pub(crate) use machine::pieces;
 pub use overrides::{apply_overrides, overridden, parse_override};
 
 /// The id of the agent's own QMP connection.

@@ -1,12 +1,27 @@
 //! A QEMU that somebody else has started and commands, such as libvirt: nothing is
-//! asked of it. Its command line says whose it is, the kernel where its RAM may be.
+//! asked of it. Its command line says whose it is, and what it has; the kernel where its
+//! RAM may be, and which files it has open.
+
+mod asked;
+mod disks;
+mod memory;
+mod port;
+mod words;
 
 use std::fs;
+use std::path::PathBuf;
 
 use ram::Mapping;
+use rights::User;
 
-use crate::process::{Process, ProcessError, command_line_of};
+use crate::guest_disks::{GuestDisk, Reading};
+use crate::guest_memory::PcMemory;
+use crate::guest_port::NoPort;
+use crate::process::{Process, ProcessError, command_line_of, directory_of, user_of};
 use crate::ram_blocks::{RamBlocks, Reached};
+
+use disks::OpenFiles;
+use words::{Argument, Words};
 
 /// Longest name that is passed on.
 const NAME_BYTES_MAX: usize = 255;
@@ -20,6 +35,7 @@ pub struct Commanded {
     pub name: Option<String>,
     /// The VM's UUID, if it was told one.
     pub uuid: Option<String>,
+    argv: Vec<String>,
 }
 
 impl Commanded {
@@ -30,9 +46,54 @@ impl Commanded {
     pub fn of_process(pid: u32) -> Result<Self, ProcessError> {
         let process = Process::now(pid)?;
         let argv = command_line_of(pid)?;
-        let name = option(&argv, "name").and_then(guest_name);
-        let uuid = option(&argv, "uuid").map(str::to_owned).filter(|uuid| is_uuid(uuid));
-        Ok(Self { process, name, uuid })
+        let words = Words(&argv);
+        let name = words.last("name").and_then(guest_name);
+        let uuid = words.last("uuid").map(|uuid| uuid.0.to_owned()).filter(|uuid| is_uuid(uuid));
+        Ok(Self { process, name, uuid, argv })
+    }
+
+    /// Its virtio disks, as its command line has them. One whose image is not a file
+    /// that it has open can't be read.
+    ///
+    /// # Errors
+    /// If it is gone, or not ours to look at.
+    pub fn disks(&self) -> Result<Vec<GuestDisk>, ProcessError> {
+        let pid = self.process.pid();
+        let cwd = directory_of(pid)?;
+        let open = OpenFiles::of(pid);
+        let mut disks = disks::of(Words(&self.argv), &cwd, &open);
+        for disk in &mut disks {
+            let files = disk.reading.files();
+            if let Some(other) = files.iter().find(|file| !open.has(file)) {
+                let reason = format!("its QEMU does not have {} open", other.display());
+                disk.reading = Reading::No { reason };
+            }
+        }
+        Ok(disks)
+    }
+
+    /// The socket of the port for the helper in its guest.
+    ///
+    /// # Errors
+    /// If there is none that can be used.
+    pub fn guest_port(&self) -> Result<PathBuf, NoPort> {
+        port::of(Words(&self.argv), self.process.pid())
+    }
+
+    /// With whose rights it opens files.
+    ///
+    /// # Errors
+    /// If it is gone, or not ours to look at.
+    pub fn user(&self) -> Result<User, ProcessError> {
+        user_of(self.process.pid())
+    }
+
+    /// What its guest has for memory.
+    ///
+    /// # Errors
+    /// Why it isn't known.
+    pub fn memory(&self) -> Result<PcMemory, String> {
+        memory::of(Words(&self.argv))
     }
 
     /// Finds the blocks of its RAM by their sizes: of each, only if exactly one piece
@@ -90,36 +151,12 @@ fn is_vcpu(name: &str) -> bool {
 
 const ALIKE: &str = "another block of RAM is as large";
 
-/// What follows the last such option, as QEMU takes it.
-fn option<'a>(argv: &'a [String], name: &str) -> Option<&'a str> {
-    let is_it = |word: &String| {
-        let word = word.strip_prefix('-')?;
-        Some(word.strip_prefix('-').unwrap_or(word) == name)
-    };
-    let at = argv.iter().rposition(|word| is_it(word) == Some(true))?;
-    argv.get(at + 1).map(String::as_str)
-}
-
-/// `NAME`, or `guest=NAME` among other settings; a comma in it is written twice.
-fn guest_name(value: &str) -> Option<String> {
-    let mut settings: Vec<String> = vec![String::new()];
-    let mut letters = value.chars().peekable();
-    while let Some(letter) = letters.next() {
-        let last = settings.last_mut()?;
-        if letter != ',' {
-            last.push(letter);
-        } else if letters.next_if_eq(&',').is_some() {
-            last.push(',');
-        } else {
-            settings.push(String::new());
-        }
-    }
-    let named = settings.iter().find_map(|setting| setting.strip_prefix("guest="));
-    let named =
-        named.or_else(|| settings.first().map(String::as_str).filter(|s| !s.contains('=')))?;
+/// `NAME`, or `guest=NAME` among other settings.
+fn guest_name(value: Argument<'_>) -> Option<String> {
+    let named = value.get("guest").or_else(|| value.first())?;
     let is_printable =
         !named.is_empty() && named.len() <= NAME_BYTES_MAX && !named.chars().any(char::is_control);
-    is_printable.then(|| named.to_owned())
+    is_printable.then_some(named)
 }
 
 fn is_uuid(text: &str) -> bool {
@@ -145,12 +182,13 @@ mod tests {
             ("guest=a\nb", None),
         ];
         for (value, name) in names {
-            assert_eq!(guest_name(value).as_deref(), name, "{value}");
+            assert_eq!(guest_name(Argument(value)).as_deref(), name, "{value}");
         }
         let argv = ["qemu", "-name", "a", "--uuid", "x", "-name"].map(str::to_owned);
-        assert_eq!(option(&argv, "name"), None);
-        assert_eq!(option(&argv[..5], "name"), Some("a"));
-        assert_eq!(option(&argv, "uuid"), Some("x"));
+        let last = |argv, name| Words(argv).last(name).map(|it| it.0.to_owned());
+        // A word without one that follows it is none that QEMU takes.
+        assert_eq!(last(&argv, "name").as_deref(), Some("a"));
+        assert_eq!(last(&argv, "uuid").as_deref(), Some("x"));
         assert!(is_uuid("4dea22b3-1d52-d8f3-2516-782e98ab3fa0") && !is_uuid("4dea22b3"));
     }
 

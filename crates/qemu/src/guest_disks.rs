@@ -26,7 +26,7 @@ use graph::Graph;
 /// Where QEMU keeps devices: those with an id and those without.
 const DEVICES: [&str; 2] = ["/machine/peripheral", "/machine/peripheral-anon"];
 /// What it keeps the disk's part of a device under.
-const BACKEND: &str = "/virtio-backend";
+pub(crate) const BACKEND: &str = "/virtio-backend";
 
 /// A virtio disk of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct GuestDisk {
     /// Its PCI address as the guest calls it, such as `0000:00:03.0`; none on
     /// another bus, and behind a bridge that the guest hasn't numbered.
     pub address: Option<String>,
-    /// The size that the guest sees.
+    /// The size that the guest sees; 0 if that isn't known.
     pub bytes: u64,
     /// The topmost node.
     pub node: String,
@@ -61,22 +61,22 @@ pub struct GuestDisk {
 
 /// What QEMU said.
 #[derive(Debug)]
-struct Said {
-    drives: Value,
-    nodes: Value,
-    graph: Value,
-    pci: Value,
-    devices: Vec<Plugged>,
+pub(crate) struct Said {
+    pub(crate) drives: Value,
+    pub(crate) nodes: Value,
+    pub(crate) graph: Value,
+    pub(crate) pci: Value,
+    pub(crate) devices: Vec<Plugged>,
 }
 
 /// A virtio disk among QEMU's devices.
 #[derive(Clone, Debug)]
-struct Plugged {
-    path: String,
-    serial: String,
+pub(crate) struct Plugged {
+    pub(crate) path: String,
+    pub(crate) serial: String,
     /// Slot and function.
-    devfn: Option<u64>,
-    bus: String,
+    pub(crate) devfn: Option<u64>,
+    pub(crate) bus: String,
 }
 
 /// The virtio disks of a VM that have a medium. Relative paths are meant from
@@ -152,7 +152,7 @@ impl Plugged {
 }
 
 impl Said {
-    fn disks(&self, cwd: &Path) -> Vec<GuestDisk> {
+    pub(crate) fn disks(&self, cwd: &Path) -> Vec<GuestDisk> {
         let graph = Graph::of(&self.nodes, &self.graph);
         let mut buses = BTreeMap::new();
         for root in self.pci.as_array().into_iter().flatten() {

@@ -12,6 +12,8 @@ use crate::qmp::{Qmp, QmpError};
 const PAGE_BYTES: u64 = cachemap::PAGE_BYTES;
 /// VMs have some ten; one whose memory is plugged in small pieces, some hundred.
 const PIECES_MAX: usize = 1 << 16;
+/// Where the gap of a PC's memory ends.
+const GAP_ENDS: u64 = 4 << 30;
 /// What the guest's CPUs see is below this name.
 const MEMORY: &str = "AS \"memory\",";
 
@@ -29,6 +31,16 @@ pub struct Place {
 pub struct GuestMemory {
     /// By page; none overlaps another.
     ranges: Vec<Range>,
+}
+
+/// The memory of a PC: its blocks in their order, up to the gap below 4 GiB and on
+/// from there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PcMemory {
+    /// Names and lengths.
+    pub blocks: Vec<(String, u64)>,
+    /// Where the gap begins.
+    pub below_4g: u64,
 }
 
 /// Pages that follow each other in the guest and in a block.
@@ -68,9 +80,35 @@ impl GuestMemory {
     /// Reads what QEMU's `info mtree -f` says.
     #[must_use]
     pub fn read<'a>(text: &str, blocks: impl IntoIterator<Item = (&'a str, u64)>) -> Self {
+        Self::in_pieces(&pieces(text), blocks)
+    }
+
+    /// What it is in a PC. What firmware has below 1 MiB counts as memory.
+    #[must_use]
+    pub fn of_pc<'a>(pc: &PcMemory, blocks: impl IntoIterator<Item = (&'a str, u64)>) -> Self {
+        let (mut pieces, mut address) = (Vec::new(), 0);
+        for (name, bytes) in &pc.blocks {
+            let mut offset = 0;
+            while offset < *bytes {
+                if address == pc.below_4g {
+                    address = GAP_ENDS;
+                }
+                let room = if address < GAP_ENDS { pc.below_4g - address } else { u64::MAX };
+                let bytes = room.min(bytes - offset);
+                pieces.push(Piece { name: name.clone(), address, bytes, offset });
+                (address, offset) = (address.saturating_add(bytes), offset + bytes);
+            }
+        }
+        Self::in_pieces(&pieces, blocks)
+    }
+
+    fn in_pieces<'a>(
+        pieces: &[Piece],
+        blocks: impl IntoIterator<Item = (&'a str, u64)>,
+    ) -> Self {
         let blocks: Vec<(&str, u64)> = blocks.into_iter().collect();
         let mut ranges: Vec<Range> =
-            pieces(text).iter().filter_map(|piece| Range::of(piece, &blocks)).collect();
+            pieces.iter().filter_map(|piece| Range::of(piece, &blocks)).collect();
         ranges.sort_by_key(|range| range.first_page);
         // A flat view has none that overlap: who says so means something else.
         let mut end = 0;

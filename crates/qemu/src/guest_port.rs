@@ -5,6 +5,7 @@
 //! its migration are none the worse for it.
 
 mod find;
+mod open;
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,6 +23,7 @@ use crate::qmp::{Qmp, QmpError};
 
 pub use cachemap::PORT_NAME;
 pub use find::{NoPort, Port, find};
+pub use open::{HasGuest, OpenPort};
 
 /// What is read at once.
 const READ_BYTES: usize = 64 << 10;

@@ -18,7 +18,6 @@ use crate::qmp::{Qmp, QmpError};
 
 pub use error::StartError;
 pub use found::{attach, reopen};
-pub use guest::OpenPort;
 pub use started::{By, GuestPort, NO_GUEST_PORT, Start, start};
 
 /// How long QEMU may take to end by itself before it is made to.

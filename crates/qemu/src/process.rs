@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rights::User;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 
@@ -222,6 +223,26 @@ pub fn command_line_of(pid: u32) -> Result<Vec<String>, ProcessError> {
 /// If it is gone or not ours to look at.
 pub fn directory_of(pid: u32) -> Result<PathBuf, ProcessError> {
     fs::read_link(proc_path(pid, "cwd")).map_err(|source| not_seen(pid, source))
+}
+
+/// With whose rights a process opens files.
+///
+/// # Errors
+/// If it is gone or not ours to look at.
+pub fn user_of(pid: u32) -> Result<User, ProcessError> {
+    let text = fs::read_to_string(proc_path(pid, "status"));
+    let text = text.map_err(|source| not_seen(pid, source))?;
+    user_in(&text).ok_or_else(|| not_seen(pid, io::ErrorKind::InvalidData.into()))
+}
+
+/// Of four numbers the last is the one for files.
+fn user_in(status: &str) -> Option<User> {
+    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    let numbers = |name| -> Option<Vec<u32>> {
+        line(name)?.split_whitespace().map(|number| number.parse().ok()).collect()
+    };
+    let (uids, gids) = (numbers("Uid:")?, numbers("Gid:")?);
+    Some(User { uid: *uids.get(3)?, gid: *gids.get(3)?, groups: numbers("Groups:")? })
 }
 
 fn not_seen(pid: u32, source: io::Error) -> ProcessError {

@@ -204,6 +204,10 @@ pub enum ToDestination {
     /// QEMU's channels beside the main one, before the RAM blocks of a VM that is
     /// carried.
     Channels(Channels),
+    /// Pages of a VM that is carried can be read from its disks; before its channels and
+    /// RAM blocks, and only if the destination waits for content. It answers with
+    /// [`ToSource::StorageRead`].
+    Storage(StorageOrder),
     /// What the one who connected says is relayed by lanes: as blocks of disk 0 that
     /// follow one another without gaps, once the destination has said what room it has.
     RelayBegins,
@@ -360,6 +364,13 @@ pub enum ToSource {
     Switchover {
         /// What the destination is in.
         said: Envelope<switchover::ToSource>,
+    },
+    /// Which disks of a VM that is carried are read.
+    StorageRead {
+        /// As in [`Prepared`].
+        disks: Vec<bool>,
+        /// Why others are not.
+        notes: Vec<String>,
     },
     /// What the migration took at the destination: said after `running`.
     Cost(Cost),

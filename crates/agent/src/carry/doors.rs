@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use api::FromStorage;
 use engine::{Caller, Carried, CarryRequest, Content, Local, Opening, Peer};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -122,6 +123,7 @@ impl Doors {
             audit: carry.audit,
             slowing: carry.slowing,
             sharing: carry.sharing.clone(),
+            storage: FromStorage { read: carry.storage, ..FromStorage::default() },
             ..CarryRequest::default()
         };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

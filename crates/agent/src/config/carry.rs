@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use api::{Audit, Compress, Share, Sharing, Slowing};
+use api::{Audit, Compress, ReadDisks, Share, Sharing, Slowing};
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -35,6 +35,7 @@ pub(super) struct Section {
     throttle_floor: Option<f64>,
     share: Share,
     share_domain: Option<String>,
+    storage: ReadDisks,
     manager: Manager,
 }
 
@@ -63,8 +64,10 @@ pub struct Carry {
     pub audit: Audit,
     /// How far a VM may be throttled that does not converge.
     pub slowing: Slowing,
-    /// Whether content is shared with VMs of the destination's host.
+    /// With whom content is shared.
     pub sharing: Sharing,
+    /// Whether pages are read from disks that both hosts see.
+    pub storage: ReadDisks,
     /// Who moves VMs here.
     pub manager: Manager,
 }
@@ -140,13 +143,6 @@ impl Section {
             return wrong("downtime-ms: 0 can't be kept; allow 1 at least".to_owned());
         }
         let sharing = Sharing { share: self.share, domain: self.share_domain, together: false };
-        if sharing.share == Share::Rack {
-            return wrong(
-                "share: a migration that is carried shares content with the destination's host \
-                 only: auto, host or off"
-                    .to_owned(),
-            );
-        }
         if let Err(error) = sharing.check() {
             return wrong(format!("share-domain: {error}"));
         }
@@ -164,6 +160,7 @@ impl Section {
             audit: self.audit,
             slowing,
             sharing,
+            storage: self.storage,
             manager: self.manager,
         })
     }
@@ -255,6 +252,9 @@ mod tests {
         assert_eq!((carry.manager, carry.directory), (Manager::Proxmox, "/run/qemu-server".into()));
         let carry = section("share = \"host\"\nshare-domain = \"red\"").unwrap();
         assert_eq!((carry.sharing.share, carry.sharing.domain), (Share::Host, Some("red".into())));
+        assert_eq!(carry.storage, ReadDisks::Auto);
+        let carry = section("share = \"rack\"\nstorage = \"on\"").unwrap();
+        assert_eq!((carry.sharing.share, carry.storage), (Share::Rack, ReadDisks::On));
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
             ("throttle = \"on\"", "throttle: `on` is not auto, off"),
             ("throttle-floor = 0", "throttle-floor"),
             ("throttle-floor = 101", "throttle-floor"),
-            ("share = \"rack\"", "host only"),
+            ("storage = \"yes\"", "unknown variant"),
             ("share = \"all\"", "unknown variant"),
             ("manager = \"xen\"", "unknown variant `xen`"),
             ("share-domain = \"a b\"", "share-domain: a sharing domain has"),

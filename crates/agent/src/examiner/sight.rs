@@ -216,6 +216,7 @@ mod tests {
             audit: api::Audit::default(),
             slowing: api::Slowing::default(),
             sharing: api::Sharing::default(),
+            storage: api::ReadDisks::Auto,
             manager: Manager::Libvirt,
         };
         let all = "user = \"root\"\n migration_host=\"127.7.0.2\"\nmigration_address = \

@@ -22,6 +22,7 @@ mod by_lanes;
 mod caller;
 mod collector;
 mod convergence;
+mod from_disks;
 mod hearing;
 mod notice;
 mod opening;
@@ -35,7 +36,7 @@ mod split;
 
 use std::sync::Arc;
 
-use api::{Audit, Bounds, Compress, Outcome, Report, Sharing, Slowing};
+use api::{Audit, Bounds, Compress, FromStorage, Outcome, Report, Sharing, Slowing};
 
 use content::Domain;
 
@@ -62,8 +63,10 @@ pub struct CarryRequest {
     /// How far a VM may be throttled that does not converge. A deadline is none of this,
     /// nor what is done where the floor isn't enough: nothing is.
     pub slowing: Slowing,
-    /// With whom their content is shared: VMs of the destination's host, at most.
+    /// With whom their content is shared.
     pub sharing: Sharing,
+    /// Whether pages are read from disks that both hosts see.
+    pub storage: FromStorage,
     /// What each may use.
     pub bounds: Bounds,
 }
@@ -84,6 +87,7 @@ impl Default for CarryRequest {
             audit: Audit::default(),
             slowing: Slowing::default(),
             sharing: Sharing::default(),
+            storage: FromStorage::default(),
             bounds: Bounds::default(),
         }
     }

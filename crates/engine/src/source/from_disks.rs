@@ -1,18 +1,21 @@
-//! Whether pages may be read from the VM's disks at the destination.
+//! Whether pages may be read from the VM's disks at the destination, and which.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use api::{BitRate, HelperBudget, ReadDisks};
+use api::{BitRate, FromStorage, HelperBudget, ReadDisks};
 use cachemap::Budget;
 use content::Key;
 use dedup::source::{Asking, GuestPageCache, Room, StorageNotes};
 use qemu::disks::Disk;
 use qemu::guest_disks::{self, GuestDisk, Reading};
+use qemu::guest_port::HasGuest;
 use qemu::ram_blocks::RamBlocks;
 use wire::StorageOrder;
 
 use super::phases::connect::Connected;
+use crate::report_builder::ReportBuilder;
+use crate::resources::Pools;
 
 /// Pages that the destination may read from the VM's disks.
 pub(crate) struct FromDisks {
@@ -36,10 +39,7 @@ impl Connected<'_> {
         if self.context.request.storage.read == ReadDisks::Off {
             return None;
         }
-        let report_builder = Arc::clone(&self.context.report_builder);
-        let report = move |note| report_builder.note(note);
-        let notes =
-            Arc::new(StorageNotes::new(self.context.request.storage.read == ReadDisks::On, report));
+        let notes = notes(&self.context.request.storage, &self.context.report_builder);
         let begun = self.try_to_ask(ram, moving, &notes);
         begun.map_err(|why| notes.note(format!("no page is read from storage: {why}"))).ok()
     }
@@ -57,29 +57,71 @@ impl Connected<'_> {
         }
         let machine = &self.context.vm.machine;
         let all = guest_disks::disks(&machine.qmp, Path::new(&self.context.vm.cwd));
-        let mut disks = all.map_err(|error| error.to_string())?;
-        let mut whys = Vec::new();
-        disks.retain(|disk| match unusable(disk, moving) {
-            None => true,
-            Some(why) => {
-                whys.push(format!("{}: {why}", disk.file));
-                false
-            }
-        });
-        if disks.is_empty() {
-            let why =
-                if whys.is_empty() { "it has no virtio disk".to_owned() } else { whys.join("; ") };
-            return Err(why);
+        let all = all.map_err(|error| error.to_string())?;
+        let vm = Asked {
+            vm: Arc::clone(machine) as _,
+            disks: readable(all, moving)?,
+            blocks: ram.reached.iter().map(|block| (block.name.clone(), block.bytes)).collect(),
+        };
+        vm.ask(&self.context.request.storage, &self.pools, notes)
+    }
+}
+
+/// What is said of pages that are not read, if somebody asked for that.
+pub(super) fn notes(
+    storage: &FromStorage,
+    report_builder: &Arc<ReportBuilder>,
+) -> Arc<StorageNotes> {
+    let report_builder = Arc::clone(report_builder);
+    let report = move |note| report_builder.note(note);
+    Arc::new(StorageNotes::new(storage.read == ReadDisks::On, report))
+}
+
+/// Those of a VM's disks that can be read, apart from those that move; or why there is
+/// none.
+pub(super) fn readable(
+    mut disks: Vec<GuestDisk>,
+    moving: &[Disk],
+) -> Result<Vec<GuestDisk>, String> {
+    let mut whys = Vec::new();
+    disks.retain(|disk| match unusable(disk, moving) {
+        None => true,
+        Some(why) => {
+            whys.push(format!("{}: {why}", disk.file));
+            false
         }
+    });
+    match (disks.is_empty(), whys.is_empty()) {
+        (false, _) => Ok(disks),
+        (true, true) => Err("it has no virtio disk".to_owned()),
+        (true, false) => Err(whys.join("; ")),
+    }
+}
+
+/// A VM whose guest is asked.
+pub(super) struct Asked {
+    pub(super) vm: Arc<dyn HasGuest>,
+    pub(super) disks: Vec<GuestDisk>,
+    /// Its RAM, as far as it counts.
+    pub(super) blocks: Vec<(String, u64)>,
+}
+
+impl Asked {
+    /// Begins to ask.
+    pub(super) fn ask(
+        self,
+        storage: &FromStorage,
+        pools: &Pools,
+        notes: &Arc<StorageNotes>,
+    ) -> Result<FromDisks, String> {
+        let Self { vm, disks, blocks } = self;
         let order = StorageOrder {
             devices: disks.iter().map(|disk| disk.device.clone()).collect(),
             secret: secret().map_err(|error| error.to_string())?,
-            bytes_per_s: self.context.request.storage.limit.map(BitRate::bytes_per_s),
+            bytes_per_s: storage.limit.map(BitRate::bytes_per_s),
         };
-        let (budget, share) =
-            (budget(self.context.request.storage.helper), self.context.request.storage.share);
-        let bounds = (budget, Room::beside(self.pools.bound_bytes));
-        let (asking, cached) = Asking::start(machine, disks, ram, bounds, share, notes)
+        let bounds = (budget(storage.helper), Room::beside(pools.bound_bytes));
+        let (asking, cached) = Asking::start(vm, disks, blocks, bounds, storage.share, notes)
             .map_err(|error| error.to_string())?;
         Ok(FromDisks { cached, _asking: asking, order, notes: Arc::clone(notes) })
     }

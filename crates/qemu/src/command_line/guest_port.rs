@@ -63,7 +63,7 @@ pub(super) fn is_ours(option: &str, argument: &str) -> bool {
 }
 
 /// What `-device` says of one property.
-pub(super) fn value(device: &str, key: &str) -> Option<String> {
+pub(crate) fn value(device: &str, key: &str) -> Option<String> {
     if device.trim_start().starts_with('{') {
         let device: Value = serde_json::from_str(device).ok()?;
         return match device.get(key)? {

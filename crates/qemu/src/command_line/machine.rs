@@ -121,7 +121,7 @@ fn size(text: &str) -> Option<u64> {
 }
 
 /// The pieces of `a,b=c`, where `,,` is a comma of a piece's own.
-pub(super) fn pieces(argument: &str) -> Vec<String> {
+pub(crate) fn pieces(argument: &str) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut piece = String::new();
     let mut letters = argument.chars().peekable();

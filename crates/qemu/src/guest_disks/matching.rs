@@ -68,7 +68,7 @@ fn one(device: &Device, disks: &[GuestDisk]) -> Result<usize, Unmatched> {
         return differs(format!("at {address}"), format!("at {}", device.address));
     }
     let sectors = disk.bytes / cachemap::SECTOR_BYTES;
-    if sectors != device.sectors {
+    if sectors != device.sectors && disk.bytes != 0 {
         let shown = |sectors| format!("{sectors} sectors long");
         return differs(shown(sectors), shown(device.sectors));
     }

@@ -61,6 +61,29 @@ pub enum Reading {
     },
 }
 
+impl Reading {
+    /// The files of this host that are read.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        match self {
+            Self::Direct { path, .. } => files.push(path.clone()),
+            Self::ByQemuNbd { image } => named(image, &mut files, 0),
+            Self::Nbd { .. } | Self::No { .. } => {}
+        }
+        files
+    }
+}
+
+fn named(image: &Value, files: &mut Vec<PathBuf>, depth: usize) {
+    let Some(options) = image.as_object().filter(|_| depth < NODES_MAX) else { return };
+    for (key, value) in options {
+        match value.as_str().filter(|_| key == "filename") {
+            Some(file) => files.push(file.into()),
+            None => named(value, files, depth + 1),
+        }
+    }
+}
+
 /// An NBD server, as QEMU reaches it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use qemu::guest_port::{self, GuestError, NoPort, Port};
+use qemu::guest_port::{self, GuestError, HasGuest, NoPort, Port};
 use qemu::machine::{self, By, GuestPort, Start, StartError};
 use qemu::shape;
 

@@ -10,10 +10,7 @@ use cachemap::{Budget, CacheMap, End};
 use parking_lot::Mutex;
 use qemu::guest_disks::{self, GuestDisk};
 use qemu::guest_memory::GuestMemory;
-use qemu::guest_port::{self, Patience};
-use qemu::machine::Machine;
-use qemu::qmp::RunState;
-use qemu::ram_blocks::RamBlocks;
+use qemu::guest_port::{HasGuest, Patience};
 
 use super::GuestPageCache;
 use super::map::{Map, Room, stretches};
@@ -34,28 +31,27 @@ pub struct Asking {
 
 impl Asking {
     /// Asks the helper of this VM where its memory is on `disks`, numbered in this
-    /// order; `ram` is what can be read of it. The answer may cost the guest
-    /// `budget` and us `room`, and of what it says so many percent count.
+    /// order, as far as it is in `blocks`. The answer may cost the guest `budget` and us
+    /// `room`, and of what it says so many percent count.
     ///
     /// # Errors
     /// If the system gives no thread.
     pub fn start(
-        machine: &Arc<Machine>,
+        machine: Arc<dyn HasGuest>,
         disks: Vec<GuestDisk>,
-        ram: &RamBlocks,
+        blocks: Vec<(String, u64)>,
         (budget, room): (Budget, Room),
         percent: Option<u8>,
         notes: &Arc<StorageNotes>,
     ) -> std::io::Result<(Self, Arc<GuestPageCache>)> {
         let (cached, stream) = (Arc::<GuestPageCache>::default(), Arc::<Mutex<_>>::default());
-        let blocks = ram.reached.iter().map(|block| (block.name.clone(), block.bytes)).collect();
         let thread = data_threads::spawn("guest-asked", {
-            let (machine, notes) = (Arc::clone(machine), Arc::clone(notes));
+            let notes = Arc::clone(notes);
             let (cached, stream) = (Arc::clone(&cached), Arc::clone(&stream));
             move || {
-                let asking = Ask { machine: &machine, disks: &disks, blocks, budget, percent };
+                let asking = Ask { machine: &*machine, disks: &disks, blocks, budget, percent };
                 if let Err(why) = asking.ask(room, &stream, &cached, &notes)
-                    && is_here(&machine)
+                    && machine.is_here()
                 {
                     notes.note(cached.without_the_rest(&why));
                 }
@@ -80,15 +76,9 @@ impl Drop for Asking {
     }
 }
 
-/// Whether the VM has not gone. One that has takes its helper with it, which may not
-/// have been through: nothing went wrong.
-fn is_here(machine: &Machine) -> bool {
-    machine.qmp.run_state().is_ok_and(|state| state != RunState::PostMigrate)
-}
-
 /// What is asked, and of whom.
 struct Ask<'a> {
-    machine: &'a Machine,
+    machine: &'a dyn HasGuest,
     disks: &'a [GuestDisk],
     blocks: Vec<(String, u64)>,
     budget: Budget,
@@ -107,9 +97,9 @@ impl Ask<'_> {
         let said = |error: &dyn std::fmt::Display| error.to_string();
         let port = machine.open_guest_port(TURN_MAX).map_err(|error| said(&error))?;
         *shared.lock() = Some(port.stream.try_clone().map_err(|error| said(&error))?);
-        let limits = guest_port::limits_of(&machine.qmp).map_err(|error| said(&error))?;
-        let known = blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes));
-        let memory = GuestMemory::of(&machine.qmp, known).map_err(|error| said(&error))?;
+        let limits = machine.guest_limits()?;
+        let known: Vec<_> = blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
+        let memory = machine.guest_memory(&known)?;
         let patience = Patience::of(*budget);
         let mut looked_at = 0;
         let mut understood = |part: CacheMap| {

@@ -18,17 +18,20 @@ use std::time::Duration;
 
 use content::Domain;
 use crossbeam_channel::{Receiver, never, select, unbounded};
+use dedup::storage::Disks;
 use placer::Feeder;
 use qemu::commanded::Commanded;
+use qemu::process::ProcessError;
 use qemu::ram_blocks::RamBlocks;
 use wire::carry::{self, Carry};
-use wire::{Announced, Cost, ToDestination, ToSource};
+use wire::{Announced, Cost, StorageOrder, ToDestination, ToSource};
 
 use super::End;
 use super::audit::Auditing;
 use super::connect::{Connected, hex};
 use super::receive::{Opened, Reach, TAIL_BYTES_MAX};
 use super::sharing::{Found, Shares};
+use super::storage::{self, Waiting};
 use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
 use crate::error::LinkError;
@@ -49,6 +52,8 @@ struct Carried<'a> {
     whose: Option<Commanded>,
     /// How its content is shared.
     shares: Option<Shares>,
+    /// Its disks that are read.
+    disks: Option<(Disks, String)>,
     /// What it may be shared with later on, when it runs here.
     domain: Option<Domain>,
     /// To the QEMU's main connection, or whatever waits there.
@@ -93,6 +98,10 @@ enum Next {
     Broken(String),
 }
 
+fn said(error: ProcessError) -> String {
+    error.to_string()
+}
+
 impl Connected<'_> {
     /// Carries what comes to the QEMU that waits here, until either end closes.
     pub(super) fn carry(&self, order: &Carry, place: &mut Place) -> Result<(), End> {
@@ -134,6 +143,7 @@ impl Connected<'_> {
             onward,
             whose,
             shares: agreed.shares,
+            disks: None,
             domain: agreed.domain,
             socket,
             back,
@@ -176,6 +186,9 @@ impl Carried<'_> {
                     }
                     Heard::Message(ToDestination::RelayEnds { bytes }) => {
                         self.by_lanes()?.in_order.ends_at(bytes);
+                    }
+                    Heard::Message(ToDestination::Storage(order)) if self.is_new() => {
+                        self.read_disks(order)?;
                     }
                     Heard::Message(ToDestination::Channels(order)) if self.channels.is_none() => {
                         self.channels = Some(Channels::open(&self.onward, &order)?);
@@ -240,6 +253,22 @@ impl Carried<'_> {
                 .map(Next::Written)
                 .map_err(|_| End::failed("a fault in the agent there: a thread has ended")),
         }
+    }
+
+    /// Has its disks read, as far as the QEMU that waits here has them.
+    fn read_disks(&mut self, order: StorageOrder) -> Result<(), End> {
+        let Connected { shared, lanes, .. } = self.connected;
+        let whose = self.whose.as_ref().ok_or("which process waits for the VM is not known");
+        let whose = whose.map_err(str::to_owned);
+        let waiting = whose.and_then(|whose| Ok((whose, whose.user().map_err(said)?)));
+        let waiting = match waiting {
+            Ok((whose, user)) => Waiting { disks: whose.disks().map_err(said), user: Some(user) },
+            Err(why) => Waiting { disks: Err(why), user: None },
+        };
+        let (disks, notes) = storage::open(waiting, &order, &shared.local, lanes.threads());
+        let read = disks.opened.iter().map(Option::is_some).collect();
+        self.disks = Some((disks, order.secret));
+        self.connected.say(&ToSource::StorageRead { disks: read, notes })
     }
 
     /// The source could send so many of the pages that disks are read for.
@@ -358,7 +387,7 @@ impl Carried<'_> {
         let telling =
             Telling::start(Arc::clone(&connected.lanes), network, Arc::clone(&connected.link));
         let reach = Reach { ram: &ram.reached, feeder: &feeder, audit: self.audit };
-        let found = Found::of(self.shares.clone());
+        let found = Found::of(self.shares.clone(), self.disks.take());
         let opened = connected.open_lanes(&reach, blocks, found)?;
         let _telling = telling.map_err(End::failed)?;
         self.split = Some(Split { feeder, opened, ram, tail: Some(Vec::new()), _telling, pools });
@@ -407,8 +436,13 @@ impl Carried<'_> {
         if let Some(ledger) = placer.ledger() {
             self.connected.audit(ledger, mappings, totals, self.audit)?;
         }
-        if let (Some(shares), Some(by_name)) = (&self.shares, &split.opened.by_name) {
-            shares.sharing.keep(by_name);
+        if let Some(by_name) = &split.opened.by_name {
+            if let Some(shares) = &self.shares {
+                shares.sharing.keep(by_name);
+            }
+            for text in by_name.storage_notes() {
+                self.connected.say(&ToSource::Note { text })?;
+            }
         }
         // No thread writes to the VM's RAM any more when it is loaded.
         self.connected.lanes.end();

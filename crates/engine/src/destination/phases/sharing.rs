@@ -8,12 +8,13 @@ use data_threads::DataThreads;
 use dedup::destination::{Arriving, Blocks, Outbox, Resolving, Sharing};
 use dedup::storage::Disks;
 use placer::Placer;
+use qemu::guest_disks;
 use qemu::machine::Machine;
 use wire::{SharingOrder, StorageOrder};
 
 use super::audit::Auditing;
 use super::connect::Connected;
-use super::storage;
+use super::storage::{self, Waiting};
 
 /// What the VM's content is shared by.
 #[derive(Clone)]
@@ -34,9 +35,9 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Disks are not read.
-    pub(super) fn of(shares: Option<Shares>) -> Self {
-        Self { shares, disks: None }
+    /// By what is shared, and disks with what names their pages if nothing is.
+    pub(super) fn of(shares: Option<Shares>, disks: Option<(Disks, String)>) -> Self {
+        Self { shares, disks }
     }
 
     /// The stage that finds them, and what it tells the source. None if no page comes
@@ -133,11 +134,16 @@ impl Connected<'_> {
     ) -> Told {
         let sharing = shares.is_some();
         let Some(wanted) = from_disks else {
-            let found = Found::of(shares);
+            let found = Found::of(shares, None);
             return Told { found, sharing, note, ..Told::default() };
         };
+        let disks = guest_disks::disks(&machine.qmp, &machine.cwd);
+        let waiting = Waiting {
+            disks: disks.map_err(|error| error.to_string()),
+            user: self.shared.local.programs.user().cloned(),
+        };
         let (disks, storage_notes) =
-            storage::open(machine, &wanted, &self.shared.local, self.lanes.threads());
+            storage::open(waiting, &wanted, &self.shared.local, self.lanes.threads());
         let storage = disks.opened.iter().map(Option::is_some).collect();
         let found = Found { shares, disks: Some((disks, wanted.secret)) };
         Told { found, sharing, note, storage, storage_notes }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use data_threads::DataThreads;
 use dedup::storage::Disks;
-use qemu::guest_disks::{self, GuestDisk, NbdServer, Reading};
-use qemu::machine::Machine;
+use qemu::guest_disks::{GuestDisk, NbdServer, Reading};
+use rights::User;
 use storage::{Endpoint, Image, Opened, Opening, Pace, Settings};
 use wire::StorageOrder;
 
@@ -14,22 +14,30 @@ use crate::host::Local;
 /// More disks are not read: a VM with more of them is another one's.
 const DISKS_MAX: usize = 64;
 
+/// The QEMU that waits.
+pub(super) struct Waiting {
+    /// Its disks; or why they aren't known.
+    pub(super) disks: Result<Vec<GuestDisk>, String>,
+    /// With whose rights their images are read; none are our own.
+    pub(super) user: Option<User>,
+}
+
 /// Opens the disks of an order, as the QEMU that waits has them. Says of each
 /// that is not read why not.
 pub(super) fn open(
-    machine: &Machine,
+    waiting: Waiting,
     order: &StorageOrder,
     local: &Local,
     threads: &Arc<DataThreads>,
 ) -> (Disks, Vec<String>) {
     let mut notes = Vec::new();
-    let here = guest_disks::disks(&machine.qmp, &machine.cwd).unwrap_or_else(|error| {
+    let here = waiting.disks.unwrap_or_else(|error| {
         notes.push(format!("no page is read from storage: {error}"));
         Vec::new()
     });
     let mut open = |device: &String| {
         let disk = here.iter().find(|disk| disk.device == *device)?;
-        match open_one(disk, local) {
+        match open_one(disk, local, waiting.user.as_ref()) {
             Ok(opened) => {
                 if opened.cached {
                     let file = &disk.file;
@@ -50,7 +58,7 @@ pub(super) fn open(
     (Disks { opened, settings }, notes)
 }
 
-fn open_one(disk: &GuestDisk, local: &Local) -> Result<Opened, String> {
+fn open_one(disk: &GuestDisk, local: &Local, user: Option<&User>) -> Result<Opened, String> {
     let image = match &disk.reading {
         Reading::Direct { path, offset } => {
             Image::Raw { path: path.clone(), base: *offset, bytes: Some(disk.bytes) }
@@ -67,7 +75,7 @@ fn open_one(disk: &GuestDisk, local: &Local) -> Result<Opened, String> {
         Reading::No { reason } => return Err(reason.clone()),
     };
     let mut how = Opening::new(&local.scratch);
-    how.user = local.programs.user().cloned();
+    how.user = user.cloned();
     if let Image::Format { .. } = image {
         how.qemu_nbd = local.programs.tool("qemu-nbd", None).map_err(|error| error.to_string())?;
     }

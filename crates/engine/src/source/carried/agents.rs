@@ -11,6 +11,7 @@ use wire::carry::{Carry, Carrying, Target};
 use wire::{Kind, ToDestination, ToSource};
 
 use super::CarryRequest;
+use super::from_disks::Reading;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer};
 use crate::link::{Heard, Link};
@@ -99,12 +100,13 @@ impl Agents {
     }
 
     /// What names pages, if the destination takes names.
-    pub(super) fn naming(&self) -> Option<Arc<Naming>> {
-        let sharing = self.local.sharing.as_ref().filter(|_| self.carrying.sharing)?;
+    pub(super) fn naming(&self, reading: Option<&Reading>) -> Option<Arc<Naming>> {
+        let sharing = self.local.sharing.as_ref().filter(|_| self.carrying.sharing);
+        let shared = sharing.map(|sharing| sharing.key(&self.request.domain()));
         let naming = Naming::new(Plan {
-            key: sharing.key(&self.request.domain()),
-            shares: true,
-            cached: None,
+            shares: shared.is_some(),
+            key: shared.or_else(|| Some(reading?.from.key()))?,
+            cached: reading.map(|it| (Arc::clone(&it.from.cached), it.disks.clone())),
             ram: Arc::default(),
             is_fixed: false,
             waits: if self.carrying.waits { Waits::FirstPass } else { Waits::Never },

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use audit::HandedOver;
 use crossbeam_channel::Sender;
 use data_threads::DataThreads;
-use dedup::source::after;
+use dedup::source::{Naming, after};
 use page::{Batch, PAGE_BYTES};
 use parking_lot::{Condvar, Mutex};
 use tap::{Head, Output, Stopped, Unsplittable};
@@ -33,6 +33,8 @@ pub(super) struct Collector {
     pub(super) passes: Arc<Passes>,
     /// No page may come any more: the destination was told that all are placed.
     pub(super) ram_over: AtomicBool,
+    /// None: no page goes by name.
+    pub(super) naming: Option<Arc<Naming>>,
 }
 
 /// What comes after the pages that go by lanes. While the destination compares those it
@@ -127,6 +129,9 @@ impl Output for Collector {
         let announced =
             |block: &tap::Block| Announced { name: block.name.clone(), bytes: block.bytes };
         let blocks: Vec<Announced> = head.blocks.iter().map(announced).collect();
+        if let Some(naming) = &self.naming {
+            naming.announce(&blocks);
+        }
         if let Some(deltas) = self.lanes.deltas() {
             deltas.announce(&blocks);
         }

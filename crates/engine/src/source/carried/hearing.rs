@@ -43,6 +43,7 @@ impl Running<'_> {
             }
             Heard::Message(ToSource::Cost(cost)) => {
                 self.report_builder.took_there(&cost);
+                self.is_accounted = true;
                 Ok(())
             }
             Heard::Message(ToSource::Refused { reason }) => {

@@ -4,7 +4,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ::audit::{HandedOver, NotKept};
 use api::{Audited, Phase};
@@ -17,11 +17,13 @@ use wire::ToDestination;
 use super::caller::CLOSING_MAX;
 use super::collector::Tail;
 use super::convergence::Convergence;
+use super::from_disks::Reading;
 use super::notice::Notice;
 use super::passes::Passes;
 use super::split::Split;
 use super::{process, sampler};
 use crate::error::MigrationError;
+use crate::link::Heard;
 use crate::report_builder::ReportBuilder;
 use crate::resources::Pools;
 use crate::source::context::{no_thread, sched_params};
@@ -30,6 +32,9 @@ use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::{self, Lanes};
 use crate::source::phases::audit::Comparison;
+
+/// A QEMU that has loaded its VM closes at once.
+const REST_MAX: Duration = Duration::from_secs(1);
 
 /// What there is while pages come.
 pub(super) struct Running<'r> {
@@ -50,9 +55,13 @@ pub(super) struct Running<'r> {
     pub(super) tap: tap::Stopper,
     pub(super) pacing: Pacing,
     pub(super) answers: Follower,
+    /// The destination has said what it took there.
+    pub(super) is_accounted: bool,
     /// When RAM ended.
     pub(super) stopped: Option<Instant>,
     pub(super) pools: Pools,
+    /// Until its end.
+    pub(super) _reading: Option<Reading>,
 }
 
 impl Running<'_> {
@@ -87,7 +96,10 @@ impl Running<'_> {
                     Err(_) => return Err(self.split.agents.lost("the connection has ended".to_owned())),
                 },
                 recv(self.notices.1) -> notice => match notice {
-                    Ok(Notice::Ended(ended)) => return self.ended(ended),
+                    Ok(Notice::Ended(ended)) => {
+                        self.ended(ended)?;
+                        return self.hear_the_rest();
+                    }
                     Ok(notice) => self.notice(notice)?,
                     Err(_) => unreachable!("this struct holds a sender"),
                 },
@@ -182,6 +194,21 @@ impl Running<'_> {
              has failed"
                 .to_owned(),
         ))
+    }
+
+    /// What the destination says when its QEMU has closed, too. The VM is its own by now.
+    fn hear_the_rest(&mut self) -> Result<(), MigrationError> {
+        let until = Instant::now() + REST_MAX;
+        while !self.is_accounted
+            && let Ok(heard) = self.split.agents.hear.recv_deadline(until)
+        {
+            let is_gone = matches!(heard, Heard::Gone(_));
+            self.hear(heard)?;
+            if is_gone {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn wait_closed(&self) -> Result<(), MigrationError> {

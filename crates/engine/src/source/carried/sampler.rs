@@ -49,6 +49,10 @@ impl Sampling {
     fn sample(&mut self) {
         let Some(window) = self.deliveries.look() else { return };
         self.look_for_first_pass();
+        let Watched { stage, state, .. } = &self.watched;
+        if let (Some(stage), Some(rate)) = (stage, state.bodies_per_s()) {
+            stage.naming().set_bodies_per_s(rate);
+        }
         self.watched.state.adjust_pool();
         let come = self.converge();
         self.show(&window, &come);

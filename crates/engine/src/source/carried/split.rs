@@ -80,7 +80,8 @@ impl Split {
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
         let lanes = Arc::new(Lanes::new(self.agents.lanes_plan()?, Some(Arc::clone(&threads))));
-        let naming = self.agents.naming();
+        let reading = self.read_disks(&pools, report_builder)?;
+        let naming = self.agents.naming(reading.as_ref());
         let stage = |naming| Arc::new(Stage::new(Arc::clone(naming), Arc::clone(lanes.queue())));
         let stage = naming.as_ref().map(stage);
         lanes::start(&lanes, stage.as_ref(), &self.agents.link)
@@ -104,6 +105,7 @@ impl Split {
             tail: Arc::clone(&tail),
             passes: Arc::clone(&passes),
             ram_over: AtomicBool::new(false),
+            naming,
         });
         let main = self.caller.main().try_clone();
         let main = main.map_err(|error| local_error("keeping QEMU's connection", error))?;
@@ -144,8 +146,10 @@ impl Split {
             tap: stopper,
             pacing,
             answers: Follower::default(),
+            is_accounted: false,
             stopped: None,
             pools,
+            _reading: reading,
         })
     }
 }

@@ -1,0 +1,82 @@
+//! Whether pages may be read from the disks of a VM that somebody else commands. QEMU is
+//! asked nothing: its command line says what it has.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::ReadDisks;
+use qemu::commanded::Commanded;
+use qemu::guest_port::NoPort;
+use wire::{ToDestination, ToSource};
+
+use super::process;
+use super::split::Split;
+use crate::error::MigrationError;
+use crate::link::Heard;
+use crate::report_builder::ReportBuilder;
+use crate::resources::Pools;
+use crate::source::from_disks::{Asked, FromDisks, notes, readable};
+
+/// The destination opens images in that time, or says why not.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// What is read of disks at the destination.
+pub(super) struct Reading {
+    pub(super) from: FromDisks,
+    /// Which disks, by their numbers.
+    pub(super) disks: Vec<bool>,
+}
+
+impl Split {
+    /// Has the helper in the guest asked, and the destination open its disks. None, and a
+    /// note if somebody cares, if that can't be.
+    pub(super) fn read_disks(
+        &self,
+        pools: &Pools,
+        report_builder: &Arc<ReportBuilder>,
+    ) -> Result<Option<Reading>, MigrationError> {
+        let storage = &self.agents.request.storage;
+        if storage.read == ReadDisks::Off {
+            return Ok(None);
+        }
+        let notes = notes(storage, report_builder);
+        let begun = self.vm().and_then(|vm| vm.ask(storage, pools, &notes));
+        let from = match begun {
+            Ok(from) => from,
+            Err(why) => {
+                notes.note(format!("no page is read from storage: {why}"));
+                return Ok(None);
+            }
+        };
+        self.agents.say(&ToDestination::Storage(from.order.clone()))?;
+        let (disks, more) = match self.agents.hear.recv_timeout(ANSWER_MAX) {
+            Ok(Heard::Message(ToSource::StorageRead { disks, notes })) => (disks, notes),
+            Ok(Heard::Message(ToSource::Refused { reason })) => {
+                let (host, reason) =
+                    (self.agents.peer.name.clone(), switchover::Reason::new(reason).into());
+                return Err(MigrationError::DestinationFailed { host, reason });
+            }
+            Ok(Heard::Gone(error)) => return Err(self.agents.lost(error.to_string())),
+            Ok(_) => return Err(self.agents.lost("it sent a message out of turn".to_owned())),
+            Err(_) => {
+                let why = "it did not say in time which disks it reads".to_owned();
+                return Err(self.agents.lost(why));
+            }
+        };
+        more.into_iter().for_each(|note| notes.note(note));
+        Ok(disks.contains(&true).then_some(Reading { from, disks }))
+    }
+
+    /// The VM, as far as its guest can be asked.
+    fn vm(&self) -> Result<Asked, String> {
+        let qemu = process::of(self.caller.main())?;
+        let vm = Commanded::of_process(qemu.pid).map_err(|error| error.to_string())?;
+        vm.guest_port().map_err(|why: NoPort| why.to_string())?;
+        if !self.agents.carrying.waits {
+            return Err("the agent at the destination is older".to_owned());
+        }
+        let disks = vm.disks().map_err(|error| error.to_string())?;
+        let blocks = vm.memory()?.blocks;
+        Ok(Asked { vm: Arc::new(vm), disks: readable(disks, &[])?, blocks })
+    }
+}

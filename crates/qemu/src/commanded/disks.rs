@@ -1,0 +1,362 @@
+//! The disks that a command line makes, as far as their images are files that its QEMU
+//! has open. What was plugged in, or put in front of an image, since then is not seen:
+//! what is read is verified by its hash.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata};
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use super::words::{Argument, Words};
+use crate::guest_disks::{BACKEND, GuestDisk, Plugged, Said};
+
+/// Roles in which one node is below another.
+const ROLES: [&str; 3] = ["file", "backing", "data-file"];
+/// What of a node's options says only how it is used.
+const USES: [&str; 10] = [
+    "driver",
+    "node-name",
+    "read-only",
+    "auto-read-only",
+    "discard",
+    "detect-zeroes",
+    "cache",
+    "aio",
+    "force-share",
+    "locking",
+];
+/// A tree of more nodes is a loop.
+const DEPTH_MAX: u32 = 64;
+const SECTOR_BYTES: u64 = 512;
+const QCOW2: [u8; 4] = *b"QFI\xfb";
+
+/// Files that a process has open, by their names.
+#[derive(Debug, Default)]
+pub(super) struct OpenFiles(BTreeMap<PathBuf, PathBuf>);
+
+impl OpenFiles {
+    pub(super) fn of(pid: u32) -> Self {
+        let all = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let named = |one: fs::DirEntry| {
+            let name = fs::read_link(one.path()).ok()?;
+            name.is_absolute().then(|| (name, one.path()))
+        };
+        Self(all.filter_map(named).collect())
+    }
+
+    /// The file that it has open by this name.
+    fn get(&self, name: &Path) -> Option<&PathBuf> {
+        self.0.get(name)
+    }
+
+    /// Whether what has this name here is what it has open by it.
+    pub(super) fn has(&self, name: &Path) -> bool {
+        let theirs = self.get(name).and_then(|open| fs::metadata(open).ok());
+        let ours = fs::metadata(name).ok();
+        let which = |data: &Metadata| (data.dev(), data.ino(), data.rdev());
+        theirs.zip(ours).is_some_and(|(theirs, ours)| which(&theirs) == which(&ours))
+    }
+}
+
+/// Those that a QEMU has whose relative paths are meant from `cwd`.
+pub(super) fn of(words: Words<'_>, cwd: &Path, open: &OpenFiles) -> Vec<GuestDisk> {
+    let mut nodes = Nodes { cwd, open, all: BTreeMap::new(), edges: Vec::new() };
+    for one in words.all("blockdev").filter_map(Argument::json) {
+        nodes.add(one["node-name"].as_str().unwrap_or_default(), &one, 0);
+    }
+    for (id, node) in words.all("drive").filter_map(drive) {
+        nodes.add(&id, &node, 0);
+    }
+    let sizes: Vec<(String, u64)> =
+        nodes.all.keys().map(|name| (name.clone(), nodes.bytes(name, 0))).collect();
+    let (devices, drives) = plugged(words);
+    let (nodes, graph) = nodes.said(&sizes);
+    let said = Said { drives: drives.into(), nodes, graph, pci: bridges(words), devices };
+    let mut disks = said.disks(cwd);
+    // Where its bridges are is not said; with a serial number that does not matter.
+    disks.iter_mut().filter(|disk| !disk.serial.is_empty()).for_each(|disk| disk.address = None);
+    disks
+}
+
+/// Block nodes by name.
+struct Nodes<'o> {
+    cwd: &'o Path,
+    open: &'o OpenFiles,
+    all: BTreeMap<String, Map<String, Value>>,
+    /// Parent, role, child.
+    edges: Vec<(String, &'static str, String)>,
+}
+
+impl Nodes<'_> {
+    fn add(&mut self, name: &str, options: &Value, depth: u32) {
+        let Some(mut options) = options.as_object().cloned() else { return };
+        if name.is_empty() || depth > DEPTH_MAX {
+            return;
+        }
+        for role in ROLES {
+            match options.remove(role) {
+                Some(Value::String(below)) => self.edges.push((name.to_owned(), role, below)),
+                Some(below @ Value::Object(_)) => {
+                    let own = below["node-name"].as_str().map(str::to_owned);
+                    let own = own.unwrap_or_else(|| format!("{name}/{role}"));
+                    self.add(&own, &below, depth + 1);
+                    self.edges.push((name.to_owned(), role, own));
+                }
+                _ => {}
+            }
+        }
+        self.all.insert(name.to_owned(), options);
+    }
+
+    fn below(&self, name: &str) -> Option<&str> {
+        let is_it = |edge: &&(String, &str, String)| edge.0 == name && edge.1 == "file";
+        self.edges.iter().find(is_it).map(|(_, _, child)| child.as_str())
+    }
+
+    fn file(&self, name: &str) -> Option<&PathBuf> {
+        let named = self.all.get(name)?.get("filename")?.as_str()?;
+        self.open.get(&self.cwd.join(named))
+    }
+
+    /// What is in a node; 0 if that isn't known.
+    fn bytes(&self, name: &str, depth: u32) -> u64 {
+        let Some(options) = self.all.get(name).filter(|_| depth < DEPTH_MAX) else { return 0 };
+        let number = |key: &str| options.get(key).and_then(Value::as_u64);
+        let below = || self.below(name).map_or(0, |below| self.bytes(below, depth + 1));
+        match options.get("driver").and_then(Value::as_str).unwrap_or_default() {
+            "file" | "host_device" => self.file(name).and_then(|file| length(file)).unwrap_or(0),
+            "qcow2" => self.below(name).and_then(|it| qcow2_bytes(self.file(it)?)).unwrap_or(0),
+            "raw" => {
+                let offset = number("offset").unwrap_or(0);
+                number("size").unwrap_or_else(|| below().saturating_sub(offset))
+            }
+            _ => below(),
+        }
+    }
+
+    /// In QEMU's own words: the nodes, and what is below what.
+    fn said(&self, sizes: &[(String, u64)]) -> (Value, Value) {
+        let is_so = |value: Option<&Value>| value.and_then(Value::as_bool).unwrap_or(false);
+        let node = |(name, bytes): &(String, u64)| {
+            let options = self.all.get(name)?;
+            Some(json!({
+                "node-name": name,
+                "drv": options.get("driver"),
+                "file": described(options),
+                "image": { "virtual-size": bytes },
+                "ro": is_so(options.get("read-only")),
+                "cache": { "direct": is_so(options.get("cache").and_then(|it| it.get("direct"))) },
+                "encrypted": options.contains_key("encrypt"),
+            }))
+        };
+        let nodes: Vec<Value> = sizes.iter().filter_map(node).collect();
+        let number = |name: &str| sizes.iter().position(|(other, _)| other == name);
+        let named = |(number, (name, _)): (usize, &(String, u64))| {
+            json!({ "id": number, "type": "block-driver", "name": name })
+        };
+        let edge = |(parent, role, child): &(String, &str, String)| {
+            json!({ "parent": number(parent), "child": number(child), "name": role })
+        };
+        let graph = json!({
+            "nodes": sizes.iter().enumerate().map(named).collect::<Vec<_>>(),
+            "edges": self.edges.iter().map(edge).collect::<Vec<_>>(),
+        });
+        (nodes.into(), graph)
+    }
+}
+
+/// A node's image, as QEMU would name it.
+fn described(options: &Map<String, Value>) -> String {
+    if let Some(named) = options.get("filename").and_then(Value::as_str) {
+        return named.to_owned();
+    }
+    let mut named = options.clone();
+    named.retain(|key, _| !USES.contains(&key.as_str()));
+    if named.is_empty() { String::new() } else { format!("json:{}", Value::Object(named)) }
+}
+
+fn length(file: &Path) -> Option<u64> {
+    let data = fs::metadata(file).ok()?;
+    if data.file_type().is_block_device() {
+        let (major, minor) = (rustix::fs::major(data.rdev()), rustix::fs::minor(data.rdev()));
+        let sectors = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
+        return sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR_BYTES);
+    }
+    Some(data.len())
+}
+
+/// What an image's header says of its disk.
+fn qcow2_bytes(file: &Path) -> Option<u64> {
+    let mut header = [0; 32];
+    File::open(file).ok()?.read_exact(&mut header).ok()?;
+    let size = header[24..].first_chunk()?;
+    (header[..4] == QCOW2).then_some(u64::from_be_bytes(*size))
+}
+
+/// A drive without a device of its own, whose image is a file in a format.
+fn drive(one: Argument<'_>) -> Option<(String, Value)> {
+    let (id, file, format) = (one.get("id")?, one.get("file")?, one.get("format")?);
+    // With a protocol in front of it, it is none.
+    let is_file = one.get("if").as_deref() == Some("none") && !file.contains(':');
+    let node = json!({ "driver": format, "file": { "driver": "file", "filename": file } });
+    is_file.then_some((id, node))
+}
+
+/// Virtio disks, and which node each has.
+fn plugged(words: Words<'_>) -> (Vec<Plugged>, Vec<Value>) {
+    let (mut devices, mut drives) = (Vec::new(), Vec::new());
+    for one in words.all("device") {
+        let driver = one.get("driver").unwrap_or_default();
+        let (Some(id), Some(drive)) = (one.get("id"), one.get("drive")) else { continue };
+        if !driver.starts_with("virtio-blk") {
+            continue;
+        }
+        let path = format!("/machine/peripheral/{id}");
+        let qdev = format!("{path}{BACKEND}");
+        drives.push(json!({ "qdev": qdev, "inserted": { "node-name": drive } }));
+        let bus = one.get("bus").map(|bus| match bus.as_str() {
+            "pci.0" | "pcie.0" => format!("/machine/{bus}"),
+            bridge => format!("/machine/peripheral/{bridge}/{bridge}"),
+        });
+        devices.push(Plugged {
+            path,
+            serial: one.get("serial").unwrap_or_default(),
+            devfn: one.get("addr").as_deref().and_then(devfn),
+            bus: bus.unwrap_or_default(),
+        });
+    }
+    (devices, drives)
+}
+
+/// Bridges of the first bus, with the numbers that firmware gives to what is below: one
+/// after the other, as none of them has more below.
+fn bridges(words: Words<'_>) -> Value {
+    let is_bridge = |one: &Argument<'_>| {
+        let driver = one.get("driver").unwrap_or_default();
+        driver == "pcie-root-port" || driver == "ioh3420"
+    };
+    let mut bridges: Vec<(u64, String)> = words
+        .all("device")
+        .filter(is_bridge)
+        .filter(|one| one.get("bus").is_none_or(|bus| bus == "pcie.0"))
+        .filter_map(|one| Some((devfn(&one.get("addr")?)?, one.get("id")?)))
+        .collect();
+    bridges.sort();
+    let bridge = |(number, (_, id)): (u32, &(u64, String))| {
+        json!({ "qdev_id": id, "pci_bridge": { "bus": { "secondary": number } } })
+    };
+    json!([{ "devices": (1..).zip(&bridges).map(bridge).collect::<Vec<_>>() }])
+}
+
+/// Slot and function of `0x2.0x1`.
+fn devfn(address: &str) -> Option<u64> {
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    };
+    let (slot, function) = address.split_once('.').unwrap_or((address, "0"));
+    let (slot, function) = (number(slot)?, number(function)?);
+    (slot < 32 && function < 8).then_some(slot << 3 | function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest_disks::Reading;
+
+    /// As libvirt 9.0 starts a VM, and as people do.
+    fn line(dir: &Path) -> Vec<String> {
+        let at = |name: &str| dir.join(name).display().to_string();
+        let json = |value: Value| value.to_string();
+        let mut words = vec!["qemu-system-x86_64".to_owned()];
+        let mut add = |option: &str, value: String| words.extend([option.to_owned(), value]);
+        for (port, addr) in [("pci.1", "0x2"), ("pci.2", "0x2.0x1"), ("pci.3", "0x3")] {
+            let port = json!({ "driver": "pcie-root-port", "id": port, "bus": "pcie.0",
+                "addr": addr });
+            add("-device", json(port));
+        }
+        add("-blockdev", json(json!({ "driver": "file", "filename": at("base.qcow2"),
+            "node-name": "libvirt-3-storage", "auto-read-only": true, "discard": "unmap" })));
+        add("-blockdev", json(json!({ "node-name": "libvirt-3-format", "read-only": true,
+            "driver": "qcow2", "file": "libvirt-3-storage", "backing": null })));
+        add("-blockdev", json(json!({ "driver": "file", "filename": at("a.qcow2"),
+            "node-name": "libvirt-2-storage", "cache": { "direct": true } })));
+        add("-blockdev", json(json!({ "node-name": "libvirt-2-format", "read-only": false,
+            "cache": { "direct": true }, "driver": "qcow2", "file": "libvirt-2-storage",
+            "backing": "libvirt-3-format" })));
+        add("-device", json(json!({ "driver": "virtio-blk-pci", "bus": "pci.2", "addr": "0x0",
+            "drive": "libvirt-2-format", "id": "virtio-disk0" })));
+        add("-blockdev", json(json!({ "driver": "raw", "node-name": "b", "offset": 512,
+            "file": { "driver": "file", "filename": "b.raw" } })));
+        add("-device", "virtio-blk-pci,drive=b,id=virtio-disk1,serial=files-b".to_owned());
+        add("-blockdev", json(json!({ "driver": "nbd", "node-name": "n", "export": "x",
+            "server": { "type": "unix", "path": "/run/nbd" }, "read-only": false })));
+        add("-device", "virtio-blk-pci,drive=n,id=virtio-disk2,bus=pcie.0,addr=0x5".to_owned());
+        add("-blockdev", json(json!({ "driver": "file", "filename": "gone", "node-name": "g" })));
+        add("-device", "virtio-blk-pci,drive=g,id=virtio-disk3,serial=g".to_owned());
+        add("-drive", format!("file={},format=qcow2,if=none,id=d", at("base.qcow2")));
+        add("-device", "virtio-blk-pci,drive=d,id=virtio-disk4,serial=d".to_owned());
+        add("-drive", "file=rbd:pool/a,format=raw,if=none,id=r".to_owned());
+        add("-device", "virtio-blk-pci,drive=r,id=virtio-disk5".to_owned());
+        // Not to be seen by the guest's helper.
+        add("-device", "scsi-hd,drive=b,id=scsi0".to_owned());
+        words
+    }
+
+    fn qcow2(bytes: u64) -> Vec<u8> {
+        let mut header = vec![0; 512];
+        header[..4].copy_from_slice(&QCOW2);
+        header[24..32].copy_from_slice(&bytes.to_be_bytes());
+        header
+    }
+
+    #[test]
+    fn disks_are_those_whose_images_are_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("base.qcow2"), qcow2(9 << 20)).unwrap();
+        fs::write(at("a.qcow2"), qcow2(10 << 20)).unwrap();
+        fs::write(at("b.raw"), vec![0; 4608]).unwrap();
+        let _open = ["base.qcow2", "a.qcow2", "b.raw"].map(|name| File::open(at(name)).unwrap());
+        let open = OpenFiles::of(std::process::id());
+        let words = line(dir.path());
+        let disks = of(Words(&words), dir.path(), &open);
+        let shown = disks.iter().map(|disk| {
+            let device = disk.device.strip_prefix("/machine/peripheral/").unwrap();
+            (device, disk.serial.as_str(), disk.address.as_deref(), disk.bytes, disk.direct)
+        });
+        let expected = [
+            ("virtio-disk0", "", Some("0000:02:00.0"), 10 << 20, true),
+            ("virtio-disk1", "files-b", None, 4096, false),
+            ("virtio-disk2", "", Some("0000:00:05.0"), 0, false),
+            ("virtio-disk3", "g", None, 0, false),
+            ("virtio-disk4", "d", None, 9 << 20, false),
+        ];
+        assert_eq!(shown.collect::<Vec<_>>(), expected);
+        let Reading::ByQemuNbd { image } = &disks[0].reading else { panic!("{disks:#?}") };
+        assert_eq!(image["file"]["filename"], at("a.qcow2").display().to_string());
+        assert_eq!(image["backing"]["driver"], "qcow2", "{image}");
+        let direct = Reading::Direct { path: at("b.raw"), offset: 512 };
+        assert_eq!(disks[1].reading, direct);
+        assert!(matches!(&disks[2].reading, Reading::Nbd { export, .. } if export == "x"));
+        // By its name alone it may be any file of the host's.
+        assert!(open.has(&at("a.qcow2")) && !open.has(&at("gone")));
+        fs::rename(at("b.raw"), at("a.qcow2")).unwrap();
+        assert!(!open.has(&at("a.qcow2")), "another file has the name now");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_words_are_a_command_line(words: Vec<String>, more in ".*") {
+            let mut words = words;
+            for option in ["-blockdev", "-device", "-object", "-numa", "-m", "-machine"] {
+                words.extend([option.to_owned(), more.clone()]);
+            }
+            let _ = of(Words(&words), Path::new("/srv"), &OpenFiles::default());
+            let _ = super::super::memory::of(Words(&words));
+        }
+    }
+}

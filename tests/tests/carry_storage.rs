@@ -1,0 +1,78 @@
+//! What a VM of somebody else's has cached of disks that both hosts see: read there, if
+//! its guest has the helper.
+
+use std::time::Duration;
+
+use api::{Audited, Report};
+use end_to_end::commander::Commander;
+use end_to_end::files::{assert_files, cached_pages, small, with_files};
+use end_to_end::{Side, World, own_qmp_argument, until};
+use lab::hosts::{Link, RUN_DIR};
+use lab::setup;
+use qemu::guest_port;
+
+const NAME: &str = "web1";
+const PAGE_BYTES: u64 = 4096;
+
+/// A guest with files and a port for its helper, as its owner gave it.
+fn commander(carry: &str) -> Commander {
+    let world = World::new(Link::one(200));
+    let mut spec = small(with_files(&world));
+    // A commander has its own.
+    let own = own_qmp_argument(NAME);
+    spec.extra.retain(|word| !own.contains(word));
+    let socket = format!("socket,id=helper,path={RUN_DIR}/{NAME}.helper,server=on,wait=off");
+    let port = "virtserialport,id=port,chardev=helper,name=org.droveway.guest.0";
+    for (option, value) in
+        [("-chardev", socket.as_str()), ("-device", "virtio-serial-pci"), ("-device", port)]
+    {
+        spec.extra.extend([option, value].map(str::to_owned));
+    }
+    // Elsewhere a device without an id has another name.
+    spec.extra.iter_mut().for_each(|word| {
+        if let Some(serial) = word.split_once(",serial=").map(|(_, serial)| serial.to_owned()) {
+            *word += &format!(",id={serial}-disk");
+        }
+    });
+    Commander::with(world, spec, &setup::ensure().unwrap().qemu, ["", carry])
+}
+
+/// It begins when it has the time.
+fn wait_helper(world: &World, side: Side) {
+    let socket = world.host(side).run_dir.join(format!("{NAME}.helper"));
+    until("the guest's helper answers", || {
+        let stream = guest_port::connect(&socket);
+        stream.and_then(|stream| guest_port::greet(&stream, Duration::from_secs(3))).is_ok()
+    });
+}
+
+fn assert_read(report: &Report, cached: u64) {
+    let Report { stored_bytes, named_bytes, notes, .. } = report;
+    println!("{stored_bytes} from disks, {named_bytes} by name of {cached}: {notes:?}");
+    assert!(*stored_bytes >= cached / 4, "{report:#?}");
+    assert!(matches!(report.audit, Audited::Same { .. }), "{:?}", report.audit);
+}
+
+/// There and back, by both kinds of stream. Nothing is shared, so that only what disks
+/// have goes by name.
+#[test]
+fn what_its_disks_have_is_read_there() {
+    let mut commander = commander("share = \"off\"\nstorage = \"on\"");
+    let cached = cached_pages(&commander.guest) * PAGE_BYTES;
+    for (from, channels) in [(Side::A, 4), (Side::B, 0)] {
+        wait_helper(&commander.world, from);
+        let way = commander.way(from, false, channels);
+        let report = commander.migrate(from, &way);
+        assert_read(&report, cached);
+        assert_files(&commander.guest);
+    }
+}
+
+#[test]
+fn a_guest_whose_disks_are_not_to_be_read_is_not_asked() {
+    let mut commander = commander("storage = \"off\"");
+    let way = commander.way(Side::A, false, 4);
+    let report = commander.migrate(Side::A, &way);
+    assert_eq!(report.stored_bytes, 0, "{report:#?}");
+    assert_files(&commander.guest);
+}
