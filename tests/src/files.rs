@@ -13,7 +13,7 @@ use api::GuestHelper;
 use cachemap::{Budget, CacheMap, PAGE_BYTES, Run};
 use lab::guest::{Guest, GuestSpec};
 use lab::hosts::RUN_DIR;
-use lab::setup;
+use lab::setup::{self, Kit};
 use qemu::guest_port::{self, GuestError, Patience};
 
 use crate::memory::guest_ram;
@@ -90,6 +90,18 @@ fn make_xfs(path: &Path) {
     fs::remove_file(&whole).unwrap();
 }
 
+/// Images of disks that a guest with files fills, in this directory.
+///
+/// # Panics
+/// If they can't be made.
+#[must_use]
+pub fn make_images(dir: &Path) -> [PathBuf; 2] {
+    let images = SERIALS.map(|serial| dir.join(format!("{serial}.img")));
+    make_ext4(&images[0]);
+    make_xfs(&images[1]);
+    images
+}
+
 /// A quiet guest that could have a helper at the port that `droveway run` makes,
 /// and has none.
 ///
@@ -101,10 +113,22 @@ pub fn with_port(world: &World) -> GuestSpec {
 }
 
 fn with_port_called(world: &World, name: &str) -> GuestSpec {
+    let mut spec = with_helper(&world.kit, name);
+    spec.orders.files_bytes = 0;
+    spec.extra.extend(own_qmp_argument(&spec.name));
+    spec
+}
+
+/// A quiet guest with a helper, that fills disks with files.
+///
+/// # Panics
+/// If what it boots can't be made.
+#[must_use]
+pub fn with_helper(kit: &Kit, name: &str) -> GuestSpec {
     let mut spec = guest(&format!("{}M", RAM_BYTES / MIB), 0);
     spec.name = name.to_owned();
-    spec.initrd = Some(setup::helper_initrd(&world.kit).unwrap());
-    spec.extra.extend(own_qmp_argument(&spec.name));
+    spec.initrd = Some(setup::helper_initrd(kit).unwrap());
+    spec.orders.files_bytes = FILES_BYTES;
     spec
 }
 

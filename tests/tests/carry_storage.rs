@@ -49,7 +49,8 @@ fn wait_helper(world: &World, side: Side) {
 fn assert_read(report: &Report, cached: u64) {
     let Report { stored_bytes, named_bytes, notes, .. } = report;
     println!("{stored_bytes} from disks, {named_bytes} by name of {cached}: {notes:?}");
-    assert!(*stored_bytes >= cached / 4, "{report:#?}");
+    // The network brings as much of it as it can.
+    assert!(*stored_bytes >= cached / 10, "{report:#?}");
     assert!(matches!(report.audit, Audited::Same { .. }), "{:?}", report.audit);
 }
 

@@ -37,6 +37,7 @@ mod libvirt_dist;
 mod libvirt_faults;
 mod libvirt_native;
 mod libvirt_setup;
+mod libvirt_storage;
 mod managers;
 mod memory;
 mod moves;

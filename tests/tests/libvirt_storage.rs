@@ -1,0 +1,45 @@
+//! What a VM of libvirt's has cached of disks that both hosts see, with the channel that its
+//! administrator gave it for the helper.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
+use end_to_end::files::{assert_cached_files, make_images, small, with_helper};
+use end_to_end::libvirt::carried::Carried;
+use end_to_end::{MIB, Side, until};
+use lab::hosts::Link;
+use lab::libvirt::{Disk, Domain, Migration};
+use qemu::guest_port::{self, PORT_NAME};
+
+const NAME: &str = "web1";
+
+/// There and back, by both kinds of stream. The disks have no serial numbers: where they
+/// are on the bus is known by what firmware makes of libvirt's bridges.
+#[test]
+fn what_its_disks_have_is_read_there() {
+    let carried = Carried::new(Link::one(200));
+    let world = &carried.world;
+    let shared = tempfile::tempdir().unwrap();
+    fs::set_permissions(shared.path(), Permissions::from_mode(0o755)).unwrap();
+    let mut domain = Domain::new(small(with_helper(&world.kit, NAME)));
+    domain.disks = make_images(shared.path())
+        .map(|image| Disk { path: image.display().to_string(), format: "raw" })
+        .into();
+    domain.channels.push(PORT_NAME.to_owned());
+    let guest = world.start(&domain, &world.qemus().pop().unwrap());
+    for (from, parallel) in [(Side::A, Some(4)), (Side::B, None)] {
+        let socket = world.host(from).run_dir.join(format!("{NAME}.{PORT_NAME}"));
+        until("the guest's helper answers", || {
+            let stream = guest_port::connect(&socket);
+            stream
+                .and_then(|stream| guest_port::greet(&stream, std::time::Duration::from_secs(3)))
+                .is_ok()
+        });
+        let more = vec!["--unsafe".to_owned()];
+        carried.migrate(&guest, from, &Migration { parallel, more, ..Migration::default() });
+        let report = carried.report(from);
+        println!("{} from disks, {} by name", report.stored_bytes, report.named_bytes);
+        assert!(report.stored_bytes >= 2 * MIB, "{report:#?}");
+        assert_cached_files(&guest);
+    }
+}
