@@ -156,6 +156,9 @@ bench-storage: toolchain
 .PHONY: bench-large
 bench-large: bench-large-memfd bench-large-memfd-hint bench-large-anonymous bench-large-anonymous-hint
 
+.PHONY: bench-libvirt
+bench-libvirt: bench-libvirt-idle bench-libvirt-nics bench-libvirt-busy bench-libvirt-twins bench-libvirt-unshaped bench-libvirt-disk bench-libvirt-tls
+
 bench-%: build
 	@$(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
 

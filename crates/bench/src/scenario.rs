@@ -66,7 +66,8 @@ impl Scenario {
         if self.libvirt {
             let encrypted = self.modes.contains(&Mode::MultifdTls);
             let ways = if encrypted { Way::ENCRYPTED } else { Way::PLAIN };
-            return ways.map(|way| Box::new(Virsh::new(way)) as Box<dyn Contender>).into();
+            let virsh = if self.name == LIBVIRT_TWINS { Virsh::of_twins } else { Virsh::new };
+            return ways.map(|way| Box::new(virsh(way)) as Box<dyn Contender>).into();
         }
         let qemu = self.modes.iter().map(|mode| Box::new(Qemu::new(*mode)) as Box<dyn Contender>);
         let ours = self.ours.iter().cloned();
@@ -160,7 +161,39 @@ fn libvirts() -> Vec<Scenario> {
         let scenario = all.into_iter().find(|one| one.name == base)?;
         Some(Scenario { name, libvirt: true, ..scenario })
     };
-    named.into_iter().filter_map(of).collect()
+    named.into_iter().filter_map(of).chain([libvirt_twins()]).collect()
+}
+
+/// Two VMs of libvirt's that are moved at the same time.
+const LIBVIRT_TWINS: &str = "libvirt-twins";
+
+fn libvirt_twins() -> Scenario {
+    let orders = Orders {
+        common_seed: 7,
+        common_bytes: 160 * MIB,
+        random_bytes: 32 * MIB,
+        working_set_bytes: 32 * MIB,
+        rate: 2 * MB,
+        seed: 1,
+        ..Orders::default()
+    };
+    Scenario {
+        name: LIBVIRT_TWINS,
+        about: "two VMs of 512 MiB at a time, 160 MiB in common and 64 MiB of their own, one link \
+                of 1 Gbit/s",
+        guest: GuestSpec::new("bench", "512M", orders),
+        disk: None,
+        neighbour: None,
+        link: Link::one(1000),
+        goal: Duration::from_millis(300),
+        timeout: Duration::from_secs(90),
+        modes: &[],
+        ours: Vec::new(),
+        plain_tcp: false,
+        slowing: None,
+        served: false,
+        libvirt: true,
+    }
 }
 
 /// Those that move a VM's memory only.

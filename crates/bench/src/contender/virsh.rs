@@ -21,6 +21,8 @@ const CONNECTIONS: u8 = 4;
 /// What libvirt does before and after QEMU migrates: under TCG it asks each QEMU that it
 /// starts what that can do.
 const AROUND: Duration = Duration::from_secs(30);
+/// A guest that moved is heard again.
+const HEARD_MAX: Duration = Duration::from_secs(20);
 
 /// A way of libvirt's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,9 @@ impl Way {
 /// A libvirtd on each host, and a guest as its domain.
 pub struct Virsh {
     way: Way,
+    /// A second VM moves at the same time.
+    has_twin: bool,
+    twin: Option<Guest>,
     name: Option<String>,
     agents: Vec<Agent>,
     daemons: Vec<Libvirtd>,
@@ -64,7 +69,33 @@ impl Virsh {
     /// In this way.
     #[must_use]
     pub fn new(way: Way) -> Self {
-        Self { way, name: None, agents: Vec::new(), daemons: Vec::new(), report: None }
+        Self {
+            way,
+            has_twin: false,
+            twin: None,
+            name: None,
+            agents: Vec::new(),
+            daemons: Vec::new(),
+            report: None,
+        }
+    }
+
+    /// The same with two VMs at a time, with content of their own and what they have in
+    /// common.
+    #[must_use]
+    pub fn of_twins(way: Way) -> Self {
+        Self { has_twin: true, ..Self::new(way) }
+    }
+
+    /// The other one has come, and is what it was.
+    fn check_twin(&self) -> Result<()> {
+        let Some(twin) = &self.twin else { return Ok(()) };
+        twin.wait_beat(HEARD_MAX)?;
+        let checked = twin.check()?;
+        if checked.wrong > 0 || checked.pages == 0 {
+            return Err(self.failed(format!("the second VM: {checked:?}")));
+        }
+        Ok(())
     }
 
     fn failed(&self, reason: impl Into<String>) -> LabError {
@@ -110,7 +141,15 @@ impl Contender for Virsh {
         let qemu = Qemu { program: kit.qemu.clone(), version: kit.qemu_version };
         self.name = Some(spec.name.clone());
         domain.bring(&hosts.b, kit)?;
-        domain.start(&self.daemons[0], &hosts.a, kit, &qemu)
+        let guest = domain.start(&self.daemons[0], &hosts.a, kit, &qemu)?;
+        if self.has_twin {
+            let mut twin = Domain::new(spec.clone());
+            twin.guest.name += "-twin";
+            twin.guest.orders.seed += 1;
+            twin.bring(&hosts.b, kit)?;
+            self.twin = Some(twin.start(&self.daemons[0], &hosts.a, kit, &qemu)?);
+        }
+        Ok(guest)
     }
 
     fn migrate(&mut self, ground: &Ground<'_>) -> Result<Moved> {
@@ -126,12 +165,21 @@ impl Contender for Virsh {
         };
         let how = Migration { parallel, copy_storage, more, ..Migration::default() };
         let asked = Instant::now();
-        let migrating = how.begin(&name, here, &ground.hosts.a, there)?;
-        let ended = migrating.wait(ground.timeout + AROUND)?;
-        self.report = self.ask_agent(ground);
-        if !ended.success {
-            return Err(self.failed(ended.said));
+        let mut all = Vec::new();
+        if let Some(twin) = &self.twin {
+            twin.expect_on(&ground.hosts.b)?;
+            all.push(how.begin(&twin.spec.name, here, &ground.hosts.a, there)?);
         }
+        all.push(how.begin(&name, here, &ground.hosts.a, there)?);
+        for migrating in all {
+            let ended = migrating.wait(ground.timeout + AROUND)?;
+            if !ended.success {
+                return Err(self.failed(ended.said));
+            }
+        }
+        self.report = self.ask_agent(ground);
+        self.check_twin()?;
+        let [here, there] = &self.daemons[..] else { return Err(self.failed("no libvirt")) };
         let last = |log: &str, what: &dyn Fn(&Event) -> bool| {
             events(log).into_iter().rfind(what).map(|event| event.at)
         };
@@ -165,6 +213,7 @@ impl Contender for Virsh {
 
     fn stop(&mut self) {
         // Its QEMU goes with its host.
+        self.twin = None;
         self.agents.clear();
         self.daemons.clear();
     }

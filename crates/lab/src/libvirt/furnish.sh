@@ -69,3 +69,12 @@ id "$user" > /dev/null
 # virt-handler gives sockets to a user of this name.
 grep -q '^qemu:' /etc/passwd ||
     echo "qemu:x:$(id -u "$user"):$(id -g "$user")::/:/usr/sbin/nologin" >> /etc/passwd
+
+# libvirt looks at a QEMU as root, and where its user may not use KVM it takes what it has
+# found for outdated, each time that it needs it: then nobody has KVM here.
+if [ -e /dev/kvm ] && ! setpriv --reuid "$user" --regid "$user" --init-groups test -w /dev/kvm
+then
+    touch /run/no-kvm
+    chmod 0 /run/no-kvm
+    mount -n --bind /run/no-kvm /dev/kvm
+fi
