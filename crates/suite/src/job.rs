@@ -61,7 +61,7 @@ const FILLS: [&str; 9] = [
 
 /// What runs only when it is asked for: real libvirts that probe QEMUs under TCG take
 /// minutes. `make libvirt-test`, `kubevirt-test`, `proxmox-test` and `upgrade-test` do.
-const ASKED: [&str; 10] = [
+const ASKED: [&str; 9] = [
     "end-to-end kubevirt::a_vm_comes_with_its_disk",
     "end-to-end kubevirt::an_agent_that_starts_again",
     "end-to-end libvirt::by_virsh",
@@ -69,7 +69,6 @@ const ASKED: [&str; 10] = [
     "end-to-end libvirt_callers::",
     "end-to-end libvirt_faults::",
     "end-to-end libvirt_native::",
-    "end-to-end libvirt_storage::",
     "end-to-end proxmox::with_openssh",
     "end-to-end upgrade::",
 ];
