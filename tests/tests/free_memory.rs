@@ -1,5 +1,6 @@
 //! Memory that the guest says is free, by a balloon that `droveway run` adds.
 
+use api::{FreeMemory, Prediction};
 use end_to_end::{MIB, Side, World, guest};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
@@ -17,6 +18,12 @@ fn spec() -> GuestSpec {
     spec
 }
 
+fn predicted(world: &World) -> FreeMemory {
+    let told = world.tells(Side::A, &["predict", "web1", "host-b", "--rate", "1G", "--json"]);
+    let predicted: Prediction = serde_json::from_str(&told).unwrap();
+    predicted.free_memory
+}
+
 /// It goes there without, and so it does back. What QEMU has sent before the guest says
 /// that it is free can't be left out any more: on this link that is little, however slow the
 /// guest.
@@ -26,6 +33,8 @@ fn what_a_guest_has_freed_is_left_out() {
     let guest = world.boot_by(&spec(), &world.kit.qemu, &["--free-page-hint"]);
     let shown = world.tells(Side::A, &["show", "web1"]);
     assert!(shown.contains("free-page-hint"), "{shown}");
+    let free = predicted(&world);
+    assert!(free.hinted && free.unused_shared_bytes == 0, "{free:?}");
     for from in [Side::A, Side::B] {
         let report = world.migrate(&guest, from, &[]);
         assert!(report.free_bytes >= FREED / 2, "{} are left out", report.free_bytes);
@@ -40,6 +49,9 @@ fn without_a_balloon_all_is_read() {
     let guest = world.boot(&spec());
     let doctor = world.tells(Side::A, &["doctor"]);
     assert!(doctor.contains("all 1024 MiB of its"), "{doctor}");
+    let free = predicted(&world);
+    assert!(!free.hinted && free.unused_shared_bytes > 200 * MIB, "{free:?}");
+    assert!(free.reading_s > 0.0 && free.unused_shared_bytes < 1024 * MIB, "{free:?}");
     let report = world.migrate(&guest, Side::A, &[]);
     assert!(report.free_bytes < 16 * MIB, "{} are left out", report.free_bytes);
     let mut own = vec!["run", "web2", "--free-page-hint", "--", "qemu-system-x86_64"];

@@ -34,7 +34,7 @@ pub use migration::{
     Compress, Limit, MigrateRequest, MigrationStarted, Outcome, Phase, Progress, TapChoice,
     check_blackout,
 };
-pub use prediction::{Outlook, PredictRequest, Prediction};
+pub use prediction::{FreeMemory, Outlook, PredictRequest, Prediction};
 pub use report::{DiskReport, LaneReport, PhaseTime, Report, Sample, Slowed};
 pub use sharing::{DomainError, Share, Sharing, check_domain};
 pub use slowing::{OnStall, Slowing, SlowingError, Throttle, ThrottleError};

@@ -64,4 +64,22 @@ pub struct Prediction {
     pub lost_s: f64,
     /// If the deadline can't be met: what it takes at least.
     pub misses_deadline_s: Option<f64>,
+    /// Memory that the guest doesn't use.
+    #[serde(default)]
+    pub free_memory: FreeMemory,
+}
+
+/// Memory that a guest doesn't use, as far as it makes a difference.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct FreeMemory {
+    /// Shared memory that was never used, and that QEMU reads nonetheless: it is
+    /// allocated by that.
+    pub unused_shared_bytes: u64,
+    /// What that takes, by how fast this host allocates; part of both outlooks.
+    pub reading_s: f64,
+    /// The guest can tell QEMU what is free (free-page-hint), and that is not sent.
+    pub hinted: bool,
+    /// Whether the guest's kernel clears each page that it allocates, by its helper; then
+    /// it writes to all that it calls free.
+    pub guest_clears: Option<bool>,
 }

@@ -1,5 +1,7 @@
 //! What a migration would take.
 
+mod unused;
+
 use std::fs;
 use std::time::Duration;
 
@@ -52,6 +54,9 @@ pub fn predict(
     let seen = Vm { ram_bytes: used_bytes, working_set_bytes: set };
     let forecast = forecast(&settings, seen, bytes_per_s, dirty, passes);
     let slowed = &forecast.slowed;
+    let free_memory = unused::of(machine);
+    let later =
+        |outlook: Outlook| Outlook { total_s: outlook.total_s + free_memory.reading_s, ..outlook };
     Ok(Prediction {
         vm: vm.name.clone(),
         to: request.to.clone(),
@@ -60,11 +65,12 @@ pub fn predict(
         dirty_bytes_per_s: dirty,
         working_set_bytes: set,
         delivered_bytes_per_s: bytes_per_s,
-        free: outlook(&forecast.free, fixed, settings.goal),
-        slowed: outlook(&slowed.prediction, Duration::ZERO, settings.goal),
+        free: later(outlook(&forecast.free, fixed, settings.goal)),
+        slowed: later(outlook(&slowed.prediction, Duration::ZERO, settings.goal)),
         share: slowed.share,
         lost_s: slowed.work_lost.as_secs_f64(),
         misses_deadline_s: forecast.misses_deadline.map(|least| least.as_secs_f64()),
+        free_memory,
     })
 }
 
@@ -85,8 +91,13 @@ const ROUNDING: f64 = 1.005;
 /// Memory that a process has touched; none if the kernel does not say.
 #[must_use]
 pub fn used(pid: u32) -> Option<u64> {
+    status(pid, "VmRSS:")
+}
+
+/// A size that the kernel says of a process, in bytes.
+fn status(pid: u32, name: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }

@@ -102,10 +102,7 @@ impl GuestMemory {
         Self::in_pieces(&pieces, blocks)
     }
 
-    fn in_pieces<'a>(
-        pieces: &[Piece],
-        blocks: impl IntoIterator<Item = (&'a str, u64)>,
-    ) -> Self {
+    fn in_pieces<'a>(pieces: &[Piece], blocks: impl IntoIterator<Item = (&'a str, u64)>) -> Self {
         let blocks: Vec<(&str, u64)> = blocks.into_iter().collect();
         let mut ranges: Vec<Range> =
             pieces.iter().filter_map(|piece| Range::of(piece, &blocks)).collect();

@@ -38,8 +38,8 @@ mod read;
 pub use batch::{Ack, BatchHeader, FILLS_MAX, Payload, Tables};
 pub use block::{BlockHeader, LaneHeader, SEQUENCES_AHEAD_MAX};
 pub use control::{
-    Announced, AuditOrder, Cost, Frame, FrameHeader, Late, Prepare, Prepared, SharingOrder, StorageOrder,
-    ToDestination, ToSource, read_frame, read_message,
+    Announced, AuditOrder, Cost, Frame, FrameHeader, Late, Prepare, Prepared, SharingOrder,
+    StorageOrder, ToDestination, ToSource, read_frame, read_message,
 };
 pub use error::WireError;
 pub use fetch::{HasHeader, Wants};

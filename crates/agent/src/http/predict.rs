@@ -1,6 +1,6 @@
 //! What a migration would take: `POST /v1/vms/NAME/predict`.
 
-use api::{ErrorCode, PredictRequest, Prediction};
+use api::{ErrorCode, GuestHelper, PredictRequest, Prediction};
 use engine::{Domain, MigrationError, SourceVm};
 
 use super::Api;
@@ -28,11 +28,17 @@ impl Api {
         let machine = vm.machine().ok_or_else(unknown)?;
         let (name, share_domain) = (name.to_owned(), Domain::default());
         let source = SourceVm { name, machine, cwd: String::new(), share_domain };
-        engine::predict(self.examiner.local(), &source, request, wire_bytes_per_s).map_err(
-            |error| match error {
-                MigrationError::VmGone(why) => Denied::Coded(ErrorCode::VmDead, why),
-                error => Denied::Qemu(error.to_string()),
-            },
-        )
+        let predicted = engine::predict(self.examiner.local(), &source, request, wire_bytes_per_s);
+        let mut prediction = predicted.map_err(|error| match error {
+            MigrationError::VmGone(why) => Denied::Coded(ErrorCode::VmDead, why),
+            error => Denied::Qemu(error.to_string()),
+        })?;
+        let free = &mut prediction.free_memory;
+        if (free.hinted || free.unused_shared_bytes > 0)
+            && let Some(GuestHelper::Answers { clears_memory, .. }) = vm.helper()
+        {
+            free.guest_clears = clears_memory;
+        }
+        Ok(prediction)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use api::{BitRate, Outlook, PredictRequest, Prediction};
+use api::{BitRate, FreeMemory, Outlook, PredictRequest, Prediction};
 use clap::Args as ClapArgs;
 use hyper::Method;
 
@@ -11,6 +11,9 @@ use crate::options::SlowingArgs;
 use crate::output::amount;
 use crate::output::print_json;
 use crate::problem::Problem;
+
+/// Less unused memory makes no difference.
+const SHARED_LEAST: u64 = 256 << 20;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct PredictArgs {
@@ -78,7 +81,40 @@ fn sentences(prediction: &Prediction) -> String {
         out +=
             &format!("\nThe deadline can't be met: it takes {} at least.", amount::seconds(least));
     }
-    out
+    out + &free_memory(&prediction.free_memory)
+}
+
+/// What the guest's free memory adds to it, or takes from it.
+fn free_memory(free: &FreeMemory) -> String {
+    let FreeMemory { unused_shared_bytes, reading_s, hinted, guest_clears } = free;
+    let text = match (hinted, guest_clears) {
+        (true, Some(true)) => {
+            "The guest's kernel clears each page to say that it is free, so it takes longer than \
+             this: boot it with init_on_alloc=0, or start the VM without free-page-hint."
+                .to_owned()
+        }
+        (true, Some(false)) => {
+            "Less is sent: the guest says what of it is free (free-page-hint).".to_owned()
+        }
+        (true, None) => "Less is sent if the guest says what of it is free (free-page-hint), and \
+                         more if its kernel has init_on_alloc=1."
+            .to_owned(),
+        (false, _) if *unused_shared_bytes >= SHARED_LEAST => {
+            let advice = match guest_clears {
+                Some(true) => "with --free-page-hint, and init_on_alloc=0 for its guest's kernel",
+                Some(false) => "with --free-page-hint",
+                None => "with --free-page-hint, if its guest's kernel has init_on_alloc=0",
+            };
+            format!(
+                "Some {} of that are for {} of shared memory that the guest never used: QEMU reads \
+                 it, and it stays allocated here. Started {advice} the VM moves without.",
+                amount::seconds(*reading_s),
+                amount::size(*unused_shared_bytes)
+            )
+        }
+        (false, _) => return String::new(),
+    };
+    format!("\n{text}")
 }
 
 fn outlook(outlook: &Outlook, prediction: &Prediction) -> String {
@@ -112,6 +148,7 @@ mod tests {
             share: 0.18,
             lost_s: 6.1,
             misses_deadline_s: None,
+            free_memory: FreeMemory::default(),
         }
     }
 
@@ -125,6 +162,22 @@ mod tests {
              downtime 2.10 s (goal 300 ms).\nThrottled to 18 % of its CPU time: about 21.0 s for \
              500 MiB, downtime 298 ms (goal 300 ms); 6.10 s of its work lost."
         );
+    }
+
+    #[test]
+    fn free_memory_is_told_where_it_makes_a_difference() {
+        let told = |unused_mib: u64, hinted, guest_clears| {
+            let unused_shared_bytes = unused_mib << 20;
+            free_memory(&FreeMemory { unused_shared_bytes, reading_s: 7.5, hinted, guest_clears })
+        };
+        assert_eq!(told(200, false, None), "");
+        let without = told(6000, false, None);
+        assert!(without.contains("7.50 s of that are for 5.86 GiB of shared"), "{without}");
+        assert!(without.contains("if its guest's kernel has init_on_alloc=0"), "{without}");
+        assert!(!told(6000, false, Some(false)).contains("init_on_alloc"));
+        assert!(told(0, true, Some(false)).contains("Less is sent: the guest says"));
+        assert!(told(0, true, Some(true)).contains("takes longer"));
+        assert!(told(0, true, None).contains("and more if"));
     }
 
     #[test]

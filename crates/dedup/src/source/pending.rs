@@ -1,8 +1,8 @@
 //! Pages whose names the destination has, and whose content it waits for from
 //! elsewhere.
 
-use std::collections::{HashMap, HashSet};
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 use page::BATCH_PAGES;
 

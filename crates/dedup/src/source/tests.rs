@@ -98,7 +98,8 @@ impl Source {
         });
         started.unwrap();
         let threads = DataThreads::new(SchedParams::default(), |_| {});
-        let announcer = if of_disks && held { Announcer::start(&stage, &threads).unwrap() } else { None };
+        let announcer =
+            if of_disks && held { Announcer::start(&stage, &threads).unwrap() } else { None };
         Self { ram, naming, stage, lanes, announcer }
     }
 

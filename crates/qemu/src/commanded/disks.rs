@@ -154,12 +154,8 @@ impl Nodes<'_> {
         };
         let nodes: Vec<Value> = sizes.iter().filter_map(node).collect();
         let number = |name: &str| sizes.iter().position(|(other, _)| other == name);
-        let named = |(number, (name, _)): (usize, &(String, u64))| {
-            json!({ "id": number, "type": "block-driver", "name": name })
-        };
-        let edge = |(parent, role, child): &(String, &str, String)| {
-            json!({ "parent": number(parent), "child": number(child), "name": role })
-        };
+        let named = |(number, (name, _)): (usize, &(String, u64))| json!({ "id": number, "type": "block-driver", "name": name });
+        let edge = |(parent, role, child): &(String, &str, String)| json!({ "parent": number(parent), "child": number(child), "name": role });
         let graph = json!({
             "nodes": sizes.iter().enumerate().map(named).collect::<Vec<_>>(),
             "edges": self.edges.iter().map(edge).collect::<Vec<_>>(),
@@ -245,9 +241,7 @@ fn bridges(words: Words<'_>) -> Value {
         .filter_map(|one| Some((devfn(&one.get("addr")?)?, one.get("id")?)))
         .collect();
     bridges.sort();
-    let bridge = |(number, (_, id)): (u32, &(u64, String))| {
-        json!({ "qdev_id": id, "pci_bridge": { "bus": { "secondary": number } } })
-    };
+    let bridge = |(number, (_, id)): (u32, &(u64, String))| json!({ "qdev_id": id, "pci_bridge": { "bus": { "secondary": number } } });
     json!([{ "devices": (1..).zip(&bridges).map(bridge).collect::<Vec<_>>() }])
 }
 
@@ -278,22 +272,43 @@ mod tests {
                 "addr": addr });
             add("-device", json(port));
         }
-        add("-blockdev", json(json!({ "driver": "file", "filename": at("base.qcow2"),
-            "node-name": "libvirt-3-storage", "auto-read-only": true, "discard": "unmap" })));
-        add("-blockdev", json(json!({ "node-name": "libvirt-3-format", "read-only": true,
-            "driver": "qcow2", "file": "libvirt-3-storage", "backing": null })));
-        add("-blockdev", json(json!({ "driver": "file", "filename": at("a.qcow2"),
-            "node-name": "libvirt-2-storage", "cache": { "direct": true } })));
-        add("-blockdev", json(json!({ "node-name": "libvirt-2-format", "read-only": false,
+        add(
+            "-blockdev",
+            json(json!({ "driver": "file", "filename": at("base.qcow2"),
+            "node-name": "libvirt-3-storage", "auto-read-only": true, "discard": "unmap" })),
+        );
+        add(
+            "-blockdev",
+            json(json!({ "node-name": "libvirt-3-format", "read-only": true,
+            "driver": "qcow2", "file": "libvirt-3-storage", "backing": null })),
+        );
+        add(
+            "-blockdev",
+            json(json!({ "driver": "file", "filename": at("a.qcow2"),
+            "node-name": "libvirt-2-storage", "cache": { "direct": true } })),
+        );
+        add(
+            "-blockdev",
+            json(json!({ "node-name": "libvirt-2-format", "read-only": false,
             "cache": { "direct": true }, "driver": "qcow2", "file": "libvirt-2-storage",
-            "backing": "libvirt-3-format" })));
-        add("-device", json(json!({ "driver": "virtio-blk-pci", "bus": "pci.2", "addr": "0x0",
-            "drive": "libvirt-2-format", "id": "virtio-disk0" })));
-        add("-blockdev", json(json!({ "driver": "raw", "node-name": "b", "offset": 512,
-            "file": { "driver": "file", "filename": "b.raw" } })));
+            "backing": "libvirt-3-format" })),
+        );
+        add(
+            "-device",
+            json(json!({ "driver": "virtio-blk-pci", "bus": "pci.2", "addr": "0x0",
+            "drive": "libvirt-2-format", "id": "virtio-disk0" })),
+        );
+        add(
+            "-blockdev",
+            json(json!({ "driver": "raw", "node-name": "b", "offset": 512,
+            "file": { "driver": "file", "filename": "b.raw" } })),
+        );
         add("-device", "virtio-blk-pci,drive=b,id=virtio-disk1,serial=files-b".to_owned());
-        add("-blockdev", json(json!({ "driver": "nbd", "node-name": "n", "export": "x",
-            "server": { "type": "unix", "path": "/run/nbd" }, "read-only": false })));
+        add(
+            "-blockdev",
+            json(json!({ "driver": "nbd", "node-name": "n", "export": "x",
+            "server": { "type": "unix", "path": "/run/nbd" }, "read-only": false })),
+        );
         add("-device", "virtio-blk-pci,drive=n,id=virtio-disk2,bus=pcie.0,addr=0x5".to_owned());
         add("-blockdev", json(json!({ "driver": "file", "filename": "gone", "node-name": "g" })));
         add("-device", "virtio-blk-pci,drive=g,id=virtio-disk3,serial=g".to_owned());

@@ -45,9 +45,8 @@ fn blocks(words: Words<'_>) -> Option<Vec<(String, u64)>> {
         Some((id.to_owned(), bytes(&object.get("size")?, 1)?))
     };
     let mut nodes: Vec<(u32, String)> = Vec::new();
-    let is_node = |one: &Argument<'_>| {
-        one.get("type").or_else(|| one.first()).as_deref() == Some("node")
-    };
+    let is_node =
+        |one: &Argument<'_>| one.get("type").or_else(|| one.first()).as_deref() == Some("node");
     for node in words.all("numa").filter(is_node) {
         if let Some(device) = node.get("memdev") {
             let number = node.get("nodeid").and_then(|id| id.parse().ok());

@@ -1,0 +1,57 @@
+//! Memory that the guest doesn't use, and what it takes that QEMU reads it nonetheless.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use api::FreeMemory;
+use qemu::command_line::CommandLine;
+use qemu::machine::Machine;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+const PAGE: usize = page::PAGE_BYTES;
+/// So much is allocated here for a moment, to see how long that takes.
+const TRIED_BYTES: u64 = 32 << 20;
+
+/// What is known of it, but for what the guest's kernel does.
+pub(super) fn of(machine: &Machine) -> FreeMemory {
+    let backends = machine.qmp.memory_backends().unwrap_or_default();
+    let shared = backends.iter().filter(|backend| backend.share);
+    let shared_bytes = shared.fold(0_u64, |sum, backend| sum.saturating_add(backend.bytes));
+    let used_bytes = super::status(machine.process.pid(), "RssShmem:").unwrap_or(shared_bytes);
+    let hinted = CommandLine::parse(&machine.argv).is_ok_and(|line| line.has_free_page_hint());
+    let unused_shared_bytes = if hinted { 0 } else { shared_bytes.saturating_sub(used_bytes) };
+    let reading_s = match unused_shared_bytes {
+        0 => 0.0,
+        bytes => reading(bytes).map_or(0.0, |time| time.as_secs_f64()),
+    };
+    FreeMemory { unused_shared_bytes, reading_s, hinted, guest_clears: None }
+}
+
+/// What QEMU takes on this host to read so much shared memory that nobody has written:
+/// the kernel allocates each page of it. None if that can't be tried.
+fn reading(bytes: u64) -> Option<Duration> {
+    let fd = memfd_create("droveway-predict", MemfdFlags::CLOEXEC).ok()?;
+    ftruncate(&fd, TRIED_BYTES).ok()?;
+    let (file, mut page) = (File::from(fd), [0; PAGE]);
+    let began = Instant::now();
+    for at in (0..TRIED_BYTES).step_by(PAGE) {
+        file.write_all_at(&[0], at).ok()?;
+        file.read_exact_at(&mut page, at).ok()?;
+        black_box(page.iter().all(|byte| *byte == 0));
+    }
+    Some(began.elapsed().mul_f64(bytes as f64 / TRIED_BYTES as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_takes_longer_the_more_there_is() {
+        let twice = reading(2 * TRIED_BYTES).unwrap();
+        assert!(twice > Duration::from_micros(100), "{twice:?}");
+        assert_eq!(reading(0), Some(Duration::ZERO));
+    }
+}
