@@ -101,6 +101,26 @@ fn what_vms_there_have_is_not_sent() {
     assert_intact(&commander.guest);
 }
 
+/// When it begins there is nothing to be found; then another one comes.
+#[test]
+fn what_comes_with_another_one_is_sent_once() {
+    let world = World::new(Link::one(100));
+    let mut commander = Commander::with(world, common("web1"), &usual_qemu(), ["", ""]);
+    let own = commander.world.boot(&common("own1"));
+    let way = commander.way(Side::A, false, 4);
+    commander.begin(Side::A, &way);
+    let moving = commander.world.begin(&own, Side::A, &["--share", "host"]);
+    assert_eq!(commander.follow(Side::A), "completed", "{}", commander.logs());
+    let carried = commander.arrive(Side::A);
+    let ended = moving.wait();
+    assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
+    let (with, by) = (carried.named_bytes, ended.report.named_bytes);
+    println!("{with} and {by} by name");
+    assert!(with + by >= COMMON / 2, "{with} and {by}");
+    assert!(matches!(carried.audit, Audited::Same { .. }), "{:?}", carried.audit);
+    assert_intact(&own);
+}
+
 /// Bodies are kept at the source meanwhile, and QEMU is not held for it.
 #[test]
 fn what_another_host_of_the_rack_has_comes_from_there() {

@@ -85,6 +85,11 @@ pub struct Carrying {
     /// What is relayed may come by lanes.
     #[serde(default)]
     pub relays_by_lanes: bool,
+    /// Nothing goes by name before the destination says [`ToSource::Share`].
+    ///
+    /// [`ToSource::Share`]: crate::ToSource::Share
+    #[serde(default)]
+    pub sleeps: bool,
     /// As in [`Prepared`](crate::Prepared).
     #[serde(default)]
     pub deltas: bool,

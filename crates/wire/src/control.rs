@@ -121,6 +121,9 @@ pub struct SharingOrder {
     /// It is not worth its while unless there is anything to find.
     #[serde(default)]
     pub if_any: bool,
+    /// If there is nothing yet, the source may be told to begin later on.
+    #[serde(default)]
+    pub may_sleep: bool,
 }
 
 /// Which disks pages may be read from, and how these are named.
@@ -365,6 +368,9 @@ pub enum ToSource {
         /// What the destination is in.
         said: Envelope<switchover::ToSource>,
     },
+    /// Others that may have the same content are here, or come: from now on pages go by
+    /// name.
+    Share,
     /// Which disks of a VM that is carried are read.
     StorageRead {
         /// As in [`Prepared`].

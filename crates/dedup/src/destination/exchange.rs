@@ -1,8 +1,8 @@
 //! Where content that is here, or on its way, meets those who need it.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 use std::thread;
 
 use content::{Index, Name};
@@ -22,6 +22,8 @@ pub(crate) struct Exchange {
     /// Those that are being moved here, by number.
     pub(super) arriving: Mutex<HashSet<u64>>,
     pub(super) last: AtomicU64,
+    /// The same, as long as they are there.
+    recipients: Mutex<Vec<Weak<Recipient>>>,
     /// VMs that run here, and whose content stays.
     pub(super) kept: Mutex<Vec<Kept>>,
     come: Sender<Vec<(Name, Waiter)>>,
@@ -74,6 +76,7 @@ impl Exchange {
             in_flight: Mutex::default(),
             arriving: Mutex::default(),
             last: AtomicU64::new(0),
+            recipients: Mutex::default(),
             kept: Mutex::default(),
             come,
             rack,
@@ -84,6 +87,21 @@ impl Exchange {
             .name("sharing".to_owned())
             .spawn(move || settle::run(&weak, &in_flight))?;
         Ok(exchange)
+    }
+
+    /// One more arrives. Those whose names are alike may have something in common: who
+    /// names nothing yet begins.
+    pub(super) fn met(&self, new: &Arc<Recipient>) {
+        let mut recipients = self.recipients.lock();
+        recipients.retain(|one| one.upgrade().is_some_and(|one| !one.is_over()));
+        let all: Vec<Arc<Recipient>> = recipients.iter().filter_map(Weak::upgrade).collect();
+        recipients.push(Arc::downgrade(new));
+        drop(recipients);
+        let mut alike = all.iter().filter(|one| one.key == new.key).peekable();
+        if alike.peek().is_some() {
+            alike.for_each(|one| one.wake());
+            new.wake();
+        }
     }
 
     /// The source of its VM sends the page after all, which it was waited for in

@@ -13,6 +13,19 @@ pub(crate) enum Told {
     Late(Late),
     /// For whoever reads the report.
     Note(String),
+    /// There are others by now that may have the same content.
+    Share,
+}
+
+impl Told {
+    /// Alone, or batches of which more may follow.
+    fn message(self) -> Result<ToSource, Late> {
+        match self {
+            Self::Late(late) => Err(late),
+            Self::Note(text) => Ok(ToSource::Note { text }),
+            Self::Share => Ok(ToSource::Share),
+        }
+    }
 }
 
 /// Messages for the source, as they come up. They end with the VM's [`Resolving`];
@@ -39,18 +52,18 @@ impl Iterator for Outbox {
 
     /// Blocks until there is one.
     fn next(&mut self) -> Option<ToSource> {
-        let first = match self.next.take().map_or_else(|| self.told.recv().ok(), Some)? {
-            Told::Late(late) => late,
-            Told::Note(text) => return Some(ToSource::Note { text }),
+        let first = self.next.take().map_or_else(|| self.told.recv().ok(), Some)?;
+        let mut batches = match first.message() {
+            Ok(message) => return Some(message),
+            Err(late) => vec![late],
         };
-        let mut batches = vec![first];
         while batches.len() < TOLD_AT_ONCE
             && let Ok(told) = self.told.try_recv()
         {
             let late = match told {
                 Told::Late(late) => late,
-                note @ Told::Note(_) => {
-                    self.next = Some(note);
+                other => {
+                    self.next = Some(other);
                     break;
                 }
             };

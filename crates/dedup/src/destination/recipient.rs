@@ -40,6 +40,8 @@ pub(crate) struct Recipient {
     pub(crate) placer: Arc<Placer>,
     pub(crate) member: Arc<Member>,
     pub(crate) blocks: Arc<Blocks>,
+    /// Its source names no page yet.
+    sleeps: AtomicBool,
     /// What its source was asked for, having sent the name in that epoch.
     asked: Mutex<HashMap<(BlockId, PageIndex), (Epoch, Name)>>,
     /// Batches of which it waits for pages, and for how many.
@@ -63,8 +65,10 @@ impl Recipient {
         placer: Arc<Placer>,
         (member, blocks): (Arc<Member>, Arc<Blocks>),
         tell: Sender<Told>,
+        sleeps: bool,
     ) -> Self {
         Self {
+            sleeps: AtomicBool::new(sleeps),
             number,
             key,
             placer,
@@ -88,6 +92,16 @@ impl Recipient {
     pub(crate) fn may_claim(&self, pages: usize) -> bool {
         let named = self.named.fetch_add(pages as u64, Relaxed);
         named < NAMED_PER_PAGE * self.blocks.pages()
+    }
+
+    /// Its source is told that there may be something to find.
+    pub(crate) fn wake(&self) {
+        if self.sleeps.swap(false, Relaxed)
+            && let Some(tell) = &*self.tell.lock()
+        {
+            // Whoever says it may be gone.
+            let _ = tell.send(Told::Share);
+        }
     }
 
     pub(crate) fn may_wait(&self) -> bool {

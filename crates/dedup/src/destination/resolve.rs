@@ -41,6 +41,8 @@ pub struct Arriving {
     pub blocks: Blocks,
     /// Its disks that are read.
     pub disks: Option<Disks>,
+    /// Its source names no page before there may be something to find.
+    pub sleeps: bool,
 }
 
 impl Exchange {
@@ -53,7 +55,7 @@ impl Exchange {
         self: &Arc<Self>,
         key: Key,
         in_rack: Option<&Domain>,
-        Arriving { placer, blocks, disks }: Arriving,
+        Arriving { placer, blocks, disks, sleeps }: Arriving,
         threads: &Arc<DataThreads>,
     ) -> std::io::Result<(Resolving, Outbox)> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
@@ -63,7 +65,8 @@ impl Exchange {
             std::io::Error::other("more VMs hold content here than the index can number")
         })?);
         let (tell, outbox) = Outbox::new();
-        let recipient = Arc::new(Recipient::new(number, key, placer, (member, blocks), tell));
+        let held = (member, blocks);
+        let recipient = Arc::new(Recipient::new(number, key, placer, held, tell, sleeps));
         let claims = self
             .rack
             .as_ref()
@@ -71,6 +74,7 @@ impl Exchange {
             .map(|(rack, domain)| Claims::start((self, rack), &recipient, domain, threads));
         let claims = claims.transpose()?;
         self.arriving.lock().insert(number);
+        self.met(&recipient);
         let exchange = Arc::clone(self);
         let disk_readers = disks.map(|disks| DiskReaders::new(number, self, disks));
         let resolving =

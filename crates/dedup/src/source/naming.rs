@@ -55,6 +55,8 @@ pub struct Plan {
     pub cached: Option<(Arc<GuestPageCache>, Vec<bool>)>,
     /// The source's RAM.
     pub ram: Arc<Numbered>,
+    /// Not yet: the destination says when.
+    pub sleeps: bool,
     /// How much disks bring is not to be found out.
     pub is_fixed: bool,
     /// Whether the destination may wait for content.
@@ -77,6 +79,7 @@ pub enum Waits {
 #[derive(Debug)]
 pub struct Naming {
     plan: Plan,
+    sleeps: AtomicBool,
     first_pass_over: AtomicBool,
     /// As bits; 0 while it is not known.
     bodies_per_s: AtomicU64,
@@ -86,7 +89,32 @@ impl Naming {
     /// Before QEMU hands anything over.
     #[must_use]
     pub fn new(plan: Plan) -> Self {
-        Self { plan, first_pass_over: AtomicBool::new(false), bodies_per_s: AtomicU64::new(0) }
+        Self {
+            sleeps: AtomicBool::new(plan.sleeps),
+            plan,
+            first_pass_over: AtomicBool::new(false),
+            bodies_per_s: AtomicU64::new(0),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn into_plan(self) -> Plan {
+        self.plan
+    }
+
+    /// There may be something to find by now.
+    pub fn wake(&self) {
+        self.sleeps.store(false, Relaxed);
+    }
+
+    fn shares(&self) -> bool {
+        self.plan.shares && !self.sleeps.load(Relaxed)
+    }
+
+    /// Whether the destination is asked for pages.
+    #[must_use]
+    pub fn asks(&self) -> bool {
+        self.shares() || self.plan.cached.is_some()
     }
 
     pub(super) fn waits(&self) -> Waits {
@@ -199,12 +227,12 @@ impl Naming {
         if self.is_first_pass_over() {
             return Asking::No;
         }
-        let on_disk = self.find(batch, &mut labels.places);
-        if on_disk == 0 && !self.plan.shares {
+        let (shares, on_disk) = (self.shares(), self.find(batch, &mut labels.places));
+        if on_disk == 0 && !shares {
             return Asking::No;
         }
         // What is kept is so as a whole.
-        let all = self.plan.shares || self.keeps(batch.block);
+        let all = shares || self.keeps(batch.block);
         if !all {
             labels.places.retain(Option::is_some);
         }

@@ -271,7 +271,7 @@ pub(super) mod tests {
     use transport::{Lanes, LanesPlan};
     use wire::Token;
 
-    use super::super::naming::Plan;
+    use super::super::naming::{Asking, Labels, Plan};
     use super::*;
 
     /// No lane carries anything.
@@ -292,7 +292,15 @@ pub(super) mod tests {
         let key = Key::new(b"test", &Domain::default());
         let ram = Arc::<Numbered>::default();
         ram.announce([Some(Arc::new(Mapping::own(1 << 20)))].into_iter());
-        Naming::new(Plan { key, shares: true, cached: None, ram, is_fixed: false, waits })
+        Naming::new(Plan {
+            key,
+            shares: true,
+            cached: None,
+            ram,
+            sleeps: false,
+            is_fixed: false,
+            waits,
+        })
     }
 
     pub(crate) fn stage(lanes: &Lanes<Errand>) -> Stage {
@@ -341,6 +349,20 @@ pub(super) mod tests {
             stage.heard(delivered, None).unwrap();
             assert!(lanes.delivered().body_bytes > before);
         }
+    }
+
+    #[test]
+    fn who_sleeps_names_nothing_until_it_is_woken() {
+        let mut plan = naming(Waits::FirstPass).into_plan();
+        plan.sleeps = true;
+        let (naming, pool) = (Naming::new(plan), Pool::new(1 << 20));
+        let mut labels = Labels::default();
+        let batch = batch(&pool);
+        assert_eq!((naming.asks(), naming.name(&batch, &mut labels)), (false, Asking::No));
+        assert!(labels.names.is_empty());
+        naming.wake();
+        assert_eq!((naming.asks(), naming.name(&batch, &mut labels)), (true, Asking::All));
+        assert_eq!(labels.names.len(), 3);
     }
 
     #[test]

@@ -76,6 +76,7 @@ impl Source {
             shares: !of_disks,
             cached: Some((cached, readable)),
             ram: numbered,
+            sleeps: false,
             is_fixed: false,
             waits: if held { Waits::Held } else { Waits::FirstPass },
         }));

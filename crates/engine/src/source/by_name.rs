@@ -52,7 +52,7 @@ pub(crate) fn order(
     };
     let print = sharing.key(&domain).print().to_string();
     let if_any = auto && !asked.together;
-    Ok(Some(SharingOrder { domain, print, rack, auto, if_any }))
+    Ok(Some(SharingOrder { domain, print, rack, auto, if_any, may_sleep: false }))
 }
 
 impl Prepared<'_> {
@@ -74,6 +74,7 @@ impl Prepared<'_> {
             cached,
             ram: Arc::clone(ram),
             is_fixed: connected.context.request.storage.share.is_some(),
+            sleeps: false,
             waits: if is_held { Waits::Held } else { Waits::FirstPass },
         }))
     }

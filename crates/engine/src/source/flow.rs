@@ -67,7 +67,9 @@ impl Flow {
         lanes::start(&lanes, stage.as_ref(), &control.link)
             .map_err(|error| local("starting the lanes' threads", error))?;
         control.disk_room.is_for(&lanes);
-        state.set_useful_bytes(lanes.useful_bytes(naming.is_some()));
+        state.set_useful_bytes(
+            lanes.useful_bytes(naming.as_ref().is_some_and(|naming| naming.asks())),
+        );
         state.adjust_pool();
         let collector = Arc::new(Collector {
             state: Arc::clone(&state),

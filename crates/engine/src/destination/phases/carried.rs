@@ -98,10 +98,6 @@ enum Next {
     Broken(String),
 }
 
-fn said(error: ProcessError) -> String {
-    error.to_string()
-}
-
 impl Connected<'_> {
     /// Carries what comes to the QEMU that waits here, until either end closes.
     pub(super) fn carry(&self, order: &Carry, place: &mut Place) -> Result<(), End> {
@@ -132,6 +128,7 @@ impl Connected<'_> {
             notes: agreed.note.into_iter().collect(),
             hash: audit.chosen(),
             sharing: agreed.shares.is_some(),
+            sleeps: agreed.shares.as_ref().is_some_and(|shares| shares.sleeps),
             relays_by_lanes: true,
             deltas: true,
             waits: true,
@@ -260,6 +257,7 @@ impl Carried<'_> {
         let Connected { shared, lanes, .. } = self.connected;
         let whose = self.whose.as_ref().ok_or("which process waits for the VM is not known");
         let whose = whose.map_err(str::to_owned);
+        let said = |error: ProcessError| error.to_string();
         let waiting = whose.and_then(|whose| Ok((whose, whose.user().map_err(said)?)));
         let waiting = match waiting {
             Ok((whose, user)) => Waiting { disks: whose.disks().map_err(said), user: Some(user) },

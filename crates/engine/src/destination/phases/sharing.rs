@@ -23,6 +23,8 @@ pub(super) struct Shares {
     domain: Domain,
     /// Whether other hosts of the rack are asked.
     rack: bool,
+    /// Whether the source waits until there is something to find.
+    pub(super) sleeps: bool,
 }
 
 /// What pages that come by name are found by.
@@ -49,9 +51,10 @@ impl Found {
         threads: &Arc<DataThreads>,
     ) -> std::io::Result<Option<(Resolving, Outbox)>> {
         let (disks, secret) = self.disks.unzip();
-        let vm = Arriving { placer, blocks, disks };
+        let sleeps = self.shares.as_ref().is_some_and(|shares| shares.sleeps);
+        let vm = Arriving { placer, blocks, disks, sleeps };
         match (self.shares, secret) {
-            (Some(Shares { sharing, domain, rack }), _) => {
+            (Some(Shares { sharing, domain, rack, .. }), _) => {
                 sharing.admit((&domain, rack), vm, threads).map(Some)
             }
             (None, Some(secret)) => dedup::storage::admit(&secret, vm, threads).map(Some),
@@ -114,7 +117,8 @@ impl Connected<'_> {
         }
         let rack = wanted.rack && sharing.rack().is_some();
         let domain = Some(wanted.domain.clone());
-        if wanted.if_any && !rack && !sharing.has_any(&sharing.key(&wanted.domain)) {
+        let sleeps = wanted.if_any && !rack && !sharing.has_any(&sharing.key(&wanted.domain));
+        if sleeps && !wanted.may_sleep {
             return Agreed { domain, ..Agreed::default() };
         }
         let note = (rack != wanted.rack && !wanted.auto).then(|| {
@@ -122,7 +126,8 @@ impl Connected<'_> {
              of no rack, or of no directory"
                 .to_owned()
         });
-        let shares = Shares { sharing: Arc::clone(sharing), domain: wanted.domain.clone(), rack };
+        let (sharing, domain_of) = (Arc::clone(sharing), wanted.domain.clone());
+        let shares = Shares { sharing, domain: domain_of, rack, sleeps };
         Agreed { shares: Some(shares), domain, note }
     }
 

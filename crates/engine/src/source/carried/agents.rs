@@ -8,7 +8,7 @@ use crossbeam_channel::Receiver;
 use dedup::source::{Naming, Plan, Waits};
 use transport::{Endpoint, LanesPlan, connect};
 use wire::carry::{Carry, Carrying, Target};
-use wire::{Kind, ToDestination, ToSource};
+use wire::{Kind, SharingOrder, ToDestination, ToSource};
 
 use super::CarryRequest;
 use super::from_disks::Reading;
@@ -58,7 +58,7 @@ impl Agents {
                 .map_err(|error| lost(error.to_string()))?;
         let sharing = by_name::order(local, &request.sharing, request.domain());
         let (sharing, unshared) = match sharing {
-            Ok(order) => (order, None),
+            Ok(order) => (order.map(|order| SharingOrder { may_sleep: true, ..order }), None),
             Err(why) => (None, Some(why)),
         };
         let order = Carry {
@@ -109,6 +109,7 @@ impl Agents {
             cached: reading.map(|it| (Arc::clone(&it.from.cached), it.disks.clone())),
             ram: Arc::default(),
             is_fixed: false,
+            sleeps: self.carrying.sleeps,
             waits: if self.carrying.waits { Waits::FirstPass } else { Waits::Never },
         });
         Some(Arc::new(naming))

@@ -33,6 +33,12 @@ impl Running<'_> {
                 self.report_builder.note(text);
                 Ok(())
             }
+            Heard::Message(ToSource::Share) => {
+                if let Some(stage) = &self.stage {
+                    stage.naming().wake();
+                }
+                Ok(())
+            }
             Heard::Message(ToSource::Late { batches }) => {
                 for Late { ticket, wanted, more } in batches {
                     if let Some(stage) = &self.stage {

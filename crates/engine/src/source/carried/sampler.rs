@@ -32,7 +32,7 @@ pub(super) struct Watched {
 /// Starts it. Dropped with its thread, what throttles the VM ends.
 pub(super) fn start(watched: Watched) -> std::io::Result<Ticking> {
     let Watched { state, lanes, compress, stage, .. } = &watched;
-    let deliveries = Deliveries::new(state, lanes, *compress, stage.is_some());
+    let deliveries = Deliveries::new(state, lanes, *compress, stage.clone());
     let mut sampling = Sampling { watched, deliveries };
     Ticking::start(never(), move || {
         sampling.sample();

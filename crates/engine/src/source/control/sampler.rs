@@ -99,7 +99,7 @@ impl Sampling {
         let chase = watched.qemu.is_held().then(Chase::default);
         let Watched { state, lanes, compress, by_name, .. } = &watched;
         Self {
-            deliveries: Deliveries::new(state, lanes, *compress, by_name.is_some()),
+            deliveries: Deliveries::new(state, lanes, *compress, by_name.clone()),
             chase,
             watched,
             hold: Hold::default(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::Compress;
+use dedup::source::Stage;
 
 use super::compression::Compression;
 use super::window::{Counts, Window};
@@ -23,8 +24,8 @@ const DROPPING_LOOKS: u32 = 4;
 pub(crate) struct Deliveries {
     state: Arc<StreamState>,
     lanes: Arc<Lanes>,
-    /// A stage asks the destination whether it has pages.
-    asks: bool,
+    /// What asks the destination whether it has pages.
+    by_name: Option<Arc<Stage>>,
     /// Looks since the filter last dropped a page.
     since_dropped: u32,
     last: Counts,
@@ -45,12 +46,12 @@ impl Deliveries {
         state: &Arc<StreamState>,
         lanes: &Arc<Lanes>,
         compress: Compress,
-        asks: bool,
+        by_name: Option<Arc<Stage>>,
     ) -> Self {
         Self {
             state: Arc::clone(state),
             lanes: Arc::clone(lanes),
-            asks,
+            by_name,
             since_dropped: DROPPING_LOOKS,
             last: Counts::default(),
             last_at: Instant::now(),
@@ -107,6 +108,7 @@ impl Deliveries {
         self.since_dropped =
             if window.dropped > 0 { 0 } else { self.since_dropped.saturating_add(1) };
         self.state.set_dropping(self.since_dropped < DROPPING_LOOKS);
-        self.state.set_useful_bytes(self.lanes.useful_bytes(self.asks));
+        let asks = self.by_name.as_ref().is_some_and(|stage| stage.naming().asks());
+        self.state.set_useful_bytes(self.lanes.useful_bytes(asks));
     }
 }
