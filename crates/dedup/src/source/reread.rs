@@ -170,20 +170,20 @@ mod tests {
         let pool = Pool::new(4 * SLOT_BYTES);
         let mut batch = pool.take().unwrap();
         (batch.block, batch.epoch) = (BlockId(1), Epoch(2));
-        for (nth, page) in [10_u32, 13, 15].into_iter().enumerate() {
+        for (nth, page) in [10_u8, 13, 15].into_iter().enumerate() {
             let at = nth * PAGE_BYTES;
-            batch.buffer_mut()[at..at + PAGE_BYTES].fill(page as u8);
-            batch.push_body(PageIndex(page), at);
+            batch.buffer_mut()[at..at + PAGE_BYTES].fill(page);
+            batch.push_body(PageIndex(page.into()), at);
         }
         let kept = Kept::new(batch);
         let (mut pages, mut bits) = (kept.pages(0b111), 0b111);
         drop(kept);
         let taken = pages.take(&mut bits, &[2]).unwrap();
-        for (reread, expected) in [(&taken, &[15][..]), (&pages, &[10, 13])] {
+        for (reread, expected) in [(&taken, &[15_u8][..]), (&pages, &[10, 13])] {
             let mut again = pool.take().unwrap();
             assert!(reread.fill(&naming, &mut again));
             let all = again.bodies().iter().map(|body| (body.page.0, again.bytes_of(*body)[77]));
-            let expected = expected.iter().map(|page| (*page, *page as u8));
+            let expected = expected.iter().map(|page| (u32::from(*page), *page));
             assert!(all.eq(expected));
             assert_eq!((again.block, again.epoch), (BlockId(1), Epoch(2)));
         }

@@ -140,7 +140,7 @@ struct Kind {
 impl Kind {
     fn of(seed: u64) -> Self {
         let encoding = [Encoding::Raw, Encoding::Zstd, Encoding::Lz4][(seed % 3) as usize];
-        Self { encoding, of_disks: encoding == Encoding::Lz4, held: seed / 3 % 2 == 0 }
+        Self { encoding, of_disks: encoding == Encoding::Lz4, held: (seed / 3).is_multiple_of(2) }
     }
 }
 
@@ -355,7 +355,7 @@ fn deliver(seed: u64, cuts: &[usize], kind: Kind) -> u64 {
         let pool = Pool::new(8 * SLOT_BYTES);
         source.hand_over(&pool);
         drop(source.announcer.take());
-        if seed % 3 == 0 {
+        if seed.is_multiple_of(3) {
             source.stage.end_first_pass();
         }
         source.lanes.wait_drained().unwrap();
