@@ -55,7 +55,7 @@ impl Examiner {
         nic_speeds: Vec<NicSpeed>,
         carry: Option<Carry>,
     ) -> Self {
-        let probes = Probes::new(Arc::clone(&local.programs));
+        let probes = Probes::new(Arc::clone(&local.programs)).kept_in(registry.state().probes());
         Self { registry, local, routes, listen, nic_speeds, carry, probes }
     }
 

@@ -110,6 +110,10 @@ impl StateDir {
         self.path.join("journals")
     }
 
+    pub(crate) fn probes(&self) -> PathBuf {
+        self.path.join("probes.json")
+    }
+
     pub(crate) fn slowed(&self) -> PathBuf {
         self.path.join("slowed")
     }

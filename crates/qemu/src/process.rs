@@ -280,7 +280,8 @@ fn start_time(pid: u32) -> Result<u64, ProcessError> {
     field.and_then(|field| field.parse().ok()).ok_or_else(strange)
 }
 
-fn boot() -> io::Result<String> {
+/// Which boot of the host this is.
+pub(crate) fn boot() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 

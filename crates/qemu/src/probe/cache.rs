@@ -1,13 +1,18 @@
 //! What programs said before.
 
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 use super::{Capabilities, ProbeError, ask};
 use crate::command_line::CommandLine;
+use crate::process;
 use crate::programs::{NotAllowed, Programs};
 
 /// A host has a handful of QEMUs.
@@ -19,9 +24,42 @@ const KEPT_MAX: usize = 32;
 pub struct Probes {
     programs: Arc<Programs>,
     kept: Mutex<Vec<(Key, Arc<Capabilities>)>>,
+    /// Where the answers are for an agent that starts again; none: nowhere.
+    file: Option<PathBuf>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Answers that hold as long as the host's kernel runs, for agents of one version.
+#[derive(Deserialize, Serialize)]
+struct Stored {
+    version: String,
+    boot: String,
+    answers: Vec<(Key, Capabilities)>,
+}
+
+impl Stored {
+    fn new(answers: Vec<(Key, Capabilities)>) -> io::Result<Self> {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Ok(Self { version, boot: process::boot()?, answers })
+    }
+
+    /// What is there and still holds.
+    fn read(file: &Path) -> io::Result<Vec<(Key, Capabilities)>> {
+        let stored: Self = serde_json::from_slice(&fs::read(file)?)?;
+        let now = Self::new(Vec::new())?;
+        let holds = stored.version == now.version && stored.boot == now.boot;
+        Ok(if holds { stored.answers } else { Vec::new() })
+    }
+
+    fn write(&self, file: &Path) -> io::Result<()> {
+        let new = file.with_extension("new");
+        let mut options = OpenOptions::new();
+        let options = options.create(true).truncate(true).write(true).mode(0o600);
+        options.open(&new)?.write_all(&serde_json::to_vec(self)?)?;
+        fs::rename(&new, file)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 struct Key {
     path: PathBuf,
     bytes: u64,
@@ -33,7 +71,16 @@ impl Probes {
     /// Of these programs, and no others.
     #[must_use]
     pub fn new(programs: Arc<Programs>) -> Self {
-        Self { programs, kept: Mutex::default() }
+        Self { programs, kept: Mutex::default(), file: None }
+    }
+
+    /// The same, with what is in this file from before, and keeping answers there. One
+    /// that can't be read is as good as none.
+    #[must_use]
+    pub fn kept_in(self, file: PathBuf) -> Self {
+        let stored = Stored::read(&file).unwrap_or_default().into_iter().take(KEPT_MAX);
+        let kept = stored.map(|(key, answer)| (key, Arc::new(answer))).collect();
+        Self { kept: Mutex::new(kept), file: Some(file), ..self }
     }
 
     /// The programs that can be asked, and started for other hosts.
@@ -72,6 +119,12 @@ impl Probes {
             kept.remove(0);
         }
         kept.push((key, Arc::clone(&known)));
+        if let Some(file) = &self.file {
+            let all = kept.iter().map(|(key, answer)| (key.clone(), (**answer).clone())).collect();
+            if let Err(error) = Stored::new(all).and_then(|stored| stored.write(file)) {
+                tracing::info!(%error, "what QEMU can do is not kept for the next agent");
+            }
+        }
         Ok(known)
     }
 
@@ -162,6 +215,29 @@ mod tests {
         assert!(probes.known(&qemu, Path::new("/"), "tcg").is_none());
         probes.of(&qemu, Path::new("/"), "tcg").unwrap();
         assert_eq!(asked(), 3);
+    }
+
+    #[test]
+    fn who_starts_again_knows_what_was_asked_since_the_host_started() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("probes.json");
+        let qemu = program(dir.path(), SAID);
+        let asked = || fs::read_to_string(dir.path().join("asked")).unwrap().lines().count();
+        let ask = || {
+            let probes = probes(dir.path()).kept_in(file.clone());
+            probes.of(&qemu, Path::new("/"), "tcg").unwrap()
+        };
+        let first = ask();
+        assert_eq!((ask(), asked()), (first, 1));
+        let stored = fs::read_to_string(&file).unwrap();
+        let boot = process::boot().unwrap();
+        for other in [stored.replace(&boot, "another"), stored[..200].to_owned(), String::new()] {
+            let before = asked();
+            fs::write(&file, other).unwrap();
+            ask();
+            assert_eq!(asked(), before + 1);
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), stored);
     }
 
     #[test]
