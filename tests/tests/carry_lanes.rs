@@ -101,6 +101,25 @@ fn what_vms_there_have_is_not_sent() {
     assert_intact(&commander.guest);
 }
 
+/// Where sections end epochs, too.
+#[test]
+fn with_the_oldest_qemu_what_is_there_is_not_sent() {
+    let mut world = World::new(Link::one(500));
+    world.share_a_rack();
+    let oldest = setup::ensure().unwrap().qemu_system;
+    let mut commander = Commander::with(world, common("web1"), &oldest, [SCAN, ""]);
+    let resident = commander.world.boot(&common("own1"));
+    commander.world.wait_looked_at(Side::A, "own1");
+    for (from, channels) in [(Side::A, 4), (Side::B, 0)] {
+        let way = commander.way(from, false, channels);
+        let carried = commander.migrate(from, &way);
+        println!("{} by name, {} from the mate", carried.named_bytes, carried.peer_bytes);
+        assert!(carried.named_bytes >= COMMON * 9 / 10, "{carried:#?}");
+        assert!(matches!(carried.audit, Audited::Same { .. }), "{:?}", carried.audit);
+    }
+    assert_intact(&resident);
+}
+
 /// When it begins there is nothing to be found; then another one comes.
 #[test]
 fn what_comes_with_another_one_is_sent_once() {

@@ -9,7 +9,7 @@ use transport::{Change, Load, Sender};
 use wire::Names;
 
 use super::errand::{Announcement, Errand, Kind, LightQuery, Query};
-use super::naming::{Asking, Labels, Waits};
+use super::naming::{Asking, Labels};
 use super::reread::{RereadPages, is_set};
 use super::stage::Stage;
 
@@ -98,7 +98,7 @@ impl<'s> AtLane<'s> {
                 let pages = batch.bodies().iter().map(|body| body.page);
                 let names = Names {
                     fills: batch.fills(),
-                    may_wait: self.stage.naming().waits() != Waits::Never,
+                    may_wait: self.stage.naming().may_wait(batch.block),
                     ..names(&self.labels, &batch, ticket)
                 };
                 self.head.clear();

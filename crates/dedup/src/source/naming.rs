@@ -121,6 +121,15 @@ impl Naming {
         self.plan.waits
     }
 
+    /// Whether the destination may wait for content of a block.
+    pub(super) fn may_wait(&self, block: BlockId) -> bool {
+        match self.plan.waits {
+            Waits::Never => false,
+            Waits::FirstPass => true,
+            Waits::Held => self.plan.ram.reaches(block),
+        }
+    }
+
     /// Whether bodies of a block are kept while the destination waits for their content:
     /// they can't be read again, or there may be no time for it.
     pub(super) fn keeps(&self, block: BlockId) -> bool {
@@ -227,7 +236,9 @@ impl Naming {
         if self.is_first_pass_over() {
             return Asking::No;
         }
-        let (shares, on_disk) = (self.shares(), self.find(batch, &mut labels.places));
+        let may_wait = self.may_wait(batch.block);
+        let on_disk = if may_wait { self.find(batch, &mut labels.places) } else { 0 };
+        let shares = self.shares();
         if on_disk == 0 && !shares {
             return Asking::No;
         }

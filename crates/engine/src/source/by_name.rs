@@ -67,6 +67,10 @@ impl Prepared<'_> {
             (None, Some(storage)) => storage.key(),
             (None, None) => return None,
         };
+        if let Some(storage) = storage.filter(|_| !is_held) {
+            storage.notes.note("no page is read from storage: this QEMU can't be held for it");
+        }
+        let storage = storage.filter(|_| is_held);
         let cached = storage.map(|storage| (Arc::clone(&storage.cached), there.storage.clone()));
         Some(Naming::new(Plan {
             key,
@@ -75,7 +79,7 @@ impl Prepared<'_> {
             ram: Arc::clone(ram),
             is_fixed: connected.context.request.storage.share.is_some(),
             sleeps: false,
-            waits: if is_held { Waits::Held } else { Waits::FirstPass },
+            waits: if is_held { Waits::Held } else { Waits::Never },
         }))
     }
 }
