@@ -7,6 +7,7 @@
 
 mod back;
 mod channels;
+mod from_disks;
 mod in_order;
 mod onward;
 
@@ -21,17 +22,15 @@ use crossbeam_channel::{Receiver, never, select, unbounded};
 use dedup::storage::Disks;
 use placer::Feeder;
 use qemu::commanded::Commanded;
-use qemu::process::ProcessError;
 use qemu::ram_blocks::RamBlocks;
 use wire::carry::{self, Carry};
-use wire::{Announced, Cost, StorageOrder, ToDestination, ToSource};
+use wire::{Announced, Cost, ToDestination, ToSource};
 
 use super::End;
 use super::audit::Auditing;
 use super::connect::{Connected, hex};
 use super::receive::{Opened, Reach, TAIL_BYTES_MAX};
 use super::sharing::{Found, Shares};
-use super::storage::{self, Waiting};
 use crate::destination::connections::Place;
 use crate::destination::nic_use::Telling;
 use crate::error::LinkError;
@@ -249,31 +248,6 @@ impl Carried<'_> {
             recv(written) -> written => written
                 .map(Next::Written)
                 .map_err(|_| End::failed("a fault in the agent there: a thread has ended")),
-        }
-    }
-
-    /// Has its disks read, as far as the QEMU that waits here has them.
-    fn read_disks(&mut self, order: StorageOrder) -> Result<(), End> {
-        let Connected { shared, lanes, .. } = self.connected;
-        let whose = self.whose.as_ref().ok_or("which process waits for the VM is not known");
-        let whose = whose.map_err(str::to_owned);
-        let said = |error: ProcessError| error.to_string();
-        let waiting = whose.and_then(|whose| Ok((whose, whose.user().map_err(said)?)));
-        let waiting = match waiting {
-            Ok((whose, user)) => Waiting { disks: whose.disks().map_err(said), user: Some(user) },
-            Err(why) => Waiting { disks: Err(why), user: None },
-        };
-        let (disks, notes) = storage::open(waiting, &order, &shared.local, lanes.threads());
-        let read = disks.opened.iter().map(Option::is_some).collect();
-        self.disks = Some((disks, order.secret));
-        self.connected.say(&ToSource::StorageRead { disks: read, notes })
-    }
-
-    /// The source could send so many of the pages that disks are read for.
-    fn spare(&self, pages: u64) {
-        let by_name = self.split.as_ref().and_then(|split| split.opened.by_name.as_ref());
-        if let Some(by_name) = by_name {
-            by_name.spare(pages);
         }
     }
 
