@@ -268,6 +268,10 @@ impl Arriving for Arrival {
         self.claim.adopt().map_err(|denied| denied.to_string())
     }
 
+    fn runs(&self) {
+        self.claim.runs();
+    }
+
     fn settled(mut self: Box<Self>) {
         self.told.arrived = true;
         self.claim.free();

@@ -313,6 +313,11 @@ impl Vm {
         self.known.lock().stuck_by = stuck_by;
     }
 
+    /// Its QEMU has said that it runs.
+    pub(crate) fn runs(&self) {
+        self.known.lock().status = VmStatus::Running;
+    }
+
     /// Asks QEMU. `busy` with a migration, a lost connection is that one's to
     /// notice.
     pub(crate) fn status(&self, busy: bool) -> VmStatus {

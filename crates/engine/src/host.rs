@@ -237,6 +237,9 @@ pub trait Arriving: Send {
     /// journal stays, and this is asked again.
     fn adopt(&mut self) -> Result<(), String>;
 
+    /// Its QEMU has said that it runs.
+    fn runs(&self);
+
     /// Nothing more is to be said to its source: whoever wants can have it
     /// stopped or moved on.
     fn settled(self: Box<Self>);

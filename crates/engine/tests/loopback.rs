@@ -111,6 +111,8 @@ impl Arriving for TestArrival {
         Ok(())
     }
 
+    fn runs(&self) {}
+
     fn settled(self: Box<Self>) {}
 
     fn discard(self: Box<Self>) {

@@ -86,6 +86,13 @@ impl Claim {
         noted
     }
 
+    /// It runs: that holds also while its QEMU is too busy to say so again.
+    pub(crate) fn runs(&self) {
+        if let Some(vm) = self.vm() {
+            vm.runs();
+        }
+    }
+
     /// Whoever wants something of it may have it.
     pub(crate) fn free(self) {
         self.registry.set_free(&self.name);

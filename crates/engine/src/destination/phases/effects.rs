@@ -133,6 +133,9 @@ impl Effects for Keeper {
         match incoming.cont() {
             Ok(()) => {
                 self.ran.get_or_insert_with(Instant::now);
+                if let Some(arriving) = &self.arriving {
+                    arriving.runs();
+                }
                 Step::Runs
             }
             Err(QmpError::Closed) if !self.machine.process.is_alive() => Step::QemuGone,
