@@ -99,7 +99,7 @@ impl Recipient {
         if self.sleeps.swap(false, Relaxed)
             && let Some(tell) = &*self.tell.lock()
         {
-            // Whoever says it may be gone.
+            // The thread that tells the source may have ended.
             let _ = tell.send(Told::Share);
         }
     }

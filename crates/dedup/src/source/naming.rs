@@ -63,7 +63,7 @@ pub struct Plan {
     pub waits: Waits,
 }
 
-/// How a destination may wait for content that comes from elsewhere.
+/// How long a destination may wait for content from another VM, host or disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
     /// It may not: what it lacks is sent at once.

@@ -1,4 +1,4 @@
-//! The port of a VM, open to whoever asks, by whatever its QEMU can be asked or seen.
+//! The helper's port of a VM, found over QMP or from QEMU's command line.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::guest_memory::GuestMemory;
 
 /// A VM whose guest's helper can be asked.
 pub trait HasGuest: Send + Sync {
-    /// Opens the port for the helper in the guest, whoever made it, once nobody
-    /// else of this agent speaks there.
+    /// Opens the port for the helper in the guest, once no other thread of this
+    /// agent uses it.
     ///
     /// # Errors
     /// If there is none, no program in the guest has it open, or it isn't our turn
@@ -83,7 +83,7 @@ impl OpenPort<'_> {
         heard.map_err(|error| self.explained(error))
     }
 
-    /// Nobody answers somebody who is not served.
+    /// QEMU serves one client at a time: a second one gets no answer.
     fn explained(&self, error: GuestError) -> GuestError {
         match error {
             GuestError::Absent { .. } if self.taken => GuestError::Taken,
