@@ -169,7 +169,7 @@ pub enum Limit {
     Network,
     /// Lanes keep to the operator's `--limit`.
     Bound,
-    /// Lanes are busy encoding.
+    /// Lanes are busy encoding, or have no CPU.
     Cpu,
     /// Lanes wait for QEMU to hand pages over.
     Qemu,

@@ -28,9 +28,10 @@ pub use cpus::{Cpus, CpusError};
 pub use faults::point;
 pub use thread::{migration_span, spawn};
 
-/// How far their nice value is from the agent's own: about a tenth of an
-/// even share of a CPU that others want, or ten times one.
-const NICE_STEP: i32 = 10;
+/// How far their nice value is from the agent's own: about a third of an
+/// even share of a CPU that others want, or three times one. Where all CPUs are taken, what
+/// a migration uses is lost to others however long it takes: with less it only lasts longer.
+const NICE_STEP: i32 = 5;
 const NICE: std::ops::RangeInclusive<i32> = -20..=19;
 
 /// Who goes first where there are fewer CPUs than threads that want them.
@@ -335,11 +336,11 @@ mod tests {
     #[test]
     fn nice_values_stay_where_there_are_any() {
         for (priority, base, nice) in [
-            (Priority::Low, 0, 10),
+            (Priority::Low, 0, 5),
             (Priority::Low, 15, 19),
             (Priority::Normal, 5, 5),
-            (Priority::High, 0, -10),
-            (Priority::High, -15, -20),
+            (Priority::High, 0, -5),
+            (Priority::High, -18, -20),
         ] {
             assert_eq!(priority.nice(base), nice, "{priority:?} from {base}");
         }

@@ -8,6 +8,10 @@
 //! each failed experiment is repeated half as often. If they don't, it does no
 //! harm whatever the content is: what doesn't compress is skipped at little
 //! cost, and later content may be better.
+//!
+//! Where lanes are ready to go on and get no CPU, any encoding does harm, to them and to
+//! whoever else wants that CPU. So bytes as they are is tried, and stays unless it delivers
+//! clearly less.
 
 use std::time::Duration;
 
@@ -55,6 +59,8 @@ pub struct Sample {
     pub encoding: f64,
     /// Share without a batch to send.
     pub waiting: f64,
+    /// Of all that, the share for which they were ready to go on and had no CPU.
+    pub for_cpu: f64,
     /// Page bodies delivered per second, in guest bytes.
     pub delivered_bytes_per_s: f64,
 }
@@ -67,11 +73,23 @@ const ENCODING_MUCH: f64 = 0.85;
 const ENCODING_LITTLE: f64 = 0.5;
 /// Lanes that are idle for this share of the time say nothing about the link.
 const WAITING_MUCH: f64 = 0.6;
+/// Lanes that wait this much for a CPU are slowed by that.
+const FOR_CPU_MUCH: f64 = 1.0 / 3.0;
 /// What an experiment must gain to stay.
 const GAIN_MIN: f64 = 1.05;
+/// What one must leave that spares CPU time where that is short.
+const SPARING_MIN: f64 = 0.95;
 /// Windows between two experiments, at first and at most.
 const REST_FIRST: u32 = 4;
 const REST_MAX: u32 = 128;
+
+impl Sample {
+    /// Whether it is CPU time that lanes wait for, whatever they do.
+    #[must_use]
+    pub fn lacks_cpu(&self) -> bool {
+        self.for_cpu > FOR_CPU_MUCH
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Experiment {
@@ -120,8 +138,11 @@ impl Effort {
     }
 
     fn judge(self, experiment: Experiment, sample: Sample) -> Self {
-        let harmless = self.level > experiment.from && sample.encoding < ENCODING_LITTLE;
-        if harmless || sample.delivered_bytes_per_s >= experiment.from_bytes_per_s * GAIN_MIN {
+        let is_harder = self.level > experiment.from;
+        let lacks_cpu = sample.lacks_cpu();
+        let is_harmless = is_harder && sample.encoding < ENCODING_LITTLE && !lacks_cpu;
+        let least = if lacks_cpu && !is_harder { SPARING_MIN } else { GAIN_MIN };
+        if is_harmless || sample.delivered_bytes_per_s >= experiment.from_bytes_per_s * least {
             return Self { experiment: None, rest: 0, rest_next: REST_FIRST, ..self };
         }
         Self {
@@ -134,7 +155,10 @@ impl Effort {
 
     fn propose(self, sample: Sample) -> Self {
         let to = match self.level {
-            Level::Raw | Level::Light if sample.writing > WRITING_MUCH => Level::Hard,
+            Level::Light | Level::Hard if sample.lacks_cpu() => Level::Raw,
+            Level::Raw | Level::Light if sample.writing > WRITING_MUCH && !sample.lacks_cpu() => {
+                Level::Hard
+            }
             Level::Hard if sample.encoding > ENCODING_MUCH => Level::Light,
             Level::Light if sample.encoding > ENCODING_MUCH => Level::Raw,
             _ => return self,
@@ -172,6 +196,7 @@ mod tests {
                 writing: 1.0 - encoding,
                 encoding,
                 waiting: 0.0,
+                for_cpu: 0.0,
                 delivered_bytes_per_s: delivered,
             }
         }
@@ -246,10 +271,50 @@ mod tests {
         assert_eq!(effort.level(), Level::Light);
     }
 
+    /// Levels that lanes without CPU time come to, which deliver so much by each.
+    fn levels_without_cpu(bytes_per_s: [f64; 3], from: Level) -> Vec<Level> {
+        let mut effort = Effort::new(from);
+        let next = || {
+            let delivered_bytes_per_s = bytes_per_s[effort.level() as usize];
+            // They seem to wait for the network: the receiver lacks CPU time as well.
+            let (writing, encoding) = (0.6, 0.3);
+            let sample =
+                Sample { writing, encoding, waiting: 0.1, for_cpu: 0.5, delivered_bytes_per_s };
+            effort = effort.next(sample);
+            Some(effort.level())
+        };
+        std::iter::from_fn(next).take(500).collect()
+    }
+
+    #[test]
+    fn lanes_that_lack_cpu_time_send_bytes_as_they_are() {
+        // Encoding costs throughput, or gains next to none.
+        for bytes_per_s in [[2.2e9, 1.6e9, 1.2e9], [100e6, 101e6, 102e6]] {
+            for from in [Level::Light, Level::Hard] {
+                let levels = levels_without_cpu(bytes_per_s, from);
+                assert!(levels.iter().all(|level| *level == Level::Raw), "{levels:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_shrinks_is_compressed_also_where_cpu_time_is_short() {
+        let levels = levels_without_cpu([60e6, 90e6, 150e6], Level::Hard);
+        let hard = levels.iter().filter(|level| **level == Level::Hard).count();
+        assert!(hard > 480, "{hard}");
+        assert!(levels.contains(&Level::Raw), "it is tried");
+    }
+
     #[test]
     fn lanes_without_work_decide_nothing() {
         let effort = Effort::new(Level::Hard);
-        let idle = Sample { writing: 0.0, encoding: 0.1, waiting: 0.9, delivered_bytes_per_s: 1.0 };
+        let idle = Sample {
+            writing: 0.0,
+            encoding: 0.1,
+            waiting: 0.9,
+            for_cpu: 0.0,
+            delivered_bytes_per_s: 1.0,
+        };
         assert_eq!(effort.next(idle), effort);
     }
 }

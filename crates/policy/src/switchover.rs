@@ -10,6 +10,9 @@ use std::time::Duration;
 /// Share of the downtime goal that the backlog may use. The rest is for QEMU's
 /// own remainder, the device state and the load at the destination.
 const BACKLOG_SHARE: f64 = 0.25;
+/// The same where QEMU leaves as much as takes all of the goal, and the backlog comes on
+/// top.
+const UNCOUNTED_SHARE: f64 = 0.0625;
 
 /// Least time to plan for moving pages when the fixed cost and the backlog use
 /// up the goal: QEMU has to be allowed to finish at some time.
@@ -28,6 +31,8 @@ pub struct BacklogInput {
     pub bodies_per_s: Option<f64>,
     /// The downtime goal.
     pub goal: Duration,
+    /// QEMU is told to leave so much less.
+    pub counted: bool,
     /// The pool's full size.
     pub pool_bytes: u64,
     /// What the lanes need to have something to send at all.
@@ -50,7 +55,8 @@ pub fn backlog_limit_bytes(input: BacklogInput) -> u64 {
     let Some(bodies_per_s) = input.bodies_per_s else {
         return input.least_bytes.min(input.pool_bytes);
     };
-    let within_goal = whole(bodies_per_s * input.goal.as_secs_f64() * BACKLOG_SHARE);
+    let share = if input.counted { BACKLOG_SHARE } else { UNCOUNTED_SHARE };
+    let within_goal = whole(bodies_per_s * input.goal.as_secs_f64() * share);
     within_goal.clamp(input.least_bytes.min(input.pool_bytes), input.pool_bytes)
 }
 
@@ -133,6 +139,7 @@ mod tests {
             hidden_bytes: 400 * MIB,
             bodies_per_s: Some(119e6),
             goal: Duration::from_millis(300),
+            counted: true,
             pool_bytes: 128 * MIB,
             least_bytes: MIB,
         }
@@ -149,6 +156,8 @@ mod tests {
         assert_eq!(backlog_limit_bytes(near), 8_925_000);
         let later = BacklogInput { first_pass_left_bytes: None, ..input() };
         assert_eq!(backlog_limit_bytes(later), 8_925_000);
+        let uncounted = BacklogInput { counted: false, ..later };
+        assert_eq!(backlog_limit_bytes(uncounted), 8_925_000 / 4);
     }
 
     #[test]

@@ -4,12 +4,13 @@
 use std::fs;
 use std::path::Path;
 
-use qemu::fuzzing::{seed_disks, seed_memory};
+use qemu::fuzzing::{seed_command_lines, seed_disks, seed_memory};
 
 fn main() -> std::io::Result<()> {
     let corpus = Path::new("fuzz/corpus");
     write(&corpus.join("qemu_memory"), &seed_memory())?;
-    write(&corpus.join("qemu_disks"), &seed_disks())
+    write(&corpus.join("qemu_disks"), &seed_disks())?;
+    write(&corpus.join("qemu_command_line"), &seed_command_lines())
 }
 
 fn write(folder: &Path, seeds: &[&str]) -> std::io::Result<()> {

@@ -9,7 +9,7 @@ mod port;
 mod words;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ram::Mapping;
 use rights::User;
@@ -25,6 +25,13 @@ use words::{Argument, Words};
 
 /// Longest name that is passed on.
 const NAME_BYTES_MAX: usize = 255;
+
+/// What a command line says, of whatever process: for the fuzzer.
+pub(crate) fn read(argv: &[String]) {
+    let words = Words(argv);
+    let _ = (disks::of(words, Path::new("/"), &OpenFiles::default()), memory::of(words));
+    let _ = (words.last("name").and_then(guest_name), port::of(words, std::process::id()));
+}
 
 /// A QEMU of somebody else's.
 #[derive(Debug)]

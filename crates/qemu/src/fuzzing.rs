@@ -1,6 +1,8 @@
 //! Entry points for the fuzzer (`fuzz/`): what QEMU says of itself, in words and in
-//! JSON.
+//! JSON, and what it was started with.
 
+use crate::command_line::CommandLine;
+use crate::commanded;
 use crate::guest_disks::{self, Reading};
 use crate::guest_memory::GuestMemory;
 
@@ -46,6 +48,27 @@ pub fn disks(bytes: &[u8]) {
     }
 }
 
+/// Any bytes as a command line, as the kernel shows it: of a QEMU that we start, and of one
+/// that somebody else has started.
+///
+/// # Panics
+/// If something is wrong with the crate.
+pub fn command_line(bytes: &[u8]) {
+    let words = bytes.split(|byte| *byte == 0);
+    let argv: Vec<String> = words.map(|one| String::from_utf8_lossy(one).into_owned()).collect();
+    commanded::read(&argv);
+    let kept = CommandLine::of_running(&argv);
+    assert_eq!(CommandLine::of_running(&kept), kept, "nothing of ours is left");
+    let Ok(line) = CommandLine::parse(&argv) else { return };
+    assert_eq!(line.argv(), argv);
+    let _ = (line.backends(), line.accelerator(), line.cpu_model(), line.memory_path());
+    let _ = (line.needs_root(), line.has_guest_port(), line.has_free_page_hint());
+    let (without_user, _) = line.without_user();
+    assert!(!without_user.names_user());
+    let waiting = line.waiting(Some("pc")).with_switchover_ack();
+    assert!(waiting.has("S") && waiting.arguments("incoming").last() == Some("defer"));
+}
+
 /// Memory as QEMU tells it, to mutate.
 #[must_use]
 pub fn seed_memory() -> [&'static str; 1] {
@@ -64,6 +87,22 @@ pub fn seed_disks() -> [&'static str; 2] {
     [include_str!("guest_disks/recorded/7.2.json"), include_str!("guest_disks/recorded/10.0.json")]
 }
 
+/// Command lines as libvirt and an operator write them, to mutate.
+#[must_use]
+pub fn seed_command_lines() -> [&'static str; 2] {
+    [
+        "qemu-system-x86_64\0-name\0guest=a,debug-threads=on\0-machine\0pc-q35-7.2,\
+         memory-backend=pc.ram\0-object\0{\"qom-type\":\"memory-backend-memfd\",\"id\":\"pc.ram\",\
+         \"size\":1073741824}\0-blockdev\0{\"driver\":\"file\",\"filename\":\"/a.img\",\
+         \"node-name\":\"s\"}\0-blockdev\0{\"node-name\":\"f\",\"driver\":\"raw\",\"file\":\"s\"}\0\
+         -device\0{\"driver\":\"virtio-blk-pci\",\"drive\":\"f\",\"id\":\"d\",\"bus\":\"pci.2\",\
+         \"addr\":\"0x0\"}\0-incoming\0defer",
+        "qemu-kvm\0-M\0q35,accel=kvm:tcg\0-cpu\0host\0-m\0size=1G,slots=2,maxmem=4G\0-numa\0\
+         node,memdev=m,nodeid=0\0-object\0memory-backend-ram,id=m,size=1G\0-drive\0\
+         file=a,,b.img,if=virtio,format=raw\0-runas\0nobody\0-mem-prealloc\0disk.img",
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,6 +116,12 @@ mod tests {
         }
         for text in seed_disks() {
             disks(text.as_bytes());
+        }
+        for text in seed_command_lines() {
+            command_line(text.as_bytes());
+            let argv: Vec<_> = text.split('\0').collect();
+            // What only an agent may say is refused.
+            assert_eq!(CommandLine::parse(&argv).is_err(), text.contains("-incoming"));
         }
     }
 }

@@ -31,6 +31,7 @@ mod outage;
 mod overflow;
 mod pacer;
 mod queue;
+mod queueing;
 mod receiver;
 mod reluctance;
 mod replies;

@@ -1,10 +1,11 @@
 //! What the lanes count, for progress, policies and the report.
 
+use std::num::NonZeroU32;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::window;
+use crate::{queueing, window};
 
 /// One lane. All counters only grow.
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ pub struct LaneMeter {
     spent_ns: [AtomicU64; 3],
     doing: AtomicU8,
     since_ns: AtomicU64,
+    /// The sender's, by the kernel's number; 0: none yet.
+    thread: AtomicU32,
 }
 
 /// What a lane's sender does.
@@ -40,6 +43,8 @@ pub struct LaneTimes {
     pub encoding: Duration,
     /// Without a batch to send.
     pub waiting: Duration,
+    /// Of all that, ready to go on and without a CPU.
+    pub for_cpu: Duration,
 }
 
 impl LaneMeter {
@@ -58,6 +63,8 @@ impl LaneMeter {
 
     /// The sender has begun.
     pub(crate) fn begin(&self) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        self.thread.store(thread.unsigned_abs(), Relaxed);
         self.since_ns.store(now_ns(), Relaxed);
         self.doing.store(Doing::Waiting as u8, Relaxed);
     }
@@ -78,7 +85,14 @@ impl LaneMeter {
             writing: spent(Doing::Writing),
             encoding: spent(Doing::Encoding),
             waiting: spent(Doing::Waiting),
+            for_cpu: self.for_cpu(),
         }
+    }
+
+    /// Of the sender as it is: one that begins anew has waited for nothing yet.
+    fn for_cpu(&self) -> Duration {
+        let thread = NonZeroU32::new(self.thread.load(Relaxed));
+        thread.and_then(queueing::of).unwrap_or_default()
     }
 }
 
@@ -95,6 +109,7 @@ impl std::iter::Sum for LaneTimes {
             writing: sum.writing + one.writing,
             encoding: sum.encoding + one.encoding,
             waiting: sum.waiting + one.waiting,
+            for_cpu: sum.for_cpu + one.for_cpu,
         })
     }
 }
@@ -107,6 +122,7 @@ impl std::ops::Sub for LaneTimes {
             writing: self.writing.saturating_sub(earlier.writing),
             encoding: self.encoding.saturating_sub(earlier.encoding),
             waiting: self.waiting.saturating_sub(earlier.waiting),
+            for_cpu: self.for_cpu.saturating_sub(earlier.for_cpu),
         }
     }
 }

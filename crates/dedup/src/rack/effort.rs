@@ -53,6 +53,7 @@ impl Alone {
             writing,
             encoding,
             waiting: (1.0 - encoding - writing).max(0.0),
+            for_cpu: 0.0,
             delivered_bytes_per_s: self.bytes as f64 / whole_s,
         }
     }

@@ -75,8 +75,12 @@ impl Split {
         let handed_over =
             audit::handed_over(self.agents.request.audit, self.agents.carrying.hash.as_deref())
                 .ok_or_else(|| self.agents.lost(audit::UNKNOWN_HASH.to_owned()))?;
-        let traits =
-            Traits { told_bandwidth: false, held: false, sectioned: self.channels.is_none() };
+        let traits = Traits {
+            told_bandwidth: false,
+            told_limit: false,
+            held: false,
+            sectioned: self.channels.is_none(),
+        };
         let goal = Duration::from_millis(self.agents.request.downtime_ms.max(1));
         let state = Arc::new(StreamState::new(&pools, goal, traits));
         let lanes = Arc::new(Lanes::new(self.agents.lanes_plan()?, Some(Arc::clone(&threads))));

@@ -41,6 +41,9 @@ impl Seen {
         let most = writing.max(encoding).max(waiting);
         if most <= 0.0 {
             Limit::Unknown
+        } else if self.lanes.lacks_cpu() {
+            // Whatever else they seem to wait for.
+            Limit::Cpu
         } else if waiting >= most {
             if self.disks_full { Limit::Disk } else { Limit::Qemu }
         } else if encoding >= most {
@@ -61,7 +64,8 @@ mod tests {
     use super::*;
 
     fn lanes(writing: f64, encoding: f64, waiting: f64) -> effort::Sample {
-        effort::Sample { writing, encoding, waiting, delivered_bytes_per_s: 0.0 }
+        let for_cpu = 0.05;
+        effort::Sample { writing, encoding, waiting, for_cpu, delivered_bytes_per_s: 0.0 }
     }
 
     /// A later pass of lanes that write 10 MB a second most of their time.
@@ -96,6 +100,14 @@ mod tests {
         assert_eq!(Seen { dirty_bytes_per_s: 17e6, ..writing() }.limit(), Limit::Guest);
         let first = Seen { later: false, dirty_bytes_per_s: 17e6, ..writing() };
         assert_eq!(first.limit(), Limit::Network);
+    }
+
+    #[test]
+    fn lanes_without_a_cpu_wait_for_nothing_else() {
+        for (writing_, waiting) in [(0.9, 0.1), (0.1, 0.9)] {
+            let lanes = effort::Sample { for_cpu: 0.5, ..lanes(writing_, 0.0, waiting) };
+            assert_eq!(Seen { lanes, ..writing() }.limit(), Limit::Cpu);
+        }
     }
 
     #[test]

@@ -28,6 +28,8 @@ const HIDDEN_TOLD_BYTES: u64 = 4 << 20;
 pub(crate) struct Traits {
     /// It takes a bandwidth from us.
     pub(crate) told_bandwidth: bool,
+    /// It takes at least a downtime limit from us.
+    pub(crate) told_limit: bool,
     /// It does not stop the VM before the tap lets it.
     pub(crate) held: bool,
     /// Its epochs are RAM sections, not passes.
@@ -40,6 +42,8 @@ pub(crate) struct StreamState {
     /// The downtime that is accepted, in nanoseconds.
     goal_nanos: AtomicU64,
     hidden_bytes: u64,
+    /// What is in flight is a part of what QEMU is told that it may leave.
+    counted: bool,
     least_bytes: u64,
     limit_bytes: AtomicU64,
     /// What lanes can use at once.
@@ -72,6 +76,7 @@ impl StreamState {
             pool_bytes,
             goal_nanos: AtomicU64::new(nanos(goal)),
             hidden_bytes: if traits.told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
+            counted: traits.told_limit,
             least_bytes,
             limit_bytes: AtomicU64::new(pool_bytes),
             useful_bytes: AtomicU64::new(pool_bytes),
@@ -147,6 +152,7 @@ impl StreamState {
             hidden_bytes: self.hidden_bytes,
             bodies_per_s: self.bodies_per_s(),
             goal: self.goal(),
+            counted: self.counted,
             pool_bytes: self.pool_bytes,
             least_bytes: self.least_bytes,
         })
@@ -218,7 +224,8 @@ mod tests {
     #[test]
     fn the_pool_shrinks_as_soon_as_the_tap_has_taken_enough() {
         let pools = Resources::new(128 << 20).leaving(false).unwrap();
-        let traits = Traits { told_bandwidth: false, held: false, sectioned: true };
+        let traits =
+            Traits { told_bandwidth: false, told_limit: true, held: false, sectioned: true };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.announce_ram(8 << 30);
         assert_eq!(state.limit_bytes(), pools.bound_bytes as u64);
@@ -233,7 +240,8 @@ mod tests {
     #[test]
     fn the_pool_is_as_deep_as_lanes_can_use_and_deeper_only_where_that_pays() {
         let pools = Resources::new(128 << 20).leaving(false).unwrap();
-        let traits = Traits { told_bandwidth: true, held: true, sectioned: false };
+        let traits =
+            Traits { told_bandwidth: true, told_limit: true, held: true, sectioned: false };
         let state = StreamState::new(&pools, Duration::from_millis(300), traits);
         state.announce_ram(8 << 30);
         let limit = || {

@@ -111,6 +111,7 @@ impl Prepared<'_> {
         let channels = self.channels(kind);
         let traits = Traits {
             told_bandwidth: outgoing.takes_bandwidth(),
+            told_limit: true,
             held: outgoing.is_held(),
             sectioned: kind == StreamKind::Classic,
         };

@@ -71,6 +71,7 @@ impl Window {
                 writing: share(times.writing),
                 encoding: share(times.encoding),
                 waiting: share(times.waiting),
+                for_cpu: share(times.for_cpu),
                 delivered_bytes_per_s: (bodies + blocks) as f64 / seconds,
             },
         }
