@@ -1,0 +1,197 @@
+//! Its QEMU: whether that lives, and what it says.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use api::VmStatus;
+use crossbeam_channel::Receiver;
+use qemu::launch::log_tail;
+use qemu::machine::{self, Machine};
+use qemu::outgoing;
+use qemu::process::Process;
+use qemu::qmp::{Event, QmpError};
+use serde_json::json;
+
+use super::shut_down::{ShutDown, WITHOUT_A_WORD};
+use super::{Known, Vm};
+
+/// A QEMU that moves its VM may hold its main lock for a while; a list of VMs
+/// does not wait for it.
+const STATUS_WAIT: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Debug)]
+pub(super) enum Qemu {
+    Alive { machine: Arc<Machine>, ends: Receiver<Event> },
+    Dead { pid: u32, version: String, argv: Vec<String>, attached: bool, why: String },
+}
+
+impl Qemu {
+    pub(super) fn alive(machine: Machine) -> Self {
+        let ends = machine.qmp.events_named(&["SHUTDOWN", "STOP"]);
+        Self::Alive { machine: Arc::new(machine), ends }
+    }
+}
+
+impl Vm {
+    /// Its QEMU, if it lives.
+    pub(crate) fn machine(&self) -> Option<Arc<Machine>> {
+        match &self.known.lock().qemu {
+            Qemu::Alive { machine, .. } => Some(Arc::clone(machine)),
+            Qemu::Dead { .. } => None,
+        }
+    }
+
+    /// Its QEMU answers after all.
+    pub(crate) fn met(&self, machine: Machine) {
+        if self.ram_bytes() == 0 {
+            self.ram_bytes.store(machine.qmp.ram_bytes().unwrap_or(0), Relaxed);
+        }
+        self.known.lock().qemu = Qemu::alive(machine);
+    }
+
+    /// Ends what an agent that crashed left of a migration, and puts QEMU's
+    /// settings back; remembers why, if that can't be done.
+    pub(crate) fn make_up(&self, machine: &Machine) {
+        let stuck_by = match outgoing::make_up(machine) {
+            Ok(false) => None,
+            Ok(true) => {
+                tracing::info!(vm = self.name, "ended a migration that was left behind");
+                None
+            }
+            Err(error) => {
+                tracing::warn!(vm = self.name, %error, "a migration is left behind");
+                Some(format!(
+                    "QEMU still has what is left of a migration that an earlier run of the agent \
+                     began, and its settings: {error}. The VM runs on; it can be moved once that \
+                     is mended, or its QEMU was restarted"
+                ))
+            }
+        };
+        self.known.lock().stuck_by = stuck_by;
+    }
+
+    /// Its QEMU has said that it runs.
+    pub(crate) fn runs(&self) {
+        self.known.lock().status = VmStatus::Running;
+    }
+
+    /// Asks QEMU. `busy` with a migration, a lost connection is that one's to
+    /// notice.
+    pub(crate) fn status(&self, busy: bool) -> VmStatus {
+        let qemu = self.known.lock().qemu.clone();
+        let Qemu::Alive { machine, ends } = qemu else {
+            return VmStatus::Dead;
+        };
+        if machine.qmp.is_closed() || !machine.process.is_alive() {
+            return self.look_again(&machine, &ends, busy);
+        }
+        let answer = machine.qmp.execute_within("query-status", json!({}), STATUS_WAIT);
+        let mut known = self.known.lock();
+        known.hear(&ends);
+        match answer {
+            Ok(status) => {
+                known.status = match status["status"].as_str() {
+                    Some("running" | "suspended") => VmStatus::Running,
+                    _ => VmStatus::Paused,
+                };
+                if known.status == VmStatus::Running {
+                    known.stopped_by = None;
+                    known.shut_down = None;
+                }
+            }
+            Err(QmpError::Closed) => {
+                drop(known);
+                return self.look_again(&machine, &ends, busy);
+            }
+            // It is busy: what it said last still holds.
+            Err(_) => {
+                if let Some(shut_down) = known.shut_down {
+                    self.hangs(&mut known, shut_down, &machine.process);
+                }
+            }
+        }
+        known.status
+    }
+
+    /// Its guest has shut down, and QEMU neither answers nor ends.
+    fn hangs(&self, known: &mut Known, shut_down: ShutDown, process: &Process) {
+        let (name, pid) = (&self.name, process.pid());
+        known.status = VmStatus::Paused;
+        known.stopped_by = Some(format!(
+            "{}, and QEMU (process {pid}) neither answers nor ends: `droveway stop --force {name}` \
+             ends it",
+            shut_down.how
+        ));
+        if shut_down.needs_a_signal() {
+            let sent = process.terminate();
+            tracing::info!(
+                vm = name,
+                pid,
+                ?sent,
+                "its guest has shut down, its QEMU hangs: SIGTERM"
+            );
+        }
+    }
+
+    /// QEMU is gone, or only our connection to it.
+    fn look_again(&self, machine: &Arc<Machine>, ends: &Receiver<Event>, busy: bool) -> VmStatus {
+        if machine.process.is_alive() {
+            let meeting = self.meeting.try_lock();
+            if busy || meeting.is_none() {
+                return self.known.lock().status;
+            }
+            if let Ok(machine) = machine::reopen(&machine.record(), &self.dir) {
+                tracing::info!(vm = self.name, "connected to its QEMU again");
+                self.make_up(&machine);
+                let mut known = self.known.lock();
+                known.qemu = Qemu::alive(machine);
+                return known.status;
+            }
+            // It may be ending right now. If it is not, the record still finds
+            // it, at the next look.
+            if machine.process.is_alive() {
+                return self.known.lock().status;
+            }
+        }
+        let why = self.epitaph(machine, ends);
+        tracing::info!(vm = self.name, why, "its QEMU is gone");
+        let mut known = self.known.lock();
+        known.status = VmStatus::Dead;
+        known.qemu = Qemu::Dead {
+            pid: machine.process.pid(),
+            version: machine.version.clone(),
+            argv: machine.argv.clone(),
+            attached: machine.is_attached(),
+            why,
+        };
+        VmStatus::Dead
+    }
+
+    fn epitaph(&self, machine: &Machine, ends: &Receiver<Event>) -> String {
+        let mut known = self.known.lock();
+        known.hear(ends);
+        let why = known.shut_down.map_or(WITHOUT_A_WORD, |shut_down| shut_down.how);
+        with_log(why, machine.log().unwrap_or(&self.dir.join("qemu.log")))
+    }
+
+    /// Lets go of its QEMU, which goes on, so that it can be met anew.
+    pub(crate) fn let_go(&self) {
+        let mut known = self.known.lock();
+        if let Qemu::Alive { machine, .. } = &known.qemu {
+            let (pid, version) = (machine.process.pid(), machine.version.clone());
+            let (argv, attached) = (machine.argv.clone(), machine.is_attached());
+            let why = "connecting to its QEMU again".to_owned();
+            known.qemu = Qemu::Dead { pid, version, argv, attached, why };
+        }
+    }
+}
+
+/// Why, and what QEMU wrote last.
+pub(crate) fn with_log(why: &str, log: &Path) -> String {
+    match log_tail(log, 0) {
+        Some(tail) => format!("{why}; the end of {}:\n{tail}", log.display()),
+        None => why.to_owned(),
+    }
+}

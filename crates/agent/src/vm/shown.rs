@@ -1,0 +1,90 @@
+//! What the API shows of a VM.
+
+use std::time::Duration;
+
+use api::{GuestHelper, VmStatus, VmSummary};
+use cachemap::Clears;
+use qemu::command_line::CommandLine;
+use qemu::guest_port::{GuestError, HasGuest};
+use qemu::machine;
+
+use super::alive::Qemu;
+use super::{Place, Vm};
+
+/// Until QEMU has said where the helper's port is, and nobody else speaks there.
+const PORT_WAIT: Duration = Duration::from_millis(500);
+/// A helper answers at once, unless its guest has no CPU for it.
+const HELPER_WAIT: Duration = Duration::from_secs(1);
+
+impl Vm {
+    /// Asks the helper in its guest for its name; takes as long as the guest lets
+    /// it, with a bound.
+    pub(crate) fn helper(&self) -> Option<GuestHelper> {
+        let machine = self.machine()?;
+        let port = machine.open_guest_port(PORT_WAIT);
+        Some(match port.and_then(|port| port.greet(HELPER_WAIT)) {
+            Ok(greeting) => GuestHelper::Answers {
+                version: greeting.program,
+                clears_memory: match greeting.clears {
+                    Clears::Unknown => None,
+                    Clears::No => Some(false),
+                    Clears::Yes => Some(true),
+                },
+            },
+            Err(GuestError::NoPort(why)) => {
+                // Why it could not have one was learnt when it started.
+                let mut notes = machine.notes.iter();
+                let noted = notes.find(|note| note.starts_with(machine::NO_GUEST_PORT));
+                GuestHelper::NoPort { why: noted.cloned().unwrap_or_else(|| why.to_string()) }
+            }
+            Err(why) => GuestHelper::Silent { why: why.to_string() },
+        })
+    }
+
+    /// What the API shows.
+    pub(crate) fn summary(&self, place: Place, migration: Option<String>) -> VmSummary {
+        let status = self.status(migration.is_some() || place != Place::Here);
+        let known = self.known.lock();
+        let dead = [&known.doubt, &known.unreadable, &known.unnoted];
+        let (status, pid, qemu, attached, argv, problem) = match &known.qemu {
+            Qemu::Alive { machine, .. } => {
+                let (pid, attached) = (machine.process.pid(), machine.is_attached());
+                (status, pid, &machine.version, attached, &machine.argv, known.problem())
+            }
+            Qemu::Dead { pid, version, argv, attached, why } => {
+                let problem = dead.into_iter().find_map(Clone::clone);
+                let problem = problem.or_else(|| Some(why.clone()));
+                (VmStatus::Dead, *pid, version, *attached, argv, problem)
+            }
+        };
+        let mut summary = VmSummary {
+            name: self.name.clone(),
+            status,
+            pid,
+            qemu: qemu.clone(),
+            ram_bytes: self.ram_bytes(),
+            free_page_hint: hints(argv),
+            attached,
+            migration,
+            problem,
+            share_domain: self.share_domain.clone(),
+            content: None,
+            helper: None,
+            argv: argv.clone(),
+        };
+        match place {
+            Place::Arriving if summary.status != VmStatus::Dead => {
+                summary.status = VmStatus::Arriving;
+            }
+            Place::Unsettled => summary.status = VmStatus::InDoubt,
+            Place::Here if known.unreadable.is_some() => summary.status = VmStatus::Unreadable,
+            Place::Arriving | Place::Here => {}
+        }
+        summary
+    }
+}
+
+/// Whether the guest says which of its memory is free.
+fn hints(argv: &[String]) -> bool {
+    CommandLine::parse(argv).is_ok_and(|line| line.has_free_page_hint())
+}
