@@ -119,12 +119,12 @@ fn the_cpus() {
             until(&what, || have(&world, side, nice, cpus, &all));
         }
     };
-    are(10, "0");
+    are(5, "0");
     world.says(Side::A, &["set", &id, "--priority", "normal", "--cpus", "all"]);
     are(0, &all);
     // The tests run as root: it may.
     world.says(Side::A, &["set", &id, "--priority", "high"]);
-    are(-10, &all);
+    are(-5, &all);
     world.says(Side::A, &["set", &id, "--priority", "low", "--limit", "none"]);
     let report = world.arrive(&guest, Side::A, moving);
     assert_eq!((report.bounds.priority, report.bounds.cpus), (Priority::Low, None));
