@@ -21,7 +21,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// What a move that is under way is in. Of a VM that is nearly all zero QEMU hands over
-/// everything at once: whoever watches may see nothing of its first pass.
+/// everything at once, so that its first pass may be too short to be shown.
 const UNDER_WAY: [&str; 3] = ["first pass", "later passes", "stopped"];
 
 /// Begins a gang, and waits until a move is under way.

@@ -9,9 +9,9 @@
 //! harm whatever the content is: what doesn't compress is skipped at little
 //! cost, and later content may be better.
 //!
-//! Where lanes are ready to go on and get no CPU, any encoding does harm, to them and to
-//! whoever else wants that CPU. So bytes as they are is tried, and stays unless it delivers
-//! clearly less.
+//! Where lanes are ready to run and get no CPU, any encoding does harm, to them and to all
+//! others that want that CPU. So sending without compression is tried, and stays unless it
+//! delivers clearly less.
 
 use std::time::Duration;
 

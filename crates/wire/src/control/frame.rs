@@ -1,4 +1,4 @@
-//! What a control connection is made of: messages, and the residue between them.
+//! Frames of a control connection: messages, and the non-RAM stream between them.
 //!
 //! ```text
 //! 0 length u32 (of what follows the kind)   4 kind u8   5 content
@@ -18,7 +18,7 @@ const MESSAGE_BYTES_MAX: u64 = 2 << 20;
 /// two bytes in JSON and 32 in memory, a field of an object over 100. A shape of
 /// a VM with hundreds of devices has some thousands.
 const MESSAGE_VALUES_MAX: u64 = 1 << 17;
-/// Longest piece of residue in a frame. The head of a VM (its block list) is
+/// Longest piece of the non-RAM stream in a frame. The head of a VM (its block list) is
 /// some KiB, with a thousand blocks below 1 MiB; the tail is cut into pieces.
 const RESIDUE_BYTES_MAX: u64 = 4 << 20;
 
@@ -27,9 +27,9 @@ const RESIDUE_BYTES_MAX: u64 = 4 << 20;
 pub enum Frame {
     /// A message as JSON.
     Message(Vec<u8>),
-    /// The residue's head.
+    /// The head of the non-RAM stream.
     Head(Vec<u8>),
-    /// A piece of the residue's tail.
+    /// A piece of its tail.
     Tail(Vec<u8>),
     /// A piece of a stream that could not be split. Empty: the end of one that is
     /// relayed.
