@@ -89,6 +89,7 @@ end-to-end: tests
 .PHONY: libvirt-test
 libvirt-test: tests
 	$(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end libvirt
+	LAB_LIBVIRT=newest $(DEBUG)/lab as-root --kit -- $(DEBUG)/suite end-to-end libvirt
 
 # KubeVirt's own proxies and notes of pods at both ends, and Kubernetes' own reading of the
 # manifests.

@@ -8,12 +8,15 @@ use std::time::Duration;
 use lab::guest::Guest;
 use lab::hosts::{Host, Hosts, Link};
 use lab::libvirt::{Domain, Ended, Libvirtd, Migrating, Migration};
-use lab::setup::{self, Kit, Qemu};
+use lab::setup::{self, Kit, Qemu, Version};
 
 use crate::{Side, assert_intact, until};
 
 /// What any migration here takes at most, on a busy machine too.
 const MIGRATION_MAX: Duration = Duration::from_secs(180);
+
+/// A libvirt that is older may not know the current QEMU.
+const KNOWS_CURRENT: Version = Version { major: 11, minor: 0, patch: 0 };
 
 /// Two hosts, a libvirtd on each.
 pub struct LibvirtWorld {
@@ -43,9 +46,33 @@ impl LibvirtWorld {
     pub fn with(link: Link, qemu_conf: impl Fn(&Hosts, &Host) -> String) -> Self {
         let kit = setup::ensure().unwrap();
         let made_of = setup::libvirt(&kit).unwrap();
+        Self::of(link, kit, [made_of.clone(), made_of], qemu_conf)
+    }
+
+    /// The same, with the distribution's libvirt at A, and the current one at B.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn of_two_releases(link: Link, qemu_conf: impl Fn(&Hosts, &Host) -> String) -> Self {
+        let kit = setup::ensure().unwrap();
+        let all = setup::libvirts(&kit).unwrap();
+        let made_of = [all.first(), all.last()].map(|one| one.unwrap().clone());
+        Self::of(link, kit, made_of, qemu_conf)
+    }
+
+    fn of(
+        link: Link,
+        kit: Kit,
+        made_of: [setup::Libvirt; 2],
+        qemu_conf: impl Fn(&Hosts, &Host) -> String,
+    ) -> Self {
         let hosts = Hosts::new(link).unwrap();
-        let daemons = [&hosts.a, &hosts.b]
-            .map(|host| Libvirtd::start(&hosts, host, &made_of, &qemu_conf(&hosts, host)).unwrap());
+        let start =
+            |host, made_of| Libvirtd::start(&hosts, host, made_of, &qemu_conf(&hosts, host));
+        let daemons =
+            [start(&hosts.a, &made_of[0]).unwrap(), start(&hosts.b, &made_of[1]).unwrap()];
+        let [made_of, _] = made_of;
         Self { daemons, hosts, kit, made_of }
     }
 
@@ -70,8 +97,8 @@ impl LibvirtWorld {
         pod.map_or_else(|| host.processes(), |pod| pod.processes(host)).unwrap()
     }
 
-    /// The distribution's QEMU, and one that is correct with the accelerator at hand;
-    /// often the same.
+    /// The distribution's QEMU, one that is correct with the accelerator at hand, which
+    /// often is the same, and the current one if libvirt is.
     #[must_use]
     pub fn qemus(&self) -> Vec<Qemu> {
         let kit = &self.kit;
@@ -80,6 +107,9 @@ impl LibvirtWorld {
             Qemu { program: system, version: kit.qemu_system_version },
             Qemu { program: kit.qemu.clone(), version: kit.qemu_version },
         ];
+        if self.made_of.version >= KNOWS_CURRENT {
+            all.extend(setup::qemus(kit).unwrap().pop());
+        }
         all.dedup_by_key(|qemu| qemu.version);
         all
     }

@@ -1,7 +1,7 @@
 //! Pages of which the guest changes little go as what has changed of them: a guest that
 //! makes pages dirty faster than the link is followed without being slowed.
 
-use api::{Phase, Report};
+use api::{Phase, Prediction, Report};
 use end_to_end::commander::Commander;
 use end_to_end::{MIB, Side, World, guest};
 use lab::guest::{Guest, GuestSpec};
@@ -34,6 +34,20 @@ fn by_multifd_and_by_a_classic_stream() {
         let report = world.migrate(&guest, from, args);
         assert_went_as_deltas(&report);
     }
+}
+
+/// Before it moves, too.
+#[test]
+fn it_is_predicted_to_need_no_throttling() {
+    let world = World::new(Link::one(LINK));
+    let guest = world.boot(&counter("web1"));
+    let rate = format!("{LINK}M");
+    let told = world.tells(Side::A, &["predict", "web1", "host-b", "--rate", &rate, "--json"]);
+    let predicted: Prediction = serde_json::from_str(&told).unwrap();
+    assert!(predicted.dirty_bytes_per_s > predicted.delivered_bytes_per_s, "{predicted:?}");
+    assert!(predicted.changed_share.is_some_and(|share| share < 0.3), "{predicted:?}");
+    assert!(predicted.free.met && predicted.share == 1.0, "{predicted:?}");
+    world.assert_intact(&guest);
 }
 
 /// By its own commands, and at the pace of its QEMU.

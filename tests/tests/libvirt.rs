@@ -14,9 +14,12 @@ const WAYS: [(bool, Option<u8>); 4] =
     [(false, None), (false, Some(4)), (true, None), (true, Some(4))];
 
 /// To and fro by these ways, with a QEMU: the first is the distribution's, the last the
-/// lab's usual one.
+/// newest that libvirt knows.
 fn by(ways: &[(bool, Option<u8>)], p2p: bool, is_oldest: bool) {
-    let carried = Carried::new(Link::one(1000));
+    with(&Carried::new(Link::one(1000)), ways, p2p, is_oldest);
+}
+
+fn with(carried: &Carried, ways: &[(bool, Option<u8>)], p2p: bool, is_oldest: bool) {
     let mut qemus = carried.world.qemus();
     let qemu = if is_oldest { qemus.swap_remove(0) } else { qemus.pop().unwrap() };
     let guest = carried.world.start(&Domain::new(guest("256M", RATE)), &qemu);
@@ -53,6 +56,13 @@ fn from_libvirtd_to_libvirtd() {
 #[test]
 fn from_libvirtd_to_libvirtd_with_the_distributions_qemu() {
     by(&WAYS, true, true);
+}
+
+/// As while a cluster is upgraded, host by host.
+#[test]
+fn between_two_releases_of_libvirt() {
+    let carried = Carried::of_two_releases(Link::one(1000));
+    with(&carried, &WAYS[..2], false, false);
 }
 
 /// The same ways with a disk that only one host has, over two cards.

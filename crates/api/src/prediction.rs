@@ -28,7 +28,7 @@ pub struct PredictRequest {
 pub struct Outlook {
     /// From the command to the VM running at the destination.
     pub total_s: f64,
-    /// Guest bytes that are delivered.
+    /// What is sent, uncompressed.
     pub bytes: u64,
     /// How long the VM is gone.
     pub downtime_ms: f64,
@@ -52,6 +52,9 @@ pub struct Prediction {
     /// What it writes to over and over, if that is less than could be told from
     /// all of its memory.
     pub working_set_bytes: Option<u64>,
+    /// Of a page that it writes again, the share that changes, and is sent again; none if
+    /// too few were seen to change.
+    pub changed_share: Option<f64>,
     /// What can be delivered per second, uncompressed.
     pub delivered_bytes_per_s: f64,
     /// If it isn't slowed.

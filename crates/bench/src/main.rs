@@ -185,7 +185,7 @@ fn run(action: &Action) -> Result<ExitCode, LabError> {
             let kit = setup::ensure()?;
             if *tests {
                 setup::qemus(&kit)?;
-                setup::libvirt(&kit)?;
+                setup::libvirts(&kit)?;
                 setup::apparmor()?;
                 setup::chromium()?;
             }

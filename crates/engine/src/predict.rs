@@ -1,5 +1,6 @@
 //! What a migration would take.
 
+mod changes;
 mod unused;
 
 use std::fs;
@@ -15,6 +16,7 @@ use qemu::outgoing::{self, Hold};
 use crate::error::MigrationError;
 use crate::host::{Local, SourceVm};
 use crate::source::throttle_settings;
+use changes::{Seen, part, sent_share};
 
 /// The VM is watched for a moment, and for a longer one: what it writes to over
 /// and over shows in the difference.
@@ -38,12 +40,13 @@ pub fn predict(
     }
     let ram_bytes = machine.qmp.ram_bytes()?;
     let used_bytes = used(machine.process.pid()).map_or(ram_bytes, |used| used.min(ram_bytes));
-    let mut rates = [0.0; 2];
-    for (rate, seconds) in rates.iter_mut().zip(WATCHED_S) {
-        *rate = dirty_rate::sample(&machine.qmp, ram_bytes, seconds)?;
-    }
+    let sample = |seconds| dirty_rate::sample(&machine.qmp, ram_bytes, seconds);
+    let seen = Seen::now(machine);
+    let short = sample(WATCHED_S[0])?;
+    let changed_share = seen.changed();
+    let rates = [short, sample(WATCHED_S[1])?];
     let seconds = WATCHED_S.map(f64::from);
-    let (dirty, set) = precopy::working_set([rates[0], rates[1]], seconds);
+    let (dirty, set) = precopy::working_set(rates, seconds);
     let set = set.filter(|set| *set < used_bytes);
     // Passes of a QEMU that can't be held can't chase the guest.
     let is_held = outgoing::hold(machine)? == Hold::Awaited;
@@ -51,8 +54,10 @@ pub fn predict(
     let settings =
         throttle_settings(request.downtime_ms, &request.slowing, local.fixed_cost.expected());
     let fixed = settings.fixed;
-    let seen = Vm { ram_bytes: used_bytes, working_set_bytes: set };
-    let forecast = forecast(&settings, seen, bytes_per_s, dirty, passes);
+    // The model counts what is sent: of a page that is written again, what changes.
+    let sent = sent_share(changed_share.unwrap_or(1.0), ram_bytes, set.unwrap_or(used_bytes));
+    let sending = Vm { ram_bytes: used_bytes, working_set_bytes: set.map(|set| part(set, sent)) };
+    let forecast = forecast(&settings, sending, bytes_per_s, dirty * sent, passes);
     let slowed = &forecast.slowed;
     let free_memory = unused::of(machine);
     let later =
@@ -64,6 +69,7 @@ pub fn predict(
         used_bytes,
         dirty_bytes_per_s: dirty,
         working_set_bytes: set,
+        changed_share,
         delivered_bytes_per_s: bytes_per_s,
         free: later(outlook(&forecast.free, fixed, settings.goal)),
         slowed: later(outlook(&slowed.prediction, Duration::ZERO, settings.goal)),

@@ -33,8 +33,13 @@ use crate::program;
 /// The first QEMU whose own migration is correct under TCG.
 const QEMU_CORRECT_UNDER_TCG: Version = Version { major: 9, minor: 0, patch: 0 };
 
+/// The current Debian, and where it has what came later.
+const CURRENT_SUITES: [&str; 2] = ["trixie", "trixie-backports"];
+
 /// Where programs that run one after the other find the kit that was made for all.
 const KIT_VARIABLE: &str = "LAB_KIT";
+/// Which libvirt is wanted.
+const LIBVIRT_VARIABLE: &str = "LAB_LIBVIRT";
 
 /// All that guests are made of.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -231,12 +236,25 @@ pub fn with_release(kit: Kit, release: &str) -> Result<Kit> {
     Err(LabError::Unsupported(text))
 }
 
-/// libvirt, for hosts that run a libvirtd each.
+/// libvirt, for hosts that run a libvirtd each: the distribution's, or with `LAB_LIBVIRT` the
+/// one of that release, such as `11.3`, or the `newest`.
 ///
 /// # Errors
 /// If it can't be had.
 pub fn libvirt(kit: &Kit) -> Result<Libvirt> {
-    libvirt::ensure(&store(), kit)
+    match env::var(LIBVIRT_VARIABLE) {
+        Ok(release) if !release.is_empty() => libvirt::of_release(&libvirts(kit)?, &release),
+        _ => libvirt::ensure(&store(), kit),
+    }
+}
+
+/// All libvirts that can be had here, from the oldest to the newest: the distribution's,
+/// and the current one where Debian's packages can be had.
+///
+/// # Errors
+/// If one can't be had although it should.
+pub fn libvirts(kit: &Kit) -> Result<Vec<Libvirt>> {
+    libvirt::all(&store(), kit)
 }
 
 /// A root with AppArmor's parser, and how libvirt confines VMs by it.

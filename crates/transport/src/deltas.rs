@@ -96,6 +96,17 @@ impl Default for Deltas {
 }
 
 impl Deltas {
+    /// Deltas are sent if they are at most this share of a batch's bodies: they have to be
+    /// put together here, and onto their bases there.
+    pub const WORTH: f64 = 0.75;
+
+    /// So many pages of a VM can have a base, of those that were sent again of late.
+    #[must_use]
+    pub fn pages_max(ram_bytes: u64) -> u64 {
+        let bytes = (ram_bytes / RECORDS_SHARE).clamp(RECORDS_MIN_BYTES, RECORDS_MAX_BYTES);
+        bytes / size_of::<Record>() as u64
+    }
+
     /// The block list is known; nothing has left yet.
     pub fn announce(&self, blocks: &[Announced]) {
         let block = |block: &Announced| {
@@ -103,11 +114,9 @@ impl Deltas {
             Block { name: block.name.clone(), has_bases: false, newest, record }
         };
         let bytes = blocks.iter().fold(0_u64, |sum, block| sum.saturating_add(block.bytes));
-        let records_bytes = (bytes / RECORDS_SHARE).clamp(RECORDS_MIN_BYTES, RECORDS_MAX_BYTES);
         let mut known = self.known.lock();
         known.blocks = blocks.iter().map(block).collect();
-        known.records_max =
-            usize::try_from(records_bytes).unwrap_or(usize::MAX) / size_of::<Record>();
+        known.records_max = usize::try_from(Self::pages_max(bytes)).unwrap_or(usize::MAX);
     }
 
     /// The destination can make pages of these blocks from deltas.

@@ -34,6 +34,16 @@ impl Carried {
         Self::of(LibvirtWorld::with(link, leading_to_agents))
     }
 
+    /// The same, with a libvirt of another release at each host, as while a cluster is
+    /// upgraded.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn of_two_releases(link: Link) -> Self {
+        Self::of(LibvirtWorld::of_two_releases(link, leading_to_agents))
+    }
+
     /// The same, with a VM of KubeVirt's of this UID that has a pod on both.
     ///
     /// # Panics

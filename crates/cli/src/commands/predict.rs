@@ -64,6 +64,12 @@ fn sentences(prediction: &Prediction) -> String {
         amount::rate(prediction.dirty_bytes_per_s),
         amount::rate(prediction.delivered_bytes_per_s),
     );
+    if let Some(changed) = prediction.changed_share.filter(|share| *share < 1.0) {
+        out += &format!(
+            "Of a page that it writes again some {:.0} % change, and only that is sent again.\n",
+            (changed * 100.0).max(1.0)
+        );
+    }
     out += &format!("Without throttling: {}.", outlook(free, prediction));
     if *share < 1.0 {
         out += &format!(
@@ -142,6 +148,7 @@ mod tests {
             used_bytes: 400 << 20,
             dirty_bytes_per_s: 50.0 * 1_048_576.0,
             working_set_bytes: Some(64 << 20),
+            changed_share: None,
             delivered_bytes_per_s: 23.0 * 1_048_576.0,
             free,
             slowed,
@@ -162,6 +169,17 @@ mod tests {
              downtime 2.10 s (goal 300 ms).\nThrottled to 18 % of its CPU time: about 21.0 s for \
              500 MiB, downtime 298 ms (goal 300 ms); 6.10 s of its work lost."
         );
+    }
+
+    #[test]
+    fn what_changes_of_a_page_is_told_where_it_is_less() {
+        let told = |changed_share| sentences(&Prediction { changed_share, ..prediction() });
+        let little = told(Some(0.061));
+        assert!(
+            little.contains("host-b.\nOf a page that it writes again some 6 % change"),
+            "{little}"
+        );
+        assert_eq!(told(Some(1.0)), told(None));
     }
 
     #[test]

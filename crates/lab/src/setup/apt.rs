@@ -106,14 +106,14 @@ impl Apt {
         unpack_all(&downloads.0, into)
     }
 
-    /// Downloads a package as `suite` has it, with all that it depends on, and unpacks
+    /// Downloads packages as `suite` has them, with all that they depend on, and unpacks
     /// them into a directory: a root of their own, whatever the system has.
-    pub(super) fn unpack_root(&self, package: &str, suite: &str, into: &Path) -> Result<()> {
+    pub(super) fn unpack_root(&self, packages: &[&str], suite: &str, into: &Path) -> Result<()> {
         // Nothing counts as installed.
         let status = self.home.join("status");
         fs::write(&status, "").at("write", &status)?;
         let status = format!("Dir::State::status={}", status.display());
-        self.unpack_with_dependencies(&["-o", &status, "-t", suite], &[package], into)
+        self.unpack_with_dependencies(&["-o", &status, "-t", suite], packages, into)
     }
 
     /// Downloads packages with what they depend on and the system lacks, and unpacks

@@ -2,11 +2,13 @@
 //! own `/usr`, so its programs and libraries are where they were built to be. And what
 //! checks the files that we give to its hosts.
 
+mod current;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::error::{FileContext, Result};
+use crate::error::{FileContext, LabError, Result};
 use crate::program;
 use crate::setup::apt::{Apt, Scratch, Sources};
 use crate::setup::{Accelerator, Kit, Version, say};
@@ -32,6 +34,8 @@ const ANY_SIZE: Version = Version { major: 9, minor: 0, patch: 0 };
 /// What hosts with libvirt are made of.
 #[derive(Clone, Debug)]
 pub struct Libvirt {
+    /// Its version.
+    pub version: Version,
     /// What is laid over their `/usr`; none where the system has libvirt.
     pub tree: Option<PathBuf>,
     /// A directory in which all libvirtds keep what they find out about QEMUs.
@@ -51,7 +55,54 @@ pub(super) fn ensure(store: &Path, kit: &Kit) -> Result<Libvirt> {
     fs::create_dir_all(&capabilities).at("create", &capabilities)?;
     let system_qemu = store.join(WRAPPER);
     write_wrapper(&system_qemu, &wrapper_script(kit))?;
-    Ok(Libvirt { tree, capabilities, system_qemu })
+    let version = match &tree {
+        Some(tree) => version_in(&tree.join("lib/x86_64-linux-gnu"))?,
+        None => installed()?,
+    };
+    Ok(Libvirt { version, tree, capabilities, system_qemu })
+}
+
+/// All that can be had, from the oldest to the newest: the distribution's, and the current
+/// one where Debian's packages can be had.
+pub(super) fn all(store: &Path, kit: &Kit) -> Result<Vec<Libvirt>> {
+    let usual = ensure(store, kit)?;
+    let current = current::ensure(store, &usual)?;
+    let current = current.filter(|current| current.version > usual.version);
+    Ok(std::iter::once(usual).chain(current).collect())
+}
+
+/// The one of a release, such as `11.3`, or the `newest`.
+pub(super) fn of_release(all: &[Libvirt], wanted: &str) -> Result<Libvirt> {
+    let release = |one: &Libvirt| format!("{}.{}", one.version.major, one.version.minor);
+    let found = match wanted {
+        "newest" => all.last(),
+        wanted => all.iter().find(|one| release(one) == wanted),
+    };
+    found.cloned().ok_or_else(|| {
+        let known: Vec<String> = all.iter().map(release).collect();
+        let text = format!("there is no libvirt {wanted} here, but {}", known.join(", "));
+        LabError::Unsupported(text)
+    })
+}
+
+/// The version of the library in a directory: `libvirt.so.0.11003.0` is of 11.3.0.
+fn version_in(libraries: &Path) -> Result<Version> {
+    let entries = fs::read_dir(libraries).at("list", libraries)?;
+    let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let found = names.find_map(|name| parse_library(&name));
+    found.ok_or_else(|| LabError::Missing { what: "a library of libvirt's".to_owned() })
+}
+
+fn parse_library(name: &str) -> Option<Version> {
+    let (number, patch) = name.strip_prefix("libvirt.so.0.")?.split_once('.')?;
+    let number: u32 = number.parse().ok()?;
+    Some(Version { major: number / 1000, minor: number % 1000, patch: patch.parse().ok()? })
+}
+
+fn installed() -> Result<Version> {
+    let text = program::output(program::command("libvirtd").arg("--version"))?;
+    let number = text.split_whitespace().last().unwrap_or_default();
+    Version::parse(number).ok_or(LabError::Text { what: "libvirt's version", text })
 }
 
 /// A file that is as it should be stays as it is, or libvirtds would look at it anew.
@@ -161,6 +212,17 @@ mod tests {
             let output = Command::new("sh").args(["-c", &script, "sh"]).args(&told).output();
             let output = String::from_utf8(output.unwrap().stdout).unwrap();
             assert_eq!(output.lines().collect::<Vec<_>>(), said, "{told:?}");
+        }
+    }
+
+    #[test]
+    fn a_library_says_its_version() {
+        let newer = Version { major: 11, minor: 3, patch: 0 };
+        assert_eq!(parse_library("libvirt.so.0.11003.0"), Some(newer));
+        let older = Version { major: 9, minor: 0, patch: 0 };
+        assert_eq!(parse_library("libvirt.so.0.9000.0"), Some(older));
+        for other in ["libvirt.so.0", "libvirt-qemu.so.0.9000.0", "libvirt.so.0.x.0", ""] {
+            assert_eq!(parse_library(other), None, "{other}");
         }
     }
 

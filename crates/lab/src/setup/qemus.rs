@@ -9,7 +9,7 @@ use std::process::Command;
 use crate::error::{FileContext, LabError, Result};
 use crate::program;
 use crate::setup::apt::{Apt, Scratch, Sources, debian_release};
-use crate::setup::say;
+use crate::setup::{CURRENT_SUITES, say};
 
 const NEWER: &str = "qemu-10.0";
 /// Without `ipxe-qemu`: backports has none, and the system's serves both.
@@ -18,8 +18,6 @@ const NEWER_PACKAGES: [&str; 4] =
 
 const CURRENT: &str = "qemu-current";
 const CURRENT_PACKAGE: &str = "qemu-system-x86";
-/// What has it, and what has the libraries that it wants.
-const CURRENT_SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const LINKER: &str = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
@@ -70,7 +68,7 @@ pub(super) fn current(store: &Path) -> Result<Option<PathBuf>> {
     let apt = Apt::new(store, "current", Sources::Suites(&CURRENT_SUITES))?;
     apt.update()?;
     let scratch = Scratch::new(store, "qemu-current")?;
-    apt.unpack_root(CURRENT_PACKAGE, CURRENT_SUITES[1], &scratch.0)?;
+    apt.unpack_root(&[CURRENT_PACKAGE], CURRENT_SUITES[1], &scratch.0)?;
     bind_libraries(store, &scratch.0, &home)?;
     keep(&scratch, &home).map(Some)
 }

@@ -1,4 +1,4 @@
-//! QEMU's version.
+//! The version of a QEMU, or of a libvirt.
 
 use std::fmt;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{LabError, Result};
 use crate::program;
 
-/// A version of QEMU.
+/// A version of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
     /// Changes once a year.
@@ -33,10 +33,16 @@ pub(super) fn of(qemu: &Path) -> Result<Version> {
 }
 
 fn parse(text: &str) -> Option<Version> {
-    let number = text.split_once("version ")?.1.split_whitespace().next()?;
-    let mut parts = number.split('.').map(|part| part.parse().ok());
-    let mut next = || parts.next().flatten();
-    Some(Version { major: next()?, minor: next()?, patch: next().unwrap_or(0) })
+    Version::parse(text.split_once("version ")?.1.split_whitespace().next()?)
+}
+
+impl Version {
+    /// Of `9.0.0`, or `8.2`.
+    pub(super) fn parse(number: &str) -> Option<Self> {
+        let mut parts = number.split('.').map(|part| part.parse().ok());
+        let mut next = || parts.next().flatten();
+        Some(Self { major: next()?, minor: next()?, patch: next().unwrap_or(0) })
+    }
 }
 
 #[cfg(test)]

@@ -6,10 +6,6 @@ use page::{Batch, BlockId, DeltaWriter, Epoch, PAGE_BYTES, PageIndex};
 
 use super::{Deltas, Fingerprints};
 
-/// Deltas are sent if they are at most this share of the bodies: they have to be put
-/// together here, and onto their bases there.
-const WORTH: f64 = 0.75;
-
 /// What the destination has of the pages of one batch.
 #[derive(Debug, Default)]
 pub(super) struct Bases {
@@ -90,7 +86,8 @@ impl Comparing {
             count += u64::from(base.is_some());
             writer.push(batch.bytes_of(*body), base);
         }
-        let is_worth = writer.bytes().len() as f64 <= (bodies.len() * PAGE_BYTES) as f64 * WORTH;
+        let is_worth =
+            writer.bytes().len() as f64 <= (bodies.len() * PAGE_BYTES) as f64 * Deltas::WORTH;
         deltas.pages.fetch_add(if is_worth { count } else { 0 }, Relaxed);
         is_worth.then(|| writer.bytes())
     }
