@@ -18,6 +18,12 @@ const MIGRATION_MAX: Duration = Duration::from_secs(180);
 /// A libvirt that is older may not know the current QEMU.
 const KNOWS_CURRENT: Version = Version { major: 11, minor: 0, patch: 0 };
 
+/// One of these releases has QEMU wait until its destination says that it may stop the VM.
+const HAS_QEMU_WAIT: Version = Version { major: 10, minor: 0, patch: 0 };
+/// And one of these QEMUs does.
+const WAITS: [Version; 2] =
+    [Version { major: 8, minor: 1, patch: 0 }, Version { major: 11, minor: 0, patch: u32::MAX }];
+
 /// Two hosts, a libvirtd on each.
 pub struct LibvirtWorld {
     daemons: [Libvirtd; 2],
@@ -47,6 +53,17 @@ impl LibvirtWorld {
         let kit = setup::ensure().unwrap();
         let made_of = setup::libvirt(&kit).unwrap();
         Self::of(link, kit, [made_of.clone(), made_of], qemu_conf)
+    }
+
+    /// The same, with the newest libvirt that can be had.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn newest(link: Link, qemu_conf: impl Fn(&Hosts, &Host) -> String) -> Self {
+        let kit = setup::ensure().unwrap();
+        let newest = setup::libvirts(&kit).unwrap().pop().unwrap();
+        Self::of(link, kit, [newest.clone(), newest], qemu_conf)
     }
 
     /// The same, with the distribution's libvirt at A, and the current one at B.
@@ -112,6 +129,14 @@ impl LibvirtWorld {
         }
         all.dedup_by_key(|qemu| qemu.version);
         all
+    }
+
+    /// Whether this QEMU waits, as libvirt has it migrate here, until its destination says
+    /// that it may stop the VM.
+    #[must_use]
+    pub fn has_qemu_wait(&self, qemu: &Qemu) -> bool {
+        let [first, last] = WAITS;
+        self.made_of.version >= HAS_QEMU_WAIT && (first..=last).contains(&qemu.version)
     }
 
     /// A host.

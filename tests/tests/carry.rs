@@ -97,6 +97,57 @@ fn inline_with_the_newest_qemu() {
     everywhere(INLINE, qemus().last().unwrap(), NEW);
 }
 
+/// What libvirt from 9.6 on gives both ends: QEMU stops no running VM before the destination
+/// says that it may.
+const WAITS: [&str; 1] = ["switchover-ack"];
+
+fn says_that_it_waited(report: &Report) -> bool {
+    report.notes.iter().any(|note| note.contains("switchover-ack"))
+}
+
+/// There and back, by each of the streams. QEMU 11.1 gets no such word, and waits for none.
+fn waiting(qemu: &Qemu, waits: bool) {
+    let mut commander = commander(200, MAPPED, qemu, NEW);
+    for (from, channels) in [(Side::A, 0), (Side::B, 4)] {
+        let mut way = commander.way(from, false, channels);
+        way.more = WAITS.to_vec();
+        let report = commander.migrate(from, &way);
+        assert_carried(&report, if channels > 0 { "multifd" } else { "classic" }, "mapped");
+        assert_eq!(says_that_it_waited(&report), waits, "{:?}", report.notes);
+    }
+}
+
+#[test]
+fn a_qemu_that_waits_is_told_when_it_may_stop_the_vm() {
+    waiting(&usual(), true);
+}
+
+#[test]
+fn a_newer_qemu_waits_for_nothing() {
+    waiting(qemus().last().unwrap(), false);
+}
+
+/// QEMU doesn't wait then, and would have its word after the end.
+#[test]
+fn a_vm_that_is_paused_is_not_waited_for() {
+    let mut commander = commander(200, MAPPED, &usual(), NEW);
+    let mut way = commander.way(Side::A, false, 4);
+    way.more = WAITS.to_vec();
+    commander.at(Side::A).qmp.execute("stop", json!({})).unwrap();
+    let report = commander.migrate(Side::A, &way);
+    assert_carried(&report, "multifd", "mapped");
+}
+
+#[test]
+fn cancelled_while_qemu_waits() {
+    broken(Fault::Cancel, 4, &WAITS);
+}
+
+#[test]
+fn the_sources_agent_dies_while_qemu_waits() {
+    broken(Fault::Agent(Side::A), 0, &WAITS);
+}
+
 /// What breaks, or is broken off.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
@@ -108,8 +159,14 @@ enum Fault {
 
 /// The VM stays, whatever breaks in the middle; and moves after that.
 fn broken_by(fault: Fault, channels: u8) {
+    broken(fault, channels, &[]);
+}
+
+/// The same with more capabilities.
+fn broken(fault: Fault, channels: u8, more: &[&'static str]) {
     let mut commander = commander(48, MAPPED, &usual(), NEW);
-    let way = commander.way(Side::A, false, channels);
+    let mut way = commander.way(Side::A, false, channels);
+    way.more = more.to_vec();
     commander.begin(Side::A, &way);
     let on_its_way = || {
         let listed = commander.world.tells(Side::A, &["list", "--migrations", "--json"]);

@@ -6,6 +6,7 @@ use end_to_end::libvirt::carried::Carried;
 use end_to_end::{MIB, Side, guest};
 use lab::hosts::Link;
 use lab::libvirt::{Disk, Domain, Migration};
+use lab::setup::Qemu;
 
 const RATE: u64 = 5_000_000;
 
@@ -63,6 +64,24 @@ fn from_libvirtd_to_libvirtd_with_the_distributions_qemu() {
 fn between_two_releases_of_libvirt() {
     let carried = Carried::of_two_releases(Link::one(1000));
     with(&carried, &WAYS[..2], false, false);
+}
+
+/// Newer libvirts have QEMU wait until the destination says that it may stop the VM, and
+/// that is not said while the guest still writes too much.
+#[test]
+fn a_vm_of_the_newest_libvirt_is_stopped_when_little_is_left() {
+    let carried = Carried::newest(Link::one(200));
+    let world = &carried.world;
+    let qemu = Qemu { program: world.kit.qemu.clone(), version: world.kit.qemu_version };
+    let mut spec = guest("256M", 15_000_000);
+    spec.orders.working_set_bytes = 32 * MIB;
+    let guest = world.start(&Domain::new(spec), &qemu);
+    for (from, parallel) in [(Side::A, Some(4)), (Side::B, None)] {
+        carried.migrate(&guest, from, &Migration { parallel, ..Migration::default() });
+        let notes = carried.report(from).notes;
+        let waited = notes.iter().any(|note| note.contains("switchover-ack"));
+        assert_eq!(waited, world.has_qemu_wait(&qemu), "{notes:?}");
+    }
 }
 
 /// The same ways with a disk that only one host has, over two cards.

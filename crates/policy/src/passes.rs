@@ -45,6 +45,8 @@ pub struct Counted {
     pub left_bytes: Option<u64>,
     /// What the last pass brought a second. QEMU may be slower than the lanes.
     pub brought_bytes_per_s: Option<f64>,
+    /// How long it took.
+    pub took: Option<Duration>,
 }
 
 /// A dirty rate.
@@ -132,6 +134,7 @@ impl Passes {
             self.expected = Some(dirty.bytes_per_s / dirty.share * took.shared_s);
             self.counted.dirty = Some(dirty);
             self.counted.brought_bytes_per_s = Some(bytes / took.seconds);
+            self.counted.took = Some(Duration::from_secs_f64(took.seconds));
         }
         (self.begun, self.before) = (now, Some(took));
     }

@@ -24,28 +24,42 @@ pub struct Follower {
 
 impl Follower {
     /// These bytes were answered next.
-    pub fn push(&mut self, mut bytes: &[u8]) {
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.sift(bytes, &mut Vec::new());
+    }
+
+    /// These were, of which all that is whole goes to `rest`, but for each
+    /// [`SWITCHOVER_ACK`]. Says how many those are.
+    pub fn sift(&mut self, mut bytes: &[u8], rest: &mut Vec<u8>) -> usize {
+        let mut acks = 0;
         while !bytes.is_empty() {
             if self.left > 0 {
-                let (content, rest) = bytes.split_at(self.left.min(bytes.len()));
+                let (content, after) = bytes.split_at(self.left.min(bytes.len()));
                 if self.is_shut() && self.message.len() + content.len() <= SHUT.len() {
                     self.message.extend_from_slice(content);
                 }
                 self.left -= content.len();
-                bytes = rest;
+                rest.extend_from_slice(content);
+                bytes = after;
             } else {
                 let missing = HEADER_BYTES - self.message.len();
-                let (header, rest) = bytes.split_at(missing.min(bytes.len()));
+                let (header, after) = bytes.split_at(missing.min(bytes.len()));
                 self.message.extend_from_slice(header);
-                bytes = rest;
+                bytes = after;
                 if let [_, _, high, low] = self.message[..] {
                     self.left = usize::from(u16::from_be_bytes([high, low]));
+                    if self.message == SWITCHOVER_ACK {
+                        acks += 1;
+                    } else {
+                        rest.extend_from_slice(&self.message);
+                    }
                 }
             }
             if self.message.len() >= HEADER_BYTES && self.left == 0 {
                 self.end();
             }
         }
+        acks
     }
 
     /// What the destination said last: 0 if it has loaded the VM.
@@ -92,5 +106,22 @@ mod tests {
         let mut follower = Follower::default();
         follower.push(&[0, 1, 0, 0, 0, 1, 0, 6, 0, 0, 0, 0, 0, 0]);
         assert_eq!(follower.shut(), None);
+    }
+
+    #[test]
+    fn acknowledgements_are_taken_out_however_it_is_cut() {
+        let pong = [0, 2, 0, 4, 0, 7, 0, 0];
+        // Its content looks like one.
+        let request = [0, 3, 0, 8, 0, 7, 0, 0, 0, 7, 0, 0];
+        let said = [&SWITCHOVER_ACK[..], &pong, &SWITCHOVER_ACK, &request, &SWITCHOVER_ACK, &SHUT]
+            .concat();
+        for cut in 1..said.len() {
+            let (mut follower, mut rest, mut acks) = (Follower::default(), Vec::new(), 0);
+            for piece in said.chunks(cut) {
+                acks += follower.sift(piece, &mut rest);
+            }
+            assert_eq!(rest, [&pong[..], &request, &SHUT].concat(), "{cut}");
+            assert_eq!((acks, follower.shut()), (3, Some(0)), "{cut}");
+        }
     }
 }

@@ -125,6 +125,8 @@ impl Reader<'_> {
                 start += progress.consumed;
                 let Step::More { need } = progress.step else { break progress.step };
                 if batch.is_empty() {
+                    let Shared { epochs, output, .. } = self.shared;
+                    epochs.begin(self.number, splitter.epoch(), &**output);
                     self.pace(splitter.epoch());
                 }
                 if batch.bodies().is_empty() {
@@ -166,7 +168,6 @@ impl Reader<'_> {
 
     /// Lets a QEMU that is held and has nothing to send wait.
     fn pace(&mut self, epoch: Epoch) {
-        let Some(answer) = &self.shared.answer else { return };
         let counters = &self.shared.counters;
         let pages = counters.body_pages.load(Relaxed) + counters.fill_pages.load(Relaxed);
         let idling = &mut self.idling;
@@ -177,7 +178,10 @@ impl Reader<'_> {
         idling.epoch = epoch;
         if idling.epochs >= IDLE_EPOCHS {
             idling.epochs = 0;
-            answer.wait(IDLE_PAUSE);
+            match &self.shared.answer {
+                Some(answer) => answer.wait(IDLE_PAUSE),
+                None => self.shared.output.idles(IDLE_PAUSE),
+            }
         }
     }
 

@@ -34,6 +34,15 @@ impl Carried {
         Self::of(LibvirtWorld::with(link, leading_to_agents))
     }
 
+    /// The same, with the newest libvirt that can be had.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[must_use]
+    pub fn newest(link: Link) -> Self {
+        Self::of(LibvirtWorld::newest(link, leading_to_agents))
+    }
+
     /// The same, with a libvirt of another release at each host, as while a cluster is
     /// upgraded.
     ///

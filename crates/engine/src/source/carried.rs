@@ -14,8 +14,9 @@
 //!
 //! Whoever commands both QEMUs decides what becomes of the VM. All that this can do is to
 //! fail, by closing the migration's connections at both ends (see `caller` for how QEMU's
-//! are): then the VM goes on here. So there is no journal, and nothing is ever answered in the name of the
-//! destination's QEMU.
+//! are): then the VM goes on here. So there is no journal, and nothing is ever answered in
+//! the name of the destination's QEMU. Its word that the VM may be stopped is kept until
+//! the downtime goal can be met (`way_back`).
 
 mod agents;
 mod by_lanes;
@@ -33,6 +34,8 @@ mod running;
 mod sampler;
 mod setup;
 mod split;
+mod waiting;
+mod way_back;
 
 use std::sync::Arc;
 

@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Duration;
 
 use audit::HandedOver;
 use crossbeam_channel::Sender;
 use data_threads::DataThreads;
 use dedup::source::{Naming, after};
-use page::{Batch, PAGE_BYTES};
+use page::{Batch, Epoch, PAGE_BYTES};
 use parking_lot::{Condvar, Mutex};
 use tap::{Head, Output, Stopped, Unsplittable};
 use wire::{Announced, ToDestination};
 
 use super::notice::Notice;
 use super::passes::Passes;
+use super::way_back::WayBack;
 use crate::error::LinkError;
 use crate::link::Link;
 use crate::source::control::stream_state::StreamState;
@@ -31,6 +33,7 @@ pub(super) struct Collector {
     pub(super) threads: Arc<DataThreads>,
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
+    pub(super) way_back: Arc<WayBack>,
     /// No page may come any more: the destination was told that all are placed.
     pub(super) ram_over: AtomicBool,
     /// None: no page goes by name.
@@ -158,6 +161,14 @@ impl Output for Collector {
         self.passes.took(&batch);
         self.handed_over.fills(&batch, batch.epoch);
         self.lanes.submit(batch).map_err(|_| Stopped)
+    }
+
+    fn idles(&self, time: Duration) {
+        self.way_back.wait(time);
+    }
+
+    fn all_before(&self, _: Epoch) {
+        self.passes.epoch_ended();
     }
 
     fn last_section(&self) {

@@ -50,8 +50,29 @@ pub(super) struct Come {
     pub(super) pass: u32,
     pub(super) dirty_bytes_per_s: f64,
     pub(super) share: f64,
+    /// It is throttled, or about to be, and may converge by that.
+    pub(super) helped: bool,
+    /// None if it is not known.
+    pub(super) to_come: Option<ToCome>,
     pub(super) left_bytes: u64,
     pub(super) time_left: Option<Duration>,
+}
+
+/// What QEMU has dirty.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ToCome {
+    /// What the pass that runs has still to bring, and what was dirtied since that began.
+    pub(super) bytes: f64,
+    /// How long the pass before it took. The guest writes some pages again and again, so
+    /// what it dirties in a short time is more than its share of what it does in a long one.
+    pub(super) pass: Duration,
+}
+
+impl ToCome {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of RAM")]
+    pub(super) fn whole_bytes(self) -> u64 {
+        self.bytes as u64
+    }
 }
 
 impl Convergence {
@@ -104,6 +125,8 @@ impl Convergence {
             pass: seen.pass,
             dirty_bytes_per_s: counted.dirty.map_or(0.0, |dirty| dirty.bytes_per_s),
             share: 1.0,
+            helped: false,
+            to_come: self.to_come(&counted, &seen),
             left_bytes,
             time_left: None,
         };
@@ -122,11 +145,20 @@ impl Convergence {
                 used_cpus: 0.0,
             });
             come.share = self.throttling.share(&decision);
+            let is_for_good = matches!(decision.why, Why::Nothing | Why::Unneeded);
+            come.helped = self.allowed && !is_for_good && decision.stalled.is_none();
             come.time_left = decision.time_left;
             self.tell(&decision, come.share);
         }
         self.share = come.share;
         come
+    }
+
+    fn to_come(&self, counted: &Counted, seen: &Seen) -> Option<ToCome> {
+        let dirty = counted.dirty?;
+        let now_per_s = dirty.bytes_per_s / dirty.share * self.share;
+        let bytes = counted.left_bytes? as f64 + now_per_s * seen.began.elapsed().as_secs_f64();
+        Some(ToCome { bytes, pass: counted.took? })
     }
 
     fn count(&mut self, at_s: f64, seen: &Seen, flowing: &Flowing) -> Counted {
@@ -218,7 +250,8 @@ mod tests {
     fn a_qemu_that_brings_less_than_lanes_carry_is_what_counts() {
         let goal = Duration::from_millis(300);
         let of = |lanes, brought, left_bytes, first_pass_over| {
-            let counted = Counted { dirty: None, left_bytes, brought_bytes_per_s: brought };
+            let counted =
+                Counted { left_bytes, brought_bytes_per_s: brought, ..Counted::default() };
             let flowing = Flowing {
                 ram_bytes: 1 << 30,
                 pending_bytes: 0,

@@ -1,12 +1,11 @@
 //! What the destination's agent says while pages come, and what its QEMU answers.
 
-use std::io::Write;
-
 use api::{Audited, Phase};
 use switchover::Reason;
 use wire::{Late, ToSource};
 
 use super::running::Running;
+use super::way_back::Passed;
 use crate::error::MigrationError;
 use crate::link::Heard;
 use crate::source::phases::audit::{Compared, UNASKED};
@@ -90,7 +89,8 @@ impl Running<'_> {
         }
     }
 
-    /// Passes on what the destination's QEMU answers, at once and as it is.
+    /// Passes on what the destination's QEMU answers as it is, and all but its word that the
+    /// VM may be stopped at once.
     fn back(&mut self, bytes: &[u8]) -> Result<(), MigrationError> {
         if bytes.is_empty() {
             return if self.is_loaded() {
@@ -102,26 +102,29 @@ impl Running<'_> {
                 Err(MigrationError::DestinationFailed { host, reason })
             };
         }
-        let written = (&self.main).write_all(bytes);
-        written.map_err(|error| {
+        let passed = self.way_back.pass(bytes).map_err(|error| {
             MigrationError::Qemu(format!("it does not take its destination's answer: {error}"))
         })?;
-        let was_loaded = self.is_loaded();
-        self.answers.push(bytes);
-        if self.is_loaded() && !was_loaded {
-            self.report_builder.enter(Phase::Loaded);
-            if let Some(stopped) = self.stopped {
-                let took = stopped.elapsed().as_secs_f64() * 1e3;
-                self.report_builder.note(format!(
-                    "from the last page that QEMU handed over until its destination had loaded \
-                     the VM it took {took:.0} ms"
-                ));
+        match passed {
+            Passed::On => {}
+            Passed::ButAcknowledgement => {
+                tracing::debug!("QEMU waits until it may stop the VM");
+            }
+            Passed::Loaded => {
+                self.report_builder.enter(Phase::Loaded);
+                if let Some(stopped) = self.stopped {
+                    let took = stopped.elapsed().as_secs_f64() * 1e3;
+                    self.report_builder.note(format!(
+                        "from the last page that QEMU handed over until its destination had \
+                         loaded the VM it took {took:.0} ms"
+                    ));
+                }
             }
         }
         Ok(())
     }
 
     pub(super) fn is_loaded(&self) -> bool {
-        self.answers.shut() == Some(0)
+        self.way_back.is_loaded()
     }
 }

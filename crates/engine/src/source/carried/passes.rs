@@ -11,6 +11,10 @@ use std::time::Instant;
 use page::{Batch, BlockId, PAGE_BYTES, PageIndex};
 use parking_lot::Mutex;
 
+/// QEMU looks at the clock after so many pages: a RAM section with fewer ended because
+/// nothing was dirty any more.
+const SECTION_PAGES: u64 = 64;
+
 /// What says that a pass has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
@@ -36,6 +40,18 @@ pub(super) struct Seen {
     pub(super) bytes: u64,
 }
 
+/// What QEMU brings between two moments in which it has nothing dirty left that it knows of.
+/// While it waits until it may stop the VM, these are as short as the pool lets them be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sweeps {
+    /// So many are over.
+    pub(super) over: u64,
+    /// Bytes of bodies in the last of them.
+    pub(super) last_bytes: u64,
+    /// And in the one that runs.
+    pub(super) running_bytes: u64,
+}
+
 /// Counts passes, for the threads of the tap.
 pub(super) struct Passes {
     order: Order,
@@ -48,6 +64,9 @@ type Place = (BlockId, PageIndex);
 
 struct State {
     seen: Seen,
+    sweeps: Sweeps,
+    /// Bytes of bodies since an epoch ended last.
+    epoch_bytes: u64,
     epoch: u32,
     /// The page that pages were behind until now, or until this epoch.
     last: Option<Place>,
@@ -60,7 +79,9 @@ struct State {
 impl Passes {
     pub(super) fn new(order: Order) -> Self {
         let seen = Seen { pass: 1, began: Instant::now(), bytes_then: 0, bytes: 0 };
-        let state = State { seen, epoch: 0, last: None, ahead: None, again: None };
+        let sweeps = Sweeps::default();
+        let state =
+            State { seen, sweeps, epoch_bytes: 0, epoch: 0, last: None, ahead: None, again: None };
         Self { order, state: Mutex::new(state), ended: AtomicBool::new(false) }
     }
 
@@ -87,6 +108,26 @@ impl Passes {
             Order::Sections => state.section(batch.epoch.0, places),
         }
         state.seen.bytes += bytes;
+        state.sweeps.running_bytes += bytes;
+        state.epoch_bytes += bytes;
+    }
+
+    /// An epoch has ended, for all channels.
+    pub(super) fn epoch_ended(&self) {
+        let mut state = self.state.lock();
+        let epoch_bytes = std::mem::take(&mut state.epoch_bytes);
+        let is_over = match self.order {
+            Order::Epochs => true,
+            Order::Pages | Order::Sections => epoch_bytes < SECTION_PAGES * PAGE_BYTES as u64,
+        };
+        if is_over {
+            let Sweeps { over, running_bytes, .. } = state.sweeps;
+            state.sweeps = Sweeps { over: over + 1, last_bytes: running_bytes, running_bytes: 0 };
+        }
+    }
+
+    pub(super) fn sweeps(&self) -> Sweeps {
+        self.state.lock().sweeps
     }
 }
 
@@ -215,6 +256,30 @@ mod tests {
             (5, 0, &[1]),
         ];
         assert_eq!(passes(Order::Sections, &batches), [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]);
+    }
+
+    #[test]
+    fn a_sweep_ends_where_nothing_is_dirty_any_more() {
+        let pool = Pool::new(1 << 20);
+        let of = |order, epochs: &[u32]| {
+            let passes = Passes::new(order);
+            let mut page = 0;
+            for count in epochs {
+                let mut batch = pool.take().unwrap();
+                for nth in 0..*count {
+                    batch.push_body(PageIndex(page), nth as usize * PAGE_BYTES);
+                    page += 1;
+                }
+                passes.took(&batch);
+                passes.epoch_ended();
+            }
+            let Sweeps { over, last_bytes, running_bytes } = passes.sweeps();
+            (over, last_bytes / PAGE_BYTES as u64, running_bytes / PAGE_BYTES as u64)
+        };
+        assert_eq!(of(Order::Epochs, &[100, 70, 0, 5]), (4, 5, 0));
+        assert_eq!(of(Order::Pages, &[100, 70]), (0, 0, 170));
+        assert_eq!(of(Order::Pages, &[100, 70, 0, 5]), (2, 5, 0));
+        assert_eq!(of(Order::Sections, &[100, 70, 63, 64]), (1, 233, 64));
     }
 
     #[test]

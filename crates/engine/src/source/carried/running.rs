@@ -11,7 +11,6 @@ use api::{Audited, Phase};
 use crossbeam_channel::{Receiver, Sender, select};
 use data_threads::DataThreads;
 use dedup::source::Stage;
-use stream::return_path::Follower;
 use wire::ToDestination;
 
 use super::caller::CLOSING_MAX;
@@ -21,6 +20,7 @@ use super::from_disks::Reading;
 use super::notice::Notice;
 use super::passes::Passes;
 use super::split::Split;
+use super::way_back::WayBack;
 use super::{process, sampler};
 use crate::error::MigrationError;
 use crate::link::Heard;
@@ -50,11 +50,12 @@ pub(super) struct Running<'r> {
     pub(super) stage: Option<Arc<Stage>>,
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
-    /// The way back to QEMU.
+    /// QEMU's main connection.
     pub(super) main: UnixStream,
+    /// By it.
+    pub(super) way_back: Arc<WayBack>,
     pub(super) tap: tap::Stopper,
     pub(super) pacing: Pacing,
-    pub(super) answers: Follower,
     /// The destination has said what it took there.
     pub(super) is_accounted: bool,
     /// When RAM ended.
@@ -79,6 +80,9 @@ impl Running<'_> {
                 &self.split.agents.request,
                 Arc::clone(self.report_builder),
             ),
+            passes: Arc::clone(&self.passes),
+            way_back: Arc::clone(&self.way_back),
+            fixed: self.split.agents.local.fixed_cost.expected(),
         };
         sampler::start(watched).map_err(no_thread)
     }
@@ -113,25 +117,30 @@ impl Running<'_> {
         match notice {
             Notice::FirstPassBegins => self.report_builder.enter(Phase::FirstPass),
             Notice::TailBegins => {
+                self.way_back.let_stop();
                 self.stopped = Some(Instant::now());
                 self.report_builder.enter(Phase::Stopped);
             }
             Notice::Unsplittable(why) => {
+                self.way_back.let_stop();
                 self.report_builder.enter(Phase::FirstPass);
                 self.report_builder.note(format!(
                     "the stream is passed through as it is, and the VM is never throttled: {why}"
                 ));
                 self.report_builder.tell(|report| report.tap = "relayed".to_owned());
             }
-            Notice::SplitEnds(why) => self.report_builder.note(format!(
-                "from its {} on, the stream is passed through as it is, without audit and \
-                 throttling: {why}",
-                if self.state.first_pass_over.load(Relaxed) {
-                    "later passes"
-                } else {
-                    "first pass"
-                }
-            )),
+            Notice::SplitEnds(why) => {
+                self.way_back.let_stop();
+                self.report_builder.note(format!(
+                    "from its {} on, the stream is passed through as it is, without audit and \
+                     throttling: {why}",
+                    if self.state.first_pass_over.load(Relaxed) {
+                        "later passes"
+                    } else {
+                        "first pass"
+                    }
+                ));
+            }
             Notice::RamOver => {
                 if let Some(stage) = &self.stage {
                     stage.end_first_pass();

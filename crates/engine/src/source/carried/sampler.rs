@@ -1,16 +1,20 @@
 //! Twenty times a second: what is, for whoever watches; how much may be in flight, how
-//! bodies are encoded, and how far the VM is throttled. QEMU is asked nothing: what it has
-//! left is what it has not handed over yet of its first pass, or what its passes let
-//! expect; and what is in flight.
+//! bodies are encoded, how far the VM is throttled, and until when the word is kept that it
+//! may be stopped. QEMU is asked nothing: what it has left is what it has not handed over
+//! yet of its first pass, or what its passes let expect; and what is in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use api::{Compress, Limit, Phase, Sample};
 use crossbeam_channel::never;
 use dedup::source::Stage;
 
 use super::convergence::{Come, Convergence, Flowing};
+use super::passes::Passes;
+use super::waiting::{Left, Waiting};
+use super::way_back::WayBack;
 use crate::report_builder::ReportBuilder;
 use crate::source::control::limit::Seen;
 use crate::source::control::pacing::pace_bounds;
@@ -20,6 +24,9 @@ use crate::source::control::sampler::window::Window;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::{self, Lanes};
 
+/// Of RAM, this much is handed over when its first pass is about to end.
+const NEAR_END: f64 = 0.9;
+
 pub(super) struct Watched {
     pub(super) state: Arc<StreamState>,
     pub(super) lanes: Arc<Lanes>,
@@ -27,22 +34,34 @@ pub(super) struct Watched {
     pub(super) report_builder: Arc<ReportBuilder>,
     pub(super) compress: Compress,
     pub(super) convergence: Convergence,
+    pub(super) passes: Arc<Passes>,
+    pub(super) way_back: Arc<WayBack>,
+    /// Of the downtime, what is needed without any pages.
+    pub(super) fixed: Duration,
 }
 
 /// Starts it. Dropped with its thread, what throttles the VM ends.
 pub(super) fn start(watched: Watched) -> std::io::Result<Ticking> {
     let Watched { state, lanes, compress, stage, .. } = &watched;
     let deliveries = Deliveries::new(state, lanes, *compress, stage.clone());
-    let mut sampling = Sampling { watched, deliveries };
+    let mut sampling = Sampling { watched, deliveries, waiting: Waiting::default() };
     Ticking::start(never(), move || {
         sampling.sample();
-        ticking::USUAL
+        sampling.next()
     })
 }
 
 struct Sampling {
     watched: Watched,
     deliveries: Deliveries,
+    waiting: Waiting,
+}
+
+/// However this ends, QEMU waits for nothing that nobody says any more.
+impl Drop for Sampling {
+    fn drop(&mut self) {
+        self.watched.way_back.let_stop();
+    }
 }
 
 impl Sampling {
@@ -55,6 +74,7 @@ impl Sampling {
         }
         self.watched.state.adjust_pool();
         let come = self.converge();
+        self.keep_waiting(&come, &window);
         self.show(&window, &come);
     }
 
@@ -88,6 +108,48 @@ impl Sampling {
             first_pass_over: state.first_pass_over.load(Relaxed),
         };
         self.watched.convergence.look(&flowing)
+    }
+
+    /// Has a QEMU that waits for the destination's word wait until what is left fits the
+    /// downtime goal.
+    fn keep_waiting(&mut self, come: &Come, window: &Window) {
+        let Watched { state, way_back, passes, fixed, report_builder, .. } = &self.watched;
+        if !way_back.is_kept() || !state.first_pass_over.load(Relaxed) {
+            return;
+        }
+        let delivered = &self.deliveries.last().delivered;
+        let Some(to_come) = self.waiting.dirty(passes.sweeps(), come.to_come) else { return };
+        if delivered.awaited_bytes > 0 {
+            // The VM would stand still while the destination waits for it.
+            return;
+        }
+        let left = Left {
+            bytes: delivered.backlog_bytes.saturating_add(to_come.whole_bytes()),
+            pass: to_come.pass,
+            fixed: *fixed,
+            helped: come.helped,
+            elapsed: window.elapsed,
+            wire_bytes_per_s: window.wire_per_s,
+        };
+        if self.waiting.is_over(state, left) {
+            way_back.let_stop();
+            report_builder.note(format!(
+                "QEMU waited {:.1} s after its first pass, until it was told that it may stop the \
+                 VM (switchover-ack)",
+                self.waiting.time().as_secs_f64()
+            ));
+        }
+    }
+
+    fn next(&mut self) -> Duration {
+        if !self.watched.way_back.is_kept() {
+            return ticking::USUAL;
+        }
+        let ram_bytes = self.watched.state.ram_bytes() as f64;
+        if (self.handed_over() as f64) < ram_bytes * NEAR_END {
+            return ticking::USUAL;
+        }
+        self.waiting.next()
     }
 
     fn show(&self, window: &Window, come: &Come) {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, unbounded};
 use data_threads::DataThreads;
 use dedup::source::Stage;
-use stream::return_path::Follower;
 use tap::{Taken, Tap};
 use wire::ToDestination;
 use wire::carry::Channels;
@@ -18,6 +17,7 @@ use super::collector::{Collector, Tail};
 use super::notice::Notice;
 use super::passes::{Order, Passes};
 use super::running::Running;
+use super::way_back::WayBack;
 use crate::error::MigrationError;
 use crate::report_builder::ReportBuilder;
 use crate::source::context::{local as local_error, no_thread, sched_params};
@@ -99,6 +99,10 @@ impl Split {
             Some(channels) if channels.sync_by_section => Order::Sections,
             Some(_) => Order::Epochs,
         }));
+        let main = self.caller.main().try_clone();
+        let back = main.and_then(|main| Ok((main.try_clone()?, main)));
+        let (back, main) = back.map_err(|error| local_error("keeping QEMU's connection", error))?;
+        let way_back = Arc::new(WayBack::new(back));
         let collector = Arc::new(Collector {
             state: Arc::clone(&state),
             handed_over: Arc::clone(&handed_over),
@@ -108,11 +112,10 @@ impl Split {
             threads: Arc::clone(&threads),
             tail: Arc::clone(&tail),
             passes: Arc::clone(&passes),
+            way_back: Arc::clone(&way_back),
             ram_over: AtomicBool::new(false),
             naming,
         });
-        let main = self.caller.main().try_clone();
-        let main = main.map_err(|error| local_error("keeping QEMU's connection", error))?;
         let (socket, channels) = std::mem::take(&mut self.caller).take_over();
         let channels = channels.into_iter().map(|one| (one.id, one.socket)).collect();
         let before = std::mem::take(&mut self.before);
@@ -147,9 +150,9 @@ impl Split {
             tail,
             passes,
             main,
+            way_back,
             tap: stopper,
             pacing,
-            answers: Follower::default(),
             is_accounted: false,
             stopped: None,
             pools,
