@@ -129,9 +129,15 @@ fn wait_throttled(commander: &Commander, vcpu: &Vcpu) {
 }
 
 fn converges(machine: &str, channels: u8) {
+    converges_with(machine, channels, &[]);
+}
+
+/// The same with more capabilities.
+fn converges_with(machine: &str, channels: u8, more: &[&'static str]) {
     let mut commander = commander(machine, LOW);
     let vcpu = Vcpu::of(&commander);
-    let way = commander.way(Side::A, false, channels);
+    let mut way = commander.way(Side::A, false, channels);
+    way.more = more.to_vec();
     // Where QEMU found for a moment that much is sent, it could not stop the VM with all of
     // what it writes left.
     let limit = json!({ "downtime-limit": 100 });
@@ -166,6 +172,26 @@ fn with_multifd_it_converges() {
 #[test]
 fn with_multifd_whose_epochs_are_sections_it_converges() {
     converges(OLD, 4);
+}
+
+#[test]
+fn one_whose_qemu_waits_converges() {
+    converges_with(NEW, 4, &["switchover-ack"]);
+}
+
+/// QEMU decides then, as without the agents.
+#[test]
+fn one_whose_qemu_waits_in_vain_is_told_that_it_may_stop_the_vm() {
+    let mut commander = commander(NEW, ["", "throttle = \"off\""]);
+    let mut way = commander.way(Side::A, false, 4);
+    way.more.push("switchover-ack");
+    commander.begin(Side::A, &way);
+    wait_for(&commander, "it may stop the VM", |progress| {
+        progress.notes.iter().any(|note| note.contains("switchover-ack"))
+    });
+    drop(commander.at(Side::A).qmp.execute("migrate_cancel", json!({})));
+    assert_ne!(commander.follow(Side::A), "completed");
+    commander.assert_stayed(Side::A);
 }
 
 #[test]
