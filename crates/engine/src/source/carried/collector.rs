@@ -164,7 +164,7 @@ impl Output for Collector {
     }
 
     fn idles(&self, time: Duration) {
-        self.way_back.wait(time);
+        self.way_back.idles(time);
     }
 
     fn all_before(&self, _: Epoch) {
