@@ -187,7 +187,7 @@ fn one_whose_qemu_waits_in_vain_is_told_that_it_may_stop_the_vm() {
     way.more.push("switchover-ack");
     commander.begin(Side::A, &way);
     wait_for(&commander, "it may stop the VM", |progress| {
-        progress.notes.iter().any(|note| note.contains("switchover-ack"))
+        progress.notes.iter().any(|note| note.contains("QEMU waited"))
     });
     drop(commander.at(Side::A).qmp.execute("migrate_cancel", json!({})));
     assert_ne!(commander.follow(Side::A), "completed");

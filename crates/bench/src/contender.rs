@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 pub use droveway::{Droveway, Options};
 pub use qemu::{Mode, Qemu};
-pub use virsh::{Virsh, Way};
+pub use virsh::{Virsh, Way, can_compress};
 
 use lab::error::Result;
 use lab::guest::{Guest, GuestSpec};

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::neighbour::Neighbour;
 use super::writers::{rewrite, swing, web};
-use crate::contender::{Contender, Droveway, Mode, Options, Qemu, Virsh, Way};
+use crate::contender::{Contender, Droveway, Mode, Options, Qemu, Virsh, Way, can_compress};
 use crate::image::Image;
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
@@ -65,9 +65,10 @@ impl Scenario {
     pub fn contenders(&self) -> Vec<Box<dyn Contender>> {
         if self.libvirt {
             let encrypted = self.modes.contains(&Mode::MultifdTls);
-            let ways = if encrypted { Way::ENCRYPTED } else { Way::PLAIN };
             let virsh = if self.name == LIBVIRT_TWINS { Virsh::of_twins } else { Virsh::new };
-            return ways.map(|way| Box::new(virsh(way)) as Box<dyn Contender>).into();
+            let compressed = (!encrypted && can_compress()).then_some(Way::COMPRESSED);
+            let ways = Way::all(encrypted).into_iter().chain(compressed);
+            return ways.map(|way| Box::new(virsh(way)) as Box<dyn Contender>).collect();
         }
         let qemu = self.modes.iter().map(|mode| Box::new(Qemu::new(*mode)) as Box<dyn Contender>);
         let ours = self.ours.iter().cloned();

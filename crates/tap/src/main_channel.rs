@@ -180,7 +180,7 @@ impl Reader<'_> {
             idling.epochs = 0;
             match &self.shared.answer {
                 Some(answer) => answer.wait(IDLE_PAUSE),
-                None => self.shared.output.idles(IDLE_PAUSE),
+                None => self.shared.output.idles(),
             }
         }
     }

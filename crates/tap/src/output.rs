@@ -1,7 +1,6 @@
 //! Where the tap hands things to.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use data_threads::DataThreads;
 use page::{Batch, Epoch};
@@ -54,11 +53,10 @@ pub trait Output: Send + Sync + 'static {
     /// To end the tap.
     fn batch(&self, batch: Batch) -> Result<(), Stopped>;
 
-    /// QEMU has looked for dirty pages many times, and found none. Where it waits until it
-    /// may stop the VM, this is to block until it may, or for so long: else it goes on
-    /// looking, which takes most of a core. Told only of
+    /// QEMU has looked for dirty pages many times, and found none. If it waits until it may
+    /// stop the VM, it goes on looking, which takes most of a core. Told only of
     /// [`Tap::of_taken`](crate::Tap::of_taken): others know by themselves.
-    fn idles(&self, _time: Duration) {}
+    fn idles(&self) {}
 
     /// All batches of epochs before this one have been handed on, by all threads.
     /// Those of the first have none before them.

@@ -12,7 +12,7 @@ use lab::agent::Agent;
 use lab::error::{LabError, Result};
 use lab::guest::{Guest, GuestSpec};
 use lab::libvirt::{Disk, Domain, Libvirtd, Migration, carrying_agent, leading_to_agents};
-use lab::setup::{self, Qemu};
+use lab::setup::{self, Qemu, Version};
 
 use crate::image;
 
@@ -21,6 +21,8 @@ const CONNECTIONS: u8 = 4;
 /// What libvirt does before and after QEMU migrates: under TCG it asks each QEMU that it
 /// starts what that can do.
 const AROUND: Duration = Duration::from_secs(30);
+/// The first libvirt that has QEMU compress by zstd.
+const COMPRESSES: Version = Version { major: 9, minor: 4, patch: 0 };
 /// A guest that moved is heard again.
 const HEARD_MAX: Duration = Duration::from_secs(20);
 
@@ -33,24 +35,30 @@ pub struct Way {
     pub carried: bool,
     /// libvirt's own TLS, or the agents'.
     pub encrypted: bool,
+    /// libvirt has QEMU compress, which takes `--parallel`.
+    pub compressed: bool,
 }
 
 impl Way {
-    /// All that don't encrypt.
-    pub const PLAIN: [Self; 4] = [
-        Self { parallel: false, carried: false, encrypted: false },
-        Self { parallel: true, carried: false, encrypted: false },
-        Self { parallel: false, carried: true, encrypted: false },
-        Self { parallel: true, carried: true, encrypted: false },
-    ];
+    const USUAL: Self =
+        Self { parallel: false, carried: false, encrypted: false, compressed: false };
 
-    /// All that do.
-    pub const ENCRYPTED: [Self; 4] = [
-        Self { encrypted: true, ..Self::PLAIN[0] },
-        Self { encrypted: true, ..Self::PLAIN[1] },
-        Self { encrypted: true, ..Self::PLAIN[2] },
-        Self { encrypted: true, ..Self::PLAIN[3] },
-    ];
+    /// All that encrypt, or all that don't.
+    #[must_use]
+    pub fn all(encrypted: bool) -> Vec<Self> {
+        let of = |(parallel, carried)| Self { parallel, carried, encrypted, ..Self::USUAL };
+        [(false, false), (true, false), (false, true), (true, true)].map(of).into()
+    }
+
+    /// Has QEMU compress what it sends.
+    pub const COMPRESSED: Self = Self { parallel: true, compressed: true, ..Self::USUAL };
+}
+
+/// Whether this libvirt can have QEMU compress by zstd.
+#[must_use]
+pub fn can_compress() -> bool {
+    let made_of = setup::ensure().and_then(|kit| setup::libvirt(&kit));
+    made_of.is_ok_and(|made_of| made_of.version >= COMPRESSES)
 }
 
 /// A libvirtd on each host, and a guest as its domain.
@@ -117,7 +125,9 @@ impl Contender for Virsh {
     fn name(&self) -> String {
         let by = if self.way.carried { "droveway" } else { "virsh" };
         let stream = if self.way.parallel { "parallel" } else { "classic" };
-        format!("{by}-{stream}{}", if self.way.encrypted { "-tls" } else { "" })
+        let Way { encrypted, compressed, .. } = self.way;
+        let tls = if encrypted { "-tls" } else { "" };
+        format!("{by}-{stream}{tls}{}", if compressed { "-zstd" } else { "" })
     }
 
     fn start(&mut self, ground: &Ground<'_>, spec: &GuestSpec) -> Result<Guest> {
@@ -160,6 +170,9 @@ impl Contender for Virsh {
         let more = match self.way {
             Way { encrypted: true, carried: false, .. } => {
                 ["--tls", "--tls-destination", tls::DESTINATION].map(str::to_owned).to_vec()
+            }
+            Way { compressed: true, .. } => {
+                ["--compressed", "--comp-methods", "zstd"].map(str::to_owned).to_vec()
             }
             _ => Vec::new(),
         };
@@ -270,12 +283,15 @@ mod tests {
 
     #[test]
     fn each_has_a_name_of_its_own() {
-        let names = Way::PLAIN.map(|way| Virsh::new(way).name());
+        let name = |way| Virsh::new(way).name();
+        let names: Vec<_> = Way::all(false).into_iter().map(name).collect();
         assert_eq!(
             names,
             ["virsh-classic", "virsh-parallel", "droveway-classic", "droveway-parallel"]
         );
-        let encrypted = Way::ENCRYPTED.map(|way| Virsh::new(way).name());
-        assert_eq!(encrypted, names.map(|name| name + "-tls"));
+        let encrypted: Vec<_> = Way::all(true).into_iter().map(name).collect();
+        let with_tls: Vec<_> = names.iter().map(|name| format!("{name}-tls")).collect();
+        assert_eq!(encrypted, with_tls);
+        assert_eq!(name(Way::COMPRESSED), "virsh-parallel-zstd");
     }
 }

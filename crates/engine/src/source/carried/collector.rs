@@ -10,6 +10,7 @@ use data_threads::DataThreads;
 use dedup::source::{Naming, after};
 use page::{Batch, Epoch, PAGE_BYTES};
 use parking_lot::{Condvar, Mutex};
+use policy::switchover::budget_bytes;
 use tap::{Head, Output, Stopped, Unsplittable};
 use wire::{Announced, ToDestination};
 
@@ -21,6 +22,8 @@ use crate::link::Link;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::Lanes;
 
+/// Of the downtime goal, what a sweep may take that says for sure that little is dirty.
+const SURELY: u64 = 2;
 /// Most of what comes after RAM that waits here for the audit.
 const KEPT_BYTES_MAX: usize = 256 << 20;
 
@@ -34,6 +37,10 @@ pub(super) struct Collector {
     pub(super) tail: Arc<Tail>,
     pub(super) passes: Arc<Passes>,
     pub(super) way_back: Arc<WayBack>,
+    /// Of the downtime, what is needed without any pages.
+    pub(super) fixed: Duration,
+    /// The first sweep over all of RAM is over.
+    pub(super) first_swept: AtomicBool,
     /// No page may come any more: the destination was told that all are placed.
     pub(super) ram_over: AtomicBool,
     /// None: no page goes by name.
@@ -120,6 +127,12 @@ impl Collector {
         let _ = self.notices.send(notice);
     }
 
+    fn let_stop(&self) {
+        if self.way_back.let_stop() {
+            tracing::debug!("little is left: QEMU may stop the VM");
+        }
+    }
+
     fn count(&self, bytes: &[u8]) -> u64 {
         self.state.residue_bytes.fetch_add(bytes.len() as u64, Relaxed)
     }
@@ -163,12 +176,25 @@ impl Output for Collector {
         self.lanes.submit(batch).map_err(|_| Stopped)
     }
 
-    fn idles(&self, time: Duration) {
-        self.way_back.idles(time);
+    fn idles(&self) {
+        self.let_stop();
     }
 
+    /// A QEMU that waits and has little to send looks for more with each iteration, and its
+    /// guest pays for each look: so it is told at once.
     fn all_before(&self, _: Epoch) {
-        self.passes.epoch_ended();
+        let Some(swept_bytes) = self.passes.epoch_ended() else { return };
+        let (bodies, fills) = self.state.taken();
+        let was_first =
+            bodies + fills < self.state.ram_bytes() || !self.first_swept.swap(true, Relaxed);
+        if was_first || !self.way_back.is_kept() {
+            return;
+        }
+        let left_bytes = self.lanes.delivered().backlog_bytes + swept_bytes;
+        let budget = |rate| budget_bytes(rate, self.state.goal(), self.fixed);
+        if self.state.bodies_per_s().is_none_or(|rate| left_bytes <= budget(rate) / SURELY) {
+            self.let_stop();
+        }
     }
 
     fn last_section(&self) {

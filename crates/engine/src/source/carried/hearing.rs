@@ -108,7 +108,9 @@ impl Running<'_> {
         match passed {
             Passed::On => {}
             Passed::ButAcknowledgement => {
-                tracing::debug!("QEMU waits until it may stop the VM");
+                self.report_builder.note(
+                    "QEMU waits until the agent says that it may stop the VM (switchover-ack)",
+                );
             }
             Passed::Loaded => {
                 self.report_builder.enter(Phase::Loaded);

@@ -112,8 +112,9 @@ impl Passes {
         state.epoch_bytes += bytes;
     }
 
-    /// An epoch has ended, for all channels.
-    pub(super) fn epoch_ended(&self) {
+    /// An epoch has ended, for all channels. Says what a sweep has brought that has ended by
+    /// that.
+    pub(super) fn epoch_ended(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let epoch_bytes = std::mem::take(&mut state.epoch_bytes);
         let is_over = match self.order {
@@ -124,6 +125,7 @@ impl Passes {
             let Sweeps { over, running_bytes, .. } = state.sweeps;
             state.sweeps = Sweeps { over: over + 1, last_bytes: running_bytes, running_bytes: 0 };
         }
+        is_over.then_some(state.sweeps.last_bytes)
     }
 
     pub(super) fn sweeps(&self) -> Sweeps {

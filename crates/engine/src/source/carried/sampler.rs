@@ -131,11 +131,9 @@ impl Sampling {
             elapsed: window.elapsed,
             wire_bytes_per_s: window.wire_per_s,
         };
-        if self.waiting.is_over(state, left) {
-            way_back.let_stop();
+        if self.waiting.is_over(state, left) && way_back.let_stop() {
             report_builder.note(format!(
-                "QEMU waited {:.1} s after its first pass, until it was told that it may stop the \
-                 VM (switchover-ack)",
+                "QEMU waited {:.1} s after its first pass until it was told that it may stop the VM",
                 self.waiting.time().as_secs_f64()
             ));
         }

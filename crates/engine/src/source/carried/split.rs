@@ -113,6 +113,8 @@ impl Split {
             tail: Arc::clone(&tail),
             passes: Arc::clone(&passes),
             way_back: Arc::clone(&way_back),
+            fixed: self.agents.local.fixed_cost.expected(),
+            first_swept: AtomicBool::new(false),
             ram_over: AtomicBool::new(false),
             naming,
         });

@@ -7,17 +7,12 @@
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use stream::return_path::{Follower, SWITCHOVER_ACK};
-
-/// A QEMU that so many times had nothing to send needn't wait.
-const IDLE_MAX: u32 = 4;
 
 pub(super) struct WayBack {
     state: Mutex<State>,
-    may_stop: Condvar,
 }
 
 struct State {
@@ -27,8 +22,6 @@ struct State {
     kept: usize,
     /// None is kept any more.
     may_stop: bool,
-    /// How often QEMU had nothing to send while it waited.
-    idle: u32,
 }
 
 /// What became of an answer.
@@ -45,8 +38,8 @@ pub(super) enum Passed {
 impl WayBack {
     pub(super) fn new(socket: UnixStream) -> Self {
         let answers = Follower::default();
-        let state = State { socket, answers, kept: 0, may_stop: false, idle: 0 };
-        Self { state: Mutex::new(state), may_stop: Condvar::new() }
+        let state = State { socket, answers, kept: 0, may_stop: false };
+        Self { state: Mutex::new(state) }
     }
 
     /// Passes on what the destination's QEMU has answered.
@@ -69,24 +62,13 @@ impl WayBack {
         })
     }
 
-    /// QEMU may stop the VM. If it is gone, others see that.
-    pub(super) fn let_stop(&self) {
+    /// QEMU may stop the VM. Whether it has waited for that; if it is gone, others see that.
+    pub(super) fn let_stop(&self) -> bool {
         let mut state = self.state.lock();
         state.may_stop = true;
+        let was_kept = state.kept > 0;
         let _ = state.say_kept();
-        self.may_stop.notify_all();
-    }
-
-    /// QEMU has nothing to send, and looks for it thousands of times a second: as long as
-    /// something is kept, that waits, at most for so long. It is not kept much longer then,
-    /// whatever those know who decide it.
-    pub(super) fn idles(&self, time: Duration) {
-        let until = Instant::now() + time;
-        let mut state = self.state.lock();
-        while state.kept > 0 && !self.may_stop.wait_until(&mut state, until).timed_out() {}
-        state.idle += u32::from(state.kept > 0);
-        state.may_stop |= state.idle >= IDLE_MAX;
-        let _ = state.say_kept();
+        was_kept
     }
 
     /// Whether QEMU waits for what is kept.
@@ -143,27 +125,14 @@ mod tests {
         assert_eq!(way.pass(&rest).unwrap(), Passed::ButAcknowledgement);
         assert!(way.is_kept());
         assert_eq!(came(&mut qemu), [PONG, PONG].concat());
-        way.let_stop();
-        assert!(!way.is_kept());
+        assert!(way.let_stop() && !way.is_kept());
         assert_eq!(came(&mut qemu), SWITCHOVER_ACK);
         // What comes later isn't kept, and nothing is said twice.
         assert_eq!(way.pass(&SWITCHOVER_ACK).unwrap(), Passed::On);
-        way.let_stop();
+        assert!(!way.let_stop());
         assert_eq!(came(&mut qemu), SWITCHOVER_ACK);
         assert_eq!(way.pass(&SHUT).unwrap(), Passed::Loaded);
         assert!(way.is_loaded());
-    }
-
-    #[test]
-    fn one_that_has_nothing_to_send_does_not_wait_for_ever() {
-        let (ours, mut qemu) = UnixStream::pair().unwrap();
-        let way = WayBack::new(ours);
-        way.idles(Duration::from_secs(3600));
-        assert_eq!(way.pass(&SWITCHOVER_ACK).unwrap(), Passed::ButAcknowledgement);
-        (1..IDLE_MAX).for_each(|_| way.idles(Duration::ZERO));
-        assert!(way.is_kept());
-        way.idles(Duration::ZERO);
-        assert_eq!(came(&mut qemu), SWITCHOVER_ACK);
     }
 
     /// A VM that is paused is not waited for.
