@@ -11,6 +11,9 @@ use std::os::unix::net::UnixStream;
 use parking_lot::Mutex;
 use stream::return_path::{Follower, SWITCHOVER_ACK};
 
+/// A destination has one, and from QEMU 11.1 on one for each device that asks for it.
+const KEPT_MAX: usize = 1024;
+
 pub(super) struct WayBack {
     state: Mutex<State>,
 }
@@ -50,7 +53,7 @@ impl WayBack {
         let acks = state.answers.sift(bytes, &mut rest);
         state.kept += acks;
         // Its last word comes last.
-        state.may_stop |= state.answers.shut().is_some();
+        state.may_stop |= state.answers.shut().is_some() || state.kept > KEPT_MAX;
         state.say_kept()?;
         state.socket.write_all(&rest)?;
         Ok(if state.is_loaded() && !was_loaded {
