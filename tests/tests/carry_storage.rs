@@ -49,8 +49,9 @@ fn wait_helper(world: &World, side: Side) {
 fn assert_read(report: &Report, cached: u64) {
     let Report { stored_bytes, named_bytes, notes, .. } = report;
     println!("{stored_bytes} from disks, {named_bytes} by name of {cached}: {notes:?}");
-    // The network brings as much of it as it can.
-    assert!(*stored_bytes >= cached / 10, "{report:#?}");
+    // How much, and not whether, is a matter of speed: the network brings what the helper
+    // has not named in time.
+    assert!(*stored_bytes > 0, "{report:#?}");
     assert!(matches!(report.audit, Audited::Same { .. }), "{:?}", report.audit);
 }
 
