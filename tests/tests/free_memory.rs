@@ -1,9 +1,11 @@
 //! Memory that the guest says is free, by a balloon that `droveway run` adds.
 
-use api::{FreeMemory, Prediction};
+use api::{FreeMemory, Prediction, Report};
+use end_to_end::commander::Commander;
 use end_to_end::{MIB, Side, World, guest};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
+use lab::setup;
 
 const FREED: u64 = 512 * MIB;
 
@@ -24,6 +26,13 @@ fn predicted(world: &World) -> FreeMemory {
     predicted.free_memory
 }
 
+/// What a report says of holes that were filled ahead of QEMU, which is something.
+fn assert_ahead(report: &Report) {
+    let said = report.notes.iter().find(|note| note.contains("were never used"));
+    let said = said.unwrap_or_else(|| panic!("{:?}", report.notes));
+    assert!(said.contains("allocated ahead of QEMU") && !said.contains(" 0 MiB"), "{said}");
+}
+
 /// It goes there without, and so it does back. What QEMU has sent before the guest says
 /// that it is free can't be left out any more: on this link that is little, however slow the
 /// guest.
@@ -38,6 +47,7 @@ fn what_a_guest_has_freed_is_left_out() {
     for from in [Side::A, Side::B] {
         let report = world.migrate(&guest, from, &[]);
         assert!(report.free_bytes >= FREED / 2, "{} are left out", report.free_bytes);
+        assert!(!report.notes.iter().any(|note| note.contains("were never used")));
         assert!(world.shown(from.other(), "web1").free_page_hint);
     }
 }
@@ -54,8 +64,23 @@ fn without_a_balloon_all_is_read() {
     assert!(free.reading_s > 0.0 && free.unused_shared_bytes < 1024 * MIB, "{free:?}");
     let report = world.migrate(&guest, Side::A, &[]);
     assert!(report.free_bytes < 16 * MIB, "{} are left out", report.free_bytes);
+    assert_ahead(&report);
     let mut own = vec!["run", "web2", "--free-page-hint", "--", "qemu-system-x86_64"];
     own.extend(["-device", "virtio-balloon-pci"]);
     let refused = world.refuses(Side::A, &own);
     assert!(refused.contains("has a balloon already"), "{refused}");
+}
+
+/// While the link is busy, what QEMU has not come to yet is allocated: also of a VM that
+/// somebody else commands.
+#[test]
+fn holes_are_filled_ahead_of_qemu() {
+    let world = World::new(Link::one(200));
+    let mut spec = spec();
+    spec.orders.freed_bytes = 64 * MIB;
+    let mut commander = Commander::new(world, spec, &setup::ensure().unwrap().qemu);
+    for (from, channels) in [(Side::A, 4), (Side::B, 0)] {
+        let way = commander.way(from, false, channels);
+        assert_ahead(&commander.migrate(from, &way));
+    }
 }

@@ -78,7 +78,8 @@ pub struct FreeMemory {
     /// Shared memory that was never used, and that QEMU reads nonetheless: it is
     /// allocated by that.
     pub unused_shared_bytes: u64,
-    /// What that takes, by how fast this host allocates; part of both outlooks.
+    /// What that adds to both outlooks, by how fast this host allocates. Some of it is done
+    /// ahead of QEMU, while the link is busy.
     pub reading_s: f64,
     /// The guest can tell QEMU what is free (free-page-hint), and that is not sent.
     pub hinted: bool,

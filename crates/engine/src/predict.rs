@@ -59,7 +59,8 @@ pub fn predict(
     let sending = Vm { ram_bytes: used_bytes, working_set_bytes: set.map(|set| part(set, sent)) };
     let forecast = forecast(&settings, sending, bytes_per_s, dirty * sent, passes);
     let slowed = &forecast.slowed;
-    let free_memory = unused::of(machine);
+    let first_pass = Duration::from_secs_f64(used_bytes as f64 / bytes_per_s.max(1.0));
+    let free_memory = unused::of(machine, first_pass);
     let later =
         |outlook: Outlook| Outlook { total_s: outlook.total_s + free_memory.reading_s, ..outlook };
     Ok(Prediction {

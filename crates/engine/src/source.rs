@@ -17,6 +17,7 @@ mod flow;
 mod from_disks;
 mod lanes;
 mod phases;
+mod prefault;
 mod saying;
 
 use std::sync::Arc;

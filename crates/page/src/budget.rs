@@ -278,6 +278,11 @@ impl Budget {
         state.wake(true);
     }
 
+    /// Whether somebody waits for a slot of the pool at `seat`.
+    pub(crate) fn is_used_up(&self, seat: &Seat) -> bool {
+        self.state.lock().member(seat.place).waiting > 0
+    }
+
     /// Bytes of a pool's batches that are out, now and at most.
     pub(crate) fn used_bytes(&self, seat: &Seat) -> (usize, usize) {
         let mut state = self.state.lock();

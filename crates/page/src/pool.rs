@@ -102,6 +102,12 @@ impl Pool {
         self.budget.used_bytes(&self.seat).0
     }
 
+    /// Whether somebody waits for a batch just now.
+    #[must_use]
+    pub fn is_used_up(&self) -> bool {
+        self.budget.is_used_up(&self.seat)
+    }
+
     /// The most bytes that were ever out.
     #[must_use]
     pub fn high_water_bytes(&self) -> usize {
@@ -170,10 +176,14 @@ mod tests {
             move || pool.take().map(drop)
         });
         assert_eq!(pool.out_bytes(), SLOT_BYTES);
+        while !pool.is_used_up() {
+            thread::yield_now();
+        }
         drop(held);
         assert_eq!(waiter.join().unwrap(), Ok(()));
         assert_eq!(pool.high_water_bytes(), SLOT_BYTES);
         assert_eq!(pool.out_bytes(), 0);
+        assert!(!pool.is_used_up());
     }
 
     #[test]

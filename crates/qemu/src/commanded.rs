@@ -87,6 +87,12 @@ impl Commanded {
         port::of(Words(&self.argv), self.process.pid())
     }
 
+    /// Its command line.
+    #[must_use]
+    pub fn argv(&self) -> &[String] {
+        &self.argv
+    }
+
     /// With whose rights it opens files.
     ///
     /// # Errors

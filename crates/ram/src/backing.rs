@@ -16,10 +16,12 @@ use rustix::io::Errno;
 
 /// Of `statfs`: file systems of huge pages, which don't tell holes from data.
 const HUGETLBFS: i64 = 0x9584_58f6;
+/// The one whose files lie in memory; those of memfds are its, too.
+const TMPFS: i64 = 0x0102_1994;
 /// Those whose holes are holes, also where pages were written by memory and are not
 /// on disk yet: tmpfs (and memfd), ext4, XFS, btrfs. Others, such as NFS, have called
 /// data a hole.
-const TRUSTED: [i64; 4] = [0x0102_1994, 0xef53, 0x5846_5342, 0x9123_683e];
+const TRUSTED: [i64; 4] = [TMPFS, 0xef53, 0x5846_5342, 0x9123_683e];
 /// What `stat` counts in.
 const STAT_BLOCK_BYTES: u64 = 512;
 
@@ -77,15 +79,26 @@ impl Area {
         let Some(id) = self.file else { return Some(Vec::new()) };
         let file = open(pid, &self.path, id)?;
         let metadata = file.metadata().ok()?;
-        let system = fstatfs(&file).ok()?;
-        // Its type differs by the processor.
-        #[allow(clippy::unnecessary_cast, clippy::cast_lossless, trivial_numeric_casts)]
-        let system = system.f_type as i64;
+        let system = system_of(&file)?;
         if system == HUGETLBFS {
             let allocated = metadata.blocks() * STAT_BLOCK_BYTES;
             return self.is_all_of_it(allocated, touched).then(Vec::new);
         }
         if TRUSTED.contains(&system) { self.data_of(&file) } else { None }
+    }
+
+    /// The holes of its file, as addresses, if that lies in memory.
+    pub(crate) fn holes_in_memory(&self, pid: u32) -> Vec<Range<u64>> {
+        let file = self.file.and_then(|id| open(pid, &self.path, id));
+        let file = file.filter(|file| system_of(file) == Some(TMPFS));
+        let Some(data) = file.and_then(|file| self.data_of(&file)) else { return Vec::new() };
+        let starts = std::iter::once(self.addresses.start).chain(data.iter().map(|one| one.end));
+        let ends = data.iter().map(|one| one.start).chain(std::iter::once(self.addresses.end));
+        starts
+            .zip(ends)
+            .map(|(start, end)| start..end)
+            .filter(|hole| hole.start < hole.end)
+            .collect()
     }
 
     /// Whether a file that has so much allocated has it where the process touched it,
@@ -121,6 +134,14 @@ impl Area {
         }
         Some(data)
     }
+}
+
+/// Of which kind a file's system is.
+fn system_of(file: &File) -> Option<i64> {
+    let system = fstatfs(file).ok()?;
+    // Its type differs by the processor.
+    #[allow(clippy::unnecessary_cast, clippy::cast_lossless, trivial_numeric_casts)]
+    Some(system.f_type as i64)
 }
 
 /// All areas of a process.

@@ -25,6 +25,7 @@
 
 mod backing;
 mod error;
+mod holes;
 mod mapping;
 mod numbered;
 mod pagemap;

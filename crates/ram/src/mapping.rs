@@ -150,6 +150,11 @@ impl Mapping {
         }
     }
 
+    /// Where it begins in that process.
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
     /// The RAM's size.
     #[must_use]
     pub fn bytes(&self) -> u64 {

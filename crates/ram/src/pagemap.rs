@@ -62,7 +62,7 @@ fn is_uninherited(smaps: &str, addresses: &Range<u64>) -> bool {
     flags.is_some_and(|flags| flags.split_ascii_whitespace().any(|flag| flag == "dc"))
 }
 
-fn lost(pid: u32, source: io::Error) -> RamError {
+pub(crate) fn lost(pid: u32, source: io::Error) -> RamError {
     match source.kind() {
         io::ErrorKind::NotFound => RamError::Gone { pid },
         io::ErrorKind::PermissionDenied => RamError::Denied { pid },

@@ -113,7 +113,7 @@ fn free_memory(free: &FreeMemory) -> String {
             };
             format!(
                 "Some {} of that are for {} of shared memory that the guest never used: QEMU reads \
-                 it, and it stays allocated here. Started {advice} the VM moves without.",
+                 it, and it is allocated here. Started {advice} the VM moves without.",
                 amount::seconds(*reading_s),
                 amount::size(*unused_shared_bytes)
             )

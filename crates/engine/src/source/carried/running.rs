@@ -32,6 +32,7 @@ use crate::source::control::sampler::ticking::Ticking;
 use crate::source::control::stream_state::StreamState;
 use crate::source::lanes::{self, Lanes};
 use crate::source::phases::audit::Comparison;
+use crate::source::prefault::Prefault;
 
 /// A QEMU that has loaded its VM closes at once.
 const REST_MAX: Duration = Duration::from_secs(1);
@@ -63,6 +64,8 @@ pub(super) struct Running<'r> {
     pub(super) pools: Pools,
     /// Until its end.
     pub(super) _reading: Option<Reading>,
+    /// Until then, or it has met QEMU.
+    pub(super) prefault: Option<Prefault>,
 }
 
 impl Running<'_> {
@@ -241,7 +244,9 @@ impl Running<'_> {
 
     /// Closes everything of the migration at once, and accounts for it.
     pub(super) fn close(self) {
-        let Self { split, report_builder, state, lanes, tail, tap, pools, pacing, .. } = self;
+        let Self {
+            split, report_builder, state, lanes, tail, tap, pools, pacing, prefault, ..
+        } = self;
         // Nobody writes to the destination any more, so nobody waits for it.
         let control_bytes = split.agents.link.wire_bytes();
         lanes.shut();
@@ -249,7 +254,8 @@ impl Running<'_> {
         tail.end();
         tap.hang_up(CLOSING_MAX);
         drop(pacing);
-        let cpu = lanes.stop() + tap.cpu();
+        let prefaulting = prefault.map_or(Duration::ZERO, Prefault::stop);
+        let cpu = lanes.stop() + tap.cpu() + prefaulting;
         let (body_bytes, fill_bytes) = state.taken();
         report_builder.tell(|report| {
             report.ram_bytes = state.ram_bytes();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, unbounded};
 use data_threads::DataThreads;
 use dedup::source::Stage;
+use qemu::commanded::Commanded;
 use tap::{Taken, Tap};
 use wire::ToDestination;
 use wire::carry::Channels;
@@ -16,6 +17,7 @@ use super::caller::{CLOSING_MAX, Caller};
 use super::collector::{Collector, Tail};
 use super::notice::Notice;
 use super::passes::{Order, Passes};
+use super::process;
 use super::running::Running;
 use super::way_back::WayBack;
 use crate::error::MigrationError;
@@ -25,6 +27,7 @@ use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::lanes::{self, Lanes};
 use crate::source::phases::audit::{self, Comparison};
+use crate::source::prefault::Prefault;
 
 /// A migration whose pages go by lanes, about to be.
 pub struct Split {
@@ -118,6 +121,7 @@ impl Split {
             ram_over: AtomicBool::new(false),
             naming,
         });
+        let prefault = self.prefault(&state, &threads, report_builder);
         let (socket, channels) = std::mem::take(&mut self.caller).take_over();
         let channels = channels.into_iter().map(|one| (one.id, one.socket)).collect();
         let before = std::mem::take(&mut self.before);
@@ -159,7 +163,24 @@ impl Split {
             stopped: None,
             pools,
             _reading: reading,
+            prefault,
         })
+    }
+}
+
+impl Split {
+    /// Of a QEMU whose RAM can be found.
+    fn prefault(
+        &self,
+        state: &Arc<StreamState>,
+        threads: &Arc<DataThreads>,
+        report_builder: &Arc<ReportBuilder>,
+    ) -> Option<Prefault> {
+        let qemu = process::of(self.caller.main()).ok()?;
+        let vm = Commanded::of_process(qemu.pid).ok()?;
+        let blocks = vm.memory().ok()?.blocks;
+        let ram = vm.ram(blocks.iter().map(|(name, bytes)| (name.as_str(), *bytes)));
+        Prefault::start(vm.argv(), &ram, state, threads, report_builder)
     }
 }
 

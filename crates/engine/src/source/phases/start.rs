@@ -21,13 +21,14 @@ use super::connect::Connected;
 use super::prepare::Prepared;
 use crate::error::MigrationError;
 use crate::host::{Local, Peer, lane_endpoint};
-use crate::source::context::no_thread;
+use crate::source::context::{Context, no_thread};
 use crate::source::control::pacing::{Pacing, pace_bounds};
 use crate::source::control::sampler::{self, Watched, ticking::Ticking};
 use crate::source::control::stream_state::{StreamState, Traits};
 use crate::source::control::throttle::{self, Brakes, OurStops, Slicing, Throttling, Vcpus};
 use crate::source::flow::{Flow, FlowPlan};
 use crate::source::lanes::Lanes;
+use crate::source::prefault::Prefault;
 
 /// QEMU's multifd channels: its threads copy pages into our socket, and more
 /// than four only compete with the tap's for cores.
@@ -56,6 +57,7 @@ pub(super) struct Started {
     pub(super) socket: Rendezvous,
     pub(super) handed_over: Arc<HandedOver>,
     pub(super) stops: Arc<OurStops>,
+    pub(super) prefault: Option<Prefault>,
 }
 
 impl Connected<'_> {
@@ -138,6 +140,7 @@ impl Prepared<'_> {
         })?;
         let fixed = context.local.fixed_cost.expected();
         let brakes = self.brakes(&flow, &stops, traits.held);
+        let prefault = self.prefault(&state);
         let throttling = throttle::settings(request.downtime_ms, &request.slowing, fixed);
         let sampler = sampler::start(Watched {
             state,
@@ -154,7 +157,12 @@ impl Prepared<'_> {
         });
         let sampler = sampler.map_err(no_thread)?;
         let pacing = self.pace(&flow.lanes)?;
-        Ok(Started { outgoing, flow, tap, sampler, pacing, socket, handed_over, stops })
+        Ok(Started { outgoing, flow, tap, sampler, pacing, socket, handed_over, stops, prefault })
+    }
+
+    fn prefault(&self, state: &Arc<StreamState>) -> Option<Prefault> {
+        let Context { vm, threads, report_builder, .. } = &self.connected.context;
+        Prefault::start(&vm.machine.argv, &self.ram, state, threads, report_builder)
     }
 
     fn brakes(&self, flow: &Flow, stops: &Arc<OurStops>, held: bool) -> Brakes {

@@ -24,6 +24,7 @@ use crate::source::disks::{Chosen, Disks, DisksPlan};
 use crate::source::flow::Flow;
 use crate::source::from_disks::FromDisks;
 use crate::source::lanes;
+use crate::source::prefault::Prefault;
 
 /// QEMU streams.
 pub(crate) struct Streaming<'m> {
@@ -42,6 +43,8 @@ pub(crate) struct Streaming<'m> {
     pub(crate) handed_over: Arc<HandedOver>,
     /// Stops of the VM that are for throttling it.
     pub(crate) stops: Arc<OurStops>,
+    /// None: no hole is to be filled.
+    prefault: Option<Prefault>,
     /// What the lanes used.
     cpu: Duration,
 }
@@ -55,7 +58,8 @@ impl<'m> Journaled<Prepared<'m>> {
         };
         let Self { phase, driver, fate } = self;
         let Prepared { connected, storage, chosen, .. } = phase;
-        let Started { outgoing, flow, tap, sampler, pacing, socket, handed_over, stops } = started;
+        let Started { outgoing, flow, tap, sampler, pacing, socket, handed_over, stops, prefault } =
+            started;
         let streaming = Streaming {
             connected,
             _storage: storage,
@@ -67,6 +71,7 @@ impl<'m> Journaled<Prepared<'m>> {
             _socket: socket,
             handed_over,
             stops,
+            prefault,
             cpu: Duration::ZERO,
         };
         let mut journaled = Journaled { phase: streaming, driver, fate };
@@ -115,6 +120,7 @@ impl Streaming<'_> {
         if !in_order {
             self.connected.control.cut_if_stuck();
         }
+        self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
         self.sampler.stop();
         self.pacing.stop();
         self.cpu += self.flow.stop(in_order);
@@ -155,6 +161,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
             disks.shut();
         }
         self.connected.control.cut_if_stuck();
+        self.cpu += self.prefault.take().map_or(Duration::ZERO, Prefault::stop);
         self.sampler.stop();
     }
 

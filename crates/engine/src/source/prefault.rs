@@ -1,0 +1,195 @@
+//! Holes of shared RAM, filled ahead of QEMU.
+//!
+//! QEMU reads all of RAM, also what its guest has never used. In anonymous memory that
+//! costs little. In a memfd, which virtiofs and vhost-user need, the kernel allocates each
+//! page that is read, and while QEMU waits for that it has nothing to send. So it is done
+//! here, beside a link that is busy: from the end of RAM downwards, since QEMU goes up,
+//! until the two meet. The pages are charged to QEMU's cgroup, as if it had read them.
+//!
+//! No page is kept from QEMU by this: what a hole holds is still said by QEMU alone.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use data_threads::DataThreads;
+use qemu::command_line::CommandLine;
+use qemu::ram_blocks::RamBlocks;
+use qemu::room::host_memory;
+use ram::Mapping;
+use transport::thread_cpu;
+
+use super::control::stream_state::StreamState;
+use crate::report_builder::ReportBuilder;
+
+/// So little is read in no time.
+const LEAST_BYTES: u64 = 64 << 20;
+/// What is done between two looks around.
+const CHUNK_BYTES: u64 = 4 << 20;
+const PAGE_BYTES: u64 = page::PAGE_BYTES as u64;
+/// A guest may use some of a hole meanwhile. QEMU, where it has come to, has read all.
+const MET_CHUNKS: usize = 4;
+/// A host with less than this part of its memory to spare gives none before it must.
+const SPARE: u64 = 16;
+
+/// How often it is looked whether the link is busy.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Fills holes until it is dropped, or has met QEMU.
+pub(crate) struct Prefault {
+    stopped: Arc<AtomicBool>,
+    /// Ends with its CPU time.
+    thread: Option<JoinHandle<Duration>>,
+}
+
+impl Prefault {
+    /// For a QEMU with this command line. None if there is nothing to fill, or its guest
+    /// will say what is free, which QEMU then never reads.
+    pub(crate) fn start(
+        argv: &[String],
+        ram: &RamBlocks,
+        state: &Arc<StreamState>,
+        threads: &Arc<DataThreads>,
+        report_builder: &Arc<ReportBuilder>,
+    ) -> Option<Self> {
+        if CommandLine::parse(argv).is_ok_and(|line| line.has_free_page_hint()) {
+            return None;
+        }
+        let stopped = Arc::<AtomicBool>::default();
+        let filling = Filling {
+            ram: ram.reached.iter().map(|block| Arc::clone(&block.mapping)).collect(),
+            stopped: Arc::clone(&stopped),
+            state: Arc::clone(state),
+            report_builder: Arc::clone(report_builder),
+        };
+        let threads = Arc::clone(threads);
+        let run = move || {
+            let _member = threads.join();
+            filling.run();
+            thread_cpu()
+        };
+        let thread = data_threads::spawn("prefault", run);
+        let thread = thread.inspect_err(|error| tracing::warn!(%error, "no thread to prefault"));
+        Some(Self { stopped, thread: Some(thread.ok()?) })
+    }
+
+    /// Ends it. Says what CPU time it took.
+    pub(crate) fn stop(mut self) -> Duration {
+        self.end()
+    }
+
+    fn end(&mut self) -> Duration {
+        self.stopped.store(true, Relaxed);
+        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for Prefault {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+struct Filling {
+    ram: Vec<Arc<Mapping>>,
+    stopped: Arc<AtomicBool>,
+    state: Arc<StreamState>,
+    report_builder: Arc<ReportBuilder>,
+}
+
+impl Filling {
+    fn run(&self) {
+        let holes: Vec<_> = self.ram.iter().flat_map(of_mapping).collect();
+        let bytes: u64 = holes.iter().map(|(_, hole)| hole.end - hole.start).sum();
+        if bytes < LEAST_BYTES {
+            return;
+        }
+        let host = host_memory();
+        let spare = host.available_bytes.is_some_and(|it| it >= bytes + host.total_bytes / SPARE);
+        let filled = if spare { self.fill(&holes) } else { 0 };
+        self.report_builder.note(format!(
+            "{} MiB of the VM's shared memory were never used: QEMU reads them, and so they are \
+             allocated here; {} MiB were allocated ahead of QEMU{}",
+            bytes >> 20,
+            filled >> 20,
+            if spare { "" } else { ", since this host has little memory left" }
+        ));
+    }
+
+    /// From the last one downwards. Says how much it was.
+    fn fill(&self, holes: &[(&Arc<Mapping>, Range<u64>)]) -> u64 {
+        let (mut filled, mut met) = (0, 0);
+        for (mapping, hole) in holes.iter().rev() {
+            for chunk in downwards(hole) {
+                while !self.is_over() && !self.link_is_busy() {
+                    thread::sleep(LOOK);
+                }
+                if self.is_over() || met == MET_CHUNKS {
+                    return filled;
+                }
+                let was_there = all_present(mapping, &chunk);
+                if was_there == Some(true) {
+                    met += 1;
+                    continue;
+                }
+                met = 0;
+                if was_there.is_none() || mapping.prefault(chunk.clone()).is_err() {
+                    return filled;
+                }
+                filled += chunk.end - chunk.start;
+            }
+        }
+        filled
+    }
+
+    /// The tap waits for lanes, and QEMU for the tap. Else QEMU is what the migration
+    /// waits for, and gets the CPU.
+    fn link_is_busy(&self) -> bool {
+        self.state.pool.is_used_up()
+    }
+
+    fn is_over(&self) -> bool {
+        self.stopped.load(Relaxed) || self.state.first_pass_over.load(Relaxed)
+    }
+}
+
+fn of_mapping(mapping: &Arc<Mapping>) -> impl Iterator<Item = (&Arc<Mapping>, Range<u64>)> {
+    let holes = mapping.holes_in_memory().unwrap_or_default();
+    holes.into_iter().map(move |hole| (mapping, hole))
+}
+
+/// A hole in chunks, the last one first.
+fn downwards(hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let start = hole.start;
+    let chunk = move |end: u64| end.saturating_sub(CHUNK_BYTES).max(start)..end;
+    let first = Some(chunk(hole.end)).filter(|chunk| chunk.start < chunk.end);
+    std::iter::successors(first, move |above| {
+        Some(chunk(above.start)).filter(|it| it.start < it.end)
+    })
+}
+
+/// Whether QEMU has all of it in its page tables. None if QEMU is gone.
+fn all_present(mapping: &Mapping, chunk: &Range<u64>) -> Option<bool> {
+    let pages = (chunk.end - chunk.start) / PAGE_BYTES;
+    let mut present = [false; (CHUNK_BYTES / PAGE_BYTES) as usize];
+    let present = &mut present[..usize::try_from(pages).ok()?];
+    mapping.present(chunk.start, present).ok()?;
+    Some(present.iter().all(|present| *present))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_is_filled_from_its_end() {
+        let of = |hole: Range<u64>| downwards(&hole).collect::<Vec<_>>();
+        const MIB: u64 = 1 << 20;
+        assert_eq!(of(MIB..10 * MIB), [6 * MIB..10 * MIB, 2 * MIB..6 * MIB, MIB..2 * MIB]);
+        assert_eq!(of(4 * MIB..8 * MIB), [4 * MIB..8 * MIB]);
+        assert_eq!(of(5..5), []);
+    }
+}
