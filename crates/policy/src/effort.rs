@@ -10,8 +10,9 @@
 //! cost, and later content may be better.
 //!
 //! Where lanes are ready to run and get no CPU, any encoding does harm, to them and to all
-//! others that want that CPU. So sending without compression is tried, and stays unless it
-//! delivers clearly less.
+//! others that want that CPU. If that goes on, sending without compression is tried, and stays
+//! unless it delivers clearly less; but not if more is delivered than the link has carried
+//! when it was full.
 
 use std::time::Duration;
 
@@ -63,8 +64,12 @@ pub struct Sample {
     pub for_cpu: f64,
     /// Page bodies delivered per second, in guest bytes.
     pub delivered_bytes_per_s: f64,
+    /// What went over the wire per second.
+    pub wire_bytes_per_s: f64,
 }
 
+/// Lanes that wait this much of their time in the socket have filled their link.
+const WRITING_ONLY: f64 = 0.7;
 /// Lanes that wait this much of their time in the socket could do more.
 const WRITING_MUCH: f64 = 0.5;
 /// Lanes that encode this much are what limits.
@@ -106,13 +111,25 @@ pub struct Effort {
     experiment: Option<Experiment>,
     rest: u32,
     rest_next: u32,
+    /// In the last window lanes lacked a CPU. One such window is a moment in which QEMU finds
+    /// nothing to send, and looks for it on all CPUs.
+    lacked_cpu: bool,
+    /// What the link carried when it was full, last.
+    full_bytes_per_s: Option<f64>,
 }
 
 impl Effort {
     /// Begins at a level.
     #[must_use]
     pub fn new(level: Level) -> Self {
-        Self { level, experiment: None, rest: 0, rest_next: REST_FIRST }
+        Self {
+            level,
+            experiment: None,
+            rest: 0,
+            rest_next: REST_FIRST,
+            lacked_cpu: false,
+            full_bytes_per_s: None,
+        }
     }
 
     /// The level to use now.
@@ -127,6 +144,16 @@ impl Effort {
         if sample.waiting > WAITING_MUCH {
             return self;
         }
+        let next = self.decide(sample);
+        let is_full = sample.writing > WRITING_ONLY && !sample.lacks_cpu();
+        Self {
+            lacked_cpu: sample.lacks_cpu(),
+            full_bytes_per_s: is_full.then_some(sample.wire_bytes_per_s).or(next.full_bytes_per_s),
+            ..next
+        }
+    }
+
+    fn decide(self, sample: Sample) -> Self {
         match self.experiment {
             Some(experiment) if !experiment.settled => {
                 Self { experiment: Some(Experiment { settled: true, ..experiment }), ..self }
@@ -150,12 +177,22 @@ impl Effort {
             experiment: None,
             rest: self.rest_next,
             rest_next: (self.rest_next * 2).min(REST_MAX),
+            ..self
         }
+    }
+
+    /// Whether so much can't be had without compression.
+    fn is_beyond_link(self, sample: Sample) -> bool {
+        self.full_bytes_per_s.is_some_and(|full| sample.delivered_bytes_per_s > full * GAIN_MIN)
     }
 
     fn propose(self, sample: Sample) -> Self {
         let to = match self.level {
-            Level::Light | Level::Hard if sample.lacks_cpu() => Level::Raw,
+            Level::Light | Level::Hard
+                if sample.lacks_cpu() && self.lacked_cpu && !self.is_beyond_link(sample) =>
+            {
+                Level::Raw
+            }
             Level::Raw | Level::Light if sample.writing > WRITING_MUCH && !sample.lacks_cpu() => {
                 Level::Hard
             }
@@ -198,6 +235,7 @@ mod tests {
                 waiting: 0.0,
                 for_cpu: 0.0,
                 delivered_bytes_per_s: delivered,
+                wire_bytes_per_s: delivered * self.ratio[at],
             }
         }
 
@@ -278,9 +316,14 @@ mod tests {
             let delivered_bytes_per_s = bytes_per_s[effort.level() as usize];
             // They seem to wait for the network: the receiver lacks CPU time as well.
             let (writing, encoding) = (0.6, 0.3);
-            let sample =
-                Sample { writing, encoding, waiting: 0.1, for_cpu: 0.5, delivered_bytes_per_s };
-            effort = effort.next(sample);
+            effort = effort.next(Sample {
+                writing,
+                encoding,
+                waiting: 0.1,
+                for_cpu: 0.5,
+                delivered_bytes_per_s,
+                wire_bytes_per_s: 1e8,
+            });
             Some(effort.level())
         };
         std::iter::from_fn(next).take(500).collect()
@@ -292,7 +335,7 @@ mod tests {
         for bytes_per_s in [[2.2e9, 1.6e9, 1.2e9], [100e6, 101e6, 102e6]] {
             for from in [Level::Light, Level::Hard] {
                 let levels = levels_without_cpu(bytes_per_s, from);
-                assert!(levels.iter().all(|level| *level == Level::Raw), "{levels:?}");
+                assert!(levels[1..].iter().all(|level| *level == Level::Raw), "{levels:?}");
             }
         }
     }
@@ -305,6 +348,45 @@ mod tests {
         assert!(levels.contains(&Level::Raw), "it is tried");
     }
 
+    const WITHOUT_CPU: Sample = Sample {
+        writing: 0.2,
+        encoding: 0.8,
+        waiting: 0.0,
+        for_cpu: 0.6,
+        delivered_bytes_per_s: 3e8,
+        wire_bytes_per_s: 1e8,
+    };
+
+    #[test]
+    fn a_moment_without_cpu_is_no_reason() {
+        let mut effort = Effort::new(Level::Hard);
+        for window in 0..100 {
+            let for_cpu = if window % 2 == 0 { 0.6 } else { 0.1 };
+            effort = effort.next(Sample { for_cpu, ..WITHOUT_CPU });
+            assert_eq!(effort.level(), Level::Hard);
+        }
+    }
+
+    #[test]
+    fn what_the_link_can_carry_only_by_compression_goes_by_it() {
+        let full = Sample {
+            writing: 0.98,
+            encoding: 0.02,
+            for_cpu: 0.0,
+            delivered_bytes_per_s: 1.2e8,
+            wire_bytes_per_s: 1.2e8,
+            ..WITHOUT_CPU
+        };
+        let mut effort = Effort::new(Level::Hard).next(full);
+        for _ in 0..100 {
+            effort = effort.next(WITHOUT_CPU);
+            assert_eq!(effort.level(), Level::Hard);
+        }
+        // Less than that may gain by going as it is.
+        let little = Sample { delivered_bytes_per_s: 1e8, ..WITHOUT_CPU };
+        assert_eq!(effort.next(little).level(), Level::Raw);
+    }
+
     #[test]
     fn lanes_without_work_decide_nothing() {
         let effort = Effort::new(Level::Hard);
@@ -314,6 +396,7 @@ mod tests {
             waiting: 0.9,
             for_cpu: 0.0,
             delivered_bytes_per_s: 1.0,
+            wire_bytes_per_s: 1.0,
         };
         assert_eq!(effort.next(idle), effort);
     }

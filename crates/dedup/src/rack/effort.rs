@@ -53,8 +53,10 @@ impl Alone {
             writing,
             encoding,
             waiting: (1.0 - encoding - writing).max(0.0),
-            for_cpu: 0.0,
             delivered_bytes_per_s: self.bytes as f64 / whole_s,
+            // Neither is counted here, and each matters only with the other.
+            for_cpu: 0.0,
+            wire_bytes_per_s: 0.0,
         }
     }
 }

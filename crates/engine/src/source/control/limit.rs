@@ -64,8 +64,14 @@ mod tests {
     use super::*;
 
     fn lanes(writing: f64, encoding: f64, waiting: f64) -> effort::Sample {
-        let for_cpu = 0.05;
-        effort::Sample { writing, encoding, waiting, for_cpu, delivered_bytes_per_s: 0.0 }
+        effort::Sample {
+            writing,
+            encoding,
+            waiting,
+            for_cpu: 0.05,
+            delivered_bytes_per_s: 0.0,
+            wire_bytes_per_s: 0.0,
+        }
     }
 
     /// A later pass of lanes that write 10 MB a second most of their time.
