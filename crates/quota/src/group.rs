@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{At, QuotaError};
-use crate::hierarchy::{Version, mount};
+use crate::hierarchy::{Controller, Version, mount};
 use crate::period::Quota;
 
 /// What our groups' names begin with; then comes the process's number.
@@ -33,7 +33,7 @@ impl Group {
         let of = |path: String| fs::read_to_string(&path).at("reading", Path::new(&path));
         let is_seen =
             |at: &Path| ["tasks", "cgroup.procs"].iter().any(|file| at.join(file).exists());
-        let mount = mount(&of("/proc/self/mountinfo".to_owned())?, is_seen);
+        let mount = mount(&of("/proc/self/mountinfo".to_owned())?, Controller::Cpu, is_seen);
         let mount = mount.ok_or(QuotaError::NoController)?;
         let parent = mount.group(&of(format!("/proc/{pid}/task/{thread}/cgroup"))?);
         let parent = parent.filter(|dir| dir.is_dir()).ok_or(QuotaError::NoController)?;

@@ -1,4 +1,4 @@
-//! Where the cgroups are that bound CPU time, and where in them a process is.
+//! Where the cgroups are that bound CPU time or memory, and where in them a process is.
 
 use std::path::{Path, PathBuf};
 
@@ -15,33 +15,56 @@ pub(crate) enum Version {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
     pub(crate) version: Version,
+    controller: Controller,
     /// The group that is mounted.
     root: String,
-    at: PathBuf,
+    pub(crate) at: PathBuf,
+}
+
+/// What the groups of a hierarchy bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Controller {
+    Cpu,
+    Memory,
+}
+
+impl Controller {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+        }
+    }
 }
 
 /// From `/proc/self/mountinfo`, those that can be seen: one may be hidden by
-/// another. Version 1's cpu controller first, because where that is mounted
-/// version 2 doesn't have it.
-pub(crate) fn mount(mountinfo: &str, is_seen: impl Fn(&Path) -> bool) -> Option<Mount> {
+/// another. Version 1's controller first, because where that is mounted version 2
+/// doesn't have it.
+pub(crate) fn mount(
+    mountinfo: &str,
+    controller: Controller,
+    is_seen: impl Fn(&Path) -> bool,
+) -> Option<Mount> {
     let seen = |mount: &Mount| is_seen(&mount.at);
-    let of =
-        |version| mountinfo.lines().filter_map(|line| mounted(line, version)).find(|m| seen(m));
+    let of = |version| {
+        let mounts = mountinfo.lines().filter_map(|line| mounted(line, version, controller));
+        mounts.into_iter().find(|mount| seen(mount))
+    };
     of(Version::V1).or_else(|| of(Version::V2))
 }
 
 /// A line is `ID PARENT DEVICE ROOT AT OPTIONS [MORE...] - KIND SOURCE OPTIONS`.
-fn mounted(line: &str, version: Version) -> Option<Mount> {
+fn mounted(line: &str, version: Version, controller: Controller) -> Option<Mount> {
     let (mount, kind) = line.split_once(" - ")?;
     let mut kind = kind.split(' ');
     let (name, _, options) = (kind.next()?, kind.next()?, kind.next()?);
     let fits = match version {
-        Version::V1 => name == "cgroup" && options.split(',').any(|option| option == "cpu"),
+        Version::V1 => name == "cgroup" && options.split(',').any(|one| one == controller.name()),
         Version::V2 => name == "cgroup2",
     };
     let mut mount = mount.split(' ').skip(3);
     let (root, at) = (mount.next()?, mount.next()?);
-    fits.then(|| Mount { version, root: root.to_owned(), at: PathBuf::from(at) })
+    fits.then(|| Mount { version, controller, root: root.to_owned(), at: PathBuf::from(at) })
 }
 
 impl Mount {
@@ -52,7 +75,7 @@ impl Mount {
             let mut parts = line.splitn(3, ':').skip(1);
             let (controllers, path) = (parts.next()?, parts.next()?);
             let fits = match self.version {
-                Version::V1 => controllers.split(',').any(|one| one == "cpu"),
+                Version::V1 => controllers.split(',').any(|one| one == self.controller.name()),
                 Version::V2 => controllers.is_empty(),
             };
             fits.then_some(path)
@@ -81,16 +104,19 @@ mod tests {
 
     #[test]
     fn version_1_is_found_by_its_controller() {
-        let mount = mount(V1, |_| true).unwrap();
+        let mount = mount(V1, Controller::Cpu, |_| true).unwrap();
         assert_eq!(mount.version, Version::V1);
         let group = mount.group("4:cpuset:/\n3:cpu,cpuacct:/machine/vm1\n0::/other\n").unwrap();
         assert_eq!(group, Path::new("/sys/fs/cgroup/cpu,cpuacct/machine/vm1"));
         assert_eq!(mount.group("4:cpuset:/\n0::/other\n"), None);
+        // Which that one of the memory is not.
+        let memory = super::mount(V1, Controller::Memory, |_| true).unwrap();
+        assert_eq!(memory.version, Version::V2);
     }
 
     #[test]
     fn version_2_is_seen_from_what_is_mounted_of_it() {
-        let mount = mount(V2, |_| true).unwrap();
+        let mount = mount(V2, Controller::Cpu, |_| true).unwrap();
         assert_eq!(mount.version, Version::V2);
         let group = |line| mount.group(line);
         assert_eq!(group("0::/box/vm.scope\n").unwrap(), Path::new("/sys/fs/cgroup/vm.scope"));
@@ -106,11 +132,11 @@ mod tests {
             "25 20 8:1 / / rw - ext4 /dev/sda1 rw\nnonsense\n",
             "31 20 0:27 / /c rw - cgroup cgroup rw,cpuset,cpuacct",
         ] {
-            assert_eq!(mount(none, |_| true), None, "{none}");
+            assert_eq!(mount(none, Controller::Cpu, |_| true), None, "{none}");
         }
         let two =
             "31 1 0:27 / /hidden rw - cgroup c rw,cpu\n32 1 0:27 / /seen rw - cgroup c rw,cpu";
-        let seen = mount(two, |at| at == Path::new("/seen")).unwrap();
+        let seen = mount(two, Controller::Cpu, |at| at == Path::new("/seen")).unwrap();
         assert_eq!(seen.at, Path::new("/seen"));
     }
 }

@@ -14,11 +14,13 @@
 mod error;
 mod group;
 mod hierarchy;
+mod memory;
 mod note;
 mod period;
 mod used;
 
 pub use error::QuotaError;
+pub use memory::memory_left;
 pub use note::{Left, Notes};
 pub use period::{CPUS_MIN, Quota};
 pub use used::{Used, used};

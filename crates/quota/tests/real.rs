@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use quota::{Notes, Slowed, used};
+use quota::{Notes, Slowed, memory_left, used};
 
 /// A process that wants a whole CPU.
 struct Busy(Child);
@@ -125,6 +125,46 @@ fn hierarchy() -> (PathBuf, &'static str, &'static str) {
     } else {
         (Path::new("/sys/fs/cgroup").join(own), "cgroup.threads", "cpu.max")
     }
+}
+
+/// A group whose memory is bounded, with one process, until it is dropped.
+struct Bounded(PathBuf);
+
+impl Bounded {
+    fn with(process: &Busy, bytes: u64) -> Self {
+        let first = Path::new("/sys/fs/cgroup/memory");
+        let (root, bound) = if first.join("tasks").exists() {
+            (first, "memory.limit_in_bytes")
+        } else {
+            (Path::new("/sys/fs/cgroup"), "memory.max")
+        };
+        // Only in version 2.
+        let _ = fs::write(root.join("cgroup.subtree_control"), "+memory");
+        let dir = root.join(format!("quota-test-{}", process.pid()));
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join(bound), bytes.to_string()).unwrap();
+        fs::write(dir.join("cgroup.procs"), process.pid().to_string()).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for Bounded {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn the_memory_that_a_group_leaves_is_known() {
+    const BOUND: u64 = 64 << 20;
+    let busy = Busy::start();
+    let free = memory_left(busy.pid());
+    assert!(free.is_none_or(|left| left > BOUND), "{free:?}");
+    let group = Bounded::with(&busy, BOUND);
+    let left = memory_left(busy.pid()).unwrap();
+    assert!(left <= BOUND, "{left}");
+    drop(busy);
+    drop(group);
 }
 
 /// A group as libvirt makes one for each vCPU, with a quota of its own.

@@ -32,7 +32,7 @@ const CHUNK_BYTES: u64 = 4 << 20;
 const PAGE_BYTES: u64 = page::PAGE_BYTES as u64;
 /// A guest may use some of a hole meanwhile. QEMU, where it has come to, has read all.
 const MET_CHUNKS: usize = 4;
-/// A host with less than this part of its memory to spare gives none before it must.
+/// A host keeps this part of its memory, and a cgroup this part of what is filled.
 const SPARE: u64 = 16;
 
 /// How often it is looked whether the link is busy.
@@ -107,16 +107,22 @@ impl Filling {
         if bytes < LEAST_BYTES {
             return;
         }
-        let host = host_memory();
-        let spare = host.available_bytes.is_some_and(|it| it >= bytes + host.total_bytes / SPARE);
-        let filled = if spare { self.fill(&holes) } else { 0 };
+        let filled = if self.has_room(bytes) { self.fill(&holes) } else { 0 };
         self.report_builder.note(format!(
             "{} MiB of the VM's shared memory were never used: QEMU reads them, and so they are \
-             allocated here; {} MiB were allocated ahead of QEMU{}",
+             allocated here; {} MiB were allocated ahead of QEMU",
             bytes >> 20,
-            filled >> 20,
-            if spare { "" } else { ", since this host has little memory left" }
+            filled >> 20
         ));
+    }
+
+    /// Whether that leaves something, on this host and to QEMU's cgroup: a migration that is
+    /// cancelled in time would not have taken it.
+    fn has_room(&self, bytes: u64) -> bool {
+        let host = host_memory();
+        let left = host.available_bytes.is_some_and(|it| it >= bytes + host.total_bytes / SPARE);
+        let of_group = self.ram.first().and_then(|ram| quota::memory_left(ram.pid()));
+        left && of_group.is_none_or(|left| left >= bytes + bytes / SPARE)
     }
 
     /// From the last one downwards. Says how much it was.
