@@ -107,6 +107,7 @@ impl Filling {
         if bytes < LEAST_BYTES {
             return;
         }
+        self.state.expect_holes();
         let filled = if self.has_room(bytes) { self.fill(&holes) } else { 0 };
         self.report_builder.note(format!(
             "{} MiB of the VM's shared memory were never used: QEMU reads them, and so they are \

@@ -62,6 +62,8 @@ pub(crate) struct StreamState {
     dropping: AtomicBool,
     /// It is not known yet what the guest dirties.
     learning: AtomicBool,
+    /// QEMU reads much in its first pass that holds nothing.
+    holes_ahead: AtomicBool,
     passes: Passes,
 }
 
@@ -90,6 +92,7 @@ impl StreamState {
             chasing: AtomicBool::new(traits.held),
             dropping: AtomicBool::new(false),
             learning: AtomicBool::new(false),
+            holes_ahead: AtomicBool::new(false),
             passes: Passes::new(traits.sectioned),
         };
         state.adjust_pool();
@@ -169,6 +172,12 @@ impl StreamState {
         self.dropping.store(dropping, Relaxed);
     }
 
+    /// In its first pass QEMU will have nothing to send for a while: what waits then keeps
+    /// the link busy.
+    pub(crate) fn expect_holes(&self) {
+        self.holes_ahead.store(true, Relaxed);
+    }
+
     /// Whether passes should end as soon as they can: then they get all of the pool.
     pub(crate) fn set_learning(&self, learning: bool) {
         self.learning.store(learning, Relaxed);
@@ -194,13 +203,17 @@ impl StreamState {
         self.chasing.load(Relaxed) && self.first_pass_over.load(Relaxed)
     }
 
+    fn expects_holes(&self) -> bool {
+        self.holes_ahead.load(Relaxed) && !self.first_pass_over.load(Relaxed)
+    }
+
     pub(crate) fn adjust_pool(&self) {
         let dropping = self.dropping.load(Relaxed);
         let limit = if self.chases() && self.learning.load(Relaxed) {
             self.pool_bytes
         } else if self.chases() && dropping {
             chase::pool_bytes(self.bodies_per_s(), self.least_bytes, self.pool_bytes)
-        } else if dropping {
+        } else if dropping || self.expects_holes() {
             self.bound_bytes()
         } else {
             // What waits for longer leaves the processor's caches.
