@@ -68,8 +68,10 @@ pub struct Sample {
     pub wire_bytes_per_s: f64,
 }
 
-/// Lanes that wait this much of their time in the socket have filled their link.
-const WRITING_ONLY: f64 = 0.7;
+/// Lanes that wait this much of their time in the socket, and next to never for a CPU, have
+/// filled their link. Others may wait for a receiver that has no CPU either.
+const WRITING_ONLY: f64 = 0.9;
+const FOR_CPU_LITTLE: f64 = 0.1;
 /// Lanes that wait this much of their time in the socket could do more.
 const WRITING_MUCH: f64 = 0.5;
 /// Lanes that encode this much are what limits.
@@ -145,7 +147,7 @@ impl Effort {
             return self;
         }
         let next = self.decide(sample);
-        let is_full = sample.writing > WRITING_ONLY && !sample.lacks_cpu();
+        let is_full = sample.writing > WRITING_ONLY && sample.for_cpu < FOR_CPU_LITTLE;
         Self {
             lacked_cpu: sample.lacks_cpu(),
             full_bytes_per_s: is_full.then_some(sample.wire_bytes_per_s).or(next.full_bytes_per_s),
