@@ -8,6 +8,8 @@
 //! A program that is killed can't lift anything. So a note is on disk before a
 //! group is made, and the next start of the program lifts what it finds there:
 //! see [`Notes::left`].
+//!
+//! It also knows what memory the cgroups of a process leave it: [`memory_left`].
 
 #![forbid(unsafe_code)]
 
