@@ -28,7 +28,7 @@ help:
 	@echo 'make upgrade-test VMs move between agents of this and the release before'
 	@echo 'make packages     .deb and .rpm, into target/packages; make packages-test installs them in a fresh root'
 	@echo 'make ansible-test runs the Ansible role against two fresh roots of Debian'
-	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200; libvirt-*: LIBVIRT=newest; all: QEMU=11.1); make bench lists them'
+	@echo 'make bench-NAME   one benchmark, RUNS=5 times (gangs: VMS=8 LINKS=0.4 GUESTS=fixed DATA=random; cache-*: SAN=quarter MBIT=200; libvirt-*: LIBVIRT=newest; all: QEMU=11.1 CONGESTION=reno); make bench lists them'
 	@echo 'make fuzz         every parser, FUZZ_SECONDS=600 each'
 	@echo 'make faults       N=1000 things that break in the middle of a migration, by SEED=1'
 	@echo 'make setup        install what is missing; the others do it too'
@@ -161,7 +161,7 @@ bench-large: bench-large-memfd bench-large-memfd-hint bench-large-anonymous benc
 bench-libvirt: bench-libvirt-idle bench-libvirt-nics bench-libvirt-busy bench-libvirt-twins bench-libvirt-unshaped bench-libvirt-disk bench-libvirt-tls
 
 bench-%: build
-	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
+	@$(if $(LIBVIRT),LAB_LIBVIRT=$(LIBVIRT)) $(if $(CONGESTION),LAB_CONGESTION=$(CONGESTION)) $(LAB) bench $* --runs $(RUNS) $(if $(VMS),--vms $(VMS)) $(if $(LINKS),--links $(LINKS)) $(if $(GUESTS),--guests $(GUESTS)) $(if $(DATA),--data $(DATA)) $(if $(SAN),--san $(SAN)) $(if $(MBIT),--mbit $(MBIT)) $(if $(QEMU),--qemu $(QEMU))
 
 clean:
 	@$(AS_ROOT) $(DEBUG)/lab clean

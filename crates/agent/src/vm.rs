@@ -173,7 +173,7 @@ impl Vm {
         };
         self.known.lock().unnoted = saved.as_ref().err().map(|error| {
             format!(
-                "{} is here, and its record in {} can't be written ({error}): make room or mend \
+                "{} is here, and its record in {} can't be written ({error}): make room or fix \
                  the disk of the agent's state directory. The journal of its move stands in for \
                  the record until then; it is tried again",
                 self.name,

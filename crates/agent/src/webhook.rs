@@ -158,7 +158,7 @@ fn judge(status: StatusCode) -> Attempt {
     let says = format!("it answers {status}");
     match status {
         _ if status.is_success() => Attempt::Taken,
-        // With the last three it doesn't know us yet, or any more: that is mended there.
+        // With the last three it doesn't know us yet, or any more: that is fixed there.
         StatusCode::REQUEST_TIMEOUT
         | StatusCode::TOO_EARLY
         | StatusCode::TOO_MANY_REQUESTS

@@ -90,7 +90,7 @@ impl Doubt {
             ),
             Self::CannotNote { reason } => format!(
                 "the journal of {vm}'s migration can't be written ({reason}), and it stays as it \
-                 is until that works: make room or mend the disk of the agent's state directory"
+                 is until that works: make room or fix the disk of the agent's state directory"
             ),
             Self::NoVerdict => format!(
                 "{vm} is loaded here, and {peer} does not say whether it gave it up; it is asked \

@@ -65,7 +65,7 @@ impl Vm {
                 Some(format!(
                     "QEMU still has what is left of a migration that an earlier run of the agent \
                      began, and its settings: {error}. The VM runs on; it can be moved once that \
-                     is mended, or its QEMU was restarted"
+                     is fixed, or its QEMU was restarted"
                 ))
             }
         };

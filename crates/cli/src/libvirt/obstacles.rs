@@ -55,7 +55,8 @@ fn taken(
     (!taken.is_empty()).then(|| {
         format!(
             "another program listens at all addresses on port {}: the agent can't listen there. \
-             End it (a QEMU that waits for a migration ends with it), or give [carry] other `ports`, on all hosts",
+             End it (a QEMU that waits for a migration ends with it), or give this host other `carry-ports` \
+             in the peers file, on all hosts",
             list.join(", ")
         )
     })

@@ -31,7 +31,7 @@ pub(crate) enum Unchanged {
     Taken { line: usize, key: String },
     #[error(
         "line {line} sets {key} to {value}, and the agent has ports {ports}: remove that line and \
-         repeat this, or write the same into `ports` of [carry] in the agent's file, on all hosts"
+         repeat this, or give this host `carry-ports` in the peers file, the same on all hosts"
     )]
     Ports { line: usize, key: String, value: String, ports: String },
     #[error(

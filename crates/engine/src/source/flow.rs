@@ -115,7 +115,7 @@ impl Flow {
                     }
                     lanes.wait_drained().map_err(lanes_failed)?;
                     // The destination ends the lanes when it loads: that is no
-                    // failure to mend.
+                    // failure to repair.
                     lanes.close();
                     Ok(summary)
                 });

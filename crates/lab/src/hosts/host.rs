@@ -1,5 +1,6 @@
 //! One host.
 
+use std::env;
 use std::io::{BufRead, BufReader};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -17,6 +18,9 @@ use crate::program;
 /// A directory that is each host's own.
 pub const RUN_DIR: &str = "/run/droveway-lab";
 
+/// Which congestion control hosts are to have.
+const CONGESTION_VARIABLE: &str = "LAB_CONGESTION";
+
 /// What a killed process takes to be gone, at most.
 const GONE_MAX: Duration = Duration::from_secs(10);
 
@@ -29,8 +33,8 @@ pub struct Host {
     pub addresses: Vec<IpAddr>,
     /// [`RUN_DIR`] of this host, as seen from outside.
     pub run_dir: PathBuf,
-    /// How its TCP connections react to a full link: `cubic`, or the machine's
-    /// default where the lab may not choose.
+    /// How its TCP connections react to a full link: `LAB_CONGESTION`, or `cubic`, or
+    /// the machine's default where the lab may not choose.
     pub congestion_control: String,
     pub(super) shaped: bool,
     /// Keeps the mount namespace; ends by itself when the lab does.
@@ -177,7 +181,7 @@ fn keep(name: &str, dir: &Path) -> Result<(Child, String)> {
         keeper \"$3\" \"$4\"";
     let script = "mount --make-rprivate / && { mount --rbind \"$2\" /sys/fs/cgroup && umount -R \"$2\" || true; } \
         && mount --bind \"$1\" \"$2\" \
-        && { echo cubic > /proc/sys/net/ipv4/tcp_congestion_control || true; } 2>/dev/null \
+        && { echo \"${LAB_CONGESTION:-cubic}\" > /proc/sys/net/ipv4/tcp_congestion_control || true; } 2>/dev/null \
         && cat /proc/sys/net/ipv4/tcp_congestion_control && exec cat > /dev/null";
     let mut keeper = program::command("unshare")
         .args(["--mount", "sh", "-c", outside, "keeper", name, script])
@@ -191,13 +195,21 @@ fn keep(name: &str, dir: &Path) -> Result<(Child, String)> {
     if let Some(output) = keeper.stdout.take() {
         BufReader::new(output).read_line(&mut said).doing("hear a host's keeper")?;
     }
-    if said.trim().is_empty() {
-        let _ = keeper.kill();
-        let _ = keeper.wait();
-        let what = "mount namespaces can't be made here; the lab needs them".to_owned();
-        return Err(LabError::Unsupported(what));
-    }
-    Ok((keeper, said.trim().to_owned()))
+    let control = said.trim().to_owned();
+    let what = if control.is_empty() {
+        "mount namespaces can't be made here; the lab needs them".to_owned()
+    } else if let Some(wanted) = env::var(CONGESTION_VARIABLE).ok().filter(|name| *name != control)
+    {
+        format!(
+            "the lab's hosts can't have the congestion control {wanted}: only what \
+             /proc/sys/net/ipv4/tcp_allowed_congestion_control names"
+        )
+    } else {
+        return Ok((keeper, control));
+    };
+    let _ = keeper.kill();
+    let _ = keeper.wait();
+    Err(LabError::Unsupported(what))
 }
 
 /// Runs `ip` on a namespace's network.

@@ -168,7 +168,7 @@ impl Running<'_> {
         let host = self.split.agents.peer.name.clone();
         let wait = move || {
             let placed = lanes.wait_drained();
-            // The destination ends the lanes when it loads: that is no failure to mend.
+            // The destination ends the lanes when it loads: that is no failure to repair.
             lanes.close();
             let placed = placed.map_err(|source| MigrationError::Lanes { host, source });
             let _ = notices.send(Notice::Placed(placed));
