@@ -50,6 +50,23 @@ fn a_vm_that_is_paused_while_it_moves_arrives_paused() {
     world.assert_intact(&guest);
 }
 
+/// And then it doesn't move after all.
+#[test]
+fn a_vm_that_is_paused_while_it_moves_stays_paused_when_it_stays() {
+    let world = World::new(Link::one(200));
+    let guest = world.boot(&slow_to_move());
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    world.own_qmp(Side::A, "web1").execute("stop", json!({})).unwrap();
+    moving.interrupt();
+    let ended = moving.wait();
+    assert!(!ended.success, "{}", ended.said);
+    assert_eq!(world.vm(Side::A, "web1").unwrap().status, VmStatus::Paused);
+    world.own_qmp(Side::A, "web1").execute("cont", json!({})).unwrap();
+    world.assert_intact(&guest);
+    drop(world.migrate(&guest, Side::A, &[]));
+}
+
 #[test]
 fn a_guest_reboots_while_it_moves() {
     let world = World::new(Link::one(200));

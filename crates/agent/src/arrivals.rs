@@ -11,7 +11,9 @@ use std::sync::Arc;
 use engine::{Arriving, Host, Refusal, Unsettled};
 use qemu::command_line::overridden;
 use qemu::disks::{self as images, PreparedImage};
+use qemu::launch::User;
 use qemu::machine::{self, By, GuestPort, Machine, Start};
+use qemu::process;
 use qemu::programs::Programs;
 use qemu::qmp::RunState;
 use qemu::shape;
@@ -91,7 +93,7 @@ impl Arrivals {
             Some(wanted) => self.start(&claim, order, wanted, &shape.machine)?,
             None => {
                 let socket = order.incoming_qmp.as_deref().unwrap_or_default();
-                waiting(&self.registry, socket, &claim.dir)?
+                waiting(&self.registry, socket, &claim.dir, probes.programs().user())?
             }
         };
         let vm = claim.fill(machine, &order.share_domain.0)?;
@@ -215,8 +217,24 @@ fn prepare_images(
 
 /// A QEMU that somebody else started to receive this VM. Any other is left
 /// alone: a slip in the socket's name must not cost a VM its life.
-fn waiting(registry: &Registry, socket: &str, dir: &Path) -> Result<Machine, Denied> {
+fn waiting(
+    registry: &Registry,
+    socket: &str,
+    dir: &Path,
+    user: Option<&User>,
+) -> Result<Machine, Denied> {
     let machine = machine::attach(Path::new(socket), dir)?;
+    // What listens there may say that it is another QEMU, which would be written to, and
+    // ended. The kernel says who it is; or it can be none that its user couldn't end anyway.
+    let pid = machine.process.pid();
+    let is_users =
+        || user.is_some_and(|user| process::user_of(pid).is_ok_and(|of| of.uid == user.uid));
+    if machine.qmp.peer_pid() != Some(pid) && !is_users() {
+        return Err(Denied::Conflict(format!(
+            "what listens at {socket} says that it is process {pid}, and the kernel says that it is \
+             another one: have QEMU make that socket itself"
+        )));
+    }
     // Another VM that comes waits as well.
     if let Some(name) = registry.who_has(machine.process.pid()) {
         return Err(Denied::Conflict(format!("the QEMU at {socket} is there already, as {name}")));

@@ -10,6 +10,7 @@
 mod around;
 mod door;
 mod doors;
+mod posts;
 mod takeovers;
 
 pub use doors::DoorsError;

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::arrivals::Arrivals;
 use crate::carry::{Doors, DoorsError, Reopener};
 use crate::config::{Carry, Config, ConfigError, Flags, Manager, PeerEntry, Webhook};
-use crate::events::{Events, Limits};
+use crate::events::{Events, Limits, Reader};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
 use crate::holdings::Holdings;
@@ -181,6 +181,13 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     let registry = Arc::new(registry.with_holdings(holdings(&config, local.sharing.as_ref())?));
     let events = Events::new(Limits::default())
         .map_err(|source| local_error("reading random numbers", source))?;
+    // From the first event on: VMs in doubt are told of before anything is served.
+    let webhook = config.webhook.clone().and_then(|webhook| {
+        let reader = events.read(None);
+        let reader =
+            reader.inspect_err(|denied| tracing::error!(%denied, "no events for the webhook"));
+        Some((webhook, reader.ok()?))
+    });
     let peers = Peers::new(config.peers.clone());
     let settlers = Settlers::new(
         Arc::clone(&registry),
@@ -252,7 +259,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
     };
     let listeners = Listeners { api: api_listener, people: port, metrics };
     let certificate = identity.clone().zip(config.tls.as_deref().map(Files::within));
-    let followed = Followed { certificate, peers: reading, webhook: config.webhook };
+    let followed = Followed { certificate, peers: reading, webhook };
     let served = serve(listeners, followed, api, server);
     drop(doors);
     settlers.close();
@@ -329,7 +336,7 @@ fn hosts(peers: &[PeerEntry], kept: &[IpAddr]) -> Vec<IpAddr> {
 struct Followed {
     certificate: Option<(Arc<Identity>, Files)>,
     peers: Option<PeersReading>,
-    webhook: Option<Webhook>,
+    webhook: Option<(Webhook, Reader)>,
 }
 
 /// Serves the API until a signal comes, and takes everything down in order.
@@ -391,7 +398,7 @@ fn serve(
             tokio::spawn(renewal::follow(identity, files, Arc::clone(&events), told));
         }
         if let Some(webhook) = followed.webhook {
-            tokio::spawn(webhook::follow(webhook, Arc::clone(&events)));
+            tokio::spawn(webhook::follow(webhook.0, webhook.1));
         }
         tokio::spawn(service_manager::watched());
         tokio::spawn({

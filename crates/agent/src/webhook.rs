@@ -16,7 +16,7 @@ use ureq::http::StatusCode;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::config::Webhook;
-use crate::events::Events;
+use crate::events::Reader;
 
 /// A receiver that takes longer should answer first and work later.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -57,17 +57,10 @@ enum Attempt {
     Failed(String),
 }
 
-/// Sends what happens from now on, for as long as the agent runs. Events wait in their ring
-/// meanwhile, so a receiver that is down for long gets a gap in place of the oldest.
-pub(crate) async fn follow(webhook: Webhook, events: Arc<Events>) {
+/// Sends what happens, for as long as the agent runs. Events wait in their ring meanwhile, so
+/// a receiver that is down for long gets a gap in place of the oldest.
+pub(crate) async fn follow(webhook: Webhook, mut reader: Reader) {
     let sender = Arc::new(Sender::new(webhook));
-    let mut reader = match events.read(None) {
-        Ok(reader) => reader,
-        Err(denied) => {
-            tracing::error!(%denied, "events are not sent to the webhook");
-            return;
-        }
-    };
     while let Some(frame) = reader.next().await {
         let text = String::from_utf8_lossy(&frame);
         let field = |name| text.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);

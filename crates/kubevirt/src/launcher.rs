@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::net::sockopt::socket_peercred;
@@ -18,6 +18,10 @@ const RECORDS: &str = "/var/run/kubevirt-private/ghost-records";
 /// Where a pod has its sockets, and what that is made in.
 const SOCKETS: &str = "var/run/kubevirt/migrationproxy";
 const OWN: &str = "var/run/kubevirt";
+
+/// virt-launcher has room for thousands of connections that it has not accepted: what has
+/// none is not virt-launcher, and others wait meanwhile.
+const ACCEPTS_MAX: Duration = Duration::from_millis(20);
 
 /// Who has made a socket, and so what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +101,8 @@ impl Launcher {
     /// so, too.
     fn of(record: &Record) -> Result<Self, KubevirtError> {
         let socket = open_socket(&record.socket).trying("opening virt-launcher's socket")?;
-        let by_number = format!("/proc/self/fd/{}", socket.as_raw_fd());
-        let connected = UnixStream::connect(by_number).trying("connecting to virt-launcher")?;
+        let connected = takeover::connect(socket, ACCEPTS_MAX);
+        let connected = connected.trying("connecting to virt-launcher")?;
         let peer = socket_peercred(&connected).trying("asking who virt-launcher is")?;
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get())
             .map_err(|_| io::Error::other("it is not of this PID namespace: hostPID is missing"))
@@ -142,6 +146,16 @@ impl Launcher {
             }
         }
         Ok(())
+    }
+
+    /// Whether a process runs in the pod, by its network.
+    #[must_use]
+    pub fn runs(&self, pid: u32) -> bool {
+        let network = |pid| {
+            let stat = rustix::fs::stat(format!("/proc/{pid}/ns/net"));
+            stat.map(|stat| (stat.st_dev, stat.st_ino)).ok()
+        };
+        network(self.pid).is_some_and(|own| network(pid) == Some(own))
     }
 
     /// Who has made a socket that is there: the pod lists those that were made in it.

@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::NicError;
 
-/// `TCP_LISTEN`.
+/// `TCP_ESTABLISHED` and `TCP_LISTEN`.
+const ESTABLISHED: u8 = 0x01;
 const LISTENING: u8 = 0x0a;
 
 /// A line of the kernel's list.
@@ -19,14 +20,22 @@ struct Line {
     inode: u64,
 }
 
+impl Line {
+    /// Whether it connects `local` with `remote`, and somebody still has it: of a socket that
+    /// was closed, the kernel says that root has it.
+    fn connects(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        let is_held = self.state == ESTABLISHED && self.inode != 0;
+        is_held && self.local == local && self.remote == remote
+    }
+}
+
 /// The user whose socket connects `local` with `remote`, both as that socket sees
-/// them. None if there is no such socket on this host.
+/// them. None if there is no such socket on this host, or it is closed.
 ///
 /// # Errors
 /// If the system does not say.
 pub fn user_of(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, NicError> {
-    let is_it = |line: &Line| line.local == local && line.remote == remote;
-    Ok(lines(local)?.find(is_it).map(|line| line.uid))
+    Ok(lines(local)?.find(|line| line.connects(local, remote)).map(|line| line.uid))
 }
 
 /// The processes that have the socket that connects `local` with `remote`, both as that
@@ -35,8 +44,9 @@ pub fn user_of(local: SocketAddr, remote: SocketAddr) -> Result<Option<u32>, Nic
 /// # Errors
 /// If the system does not say.
 pub fn processes_of(local: SocketAddr, remote: SocketAddr) -> Result<Vec<u32>, NicError> {
-    let is_it = |line: &Line| line.local == local && line.remote == remote;
-    let Some(line) = lines(local)?.find(is_it) else { return Ok(Vec::new()) };
+    let Some(line) = lines(local)?.find(|line| line.connects(local, remote)) else {
+        return Ok(Vec::new());
+    };
     holders(line.inode).map_err(|source| NicError::System {
         action: "looking for the processes of a connection",
         source,
@@ -157,6 +167,11 @@ mod tests {
         let us = rustix::process::geteuid().as_raw();
         assert_eq!(user_of(from, to).unwrap(), Some(us));
         assert_eq!(user_of(from, "127.0.0.1:9".parse().unwrap()).unwrap(), None);
+        // One that is closed while the other end is open is nobody's, and not root's.
+        let other = TcpStream::connect(at).unwrap();
+        let closed = (other.local_addr().unwrap(), at);
+        drop(other);
+        assert_eq!(user_of(closed.0, closed.1).unwrap(), None);
         assert_eq!(processes_of(from, to).unwrap(), [std::process::id()]);
         assert!(processes_of(from, "127.0.0.1:9".parse().unwrap()).unwrap().is_empty());
         // Our own files can be looked at even without rights.

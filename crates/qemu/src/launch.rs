@@ -130,11 +130,15 @@ pub fn launch(launch: &Launch<'_>) -> Result<Process, LaunchError> {
     command.arg0(program).args(arguments).current_dir(entered);
     command.stdin(Stdio::null()).stdout(out).stderr(err);
     prepare_child(&mut command, launch.inherit, launch.user, enter);
-    let child = command
+    let mut child = command
         .spawn()
         .map_err(|source| LaunchError::Program { program: program.clone(), source })?;
     // `Process` reaps it; dropping `child` only closes what it piped: nothing.
-    Ok(Process::now(child.id())?)
+    Ok(Process::now(child.id()).inspect_err(|_| {
+        // Nobody would know of it.
+        let _ = child.kill();
+        let _ = child.wait();
+    })?)
 }
 
 /// What QEMU wrote to its log after byte `from`: the end of it, if there is any.

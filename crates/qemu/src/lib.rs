@@ -25,3 +25,4 @@ pub mod ram_blocks;
 pub mod rendezvous;
 pub mod room;
 pub mod shape;
+pub mod socket;

@@ -10,7 +10,7 @@ mod line;
 mod query;
 mod reader;
 
-use std::io::{IoSlice, Write};
+use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -30,6 +30,7 @@ pub use event::Event;
 pub use query::{MemoryBackend, RunState, Vcpu};
 pub(crate) use query::{list, odd};
 
+use crate::socket;
 use line::Lines;
 use reader::Shared;
 
@@ -79,7 +80,10 @@ impl Qmp {
     /// already (QEMU serves one client at a time), or after `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Arc<Self>, QmpError> {
         let connect = |source| QmpError::Connect { path: path.to_owned(), source };
-        let stream = UnixStream::connect(path).map_err(connect)?;
+        let stream = socket::connect(path, timeout).map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => QmpError::NoGreeting { path: path.to_owned() },
+            _ => connect(error),
+        })?;
         stream.set_read_timeout(Some(timeout)).map_err(connect)?;
         stream.set_write_timeout(Some(TIMEOUT)).map_err(connect)?;
         let peer_pid = rustix::net::sockopt::socket_peercred(stream.as_fd())

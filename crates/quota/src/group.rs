@@ -110,7 +110,8 @@ impl Group {
     /// Puts its threads back and removes it, if it is there.
     pub(crate) fn lift(&self) -> Result<(), QuotaError> {
         if !self.dir.exists() {
-            return Ok(());
+            // It may have been removed by a run that was killed right after that.
+            return self.disable();
         }
         // First of all nobody is slow any more.
         if let Err(error) = self.set(None) {
@@ -156,7 +157,12 @@ impl Group {
         if !self.enable || others() {
             return Ok(());
         }
-        write(&self.parent, "cgroup.subtree_control", "-cpu")
+        let path = self.parent.join("cgroup.subtree_control");
+        match write_io(&path, "-cpu") {
+            // The VM has ended, and its groups are gone.
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            written => written.at("writing to", &path),
+        }
     }
 
     fn threads(&self) -> &'static str {

@@ -49,6 +49,7 @@ struct Members {
     group: Group,
     threads: Vec<u32>,
     quota: Option<Quota>,
+    is_made: bool,
 }
 
 impl Slowed {
@@ -93,14 +94,19 @@ impl Slowed {
         let group = Group::place(self.pid, thread)?;
         let known = self.groups.iter().position(|members| members.group.is_at(&group));
         if known.is_none() {
-            self.groups.push(Members { group: group.clone(), threads: Vec::new(), quota: None });
+            let (threads, quota, is_made) = (Vec::new(), None, false);
+            self.groups.push(Members { group, threads, quota, is_made });
             let groups = self.groups.iter().map(|members| members.group.clone()).collect();
             self.note = Some(self.notes.write(self.pid, groups)?);
-            // Half made, it goes with the others.
-            group.make()?;
         }
         let at = known.unwrap_or(self.groups.len() - 1);
-        Ok(&mut self.groups[at])
+        let members = &mut self.groups[at];
+        if !members.is_made {
+            // Half made, it goes with the others, or is made the next time.
+            members.group.make()?;
+            members.is_made = true;
+        }
+        Ok(members)
     }
 
     /// The threads together get `cpus` seconds of CPU a second at most, or what

@@ -1,11 +1,13 @@
 //! Takes the place of another program's socket file for a while: whoever connects there
 //! comes here, and can still be led on to where the other one listens.
 
+mod connect;
 mod directory;
 mod error;
 mod replaced;
 mod watch;
 
+pub use connect::connect;
 pub use directory::{Directory, Inode};
 pub use error::{TakeoverError, Trying};
 pub use replaced::Replaced;

@@ -11,12 +11,17 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
+use crate::connect::connect;
 use crate::directory::{Directory, Inode};
 use crate::error::{TakeoverError, Trying};
+
+/// A program that has made a socket accepts what comes there.
+const ACCEPTS_MAX: Duration = Duration::from_secs(5);
 
 /// A socket in the place of another. Dropped, it gives the place back.
 #[derive(Debug)]
@@ -26,6 +31,9 @@ pub struct Replaced {
     listener: UnixListener,
     /// Ours, by its file.
     own: OwnedFd,
+    /// The other one, by its file: who may write to the directory could give its name to
+    /// something else, such as a link to where only we may connect.
+    theirs: OwnedFd,
     inode: Inode,
 }
 
@@ -53,19 +61,25 @@ impl Directory {
         let listener = listener.trying("listening in another's place")?;
         let own = self.owned(&mark(&name));
         let replaced = own.and_then(|(own, inode)| {
+            let other = self.socket(&name)?.ok_or(Errno::NOENT);
+            let other = other.trying("keeping another's socket")?;
             listener.set_nonblocking(true).trying("listening in another's place")?;
             let to = self.as_fd();
             let kept = rustix::fs::linkat(to, &*name, to, theirs(&name), AtFlags::empty());
             kept.trying("keeping another's socket")?;
+            let stat = rustix::fs::fstat(&other).trying("keeping another's socket")?;
+            if self.which(&theirs(&name))? != Some(Inode::of(&stat)) {
+                return Err(io::Error::other("it has changed")).trying("keeping another's socket");
+            }
             let linked = rustix::fs::linkat(to, mark(&name), to, next(&name), AtFlags::empty());
             linked.trying("naming a socket")?;
             let renamed = rustix::fs::renameat(to, next(&name), to, &*name);
             renamed.trying("taking the place of another's socket")?;
-            Ok((own, inode))
+            Ok((own, inode, other))
         });
         match replaced {
-            Ok((own, inode)) => {
-                let replaced = Replaced { name, directory: self, listener, own, inode };
+            Ok((own, inode, theirs)) => {
+                let replaced = Replaced { name, directory: self, listener, own, theirs, inode };
                 replaced.take_owner()?;
                 Ok(replaced)
             }
@@ -146,9 +160,7 @@ impl Replaced {
     /// # Errors
     /// If the system refuses.
     pub fn take_owner(&self) -> Result<(), TakeoverError> {
-        let there =
-            rustix::fs::statat(&self.directory, theirs(&self.name), AtFlags::SYMLINK_NOFOLLOW);
-        let theirs = there.trying("looking whose another's socket is")?;
+        let theirs = rustix::fs::fstat(&self.theirs).trying("looking whose another's socket is")?;
         let ours = rustix::fs::fstat(&self.own).trying("looking whose our socket is")?;
         if theirs.st_uid == 0 || (ours.st_uid, ours.st_gid) == (theirs.st_uid, theirs.st_gid) {
             return Ok(());
@@ -163,7 +175,7 @@ impl Replaced {
     /// # Errors
     /// If it has gone.
     pub fn go_around(&self) -> io::Result<UnixStream> {
-        UnixStream::connect(self.directory.by_number(&theirs(&self.name)))
+        connect(&self.theirs, ACCEPTS_MAX)
     }
 }
 
@@ -229,6 +241,22 @@ mod tests {
         say(&path, "back");
         assert_eq!(heard(&handler), "back");
         assert_eq!(names(dir.path()), [NAME]);
+    }
+
+    #[test]
+    fn what_is_put_in_the_place_of_theirs_is_not_connected_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let elsewhere = tempfile::tempdir().unwrap();
+        let handler = UnixListener::bind(dir.path().join(NAME)).unwrap();
+        let secret = UnixListener::bind(elsewhere.path().join("api.sock")).unwrap();
+        secret.set_nonblocking(true).unwrap();
+        let replaced = directory(dir.path()).replace(NAME.to_owned()).unwrap();
+        let theirs = dir.path().join(theirs(NAME));
+        fs::remove_file(&theirs).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path().join("api.sock"), &theirs).unwrap();
+        replaced.go_around().unwrap().write_all(b"around").unwrap();
+        assert_eq!(heard(&handler), "around");
+        assert!(secret.accept().is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Notices that something may have changed in directories.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,6 +15,15 @@ use crate::error::{TakeoverError, Trying};
 #[derive(Debug)]
 pub struct Watch {
     inotify: OwnedFd,
+    watched: RefCell<Watched>,
+}
+
+/// By the kernel's numbers.
+#[derive(Debug, Default)]
+struct Watched {
+    all: HashSet<i32>,
+    /// Since others were forgotten.
+    named: HashSet<i32>,
 }
 
 impl Watch {
@@ -22,7 +33,7 @@ impl Watch {
     /// If the system has no more of them.
     pub fn new() -> Result<Self, TakeoverError> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
-        Ok(Self { inotify: inotify.trying("watching for sockets")? })
+        Ok(Self { inotify: inotify.trying("watching for sockets")?, watched: RefCell::default() })
     }
 
     /// Watches an open directory. Once more does no harm.
@@ -36,7 +47,21 @@ impl Watch {
             | WatchFlags::CLOSE_WRITE
             | WatchFlags::ATTRIB;
         let by_number = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-        inotify::add_watch(&self.inotify, by_number, flags).map(drop).trying("watching for sockets")
+        let number = inotify::add_watch(&self.inotify, by_number, flags);
+        self.watched.borrow_mut().named.insert(number.trying("watching for sockets")?);
+        Ok(())
+    }
+
+    /// Watches no more what was not named to it since this was called the last time: of a
+    /// directory that was renamed, the kernel forgets nothing.
+    pub fn forget_others(&self) {
+        let mut watched = self.watched.borrow_mut();
+        let named = std::mem::take(&mut watched.named);
+        for other in watched.all.difference(&named) {
+            // It may be gone.
+            let _ = inotify::remove_watch(&self.inotify, *other);
+        }
+        watched.all = named;
     }
 
     /// Readable when something has changed.
@@ -84,5 +109,29 @@ mod tests {
         assert!(changed());
         watch.clear().unwrap();
         assert!(!changed());
+    }
+
+    #[test]
+    fn what_is_not_named_again_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let (at, aside) = (dir.path().join("at"), dir.path().join("aside"));
+        let watch = Watch::new().unwrap();
+        let watch_at = || {
+            std::fs::create_dir(&at).unwrap();
+            watch.directory(Directory::open(&at).unwrap().unwrap()).unwrap();
+            watch.forget_others();
+        };
+        watch_at();
+        std::fs::rename(&at, &aside).unwrap();
+        watch_at();
+        watch.clear().unwrap();
+        let changed = || {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&watch.fd(), PollFlags::IN)], Some(&at_once)).unwrap() == 1
+        };
+        std::fs::write(aside.join("new"), "").unwrap();
+        assert!(!changed());
+        std::fs::write(at.join("new"), "").unwrap();
+        assert!(changed());
     }
 }

@@ -22,7 +22,7 @@ use bytemuck::allocation::try_zeroed_slice_box;
 use page::{Batch, BlockId, Epoch, Fill, PAGE_BYTES, PART_BYTES, PARTS, PageIndex};
 use parking_lot::Mutex;
 use twox_hash::XxHash3_64;
-use wire::Announced;
+use wire::{Announced, FILLS_MAX};
 
 use comparing::Bases;
 pub(crate) use comparing::Comparing;
@@ -32,6 +32,11 @@ pub(crate) use comparing::Comparing;
 const RECORDS_SHARE: u64 = 64;
 const RECORDS_MIN_BYTES: u64 = 64 << 20;
 const RECORDS_MAX_BYTES: u64 = 1 << 30;
+
+/// Beside a record's place: the page has left twice in the newest epoch, as QEMU before 9.0
+/// may have it, or because its lane died. Which of both is the destination's last can't be
+/// known, so neither is a base.
+const TWICE: u32 = 1 << 31;
 
 /// Of each part of a page.
 type Fingerprints = [u64; PARTS];
@@ -62,7 +67,7 @@ struct Block {
     has_bases: bool,
     /// The newest version that has left.
     newest: Box<[u32]>,
-    /// One more than the record's place; 0: none.
+    /// One more than the record's place, or 0: none; and [`TWICE`].
     record: Box<[u32]>,
 }
 
@@ -148,17 +153,16 @@ impl Deltas {
         let Some(block) = blocks.get_mut(usize::from(batch.block.0)) else { return 0 };
         let dropped = block.drop_older(batch);
         for fill in batch.fills() {
-            for newest in block.newest.get_mut(run(fill)).into_iter().flatten() {
-                *newest = batch.epoch.0;
+            let pages = block.newest.len();
+            for page in run(fill).take_while(|page| *page < pages) {
+                block.leaves(page, batch.epoch);
             }
         }
         for body in batch.bodies() {
             let page = body.page.0 as usize;
-            let Some(newest) = block.newest.get_mut(page) else { continue };
-            let before = std::mem::replace(newest, batch.epoch.0);
-            let record = (block.record[page] as usize).checked_sub(1);
-            let Some(record) = record.map(|record| &mut records[record]) else { continue };
-            let is_there = record.is_placed && record.epoch.0 == before;
+            let Some((before, was_twice)) = block.leaves(page, batch.epoch) else { continue };
+            let Some(record) = block.place(page).map(|place| &mut records[place]) else { continue };
+            let is_there = record.is_placed && record.epoch == before && !was_twice;
             if block.has_bases && is_there && record.epoch < batch.epoch {
                 record.was_used = true;
                 bases.add(body.page, record.epoch, &record.fingerprints);
@@ -181,9 +185,7 @@ impl Deltas {
         let Known { blocks, records, .. } = &mut *known;
         let Some(block) = blocks.get(usize::from(batch.block.0)) else { return };
         for body in batch.bodies() {
-            let record = block.record.get(body.page.0 as usize);
-            let record = record.and_then(|record| (*record as usize).checked_sub(1));
-            if let Some(record) = record.map(|record| &mut records[record]) {
+            if let Some(record) = block.place(body.page.0 as usize).map(|at| &mut records[at]) {
                 record.is_placed |= record.epoch == batch.epoch;
             }
         }
@@ -200,6 +202,27 @@ impl Deltas {
 }
 
 impl Block {
+    /// The place of a page's record.
+    fn place(&self, page: usize) -> Option<usize> {
+        ((*self.record.get(page)? & !TWICE) as usize).checked_sub(1)
+    }
+
+    /// A version of a page leaves. Which one did before, and whether that was there twice;
+    /// none if there is no such page, or a newer one has left.
+    fn leaves(&mut self, page: usize, epoch: Epoch) -> Option<(Epoch, bool)> {
+        let newest = self.newest.get_mut(page).filter(|newest| **newest <= epoch.0)?;
+        let before = std::mem::replace(newest, epoch.0);
+        let record = self.record.get_mut(page)?;
+        let was_twice = *record & TWICE != 0;
+        // Most pages leave once, and the table is no memory until it is written to.
+        if before == epoch.0 {
+            *record |= TWICE;
+        } else if was_twice {
+            *record &= !TWICE;
+        }
+        Some((Epoch(before), was_twice))
+    }
+
     /// Takes out of a batch what is older than what has left.
     fn drop_older(&self, batch: &mut Batch) -> usize {
         let epoch = batch.epoch.0;
@@ -209,7 +232,12 @@ impl Block {
         };
         let is_newest = |page: PageIndex| !self.newest.get(page.0 as usize).is_some_and(is_older);
         if batch.fills().iter().any(has_older) {
-            batch.retain_fills(is_newest);
+            let left: usize = batch.fills().iter().map(|fill| runs_left(fill, is_newest)).sum();
+            // What is too much for one batch's tables leaves whole: the destination drops
+            // what is older by itself.
+            if left <= FILLS_MAX {
+                batch.retain_fills(is_newest);
+            }
         }
         if batch.bodies().iter().all(|body| is_newest(body.page)) {
             return 0;
@@ -225,6 +253,17 @@ fn tables(pages: u64) -> Option<[Box<[u32]>; 2]> {
     Some([try_zeroed_slice_box(pages).ok()?, try_zeroed_slice_box(pages).ok()?])
 }
 
+/// Runs that a run becomes if only such pages are left of it.
+fn runs_left(fill: &Fill, is_left: impl Fn(PageIndex) -> bool) -> usize {
+    let mut goes_on = false;
+    let pages = (fill.first.0..).take(fill.count as usize).map(PageIndex);
+    let begins = |page| {
+        let was_left = std::mem::replace(&mut goes_on, is_left(page));
+        goes_on && !was_left
+    };
+    pages.map(begins).filter(|begins| *begins).count()
+}
+
 /// The places of a run's pages.
 fn run(fill: &Fill) -> std::ops::Range<usize> {
     let first = fill.first.0 as usize;
@@ -234,12 +273,14 @@ fn run(fill: &Fill) -> std::ops::Range<usize> {
 impl Known {
     fn note(&mut self, block: BlockId, page: u32, epoch: Epoch, fingerprints: &Fingerprints) {
         let Some(of) = self.blocks.get(usize::from(block.0)) else { return };
-        // A newer one may have left meanwhile.
-        if !of.has_bases || of.newest.get(page as usize) != Some(&epoch.0) {
+        // A newer one may have left meanwhile, or the same one twice.
+        if !of.has_bases
+            || of.newest.get(page as usize) != Some(&epoch.0)
+            || of.record[page as usize] & TWICE != 0
+        {
             return;
         }
-        let place = (of.record[page as usize] as usize).checked_sub(1);
-        let place = place.unwrap_or_else(|| self.new_place());
+        let place = of.place(page as usize).unwrap_or_else(|| self.new_place());
         let fingerprints = *fingerprints;
         let was_used = self
             .records
@@ -263,7 +304,7 @@ impl Known {
             self.hand = (self.hand + 1) % self.records.len();
             let record = &mut self.records[self.hand];
             if !std::mem::take(&mut record.was_used) {
-                self.blocks[usize::from(record.block.0)].record[record.page as usize] = 0;
+                self.blocks[usize::from(record.block.0)].record[record.page as usize] &= TWICE;
                 return self.hand;
             }
         }

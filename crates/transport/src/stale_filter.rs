@@ -5,11 +5,15 @@
 //! copied, so the write has set it again, and the page comes once more before
 //! the VM stops for good: its old content need not be sent. Where the link is
 //! the bottleneck and the guest writes, that is a good part of all bytes.
+//!
+//! A page that holds nothing but zeros by now is sent as it was: what a balloon gives back
+//! to the host reads so, and no write has set its dirty bit. Where a guest tells QEMU
+//! which pages are free, that clears dirty bits: such a VM has no filter.
 
 use std::sync::Arc;
 
 use audit::HandedOver;
-use page::{BATCH_PAGES, Batch, PAGE_BYTES, PageIndex};
+use page::{BATCH_PAGES, Batch, PAGE_BYTES, PageIndex, is_zero};
 use ram::Numbered;
 
 use crate::reluctance::Reluctance;
@@ -70,11 +74,12 @@ impl Filtering {
         }
         let (block, epoch) = (batch.block, batch.epoch);
         batch.retain_bodies(|nth, sent| {
-            let is_newest = now[nth * PAGE_BYTES..][..PAGE_BYTES] == *sent;
-            if !is_newest {
+            let now = &now[nth * PAGE_BYTES..][..PAGE_BYTES];
+            let comes_again = now != sent && !is_zero(now);
+            if comes_again {
                 handed_over.left_out(block, pages[nth], epoch);
             }
-            is_newest
+            !comes_again
         })
     }
 }
@@ -88,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_filter_that_finds_nothing_looks_more_rarely_until_it_finds_something() {
-        let pool = Pool::new(2 * SLOT_BYTES);
+        let pool = Pool::new(3 * SLOT_BYTES);
         let mapping = Arc::new(Mapping::own(8 * PAGE_BYTES as u64));
         let filter = StaleFilter { ram: Arc::default(), handed_over: Arc::default() };
         filter.ram.announce([Some(Arc::clone(&mapping))].into_iter());
@@ -115,6 +120,13 @@ mod tests {
         assert_eq!(filtering.drop_stale(&filter, &mut next), 4);
         let left: Vec<_> = next.bodies().iter().map(|body| body.page.0).collect();
         assert_eq!(left, [0, 2, 4, 6]);
+        // As after a balloon has given a page back.
+        let mut given_back = pool.take().unwrap();
+        given_back.buffer_mut().fill(3);
+        (0..8).for_each(|page| given_back.push_body(PageIndex(page), 4096 * page as usize));
+        assert_eq!(filtering.drop_stale(&filter, &mut given_back), 4);
+        let left: Vec<_> = given_back.bodies().iter().map(|body| body.page.0).collect();
+        assert_eq!(left, [0, 2, 4, 6], "they hold zeros, the others ones");
         let mut unknown = batch();
         unknown.block = BlockId(1);
         assert_eq!(filtering.drop_stale(&filter, &mut unknown), 0);

@@ -4,11 +4,12 @@ use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use nic::NicError;
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use socket2::SockRef;
 use takeover::Replaced;
 use wire::carry::Target;
@@ -22,6 +23,9 @@ const UNREAD_BYTES: usize = 208 << 10;
 /// As on a network. QEMU's side of the connection takes some hundred segments, which are
 /// large on loopback.
 const SEGMENT_BYTES: u32 = 1448;
+
+/// Connections that wait to be taken: as many as a QEMU may have channels.
+const UNACCEPTED_MAX: i32 = 256;
 
 /// Who may connect.
 #[derive(Clone, Copy, Debug)]
@@ -68,14 +72,43 @@ enum Listener {
     Replaced(Replaced, Target),
 }
 
-/// Removed when this is dropped.
+/// A socket's file. Removed when this is dropped.
 #[derive(Debug)]
-struct SocketFile(PathBuf);
+struct SocketFile {
+    path: PathBuf,
+    /// Which file it is.
+    file: OwnedFd,
+}
+
+impl SocketFile {
+    /// The socket that was just bound there.
+    fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
+            return Err(io::Error::other("something else was put in its place"));
+        }
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    fn give_to(&self, (uid, gid): (u32, u32)) -> io::Result<()> {
+        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+        Ok(rustix::fs::chownat(&self.file, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?)
+    }
+
+    fn is_there(&self) -> bool {
+        let which = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+        let there = rustix::fs::statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW).map(which);
+        there.is_ok_and(|there| rustix::fs::fstat(&self.file).map(which) == Ok(there))
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // A QEMU of this host may have taken its place, or nobody needs it.
-        let _ = fs::remove_file(&self.0);
+        // A QEMU of this host, or a door for a host that has come back, may have its place.
+        if self.is_there() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -105,7 +138,7 @@ impl Door {
     pub(super) fn is(&self, peer: &str, place: &Place) -> bool {
         let is_there = match (&self.listener, place) {
             (Listener::Port(_, address), Place::Port(wanted)) => address == wanted,
-            (Listener::Path(_, file), Place::Path(wanted)) => file.0 == *wanted,
+            (Listener::Path(_, file), Place::Path(wanted)) => file.path == *wanted,
             _ => false,
         };
         is_there && self.peer == peer
@@ -129,42 +162,27 @@ impl Door {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let listener = UnixListener::bind(path)?;
-        let file = SocketFile(path.to_owned());
-        listener.set_nonblocking(true)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        if let Some((uid, gid)) = owner {
-            std::os::unix::fs::lchown(path, Some(uid), Some(gid))?;
+        // By its files and not by the path: the directory is QEMU's user's, who could put
+        // something else there meanwhile. The file has its mode from the socket.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        let file = SocketFile::open(path)?;
+        if let Some(owner) = owner {
+            file.give_to(owner)?;
         }
-        Ok(Self { peer: peer.to_owned(), listener: Listener::Path(listener, file) })
+        rustix::net::listen(&socket, UNACCEPTED_MAX)?;
+        let listener = Listener::Path(UnixListener::from(socket), file);
+        Ok(Self { peer: peer.to_owned(), listener })
     }
 
-    /// The next connection from a user who may connect; none if there is none now.
+    /// The next connection from a user who may connect; none if there is none now. Of those
+    /// who may not, so many are turned away as can wait at a time: who goes on connecting
+    /// keeps nobody from other doors.
     pub(super) fn take(&self, admitted: Admitted) -> io::Result<Option<UnixStream>> {
-        loop {
-            let taken = match &self.listener {
-                Listener::Port(listener, _) => listener.accept().and_then(|(stream, from)| {
-                    let to = stream.local_addr()?;
-                    let uid = nic::user_of(from, to).map_err(unknown)?;
-                    stream.set_nonblocking(false)?;
-                    stream.set_nodelay(true)?;
-                    // A stream socket is one, whatever it goes over.
-                    Ok((UnixStream::from(OwnedFd::from(stream)), uid))
-                }),
-                Listener::Path(listener, _) => listener.accept().and_then(|(stream, _)| {
-                    stream.set_nonblocking(false)?;
-                    let uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
-                    Ok((stream, Some(uid)))
-                }),
-                // The socket's mode admits its owner and root only.
-                Listener::Replaced(socket, _) => {
-                    socket.listener().accept().and_then(|(stream, _)| {
-                        stream.set_nonblocking(false)?;
-                        Ok((stream, Some(0)))
-                    })
-                }
-            };
-            match taken {
+        for _ in 0..=UNACCEPTED_MAX {
+            match self.accept() {
                 Ok((stream, Some(uid))) if admitted.has(uid) => return Ok(Some(stream)),
                 Ok((_, uid)) => {
                     tracing::warn!(?uid, door = %self, "somebody connected who may not; turned away");
@@ -173,13 +191,41 @@ impl Door {
                 Err(error) => return Err(error),
             }
         }
+        Ok(None)
+    }
+
+    /// The next connection, and whose it is if that is known.
+    fn accept(&self) -> io::Result<(UnixStream, Option<u32>)> {
+        match &self.listener {
+            Listener::Port(listener, _) => {
+                let (stream, from) = listener.accept()?;
+                let to = stream.local_addr()?;
+                let uid = nic::user_of(from, to).map_err(unknown)?;
+                stream.set_nonblocking(false)?;
+                stream.set_nodelay(true)?;
+                // A stream socket is one, whatever it goes over.
+                Ok((UnixStream::from(OwnedFd::from(stream)), uid))
+            }
+            Listener::Path(listener, _) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(false)?;
+                let uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
+                Ok((stream, Some(uid)))
+            }
+            // The socket's mode admits its owner and root only.
+            Listener::Replaced(socket, _) => {
+                let (stream, _) = socket.listener().accept()?;
+                stream.set_nonblocking(false)?;
+                Ok((stream, Some(0)))
+            }
+        }
     }
 
     /// Where it leads there.
     pub(super) fn target(&self) -> Target {
         match &self.listener {
             Listener::Port(_, address) => Target::Port(address.port()),
-            Listener::Path(_, file) => Target::Path(file.0.display().to_string()),
+            Listener::Path(_, file) => Target::Path(file.path.display().to_string()),
             Listener::Replaced(_, target) => target.clone(),
         }
     }
@@ -198,7 +244,7 @@ impl std::fmt::Display for Door {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.listener {
             Listener::Port(_, address) => write!(f, "{address}"),
-            Listener::Path(_, file) => write!(f, "{}", file.0.display()),
+            Listener::Path(_, file) => write!(f, "{}", file.path.display()),
             Listener::Replaced(socket, _) => write!(f, "{}", socket.name()),
         }
     }
@@ -212,6 +258,7 @@ fn unknown(error: NicError) -> io::Error {
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -283,7 +330,12 @@ mod tests {
         assert_eq!(door.target(), Target::Path(path.display().to_string()));
         let _client = UnixStream::connect(&path).unwrap();
         assert!(next(&door, us()).is_some());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        // A host that left has come back, while somebody is at its old door.
+        let again = Door::at_path("b", &path, None).unwrap();
         drop(door);
+        let _client = UnixStream::connect(&path).unwrap();
+        drop(again);
         assert!(!path.exists());
     }
 

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
@@ -15,13 +14,14 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use api::FromStorage;
-use engine::{Caller, Carried, CarryRequest, Content, Local, Opening, Peer};
+use engine::{Caller, Carried, CarryRequest, Content, Local, Opening};
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use takeover::Replaced;
 
 use super::around;
-use super::door::{Admitted, Door, Place};
+use super::door::{Admitted, Door};
+use super::posts::{Post, Posts};
 use super::takeovers::Takeovers;
 use crate::config::{Carry, Manager, PeerEntry};
 use crate::migrations::{Migrations, What};
@@ -29,6 +29,9 @@ use crate::user::{self, UserError};
 
 /// A door that fails, for want of descriptors perhaps, is asked again after this.
 const RETRY: Duration = Duration::from_millis(200);
+/// One that could not be opened, for another program that listens there perhaps, is tried
+/// again after this.
+const REOPEN: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Why there are no doors.
 #[derive(Debug, thiserror::Error)]
@@ -36,16 +39,6 @@ pub enum DoorsError {
     /// Who may connect can't be known.
     #[error(transparent)]
     User(#[from] UserError),
-    /// A door can't be opened.
-    #[error("standing for {peer} at {place}: {source}")]
-    Door {
-        /// For whom.
-        peer: String,
-        /// Where.
-        place: String,
-        /// Why not.
-        source: io::Error,
-    },
     /// The directory of sockets can't be made.
     #[error("the directory of [carry], {}: {source}", directory.display())]
     Directory {
@@ -67,20 +60,8 @@ pub(crate) struct Doors {
     takeovers: Option<Takeovers>,
 }
 
-/// A door for as long as its host is in the peers file, or somebody is at it.
-pub(super) struct Post {
-    pub(super) door: Door,
-    /// A migration takes its own connections at it now.
-    busy: AtomicBool,
-    /// A connection to it went the way that it would have without us, and those that belong
-    /// to it do too.
-    goes_around: AtomicBool,
-}
-
 pub(super) struct Shared {
     carry: Carry,
-    /// The user that QEMUs run as.
-    qemu: Option<(u32, u32)>,
     /// The hosts that there are now, until doors are those for them.
     changed: Mutex<Option<Vec<PeerEntry>>>,
     /// Doors in the place of others' sockets.
@@ -103,7 +84,7 @@ struct Served {
 }
 
 impl Doors {
-    /// Opens them, for all of `peers`.
+    /// Opens them, for all of `peers`. Those that can't be opened are tried again.
     pub(crate) fn open(
         carry: &Carry,
         peers: &[PeerEntry],
@@ -114,8 +95,7 @@ impl Doors {
         if carry.manager == Manager::Libvirt {
             make_directory(carry, qemu)?;
         }
-        let posts = places(carry, peers).map(|(peer, place)| Post::open(&peer, &place, qemu));
-        let posts = posts.collect::<Result<Vec<_>, _>>()?;
+        let posts = Posts::new(carry, peers, qemu);
         let request = CarryRequest {
             lanes: carry.lanes,
             downtime_ms: carry.downtime_ms,
@@ -130,7 +110,6 @@ impl Doors {
             .map_err(|errno| DoorsError::Local(errno.into()))?;
         let shared = Arc::new(Shared {
             carry: carry.clone(),
-            qemu,
             changed: Mutex::default(),
             taken_over: Mutex::default(),
             admitted: Admitted { qemu: qemu.map(|(uid, _)| uid) },
@@ -205,43 +184,6 @@ impl Reopener {
     }
 }
 
-/// Where an agent stands for each host.
-fn places<'p>(
-    carry: &'p Carry,
-    peers: &'p [PeerEntry],
-) -> impl Iterator<Item = (String, Place)> + 'p {
-    let peers = if carry.manager == Manager::Libvirt { peers } else { &[] };
-    peers.iter().flat_map(|peer| {
-        let ports = peer.carry_address.zip(peer.carry_ports);
-        let ports = ports.into_iter().flat_map(|(address, [first, last])| {
-            (first..=last).map(move |port| Place::Port(SocketAddr::new(address.into(), port)))
-        });
-        let paths = (1..=carry.sockets).map(|nth| {
-            let name = match nth {
-                1 => format!("{}.sock", peer.name),
-                nth => format!("{}-{nth}.sock", peer.name),
-            };
-            Place::Path(carry.directory.join(name))
-        });
-        ports.chain(paths).map(|place| (peer.name.clone(), place))
-    })
-}
-
-impl Post {
-    pub(super) fn at(door: Door) -> Self {
-        Self { door, busy: AtomicBool::new(false), goes_around: AtomicBool::new(false) }
-    }
-
-    fn open(peer: &str, place: &Place, qemu: Option<(u32, u32)>) -> Result<Arc<Self>, DoorsError> {
-        match Door::open(peer, place, qemu) {
-            Ok(door) => Ok(Arc::new(Self::at(door))),
-            Err(source) => {
-                Err(DoorsError::Door { peer: peer.to_owned(), place: place.to_string(), source })
-            }
-        }
-    }
-}
-
 /// QEMUs wait at sockets in it, and make them.
 fn make_directory(carry: &Carry, qemu: Option<(u32, u32)>) -> Result<(), DoorsError> {
     let directory = &carry.directory;
@@ -263,21 +205,24 @@ impl Shared {
     }
 
     /// Waits for connections to any door, until the end.
-    fn wait(self: &Arc<Self>, mut posts: Vec<Arc<Post>>) {
+    fn wait(self: &Arc<Self>, mut posts: Posts) {
         while !self.closing.load(SeqCst) {
             if let Some(peers) = self.changed.lock().take() {
-                self.reopen(&mut posts, &peers);
+                posts.are_for(&self.carry, &peers);
             }
             let is_free = |post: &&Arc<Post>| !post.busy.load(SeqCst);
             let taken_over = self.taken_over.lock().clone();
-            let all = posts.iter().chain(&taken_over);
+            let all = posts.open().iter().chain(&taken_over);
             let free: Vec<_> = all.filter(is_free).cloned().collect();
             drop(taken_over);
             let fds = free.iter().map(|post| post.door.fd()).chain([self.wake.as_fd()]);
             let fds: Vec<_> = fds.collect();
             let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-            if poll(&mut polled, None).is_err() {
-                continue;
+            let limit = (!posts.all_open()).then_some(&REOPEN);
+            match poll(&mut polled, limit) {
+                Ok(0) => posts.open_missing(),
+                Ok(_) => {}
+                Err(_) => continue,
             }
             let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
             let mut count = [0; 8];
@@ -285,21 +230,6 @@ impl Shared {
             drop(fds);
             for (post, _) in free.into_iter().zip(ready).filter(|(_, ready)| *ready) {
                 self.take(&post);
-            }
-        }
-    }
-
-    fn reopen(&self, posts: &mut Vec<Arc<Post>>, peers: &[PeerEntry]) {
-        let wanted: Vec<_> = places(&self.carry, peers).collect();
-        // Those first: another host may have their ports now.
-        posts.retain(|post| wanted.iter().any(|(peer, place)| post.door.is(peer, place)));
-        for (peer, place) in wanted {
-            if posts.iter().any(|post| post.door.is(&peer, &place)) {
-                continue;
-            }
-            match Post::open(&peer, &place, self.qemu) {
-                Ok(post) => posts.push(post),
-                Err(error) => tracing::error!("{error}"),
             }
         }
     }
@@ -353,21 +283,13 @@ impl Shared {
         if post.goes_around.load(SeqCst) {
             return self.go_around(post, &socket, "those before it do");
         }
-        let caller = Caller::new(socket);
-        let opened = self.peer(&host).map_err(Err).and_then(|peer| {
-            let id = self.migrations.new_id().map_err(|denied| Err(denied.to_string()))?;
-            let target = (id.as_str(), door.target());
-            let opening = Opening::new(&self.local, &peer, target, self.request.clone(), caller);
-            Ok((id, opening.map_err(Ok)?))
-        });
-        let opened = match opened {
-            Err(Ok(refused)) if door.replaces().is_some() => {
-                let (error, caller) = *refused;
+        let opened = match self.open_way(door, Caller::new(socket)) {
+            Err(refused) if door.replaces().is_some() => {
+                let (why, caller) = *refused;
                 post.goes_around.store(true, SeqCst);
-                return self.go_around(post, &caller.into_connection(), &error.to_string());
+                return self.go_around(post, &caller.into_connection(), &why);
             }
-            Err(Ok(refused)) => Err(refused.0.to_string()),
-            Err(Err(why)) => Err(why),
+            Err(refused) => Err(refused.0),
             Ok(opened) => Ok(opened),
         };
         let carried = opened.and_then(|(id, opening)| {
@@ -396,6 +318,30 @@ impl Shared {
         }
     }
 
+    /// Has the other host's agent connect to what waits there. If it can't: why, and who
+    /// called, who can still go another way.
+    fn open_way(
+        &self,
+        door: &Door,
+        caller: Caller,
+    ) -> Result<(String, Opening), Box<(String, Caller)>> {
+        let denied = |denied: crate::denied::Denied| denied.to_string();
+        let known = self.migrations.peer(&door.peer).map_err(denied);
+        let known = known.and_then(|peer| Ok((peer, self.migrations.new_id().map_err(denied)?)));
+        let (peer, id) = match known {
+            Ok(known) => known,
+            Err(why) => return Err(Box::new((why, caller))),
+        };
+        let target = (id.as_str(), door.target());
+        match Opening::new(&self.local, &peer, target, self.request.clone(), caller) {
+            Ok(opening) => Ok((id, opening)),
+            Err(refused) => {
+                let (error, caller) = *refused;
+                Err(Box::new((error.to_string(), caller)))
+            }
+        }
+    }
+
     /// As if there were no agent.
     fn go_around(&self, post: Arc<Post>, socket: &UnixStream, why: &str) {
         let (door, way) = (post.door.to_string(), post.door.replaces().map(Replaced::go_around));
@@ -412,9 +358,5 @@ impl Shared {
         tracing::info!(uuid, to, "carrying");
         let run = |watch: &_| carried.run(&self.request, watch);
         self.migrations.carry((id, vm, to), self.request.bounds.clone(), What::Migration, run);
-    }
-
-    fn peer(&self, name: &str) -> Result<Peer, String> {
-        self.migrations.peer(name).map_err(|denied| denied.to_string())
     }
 }

@@ -22,9 +22,13 @@ use wire::carry::Target;
 use wire::examine::{Answer, Question};
 
 use super::door::Door;
-use super::doors::{Post, Shared};
+use super::doors::Shared;
+use super::posts::Post;
 use crate::config::PeerEntry;
 
+/// What changes in this time after another change is looked at with it: who makes files in
+/// a pod without end keeps no core busy.
+const TOGETHER: Duration = Duration::from_millis(20);
 /// What came without notice is found by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// From such a socket's creation until QEMU connects to it, its manager has half a second's
@@ -104,6 +108,10 @@ impl Following {
         let watch = self.watch.fd();
         let mut polled = [PollFd::new(wake, PollFlags::IN), PollFd::new(&watch, PollFlags::IN)];
         let _ = poll(&mut polled, Timespec::try_from(LOOK_AGAIN).ok().as_ref());
+        let has_changed = !polled[1].revents().is_empty();
+        if has_changed {
+            thread::sleep(TOGETHER);
+        }
         if let Err(error) = self.watch.clear() {
             tracing::warn!(%error, "cannot see what has changed");
             thread::sleep(LOOK_AGAIN);
@@ -117,6 +125,7 @@ impl Following {
             Some(Carrying::Proxmox(host)) => of_proxmox(host, &self.watch)?,
             _ => Vec::new(),
         };
+        self.watch.forget_others();
         let is_there = |target: &Target| sockets.iter().any(|socket| socket.target == *target);
         let is_open = |post: &Arc<Post>| {
             is_there(&post.door.target()) && post.door.replaces().is_some_and(Replaced::is_there)
@@ -202,8 +211,11 @@ fn in_pods(node: &kubevirt::Node, watch: &Watch) -> Outcome<Vec<Socket>> {
     for launcher in node.launchers()? {
         for port in Port::ALL {
             let target = Target::Vmi { uid: launcher.vmi.to_string(), port: port.number() };
-            let directory = launcher.watch(watch).and_then(|()| launcher.directory());
-            match directory {
+            // What isn't watched is looked at now and then all the same.
+            if let Err(error) = launcher.watch(watch) {
+                tracing::debug!(?target, %error, "a pod that can't be watched");
+            }
+            match launcher.directory() {
                 Ok(Some(directory)) => {
                     let socket = SocketName { vmi: launcher.vmi.clone(), port };
                     let name = socket.to_string();

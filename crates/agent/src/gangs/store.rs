@@ -73,12 +73,11 @@ impl GangStore {
         Ok(all)
     }
 
-    /// Forgets the oldest that ended.
+    /// Forgets the oldest that are done.
     pub(super) fn prune(&self) -> io::Result<()> {
-        let ended = |report: &GangReport| report.outcome == Some(GangOutcome::Done);
+        let ended = |report: &&GangReport| report.outcome == Some(GangOutcome::Done);
         let all = self.all()?;
-        let excess = all.len().saturating_sub(KEPT_MAX);
-        for report in all.iter().rev().filter(|report| ended(report)).take(excess) {
+        for report in all.iter().filter(ended).skip(KEPT_MAX) {
             if let Some(path) = self.path(&report.id) {
                 fs::remove_file(path)?;
             }
@@ -123,14 +122,18 @@ mod tests {
         for wrong in ["../gdeadbeef", "deadbeef", "g", "gdeadbeeg", "gdeadbeef0"] {
             assert!(store.read(wrong).unwrap().is_none(), "{wrong}");
         }
-        for number in 0..KEPT_MAX as u64 {
-            let id = format!("g{number:08x}");
-            store.save(&report(&id, 2 + number, Some(GangOutcome::Done))).unwrap();
+        for number in 0..=KEPT_MAX as u64 {
+            for (kind, outcome) in [(0, GangOutcome::Done), (1 << 28, GangOutcome::Failed)] {
+                let id = format!("g{:08x}", kind + number);
+                store.save(&report(&id, 2 + number, Some(outcome))).unwrap();
+            }
         }
         store.prune().unwrap();
         let all = store.all().unwrap();
-        assert_eq!(all.len(), KEPT_MAX);
-        assert_eq!(all.first().unwrap().started_unix_s, 1 + KEPT_MAX as u64, "the latest first");
+        let of = |outcome| all.iter().filter(|report| report.outcome == Some(outcome)).count();
+        assert_eq!(of(GangOutcome::Done), KEPT_MAX);
+        assert_eq!(of(GangOutcome::Failed), KEPT_MAX + 1, "they may be taken up again");
+        assert_eq!(all.first().unwrap().started_unix_s, 2 + KEPT_MAX as u64, "the latest first");
         assert_eq!(all.last().unwrap().id, id, "one that has not ended stays");
     }
 }

@@ -3,17 +3,33 @@
 //! fast, and takes no orders.
 
 use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use tokio::net::TcpListener;
-use tokio::sync::watch;
+use axum::serve::Listener;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Sleep, sleep};
 
 use super::{Api, answer, blocking};
 use crate::metrics::Now;
+
+/// Connections to that address at a time: whoever says nothing there takes none of the
+/// agent's other files.
+const CONNECTIONS_MAX: usize = 32;
+/// How long each lasts. Whoever reads metrics connects again.
+const CONNECTION_MAX: Duration = Duration::from_secs(60);
+/// After a failure, for want of files perhaps.
+const RETRY: Duration = Duration::from_millis(200);
 
 /// The text format, which Prometheus and all that read it know.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -44,10 +60,83 @@ pub(crate) async fn serve(
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let router = Router::new().route("/metrics", get(metrics)).with_state(api);
-    axum::serve(TcpListener::from_std(listener)?, router)
+    let listener = Few {
+        listener: TcpListener::from_std(listener)?,
+        places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+    };
+    axum::serve(listener, router)
         .with_graceful_shutdown(async move {
             // An error means that the sender is gone: also an end.
             let _ = closed.wait_for(|closing| *closing).await;
         })
         .await
+}
+
+/// No more than so many connections, and none for long.
+struct Few {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+}
+
+impl Listener for Few {
+    type Io = Held;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            let place = Arc::clone(&self.places).acquire_owned().await;
+            match (self.listener.accept().await, place) {
+                (Ok((stream, address)), Ok(place)) => {
+                    let over = Box::pin(sleep(CONNECTION_MAX));
+                    return (Held { stream, over, _place: place }, address);
+                }
+                _ => sleep(RETRY).await,
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection, and its place.
+struct Held {
+    stream: TcpStream,
+    over: Pin<Box<Sleep>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl AsyncRead for Held {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.over.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Held {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.over.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }

@@ -1,9 +1,9 @@
 //! VMs whose records can't be read: the operator says which QEMU is theirs, or that
 //! there is none. Whatever is said, nothing here ends a QEMU.
 
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::{ErrorCode, VmSummary};
 use qemu::machine::{self, Machine, StartError};
@@ -147,6 +147,9 @@ fn own_machine(vm: &Vm) -> Result<Machine, Denied> {
 }
 
 /// What can be seen of it says that it has no QEMU here.
+/// A QEMU whose monitor has no place for another client runs.
+const SEEN_MAX: Duration = Duration::from_secs(1);
+
 fn none_runs(vm: &Vm) -> Result<(), Denied> {
     let name = &vm.name;
     let runs = || {
@@ -158,7 +161,7 @@ fn none_runs(vm: &Vm) -> Result<(), Denied> {
     if vm.machine().is_some_and(|machine| machine.process.is_alive()) {
         return Err(runs());
     }
-    match UnixStream::connect(vm.dir.join("qmp")) {
+    match qemu::socket::connect(&vm.dir.join("qmp"), SEEN_MAX) {
         Ok(_) => return Err(runs()),
         Err(error) if found::nobody_listens(&error) => {}
         Err(error) => {

@@ -6,7 +6,7 @@ use api::{Event, Happening};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::*;
-use crate::events::Limits;
+use crate::events::{Events, Limits};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -93,7 +93,7 @@ fn what_may_be_mended_is_tried_again() {
 async fn events_are_delivered_in_order() {
     let (url, received) = receiver(&["500 Sorry", "204 Taken", "422 Never", "200 OK"]);
     let events = Events::new(Limits::default()).unwrap();
-    let following = tokio::spawn(follow(webhook(url), Arc::clone(&events)));
+    let following = tokio::spawn(follow(webhook(url), events.read(None).unwrap()));
     // It reads from the moment that it is there.
     while events.has_no_reader() {
         sleep(Duration::from_millis(5)).await;
@@ -119,8 +119,10 @@ async fn only_what_is_wanted_is_sent() {
     let (url, received) = receiver(&["200 OK", "200 OK"]);
     let events = Events::new(Limits::default()).unwrap();
     let wanted = Some([String::from("vm-settled")].into());
-    let following =
-        tokio::spawn(follow(Webhook { events: wanted, ..webhook(url) }, Arc::clone(&events)));
+    let following = tokio::spawn(follow(
+        Webhook { events: wanted, ..webhook(url) },
+        events.read(None).unwrap(),
+    ));
     while events.has_no_reader() {
         sleep(Duration::from_millis(5)).await;
     }

@@ -13,6 +13,10 @@ use crate::error::MigrationError;
 use crate::host::{Local, Peer, SourceVm};
 use crate::report_builder::ReportBuilder;
 
+/// Events of QEMU's that a migration goes by. Others, such as errors of a disk, may come
+/// by thousands.
+const FOLLOWED: [&str; 4] = ["STOP", "RESUME", "MIGRATION", "SHUTDOWN"];
+
 /// Something that a thread of this migration tells the one that leads it.
 pub(crate) enum Notice {
     /// QEMU has set its migration up, and begins with RAM.
@@ -65,7 +69,7 @@ impl<'m> Context<'m> {
         request: &'m MigrateRequest,
         report_builder: Arc<ReportBuilder>,
     ) -> Self {
-        let qemu_events = vm.machine.qmp.events();
+        let qemu_events = vm.machine.qmp.events_named(&FOLLOWED);
         let (notices, noticed) = unbounded();
         let panicked: Sender<Notice> = notices.clone();
         let threads = DataThreads::new(

@@ -2,8 +2,11 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags};
 
 use super::{CONTENT_BYTES_MAX, Challenge, Cleanup, Proof, block_device};
 use crate::process::{directory_of, proc_path};
@@ -134,10 +137,22 @@ fn random() -> std::io::Result<String> {
     Ok(format!("{:032x}", u128::from_be_bytes(bytes)))
 }
 
+/// Opens a file that another host has named, and nothing else that may have that name: a
+/// pipe would be waited for, and a device notice it.
+pub(super) fn open_plain(path: &Path) -> std::io::Result<File> {
+    let by_file = OFlags::PATH | OFlags::CLOEXEC;
+    let found = rustix::fs::open(path, by_file, Mode::empty())?;
+    let stat = rustix::fs::fstat(&found)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(std::io::Error::other("it is not a file"));
+    }
+    File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
+}
+
 /// Length and hash of a file that nothing writes to.
 pub(super) fn content(path: &Path) -> Result<(u64, String), String> {
     let text = |error: std::io::Error| error.to_string();
-    let mut file = File::open(path).map_err(text)?;
+    let mut file = open_plain(path).map_err(text)?;
     let bytes = file.metadata().map_err(text)?.len();
     if bytes > CONTENT_BYTES_MAX {
         return Err(format!(

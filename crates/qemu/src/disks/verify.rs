@@ -1,11 +1,11 @@
 //! The destination's side: does this host meet the challenge?
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use super::challenge::{PREFIX, content};
+use super::challenge::{PREFIX, content, open_plain};
 use super::{Proof, block_device};
 
 /// A nonce's file holds 32 bytes; one more is enough to see that it differs.
@@ -33,7 +33,7 @@ fn beside(path: &Path, image: &str, file: &str, nonce: &str, bytes: u64) -> Resu
     let length = plain_file(&real)?;
     let folder = real.parent().ok_or("it is in no directory")?;
     let mut found = String::new();
-    let read = File::open(folder.join(file))
+    let read = open_plain(&folder.join(file))
         .and_then(|opened| opened.take(NONCE_READ).read_to_string(&mut found));
     if read.is_err() || found != nonce {
         return Err(format!(

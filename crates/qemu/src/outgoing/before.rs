@@ -9,6 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::{PROGRESS_WAIT, Progress};
 use crate::qmp::{Qmp, QmpError};
 
 /// Its name in the VM's directory.
@@ -69,6 +70,11 @@ impl Before {
                 }
             }
             other => other?,
+        }
+        // While a migration goes on QEMU takes back none of it.
+        if Progress::query(qmp, PROGRESS_WAIT)?.status.is_going_on() {
+            let why = "it still migrates: its settings are put back when that has ended";
+            return Err(QmpError::Migration(why.to_owned()));
         }
         match fs::remove_file(dir.join(FILE)) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {

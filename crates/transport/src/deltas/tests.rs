@@ -187,3 +187,57 @@ fn pages_of_a_block_for_whose_tables_there_is_no_room_go_whole() {
         deltas.placed(&batch);
     }
 }
+
+/// QEMU before 9.0 may send a page twice in one epoch, in two versions, and which one is
+/// placed last depends on the lanes.
+#[test]
+fn what_has_left_twice_in_an_epoch_is_no_base() {
+    for placed_between in [false, true] {
+        let (deltas, pool) = (deltas(), Pool::new(8 * SLOT_BYTES));
+        let [mut one, mut other] = [Comparing::default(), Comparing::default()];
+        let mut first = batch(&pool, 0, 1, &[(3, 1), (4, 1), (5, 1)]);
+        let mut second = batch(&pool, 0, 1, &[(3, 2)]);
+        if placed_between {
+            send(&deltas, &mut one, &mut first);
+            deltas.placed(&first);
+            send(&deltas, &mut other, &mut second);
+        } else {
+            one.leave(&deltas, &mut first);
+            other.leave(&deltas, &mut second);
+            one.compare(&deltas, &first);
+            other.compare(&deltas, &second);
+            deltas.placed(&first);
+        }
+        deltas.placed(&second);
+        // So is what has left as one page and as a run's.
+        let mut fills = batch(&pool, 0, 1, &[]);
+        fills.push_fill(PageIndex(5), 0);
+        one.leave(&deltas, &mut fills);
+        let mut third = batch(&pool, 0, 2, &[(3, 2), (4, 2), (5, 2)]);
+        let bases = send(&deltas, &mut one, &mut third);
+        assert_eq!(bases, Some(vec![None, Some(1), None]), "{placed_between}");
+        deltas.placed(&third);
+        let mut fourth = batch(&pool, 0, 3, &[(3, 3), (4, 3), (5, 3)]);
+        assert_eq!(send(&deltas, &mut one, &mut fourth), Some(vec![Some(2); 3]));
+    }
+}
+
+#[test]
+fn a_run_that_would_become_too_many_leaves_whole() {
+    let deltas = Deltas::default();
+    let pages = 4 * u32::try_from(FILLS_MAX).unwrap();
+    let bytes = u64::from(pages) * PAGE_BYTES as u64;
+    deltas.announce(&[Announced { name: "ram".to_owned(), bytes }]);
+    let (pool, mut lane) = (Pool::new(2 * SLOT_BYTES), Comparing::default());
+    let leave = |lane: &mut Comparing, epoch, fills: &mut dyn Iterator<Item = u32>| {
+        let mut batch = batch(&pool, 0, epoch, &[]);
+        fills.for_each(|page| batch.push_fill(PageIndex(page), 0));
+        lane.leave(&deltas, &mut batch);
+        batch.fills().len()
+    };
+    // Every other page of a quarter, and then of all.
+    for (part, left) in [(4, FILLS_MAX / 2), (1, 1)] {
+        leave(&mut lane, 2, &mut (0..pages / part).step_by(2));
+        assert_eq!(leave(&mut lane, 1, &mut (0..pages)), left, "{part}");
+    }
+}

@@ -140,7 +140,7 @@ impl Connected<'_> {
                     }
                 }
                 Heard::Message(ToDestination::AuditAccepted) => return Ok(()),
-                Heard::Message(ToDestination::Spare { .. }) => {}
+                Heard::Message(ToDestination::Spare { .. } | ToDestination::FlushDisk { .. }) => {}
                 other => return Err(ended(other)),
             }
         }

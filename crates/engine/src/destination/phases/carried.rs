@@ -132,8 +132,10 @@ impl Connected<'_> {
             deltas: true,
             waits: true,
         };
-        self.say(&ToSource::Carrying(said))?;
-        let back = Back::start(&socket, &self.link).map_err(End::failed)?;
+        let back = self
+            .say(&ToSource::Carrying(said))
+            .and_then(|()| Back::start(&socket, &self.link).map_err(End::failed))
+            .inspect_err(|_| self.end_lanes())?;
         let mut carried = Carried {
             connected: self,
             onward,

@@ -89,8 +89,13 @@ impl Connected<'_> {
                 recv(late) -> _ => break End::failed("its QEMU here does not load it"),
             };
             match heard {
-                // All data is here: no thread is left that they are for.
-                Ok(Heard::Message(ToDestination::Terms(_))) => {}
+                // All data is here, and flushed: no thread is left that they are for. What
+                // flushes disks while the VM runs may have asked just before it stopped.
+                Ok(Heard::Message(
+                    ToDestination::Terms(_)
+                    | ToDestination::FlushDisk { .. }
+                    | ToDestination::Spare { .. },
+                )) => {}
                 Ok(heard) => break ended(heard),
                 Err(_) => break End::Over("the source's connection has ended".to_owned()),
             }

@@ -242,7 +242,7 @@ fn fill(mut socket: &UnixStream, room: &mut [u8]) -> std::io::Result<usize> {
     };
     while count > 0 && count < room.len() {
         match recv(socket, &mut room[count..], RecvFlags::DONTWAIT) {
-            // The end is seen again.
+            // The end is seen again. A reset is one too: what came before it goes on first.
             Ok((0, _)) | Err(_) => break,
             Ok((more, _)) => count += more,
         }

@@ -146,7 +146,8 @@ impl Convergence {
             });
             come.share = self.throttling.share(&decision);
             let is_for_good = matches!(decision.why, Why::Nothing | Why::Unneeded);
-            come.helped = self.allowed && !is_for_good && decision.stalled.is_none();
+            let can_help = self.allowed && !self.throttling.is_missing();
+            come.helped = can_help && !is_for_good && decision.stalled.is_none();
             come.time_left = decision.time_left;
             self.tell(&decision, come.share);
         }

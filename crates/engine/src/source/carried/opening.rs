@@ -93,6 +93,10 @@ impl Opening {
         select! {
             recv(spoken) -> _ => Ok(None),
             recv(self.agents.hear) -> heard => match heard {
+                // Nothing comes back any more.
+                Ok(Heard::Back(bytes)) if bytes.is_empty() => {
+                    Err(self.agents.lost("what waits there has closed its connection".to_owned()))
+                }
                 Ok(Heard::Back(bytes)) => Ok(Some(bytes)),
                 Ok(Heard::Message(ToSource::Refused { reason })) => {
                     let reason = switchover::Reason::new(reason).into();

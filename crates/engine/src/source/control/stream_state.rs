@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use page::{Batch, PAGE_BYTES, Pool, SLOT_BYTES};
+use parking_lot::Mutex;
 use policy::chase;
 use policy::switchover::{BacklogInput, backlog_limit_bytes};
 
@@ -45,7 +46,7 @@ pub(crate) struct StreamState {
     /// What is in flight is a part of what QEMU is told that it may leave.
     counted: bool,
     least_bytes: u64,
-    limit_bytes: AtomicU64,
+    limit_bytes: Mutex<u64>,
     /// What lanes can use at once.
     useful_bytes: AtomicU64,
     ram_bytes: AtomicU64,
@@ -80,7 +81,7 @@ impl StreamState {
             hidden_bytes: if traits.told_bandwidth { HIDDEN_TOLD_BYTES } else { HIDDEN_BYTES },
             counted: traits.told_limit,
             least_bytes,
-            limit_bytes: AtomicU64::new(pool_bytes),
+            limit_bytes: Mutex::new(pool_bytes),
             useful_bytes: AtomicU64::new(pool_bytes),
             ram_bytes: AtomicU64::new(0),
             body_bytes: AtomicU64::new(0),
@@ -142,7 +143,7 @@ impl StreamState {
     }
 
     pub(crate) fn limit_bytes(&self) -> u64 {
-        self.limit_bytes.load(Relaxed)
+        *self.limit_bytes.lock()
     }
 
     /// The pool's bound when nothing is chased.
@@ -208,6 +209,8 @@ impl StreamState {
     }
 
     pub(crate) fn adjust_pool(&self) {
+        // Whoever sets it last has to be who looked last.
+        let mut set = self.limit_bytes.lock();
         let dropping = self.dropping.load(Relaxed);
         let limit = if self.chases() && self.learning.load(Relaxed) {
             self.pool_bytes
@@ -219,7 +222,7 @@ impl StreamState {
             // What waits for longer leaves the processor's caches.
             self.bound_bytes().min(self.useful_bytes.load(Relaxed))
         };
-        if self.limit_bytes.swap(limit, Relaxed) != limit {
+        if std::mem::replace(&mut *set, limit) != limit {
             self.pool.set_limit_bytes(usize::try_from(limit).unwrap_or(usize::MAX));
         }
     }

@@ -85,9 +85,14 @@ impl Throttling {
         decision
     }
 
+    /// Whether there is nothing to throttle it with.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self.means, Means::Missing)
+    }
+
     /// What the VM keeps of its CPU time now.
     pub(crate) fn share(&self, decided: &Decision) -> f64 {
-        if self.lifted || matches!(self.means, Means::Missing) { 1.0 } else { decided.share }
+        if self.lifted || self.is_missing() { 1.0 } else { decided.share }
     }
 
     /// Whether it is stopped for moments: QEMU ends its migration in one of them.
@@ -118,9 +123,13 @@ impl Throttling {
             Means::Unused | Means::Missing => {}
             Means::Slices(slices) => slices.set(decision.share),
             Means::Group(group) => {
-                let writers = vcpus.writers().try_for_each(|thread| group.add(thread));
+                // One that can't be added does not keep the others where they are.
+                let mut added = Ok(());
+                for thread in vcpus.writers() {
+                    added = added.and(group.add(thread));
+                }
                 let cpus = decision.quota_cpus.filter(|_| slow);
-                if let Err(error) = writers.and_then(|()| group.set(cpus)) {
+                if let Err(error) = group.set(cpus).and(added) {
                     self.brakes
                         .report_builder
                         .note(format!("the VM was not throttled further: {error}"));

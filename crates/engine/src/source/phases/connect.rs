@@ -13,6 +13,9 @@ use crate::source::context::Context;
 
 /// A QEMU that is not finishing answers in a millisecond or two.
 const STATUS_MAX: Duration = Duration::from_millis(200);
+/// States of a VM that stands still and is not about to leave.
+const PAUSED: [&str; 6] =
+    ["paused", "io-error", "guest-panicked", "watchdog", "internal-error", "debug"];
 
 /// The destination's agent listens.
 pub(crate) struct Connected<'m> {
@@ -64,11 +67,13 @@ impl Connected<'_> {
         Ok(false)
     }
 
-    /// Whether a stop is its owner's. QEMU's own, to finish, shows as
+    /// Whether a stop is its owner's, or QEMU's for another cause than to finish, such as a
+    /// disk that is full: then the VM is paused wherever it is. QEMU's own to finish shows as
     /// `finish-migrate`, or QEMU is too busy finishing to answer.
     fn owner_paused(&self) -> bool {
         let qmp = &self.context.vm.machine.qmp;
         let status = qmp.execute_within("query-status", json!({}), STATUS_MAX);
-        status.is_ok_and(|status| status["status"] == "paused")
+        let status = status.ok().and_then(|status| Some(status["status"].as_str()?.to_owned()));
+        status.is_some_and(|status| PAUSED.contains(&status.as_str()))
     }
 }

@@ -42,6 +42,8 @@ impl<'m, P: Reversible<'m>> Effects for Switching<'_, 'm, P> {
     }
 
     fn go_on(&mut self, run: bool) -> Step {
+        // Its owner may have paused it meanwhile.
+        let run = run && self.phase.connected().context.was_running;
         let backed_out = self.phase.back_out(run);
         match backed_out {
             Ok(()) => Step::WentOn,

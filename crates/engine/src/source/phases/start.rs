@@ -8,6 +8,7 @@ use std::time::Duration;
 use ::audit::HandedOver;
 use api::{Compress, TapChoice};
 use page::Encoding;
+use qemu::command_line::CommandLine;
 use qemu::outgoing::{self, Hold, Outgoing, StreamKind};
 use qemu::rendezvous::Rendezvous;
 use qemu::shape::Device;
@@ -213,6 +214,9 @@ impl Prepared<'_> {
         let token = token(&self.there.token)
             .ok_or_else(|| context.lost("it named the migration in a way that cannot be read"))?;
         let handed_over = Arc::clone(handed_over);
+        // Pages that a guest says are free lose their dirty bits: they don't come again.
+        let argv = &context.vm.machine.argv;
+        let hints = CommandLine::parse(argv).is_ok_and(|line| line.has_free_page_hint());
         let stale_filter = StaleFilter { ram: Arc::clone(ram), handed_over };
         Ok(LanesPlan {
             endpoints: lane_endpoints(context.local, context.peer, context.request.lanes),
@@ -220,7 +224,7 @@ impl Prepared<'_> {
             security: context.local.security.clone(),
             token,
             encoding: first_encoding(context.request.compress),
-            stale_filter: Some(stale_filter),
+            stale_filter: Some(stale_filter).filter(|_| !hints),
             deltas: self.there.deltas.then(Arc::default),
         })
     }

@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Component, Path};
 use std::time::Duration;
 
-use kubevirt::{Made, Node, Port, SocketName, Vmi};
+use kubevirt::{Launcher, Made, Node, Port, SocketName, Vmi};
 use qemu::commanded::Commanded;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use wire::carry::Target;
@@ -23,6 +23,8 @@ pub(super) enum Onward {
     Port(SocketAddr),
     /// Kept open: a path may be another's by the next time.
     Path(OwnedFd),
+    /// As that, in a pod.
+    Pod(OwnedFd, Launcher),
 }
 
 impl Onward {
@@ -41,9 +43,7 @@ impl Onward {
             (Target::Path(path), Carrying::Host { directory, .. }) => {
                 socket_below(directory, Path::new(path)).map(Self::Path)
             }
-            (Target::Vmi { uid, port }, Carrying::Kubevirt(node)) => {
-                in_pod(node, uid, *port).map(Self::Path)
-            }
+            (Target::Vmi { uid, port }, Carrying::Kubevirt(node)) => in_pod(node, uid, *port),
             (Target::Path(path), Carrying::Proxmox(host)) => {
                 let path = Path::new(path);
                 let socket = socket_below(host.path(), path)?;
@@ -85,9 +85,8 @@ impl Onward {
                 // A stream socket is one, whatever it goes over.
                 Ok(UnixStream::from(OwnedFd::from(stream)))
             }
-            Self::Path(socket) => {
-                let by_number = format!("/proc/self/fd/{}", socket.as_raw_fd());
-                UnixStream::connect(by_number).map_err(refused("its socket".to_owned()))
+            Self::Path(socket) | Self::Pod(socket, _) => {
+                takeover::connect(socket, CONNECT_MAX).map_err(refused("its socket".to_owned()))
             }
         }
     }
@@ -98,10 +97,9 @@ impl Onward {
         let socket = self.connect()?;
         let pid = match self {
             Self::Port(_) => before,
-            // Of whoever listens.
-            Self::Path(_) => rustix::net::sockopt::socket_peercred(&socket)
-                .ok()
-                .and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok()),
+            Self::Path(_) => who_listened(&socket),
+            // One of the pod may have ended, and its number be another pod's.
+            Self::Pod(_, launcher) => who_listened(&socket).filter(|pid| launcher.runs(*pid)),
         };
         let whose = pid.and_then(|pid| {
             let whose = Commanded::of_process(pid);
@@ -111,8 +109,14 @@ impl Onward {
     }
 }
 
+/// The process that made what a connection leads to.
+fn who_listened(socket: &UnixStream) -> Option<u32> {
+    let peer = rustix::net::sockopt::socket_peercred(socket).ok()?;
+    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+}
+
 /// Opens the socket at which a pod's QEMU waits for a VM of KubeVirt's.
-fn in_pod(node: &Node, uid: &str, port: u16) -> Result<OwnedFd, End> {
+fn in_pod(node: &Node, uid: &str, port: u16) -> Result<Onward, End> {
     let vmi: Vmi = uid.parse().map_err(End::failed)?;
     let launcher = node.launcher(&vmi).map_err(End::failed)?;
     let nothing = || End::failed(format!("no QEMU waits in the pod of the VM {vmi}"));
@@ -123,7 +127,7 @@ fn in_pod(node: &Node, uid: &str, port: u16) -> Result<OwnedFd, End> {
     let name = SocketName { vmi: vmi.clone(), port };
     let socket = directory.socket(&name.to_string()).map_err(End::failed)?.ok_or_else(nothing)?;
     match launcher.made(&name).map_err(End::failed)? {
-        Made::Inside => Ok(socket),
+        Made::Inside => Ok(Onward::Pod(socket, launcher)),
         Made::Outside => Err(End::failed(format!("the VM {vmi} does not come here, it leaves"))),
     }
 }
