@@ -74,10 +74,9 @@ fn systemd_takes_the_units() {
         (output.status.success(), about_it)
     };
     // The program is somewhere else here.
-    let units = [("droveway", "/usr/bin"), ("droveway-carry", "/usr/local/bin")];
-    let [plain, carry] = units.map(|(name, place)| {
+    let [plain, carry] = ["droveway", "droveway-carry"].map(|name| {
         let unit = dist(&format!("systemd/{name}.service"));
-        let unit = unit.replace(&format!("{place}/droveway"), "/bin/true");
+        let unit = unit.replace("/usr/bin/droveway", "/bin/true");
         assert_eq!(verify(&unit), (true, String::new()), "{name}");
         unit
     });

@@ -397,9 +397,9 @@ fn serve(
             let told = signal(SignalKind::hangup()).map_err(serving)?;
             tokio::spawn(renewal::follow(identity, files, Arc::clone(&events), told));
         }
-        if let Some(webhook) = followed.webhook {
-            tokio::spawn(webhook::follow(webhook.0, webhook.1));
-        }
+        let sending_events = followed
+            .webhook
+            .map(|(webhook, reader)| tokio::spawn(webhook::follow(webhook, reader)));
         tokio::spawn(service_manager::watched());
         tokio::spawn({
             let (registry, migrations) = (Arc::clone(&registry), Arc::clone(&migrations));
@@ -436,6 +436,9 @@ fn serve(
         let _ = tokio::time::timeout(ANSWERS_WAIT, serving_api).await;
         for serving in serving_people.into_iter().chain(serving_metrics) {
             let _ = tokio::time::timeout(ANSWERS_WAIT, serving).await;
+        }
+        if let Some(sending) = sending_events {
+            let _ = tokio::time::timeout(ANSWERS_WAIT, sending).await;
         }
         Ok(())
     });

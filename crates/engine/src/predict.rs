@@ -51,16 +51,18 @@ pub fn predict(
     // Passes of a QEMU that can't be held can't chase the guest.
     let is_held = outgoing::hold(machine)? == Hold::Awaited;
     let passes = if is_held { Passes::Quick } else { Passes::Whole };
-    let settings =
+    let mut settings =
         throttle_settings(request.downtime_ms, &request.slowing, local.fixed_cost.expected());
-    let fixed = settings.fixed;
+    let first_pass = Duration::from_secs_f64(used_bytes as f64 / bytes_per_s.max(1.0));
+    let free_memory = unused::of(machine, first_pass);
+    // What reading takes comes on top of what the model knows of.
+    let reading = Duration::from_secs_f64(free_memory.reading_s);
+    settings.deadline = settings.deadline.map(|deadline| deadline.saturating_sub(reading));
     // The model counts what is sent: of a page that is written again, what changes.
     let sent = sent_share(changed_share.unwrap_or(1.0), ram_bytes, set.unwrap_or(used_bytes));
     let sending = Vm { ram_bytes: used_bytes, working_set_bytes: set.map(|set| part(set, sent)) };
     let forecast = forecast(&settings, sending, bytes_per_s, dirty * sent, passes);
     let slowed = &forecast.slowed;
-    let first_pass = Duration::from_secs_f64(used_bytes as f64 / bytes_per_s.max(1.0));
-    let free_memory = unused::of(machine, first_pass);
     let later =
         |outlook: Outlook| Outlook { total_s: outlook.total_s + free_memory.reading_s, ..outlook };
     Ok(Prediction {
@@ -72,33 +74,43 @@ pub fn predict(
         working_set_bytes: set,
         changed_share,
         delivered_bytes_per_s: bytes_per_s,
-        free: later(outlook(&forecast.free, fixed, settings.goal)),
-        slowed: later(outlook(&slowed.prediction, Duration::ZERO, settings.goal)),
+        free: later(outlook(&forecast.free, settings.goal)),
+        slowed: later(outlook(&slowed.prediction, settings.goal)),
         share: slowed.share,
         lost_s: slowed.work_lost.as_secs_f64(),
-        misses_deadline_s: forecast.misses_deadline.map(|least| least.as_secs_f64()),
+        misses_deadline_s: forecast.misses_deadline.map(|least| (least + reading).as_secs_f64()),
         free_memory,
     })
 }
 
-/// The prediction, with the downtime that is not for pages.
-fn outlook(prediction: &precopy::Prediction, fixed: Duration, goal: Duration) -> Outlook {
-    let blackout = prediction.blackout.saturating_add(fixed);
+/// The prediction, in which the downtime that is not for pages is counted.
+fn outlook(prediction: &precopy::Prediction, goal: Duration) -> Outlook {
     Outlook {
-        total_s: prediction.total.saturating_add(fixed).as_secs_f64(),
+        total_s: prediction.total.as_secs_f64(),
         bytes: prediction.bytes,
-        downtime_ms: blackout.as_secs_f64() * 1e3,
-        met: prediction.met && blackout <= goal.mul_f64(ROUNDING),
+        downtime_ms: prediction.blackout.as_secs_f64() * 1e3,
+        met: prediction.met && prediction.blackout <= goal.mul_f64(ROUNDING),
     }
 }
 
+/// Huge pages of hugetlbfs don't count as resident.
+const HUGE_PAGES: &str = "HugetlbPages:";
+/// What a process has touched, beside what is resident.
+const MORE: [&str; 2] = [HUGE_PAGES, "VmSwap:"];
 /// A downtime that is planned to the millisecond may be a fraction above.
 const ROUNDING: f64 = 1.005;
 
 /// Memory that a process has touched; none if the kernel does not say.
 #[must_use]
 pub fn used(pid: u32) -> Option<u64> {
-    status(pid, "VmRSS:")
+    let more = MORE.iter().filter_map(|name| status(pid, name)).sum();
+    status(pid, "VmRSS:")?.checked_add(more)
+}
+
+/// Shared memory that a process has touched; none if the kernel does not say.
+fn used_shared(pid: u32) -> Option<u64> {
+    let more = ["RssFile:", HUGE_PAGES].iter().filter_map(|name| status(pid, name)).sum();
+    status(pid, "RssShmem:")?.checked_add(more)
 }
 
 /// A size that the kernel says of a process, in bytes.

@@ -5,7 +5,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, Stat, fstat, openat2};
+use rustix::fs::{Mode, OFlags, ResolveFlags, SeekFrom, Stat, fstat, openat2, seek};
+use rustix::io::Errno;
 
 /// `FS_IOC_GETFLAGS`, `_IOR('f', 1, long)`.
 const GET_FLAGS: libc::Ioctl = 0x8008_6601;
@@ -89,6 +90,16 @@ pub(crate) fn cached_pages(file: &OwnedFd) -> Option<u64> {
     (done == 0).then_some(stat[0])
 }
 
+/// Where a file has the next data from there on. None if only a hole is left.
+pub(crate) fn next_data(file: &OwnedFd, from: u64) -> Option<u64> {
+    match seek(file, SeekFrom::Data(from)) {
+        Ok(at) => Some(at),
+        Err(Errno::NXIO) => None,
+        // A file system that doesn't know.
+        Err(_) => Some(from),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -96,6 +107,18 @@ mod tests {
     use rustix::fs::CWD;
 
     use super::*;
+
+    #[test]
+    fn holes_are_passed_over() {
+        let sparse = tempfile::tempfile().unwrap();
+        let at = 1 << 40;
+        std::os::unix::fs::FileExt::write_all_at(&sparse, &[1; 4096], at).unwrap();
+        sparse.set_len(2 << 40).unwrap();
+        let sparse = OwnedFd::from(sparse);
+        assert_eq!(next_data(&sparse, 0), Some(at));
+        assert_eq!(next_data(&sparse, at + 100), Some(at + 100));
+        assert_eq!(next_data(&sparse, at + (1 << 30)), None);
+    }
 
     #[test]
     fn files_are_opened_only_below_and_as_they_are() {

@@ -248,6 +248,7 @@ impl Survey<'_> {
     fn look_at_deleted(&mut self, storages: &[Storage]) -> Result<(), Stop> {
         let mut seen = HashSet::new();
         for path in deleted::open_somewhere() {
+            self.breathe()?;
             let Ok(Some((file, device, inode))) = deleted::open(&path) else { continue };
             let storage = storages.iter().find(|storage| {
                 let Number { major, minor } = storage.mount.number;
@@ -258,7 +259,6 @@ impl Survey<'_> {
                 self.add(storage, file)?;
                 self.look(storage)?;
             }
-            self.breathe()?;
         }
         Ok(())
     }
@@ -285,6 +285,14 @@ impl Survey<'_> {
         self.files += 1;
         let mut first = 0;
         while first < pages {
+            // Holes have no place on a disk, and a file may be nothing else.
+            match file::next_data(&file, first * PAGE_BYTES) {
+                Some(at) => first = first.max(at / PAGE_BYTES),
+                None => break,
+            }
+            if first >= pages {
+                break;
+            }
             let window = (pages - first).min(self.batch.window());
             if !self.batch.has_room(window) {
                 self.look(storage)?;

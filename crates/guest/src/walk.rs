@@ -19,6 +19,8 @@ const ENTRIES_BYTES: usize = 32 << 10;
 pub(crate) const KERNEL_BYTES: u64 = 1536;
 /// Inodes with several names take that much in the set of those that were seen.
 const SEEN_BYTES: u64 = 16;
+/// What `st_blocks` counts.
+const BLOCK_BYTES: i64 = 512;
 
 /// A file system, from the directory that is mounted.
 #[derive(Debug)]
@@ -56,6 +58,8 @@ impl Tree {
 pub(crate) struct Walk {
     effort: Effort,
     todo: Vec<DirId>,
+    /// A directory with more entries than were read at once.
+    listing: Option<(DirId, OwnedFd)>,
     found: Found,
     /// Inodes with more than one name.
     seen: HashSet<u64>,
@@ -72,6 +76,7 @@ impl Walk {
         Self {
             effort,
             todo: vec![Found::ROOT],
+            listing: None,
             found: Found::default(),
             seen: HashSet::new(),
             unreadable: 0,
@@ -83,7 +88,7 @@ impl Walk {
 
     /// Whether every directory was listed.
     pub(crate) fn is_over(&self) -> bool {
-        self.todo.is_empty()
+        self.todo.is_empty() && self.listing.is_none()
     }
 
     /// What the files take up that were found since they were last taken.
@@ -97,12 +102,15 @@ impl Walk {
         self.found.dirs_bytes() + todo as u64 + self.seen.capacity() as u64 * SEEN_BYTES
     }
 
-    /// Lists one directory.
+    /// Lists one directory, or a part of one: it may have millions of entries.
     pub(crate) fn step(&mut self, tree: &Tree) {
+        if let Some((dir, opened)) = self.listing.take() {
+            return self.list(dir, opened);
+        }
         let Some(dir) = self.todo.pop() else { return };
         self.found.dir_path(dir, &mut self.path);
         match file::directory(tree.root(), &self.path, self.effort) {
-            Ok(opened) => self.list(dir, &opened),
+            Ok(opened) => self.list(dir, opened),
             Err(error) => self.miss(&error),
         }
     }
@@ -124,9 +132,10 @@ impl Walk {
         file::file(tree.root(), &self.path, self.effort).map_err(|error| self.miss(&error)).ok()
     }
 
-    fn list(&mut self, dir: DirId, opened: &OwnedFd) {
+    fn list(&mut self, dir: DirId, opened: OwnedFd) {
         let mut room = std::mem::take(&mut self.entries);
-        let mut entries = RawDir::new(opened, &mut room);
+        let mut entries = RawDir::new(&opened, &mut room);
+        let mut goes_on = false;
         while let Some(entry) = entries.next() {
             let Ok(entry) = entry else {
                 self.unreadable += 1;
@@ -144,13 +153,19 @@ impl Walk {
                         None => self.unreadable += 1,
                     }
                 }
-                FileType::RegularFile => self.add(dir, opened, name),
+                FileType::RegularFile => self.add(dir, &opened, name),
                 // A file system that doesn't say, as some very old XFS.
                 FileType::Unknown => self.unreadable += 1,
                 _ => {}
             }
+            // Only here nothing is lost that was read.
+            if entries.is_buffer_empty() {
+                goes_on = true;
+                break;
+            }
         }
         self.entries = room;
+        self.listing = goes_on.then_some((dir, opened));
     }
 
     fn add(&mut self, dir: DirId, opened: &OwnedFd, name: &[u8]) {
@@ -159,7 +174,9 @@ impl Walk {
         match stat {
             Ok(Some(stat)) => {
                 let is_new = stat.st_nlink < 2 || self.seen.insert(stat.st_ino);
-                let size = u64::try_from(stat.st_size).unwrap_or(0);
+                // A file may be mostly holes, which have no place on a disk.
+                let on_disk = stat.st_blocks.saturating_mul(BLOCK_BYTES);
+                let size = u64::try_from(stat.st_size.min(on_disk)).unwrap_or(0);
                 if is_new && !self.found.add_file(dir, name, size.div_ceil(PAGE_BYTES)) {
                     self.unreadable += 1;
                 }

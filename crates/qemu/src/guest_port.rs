@@ -15,16 +15,17 @@ use std::time::{Duration, Instant};
 use cachemap::{
     Ask, Budget, CacheMap, Fault, Greeting, Limits, Listener, State, Summary, VERSION, Wanted,
 };
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde_json::json;
 
 use crate::qmp::{Qmp, QmpError};
+use crate::socket;
 
 pub use cachemap::PORT_NAME;
 pub use find::{NoPort, Port, find};
 pub use open::{HasGuest, OpenPort};
 
+/// A port where too many wait already is not waited for.
+const AT_ONCE: Duration = Duration::from_millis(1);
 /// What is read at once.
 const READ_BYTES: usize = 64 << 10;
 /// A part that is handed on has so many pages at least, and that share of all before
@@ -138,18 +139,10 @@ impl Patience {
 ///
 /// # Errors
 /// If that can't be done now.
-pub fn connect(socket: &Path) -> Result<UnixStream, GuestError> {
-    // Waiting where too many wait already would have no end.
-    let connect = || {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        rustix::net::connect(&stream, &SocketAddrUnix::new(socket)?)?;
-        rustix::io::ioctl_fionbio(&stream, false)?;
-        Ok(UnixStream::from(stream))
-    };
-    connect().map_err(|errno| match errno {
-        Errno::AGAIN => GuestError::Taken,
-        errno => GuestError::Socket { source: errno.into() },
+pub fn connect(path: &Path) -> Result<UnixStream, GuestError> {
+    socket::connect(path, AT_ONCE).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => GuestError::Taken,
+        _ => GuestError::Socket { source: error },
     })
 }
 

@@ -16,10 +16,14 @@ const BYTES_MAX: usize = 1024;
 pub struct Reason(String);
 
 impl Reason {
-    /// The words, cut to what is kept.
+    /// The words, cut to what is kept. What steers a terminal is not: an operator reads
+    /// them there.
     #[must_use]
     pub fn new(words: impl Into<String>) -> Self {
-        let mut words = words.into();
+        let mut words: String = words.into();
+        if words.contains(steers) {
+            words = words.replace(steers, " ");
+        }
         let mut kept = words.len().min(BYTES_MAX);
         while !words.is_char_boundary(kept) {
             kept -= 1;
@@ -33,6 +37,10 @@ impl Reason {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+fn steers(letter: char) -> bool {
+    letter.is_control() && letter != '\n'
 }
 
 impl Hash for Reason {
@@ -66,6 +74,12 @@ impl From<Reason> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_in_it_steers_a_terminal() {
+        let reason = Reason::new("all \u{1b}[2Jwell\u{7},\nand moved");
+        assert_eq!(reason.as_str(), "all  [2Jwell ,\nand moved");
+    }
 
     #[test]
     fn a_long_text_is_cut_between_letters() {

@@ -20,7 +20,7 @@ pub(super) fn of(machine: &Machine, busy: Duration) -> FreeMemory {
     let backends = machine.qmp.memory_backends().unwrap_or_default();
     let shared = backends.iter().filter(|backend| backend.share);
     let shared_bytes = shared.fold(0_u64, |sum, backend| sum.saturating_add(backend.bytes));
-    let used_bytes = super::status(machine.process.pid(), "RssShmem:").unwrap_or(shared_bytes);
+    let used_bytes = super::used_shared(machine.process.pid()).unwrap_or(shared_bytes);
     let hinted = CommandLine::parse(&machine.argv).is_ok_and(|line| line.has_free_page_hint());
     let unused_shared_bytes = if hinted { 0 } else { shared_bytes.saturating_sub(used_bytes) };
     let reading_s = match unused_shared_bytes {
