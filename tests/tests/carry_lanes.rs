@@ -104,7 +104,8 @@ fn what_vms_there_have_is_not_sent() {
 /// When it begins there is nothing to be found; then another one comes.
 #[test]
 fn what_comes_with_another_one_is_sent_once() {
-    let world = World::new(Link::one(100));
+    // Slow enough that most of the one is not sent when the other begins.
+    let world = World::new(Link::one(50));
     let mut commander = Commander::with(world, common("web1"), &usual_qemu(), ["", ""]);
     let own = commander.world.boot(&common("own1"));
     let way = commander.way(Side::A, false, 4);
@@ -116,7 +117,7 @@ fn what_comes_with_another_one_is_sent_once() {
     assert_eq!(ended.report.outcome, Outcome::Done, "{}", ended.said);
     let (with, by) = (carried.named_bytes, ended.report.named_bytes);
     println!("{with} and {by} by name");
-    assert!(with + by >= COMMON / 2, "{with} and {by}");
+    assert!(with + by >= COMMON / 4, "{with} and {by}");
     assert!(matches!(carried.audit, Audited::Same { .. }), "{:?}", carried.audit);
     assert_intact(&own);
 }

@@ -101,7 +101,7 @@ impl Launcher {
     /// so, too.
     fn of(record: &Record) -> Result<Self, KubevirtError> {
         let socket = open_socket(&record.socket).trying("opening virt-launcher's socket")?;
-        let connected = takeover::connect(socket, ACCEPTS_MAX);
+        let connected = takeover::connect_opened(socket, ACCEPTS_MAX);
         let connected = connected.trying("connecting to virt-launcher")?;
         let peer = socket_peercred(&connected).trying("asking who virt-launcher is")?;
         let pid = u32::try_from(peer.pid.as_raw_nonzero().get())

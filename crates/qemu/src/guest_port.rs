@@ -18,7 +18,6 @@ use cachemap::{
 use serde_json::json;
 
 use crate::qmp::{Qmp, QmpError};
-use crate::socket;
 
 pub use cachemap::PORT_NAME;
 pub use find::{NoPort, Port, find};
@@ -140,7 +139,7 @@ impl Patience {
 /// # Errors
 /// If that can't be done now.
 pub fn connect(path: &Path) -> Result<UnixStream, GuestError> {
-    socket::connect(path, AT_ONCE).map_err(|error| match error.kind() {
+    takeover::connect(path, AT_ONCE).map_err(|error| match error.kind() {
         io::ErrorKind::TimedOut => GuestError::Taken,
         _ => GuestError::Socket { source: error },
     })

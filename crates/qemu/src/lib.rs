@@ -25,4 +25,3 @@ pub mod ram_blocks;
 pub mod rendezvous;
 pub mod room;
 pub mod shape;
-pub mod socket;

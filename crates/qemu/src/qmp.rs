@@ -30,7 +30,6 @@ pub use event::Event;
 pub use query::{MemoryBackend, RunState, Vcpu};
 pub(crate) use query::{list, odd};
 
-use crate::socket;
 use line::Lines;
 use reader::Shared;
 
@@ -80,7 +79,7 @@ impl Qmp {
     /// already (QEMU serves one client at a time), or after `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Arc<Self>, QmpError> {
         let connect = |source| QmpError::Connect { path: path.to_owned(), source };
-        let stream = socket::connect(path, timeout).map_err(|error| match error.kind() {
+        let stream = takeover::connect(path, timeout).map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => QmpError::NoGreeting { path: path.to_owned() },
             _ => connect(error),
         })?;

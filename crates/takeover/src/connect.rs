@@ -1,24 +1,25 @@
-//! Connecting to a socket that another user's program may have made.
+//! Connecting to a socket that another program has made, and may not serve.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-/// Connects to a socket by its open file: its name may be another's by now, or a link.
-/// Whoever listens there and does not accept is waited for no longer than `limit`.
+/// Connects to a socket. Where too many connections wait to be accepted, as two do for a
+/// monitor of QEMU's, a place is waited for no longer than `limit`.
 ///
 /// # Errors
-/// If nothing listens there, or accepts.
-pub fn connect(socket: impl AsFd, limit: Duration) -> io::Result<UnixStream> {
+/// If nothing listens there; or, as [`io::ErrorKind::TimedOut`], there is no place.
+pub fn connect(path: impl AsRef<Path>, limit: Duration) -> io::Result<UnixStream> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // The limit of a connect, too.
     set_socket_timeout(&stream, Timeout::Send, Some(limit))?;
-    let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", socket.as_fd().as_raw_fd()))?;
+    let address = SocketAddrUnix::new(path.as_ref())?;
     loop {
         match rustix::net::connect(&stream, &address) {
             Err(Errno::INTR) => {}
@@ -31,6 +32,15 @@ pub fn connect(socket: impl AsFd, limit: Duration) -> io::Result<UnixStream> {
     }
     set_socket_timeout(&stream, Timeout::Send, None)?;
     Ok(UnixStream::from(stream))
+}
+
+/// As [`connect`], to a socket whose file is open: its name may be another's by now, or a
+/// link.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_opened(socket: impl AsFd, limit: Duration) -> io::Result<UnixStream> {
+    connect(format!("/proc/self/fd/{}", socket.as_fd().as_raw_fd()), limit)
 }
 
 #[cfg(test)]
@@ -48,7 +58,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("vm.sock")).unwrap();
         let file = Directory::open(dir.path()).unwrap().unwrap().socket("vm.sock").unwrap();
-        let mut stream = connect(file.unwrap(), Duration::from_secs(5)).unwrap();
+        let mut stream = connect_opened(file.unwrap(), Duration::from_secs(5)).unwrap();
         stream.write_all(b"here").unwrap();
         let mut read = [0; 4];
         listener.accept().unwrap().0.read_exact(&mut read).unwrap();
@@ -56,16 +66,17 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_is_waited_for_a_while() {
+    fn a_place_is_waited_for_no_longer_than_that() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("vm.sock");
+        let path = dir.path().join("qmp");
+        let limit = Duration::from_millis(20);
+        assert_eq!(connect(&path, limit).unwrap_err().kind(), io::ErrorKind::NotFound);
         let flags = SocketFlags::CLOEXEC;
-        let full = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        bind(&full, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        listen(&full, 0).unwrap();
-        let file = || Directory::open(dir.path()).unwrap().unwrap().socket("vm.sock").unwrap();
-        let _first = connect(file().unwrap(), Duration::from_secs(5)).unwrap();
-        let error = connect(file().unwrap(), Duration::from_millis(10)).unwrap_err();
+        let busy = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        bind(&busy, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&busy, 1).unwrap();
+        let _waiting = [(); 2].map(|()| connect(&path, limit).unwrap());
+        let error = connect(&path, limit).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
     }
 }

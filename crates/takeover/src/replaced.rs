@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use crate::connect::connect;
+use crate::connect::connect_opened;
 use crate::directory::{Directory, Inode};
 use crate::error::{TakeoverError, Trying};
 
@@ -175,7 +175,7 @@ impl Replaced {
     /// # Errors
     /// If it has gone.
     pub fn go_around(&self) -> io::Result<UnixStream> {
-        connect(&self.theirs, ACCEPTS_MAX)
+        connect_opened(&self.theirs, ACCEPTS_MAX)
     }
 }
 

@@ -140,3 +140,27 @@ impl AsyncWrite for Held {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_more_is_served_when_another_has_gone() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut few = Few { listener, places: Arc::new(Semaphore::new(2)) };
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            clients.push(TcpStream::connect(address).await.unwrap());
+        }
+        let (first, _second) = (few.accept().await, few.accept().await);
+        let mut third = pin!(few.accept());
+        assert!(poll_fn(|context| Poll::Ready(third.as_mut().poll(context))).await.is_pending());
+        drop(first);
+        third.await;
+    }
+}

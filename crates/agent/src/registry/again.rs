@@ -161,7 +161,7 @@ fn none_runs(vm: &Vm) -> Result<(), Denied> {
     if vm.machine().is_some_and(|machine| machine.process.is_alive()) {
         return Err(runs());
     }
-    match qemu::socket::connect(&vm.dir.join("qmp"), SEEN_MAX) {
+    match takeover::connect(vm.dir.join("qmp"), SEEN_MAX) {
         Ok(_) => return Err(runs()),
         Err(error) if found::nobody_listens(&error) => {}
         Err(error) => {

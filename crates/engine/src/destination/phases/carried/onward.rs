@@ -86,7 +86,8 @@ impl Onward {
                 Ok(UnixStream::from(OwnedFd::from(stream)))
             }
             Self::Path(socket) | Self::Pod(socket, _) => {
-                takeover::connect(socket, CONNECT_MAX).map_err(refused("its socket".to_owned()))
+                takeover::connect_opened(socket, CONNECT_MAX)
+                    .map_err(refused("its socket".to_owned()))
             }
         }
     }
