@@ -24,7 +24,7 @@ pub fn connect(path: impl AsRef<Path>, limit: Duration) -> io::Result<UnixStream
         match rustix::net::connect(&stream, &address) {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => {
-                let why = "whoever listens there does not accept";
+                let why = "the program that listens there does not accept";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
             connected => break connected?,

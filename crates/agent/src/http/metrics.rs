@@ -23,10 +23,9 @@ use tokio::time::{Sleep, sleep};
 use super::{Api, answer, blocking};
 use crate::metrics::Now;
 
-/// Connections to that address at a time: whoever says nothing there takes none of the
-/// agent's other files.
+/// Connections to that address at a time: silent ones take none of the agent's other files.
 const CONNECTIONS_MAX: usize = 32;
-/// How long each lasts. Whoever reads metrics connects again.
+/// How long each lasts. A reader of metrics connects again.
 const CONNECTION_MAX: Duration = Duration::from_secs(60);
 /// After a failure, for want of files perhaps.
 const RETRY: Duration = Duration::from_millis(200);

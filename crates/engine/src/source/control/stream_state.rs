@@ -209,7 +209,7 @@ impl StreamState {
     }
 
     pub(crate) fn adjust_pool(&self) {
-        // Whoever sets it last has to be who looked last.
+        // The thread that sets it last must be the one that looked last.
         let mut set = self.limit_bytes.lock();
         let dropping = self.dropping.load(Relaxed);
         let limit = if self.chases() && self.learning.load(Relaxed) {
