@@ -6,6 +6,7 @@ use api::{Outcome, Phase, VmStatus};
 use end_to_end::{Frozen, MIB, Side, World, bare, own_qmp_argument, until};
 use lab::guest::GuestSpec;
 use lab::hosts::Link;
+use qemu::qmp::RunState;
 use serde_json::json;
 
 /// Moves for some seconds over a slow link.
@@ -101,6 +102,34 @@ fn a_guest_that_powers_off_while_it_moves_is_gone() {
     world.says(Side::A, &["stop", "web1"]);
     world.assert_nothing_left(Side::A);
     assert!(guest.wait_beat(Duration::from_millis(100)).is_err());
+}
+
+/// Its QEMU was told to keep it, and keeps nothing of the move.
+#[test]
+fn a_guest_that_powers_off_while_it_moves_is_kept() {
+    let world = World::new(Link::one(200));
+    let mut spec = slow_to_move();
+    spec.extra.push("-no-shutdown".to_owned());
+    let guest = world.boot(&spec);
+    let owners = world.own_qmp(Side::A, "web1");
+    let asked = |command: &str| owners.execute(command, json!({})).unwrap();
+    let before = asked("query-migrate-parameters");
+    let mut moving = world.begin(&guest, Side::A, &[]);
+    moving.wait_for(Phase::FirstPass);
+    assert_ne!(asked("query-migrate-parameters"), before);
+    guest.tell("poweroff").unwrap();
+    let ended = moving.wait();
+    assert!(!ended.success, "{}", ended.said);
+    let Outcome::Failed(why) = &ended.report.outcome else { panic!("{:?}", ended.report.outcome) };
+    assert!(why.contains("the guest powered off while the VM was being moved"), "{why}");
+    assert_eq!(asked("query-migrate")["status"], "cancelled");
+    assert_eq!(asked("query-migrate-parameters"), before);
+    assert_eq!(owners.run_state().unwrap(), RunState::Shutdown);
+    assert_eq!(world.vm(Side::A, "web1").unwrap().status, VmStatus::Paused);
+    world.assert_nothing_left(Side::B);
+    world.says(Side::A, &["stop", "web1"]);
+    world.remove_own_sockets(Side::A, "web1");
+    world.assert_nothing_left(Side::A);
 }
 
 /// What is known of its end is shown, though QEMU hangs.

@@ -1,7 +1,8 @@
 //! Agents end and start again; VMs don't notice.
 
-use api::{Outcome, Phase};
+use api::{Outcome, Phase, VmStatus};
 use end_to_end::disk::{allocated_bytes, assert_disk_intact, image, mirrors, with_disk};
+use end_to_end::faults::phase;
 use end_to_end::{MIB, Moving, Side, World, bare, own_qmp_argument, until};
 use lab::guest::Guest;
 use lab::hosts::Link;
@@ -60,6 +61,26 @@ fn the_sources_agent_dies_while_pages_fly() {
     until("QEMU's settings are back", || settings(&owners) == before);
     world.assert_stayed(&guest, Side::A, pid);
     assert_eq!(world.vm(Side::A, "web1").unwrap().problem, None);
+    drop(world.migrate(&guest, Side::A, &[]));
+}
+
+/// Its owner paused it before that: the next agent does not let it run.
+#[test]
+fn the_sources_agent_dies_while_a_paused_vm_moves() {
+    let (mut world, guest, pid) = world();
+    let owners = world.own_qmp(Side::A, "web1");
+    let moving = fly(&world, &guest);
+    owners.execute("stop", json!({})).unwrap();
+    until("its journal says so", || phase(&world, Side::A) == "stopped / opened");
+    world.kill_agent(Side::A);
+    let (moved, _, said) = moving.wait_any();
+    assert!(!moved && said.contains("agent"), "{said}");
+    world.start_agent(Side::A);
+    until("it is settled", || phase(&world, Side::A) == "- / -");
+    let vm = world.vm(Side::A, "web1").unwrap();
+    assert_eq!((vm.status, vm.pid, vm.problem), (VmStatus::Paused, pid, None));
+    owners.execute("cont", json!({})).unwrap();
+    world.assert_stayed(&guest, Side::A, pid);
     drop(world.migrate(&guest, Side::A, &[]));
 }
 

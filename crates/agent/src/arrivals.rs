@@ -16,13 +16,14 @@ use qemu::machine::{self, By, GuestPort, Machine, Start};
 use qemu::process;
 use qemu::programs::Programs;
 use qemu::qmp::RunState;
+use qemu::room::host_memory;
 use qemu::shape;
 use switchover::MigrationId;
 use wire::examine::{self, Question};
 use wire::{Inquiry, Part, Prepare, Word, gang};
 
 use crate::denied::Denied;
-use crate::examiner::Examiner;
+use crate::examiner::{Examiner, vms};
 use crate::gangs::OrderHandler;
 use crate::name;
 use crate::peers::Peers;
@@ -99,6 +100,10 @@ impl Arrivals {
         let vm = claim.fill(machine, &order.share_domain.0)?;
         let machine =
             vm.machine().ok_or_else(|| Denied::Qemu("the waiting QEMU has ended".to_owned()))?;
+        // Later its QEMU may take long to say so.
+        if let Some(needs) = vms::needs(&machine, vm.ram_bytes(), &host_memory()) {
+            vm.takes_pages(needs.pages_bytes);
+        }
         claim.note(Standing::Arriving)?;
         let here = shape::of(&machine.qmp).map_err(|error| Denied::Qemu(error.to_string()))?;
         fitness::check_features(shape, &here)?;
@@ -164,8 +169,8 @@ impl Host for Arrivals {
         self.examiner.answer(question)
     }
 
-    fn obey(&self, from: &str, order: &Part<gang::Order>) -> gang::Answer {
-        self.order_handler.obey(from, order)
+    fn obey(&self, from: &str, order: &Part<gang::Order>) -> Result<gang::Answer, Refusal> {
+        self.order_handler.obey(from, order).map_err(|denied| Refusal(denied.to_string()))
     }
 }
 

@@ -25,7 +25,7 @@ use crate::events::{Events, Limits, Reader};
 use crate::examiner::Examiner;
 use crate::gangs::{Gangs, OrderHandler};
 use crate::holdings::Holdings;
-use crate::http::{Api, Port, router, serve_metrics};
+use crate::http::{Api, Port, Watchers, router, serve_metrics};
 use crate::log;
 use crate::migrations::{Migrations, Routes};
 use crate::peers::{self, Peers, PeersFile, Told};
@@ -255,6 +255,7 @@ pub fn run(flags: &Flags) -> Result<(), AgentError> {
         examiner: Arc::clone(&examiner),
         events: Arc::clone(&events),
         identity: identity.clone(),
+        watchers: Watchers::default(),
         closing,
     };
     let listeners = Listeners { api: api_listener, people: port, metrics };

@@ -135,7 +135,8 @@ impl Examiner {
 
     fn facts(&self, asked: &[(String, String)]) -> Facts {
         let kvm = sight::kvm(self.registry.qemu_user());
-        let vms = vms::facts(&self.registry);
+        let memory = host_memory();
+        let vms = vms::facts(&self.registry, &memory);
         let in_path = if kvm == Kvm::Usable { "kvm" } else { "tcg" };
         let mut programs = BTreeSet::from([(QEMU.to_owned(), in_path.to_owned())]);
         programs.extend(vms.iter().map(|vm| (vm.program.clone(), vm.accelerator.clone())));
@@ -153,7 +154,7 @@ impl Examiner {
             cgroups: sight::cgroups(),
             reach: sight::reach(),
             nics: self.nics(),
-            memory: host_memory(),
+            memory,
             state: sight::state(self.registry.state().path()),
             network: Network {
                 listen: self.listen.to_string(),

@@ -14,7 +14,7 @@ mod run;
 mod sampled;
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -50,12 +50,26 @@ pub(crate) struct Gangs {
 #[derive(Default)]
 struct Table {
     running: BTreeMap<String, Running>,
+    /// Ids of those that are being taken up.
+    resuming: BTreeSet<String>,
     closing: bool,
 }
 
 struct Running {
     gang: Arc<Gang>,
     thread: JoinHandle<()>,
+}
+
+/// Nobody else takes up a gang while this lives.
+struct Turn<'g> {
+    table: &'g Mutex<Table>,
+    id: &'g str,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.table.lock().resuming.remove(self.id);
+    }
 }
 
 impl Gangs {
@@ -80,9 +94,9 @@ impl Gangs {
 
     /// Takes up a gang that has not moved all of its VMs.
     pub(crate) fn resume(&self, id: &str) -> Result<GangStarted, Denied> {
-        if self.running(id).is_some_and(|gang| !gang.is_over()) {
-            return Err(still_runs(id));
-        }
+        // From before its note is read until it runs: hosts are asked in between, and a
+        // note from before another's run would move VMs again.
+        let _turn = self.take_turn(id)?;
         let kept = self.kept(id)?;
         if kept.outcome == Some(GangOutcome::Done) {
             let text = format!("gang {id} has moved all of its VMs");
@@ -92,6 +106,20 @@ impl Gangs {
         let plan = planned(&report);
         self.launch(report, begun)?;
         Ok(GangStarted { id: Some(id.to_owned()), plan })
+    }
+
+    fn take_turn<'g>(&'g self, id: &'g str) -> Result<Turn<'g>, Denied> {
+        let mut table = self.table.lock();
+        if table.running.get(id).is_some_and(|running| !running.gang.is_over()) {
+            return Err(still_runs(id));
+        }
+        if !table.resuming.insert(id.to_owned()) {
+            let text = format!(
+                "gang {id} is being resumed already: `droveway gang` shows it once it runs again"
+            );
+            return Err(Denied::Coded(ErrorCode::GangRunning, text));
+        }
+        Ok(Turn { table: &self.table, id })
     }
 
     fn launch(&self, report: GangReport, begun: Vec<usize>) -> Result<(), Denied> {

@@ -38,6 +38,7 @@ use answer::Answer;
 pub(crate) use metrics::serve as serve_metrics;
 use people::Caller;
 pub(crate) use people::Port;
+pub(crate) use progress::Watchers;
 use routes::routes;
 
 /// A command line of a thousand disks has some 100 KB.
@@ -57,6 +58,7 @@ pub(crate) struct Api {
     pub(crate) events: Arc<Events>,
     /// What this host shows to others, if connections are encrypted.
     pub(crate) identity: Option<Arc<Identity>>,
+    pub(crate) watchers: Watchers,
     pub(crate) closing: tokio::sync::watch::Receiver<bool>,
 }
 
@@ -209,7 +211,7 @@ async fn set(State(api): State<Api>, id: Name, body: Body<BoundsChange>) -> Answ
 
 async fn watch(State(api): State<Api>, id: Name) -> Response {
     match id.map_err(named_wrong) {
-        Ok(Path(id)) => progress::of_migration(api.migrations, id).await,
+        Ok(Path(id)) => progress::of_migration(api.migrations, id, &api.watchers).await,
         Err(denied) => answer::refusal(&denied),
     }
 }

@@ -31,7 +31,7 @@ impl Peers {
         self.0.read().iter().find(|peer| peer.name == name).cloned()
     }
 
-    fn replace(&self, entries: Vec<PeerEntry>) {
+    pub(crate) fn replace(&self, entries: Vec<PeerEntry>) {
         *self.0.write() = entries.into();
     }
 }

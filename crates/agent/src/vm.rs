@@ -6,6 +6,7 @@ mod shut_down;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use api::VmStatus;
@@ -38,6 +39,8 @@ pub(crate) struct Vm {
     pub(crate) share_domain: String,
     /// 0 until its QEMU was asked.
     ram_bytes: AtomicU64,
+    /// Once its QEMU was asked, when it came here.
+    pages_bytes: OnceLock<u64>,
     known: Mutex<Known>,
     /// Held while QEMU is met again: it serves one client at a time.
     meeting: Mutex<()>,
@@ -104,6 +107,7 @@ impl Vm {
             dir,
             share_domain: share_domain.to_owned(),
             ram_bytes: ram_bytes.into(),
+            pages_bytes: OnceLock::new(),
             known: Mutex::new(known),
             meeting: Mutex::default(),
         }
@@ -201,6 +205,17 @@ impl Vm {
 
     pub(crate) fn ram_bytes(&self) -> u64 {
         self.ram_bytes.load(Relaxed)
+    }
+
+    /// What it took of ordinary memory when it came here; none if that isn't known.
+    pub(crate) fn pages_bytes(&self) -> Option<u64> {
+        self.pages_bytes.get().copied()
+    }
+
+    /// It comes, and takes so much of ordinary memory.
+    pub(crate) fn takes_pages(&self, bytes: u64) {
+        // What is known stays.
+        let _ = self.pages_bytes.set(bytes);
     }
 
     /// Remembers why it doesn't run, until it does.

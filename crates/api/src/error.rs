@@ -84,6 +84,8 @@ pub enum ErrorCode {
     QemuFailed,
     /// As many read events as one agent serves.
     TooManyReaders,
+    /// As many follow migrations and gangs as one agent serves.
+    TooManyWatchers,
     /// The agent is stopping.
     AgentStopping,
 }
@@ -122,7 +124,7 @@ impl ErrorCode {
             | Self::HostSilent => 409,
             Self::HostFailed => 500,
             Self::QemuFailed => 502,
-            Self::TooManyReaders | Self::AgentStopping => 503,
+            Self::TooManyReaders | Self::TooManyWatchers | Self::AgentStopping => 503,
         }
     }
 }

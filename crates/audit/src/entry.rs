@@ -8,9 +8,12 @@ const TAG_BITS: u32 = u64::BITS - fingerprint::BITS;
 
 /// At the source: the page was left out after it was handed over.
 const LEFT_OUT: u64 = 1 << (TAG_BITS - 1);
-/// At the source: the epoch. Passes are at least milliseconds apart: eight million
-/// take hours, and from then on the order of arrival decides.
-const EPOCH: u64 = LEFT_OUT - 1;
+/// At the source: the page was read again after it was handed over, was something else by
+/// then, and was sent so.
+const REREAD: u64 = LEFT_OUT >> 1;
+/// At the source: the epoch. Passes are at least milliseconds apart: four million
+/// take more than an hour, and from then on the order of arrival decides.
+const EPOCH: u64 = REREAD - 1;
 
 /// At the destination: how it came, above the low bits of its epoch.
 const DELIVERY_SHIFT: u32 = TAG_BITS - 4;
@@ -66,6 +69,11 @@ impl Entry {
         Self(self.0 | LEFT_OUT)
     }
 
+    /// At the source: it was read again, contained this, and was sent so.
+    pub(crate) fn reread(self, fingerprint: Fingerprint) -> Self {
+        Self(fingerprint.0 << TAG_BITS | REREAD | (self.0 & (LEFT_OUT | EPOCH)))
+    }
+
     pub(crate) fn is_known(self) -> bool {
         self.0 != 0
     }
@@ -82,6 +90,11 @@ impl Entry {
     /// At the source.
     pub(crate) fn is_left_out(self) -> bool {
         self.0 & LEFT_OUT != 0
+    }
+
+    /// At the source.
+    pub(crate) fn is_reread(self) -> bool {
+        self.0 & REREAD != 0
     }
 
     /// At the destination; none if this is no entry of a destination.
@@ -111,6 +124,10 @@ mod tests {
             assert_eq!(entry.epoch(), u64::from(epoch).min(EPOCH));
             assert!(!entry.is_left_out() && entry.left_out().is_left_out());
             assert_eq!(entry.left_out().epoch(), entry.epoch());
+            let other = crate::Hash::default().of(b"other content");
+            let reread = entry.reread(other);
+            assert!(!entry.is_reread() && reread.is_reread() && !reread.is_left_out());
+            assert_eq!((reread.fingerprint(), reread.epoch()), (other, entry.epoch()));
             for delivery in Delivery::ALL {
                 let entry = Entry::placed(fingerprint, Epoch(epoch), delivery);
                 assert_eq!((entry.fingerprint(), entry.delivery()), (fingerprint, Some(delivery)));

@@ -130,8 +130,9 @@ impl BlockLedger {
     }
 
     /// What `theirs`, the destination's entries of a range, has otherwise than QEMU
-    /// handed it over here. A page that QEMU never handed over may be anything. None
-    /// if that is no range, or not one of so many pages.
+    /// handed it over here. A page that QEMU never handed over may be anything, and one
+    /// that was read again may be as it was before. None if that is no range, or not one
+    /// of so many pages.
     #[must_use]
     pub fn differences(&self, range: u32, theirs: &[u64]) -> Option<Vec<crate::Difference>> {
         let ours = self.range(range)?;
@@ -142,7 +143,9 @@ impl BlockLedger {
         let pages = (first..).map(PageIndex).zip(ours.zip(theirs));
         let differs = |(page, (ours, theirs)): (PageIndex, (Entry, &u64))| {
             let theirs = Entry(*theirs);
-            let is_right = !ours.is_known() || ours.fingerprint() == theirs.fingerprint();
+            let is_right = !ours.is_known()
+                || ours.fingerprint() == theirs.fingerprint()
+                || ours.is_reread() && theirs.is_known();
             (!is_right).then(|| crate::Difference::new(page, ours, theirs))
         };
         Some(pages.filter_map(differs).collect())
@@ -166,7 +169,7 @@ impl BlockLedger {
         entry.is_known() && entry.fingerprint() != self.hash.of_fill(0)
     }
 
-    fn entry(&self, page: PageIndex) -> Entry {
+    pub(crate) fn entry(&self, page: PageIndex) -> Entry {
         Entry(self.entries.get(page.0 as usize).map_or(0, |entry| entry.load(Relaxed)))
     }
 
@@ -198,6 +201,16 @@ impl Writing<'_> {
         };
         if let Ok(before) = place.fetch_update(Relaxed, Relaxed, newer) {
             self.changed(page, Entry(before), entry);
+        }
+    }
+
+    /// At the source: what the page contains that was noted so, unless QEMU has handed it
+    /// over again.
+    pub(crate) fn reread(&mut self, page: PageIndex, noted: Entry, fingerprint: Fingerprint) {
+        let Some(place) = self.block.entries.get(page.0 as usize) else { return };
+        let now = noted.reread(fingerprint);
+        if place.compare_exchange(noted.0, now.0, Relaxed, Relaxed).is_ok() {
+            self.changed(page, noted, now);
         }
     }
 

@@ -4,7 +4,8 @@
 //! The source notes what QEMU handed over last, the destination what it placed
 //! last, after all decoding and by whichever delivery it came. Before the VM is
 //! given up, both are compared. A difference ends the migration while the source
-//! still has the VM.
+//! still has the VM. A page that the source has read from the VM's memory once more,
+//! for a destination that lacks it, is noted as it was sent.
 //!
 //! ```text
 //! page            entry = fingerprint of its content (40 bits), and where from
@@ -32,6 +33,7 @@ mod fingerprint;
 mod handed_over;
 mod hash;
 mod ledger;
+mod reread;
 
 pub use difference::Difference;
 pub use entry::{Delivery, Entry};
@@ -39,3 +41,4 @@ pub use fingerprint::Fingerprint;
 pub use handed_over::{HandedOver, NotKept};
 pub use hash::Hash;
 pub use ledger::{BlockLedger, Ledger, RANGE_PAGES, Writing};
+pub use reread::Rereading;

@@ -1,11 +1,13 @@
 //! Two hosts: whether VMs can go from here to there.
 
+mod memory;
+
 use std::time::Duration;
 
 use api::{Finding, Severity};
 use qemu::probe::Verdict;
 
-use crate::{Findings, of_host, size};
+use crate::{Findings, of_host};
 use facts::host::{Carries, Facts, Kvm, Program, Tsc, VmFacts};
 use wire::examine::Reached;
 
@@ -147,7 +149,7 @@ pub fn of_pair(here: &Facts, there: &Facts, meeting: &Meeting) -> Vec<Finding> {
             "the same `manager` under [carry] on both",
         );
     }
-    room(here, there, &mut findings);
+    memory::of_all(here, there, &mut findings);
     let mut list = findings.list;
     list.extend(of_host(there).into_iter().filter(|one| one.severity > Severity::Ok));
     list
@@ -175,18 +177,7 @@ fn vm(vm: &VmFacts, there: &Facts, findings: &mut Findings) {
     } else if let Some(program) = there.program(&vm.program, &vm.accelerator) {
         qemu(vm, there, program, findings);
     }
-    if !fits(vm, there) {
-        findings.error(
-            "vm",
-            format!(
-                "{} has {} of RAM, more than {} has free.",
-                vm.name,
-                size(vm.ram_bytes),
-                there.host
-            ),
-            "stop or move VMs there; --overcommit-memory moves it all the same",
-        );
-    }
+    memory::of_one(vm, there, findings);
     if findings.list.len() == before {
         let program = there.program(&vm.program, &vm.accelerator);
         let version = program.and_then(|program| Some(program.known.as_ref()?.version_text()));
@@ -232,14 +223,6 @@ fn qemu(vm: &VmFacts, there: &Facts, program: &Program, findings: &mut Findings)
     }
 }
 
-fn fits(vm: &VmFacts, there: &Facts) -> bool {
-    let memory = &there.memory;
-    let huge: u64 = memory.huge.iter().map(|huge| huge.free.saturating_mul(huge.page_bytes)).sum();
-    memory.available_bytes.is_none_or(|available| {
-        vm.ram_bytes <= available.saturating_add(memory.swap_free_bytes).max(huge)
-    })
-}
-
 /// What guests' time does after a move, if the processors' counters differ.
 fn tsc(here: &Facts, there: &Facts, findings: &mut Findings) {
     let (Some(ours), Some(theirs)) = (here.tsc, there.tsc) else { return };
@@ -264,29 +247,6 @@ fn tsc(here: &Facts, there: &Facts, findings: &mut Findings) {
         "guests with kvm-clock or Hyper-V's clock are not concerned; a VM with \
          tsc-frequency on its command line can't go there",
     );
-}
-
-fn room(here: &Facts, there: &Facts, findings: &mut Findings) {
-    let memory = &there.memory;
-    let Some(available) = memory.available_bytes else { return };
-    let all: u64 = here.vms.iter().map(|vm| vm.ram_bytes).sum();
-    let huge: u64 = memory.huge.iter().map(|huge| huge.free.saturating_mul(huge.page_bytes)).sum();
-    if here.vms.len() > 1 && all > available.saturating_add(memory.swap_free_bytes).max(huge) {
-        findings.warning(
-            "memory",
-            format!(
-                "The {} VMs of {} have {} of RAM, and {} has {} free: not all can go there.",
-                here.vms.len(),
-                here.host,
-                size(all),
-                there.host,
-                size(available)
-            ),
-            "move some of them elsewhere",
-        );
-    } else {
-        findings.ok("memory", format!("{} has {} free.", there.host, size(available)));
-    }
 }
 
 #[cfg(test)]

@@ -256,13 +256,13 @@ fn serve_one(
             dedup::rack::serve(sharing, connection)?;
         }
         Kind::Orders => {
-            if !place.orders() {
+            if !place.orders(connection.peer()) {
                 connection.write_all(&Reply::Busy.to_bytes(version))?;
                 connection.close();
                 return Ok(());
             }
             connection.write_all(&Reply::Welcome.to_bytes(version))?;
-            orders::obey(shared, &mut connection)?;
+            orders::obey(&*shared.host, &mut connection)?;
             connection.close();
         }
         Kind::Inquiry => {

@@ -9,8 +9,9 @@ use wire::WireError;
 
 use crate::resources::BuffersFull;
 
-/// Why, which says who has to act. After all but [`MigrationError::InDoubt`]
-/// and [`MigrationError::VmGone`] the VM goes on at its source.
+/// Why, which says who has to act. After all but [`MigrationError::InDoubt`],
+/// [`MigrationError::VmGone`] and [`MigrationError::PoweredOff`] the VM goes on at its
+/// source.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
     /// The operator cancelled.
@@ -66,9 +67,12 @@ pub enum MigrationError {
     /// The source's QEMU refuses or fails.
     #[error("the source's QEMU: {0}")]
     Qemu(String),
-    /// The guest powered off, or QEMU died.
+    /// The guest powered off and QEMU with it, or QEMU died.
     #[error("the VM ended while it was being moved: {0}")]
     VmGone(String),
+    /// The guest powered off, or ended otherwise, and QEMU keeps the VM.
+    #[error("{0} while the VM was being moved; its QEMU was told to keep it (-no-shutdown)")]
+    PoweredOff(&'static str),
     /// What became of the VM can't be known, or be done, just now.
     #[error("{0}")]
     InDoubt(String),

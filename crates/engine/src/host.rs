@@ -198,9 +198,12 @@ pub trait Host: Send + Sync + 'static {
 
     /// Does what the agent of the host `from` orders (see
     /// [`Orders`](crate::Orders)), and answers. May take some seconds.
-    fn obey(&self, from: &str, order: &Part<gang::Order>) -> gang::Answer {
+    ///
+    /// # Errors
+    /// If that agent may order nothing here.
+    fn obey(&self, from: &str, order: &Part<gang::Order>) -> Result<gang::Answer, Refusal> {
         let _ = (from, order);
-        gang::Answer::Unknown
+        Ok(gang::Answer::Unknown)
     }
 }
 

@@ -23,7 +23,7 @@ pub use error::MigrationError;
 pub use examine::{ExamineError, Examined, examine, ways};
 pub use host::{Arriving, Carrying, FixedCost, Host, Local, Peer, Refusal, SourceVm, Unsettled};
 pub use orders::Orders;
-pub use predict::{predict, used};
+pub use predict::{predict, used, used_pages};
 pub use resources::{Buffers, BuffersFull, Resources};
 pub use source::carried::{Caller, Carried, CarryRequest, Content, More, Opening, Relay, Split};
 pub use source::{Migrated, migrate};

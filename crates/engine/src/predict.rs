@@ -95,16 +95,19 @@ fn outlook(prediction: &precopy::Prediction, goal: Duration) -> Outlook {
 
 /// Huge pages of hugetlbfs don't count as resident.
 const HUGE_PAGES: &str = "HugetlbPages:";
-/// What a process has touched, beside what is resident.
-const MORE: [&str; 2] = [HUGE_PAGES, "VmSwap:"];
 /// A downtime that is planned to the millisecond may be a fraction above.
 const ROUNDING: f64 = 1.005;
 
 /// Memory that a process has touched; none if the kernel does not say.
 #[must_use]
 pub fn used(pid: u32) -> Option<u64> {
-    let more = MORE.iter().filter_map(|name| status(pid, name)).sum();
-    status(pid, "VmRSS:")?.checked_add(more)
+    used_pages(pid)?.checked_add(status(pid, HUGE_PAGES).unwrap_or(0))
+}
+
+/// Ordinary memory that a process has touched; none if the kernel does not say.
+#[must_use]
+pub fn used_pages(pid: u32) -> Option<u64> {
+    status(pid, "VmRSS:")?.checked_add(status(pid, "VmSwap:").unwrap_or(0))
 }
 
 /// Shared memory that a process has touched; none if the kernel does not say.

@@ -196,7 +196,13 @@ pub struct VmFacts {
     pub cpu: Option<String>,
     /// Its RAM.
     pub ram_bytes: u64,
-    /// Of that, what other processes may map, such as a memfd.
+    /// What it takes of ordinary memory; none if that isn't known.
+    #[serde(default)]
+    pub pages_bytes: Option<u64>,
+    /// Sizes of huge pages that it takes, and the bytes of each.
+    #[serde(default)]
+    pub huge_bytes: Vec<(u64, u64)>,
+    /// Of its RAM, what other processes may map, such as a memfd.
     #[serde(default)]
     pub shared_bytes: u64,
     /// Whether its guest says which of it is free.

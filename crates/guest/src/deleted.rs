@@ -1,25 +1,69 @@
 //! Files that have no name any more and are still open somewhere: logs, temporary
 //! files of databases, programs that were replaced.
+//!
+//! Any process may have any file open, one of a server that doesn't answer, too. So the
+//! kernel is asked by which mount a file was opened, before the file itself is touched:
+//! even to refer to one by its path can ask its server.
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::file;
+use crate::mounts::{MountId, Number, devices};
 
-/// Where some process has such a file open.
-pub(crate) fn open_somewhere() -> impl Iterator<Item = PathBuf> {
+/// On which device each mount is.
+type Devices = HashMap<MountId, Number>;
+
+/// Where some process has such a file open that is on one of these devices.
+pub(crate) fn open_somewhere(wanted: HashSet<Number>) -> impl Iterator<Item = PathBuf> {
+    let ours = Rc::new(mounted(Path::new("/proc/self")));
+    let wanted = Rc::new(wanted);
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let is_number = |name: &[u8]| name.iter().all(u8::is_ascii_digit);
     processes
         .filter(move |entry| is_number(entry.file_name().as_bytes()))
-        .flat_map(|entry| fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten())
+        .flat_map(move |entry| open_in(entry.path(), Rc::clone(&ours), Rc::clone(&wanted)))
+}
+
+/// The same of one process.
+fn open_in(
+    process: PathBuf,
+    ours: Rc<Devices>,
+    wanted: Rc<HashSet<Number>>,
+) -> impl Iterator<Item = PathBuf> {
+    let opened = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    // A container has mounts of its own. They are read if a file is not of ours.
+    let mut theirs: Option<Devices> = None;
+    opened
         .map(|entry| entry.path())
         .filter(|path| fs::read_link(path).is_ok_and(|link| is_deleted(&link)))
+        .filter(move |path| {
+            let Some(mount) = mount_of(&process, path) else { return false };
+            let device = ours.get(&mount).copied().or_else(|| {
+                let theirs = theirs.get_or_insert_with(|| mounted(&process));
+                theirs.get(&mount).copied()
+            });
+            device.is_some_and(|device| wanted.contains(&device))
+        })
+}
+
+/// What is mounted where a process is.
+fn mounted(process: &Path) -> Devices {
+    devices(&fs::read(process.join("mountinfo")).unwrap_or_default())
+}
+
+/// By which mount a process has opened the file at this path below its `fd`.
+fn mount_of(process: &Path, opened: &Path) -> Option<MountId> {
+    let about = fs::read_to_string(process.join("fdinfo").join(opened.file_name()?)).ok()?;
+    let id = about.lines().find_map(|line| line.strip_prefix("mnt_id:"))?;
+    id.trim().parse().ok()
 }
 
 /// Memory that looks like a file has no directory in front.
@@ -31,7 +75,8 @@ fn is_deleted(link: &Path) -> bool {
         && !of_memory.iter().any(|start| link.starts_with(start))
 }
 
-/// Opens it, if it is a regular file without a name; with its device and inode.
+/// Opens it, if it is a regular file without a name; with its device and inode. The process
+/// may have opened another one in its place by now, which can't be ruled out.
 pub(crate) fn open(path: &Path) -> io::Result<Option<(OwnedFd, u64, u64)>> {
     // Whatever else it may be by now, this doesn't wake it.
     let glimpse = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -39,8 +84,9 @@ pub(crate) fn open(path: &Path) -> io::Result<Option<(OwnedFd, u64, u64)>> {
         return Ok(None);
     };
     let own = format!("/proc/self/fd/{}", glimpse.as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
-    let opened = openat(CWD, own, flags, Mode::empty())?;
+    // Nor does this wait for whoever has a lease of it.
+    let quiet = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOATIME | OFlags::CLOEXEC;
+    let opened = openat(CWD, own, OFlags::RDONLY | quiet, Mode::empty())?;
     Ok(Some((opened, stat.st_dev, stat.st_ino)))
 }
 
@@ -51,17 +97,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_open_file_without_a_name_is_found() {
+    fn an_open_file_without_a_name_is_found_on_devices_that_are_wanted() {
         let named = tempfile::NamedTempFile::new().unwrap();
         let mut file = named.reopen().unwrap();
         file.write_all(b"content").unwrap();
-        let mine = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        let is_listed = || open_somewhere().any(|path| path == Path::new(&mine));
-        assert!(!is_listed());
-        assert!(open(Path::new(&mine)).unwrap().is_none(), "it has a name");
+        let process = PathBuf::from(format!("/proc/{}", std::process::id()));
+        let mine = process.join("fd").join(file.as_raw_fd().to_string());
+        let mount = mount_of(&process, &mine).unwrap();
+        let device = mounted(&process)[&mount];
+        let is_listed = |device| open_somewhere(HashSet::from([device])).any(|path| path == mine);
+        assert!(!is_listed(device));
+        assert!(open(&mine).unwrap().is_none(), "it has a name");
         drop(named);
-        assert!(is_listed());
-        assert!(open(Path::new(&mine)).unwrap().is_some());
+        assert!(is_listed(device));
+        let other = Number { minor: device.minor + 1, ..device };
+        assert!(!is_listed(other), "what is elsewhere is not touched");
+        assert!(open(&mine).unwrap().is_some());
+        // In a container all mounts are others.
+        let there = |ours| open_in(process.clone(), Rc::new(ours), Rc::new([device].into()));
+        assert!(there(Devices::default()).any(|path| path == mine));
     }
 
     #[test]

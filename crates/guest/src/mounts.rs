@@ -1,9 +1,12 @@
 //! Which file systems are mounted, from `/proc/self/mountinfo`.
+//!
+//! Nothing is looked up where that could ask a server, or a program that serves FUSE: one
+//! that doesn't answer would be waited for without end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A device's number, as in `254:1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -12,9 +15,23 @@ pub(crate) struct Number {
     pub(crate) minor: u32,
 }
 
+/// Kinds of file systems that ask nobody when a path leads through them.
+const LOCAL: [&str; 17] = [
+    AUTOFS, "bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay",
+    "ramfs", "rootfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
+];
+/// Asks nobody once something is mounted on it.
+const AUTOFS: &str = "autofs";
+
+/// Mounts are known by a number, in `mountinfo` and in `/proc/PID/fdinfo`.
+pub(crate) type MountId = u64;
+
 /// A place where a file system is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
+    id: MountId,
+    /// The one that it is mounted on.
+    parent: MountId,
     pub(crate) number: Number,
     /// Which directory of the file system is there.
     root: Vec<u8>,
@@ -40,6 +57,26 @@ impl Mount {
             _ => false,
         }
     }
+
+    /// Whether its path leads to it, and nobody is asked on the way.
+    fn is_in_reach(&self, all: &[Self]) -> bool {
+        let mut way = vec![self];
+        // The root is mounted on itself, or on what is not seen.
+        while let Some(on) = way.last().and_then(|last| all.iter().find(|on| on.id == last.parent))
+            && way.iter().all(|known| known.id != on.id)
+        {
+            way.push(on);
+        }
+        let is_on_way = |id| way.iter().any(|mount| mount.id == id);
+        let covers = |other: &Self| {
+            !is_on_way(other.id) && is_on_way(other.parent) && self.at.starts_with(&other.at)
+        };
+        way.iter().all(|mount| mount.is_local()) && !all.iter().any(covers)
+    }
+
+    fn is_local(&self) -> bool {
+        LOCAL.contains(&self.kind.as_str())
+    }
 }
 
 /// The mounts to look at.
@@ -48,7 +85,7 @@ pub(crate) struct Mounts {
     /// Those of ext4 and xfs; of a file system that is mounted several times only
     /// the one that shows all of it, if there is one.
     pub(crate) suitable: Vec<Mount>,
-    /// Devices with other file systems, or unsuitable ones.
+    /// Devices with other file systems, unsuitable ones, or such as can't be reached.
     pub(crate) unsuitable: BTreeSet<Number>,
 }
 
@@ -58,13 +95,21 @@ impl Mounts {
         let on_disk =
             |kind: &str| filesystems.lines().any(|line| line.strip_prefix('\t') == Some(kind));
         let mut mounts = Self::default();
-        for mount in mountinfo.split(|byte| *byte == b'\n').filter_map(line) {
-            if mount.is_suitable() {
-                mounts.add(mount);
-            } else if on_disk(&mount.kind) {
-                mounts.unsuitable.insert(mount.number);
+        let mut hidden = BTreeSet::new();
+        let all: Vec<Mount> = each(mountinfo).collect();
+        for mount in &all {
+            if !mount.is_suitable() {
+                if on_disk(&mount.kind) {
+                    mounts.unsuitable.insert(mount.number);
+                }
+            } else if mount.is_in_reach(&all) {
+                mounts.add(mount.clone());
+            } else {
+                hidden.insert(mount.number);
             }
         }
+        hidden.retain(|number| mounts.suitable.iter().all(|mount| mount.number != *number));
+        mounts.unsuitable.extend(hidden);
         mounts
     }
 
@@ -85,6 +130,24 @@ impl Mounts {
     }
 }
 
+/// On which device each mount is, from the text of `mountinfo`.
+pub(crate) fn devices(mountinfo: &[u8]) -> HashMap<MountId, Number> {
+    each(mountinfo).map(|mount| (mount.id, mount.number)).collect()
+}
+
+/// Whether nobody is asked where this path leads, by the text of `mountinfo`: no server, and
+/// nobody who would have to mount something first.
+pub(crate) fn is_local(path: &Path, mountinfo: &[u8]) -> bool {
+    let way: Vec<Mount> = each(mountinfo).filter(|mount| path.starts_with(&mount.at)).collect();
+    // Of several at one place the last is on top.
+    let end = way.iter().max_by_key(|mount| mount.at.as_os_str().len());
+    way.iter().all(Mount::is_local) && end.is_none_or(|mount| mount.kind != AUTOFS)
+}
+
+fn each(mountinfo: &[u8]) -> impl Iterator<Item = Mount> {
+    mountinfo.split(|byte| *byte == b'\n').filter_map(line)
+}
+
 /// `ID PARENT MAJOR:MINOR ROOT AT OPTIONS [FIELD]... - KIND SOURCE OPTIONS`
 fn line(line: &[u8]) -> Option<Mount> {
     let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
@@ -93,6 +156,8 @@ fn line(line: &[u8]) -> Option<Mount> {
     let number = text(words.get(2)?)?;
     let (major, minor) = number.split_once(':')?;
     Some(Mount {
+        id: text(words.first()?)?.parse().ok()?,
+        parent: text(words.get(1)?)?.parse().ok()?,
         number: Number { major: major.parse().ok()?, minor: minor.parse().ok()? },
         root: unescaped(words.get(3)?),
         at: PathBuf::from(OsString::from_vec(unescaped(words.get(4)?))),
@@ -152,6 +217,33 @@ nonsense
         let expected = [(1, "/"), (2, "/only a"), (2, "/b"), (5, "/o")];
         let expected = expected.map(|(minor, at)| (minor, at.to_owned())).to_vec();
         assert_eq!(parsed(text), (expected, vec![45, 3, 4, 6]));
+    }
+
+    #[test]
+    fn what_lies_behind_others_or_below_them_is_not_looked_up() {
+        let text = r"21 21 0:2 / / rw - rootfs rootfs rw
+30 21 254:1 / / rw - ext4 /dev/vda1 rw
+31 30 0:40 / /net rw - nfs4 server:/ rw
+32 31 254:2 / /net/below rw - ext4 /dev/vda2 rw
+33 30 254:3 / /covered rw - ext4 /dev/vda3 rw
+34 33 0:41 / /covered rw - fuse.sshfs host: rw
+35 30 254:4 / /a/b rw - ext4 /dev/vda4 rw
+36 30 0:42 / /a rw - virtiofs share rw
+37 30 0:43 / /auto rw - autofs systemd-1 rw
+38 37 254:5 / /auto rw - ext4 /dev/vda5 rw
+39 30 254:4 / /again rw - ext4 /dev/vda4 rw
+40 30 0:44 / /covered/not rw - nfs4 server:/ rw
+";
+        let expected = [(1, "/"), (5, "/auto"), (4, "/again")];
+        let expected = expected.map(|(minor, at)| (minor, at.to_owned())).to_vec();
+        assert_eq!(parsed(text), (expected, vec![2, 3]));
+        let devices = devices(text.as_bytes());
+        assert_eq!((devices.len(), devices[&38]), (12, Number { major: 254, minor: 5 }));
+        let local = |path: &str| is_local(Path::new(path), text.as_bytes());
+        assert!(local("/etc/a") && local("/auto/a") && local("/network"));
+        assert!(!local("/net/a") && !local("/net/below/a") && !local("/covered/a"));
+        let empty = "1 1 8:1 / / rw - ext4 d rw\n2 1 0:9 / /boot rw - autofs systemd-1 rw\n";
+        assert!(!is_local(Path::new("/boot/config"), empty.as_bytes()), "it would be mounted");
     }
 
     #[test]

@@ -247,7 +247,8 @@ impl Survey<'_> {
 
     fn look_at_deleted(&mut self, storages: &[Storage]) -> Result<(), Stop> {
         let mut seen = HashSet::new();
-        for path in deleted::open_somewhere() {
+        let devices = storages.iter().map(|storage| storage.mount.number).collect();
+        for path in deleted::open_somewhere(devices) {
             self.breathe()?;
             let Ok(Some((file, device, inode))) = deleted::open(&path) else { continue };
             let storage = storages.iter().find(|storage| {

@@ -260,7 +260,8 @@ impl Outgoing {
     }
 
     /// Ends it and has the VM go on here, if it ran: whatever state it is in,
-    /// as long as it never ran elsewhere. Settings are put back.
+    /// as long as it never ran elsewhere. Settings are put back. One that stood still
+    /// before QEMU stopped it to finish, or whose guest powered off, is left so.
     ///
     /// Whoever reads the stream must have closed its sockets: a QEMU that is
     /// stopping the VM answers nothing until its writes end.
@@ -270,7 +271,7 @@ impl Outgoing {
     pub fn back_out(&self, was_running: bool) -> Result<(), QmpError> {
         let status = self.cancel()?;
         tracing::debug!(?status, "backed out");
-        if was_running && self.settled()? != RunState::Running {
+        if was_running && waits_for_cont(&self.settled()?, &status) {
             self.qmp.cont()?;
             if status == Status::Completed {
                 // Switches may have learned that it left.
@@ -323,8 +324,43 @@ impl Outgoing {
     }
 }
 
+/// Whether a VM that ran has to be told to go on, after its migration ended so. QEMU lets
+/// it run again by itself unless it had sent all of it: one that stands still without that
+/// did so before QEMU stopped it.
+fn waits_for_cont(state: &RunState, ended: &Status) -> bool {
+    match state {
+        RunState::Running | RunState::Shutdown => false,
+        RunState::FinishMigrate => true,
+        _ => *ended == Status::Completed,
+    }
+}
+
 impl Drop for Outgoing {
     fn drop(&mut self) {
         self.restore();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_is_told_to_go_on_only_where_qemu_does_not_let_it() {
+        use RunState::{FinishMigrate, IoError, Paused, PostMigrate, Running, Shutdown};
+        for (state, ended, is_told) in [
+            (PostMigrate, Status::Completed, true),
+            (FinishMigrate, Status::Cancelled, true),
+            (Running, Status::Completed, false),
+            (Running, Status::Cancelled, false),
+            // They stood still before QEMU would have stopped them; 7.2 says it like this.
+            (Paused, Status::Cancelled, false),
+            (PostMigrate, Status::Cancelled, false),
+            (IoError, Status::Failed, false),
+            // QEMU refuses it.
+            (Shutdown, Status::Completed, false),
+        ] {
+            assert_eq!(waits_for_cont(&state, &ended), is_told, "{state} {ended}");
+        }
     }
 }

@@ -7,8 +7,11 @@
 mod error;
 mod event;
 mod line;
+#[cfg(test)]
+pub(crate) mod played;
 mod query;
 mod reader;
+mod receiving;
 
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -32,6 +35,7 @@ pub(crate) use query::{list, odd};
 
 use line::Lines;
 use reader::Shared;
+use receiving::Receiving;
 
 /// How long a command may take that does nothing long.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -76,19 +80,20 @@ impl Qmp {
     ///
     /// # Errors
     /// If nobody listens, if what listens is not QEMU or serves somebody else
-    /// already (QEMU serves one client at a time), or after `timeout`.
+    /// already (QEMU serves one client at a time), or if one of the steps takes longer
+    /// than `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Arc<Self>, QmpError> {
         let connect = |source| QmpError::Connect { path: path.to_owned(), source };
         let stream = takeover::connect(path, timeout).map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => QmpError::NoGreeting { path: path.to_owned() },
             _ => connect(error),
         })?;
-        stream.set_read_timeout(Some(timeout)).map_err(connect)?;
         stream.set_write_timeout(Some(TIMEOUT)).map_err(connect)?;
         let peer_pid = rustix::net::sockopt::socket_peercred(stream.as_fd())
             .ok()
             .and_then(|credentials| u32::try_from(credentials.pid.as_raw_nonzero().get()).ok());
-        let mut lines = Lines::new(stream.try_clone().map_err(connect)?);
+        let receiving = stream.try_clone().map_err(connect)?;
+        let mut lines = Lines::new(Receiving::until(receiving, Instant::now() + timeout));
 
         let greeting = match lines.next_value() {
             Err(QmpError::Timeout { .. }) => {
@@ -101,7 +106,7 @@ impl Qmp {
             .as_array()
             .is_some_and(|offered| offered.iter().any(|one| one == "oob"));
 
-        stream.set_read_timeout(None).map_err(connect)?;
+        lines.source().without_end().map_err(connect)?;
         let shared = Arc::new(Shared::default());
         let name = thread_name(path);
         let reader = std::thread::Builder::new()

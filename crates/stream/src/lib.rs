@@ -20,6 +20,7 @@ mod cursor;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+mod global_state;
 pub mod multifd;
 mod record;
 pub mod return_path;
@@ -28,6 +29,7 @@ pub mod write;
 
 pub use blocks::{BLOCK_BYTES_MAX, BLOCKS_MAX, Block, Blocks};
 pub use error::{StreamError, Unsplittable};
+pub use global_state::GlobalState;
 pub use record::{MAGIC, RECORD_BYTES_MAX, VERSION};
 pub use splitter::{HEAD_BYTES_MAX, Head, Progress, Sink, Splitter, Step, StreamKind};
 pub use write::{NameTooLong, PartSection};

@@ -96,8 +96,8 @@ fn says_go(action: &source::Action) -> bool {
 
 fn source_event(id: &MigrationId, byte: u8) -> Option<source::Event> {
     use source::Event::{
-        CannotGoOn, Completed, ConnectionLost, GiveUp, Heard, JournalFailed, NotCompleted,
-        QemuGone, Resolve, Stopped, Timeout, WentOn,
+        ByOwner, CannotGoOn, Completed, ConnectionLost, GiveUp, Heard, JournalFailed,
+        NotCompleted, QemuGone, Resolve, Stopped, Timeout, WentOn,
     };
     let reason = || "fuzz".into();
     let heard = |message| Heard(Envelope { migration: id.clone(), message });
@@ -120,6 +120,8 @@ fn source_event(id: &MigrationId, byte: u8) -> Option<source::Event> {
         15 => JournalFailed { reason: reason() },
         16 => Resolve(Resolution::Here),
         17 => Resolve(Resolution::There),
+        18 => ByOwner { run: false },
+        19 => ByOwner { run: true },
         _ => return None,
     })
 }

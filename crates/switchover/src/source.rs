@@ -24,6 +24,12 @@ pub enum Event {
         /// Whether the VM ran until then.
         run: bool,
     },
+    /// Whether the VM is to run by its owner's will, who may pause it while it moves.
+    /// Said again it changes nothing.
+    ByOwner {
+        /// Whether it is.
+        run: bool,
+    },
     /// QEMU says `completed` and `postmigrate`: it has let go of the VM, and
     /// never runs it again by itself.
     Completed,
@@ -246,6 +252,10 @@ impl Machine {
         match event {
             Event::Stopped { run } if !*stopped => {
                 *stopped = true;
+                self.run = run;
+                vec![Action::Note(Record::Stopped { run })]
+            }
+            Event::ByOwner { run } if run != self.run => {
                 self.run = run;
                 vec![Action::Note(Record::Stopped { run })]
             }

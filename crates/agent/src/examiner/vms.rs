@@ -7,21 +7,23 @@ use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
 use qemu::qmp::MemoryBackend;
 use qemu::ram_blocks::RamBlocks;
-use qemu::shape;
+use qemu::room::{HostMemory, Needs};
+use qemu::shape::{self, Memory};
 
 use super::at_once;
 use crate::registry::{Living, Registry};
 
 /// Those whose QEMU lives. It is asked, so this may wait for one that is busy.
-pub(super) fn facts(registry: &Registry) -> Vec<VmFacts> {
-    at_once(&registry.living(), one)
+pub(super) fn facts(registry: &Registry, memory: &HostMemory) -> Vec<VmFacts> {
+    at_once(&registry.living(), |living| one(living, memory))
 }
 
-fn one(living: &Living) -> VmFacts {
+fn one(living: &Living, memory: &HostMemory) -> VmFacts {
     let Living { name, ram_bytes, machine } = living;
     let line = CommandLine::parse(&machine.argv).ok();
     let program = machine.argv.first().map(|program| absolute(program, &machine.cwd));
     let unreached = RamBlocks::of(machine).notes.join("; ");
+    let needs = needs(machine, *ram_bytes, memory);
     VmFacts {
         name: name.clone(),
         program: program.unwrap_or_default(),
@@ -30,6 +32,8 @@ fn one(living: &Living) -> VmFacts {
         machine: shape::machine_of(&machine.qmp).unwrap_or_default(),
         cpu: line.as_ref().and_then(CommandLine::cpu_model),
         ram_bytes: (*ram_bytes).max(backed_bytes(machine, |_| true)),
+        pages_bytes: needs.as_ref().map(|needs| needs.pages_bytes),
+        huge_bytes: needs.map(|needs| needs.huge_bytes.into_iter().collect()).unwrap_or_default(),
         shared_bytes: backed_bytes(machine, |backend| backend.share),
         free_page_hint: line.as_ref().is_some_and(CommandLine::has_free_page_hint),
         unreached: Some(unreached).filter(|notes| !notes.is_empty()),
@@ -41,6 +45,19 @@ fn backed_bytes(machine: &Machine, counts: impl Fn(&MemoryBackend) -> bool) -> u
     let backends = machine.qmp.memory_backends().unwrap_or_default();
     let counted = backends.iter().filter(|backend| counts(backend));
     counted.fold(0, |sum, backend| sum.saturating_add(backend.bytes))
+}
+
+/// What a VM takes of its host's memory, and would take of another's; none if its QEMU
+/// or its command line doesn't say.
+pub(crate) fn needs(machine: &Machine, ram_bytes: u64, memory: &HostMemory) -> Option<Needs> {
+    let line = CommandLine::parse(&machine.argv).ok()?;
+    let backends = machine.qmp.memory_backends().ok().filter(|backends| !backends.is_empty())?;
+    let pieces: Vec<Memory> =
+        backends.into_iter().map(|one| Memory { id: one.id, bytes: one.bytes }).collect();
+    let listed = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.bytes));
+    let mut needs = Needs::of(&line, &pieces, &machine.cwd, memory);
+    needs.pages_bytes = needs.pages_bytes.saturating_add(ram_bytes.saturating_sub(listed));
+    Some(needs)
 }
 
 /// As another host, too, would find it.

@@ -9,8 +9,8 @@ use api::{ErrorCode, Figures, MigrateRequest, Phase, VmStatus, VmSummary};
 use engine::Local;
 use qemu::command_line::CommandLine;
 use qemu::machine::Machine;
-use qemu::room::{HostMemory, Needs, host_memory};
-use qemu::shape::{self, Memory};
+use qemu::room::{HostMemory, host_memory};
+use qemu::shape;
 use serde_json::json;
 use wire::Part;
 use wire::examine::PROGRAMS_MAX;
@@ -69,23 +69,15 @@ impl OrderHandler {
         self.migrations.routes()
     }
 
-    /// Follows another agent's order, if it may give one.
-    pub(crate) fn obey(&self, from: &str, order: &Part<Order>) -> Answer {
-        match self.may_order(from) {
-            Ok(()) => match order {
-                Part::Read(order) => {
-                    if let Order::Start { request, .. } = order {
-                        tracing::info!(from, vm = request.vm, to = request.to, "told to move");
-                    }
-                    self.follow(order)
-                }
-                Part::Odd(_) => Answer::Unknown,
-            },
-            Err(denied) => {
-                tracing::warn!(from, %denied, "an order is refused");
-                refused(&denied)
-            }
+    /// Follows another agent's order, if it may give any.
+    pub(crate) fn obey(&self, from: &str, order: &Part<Order>) -> Result<Answer, Denied> {
+        self.may_order(from)
+            .inspect_err(|denied| tracing::warn!(from, %denied, "an order is refused"))?;
+        let Part::Read(order) = order else { return Ok(Answer::Unknown) };
+        if let Order::Start { request, .. } = order {
+            tracing::info!(from, vm = request.vm, to = request.to, "told to move");
         }
+        Ok(self.follow(order))
     }
 
     fn may_order(&self, from: &str) -> Result<(), Denied> {
@@ -194,25 +186,27 @@ impl OrderHandler {
 
     fn census(&self) -> Census {
         let memory = host_memory();
-        let vms = at_once(&self.registry.list(), |vm| self.counted(vm, &memory));
-        // What comes is promised, and not yet there.
-        let promised = vms.iter().filter(|vm| vm.status == VmStatus::Arriving);
-        let promised = promised.map(|vm| vm.ram_bytes.saturating_sub(vm.used_bytes)).sum();
+        let counted = at_once(&self.registry.list(), |vm| self.counted(vm, &memory));
+        let (vms, promised): (Vec<Counted>, Vec<u64>) = counted.into_iter().unzip();
+        let promised = promised.into_iter().fold(0, u64::saturating_add);
         // As VMs that arrive are checked.
         let free = memory.available_bytes.map(|free| free.saturating_add(memory.swap_free_bytes));
         Census { free_bytes: free.map(|free| free.saturating_sub(promised)), vms }
     }
 
-    fn counted(&self, vm: &VmSummary, memory: &HostMemory) -> Counted {
-        let machine = self.registry.vm(&vm.name).and_then(|known| known.machine());
-        let used = machine.as_ref().and_then(|machine| engine::used(machine.process.pid()));
+    /// A VM, and what of ordinary memory is promised to it.
+    fn counted(&self, vm: &VmSummary, memory: &HostMemory) -> (Counted, u64) {
+        let known = self.registry.vm(&vm.name);
+        let machine = known.as_ref().and_then(|known| known.machine());
+        let pid = machine.as_ref().map(|machine| machine.process.pid());
+        let used = pid.and_then(engine::used);
         let mut counted = Counted {
             name: vm.name.clone(),
             status: vm.status,
             migration: vm.migration.clone(),
             ram_bytes: vm.ram_bytes,
             used_bytes: used.map_or(vm.ram_bytes, |used| used.min(vm.ram_bytes)),
-            needed_bytes: vm.ram_bytes,
+            needed_bytes: known.and_then(|known| known.pages_bytes()).unwrap_or(vm.ram_bytes),
             vcpus: 1,
             want: Want::default(),
             share_domain: vm.share_domain.clone(),
@@ -227,7 +221,8 @@ impl OrderHandler {
                 ask(&machine, &mut counted, memory);
             }
         }
-        counted
+        let promised = promised(&counted, pid.and_then(engine::used_pages));
+        (counted, promised)
     }
 
     fn unfit(&self, want: &Want) -> Option<String> {
@@ -254,19 +249,46 @@ fn ask(machine: &Machine, counted: &mut Counted, memory: &HostMemory) {
         counted.vcpus = u32::try_from(vcpus.len()).unwrap_or(u32::MAX);
     }
     counted.want.machine = shape::machine_of(&machine.qmp).unwrap_or_default();
-    let Ok(line) = CommandLine::parse(&machine.argv) else { return };
-    let backends = machine.qmp.memory_backends().unwrap_or_default();
-    if backends.is_empty() {
-        return;
+    if let Some(needs) = vms::needs(machine, counted.ram_bytes, memory) {
+        counted.needed_bytes = needs.pages_bytes;
+        counted.want.huge_bytes = needs.huge_bytes.into_iter().collect();
     }
-    let pieces: Vec<Memory> =
-        backends.into_iter().map(|one| Memory { id: one.id, bytes: one.bytes }).collect();
-    let needs = Needs::of(&line, &pieces, &machine.cwd, memory);
-    let listed: u64 = pieces.iter().map(|piece| piece.bytes).sum();
-    counted.needed_bytes = needs.pages_bytes + counted.ram_bytes.saturating_sub(listed);
-    counted.want.huge_bytes = needs.huge_bytes.into_iter().collect();
+}
+
+/// What a VM that comes is yet to take of ordinary memory, and others can't have.
+fn promised(vm: &Counted, touched: Option<u64>) -> u64 {
+    match vm.status {
+        VmStatus::Arriving => vm.needed_bytes.saturating_sub(touched.unwrap_or(0)),
+        _ => 0,
+    }
 }
 
 fn refused(denied: &Denied) -> Answer {
     Answer::Refused { reason: denied.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_that_comes_is_promised_no_more_than_ordinary_memory() {
+        // Of 8 GiB, 2 GiB are not in huge pages.
+        let vm = |status| Counted {
+            name: "web1".to_owned(),
+            status,
+            migration: None,
+            ram_bytes: 8 << 30,
+            used_bytes: 0,
+            needed_bytes: 2 << 30,
+            vcpus: 1,
+            want: Want::default(),
+            share_domain: String::new(),
+        };
+        let coming = vm(VmStatus::Arriving);
+        assert_eq!(promised(&coming, None), 2 << 30);
+        assert_eq!(promised(&coming, Some(1 << 30)), 1 << 30);
+        assert_eq!(promised(&coming, Some(3 << 30)), 0, "QEMU has some of its own");
+        assert_eq!(promised(&vm(VmStatus::Running), Some(0)), 0, "what is here is not free");
+    }
 }

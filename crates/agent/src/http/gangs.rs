@@ -42,7 +42,7 @@ pub(super) async fn show(State(api): State<Api>, id: Name) -> Answer<GangProgres
 
 pub(super) async fn watch(State(api): State<Api>, id: Name) -> Response {
     match id.map_err(named_wrong) {
-        Ok(Path(id)) => progress::of_gang(api.gangs, id).await,
+        Ok(Path(id)) => progress::of_gang(api.gangs, id, &api.watchers).await,
         Err(denied) => answer::refusal(&denied),
     }
 }

@@ -1,4 +1,5 @@
 mod events;
+mod gangs;
 mod openapi;
 
 use axum::body::Body as AxumBody;
@@ -102,6 +103,7 @@ impl Site {
             examiner,
             events,
             identity,
+            watchers: Watchers::default(),
             closing,
         };
         Self { router: router(api.clone()), api, close, _dir: dir }

@@ -8,7 +8,7 @@ use content::Name;
 use page::BATCH_PAGES;
 
 use super::exchange::{Exchange, Page, Waiter};
-use super::in_flight::Provider;
+use super::in_flight::{Passed, Provider};
 
 impl Exchange {
     /// Content has come: one page for each name. Says how many were not what those
@@ -111,23 +111,18 @@ impl Exchange {
         if names.is_empty() {
             return;
         }
-        let mut in_flight = self.in_flight.lock();
-        let now = Instant::now();
-        let fail = |name: &Name| {
-            let waiters = in_flight.fails(name, by, now, Waiter::standing);
-            waiters.into_iter().map(|waiter| (*name, waiter)).collect::<Vec<_>>()
-        };
-        let passed: Vec<_> = names.iter().flat_map(fail).collect();
-        drop(in_flight);
+        let passed = self.in_flight.lock().fails(names, by, Instant::now(), Waiter::standing);
+        let Passed { elsewhere, over } = passed;
+        drop(over);
         if let Provider::Disk(_) = by {
-            for (name, waiter) in &passed {
+            for (name, waiter) in &elsewhere {
                 match waiter {
                     Waiter::Page(page) => self.have_sent(*name, page),
                     Waiter::Remote(remote) => remote.not_here(*name),
                 }
             }
         } else {
-            self.look_elsewhere(passed);
+            self.look_elsewhere(elsewhere);
         }
     }
 }

@@ -93,11 +93,12 @@ impl Exchange {
     /// names nothing yet begins.
     pub(super) fn met(&self, new: &Arc<Recipient>) {
         let mut recipients = self.recipients.lock();
-        recipients.retain(|one| one.upgrade().is_some_and(|one| !one.is_over()));
+        // Kept until the lock is free: each may be the last reference by then.
         let all: Vec<Arc<Recipient>> = recipients.iter().filter_map(Weak::upgrade).collect();
-        recipients.push(Arc::downgrade(new));
+        let here = all.iter().filter(|one| !one.is_over());
+        *recipients = here.clone().chain([new]).map(Arc::downgrade).collect();
         drop(recipients);
-        let mut alike = all.iter().filter(|one| one.key == new.key).peekable();
+        let mut alike = here.filter(|one| one.key == new.key).peekable();
         if alike.peek().is_some() {
             alike.for_each(|one| one.wake());
             new.wake();

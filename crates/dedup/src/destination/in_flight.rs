@@ -72,14 +72,30 @@ struct Entry<W> {
     waiting: Vec<Waiting<W>>,
 }
 
+/// Those who wait no more for what may not come.
+#[derive(Debug)]
+pub(crate) struct Passed<W> {
+    /// They have to look elsewhere, and for what.
+    pub(crate) elsewhere: Vec<(Name, W)>,
+    /// They need it no more. One may be all that is left of a VM: whoever has called drops
+    /// them, without a lock.
+    pub(crate) over: Vec<W>,
+}
+
+impl<W> Default for Passed<W> {
+    fn default() -> Self {
+        Self { elsewhere: Vec::new(), over: Vec::new() }
+    }
+}
+
 impl<W> Entry<W> {
     /// Sorts those who wait. False if nobody brings it any more.
     fn pass(
         &mut self,
-        is_lost: bool,
+        (name, is_lost): (&Name, bool),
         now: Instant,
         standing: &impl Fn(&W) -> Standing,
-        have_it: &mut Vec<W>,
+        passed: &mut Passed<W>,
     ) -> bool {
         let mut heir = None;
         let mut kept = Vec::new();
@@ -87,13 +103,13 @@ impl<W> Entry<W> {
             let is_tired = !matches!(self.by, Provider::Disk(_))
                 && now.duration_since(waiting.since) > WAIT_MAX;
             match standing(&waiting.who) {
-                Standing::Over => {}
+                Standing::Over => passed.over.push(waiting.who),
                 Standing::Brings(bringer) if is_lost && heir.is_none() => {
                     heir = Some(bringer);
-                    have_it.push(waiting.who);
+                    passed.elsewhere.push((*name, waiting.who));
                 }
-                Standing::Leaves if is_lost => have_it.push(waiting.who),
-                _ if is_tired => have_it.push(waiting.who),
+                Standing::Leaves if is_lost => passed.elsewhere.push((*name, waiting.who)),
+                _ if is_tired => passed.elsewhere.push((*name, waiting.who)),
                 _ => kept.push(waiting),
             }
         }
@@ -189,22 +205,24 @@ impl<W> InFlight<W> {
         entry.waiting.drain(..).map(|waiting| waiting.who).collect()
     }
 
-    /// This one does not bring it. Says who has to look elsewhere, as
+    /// This one does not bring these. Says who has to look elsewhere, as
     /// [`InFlight::pass_on`].
     pub(crate) fn fails(
         &mut self,
-        name: &Name,
+        names: &[Name],
         by: Provider,
         now: Instant,
         standing: impl Fn(&W) -> Standing,
-    ) -> Vec<W> {
-        let mut have_it = Vec::new();
-        if let Some(entry) = self.entries.get_mut(name).filter(|entry| entry.by == by)
-            && !entry.pass(true, now, &standing, &mut have_it)
-        {
-            self.entries.remove(name);
+    ) -> Passed<W> {
+        let mut passed = Passed::default();
+        for name in names {
+            if let Some(entry) = self.entries.get_mut(name).filter(|entry| entry.by == by)
+                && !entry.pass((name, true), now, &standing, &mut passed)
+            {
+                self.entries.remove(name);
+            }
         }
-        have_it
+        passed
     }
 
     /// Those who brought these do not any more, or are late. The first who waits for
@@ -215,14 +233,13 @@ impl<W> InFlight<W> {
         now: Instant,
         is_lost: impl Fn(Provider, Instant) -> bool,
         standing: impl Fn(&W) -> Standing,
-    ) -> Vec<(Name, W)> {
-        let (mut all, mut have_it) = (Vec::new(), Vec::new());
+    ) -> Passed<W> {
+        let mut passed = Passed::default();
         self.entries.retain(|name, entry| {
-            let kept = entry.pass(is_lost(entry.by, entry.since), now, &standing, &mut have_it);
-            all.extend(have_it.drain(..).map(|who| (*name, who)));
-            kept
+            let is_lost = is_lost(entry.by, entry.since);
+            entry.pass((name, is_lost), now, &standing, &mut passed)
         });
-        all
+        passed
     }
 
     /// How much is on its way.
@@ -234,6 +251,8 @@ impl<W> InFlight<W> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     const A: Provider = Provider::Vm(1);
@@ -274,7 +293,7 @@ mod tests {
         in_flight.came(&name(2));
         let by = |who: &u64| Standing::Brings(Provider::Vm(*who));
         let now = start + CLAIM_MAX;
-        assert!(in_flight.pass_on(now, late(now), by).is_empty());
+        assert!(in_flight.pass_on(now, late(now), by).elsewhere.is_empty());
         // Who is over himself is passed by, and forgotten.
         let now = start + CLAIM_MAX + Duration::from_millis(1);
         let by_the_third = |who: &u64| match who {
@@ -282,14 +301,14 @@ mod tests {
             _ => Standing::Brings(B),
         };
         let passed = in_flight.pass_on(now, late(now), by_the_third);
-        assert_eq!(passed, [(name(1), 3)]);
+        assert_eq!((passed.elsewhere, passed.over), (vec![(name(1), 3)], vec![2]));
         assert!(in_flight.came(&name(1)).is_empty());
         // Gone at once.
         in_flight.claim(name(3), A, start, waits(1));
         in_flight.claim(name(3), B, start, waits(2));
         in_flight.claim(name(4), A, start, waits(1));
         let passed = in_flight.pass_on(start, |bringer, _| bringer == A, by);
-        assert_eq!(passed, [(name(3), 2)]);
+        assert_eq!(passed.elsewhere, [(name(3), 2)]);
         assert_eq!(in_flight.len(), 1, "nobody waits for the other");
         assert_eq!(in_flight.claim(name(4), B, start, waits(2)), Claim::Yours);
     }
@@ -307,7 +326,7 @@ mod tests {
         for _ in 0..20 {
             now += Duration::from_secs(5);
             let by = |who: &u64| Standing::Brings(Provider::Vm(*who));
-            served.extend(in_flight.pass_on(now, late(now), by));
+            served.extend(in_flight.pass_on(now, late(now), by).elsewhere);
         }
         assert!(served.iter().any(|(_, who)| *who == 7));
         assert!(served.len() >= 4, "{served:?}");
@@ -338,13 +357,45 @@ mod tests {
         assert!(in_flight.brought(&name(1), PEER).is_empty());
         assert_eq!(in_flight.claim(name(1), B, now, || Some(2)), Claim::Yours);
         assert!(in_flight.came(&name(1)).is_empty());
-        assert!(in_flight.fails(&name(2), A, now, standing).is_empty());
-        assert_eq!(in_flight.fails(&name(2), PEER, now, standing), [9, 1]);
+        let mut fails = |one, by| {
+            let passed = in_flight.fails(&[name(one)], by, now, standing);
+            passed.elsewhere.into_iter().map(|(_, who)| who).collect::<Vec<_>>()
+        };
+        assert!(fails(2, A).is_empty());
+        assert_eq!(fails(2, PEER), [9, 1]);
         assert_eq!(in_flight.came(&name(2)), [2], "its source brings it now");
         // Nobody is left who could.
         in_flight.claim(name(3), A, now, || None);
         in_flight.join(&name(3), now, || 9);
-        assert_eq!(in_flight.fails(&name(3), A, now, standing), [9]);
+        let passed = in_flight.fails(&[name(3)], A, now, standing);
+        assert_eq!(passed.elsewhere, [(name(3), 9)]);
         assert_eq!(in_flight.len(), 0);
+    }
+
+    /// A VM's last reference takes its memory and its names with it.
+    #[test]
+    fn nobody_ends_while_what_is_in_flight_is_locked() {
+        struct Last<'l>(&'l Cell<bool>);
+        impl Drop for Last<'_> {
+            fn drop(&mut self) {
+                assert!(!self.0.get(), "it is locked");
+            }
+        }
+        let (is_locked, now) = (Cell::new(false), Instant::now());
+        let over = |_: &Last<'_>| Standing::Over;
+        for is_late in [true, false] {
+            let mut in_flight = InFlight::default();
+            in_flight.claim(name(1), A, now, || None);
+            in_flight.claim(name(1), B, now, || Some(Last(&is_locked)));
+            is_locked.set(true);
+            let passed = if is_late {
+                in_flight.pass_on(now, |_, _| true, over)
+            } else {
+                in_flight.fails(&[name(1)], A, now, over)
+            };
+            is_locked.set(false);
+            assert_eq!((passed.elsewhere.len(), passed.over.len()), (0, 1));
+            assert_eq!(in_flight.len(), 0);
+        }
     }
 }

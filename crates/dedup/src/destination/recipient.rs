@@ -114,10 +114,12 @@ impl Recipient {
         tickets.insert(ticket, 1);
     }
 
-    /// More pages of the batch wait.
+    /// More pages of the batch wait. Counted in the lock in which they are settled, so that
+    /// none is before that.
     pub(crate) fn wait(&self, tickets: &mut HashMap<u32, usize>, ticket: u32, pages: usize) {
+        self.waiting.fetch_add(pages, Relaxed);
+        // A source that uses a number twice may have ended it.
         if let Some(left) = tickets.get_mut(&ticket) {
-            self.waiting.fetch_add(pages, Relaxed);
             *left += pages;
         }
     }
@@ -126,7 +128,7 @@ impl Recipient {
     /// them, if it `is_told` that some do.
     pub(crate) fn close_ticket(&self, ticket: u32, is_told: bool) {
         if is_told {
-            self.release_one(ticket, None);
+            self.release_one(&mut self.tickets.lock(), ticket, None);
         } else {
             self.tickets.lock().remove(&ticket);
         }
@@ -262,12 +264,12 @@ impl Recipient {
 
     /// This page is placed, or wanted from its source after all.
     pub(crate) fn settled(&self, place: Place, wanted: bool) {
+        let mut tickets = self.tickets.lock();
         self.waiting.fetch_sub(1, Relaxed);
-        self.release_one(place.ticket, wanted.then_some(place.nth));
+        self.release_one(&mut tickets, place.ticket, wanted.then_some(place.nth));
     }
 
-    fn release_one(&self, ticket: u32, wanted: Option<u8>) {
-        let mut tickets = self.tickets.lock();
+    fn release_one(&self, tickets: &mut HashMap<u32, usize>, ticket: u32, wanted: Option<u8>) {
         let Some(left) = tickets.get_mut(&ticket) else { return };
         *left -= 1;
         let more = *left > 0;
@@ -281,5 +283,45 @@ impl Recipient {
             let wanted = wanted.into_iter().collect();
             let _ = tell.send(Told::Late(Late { ticket, wanted, more }));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use content::{Domain, Index};
+    use placer::Feeder;
+
+    use super::super::outbox::Outbox;
+    use super::*;
+
+    /// Another thread has it placed as soon as it waits, and before it is counted.
+    #[test]
+    fn no_page_is_settled_before_it_is_counted() {
+        let (qemu, _other_end) = UnixStream::pair().unwrap();
+        let feeder = Feeder::start(qemu, 1 << 20).unwrap();
+        let placer = Arc::new(Placer::new(Vec::new(), feeder.handle()).unwrap());
+        let (index, blocks) = (Index::new(16), Arc::new(Blocks::default()));
+        let key = Key::new(b"", &Domain::default());
+        let member = index.join(Arc::clone(&blocks) as _, key.clone(), 8).unwrap();
+        let (tell, _outbox) = Outbox::new();
+        let recipient = Recipient::new(1, key, placer, (Arc::new(member), blocks), tell, false);
+        let (block, epoch, page) = (BlockId(0), Epoch(1), PageIndex(0));
+        let place = Place { block, epoch, page, ticket: 7, nth: 0 };
+        let mut tickets = recipient.tickets.lock();
+        Recipient::open_ticket(&mut tickets, 7);
+        thread::scope(|scope| {
+            let settling = scope.spawn(|| recipient.settled(place, false));
+            for _ in 0..10_000 {
+                thread::yield_now();
+                assert!(recipient.may_wait(), "less than nothing waits");
+            }
+            recipient.wait(&mut tickets, 7, 1);
+            drop(tickets);
+            settling.join().unwrap();
+        });
+        assert_eq!(recipient.waiting.load(Relaxed), 0);
     }
 }

@@ -10,7 +10,7 @@ use page::BATCH_PAGES;
 
 use super::copies::Copies;
 use super::exchange::{Exchange, Page, Waiter};
-use super::in_flight::{CLAIM_MAX, Provider};
+use super::in_flight::{CLAIM_MAX, Passed, Provider};
 
 /// How often it is looked for those who wait in vain.
 const LOOK: Duration = Duration::from_millis(500);
@@ -84,9 +84,11 @@ impl Exchange {
             }
         };
         let passed = self.in_flight.lock().pass_on(now, is_lost, Waiter::standing);
-        if !passed.is_empty() {
-            tracing::debug!(pages = passed.len(), "waited for in vain");
+        let Passed { elsewhere, over } = passed;
+        drop(over);
+        if !elsewhere.is_empty() {
+            tracing::debug!(pages = elsewhere.len(), "waited for in vain");
         }
-        self.look_elsewhere(passed);
+        self.look_elsewhere(elsewhere);
     }
 }

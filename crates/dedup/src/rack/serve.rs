@@ -219,7 +219,7 @@ impl Answering {
     /// Waits for those of the contents that are not here which sources bring. Returns
     /// the others.
     fn wait(&mut self, domain: &Domain) -> Vec<Name> {
-        let names = std::mem::take(&mut self.work.not_here);
+        let mut names = std::mem::take(&mut self.work.not_here);
         let room = WAITING_MAX.saturating_sub(self.waiting.load(Relaxed));
         let remote = Arc::new(RemoteWaiter {
             domain: domain.clone(),
@@ -229,17 +229,17 @@ impl Answering {
         let now = Instant::now();
         let mut joined = 0;
         let mut in_flight = self.sharing.exchange.in_flight.lock();
-        let joins = |name: &Name| {
+        let mut joins = |name: &Name| {
             let joins =
                 joined < room && in_flight.join(name, now, || Waiter::Remote(Arc::clone(&remote)));
             joined += usize::from(joins);
             joins
         };
-        let (_, absent) = names.into_iter().partition(joins);
+        names.retain(|name| !joins(name));
         // Counted before any of them can have come: under the lock.
         self.waiting.fetch_add(joined, Relaxed);
         drop(in_flight);
-        absent
+        names
     }
 
     fn send(&mut self, bodies: usize) -> io::Result<()> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use audit::HandedOver;
 use content::{Key, Name};
 use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 use ram::Numbered;
@@ -55,6 +56,8 @@ pub struct Plan {
     pub cached: Option<(Arc<GuestPageCache>, Vec<bool>)>,
     /// The source's RAM.
     pub ram: Arc<Numbered>,
+    /// Where it is noted what is read of that once more.
+    pub handed_over: Arc<HandedOver>,
     /// Not yet: the destination says when.
     pub sleeps: bool,
     /// How much disks bring is not to be found out.
@@ -266,18 +269,26 @@ impl Naming {
         pages.clamp(SPARE_MIN, SPARE_MAX)
     }
 
-    /// Reads what pages of a block contain by now, one after the other. False if that
-    /// can't be had any more.
+    /// Reads what pages of a block contain by now, one after the other, to be sent. False
+    /// if that can't be had any more.
     pub(super) fn read_again(&self, block: BlockId, pages: &[PageIndex], into: &mut [u8]) -> bool {
-        let known = self.plan.cached.as_ref().and_then(|(cached, _)| cached.of(block));
-        let Some(mut known) = known else { return self.read(block, pages, into) };
-        let reading: Vec<_> = pages.iter().map(|page| known.begin_to_read(*page)).collect();
+        let mut known = self.plan.cached.as_ref().and_then(|(cached, _)| cached.of(block));
+        let reading: Vec<_> =
+            pages.iter().map(|page| known.as_mut()?.begin_to_read(*page)).collect();
+        // After that: a page that is not noted yet is not left out when QEMU comes to it.
+        let ledger = self.plan.handed_over.block(block);
+        let rereading = ledger.map(|ledger| ledger.begin_to_reread(pages));
         if !self.read(block, pages, into) {
             return false;
         }
-        for (reading, bytes) in reading.into_iter().zip(into.chunks_exact(PAGE_BYTES)) {
-            if let Some(reading) = reading.filter(|one| self.plan.key.name(bytes) == one.name) {
-                known.is_as_told(&reading);
+        if let Some(rereading) = rereading {
+            rereading.note(into);
+        }
+        for (reading, bytes) in reading.iter().zip(into.chunks_exact(PAGE_BYTES)) {
+            if let (Some(known), Some(reading)) = (&known, reading)
+                && self.plan.key.name(bytes) == reading.name
+            {
+                known.is_as_told(reading);
             }
         }
         true

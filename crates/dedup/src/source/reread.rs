@@ -7,7 +7,8 @@ use page::{Batch, BlockId, Epoch, PAGE_BYTES, PageIndex};
 use super::naming::Naming;
 
 /// Pages whose bodies can be had again: from the VM's RAM, where what they contain by
-/// then is at least as new, and as good; or from the batch that they came by.
+/// then is at least as new, and as good, and is noted for the audit; or from the batch that
+/// they came by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RereadPages {
     pub(super) block: BlockId,
@@ -130,7 +131,9 @@ const _: () = assert!(page::BATCH_PAGES <= 128, "a batch's pages have a bit each
 
 #[cfg(test)]
 mod tests {
+    use audit::{Delivery, HandedOver, Hash, Ledger};
     use page::{Pool, SLOT_BYTES};
+    use ram::Mapping;
 
     use super::super::naming::Waits;
     use super::*;
@@ -190,6 +193,38 @@ mod tests {
         assert_eq!(pool.out_bytes(), SLOT_BYTES);
         drop((taken, pages));
         assert_eq!(pool.out_bytes(), 0, "its buffer is back");
+    }
+
+    /// A balloon has given one back since QEMU handed them over, and QEMU says nothing of
+    /// it.
+    #[test]
+    fn what_is_read_again_is_what_the_audit_expects() {
+        let ram = Arc::new(Mapping::own(8 * PAGE_BYTES as u64));
+        let mut plan = super::super::stage::tests::naming(Waits::Held).into_plan();
+        plan.ram = Arc::default();
+        plan.ram.announce([Some(Arc::clone(&ram))].into_iter());
+        let handed_over = Arc::new(HandedOver::new(Some(Hash::default())));
+        handed_over.announce([8].into_iter());
+        plan.handed_over = Arc::clone(&handed_over);
+        let (naming, pool) = (Naming::new(plan), Pool::new(2 * SLOT_BYTES));
+        let mut batch = pool.take().unwrap();
+        batch.epoch = Epoch(2);
+        for (nth, page) in [3_u32, 4].into_iter().enumerate() {
+            let at = nth * PAGE_BYTES;
+            batch.buffer_mut()[at..at + PAGE_BYTES].fill(7);
+            batch.push_body(PageIndex(page), at);
+        }
+        handed_over.bodies(&batch, batch.bodies(), batch.epoch);
+        ram.fill(PageIndex(4).offset(), PAGE_BYTES as u64, 7).unwrap();
+        let mut again = pool.take().unwrap();
+        assert!(RereadPages::of(&batch, 0b11).fill(&naming, &mut again));
+        let placed = Ledger::new(Hash::default(), [8]).unwrap();
+        let block = placed.block(BlockId(0)).unwrap();
+        for body in again.bodies() {
+            let fingerprint = block.hash().of(again.bytes_of(*body));
+            block.write().placed(body.page, fingerprint, again.epoch, Delivery::Body);
+        }
+        assert_eq!(handed_over.ledger().unwrap().totals(), placed.totals());
     }
 
     #[test]

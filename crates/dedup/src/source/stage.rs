@@ -297,6 +297,7 @@ pub(super) mod tests {
             shares: true,
             cached: None,
             ram,
+            handed_over: Arc::default(),
             sleeps: false,
             is_fixed: false,
             waits,

@@ -76,6 +76,7 @@ impl Source {
             shares: !of_disks,
             cached: Some((cached, readable)),
             ram: numbered,
+            handed_over: Arc::default(),
             sleeps: false,
             is_fixed: false,
             waits: if held { Waits::Held } else { Waits::FirstPass },

@@ -26,6 +26,12 @@ const LEADING_MAX: usize = 32;
 /// Of them, those by which other agents have VMs moved: each stays for as long
 /// as one VM's migration, and keeps a thread.
 const ORDERING_MAX: usize = 64;
+/// And those of one peer: as many as a gang has VMs of a host move at a time, and some
+/// to ask by.
+const ORDERING_OF_PEER_MAX: usize = 24;
+// One VM more moves while another is about to finish.
+const _: () = assert!(ORDERING_OF_PEER_MAX > policy::gang::PARALLEL_MAX + 1);
+const _: () = assert!(2 * ORDERING_OF_PEER_MAX < ORDERING_MAX);
 
 /// Of them, those by which other hosts of the rack ask for content, or where it is:
 /// each keeps two threads at most. Two of each host.
@@ -51,8 +57,18 @@ struct State {
     taken_in: u64,
     unknown: usize,
     leading: usize,
-    ordering: usize,
+    /// Whose each is, by its number.
+    ordering: HashMap<u64, Orderer>,
     serving: usize,
+}
+
+/// Who orders moves of VMs.
+#[derive(Debug, PartialEq, Eq)]
+enum Orderer {
+    /// The host that its certificate names.
+    Host(String),
+    /// Somebody without a certificate.
+    At(IpAddr),
 }
 
 /// What a connection is for.
@@ -127,9 +143,8 @@ impl State {
         match of {
             Use::Unknown => Some(&mut self.unknown),
             Use::Leading => Some(&mut self.leading),
-            Use::Ordering => Some(&mut self.ordering),
             Use::Serving => Some(&mut self.serving),
-            Use::Known => None,
+            Use::Ordering | Use::Known => None,
         }
     }
 }
@@ -144,13 +159,22 @@ impl Place {
         has_room
     }
 
-    /// It is to order moves of VMs. False if too many are.
-    pub(super) fn orders(&mut self) -> bool {
-        let has_room = self.connections.state.lock().ordering < ORDERING_MAX;
-        if has_room {
-            self.count_as(Use::Ordering);
+    /// It is to order moves of VMs, in the name of the host that its certificate names, if
+    /// it has one. False if too many are, or too many of that peer.
+    pub(super) fn orders(&mut self, host: Option<&str>) -> bool {
+        let orderer = match host {
+            Some(host) => Orderer::Host(host.to_owned()),
+            None => Orderer::At(self.from.to_canonical()),
+        };
+        let mut state = self.connections.state.lock();
+        let of_peer = state.ordering.values().filter(|other| **other == orderer).count();
+        if state.ordering.len() >= ORDERING_MAX || of_peer >= ORDERING_OF_PEER_MAX {
+            return false;
         }
-        has_room
+        state.ordering.insert(self.number, orderer);
+        drop(state);
+        self.count_as(Use::Ordering);
+        true
     }
 
     /// It is for what the hosts of a rack have of one another. False if too many are.
@@ -180,6 +204,9 @@ impl Place {
     fn count_as(&mut self, new: Use) {
         let mut state = self.connections.state.lock();
         let old = std::mem::replace(&mut self.counts_as, new);
+        if new != Use::Ordering {
+            state.ordering.remove(&self.number);
+        }
         if let Some(count) = state.count(old) {
             *count -= 1;
         }
@@ -233,15 +260,43 @@ mod tests {
         assert!(!one_more.leads());
         leading.pop();
         assert!(one_more.leads());
-        drop(unknown);
+        drop((unknown, leading, one_more));
+        assert_none(&connections);
+    }
+
+    #[test]
+    fn no_peer_keeps_others_from_ordering() {
+        let (stream, connections) = (stream(), Connections::new([HOST]));
+        let admit = |from| connections.admit(&stream, from).unwrap();
+        let order = |ordering: &mut Vec<Place>, from, host: Option<&str>| {
+            let mut place = admit(from);
+            let may = place.orders(host);
+            if may {
+                ordering.push(place);
+            }
+            may
+        };
         let mut ordering: Vec<Place> = Vec::new();
-        for _ in 0..ORDERING_MAX {
-            let mut place = admit();
-            assert!(place.orders());
-            ordering.push(place);
+        for _ in 0..ORDERING_OF_PEER_MAX {
+            assert!(order(&mut ordering, HOST, Some("host-a")));
         }
-        assert!(!admit().orders());
-        drop((leading, one_more, ordering));
+        assert!(!order(&mut ordering, HOST, Some("host-a")));
+        assert!(!order(&mut ordering, STRANGER, Some("host-a")), "wherever it comes from");
+        assert!(order(&mut ordering, HOST, Some("host-b")), "whatever stands before it");
+        ordering.pop();
+        for _ in 0..ORDERING_OF_PEER_MAX {
+            assert!(order(&mut ordering, HOST, None));
+        }
+        assert!(!order(&mut ordering, HOST, None));
+        // Those of all peers are bounded, too.
+        while ordering.len() < ORDERING_MAX {
+            let name = format!("host-{}", ordering.len());
+            assert!(order(&mut ordering, STRANGER, Some(&name)));
+        }
+        assert!(!order(&mut ordering, STRANGER, Some("host-b")));
+        ordering.remove(0);
+        assert!(order(&mut ordering, STRANGER, Some("host-b")));
+        drop(ordering);
         assert_none(&connections);
     }
 
@@ -279,7 +334,7 @@ mod tests {
 
     fn assert_none(connections: &Connections) {
         let state = connections.state.lock();
-        let counts = (state.open.len(), state.unknown, state.leading, state.ordering);
+        let counts = (state.open.len(), state.unknown, state.leading, state.ordering.len());
         assert_eq!(counts, (0, 0, 0, 0));
     }
 }

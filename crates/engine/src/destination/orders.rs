@@ -3,21 +3,102 @@
 use std::time::{Duration, Instant};
 
 use identity::Connection;
-use wire::{Frame, Order, read_frame, read_message};
+use wire::{Frame, Order, gang, read_frame, read_message};
 
-use super::{Shared, TurnedAway, check_name};
+use super::{PREAMBLE_MAX, TurnedAway, check_name};
+use crate::host::{Host, Refusal};
 
 /// Between two orders. An agent that follows a migration asks every second.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Follows one after the other, until the connection ends.
-pub(super) fn obey(shared: &Shared, connection: &mut Connection) -> Result<(), TurnedAway> {
+/// Follows one after the other, until the connection ends, or an order comes from an
+/// agent that may give none: its place is for others.
+pub(super) fn obey(host: &dyn Host, connection: &mut Connection) -> Result<(), TurnedAway> {
+    // Who connects has something to order.
+    let mut silence_max = PREAMBLE_MAX;
     loop {
-        connection.set_read_deadline(Some(Instant::now() + SILENCE_MAX))?;
+        connection.set_read_deadline(Some(Instant::now() + silence_max))?;
         let Some(Frame::Message(json)) = read_frame(connection)? else { return Ok(()) };
         let order: Order = read_message(&json)?;
         check_name(connection, &order.from)?;
-        let answer = shared.host.obey(&order.from, &order.order);
-        Frame::message(&answer)?.write_to(connection)?;
+        match host.obey(&order.from, &order.order) {
+            Ok(answer) => Frame::message(&answer)?.write_to(connection)?,
+            Err(Refusal(reason)) => {
+                Frame::message(&gang::Answer::Refused { reason })?.write_to(connection)?;
+                return Ok(());
+            }
+        }
+        silence_max = SILENCE_MAX;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    use switchover::MigrationId;
+    use wire::{Inquiry, Part, Prepare, Word};
+
+    use super::*;
+    use crate::host::{Arriving, Unsettled};
+
+    /// Takes orders from host-a alone.
+    struct Picky;
+
+    impl Host for Picky {
+        fn receive(&self, _: &Prepare) -> Result<Box<dyn Arriving>, Refusal> {
+            unreachable!()
+        }
+
+        fn settle(&self, _: Unsettled) {
+            unreachable!()
+        }
+
+        fn take_up(&self, _: &str, _: &MigrationId) -> bool {
+            unreachable!()
+        }
+
+        fn answer(&self, _: Inquiry) -> Option<Word> {
+            unreachable!()
+        }
+
+        fn obey(&self, from: &str, _: &Part<gang::Order>) -> Result<gang::Answer, Refusal> {
+            match from {
+                "host-a" => Ok(gang::Answer::Refused { reason: "not that VM".to_owned() }),
+                _ => Err(Refusal(format!("not {from}"))),
+            }
+        }
+    }
+
+    /// What is answered to an order.
+    fn ask(connection: &mut Connection, from: &str) -> gang::Answer {
+        let order = gang::Order::Cancel { migration: "0a0b0c0d".to_owned() };
+        let order = Order { from: from.to_owned(), order: order.into() };
+        Frame::message(&order).unwrap().write_to(connection).unwrap();
+        match read_frame(connection).unwrap() {
+            Some(Frame::Message(json)) => read_message(&json).unwrap(),
+            _ => panic!("no answer"),
+        }
+    }
+
+    #[test]
+    fn who_may_order_nothing_hears_why_and_keeps_no_place() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut there = Connection::plain(listener.accept().unwrap().0);
+        let mut here = Connection::plain(stream);
+        let obeying =
+            thread::spawn(move || obey(&Picky, &mut there).map_err(|error| error.to_string()));
+        for (from, says) in
+            [("host-a", "not that VM"), ("host-a", "not that VM"), ("host-c", "not host-c")]
+        {
+            match ask(&mut here, from) {
+                gang::Answer::Refused { reason } => assert_eq!(reason, says),
+                other => panic!("{other:?}"),
+            }
+        }
+        // The caller has not hung up.
+        assert_eq!(obeying.join().unwrap(), Ok(()));
     }
 }

@@ -73,6 +73,11 @@ impl Blackout {
         self.since = None;
     }
 
+    /// It would stand still anyway: what stopped it was not QEMU's switchover.
+    pub(crate) fn forget(&mut self) {
+        (self.stop, self.since) = (None, None);
+    }
+
     pub(crate) fn drained(&mut self) {
         self.drained = true;
     }
@@ -191,5 +196,15 @@ mod tests {
         assert_eq!(blackout.since, Some(first));
         blackout.is_over();
         assert_eq!(blackout.since, None);
+    }
+
+    #[test]
+    fn a_vm_that_would_stand_still_anyway_has_none() {
+        let at = Instant::now();
+        let stop = Some(Stop { at, delivered: Delivered::default() });
+        let mut blackout = Blackout { stop, ..Blackout::default() };
+        blackout.begins(at, true);
+        blackout.forget();
+        assert!(blackout.stop().is_none() && !blackout.has_begun());
     }
 }

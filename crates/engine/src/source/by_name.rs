@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::{Share, Sharing};
+use audit::HandedOver;
 use content::Domain;
 use dedup::source::{Naming, Plan, Waits};
 use ram::Numbered;
@@ -57,7 +58,12 @@ pub(crate) fn order(
 
 impl Prepared<'_> {
     /// What names pages, if the destination takes names.
-    pub(crate) fn naming(&self, ram: &Arc<Numbered>, is_held: bool) -> Option<Naming> {
+    pub(crate) fn naming(
+        &self,
+        ram: &Arc<Numbered>,
+        handed_over: &Arc<HandedOver>,
+        is_held: bool,
+    ) -> Option<Naming> {
         let Self { connected, there, storage, .. } = self;
         let shared = connected.context.local.sharing.as_ref().filter(|_| there.sharing);
         let is_read = there.storage.contains(&true);
@@ -77,6 +83,7 @@ impl Prepared<'_> {
             shares: shared.is_some(),
             cached,
             ram: Arc::clone(ram),
+            handed_over: Arc::clone(handed_over),
             is_fixed: connected.context.request.storage.share.is_some(),
             sleeps: false,
             waits: if is_held { Waits::Held } else { Waits::Never },

@@ -9,8 +9,10 @@ use crossbeam_channel::Sender;
 use data_threads::DataThreads;
 use dedup::source::{Naming, after};
 use page::{Batch, Epoch, PAGE_BYTES};
+use parking_lot::Mutex;
 use qemu::ram_blocks::RamBlocks;
 use ram::Numbered;
+use stream::GlobalState;
 use tap::{Head, Output, Stopped};
 use wire::{Announced, ToDestination};
 
@@ -31,6 +33,7 @@ pub(crate) struct Collector {
     pub(crate) link: Arc<Link<ToDestination>>,
     pub(crate) notices: Sender<Notice>,
     pub(crate) stops: Arc<OurStops>,
+    pub(crate) global_state: Arc<Mutex<GlobalState>>,
     pub(crate) threads: Arc<DataThreads>,
 }
 
@@ -98,7 +101,9 @@ impl Output for Collector {
     }
 
     fn tail(&self, bytes: &[u8]) -> Result<(), Stopped> {
-        self.residue(false, bytes)
+        self.residue(false, bytes)?;
+        self.global_state.lock().push(bytes);
+        Ok(())
     }
 
     fn whole(&self, bytes: &[u8], reason: Option<&str>) -> Result<(), Stopped> {

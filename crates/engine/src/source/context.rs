@@ -54,6 +54,8 @@ pub(crate) struct Context<'m> {
     pub(crate) threads: Arc<DataThreads>,
     /// Whether the VM runs, as QEMU said last; false until it was asked.
     pub(crate) was_running: bool,
+    /// QEMU has not said yet what its last stop of the VM was for.
+    pub(crate) stop_unclear: bool,
     pub(crate) blackout: Blackout,
     /// `--timeout`.
     pub(crate) deadline: Option<Instant>,
@@ -89,6 +91,7 @@ impl<'m> Context<'m> {
             qemu_events,
             threads,
             was_running: false,
+            stop_unclear: false,
             blackout: Blackout::default(),
             deadline: request.timeout_s.map(|s| Instant::now() + Duration::from_secs(s)),
             committed: false,

@@ -12,8 +12,10 @@ use audit::HandedOver;
 use crossbeam_channel::Sender;
 use data_threads::DataThreads;
 use dedup::source::{Announcer, Naming, Stage};
+use parking_lot::Mutex;
 use qemu::ram_blocks::RamBlocks;
 use ram::Numbered;
+use stream::GlobalState;
 use tap::{Channels, Tap};
 use transport::LanesPlan;
 
@@ -32,6 +34,8 @@ pub(crate) struct Flow {
     /// None: no page goes by name.
     pub(crate) stage: Option<Arc<Stage>>,
     pub(crate) tap: tap::Stopper,
+    /// What QEMU's stream says of the VM's stop.
+    pub(crate) global_state: Arc<Mutex<GlobalState>>,
     /// Ends before the lanes do. None: nothing is named ahead of QEMU.
     announcer: Option<Announcer>,
 }
@@ -71,6 +75,7 @@ impl Flow {
             lanes.useful_bytes(naming.as_ref().is_some_and(|naming| naming.asks())),
         );
         state.adjust_pool();
+        let global_state = Arc::<Mutex<GlobalState>>::default();
         let collector = Arc::new(Collector {
             state: Arc::clone(&state),
             ram: plan.ram,
@@ -81,6 +86,7 @@ impl Flow {
             link: Arc::clone(&control.link),
             notices: plan.notices.clone(),
             stops: plan.stops,
+            global_state: Arc::clone(&global_state),
             threads: Arc::clone(threads),
         });
         let tap =
@@ -88,7 +94,7 @@ impl Flow {
                 .map_err(|error| MigrationError::Tap(error.to_string()))?;
         let announcer = stage.as_ref().map(|stage| Announcer::start(stage, threads)).transpose();
         let announcer = announcer.map_err(no_thread)?.flatten();
-        Ok((Self { state, lanes, stage, tap: tap.stopper(), announcer }, tap))
+        Ok((Self { state, lanes, stage, tap: tap.stopper(), global_state, announcer }, tap))
     }
 
     /// Tells the leading thread when the tap is through and all is placed: the barrier.

@@ -58,13 +58,14 @@ fn end_migration(machine: &Machine) -> Result<bool, QmpError> {
 }
 
 /// Has a VM go on that an earlier run of the agent was moving: ends what is
-/// left of that, and runs the VM if it ran. Doing it twice is the same as once.
+/// left of that, and runs the VM if it ran, unless its guest has powered off. Doing it
+/// twice is the same as once.
 ///
 /// # Errors
 /// As [`make_up`]; or if QEMU does not let the VM run.
 pub fn resume(machine: &Machine, run: bool) -> Result<(), QmpError> {
     make_up(machine)?;
-    if run && machine.qmp.run_state()? != RunState::Running {
+    if run && !matches!(machine.qmp.run_state()?, RunState::Running | RunState::Shutdown) {
         machine.qmp.cont()?;
         // Switches may have learned that it left.
         announce(machine);
@@ -96,30 +97,36 @@ pub fn announce(machine: &Machine) {
 /// with its big lock held.
 ///
 /// # Errors
-/// If QEMU is gone, or has not ended it after a while.
+/// If QEMU is gone, or has not ended it after a while; a timeout, if it does not say
+/// whether it has.
 pub(super) fn cancel(qmp: &Qmp, events: &Receiver<Event>) -> Result<Status, QmpError> {
-    wait_set_up(qmp, events)?;
-    match qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
-        Ok(_) | Err(QmpError::Timeout { .. }) => wait_end(qmp, events, CANCEL_WAIT),
-        Err(error) => Err(error),
+    // Told twice it ends no sooner.
+    if wait_set_up(qmp, events)? != Some(Status::Cancelling) {
+        match qmp.execute_within("migrate_cancel", json!({}), PROGRESS_WAIT) {
+            Ok(_) | Err(QmpError::Timeout { .. }) => {}
+            Err(error) => return Err(error),
+        }
     }
+    wait_end(qmp, events, CANCEL_WAIT)
 }
 
-/// Waits until QEMU is through with its set-up, or has ended. A QEMU 10.0 that
-/// is cancelled while its multifd channels connect can crash, and its VM with
-/// it: an assertion in `yank_unregister_instance`, or a segmentation fault.
-fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<(), QmpError> {
+/// Waits until QEMU is through with its set-up, or has ended, and says where it is;
+/// none if it does not answer. A QEMU 10.0 that is cancelled while its multifd channels
+/// connect can crash, and its VM with it: an assertion in `yank_unregister_instance`,
+/// or a segmentation fault.
+fn wait_set_up(qmp: &Qmp, events: &Receiver<Event>) -> Result<Option<Status>, QmpError> {
     let deadline = Instant::now() + SET_UP_MAX;
     loop {
         match Progress::query(qmp, PROGRESS_WAIT) {
             Ok(Progress { status: Status::Setup, .. }) => {}
+            Ok(progress) => return Ok(Some(progress.status)),
             // One that holds its lock for long is past that, or hangs.
-            Ok(_) | Err(QmpError::Timeout { .. }) => return Ok(()),
+            Err(QmpError::Timeout { .. }) => return Ok(None),
             Err(error) => return Err(error),
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Ok(());
+            return Ok(Some(Status::Setup));
         }
         let _ = events.recv_timeout(left.min(SET_UP_ASK));
     }
@@ -146,28 +153,102 @@ pub(super) fn wait_let_go(qmp: &Qmp) -> Result<(), QmpError> {
 }
 
 /// Blocks until it has ended, and says how.
+///
+/// # Errors
+/// If QEMU is gone, or says after `timeout` that it goes on. A timeout, if QEMU does not
+/// say what it does: whoever waited can't tell then, and has nothing new to ask for.
 pub(super) fn wait_end(
     qmp: &Qmp,
     events: &Receiver<Event>,
     timeout: Duration,
 ) -> Result<Status, QmpError> {
     let deadline = Instant::now() + timeout;
+    let mut silent_since: Option<Instant> = None;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let asked = Instant::now();
+        let left = deadline.saturating_duration_since(asked);
         // Ask first: the event may have come before we listened.
         match Progress::query(qmp, left.max(PROGRESS_WAIT)) {
             Ok(progress) if !progress.status.is_going_on() => return Ok(progress.status),
-            Ok(_) | Err(QmpError::Timeout { .. }) => {}
+            Ok(_) => silent_since = None,
+            Err(QmpError::Timeout { .. }) => silent_since = silent_since.or(Some(asked)),
             Err(error) => return Err(error),
         }
         if left.is_zero() {
-            return Err(QmpError::Migration(format!(
-                "it did not end within {} s",
-                timeout.as_secs()
-            )));
+            let Some(since) = silent_since else {
+                let waited_s = timeout.as_secs();
+                return Err(QmpError::Migration(format!("it did not end within {waited_s} s")));
+            };
+            let waited = Duration::from_secs(since.elapsed().as_secs());
+            return Err(QmpError::Timeout { command: "query-migrate".to_owned(), waited });
         }
         // An event tells that there is something to ask; one that was taken by
         // somebody else costs a second.
         let _ = events.recv_timeout(left.min(PROGRESS_WAIT));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+    use crate::qmp::played::{Played, played};
+
+    /// A QEMU whose migration is in these states, each until it is asked again, and in the
+    /// last for good. Counts how often it is told to cancel.
+    fn qemu(states: &'static [&'static str]) -> (Played, Arc<AtomicUsize>) {
+        let (asked, cancels) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+        let cancelled = Arc::clone(&cancels);
+        let played = played(move |command| {
+            let said = match command["execute"].as_str() {
+                Some("query-migrate") => {
+                    let nth = asked.fetch_add(1, SeqCst).min(states.len() - 1);
+                    json!({ "status": states[nth] })
+                }
+                Some("migrate_cancel") => {
+                    cancelled.fetch_add(1, SeqCst);
+                    json!({})
+                }
+                _ => return None,
+            };
+            Some(format!("{}\n", json!({ "return": said, "id": command["id"] })))
+        });
+        (played, cancels)
+    }
+
+    #[test]
+    fn a_migration_is_told_to_cancel_once() {
+        let table: [(&'static [&'static str], usize); 2] =
+            [(&["active", "cancelled"], 1), (&["cancelling", "cancelled"], 0)];
+        for (states, cancels) in table {
+            let ((_dir, qmp, player), told) = qemu(states);
+            let qmp = qmp.unwrap();
+            let events = qmp.events_named(&["MIGRATION"]);
+            assert_eq!(cancel(&qmp, &events).unwrap(), Status::Cancelled, "{states:?}");
+            assert_eq!(told.load(SeqCst), cancels, "{states:?}");
+            drop(qmp);
+            player.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn one_that_goes_on_did_not_end_and_of_one_that_is_silent_nobody_can_tell() {
+        let ((_dir, qmp, player), _) = qemu(&["active"]);
+        let qmp = qmp.unwrap();
+        let events = qmp.events_named(&["MIGRATION"]);
+        let error = wait_end(&qmp, &events, Duration::ZERO).unwrap_err();
+        assert!(matches!(error, QmpError::Migration(_)), "{error}");
+        drop(qmp);
+        player.join().unwrap();
+
+        let (_dir, qmp, player) = played(|_| Some(String::new()));
+        let qmp = qmp.unwrap();
+        let events = qmp.events_named(&["MIGRATION"]);
+        let error = wait_end(&qmp, &events, Duration::ZERO).unwrap_err();
+        assert!(matches!(error, QmpError::Timeout { .. }), "{error}");
+        drop(qmp);
+        player.join().unwrap();
     }
 }

@@ -32,6 +32,11 @@ impl<R: Read> Lines<R> {
         }
     }
 
+    /// What it reads from.
+    pub(super) fn source(&mut self) -> &mut R {
+        &mut self.source
+    }
+
     /// The next line's value. Empty lines are skipped.
     pub(super) fn next_value(&mut self) -> Result<Value, QmpError> {
         loop {

@@ -1,39 +1,10 @@
 //! The client against a socket that plays QEMU.
 
-use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixListener;
 use std::thread;
 
+use super::played::{GREETING, played};
 use super::*;
-
-const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 2, "minor": 0, "major": 10}, "package": ""}, "capabilities": ["oob"]}}"#;
-
-/// Greets one client, agrees, then answers each command with what `play` says.
-fn played(
-    play: impl Fn(&Value) -> Option<String> + Send + 'static,
-) -> (tempfile::TempDir, Result<Arc<Qmp>, QmpError>, thread::JoinHandle<()>) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("qmp");
-    let listener = UnixListener::bind(&path).unwrap();
-    let player = thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        writeln!(stream, "{GREETING}").unwrap();
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-        while let Some(Ok(line)) = lines.next() {
-            let command: Value = serde_json::from_str(&line).unwrap();
-            if command["execute"] == "qmp_capabilities" {
-                writeln!(stream, r#"{{"return": {{}}, "id": {}}}"#, command["id"]).unwrap();
-                continue;
-            }
-            match play(&command) {
-                Some(text) if stream.write_all(text.as_bytes()).is_ok() => {}
-                _ => break,
-            }
-        }
-    });
-    let qmp = Qmp::connect(&path, Duration::from_secs(5));
-    (dir, qmp, player)
-}
 
 #[test]
 fn answers_find_their_callers_whatever_their_order() {
@@ -181,4 +152,25 @@ fn answers_that_nobody_asked_for_change_nothing() {
 fn nobody_at_the_socket_is_said_so() {
     let error = Qmp::connect(Path::new("/nonexistent/qmp"), TIMEOUT).unwrap_err();
     assert!(error.to_string().starts_with("cannot connect to QMP at /nonexistent/qmp"));
+}
+
+/// Each byte comes in time, and all of them don't.
+#[test]
+fn a_greeting_comes_whole_in_its_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qmp");
+    let listener = UnixListener::bind(&path).unwrap();
+    let trickling = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        for byte in GREETING.bytes().chain([b'\n']) {
+            // Nobody listens any more.
+            if stream.write_all(&[byte]).is_err() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let error = Qmp::connect(&path, Duration::from_millis(400)).unwrap_err();
+    assert!(matches!(error, QmpError::NoGreeting { .. }), "{error}");
+    trickling.join().unwrap();
 }

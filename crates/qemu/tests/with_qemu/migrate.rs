@@ -11,6 +11,7 @@ use qemu::ram_blocks::RamBlocks;
 use qemu::rendezvous::Rendezvous;
 use qemu::shape;
 use serde_json::{Value, json};
+use stream::GlobalState;
 use stream::return_path::{SHUT, SWITCHOVER_ACK};
 
 use crate::{Vm, start, start_other, wait_for};
@@ -278,6 +279,65 @@ fn a_held_vm_that_is_paused_is_not_held_and_its_migration_ends_with_the_answers(
     let_finish(&outgoing, &main).unwrap();
     outgoing.wait_completed(WAIT).unwrap();
     outgoing.back_out(false).unwrap();
+}
+
+/// Reads QEMU's one stream to its end. Says in which state it says that the VM was.
+fn state_in(mut main: UnixStream) -> JoinHandle<Option<String>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        main.read_to_end(&mut bytes).unwrap();
+        let mut global_state = GlobalState::default();
+        global_state.push(&bytes);
+        global_state.state().map(str::to_owned)
+    })
+}
+
+#[test]
+fn its_stream_says_whether_a_vm_ran_until_qemu_stopped_it() {
+    for (runs, expected) in [(true, "running"), (false, "paused")] {
+        for source in [start(PLAIN), start_other(PLAIN)] {
+            if !runs {
+                source.qmp.stop().unwrap();
+            }
+            let (at, listener) = socket(&source);
+            let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
+            outgoing.start().unwrap();
+            let (main, _) = listener.accept().unwrap();
+            let_finish(&outgoing, &main).unwrap();
+            let state = state_in(main);
+            outgoing.allow(1 << 30, 300).unwrap();
+            outgoing.wait_completed(WAIT).unwrap();
+            assert_eq!(state.join().unwrap().as_deref(), Some(expected), "{}", source.version);
+        }
+    }
+}
+
+/// QEMU finishes with it at once: who asks for its state sees no more that it was paused.
+#[test]
+fn a_held_vm_that_is_paused_with_nothing_left_is_still_known_as_paused() {
+    for is_cancelled in [false, true] {
+        let source = start_other(PLAIN);
+        let (at, listener) = socket(&source);
+        let outgoing = Outgoing::new(&source, StreamKind::Classic, at.path()).unwrap();
+        if !outgoing.is_held() {
+            return;
+        }
+        outgoing.start().unwrap();
+        let (main, _) = listener.accept().unwrap();
+        let state = state_in(main.try_clone().unwrap());
+        outgoing.allow(1 << 30, 300).unwrap();
+        wait_until_nothing_is_dirty(&outgoing);
+        source.qmp.stop().unwrap();
+        while source.qmp.run_state().unwrap() != RunState::FinishMigrate {}
+        if is_cancelled {
+            outgoing.back_out(true).unwrap();
+            assert_eq!(source.qmp.run_state().unwrap(), RunState::Paused);
+        } else {
+            let_finish(&outgoing, &main).unwrap();
+            outgoing.wait_completed(WAIT).unwrap();
+            assert_eq!(state.join().unwrap().as_deref(), Some("paused"));
+        }
+    }
 }
 
 #[test]

@@ -9,9 +9,11 @@ use crate::reason::Reason;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "phase")]
 pub enum Record {
-    /// QEMU has stopped the VM.
+    /// QEMU has stopped the VM; or before that its owner has paused it, or lets it run
+    /// again. It has no record of its own for that: agents of earlier releases could not
+    /// read it.
     Stopped {
-        /// Whether it ran until then.
+        /// Whether it runs when it goes on.
         run: bool,
     },
     /// The VM is given up.
@@ -59,7 +61,7 @@ pub struct Noted {
 pub enum Phase {
     /// None.
     Opened,
-    /// None, and QEMU has stopped the VM.
+    /// None, and the VM was stopped.
     Stopped,
     /// The VM is given up.
     Committed,

@@ -68,6 +68,31 @@ fn a_vm_that_its_owner_paused_arrives_paused() {
 }
 
 #[test]
+fn what_its_owner_does_while_it_moves_is_noted_once() {
+    let noted = |run| [Action::Note(Record::Stopped { run })];
+    let mut machine = after([]);
+    assert_eq!(machine.step(Event::ByOwner { run: true }), [], "it runs");
+    assert_eq!(machine.step(Event::ByOwner { run: false }), noted(false));
+    assert_eq!(machine.step(Event::ByOwner { run: false }), []);
+    assert_eq!(machine.step(Event::ByOwner { run: true }), noted(true));
+    // Also when QEMU was seen to stop it: it may have been its owner.
+    let mut machine = after([Event::Stopped { run: true }]);
+    assert_eq!(machine.step(Event::ByOwner { run: false }), noted(false));
+    let _ = machine.step(Event::Completed);
+    let commits = machine.step(heard(ToSource::Loaded));
+    assert_eq!(commits[0], Action::Journal(Record::Committed { run: false }));
+    assert_eq!(commits[1], say(ToDestination::Go { run: false }));
+    assert_eq!(machine.step(Event::ByOwner { run: true }), [], "it is the destination's");
+}
+
+#[test]
+fn a_vm_that_its_owner_paused_stays_paused_when_it_stays() {
+    let mut machine = after([Event::ByOwner { run: false }]);
+    let actions = machine.step(Event::GiveUp { reason: reason() });
+    assert_eq!(actions[1], Action::QemuGoOn { run: false });
+}
+
+#[test]
 fn whatever_goes_wrong_before_the_commit_leaves_the_vm_here() {
     let failures = [
         Event::NotCompleted { reason: reason() },
@@ -337,6 +362,20 @@ fn a_driver_restarts_from_its_journal() {
     assert_eq!(effects.done, ["say Go { run: true }", "doubt Unheard"]);
     driver.step(heard(ToSource::Refused { reason: reason() }), &mut effects);
     assert_eq!(effects.done[2], "go on true");
+    assert!(driver.machine().is_over());
+}
+
+/// Its journal began with a VM that ran.
+#[test]
+fn a_vm_that_its_owner_paused_stays_paused_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let journals = JournalDir::open(&dir.path().join("journals")).unwrap();
+    let mut driver = Driver::new(journals.create(opened()).unwrap());
+    driver.step(Event::ByOwner { run: false }, &mut Notes::default());
+    drop(driver);
+    let mut effects = Notes::default();
+    let driver = Driver::restart(kept(dir.path()).unwrap(), Found::Runs, &mut effects);
+    assert_eq!(effects.done[0], "go on false");
     assert!(driver.machine().is_over());
 }
 

@@ -107,7 +107,9 @@ impl Agents {
             shares: shared.is_some(),
             key: shared.or_else(|| Some(reading?.from.key()))?,
             cached: reading.map(|it| (Arc::clone(&it.from.cached), it.disks.clone())),
+            // Bodies are kept: nothing is read once more.
             ram: Arc::default(),
+            handed_over: Arc::default(),
             is_fixed: false,
             sleeps: self.carrying.sleeps,
             waits: if self.carrying.waits { Waits::FirstPass } else { Waits::Never },

@@ -44,10 +44,13 @@ impl<'m> Journaled<Streaming<'m>> {
             match self.phase.next_or_late(look)? {
                 None => {
                     self.phase.check_progress(&mut pulse)?;
+                    self.phase.connected.ask_again();
+                    self.note_owner();
                     look = Instant::now() + LOOK;
                 }
                 Some(Happening::Notice(Notice::Delivered(outcome))) => {
                     outcome.map_err(|error| self.last_word(error))?;
+                    self.hear_stream();
                     self.phase.note_broken_hold();
                     return Ok(());
                 }
@@ -71,6 +74,7 @@ impl<'m> Journaled<Streaming<'m>> {
             Notice::FirstPassBegins => context.report_builder.enter(Phase::FirstPass),
             Notice::TailBegins => {
                 context.report_builder.enter(Phase::Stopped);
+                context.stop_unclear = false;
                 connected.stands_still(Instant::now());
                 // QEMU tells of no stop of a VM that its owner paused before,
                 // or that stood still for a moment.
@@ -102,8 +106,27 @@ impl<'m> Journaled<Streaming<'m>> {
         if self.phase.follow(event)? {
             let run = self.phase.connected.context.was_running;
             self.step(Step::Stopped { run });
+        } else {
+            self.note_owner();
         }
         Ok(())
+    }
+
+    /// An agent that starts in the middle of the move has to know it.
+    fn note_owner(&mut self) {
+        let run = self.phase.connected.context.was_running;
+        self.step(Step::ByOwner { run });
+    }
+
+    /// All of QEMU's stream has come, which also says whether the VM ran until QEMU stopped
+    /// it. Its owner may have paused it just before.
+    fn hear_stream(&mut self) {
+        if self.phase.was_paused() {
+            let context = &mut self.phase.connected.context;
+            context.was_running = false;
+            context.blackout.forget();
+            self.note_owner();
+        }
     }
 
     /// Why the stream can't be read: if its QEMU ends, that is the reason.
@@ -116,7 +139,9 @@ impl<'m> Journaled<Streaming<'m>> {
             match self.phase.connected.context.qemu_events.recv_deadline(until) {
                 Ok(event) => match self.follow(&event) {
                     Ok(()) => {}
-                    Err(gone @ MigrationError::VmGone(_)) => return gone,
+                    Err(gone @ (MigrationError::VmGone(_) | MigrationError::PoweredOff(_))) => {
+                        return gone;
+                    }
                     // It lives.
                     Err(_) => return error,
                 },

@@ -123,7 +123,7 @@ impl Prepared<'_> {
         let (numbered, stops) = (Arc::<Numbered>::default(), Arc::<OurStops>::default());
         let handed_over = audit::handed_over(request.audit, self.there.hash.as_deref())
             .ok_or_else(|| context.lost(audit::UNKNOWN_HASH))?;
-        let naming = self.naming(&numbered, traits.held).map(Arc::new);
+        let naming = self.naming(&numbered, &handed_over, traits.held).map(Arc::new);
         let (flow, tap) = Flow::start(FlowPlan {
             listener,
             channels,

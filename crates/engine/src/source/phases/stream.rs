@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use ::audit::HandedOver;
 use qemu::outgoing::Outgoing;
-use qemu::qmp::QmpError;
+use qemu::qmp::{QmpError, RunState};
 use qemu::rendezvous::Rendezvous;
 use switchover::source::Event as Step;
 use tap::Tap;
 
 use super::Failed;
-use super::connect::Connected;
+use super::connect::{Connected, PAUSED};
 use super::journaled::{Journaled, Reversible};
 use super::prepare::Prepared;
 use super::start::{SetUp, Started};
@@ -126,6 +126,14 @@ impl Streaming<'_> {
         self.cpu += self.flow.stop(in_order);
     }
 
+    /// Whether QEMU's stream says that the VM stood still before QEMU stopped it, and not
+    /// in a stop of ours. Known once it has come.
+    pub(super) fn was_paused(&self) -> bool {
+        let global_state = self.flow.global_state.lock();
+        let paused = global_state.state().is_some_and(|state| PAUSED.contains(&state));
+        paused && self.stops.last().is_none()
+    }
+
     fn back_out_qemu(&self, run: bool) -> Result<(), QmpError> {
         // The tap reads on until QEMU has ended its migration in order, and waits for
         // nothing any more.
@@ -142,7 +150,19 @@ impl Streaming<'_> {
         if outcome.is_ok() {
             self.flow.tap.cut();
         }
-        outcome
+        if run { outcome.and_then(|()| self.end_slice()) } else { outcome }
+    }
+
+    /// A VM that QEMU met in a stop of ours is paused for QEMU, which leaves it so.
+    fn end_slice(&self) -> Result<(), QmpError> {
+        let qmp = &self.connected.context.vm.machine.qmp;
+        if !self.stops.any() {
+            return Ok(());
+        }
+        match qmp.run_state()? {
+            RunState::Running | RunState::Shutdown => Ok(()),
+            _ => qmp.cont(),
+        }
     }
 }
 
@@ -186,7 +206,7 @@ impl<'m> Reversible<'m> for Streaming<'m> {
         if let Some(disks) = &mut self.disks {
             disks.undo();
         }
-        let backed_out = self.back_out_qemu(run);
+        let backed_out = self.back_out_qemu(run && !self.was_paused());
         // With the VM running there is time to wait for threads.
         self.stop(false);
         self.disks = None;

@@ -34,6 +34,8 @@ pub(crate) struct OurStops(Mutex<Known>);
 struct Known {
     /// Stops that QEMU will tell of: when each was asked for.
     untold: VecDeque<Instant>,
+    /// One was asked for, whatever came of it.
+    any: bool,
     /// A thread stops the VM and lets it run again.
     slicing: bool,
     /// QEMU has handed over all RAM.
@@ -54,9 +56,21 @@ impl OurStops {
         ours
     }
 
+    /// A stop is about to be asked for.
+    fn ask(&self, at: Instant) {
+        let mut known = self.0.lock();
+        known.any = true;
+        known.untold.push_back(at);
+    }
+
     /// When the VM was stopped for its switchover, if that was by us.
     pub(crate) fn last(&self) -> Option<Instant> {
         self.0.lock().last
+    }
+
+    /// Whether a VM that stands still may do so because of us.
+    pub(crate) fn any(&self) -> bool {
+        self.0.lock().any
     }
 
     /// QEMU has handed over all RAM. Whether it may end its migration at once.
@@ -163,7 +177,7 @@ impl Shared {
     /// taken as the owner's wish: a stop after a `cont`, and one just before ours.
     fn slice(&self, time: Duration, events: &Receiver<Event>, runs: &mut bool) -> bool {
         let asked = Instant::now();
-        self.stops.0.lock().untold.push_back(asked);
+        self.stops.ask(asked);
         let stopped = self.qmp.stop();
         let until = Instant::now() + TOLD_MAX;
         let told = loop {
